@@ -210,7 +210,6 @@ class Launch:
     """One pytest session over one process group.
 
     Attributes:
-        world_size: Its ranks.
         repeat: Which visit of that world size, from 0.
         part: Which of `num_parts` equal parts of the cases, from 1; None for all cases.
         num_parts: Into how many parts they are cut.
@@ -240,11 +239,8 @@ def plan(campaign: Campaign, *, by_case: bool = False) -> list[Launch]:
 
     Repeats are interleaved: each one visits every world size once, in a seeded random order, so
     that a drift of the machine does not look like scaling. With `until_efficiency` all repeats of a
-    size are made before the next one, whose turn may never come.
-
-    Args:
-        campaign: What to measure.
-        by_case: Cut each launch into one per case.
+    size are made before the next one, whose turn may never come. `by_case` cuts each launch into
+    one per case.
     """
     order = random.Random(campaign.seed)  # noqa: S311, no secret
     num_parts = campaign.num_cases()
@@ -281,9 +277,7 @@ class LeftOut:
 def within_gpus(campaign: Campaign, num_gpus: int) -> tuple[Campaign, list[LeftOut]]:
     """Return the campaign with the world sizes that a machine's GPUs can measure, and the others.
 
-    Args:
-        campaign: What to measure; without a device it goes to the CPU where there is no GPU.
-        num_gpus: GPUs that ranks on this machine see.
+    A campaign without a device goes to the CPU where there is no GPU.
 
     Raises:
         RuntimeError: No world size is left.
@@ -309,10 +303,8 @@ def built_in() -> dict[str, Path]:
 def load(source: str, **changes: Any) -> Campaign:
     """Read a campaign by its path or its built-in name.
 
-    Args:
-        source: A TOML file, or the name of a built-in campaign.
-        changes: Keys to set over the file's; None leaves a key as it is. Other studies leave out
-            the file's factors that none of them has.
+    Changes are keys to set over the file's, None leaves one as it is; other studies leave out the
+    file's factors that none of them has.
 
     Raises:
         ValueError: The file cannot be read, or says something that is not allowed.
@@ -384,10 +376,8 @@ def _as_measured(facts: Mapping[str, Any]) -> dict[str, Any]:
 def with_threads(campaign: Campaign, before: int | None, cores: int) -> Campaign:
     """Return the campaign with one rank's threads settled: the same at every world size.
 
-    Args:
-        campaign: What may say how many.
-        before: How many the results already there were measured with, so that a ladder can grow.
-        cores: What the largest world size shares otherwise.
+    Results that are there were measured with as many as `before`, so that a ladder can grow; else
+    the largest world size shares the cores.
     """
     share = max(1, cores // max(campaign.world_sizes))
     threads = campaign.threads_per_rank or before or share

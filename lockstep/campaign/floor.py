@@ -24,7 +24,6 @@ class Missed:
     """A world size after which the ladder ends.
 
     Attributes:
-        world_size: Its ranks.
         efficiency: The best that any case reaches there, relative to the smallest size.
         floor: What it had to reach.
     """
@@ -42,11 +41,6 @@ class Missed:
 
 def missed(launches: Path, world_size: int, floor: float) -> Missed | None:
     """Return the size below a world size that missed the floor; None where the ladder goes on.
-
-    Args:
-        launches: Folder of the campaign's launches.
-        world_size: What would be measured next.
-        floor: Least parallel efficiency.
 
     Raises:
         ValueError: A journal is corrupt.

@@ -39,8 +39,6 @@ class Outcome:
     """How far a launch has come.
 
     Attributes:
-        name: The launch's name.
-        measured: Cases in its journal.
         skipped: Cases that do not apply here, each with its reason in the journal.
         remaining: Cases that were neither measured, skipped nor failed yet.
         in_flight: The case that was begun and has not ended.
@@ -102,9 +100,7 @@ class Folder:
     def outcome(self, name: str, studies: Collection[str] = ()) -> Outcome:
         """Return how far a launch has come, by its journal alone.
 
-        Args:
-            name: The launch.
-            studies: What it must have measured to be complete.
+        A complete launch has measured all of the studies.
 
         Raises:
             ValueError: The journal is corrupt.
@@ -153,11 +149,6 @@ class Folder:
         self, campaign: Campaign, launches: Sequence[Launch], left_out: Sequence[LeftOut] = ()
     ) -> None:
         """Write the campaign into the folder of its results, or refuse to mix it with another's.
-
-        Args:
-            campaign: What is measured.
-            launches: The launches to make.
-            left_out: The world sizes that this machine cannot measure.
 
         Raises:
             ValueError: As `refuse` does.

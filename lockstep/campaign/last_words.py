@@ -38,12 +38,7 @@ EXITED = "Exited with"
 
 
 def last_words(log: Path, start: int) -> str:
-    """Return what tells why a session ended; or nothing.
-
-    Args:
-        log: The output of a launch's sessions.
-        start: Byte at which the output of this session begins.
-    """
+    """Return what tells why the session ended whose output begins at byte `start`; or nothing."""
     with log.open("rb") as file:
         file.seek(max(start, log.stat().st_size - MAX_LOG_BYTES))
         text = file.read(MAX_LOG_BYTES).decode(errors="replace")

@@ -31,9 +31,7 @@ class Expected:
     """What one quantity shall be at one world size.
 
     Attributes:
-        world_size: Ranks.
         quantity: Which one, in the unit of its name; throughput in samples/s.
-        value: What is expected; None where only a limit is given.
         low: Least that is expected.
         high: Most that is expected.
         case: The case it is about; None for every series of the scaling.

@@ -18,21 +18,12 @@ INVENTORY_S = 3600.0
 
 
 def stamp(at: float) -> str:
-    """Return a time as ISO 8601 with this machine's zone.
-
-    Args:
-        at: Seconds of the epoch.
-    """
+    """Return a time, in seconds of the epoch, as ISO 8601 with this machine's zone."""
     return datetime.fromtimestamp(at, UTC).astimezone().isoformat(timespec="seconds")
 
 
 def at(facts: dict[str, Any], results: Results, now: float) -> float | None:
     """Keep what Slurm has just said of a campaign, or add what it said last where it is silent.
-
-    Args:
-        facts: The campaign, as `overview.facts` returns it.
-        results: Its folder.
-        now: Seconds of the epoch.
 
     Returns:
         When Slurm's answer was given; None where none is kept.
@@ -66,13 +57,7 @@ def add(results: Results, jobs: list[dict[str, Any]]) -> float | None:
 
 
 def inventory(results: Results, now: float, *, ask: bool) -> dict[str, Any] | None:
-    """Return what the cluster has by partition, as kept, or asked anew where that is old.
-
-    Args:
-        results: The campaign's folder.
-        now: Seconds of the epoch.
-        ask: Whether Slurm may be asked.
-    """
+    """Return what the cluster has by partition, as kept, or asked anew where that is old."""
     kept = _read(results.jobs_folder / INVENTORY)
     is_whole = isinstance(kept.get("time"), int | float) and isinstance(kept.get("rows"), list)
     if ask and not (is_whole and now - kept["time"] < INVENTORY_S):

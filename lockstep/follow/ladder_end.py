@@ -19,11 +19,6 @@ def end(campaign: Campaign, results: Results, measured: Mapping[str, Any]) -> li
     them. A job that has begun meanwhile goes on. Nothing is done while a launch of the size that
     misses the floor may still change that: each is complete, or its jobs have ended.
 
-    Args:
-        campaign: How its jobs stand.
-        results: Its folder.
-        measured: What is measured of it, as `status_record` has it.
-
     Returns:
         The names of the jobs.
 

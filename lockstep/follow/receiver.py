@@ -36,13 +36,7 @@ ANSWERS: dict[Refusal, tuple[int, str]] = {
 
 @dataclass
 class Inbox:
-    """Where events go that are believed.
-
-    Attributes:
-        results: The campaign's folder.
-        guard: Says which are.
-        on_event: Called after each that was taken.
-    """
+    """Where events go that are believed."""
 
     results: Results
     guard: Guard
@@ -87,8 +81,6 @@ class Shown:
     """The page as it is now, for which viewers may wait.
 
     Attributes:
-        page: HTML.
-        facts: The record that it was made from.
         version: How often it has changed.
     """
 

@@ -104,10 +104,7 @@ def reachable(host: str) -> str:
 def epilog(url: str, key_path: Path, installed: Path) -> str:
     """Return the script that ships, with where events go and the file of the key filled in.
 
-    Args:
-        url: Where events go.
-        key_path: The receiver's key.
-        installed: Where the controller reads the key: the same file, or its own copy.
+    The controller reads the key where it is installed: the same file, or its own copy.
     """
     from lockstep import content
     from lockstep.vocabulary.system import files
@@ -133,10 +130,8 @@ class Follower:
     """Looks at a campaign when an event has come, and now and then, and shows what it sees.
 
     Attributes:
-        board: The campaign.
         folder: The folder as it was typed.
         page_of: What the record shall hold.
-        shown: Where the page goes.
         wanted: Set once there is something to look for.
     """
 

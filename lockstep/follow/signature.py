@@ -52,9 +52,7 @@ class Guard:
     """Says of each message whether it may be believed; for one thread at a time.
 
     Args:
-        key: What sender and receiver share.
         seen: Signature -> timestamp of messages taken before, as after a restart.
-        clock: Seconds of the epoch.
     """
 
     def __init__(

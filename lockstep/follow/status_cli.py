@@ -157,11 +157,8 @@ class _View:
     """One way to show a campaign: on the terminal, as JSON, and as a page beside.
 
     Args:
-        results: The campaign's folder.
         folder: The folder as it was typed.
-        wanted: What the record shall hold.
         page: Where the page is written; None for none.
-        as_json: Whether the terminal gets the record.
         cancels_below: Whether jobs of sizes beyond one that misses the floor are cancelled.
     """
 
@@ -251,10 +248,7 @@ class _View:
 def follow(board: "Board", show: Callable[["Campaign"], object], every_s: float) -> "Campaign":
     """Show a campaign until all its jobs have ended, and return its state then.
 
-    Args:
-        board: The campaign.
-        show: Called with each state.
-        every_s: Seconds between two looks; 0 for ever longer ones while nothing changes.
+    With `every_s` of 0 the looks come ever more seldom while nothing changes.
     """
     from lockstep.slurm.status import overview
 

@@ -30,10 +30,7 @@ LISTEN = f'new EventSource("{CHANGES_PATH}").onmessage = again;'
 def html(record: Mapping[str, Any], refresh_s: float | None, *, is_served: bool = False) -> str:
     """Return the page of a record.
 
-    Args:
-        record: As `status_record.record` returns it.
-        refresh_s: After how long a browser reads the page again; None for never.
-        is_served: Whether `lockstep serve` gives it, which tells of changes.
+    A browser reads the page again after `refresh_s`; a served one is told of changes.
     """
     script = "" if refresh_s is None else AGAIN.format(every_s=round(refresh_s))
     script += LISTEN if is_served else ""

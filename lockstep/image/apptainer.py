@@ -113,13 +113,8 @@ def build(
 ) -> None:
     """Build an image.
 
-    Args:
-        definition: The definition file.
-        image: The file to make.
-        options: Options of `apptainer build`.
-        folder: Where apptainer runs, which names in the definition are relative to.
-        log: What apptainer prints is added to this file.
-        show: Called with what apptainer does at the moment, each time it does something else.
+    Apptainer runs in the folder, which names in the definition are relative to; what it prints is
+    added to the log, and each thing that it does is shown as it begins.
 
     Raises:
         RuntimeError: apptainer failed.

@@ -24,11 +24,8 @@ class Plan:
 
     Attributes:
         definition: What it is built from.
-        image: The file to make.
-        options: Further options of `apptainer build`.
         commit: Commit of the files it copies; None where git does not know.
         dirty: Whether they differ from it.
-        version: Apptainer's.
     """
 
     definition: Definition
@@ -101,12 +98,6 @@ def _quoted(text: str) -> str:
 def plan(name: str, image: Path, values: Mapping[str, str], options: Sequence[str]) -> Plan:
     """Return what it takes to build an image.
 
-    Args:
-        name: A definition file or a built-in definition's name.
-        image: The file to make.
-        values: Of build arguments.
-        options: Further options of `apptainer build`.
-
     Raises:
         ValueError: The definition cannot be built as asked.
         RuntimeError: There is no Apptainer here, or it is too old.
@@ -139,11 +130,8 @@ def build(
 ) -> Record:
     """Build an image and its record; the file appears whole or not at all.
 
-    Args:
-        wanted: What to build.
-        show: Called with what is done at the moment.
-        advance: Called with the number of bytes that have been hashed, after each piece.
-        is_signed: Sign it by the user's key.
+    What is done is shown as it begins; `advance` is called with the number of bytes that have been
+    hashed, after each piece.
 
     Raises:
         ValueError: What it is to hold does not exist.

@@ -34,7 +34,6 @@ class Definition:
     """A definition file with its arguments filled in.
 
     Attributes:
-        path: The file.
         folder: What the names in `%files` and `From:` are relative to.
         arguments: Every argument's value: as given, else the file's own default.
         bootstrap: Where the base comes from, such as `docker` or `localimage`.
@@ -256,12 +255,7 @@ def base_digest(definition: Definition) -> str | None:
 
 
 def sha256(path: Path, advance: Callable[[int], None] | None = None) -> str:
-    """Return a file's SHA-256 as sha256sum prints it.
-
-    Args:
-        path: The file.
-        advance: Called with the number of bytes that have been read, after each piece.
-    """
+    """Return a file's SHA-256 as sha256sum prints it."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(CHUNK_BYTES):

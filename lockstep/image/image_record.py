@@ -20,17 +20,12 @@ class Record(BaseModel):
         sha256: Of the image file.
         size_bytes: Of the image file.
         key: Digest of all that went into it, see `definition.key`.
-        definition: Name of the definition file.
-        definition_sha256: Of that file.
         bootstrap: Where its base came from.
-        base: The base.
         base_digest: Of a base on this machine, see `definition.base_digest`; None where a registry
             had it.
-        build_args: Every argument's value.
         options: Further options of `apptainer build`.
         git_commit: Commit of the files copied into it; None where git does not know.
         git_dirty: Whether they differed from that commit.
-        apptainer: Version that built it.
         built_at: When, in UTC.
         build_s: How long that took.
         is_signed: Whether it was signed after that.

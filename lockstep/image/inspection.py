@@ -54,11 +54,9 @@ class Verdict:
     """What checking an image has brought to light.
 
     Attributes:
-        sha256: Of the file.
         recorded: What its record says; None where it has none.
         missing_bytes: How much of the file is cut off.
         signature: What Apptainer says of its signature; None where there is no Apptainer.
-        architecture: What machines the image is for; None where it does not say.
     """
 
     sha256: str
@@ -105,10 +103,6 @@ class Verdict:
 
 def verify(image: Path, advance: Callable[[int], None] | None = None) -> Verdict:
     """Check an image against its record and its signature.
-
-    Args:
-        image: The image file.
-        advance: Called with the number of bytes that have been hashed, after each piece.
 
     Raises:
         ValueError: There is no such image, or its record cannot be read.

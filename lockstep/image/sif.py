@@ -27,7 +27,6 @@ class Header:
 
     Attributes:
         architecture: What machines it is for, such as `amd64`; None where it names none.
-        file_bytes: Size of the whole file.
     """
 
     architecture: str | None

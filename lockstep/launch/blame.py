@@ -41,11 +41,8 @@ def causes(
 ) -> tuple[FailureCause, ...]:
     """Return what each rank that did not pass met.
 
-    What a rank did itself comes first, what it only suffered from the others last.
-
-    Args:
-        ends: The fields of each rank's `verdict.Ended`; None where it was silent.
-        ranks: The ranks' part of the provenance.
+    What a rank did itself comes first, what it only suffered from the others last. An end is None
+    where the rank was silent.
     """
     met = [
         FailureCause(rank, ranks[rank]["host"], ranks[rank]["device"], *_met(end))
@@ -75,10 +72,7 @@ def blame(
 ) -> str:
     """Return what each rank that did not pass says, in the order of `causes`.
 
-    Args:
-        ends: The fields of each rank's `verdict.Ended`; None where it was silent.
-        ranks: The ranks' part of the provenance.
-        journal_path: Beside which silent ranks may have left their stacks.
+    An end is None where the rank was silent; its stacks may lie beside the journal.
     """
     met = causes(ends, ranks)
     texts = [_text(cause, ends[cause.rank], journal_path) for cause in met[:MAX_BLAMED]]
@@ -103,12 +97,7 @@ def late(
 ) -> str:
     """Return which ranks took longer for a case than it may take.
 
-    Args:
-        silent: Those ranks, the first of which is named in full.
-        ranks: The ranks' part of the provenance.
-        case: What they were at.
-        budget_s: How long it may take.
-        journal_path: Beside which they may have left their stacks.
+    The first silent rank is named in full; their stacks may lie beside the journal.
     """
     more = f" and {len(silent) - 1} ranks more" if len(silent) > 1 else ""
     return (
@@ -121,12 +110,8 @@ def uneven(found: Sequence[Mapping[str, Any] | None], ranks: Sequence[Mapping[st
     """Return which rank called other collectives than rank 0; empty where all agree.
 
     A collective whose result no rank waits for does not fail where it is called: the next case
-    would meet it in place of its own. gloo counts sends and receives alike.
-
-    Args:
-        found: How many collectives each rank has called, as "collectives"; None where it was
-            silent.
-        ranks: The ranks' part of the provenance.
+    would meet it in place of its own. gloo counts sends and receives alike. What is found of a rank
+    has "collectives", and is None where the rank was silent.
     """
     counts = {rank: end["collectives"] for rank, end in enumerate(found) if end is not None}
     odd = next((rank for rank, count in counts.items() if count != counts[min(counts)]), None)
@@ -140,12 +125,7 @@ def uneven(found: Sequence[Mapping[str, Any] | None], ranks: Sequence[Mapping[st
 
 
 def astray(cases: Sequence[str | None], ranks: Sequence[Mapping[str, Any]]) -> str:
-    """Return which rank is about to run another case than the first; empty where all agree.
-
-    Args:
-        cases: What each rank is about to run; None where it was silent.
-        ranks: The ranks' part of the provenance.
-    """
+    """Return which rank is about to run another case than the first; empty where all agree."""
     first = next(rank for rank, case in enumerate(cases) if case is not None)
     for rank, case in enumerate(cases):
         if case not in (None, cases[first]):
@@ -159,13 +139,7 @@ def astray(cases: Sequence[str | None], ranks: Sequence[Mapping[str, Any]]) -> s
 def absent(
     cases: Sequence[str | None], ranks: Sequence[Mapping[str, Any]], timeout_s: float
 ) -> str:
-    """Return which ranks did not come to a case; empty where all did.
-
-    Args:
-        cases: What each rank is about to run; None where it was silent.
-        ranks: The ranks' part of the provenance.
-        timeout_s: How long they were waited for.
-    """
+    """Return which ranks did not come to a case; empty where all did."""
     silent = [rank for rank, case in enumerate(cases) if case is None]
     if not silent:
         return ""

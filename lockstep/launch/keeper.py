@@ -76,10 +76,8 @@ class Keeper:
     ) -> None:
         """Begin this session's part of the journal, on rank 0.
 
-        Args:
-            expected: Every case of the launch, those of an earlier session included.
-            document: machine_info, commit_info, datetime and version of pytest-benchmark's JSON.
-            facts: What the launch says of itself.
+        `expected` has all cases of the launch; `document` has machine_info, commit_info, datetime
+        and version of pytest-benchmark's JSON; `facts` are what the launch says of itself.
 
         Raises:
             AgreedError: It is no journal.
@@ -190,10 +188,7 @@ class CaseEnd:
     """How a case ends, as the journal is to hold it: once, and on rank 0 alone.
 
     Attributes:
-        keeper: Writes it.
-        case: The case.
         pending: What is written unless the case still fails; empty while there is nothing.
-        is_kept: Whether it is written.
     """
 
     keeper: Keeper
@@ -213,8 +208,7 @@ class CaseEnd:
     def finish(self, left: Sequence[Mapping[str, Any]]) -> bool:
         """Write what the case left behind, and how it ended; return whether that is new.
 
-        Args:
-            left: The facts of `state.LeftBehind`, each with its rank.
+        Each fact is one of `state.LeftBehind`, with its rank.
         """
         for each in left:
             self.keeper.keep({"kind": "left", "case": self.case, "left": each})

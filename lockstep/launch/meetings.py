@@ -124,9 +124,7 @@ class Cases:
     def end_call(self, ended: Ended, entry: Entry) -> Verdict:
         """Return what the call comes to on all ranks.
 
-        Args:
-            ended: This rank's.
-            entry: Called on rank 0 once the result of all ranks is made.
+        On rank 0 the entry is called once the result of all ranks is made.
         """
 
         def judge(ends: Ends, facts: Facts) -> Verdict:
@@ -148,10 +146,6 @@ class Cases:
         """Leave a case on all ranks, and return what its teardown comes to.
 
         Rank 0 writes down how the case has ended before any rank may begin the next one.
-
-        Args:
-            ended: This rank's, of the teardown.
-            next_name: The case that follows; None after the last.
         """
         left = _left_behind(self._state)
         end = _end(self.launch, ended) | {"next": next_name or NO_CASE, "left": left}
@@ -285,9 +279,7 @@ def _conclude(case: Case, ends: Ends) -> str:
 def _recover(cases: Cases, epoch: int) -> None:
     """Build the process group again, or end the session for another one to follow.
 
-    Args:
-        cases: Those of the launch.
-        epoch: How many process groups there were before.
+    `epoch` is how many process groups there were before.
     """
     launch = cases.launch
     if launch.world.world_size == 1 and world.has_group():

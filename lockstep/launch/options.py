@@ -24,11 +24,9 @@ class Settings:
     Attributes:
         size_name: One of `sizes.SIZES`.
         size: That size with the options' changes.
-        device: cpu, cuda, or None for CUDA where there is one.
         timeout_s: Time-out of a collective and of the control plane.
         budget_s: Within this a case ends, its set-up and teardown included.
         threads_per_rank: Threads of a rank; None for its share of the cores.
-        seed: Seed of parameters and data.
         order_seed: Seed of the order of cases; None for one that rank 0 draws.
         result_path: Where pytest-benchmark writes its JSON; None for nowhere.
         journal_path: Where finished cases are kept; None keeps none.

@@ -53,9 +53,7 @@ def compare(control: Control, case_ids: Sequence[str], settings: "Settings") -> 
 def refuse_alike(control: Control, problem: str) -> None:
     """Refuse on all ranks what any of them cannot do.
 
-    Args:
-        control: The launch's.
-        problem: This rank's, as a sentence; empty where it has none.
+    `problem` is this rank's, as a sentence; empty where it has none.
 
     Raises:
         AgreedError: The first problem, with its rank and host where the ranks differ in it.
@@ -128,13 +126,7 @@ def _refuse_difference(
 
 
 def gather_unsupported(world: World, control: Control, asked: str) -> dict[str, str]:
-    """Return precision -> why the first rank that lacks it cannot measure it; equal on all.
-
-    Args:
-        world: The ranks.
-        control: How they exchange it.
-        asked: The precision that the launch asks for.
-    """
+    """Return precision -> why the first rank that lacks it cannot measure it; equal on all."""
     from lockstep.measure.step.train_step import unsupported_here
 
     there = control.exchange_all("unsupported", unsupported_here(world.device, asked))

@@ -84,10 +84,7 @@ def refuse_selection(
 ) -> None:
     """Refuse to leave out cases of a campaign's launch, which would then pass for complete.
 
-    Args:
-        config: This session's.
-        deselected: The measured cases that options have left out.
-        labels: What the launcher calls this launch; nothing where nobody planned it.
+    Without labels nobody planned the launch, and all may be left out.
 
     Raises:
         ValueError: A case of the launch's studies is left out.

@@ -54,8 +54,6 @@ class LaunchSession:
         order_seed: Seed of the order in which the launch runs its cases.
         order: The launch's cases in that order, those of an earlier session included.
         sources: Case -> digest of what it measures, see `CaseRecord.workload_sha256`.
-        keeper: Keeps what is measured.
-        cases: What the ranks settle about each case.
     """
 
     settings: Settings
@@ -137,9 +135,7 @@ class LaunchSession:
     def open_journal(self, expected: list[str], document: dict[str, Any]) -> None:
         """Begin this session's part of the journal.
 
-        Args:
-            expected: The cases that are to run.
-            document: The head of pytest-benchmark's JSON.
+        The document is the head of pytest-benchmark's JSON.
 
         Raises:
             OSError: The journal cannot be written.

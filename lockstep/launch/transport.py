@@ -29,12 +29,7 @@ MAX_LINKS = 4096
 
 @dataclass(frozen=True)
 class Transport:
-    """What the ranks' logs say together.
-
-    Attributes:
-        facts: For the launch's provenance.
-        flags: What is slower than the machine could be.
-    """
+    """What the ranks' logs say together."""
 
     facts: dict[str, Any] = field(default_factory=dict)
     flags: tuple[Flag, ...] = ()
@@ -42,11 +37,6 @@ class Transport:
 
 def listen(folder: Path, rank: int, environ: MutableMapping[str, str] = os.environ) -> Path | None:
     """Let NCCL write of its start into a file, and return it; call it before NCCL starts.
-
-    Args:
-        folder: Where journal and stacks are.
-        rank: Of this process.
-        environ: The variables that NCCL will read.
 
     Returns:
         None where other logs were asked for, or the file cannot be made.
@@ -70,10 +60,7 @@ def listen(folder: Path, rank: int, environ: MutableMapping[str, str] = os.envir
 def gather(world: World, hosts: Sequence[str], folder: Path | None) -> Transport:
     """Warm NCCL up on all ranks, and return what its logs say; nothing with another back end.
 
-    Args:
-        world: The ranks; every one must call it.
-        hosts: Host of each rank.
-        folder: Where journal and stacks are; None where nothing is kept.
+    Every rank must call it.
 
     Raises:
         RuntimeError: A rank did not answer.

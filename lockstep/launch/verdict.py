@@ -22,7 +22,6 @@ class Ended:
     """How a phase of a case ended on this rank.
 
     Attributes:
-        outcome: Of the phase.
         reason: Why it did not pass, as pytest shows it, which may be a traceback.
         error: The error alone, where there was one.
         is_consequence: Whether this rank only met what another one did.
@@ -50,10 +49,7 @@ class Verdict:
     """What holds on all ranks.
 
     Attributes:
-        outcome: Of the phase.
-        reason: Why, where it did not pass.
         code: Exit code with which the launch ends before its next case; None where it goes on.
-        ending: Why it ends.
         room: What every rank may still take of memory, once all are set up.
         needs_group: Whether a rank has lost the process group without failing.
         causes: What ranks that did not pass met, the first to blame first.
@@ -88,12 +84,8 @@ class Facts:
     """What a verdict rests on besides what the ranks gave.
 
     Attributes:
-        ranks: The ranks' part of the provenance.
-        case: The case that runs.
-        budget_s: How long it may take.
         timeout_s: How long the ranks wait for each other between cases.
         journal_path: Beside which silent ranks may have left their stacks.
-        has_failed: Whether an earlier phase of the case has failed.
     """
 
     ranks: Sequence[Mapping[str, Any]]

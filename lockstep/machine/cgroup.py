@@ -11,9 +11,6 @@ ROOT = Path("/sys/fs/cgroup")
 def groups(controller: str) -> Iterator[tuple[int, Path]]:
     """Yield the version and the folder of each group this process is in, and of those above.
 
-    Args:
-        controller: Such as `memory` or `cpu`; in version 2 one group serves all.
-
     Raises:
         OSError: The kernel does not say.
     """

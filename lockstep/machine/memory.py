@@ -35,8 +35,6 @@ class Room:
     """The least that any rank may still take of memory.
 
     Attributes:
-        rank: The rank that has it.
-        host: Its host.
         free_bytes: Of its device on a GPU, of its share on a host.
     """
 
@@ -67,10 +65,7 @@ def least_room(free_bytes: Sequence[int], hosts: Sequence[str]) -> Room:
 def refuse_beyond(room: Room, needed: Mapping[str, int], device: "torch.device") -> None:
     """Refuse on all ranks, before any of it is made, what one of them has no room for.
 
-    Args:
-        room: The least of all ranks'.
-        needed: What for -> bytes, equal on all ranks.
-        device: Where it is to be.
+    What is needed, in bytes by what it is for, must be equal on all ranks.
 
     Raises:
         NoRoomError: It does not fit.

@@ -54,13 +54,7 @@ IMAGE_LABELS = Path("/.singularity.d/labels.json")
 
 
 def rank_facts(rank: int, local_rank: int, device: "torch.device") -> dict[str, Any]:
-    """Describe one rank: who it is, what it runs on and which cores it may use.
-
-    Args:
-        rank: Rank in the process group.
-        local_rank: Rank on its host.
-        device: The device the rank computes on.
-    """
+    """Describe one rank: who it is, what it runs on and which cores it may use."""
     import torch
 
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
@@ -102,12 +96,7 @@ def suite_sha256() -> str:
 
 
 def launch_facts(seed: int, command: Sequence[str]) -> dict[str, Any]:
-    """Describe the launch as seen from rank 0.
-
-    Args:
-        seed: The seed the launch was started with.
-        command: The command line, one argument per item.
-    """
+    """Describe the launch as seen from rank 0."""
     return (
         {"lockstep_version": lockstep_version(), "seed": seed, "command": without_secrets(command)}
         | git_facts(content.IMPORTABLE_FROM)
@@ -125,10 +114,6 @@ def launch_provenance(
     launch: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Merge what rank 0 knows of the launch with what each rank knows of itself.
-
-    Args:
-        launch: What `launch_facts` returned on rank 0.
-        ranks: What `rank_facts` returned on each rank, in rank order.
 
     Returns:
         The provenance of the launch. Its GPU facts are None where every rank runs on a CPU; a

@@ -34,8 +34,7 @@ SYSTEM_FOLDER = Path("/sys")
 def system_facts(folder: Path) -> dict[str, Any]:
     """Return everything an entry shows of this machine.
 
-    Args:
-        folder: Where results are written; its file system's type is recorded.
+    The file system's type is that of the folder, where results are written.
     """
     return {
         "hostname": provenance.machine_facts()["hostname"],
@@ -83,9 +82,6 @@ def _torch_gpus() -> list[nvidia_smi.Gpu]:
 
 def network_facts(classes: Path = network.CLASSES) -> dict[str, Any]:
     """Return the network interfaces of this machine and their link rates.
-
-    Args:
-        classes: The kernel's folder of device classes.
 
     Returns:
         `interfaces`, name and Gbit/s of each device, and `infiniband`, the facts of each port.
@@ -335,9 +331,7 @@ def _present(facts: Mapping[str, Any], *names: str) -> str | None:
 def merge_entry(text: str, entry: str) -> str:
     """Return a SYSTEM.md with one machine's entry replaced, or added at its end.
 
-    Args:
-        text: The file so far; empty for a new one.
-        entry: What `to_markdown` returned; its first line, the host name, says what to replace.
+    The entry's first line, the host name, says what to replace.
     """
     head, *entries = re.split(r"^(?=## )", text or TITLE, flags=re.MULTILINE)
     heading = entry.partition("\n")[0]

@@ -111,11 +111,9 @@ class Telemetry:
     """Samples while it is entered; entered again, it adds to what it has.
 
     Attributes:
-        sources: Where samples come from.
         interval_s: Between two samples.
         samples: What was sampled, name -> values.
         grown: How much what only grows has grown, name -> sum.
-        timeline: What was sampled, in the order of time.
     """
 
     sources: Sequence[Source]
@@ -189,12 +187,7 @@ class Telemetry:
 
 @contextlib.contextmanager
 def of(device: "torch.device", is_wanted: bool) -> Iterator[Telemetry]:
-    """Give what watches a rank on a device; the management library stays open meanwhile.
-
-    Args:
-        device: The rank's.
-        is_wanted: False for one that sees nothing.
-    """
+    """Give what watches a rank on a device; the management library stays open meanwhile."""
     if not is_wanted:
         yield Telemetry([])
         return
@@ -204,9 +197,6 @@ def of(device: "torch.device", is_wanted: bool) -> Iterator[Telemetry]:
 
 def columns(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return what all ranks saw, by quantity.
-
-    Args:
-        ranks: Each rank's `Telemetry.facts`; empty where it was not watched.
 
     Returns:
         Name -> a value of each rank, None where it has none, for `TOTALS`; of other names `mean`,

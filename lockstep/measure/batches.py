@@ -48,8 +48,6 @@ class Rounds:
 
     Attributes:
         world: The ranks and this rank's device.
-        case: Names the exchanges between the ranks.
-        plan: Rounds and steps.
         goal: When there are enough rounds; None for the fixed number.
         is_first: Whether the case is to be run once for nothing before.
         slowdowns: Why the device held its clocks back; each batch adds to it as it ends.
@@ -116,11 +114,8 @@ class Rounds:
     ) -> bool:
         """Return whether another batch is to come, as rank 0 decides.
 
-        Args:
-            number: How many batches there were.
-            batch: This rank's rounds of the latest.
-            seen: On rank 0, all ranks' rounds of those before; the latest is added.
-            batch_s: Seconds that the latest took.
+        Batches count from 1. On rank 0 `seen` holds all ranks' rounds of those before, and the
+        latest is added.
         """
 
         def judge(batches: list[list[float]]) -> bool:

@@ -33,20 +33,14 @@ class Harness:
 
     Attributes:
         world: The ranks and this rank's device.
-        size: Rounds, steps and batches.
         name: The test's name, without its parameters.
         number: Of the case in this session, from 1.
-        factors: The case's parameters, name -> value.
-        study: The study the case belongs to.
-        seed: Seed of parameters and data.
         data_root: Folder for data files.
-        benchmark: pytest-benchmark's fixture.
         clock: The timer through which pytest-benchmark sees our durations.
         case: What the launch and the case tell each other.
         cores_on_host: Cores that the ranks of this host may run on together.
         flags: What is already known against any result of this launch.
         goal: When there are enough rounds; None for the fixed number.
-        rank_hosts: Host of each rank.
         unsupported: Precision -> why a rank of this launch cannot measure it.
         causes: Whether the variants of a step are timed, which say where its time goes.
         halves: Whether a step that a rank has no memory for is measured with half the batch.

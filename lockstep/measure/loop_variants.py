@@ -55,7 +55,6 @@ class Loop:
         batches: What gives batches, where drawing them is to be measured.
         can_halve: Whether half of a batch may be tried; torch.compile would from then on compile
             for any size.
-        num_steps: How many were taken so far.
     """
 
     step: Callable[..., Any]
@@ -137,12 +136,7 @@ class Loop:
         """Return the seconds of each turn; those of steps that draw batches follow each other.
 
         A loader's workers would fetch during the turns of the others what these have to wait for.
-
-        Args:
-            world: The ranks and this rank's device.
-            ways: The variants, by name.
-            plan: How often they run; equal on all ranks.
-            seed: Of their order; equal on all ranks.
+        Plan and seed, which is that of their order, are equal on all ranks.
         """
         times = {"blocks": plan.blocks, "steps": plan.steps, "seed": seed}
         if "resident" not in ways:

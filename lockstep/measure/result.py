@@ -54,8 +54,6 @@ class Case:
 
     Attributes:
         room: What every rank may still take of memory, known once all are set up.
-        slowdowns: Why this rank's device held its clocks back while it was timed.
-        telemetry: What device and host did while it was timed.
         peak: This rank's peak memory of the rounds, where more followed them.
         waits: Collectives in which ranks wait for each other in a step without synchronisation.
         part: What this rank measured; None until then.
@@ -90,14 +88,6 @@ def make(
     **facts: Any,
 ) -> CaseRecord:
     """Return the record of a case.
-
-    Args:
-        parts: What each rank measured, in the order of ranks.
-        hosts: Host of each rank.
-        goal: How precise the rounds were to be.
-        flags: What is known against the result already.
-        details: What the study adds.
-        facts: Further fields of `CaseRecord`.
 
     Raises:
         ValueError: A count, a unit or a round is wrong, see `record.problem`.

@@ -34,8 +34,6 @@ class LeftBehind:
 
     Attributes:
         kind: What differs: a key of `_facts`, or `memory_bytes`.
-        before: Its value before the case.
-        after: Its value after the case.
         is_restored: Whether the next case finds it as it was.
     """
 

@@ -61,11 +61,7 @@ class Explanation:
     """What was found.
 
     Attributes:
-        bound: What bounds the step.
-        notes: What else to know.
-        hosts: Host of each rank.
         device: Name of rank 0's device.
-        num_steps: Taken on a rank, all put back.
         seconds: That it took.
         samples_per_s: Of all ranks in the whole step, where the samples are known.
         rank_variant_s: Seconds of a step in each turn, shape (num_ranks, num_turns), by variant.

@@ -16,12 +16,7 @@ NEXT: dict[Kind, str] = NEXT_OWN | {
 
 
 def lines(explanation: Explanation, kept: str) -> list[str]:
-    """Return the card.
-
-    Args:
-        explanation: What was found.
-        kept: Where the record is, or why it is nowhere; empty where none was asked for.
-    """
+    """Return the card."""
     found = [_measured(explanation), *_causes(explanation)]
     found += [f"note      {note_text(note)}" for note in explanation.notes]
     return found + ([f"record    {kept}"] if kept else [])

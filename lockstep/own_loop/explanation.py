@@ -194,12 +194,6 @@ def _drop_what_fails(
     """Leave out what a rank does not have, such as half of a batch that its step can take.
 
     Half of a batch is tried where all ranks have it, and none would wait in it for one that fails.
-
-    Args:
-        world: The ranks.
-        ways: The variants of the step; what is left out is removed.
-        inner: Collectives in which ranks wait for each other without synchronisation.
-        reset: Puts back what a step changes.
     """
     if inner:
         ways.pop("half", None)

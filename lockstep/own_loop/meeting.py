@@ -28,12 +28,7 @@ _meetings = count()
 
 @dataclass(frozen=True)
 class Met:
-    """The ranks of a script.
-
-    Attributes:
-        world: This rank among them.
-        hosts: Host of each rank.
-    """
+    """The ranks of a script."""
 
     world: World
     hosts: tuple[str, ...]
@@ -41,10 +36,6 @@ class Met:
 
 def meet(device: "torch.device", problem: str) -> Met:
     """Wait for all ranks of the script, and refuse on all of them what one cannot do.
-
-    Args:
-        device: This rank's.
-        problem: Why this rank cannot; empty where it can.
 
     Raises:
         ValueError: This rank, or another one, cannot.

@@ -79,15 +79,9 @@ class Reached:
 
     Attributes:
         state: Tensors of models and optimizers.
-        tensors: Other tensors of the user's own, by name.
-        arrays: NumPy's, by name.
         containers: What may gain, lose or change members: dicts (those of objects' attributes
             among them), lists, sets, deques.
-        bindings: Variables.
-        generators: Of random numbers.
         iterators: Names of those that a step may draw from, which nothing can put back.
-        models: All modules.
-        schedules: Of learning rates.
         compiled: Names of what torch.compile has compiled.
     """
 

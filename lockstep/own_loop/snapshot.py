@@ -28,10 +28,6 @@ Restore = Callable[[], object]
 class Snapshot:
     """All that was reached from a step, as it is now.
 
-    Args:
-        reached: What to keep; it may be changed as often as one likes, and put back.
-        ranks_per_node: Ranks that share the host's memory.
-
     Attributes:
         left: Bytes of the data that are too large to keep a copy of, by name.
     """

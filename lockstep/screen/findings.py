@@ -16,7 +16,6 @@ class Seat:
     """Where a rank is.
 
     Attributes:
-        rank: Its number.
         local_rank: Its number on its node, which is that of its device.
         node: The node's name, as Slurm knows it.
         machine: What it runs on; nodes of a test cluster may share one.
@@ -35,7 +34,6 @@ class Row:
     Attributes:
         probe: What was timed.
         nodes: The node; both nodes of a pair.
-        rank: The rank, where it is one.
         median_s: Its seconds for one matrix product, copy or all-reduce, median over repeats.
         ratio: Its time over that of the others, median over repeats of paired ratios.
         low: Lower end of the ratio's interval.
@@ -64,10 +62,8 @@ class AllReduce:
     """An all-reduce over all ranks beside the least bandwidth that was asked for.
 
     Attributes:
-        num_bytes: Size of its message.
         median_s: Its seconds on the slowest rank, median over repeats.
         bus_gb_per_s: Its bus bandwidth, as nccl-tests defines it.
-        floor_gb_per_s: The least that was asked for.
         slowest: The comparison that shows the slowest node, or link; None where none was made.
     """
 
@@ -88,7 +84,6 @@ class Screening:
     """All that a screening found.
 
     Attributes:
-        seats: Who took part, by rank.
         repeats: How often each probe was timed on each unit.
         steps: Divisions of the nodes into groups that worked at the same time.
         promised_steps: How many there may be at most.

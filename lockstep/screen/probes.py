@@ -39,8 +39,6 @@ class Prober:
     """Times probes on this rank, in step with all others.
 
     Attributes:
-        world: This rank.
-        seats: Of all ranks.
         repeats: How often each probe is timed.
         order: Draws the order of turns; equal on all ranks.
     """

@@ -40,7 +40,6 @@ class Settings:
     Attributes:
         repeats: How often each probe is timed; 40 by default, more for very many ranks.
         device: "cpu" or "cuda"; CUDA where there is one, by default.
-        timeout_s: How long ranks wait for each other.
         floor_gb_per_s: Least bus bandwidth of an all-reduce over all ranks, if any is asked for.
     """
 

@@ -97,10 +97,7 @@ def after_alone(
 ) -> Screening:
     """Return what the first step shows, in which every node works by itself.
 
-    Args:
-        seats: Of all ranks.
-        seconds: Probe -> seconds of shape (num_ranks, num_repeats).
-        repeats: How often each probe was timed.
+    Seconds have shape (num_ranks, num_repeats).
     """
     rows, findings = _judge_alone(seats, seconds, repeats)
     steps = promised_steps(len(nodes_of(seats)))
@@ -118,10 +115,7 @@ def after_pairs(
 ) -> Screening:
     """Return what the steps in pairs show beside what the first has shown.
 
-    Args:
-        alone: What the first step has shown.
-        rounds: The pairs of each step.
-        seconds: Of the slowest rank of each pair, shape (num_repeats,).
+    Seconds are those of the slowest rank of each pair, shape (num_repeats,).
     """
     rows, findings = _judge_pairs(seconds, alone.repeats)
     return replace(
@@ -137,11 +131,7 @@ def held_against(
 ) -> Screening:
     """Return a screening with its all-reduce over all ranks beside a floor.
 
-    Args:
-        found: What was found without it.
-        seconds: Of the slowest rank, shape (num_repeats,).
-        num_bytes: Size of the message.
-        floor_gb_per_s: Least bus bandwidth.
+    Seconds are those of the slowest rank, shape (num_repeats,).
     """
     factor = busbw_factor("all_reduce", len(found.seats))
     assert factor is not None

@@ -78,8 +78,6 @@ class Accounts:
 
     Attributes:
         default: What is charged where a job names none.
-        associations: The accounts, one perhaps several times, for partitions.
-        qualities: Every QOS of the cluster.
     """
 
     default: str | None = None
@@ -185,12 +183,7 @@ def limits(
 ) -> tuple[Limit, ...]:
     """Return what limits a job; of a limit that several set, the one that counts.
 
-    Args:
-        cluster: The cluster.
-        accounts: What the user has on it.
-        partition: Where the job goes.
-        account: What the job charges; by default what Slurm would.
-        qos: The QOS that it names; by default the one Slurm would give it.
+    Account and QOS are by default those that Slurm would choose.
     """
     if not cluster.enforces_limits:
         return ()

@@ -29,8 +29,6 @@ class Kind:
         num_gpus: GPUs of a node, of the type it has most of.
         gpu_type: Their type as `Gres` names it; None where it has no name.
         num_cpus: CPUs that jobs can have, as Slurm counts them.
-        num_sockets: Processors of a node.
-        memory_mib: Memory of a node.
     """
 
     num_gpus: int
@@ -68,14 +66,12 @@ class Partition:
     """A partition as `scontrol show partition` describes it.
 
     Attributes:
-        name: Its name.
         is_default: Whether a job that names none comes here.
         is_up: Whether it takes and starts jobs.
         max_time: Its longest job, `[days-]HH:MM:SS`; None without a limit.
         max_nodes: Nodes of its largest job; None without a limit.
         accounts: Who may use it; None for everybody.
         qos: The qualities of service that may use it; None for all.
-        nodes: Its nodes.
         own_qos: The QOS whose limits count for all of its jobs; None without.
     """
 
@@ -117,8 +113,6 @@ class Cluster:
     """A cluster as its own commands describe it.
 
     Attributes:
-        name: Its name.
-        version: Slurm's.
         max_array_size: Elements of a job array, and one more.
         keeps_accounts: Whether sacct can answer.
         partitions: Those this user sees.
@@ -177,12 +171,7 @@ def _settings(text: str) -> Iterator[tuple[str, str]]:
 
 
 def records(text: str, first: str) -> list[dict[str, str]]:
-    """Return the `Key=Value` records of a text of `scontrol show`, on one line each or on several.
-
-    Args:
-        text: What it says.
-        first: The key that begins a record, such as `NodeName`.
-    """
+    """Return a text's `Key=Value` records, on a line each or on several; `first` begins one."""
     starts = re.split(rf"^(?={first}=)", text, flags=re.MULTILINE)
     return [_record(part) for part in starts if part.startswith(f"{first}=")]
 

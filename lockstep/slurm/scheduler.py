@@ -167,9 +167,7 @@ def plain(reason: str) -> str:
 def ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
     """Return what one of Slurm's commands says.
 
-    Args:
-        command: The command and its arguments.
-        environ: Its variables; ours by default, with those that make answers readable.
+    The command's variables are by default ours, with those that make answers readable.
 
     Raises:
         RuntimeError: It is not installed, fails, or does not answer in time.
@@ -225,7 +223,6 @@ class Taken:
 
     Attributes:
         id: Its id; of an array, the id that its elements share.
-        cluster: The cluster that took it, where sbatch names one.
     """
 
     id: str
@@ -235,10 +232,7 @@ class Taken:
 def sbatch(script: Path, comment: str, *options: str) -> Taken:
     """Submit a script and return the job.
 
-    Args:
-        script: The batch script.
-        comment: What the job is found by if the answer is lost.
-        options: Further options of sbatch, such as `--dependency=afterok:12`.
+    The job is found by the comment if the answer is lost.
 
     Raises:
         ValueError: sbatch refuses what a site or campaign file says.
@@ -259,9 +253,6 @@ def sbatch(script: Path, comment: str, *options: str) -> Taken:
 
 def would_start(script: str) -> str | None:
     """Return when a script would start if it were sent now, as Slurm writes times; it is not sent.
-
-    Args:
-        script: The text of a batch script.
 
     Raises:
         RuntimeError: sbatch is not installed, or does not answer.
@@ -316,11 +307,8 @@ class Queued:
         job_id: Its id; of an array, the id that its elements share.
         raw_id: The id that the job itself sees as SLURM_JOB_ID.
         elements: Which elements of an array; None for a job of its own.
-        state: Its state.
-        submitted: When it was submitted, in seconds of the epoch.
         comment: What sbatch was given to find it by.
         command: The path of its script, and what that was given.
-        user: Whose it is.
     """
 
     job_id: str

@@ -306,9 +306,7 @@ def built_in() -> dict[str, Path]:
 def load(source: str, *, is_draft: bool = False) -> Site:
     """Read a site by its path or its built-in name.
 
-    Args:
-        source: The path, or the name.
-        is_draft: Whether keys may still be to be filled in.
+    Of a draft, keys may still be to be filled in.
 
     Raises:
         ValueError: The file cannot be read, or says something that is not allowed.

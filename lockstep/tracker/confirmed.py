@@ -53,12 +53,7 @@ class Entry:
 
 
 class Confirmed:
-    """The entries of one tracker in a results folder.
-
-    Args:
-        folder: The results folder.
-        tracker: With its address.
-    """
+    """The entries of one tracker in a results folder."""
 
     def __init__(self, folder: Path, tracker: Tracker) -> None:
         self.folder = folder / FOLDER

@@ -37,12 +37,7 @@ COLLECTED_S = 60.0
 
 
 class Sender:
-    """The process of one results folder.
-
-    Args:
-        folder: The results.
-        tracker: Where to, with its address.
-    """
+    """The process of one results folder."""
 
     def __init__(self, folder: Path, tracker: Tracker) -> None:
         self.folder, self.tracker = folder, tracker

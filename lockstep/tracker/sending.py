@@ -40,7 +40,6 @@ class Sent:
 
     Attributes:
         kind: `sent` where the tracker has all there is; else what stopped it.
-        uri: The tracker's address.
         num_runs: Runs that the tracker has now.
         num_refused: Runs that it does not take; `why` is of the first.
         num_new: Runs of which something was sent.

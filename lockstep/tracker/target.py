@@ -65,11 +65,7 @@ class Tracker(BaseModel):
         return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:") else None
 
     def beside(self, folder: Path) -> Self:
-        """Return the tracker with its address filled in, and a file's made absolute.
-
-        Args:
-            folder: The results folder.
-        """
+        """Return the tracker with its address filled in, and a file's made absolute."""
         default = folder.resolve().parent / DATABASE
         path = default if self.uri is None else self.database
         if path is None:

@@ -89,11 +89,7 @@ class EpochRunner:
     """Trains and validates, an epoch at a time.
 
     Attributes:
-        config: The run.
-        world: The process group this rank is in.
         batch: Samples of an update.
-        workload: What is trained.
-        splits: The data sets.
         step: An update.
         score: The loss of `step`, which also counts right predictions.
         rate: Takes an epoch and an update of it, from 0, and returns the learning rate.

@@ -68,12 +68,7 @@ def read(path: Path) -> Failure | None:
 
 
 def first_step(losses: Sequence[float], finite: Sequence[bool]) -> dict[str, Any]:
-    """Return this rank's first step without a finite loss, for the others to compare.
-
-    Args:
-        losses: Of the epoch's steps, on this rank.
-        finite: Which of them are.
-    """
+    """Return this rank's first step without a finite loss, for the others to compare."""
     step = finite.index(False) if False in finite else None
     loss = "" if step is None else f"{losses[step]:g}"
     return {"step": step, "loss": loss, "host": hostname()}
@@ -82,9 +77,7 @@ def first_step(losses: Sequence[float], finite: Sequence[bool]) -> dict[str, Any
 def diverged(epoch: int, ranks: Sequence[dict[str, Any]]) -> DivergedError:
     """Return the error that names the ranks whose loss was the first that is not finite.
 
-    Args:
-        epoch: Counted from 1.
-        ranks: What `first_step` returned on each; at least one has such a step.
+    Epochs count from 1; at least one of the ranks has a `first_step`.
     """
     step = min(end["step"] for end in ranks if end["step"] is not None)
     there = [rank for rank, end in enumerate(ranks) if end["step"] == step]

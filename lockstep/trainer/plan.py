@@ -48,7 +48,6 @@ class TrainConfig:
         lr_scale: How the rate follows the global batch, one of `sizes.LR_SCALES`.
         base_batch: The global batch `lr` was chosen for.
         optimizer: One of `sizes.OPTIMIZERS`.
-        momentum: Momentum of SGD.
         weight_decay: L2 penalty of SGD and Adam, decoupled from the gradient in AdamW.
         scheduler: How the rate falls over the epochs, one of `sizes.SCHEDULERS`.
         warmup_epochs: Epochs over which the rate first rises to `lr`, a little each update.
@@ -63,7 +62,6 @@ class TrainConfig:
         checkpoint_every: Keep the parameters after every so many epochs; None keeps the last and
             the best alone.
         target_accuracy: The validation accuracy whose time is noted; None for none.
-        results: Folder of all runs.
         name: Folder of this run below it.
         repeat: Which of several equal runs this is.
         resume: Go on from this run's checkpoint if there is one.
@@ -264,16 +262,9 @@ class EpochRow:
         job_id: The scheduler's job.
         git_commit: Commit of the suite.
         timestamp: End of the epoch, UTC, ISO 8601.
-        workload: The model.
-        data: The data set.
         precision: One of `sizes.PRECISIONS`.
         scaling: `strong` if the global batch was given, `fixed-epochs` if the local one was.
-        seed: Seed of parameters, order and augmentation.
-        repeat: Which of several equal runs.
         epoch: Counted from 1.
-        epochs: Of the whole run.
-        world_size: Number of ranks.
-        num_nodes: Number of hosts.
         local_batch: Samples per rank per update.
         global_batch: Samples over all ranks per update.
         lr: Learning rate of this epoch's updates.

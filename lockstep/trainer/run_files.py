@@ -26,7 +26,6 @@ class RunFiles:
     """Where a run keeps what it has come to.
 
     Attributes:
-        folder: Of the run.
         every: Keep the parameters after every so many epochs; None for none but last and best.
     """
 
@@ -36,13 +35,7 @@ class RunFiles:
     def save(
         self, state: Mapping[str, Any], rows: Sequence[EpochRow], steps: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Write what the last epoch came to; the checkpoint comes last, for it makes that count.
-
-        Args:
-            state: What a resumed run goes on from.
-            rows: The epochs so far.
-            steps: The last epoch's updates.
-        """
+        """Write what the last epoch came to; the checkpoint comes last, for it makes that count."""
         row = rows[-1]
         weights = {"model": state["model"], "epoch": row.epoch, "accuracy": row.val_accuracy}
         if best_row(rows) is row:

@@ -262,11 +262,6 @@ def is_launched(environ: Mapping[str, str]) -> bool:
 def launch(config: TrainConfig, world_size: int, is_quiet: bool = False) -> None:
     """Run the trainer with ranks on this machine, and wait.
 
-    Args:
-        config: What every rank trains.
-        world_size: How many ranks.
-        is_quiet: Leave aside what rank 0 says on the way.
-
     Raises:
         ValueError: A rank refused the configuration.
         RuntimeError: A rank failed.

@@ -23,14 +23,8 @@ def record_of(
 ) -> Training:
     """Return the record of a run.
 
-    Args:
-        config: What was asked for.
-        rows: The epochs, oldest first.
-        samples_per_epoch: Of all ranks, counted once.
-        lr: Learning rate after warm-up, scaled to the global batch.
-        device_name: Device of rank 0.
-        checkpoints: Where its parameters are.
-        steps_file: Where its updates are.
+    Its lr is that after warm-up, scaled to the global batch; samples are of all ranks, counted
+    once.
     """
     accuracies = [row.val_accuracy for row in rows if row.val_accuracy is not None]
     asked = {name: getattr(config, name) for name in AS_ASKED}

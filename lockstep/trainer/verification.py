@@ -17,8 +17,6 @@ class Check:
 
     Attributes:
         name: accuracy, curve or parameters.
-        world_size: The run it is about.
-        passed: Whether the claim holds.
         found: What the runs show, in words.
     """
 

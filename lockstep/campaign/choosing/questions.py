@@ -15,8 +15,6 @@ class Question:
     """What a user asks, and what is measured for it.
 
     Attributes:
-        text: In the user's words.
-        study: The study that answers.
         from_one: Whether one rank is measured, too, to compare with.
         ranks: Fewest ranks that can answer.
         cpu_rounds: Rounds on CPUs; those of the size where None. On GPUs a round is longer than
@@ -42,12 +40,7 @@ def campaign_of(
 ) -> Campaign:
     """Return what to measure for a question on this machine.
 
-    Args:
-        name: A key of `QUESTIONS`.
-        num_gpus: GPUs of this machine; 0 where its CPUs are to be measured.
-        cores: Those that this process may run on.
-        device: What the user asks for.
-        workload: Likewise.
+    `num_gpus` is 0 where its CPUs are to be measured.
 
     Raises:
         ValueError: The machine has fewer GPUs than the question needs ranks.

@@ -17,11 +17,6 @@ def load_with(source: str, factors: Mapping[str, Sequence[Value]], **changes: An
     where they have the factors. Without a name, the factors become part of it, since their results
     do not mix with the campaign's own. A program has its study.
 
-    Args:
-        source: A TOML file, or the name of a built-in campaign.
-        factors: Factor -> values.
-        changes: Keys to set over the file's; None leaves a key as it is.
-
     Raises:
         ValueError: As `load`; or no study has the factors.
     """

@@ -49,8 +49,6 @@ class Ladder:
     """A campaign and the folder of its results.
 
     Attributes:
-        campaign: What to measure.
-        folder: Where its results are.
         left_out: World sizes of it that this machine cannot measure.
         lock: Descriptor of the folder's lock, which launches hold as long as they write.
     """
@@ -116,12 +114,7 @@ class Ladder:
         self.results.claim(self.campaign, made, [*self.left_out, *beyond])
 
     def command(self, launch: Launch, options: Sequence[str] = ()) -> list[str]:
-        """Return the command line of a launch: torchrun's, or that of a program's driver.
-
-        Args:
-            launch: Which one.
-            options: Further options of pytest, to leave out what failed before.
-        """
+        """Return the command line of a launch: torchrun's, or that of a program's driver."""
         start = program_driver if self.campaign.command else partial(pytest_command, self.campaign)
         return [
             *start(launch.world_size),
@@ -132,12 +125,7 @@ class Ladder:
         ]
 
     def run(self, launch: Launch, on_progress: Callable[[Launch, Outcome], None]) -> Outcome:
-        """Make one launch, again after a failure or a crash as long as that brings it further.
-
-        Args:
-            launch: Which one.
-            on_progress: Called with how far it has come, whenever a case has ended.
-        """
+        """Make one launch, again after a failure or a crash as long as that brings it further."""
         follows = Next("again")
         while follows.kind == "again":
             ended = self._start(launch, on_progress, follows.options)
@@ -297,10 +285,6 @@ def step_times(
     ladder: Ladder, launches: Sequence[Launch] | None = None
 ) -> dict[str, dict[int, list[float]]]:
     """Return case -> world size -> median seconds per step of each launch measured so far.
-
-    Args:
-        ladder: Whose results.
-        launches: Those to look at; all of the campaign by default.
 
     Raises:
         ValueError: A journal is corrupt.

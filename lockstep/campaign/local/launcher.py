@@ -74,7 +74,6 @@ class Ended:
 
     Attributes:
         facts: Of the launch then.
-        exit_code: torchrun's.
         hung: Where it hung, and was ended.
     """
 
@@ -157,12 +156,7 @@ def program_driver(world_size: int) -> list[str]:
 
 
 def local_environment(environ: Mapping[str, str], threads_per_rank: int) -> dict[str, str]:
-    """Return the environment of ranks on this machine, free of an outer launcher's variables.
-
-    Args:
-        environ: This process's variables.
-        threads_per_rank: CPU threads of a rank, as it will tell torch when it joins.
-    """
+    """Return the environment of ranks on this machine, free of an outer launcher's variables."""
     outer = {"LOCKSTEP_LAUNCHER", *STORE_VARIABLES, *VARIABLES["torchrun"]}
     kept = {
         name: value

@@ -32,8 +32,6 @@ class Stages:
     """The stages of a campaign on this machine.
 
     Attributes:
-        stages: In the campaign's order.
-        folder: The campaign's folder.
         say: Told what begins, what does not, and how it ended.
     """
 

@@ -173,12 +173,7 @@ def measure(
 ) -> int:
     """Measure what is missing of a campaign, and return the command's exit code.
 
-    Args:
-        chosen: What to measure.
-        root: Folder of results.
-        dry_run: Show what would be started, and start nothing.
-        as_json: Print how each launch ended, as JSON.
-        limit_s: No launch is begun that would probably end later than this.
+    No launch is begun that would probably end later than `limit_s`.
     """
     from lockstep.campaign.campaign import with_threads
     from lockstep.campaign.folder import Folder

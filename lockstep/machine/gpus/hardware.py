@@ -167,11 +167,6 @@ def find(device_name: str) -> Device | None:
 
 
 def peak_flop_per_s(device_name: str, precision: str) -> float | None:
-    """Return a GPU's dense datasheet peak in FLOP/s; None where unknown or not in hardware.
-
-    Args:
-        device_name: As `torch.cuda.get_device_name()` prints it.
-        precision: fp32, tf32, bf16 or fp16.
-    """
+    """Return a GPU's dense datasheet peak in FLOP/s; None where unknown or not in hardware."""
     device = find(device_name)
     return device.peak_flop_per_s.get(precision) if device else None

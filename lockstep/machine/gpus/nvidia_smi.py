@@ -15,7 +15,6 @@ class Gpu:
 
     Attributes:
         name: As its driver has it, such as `NVIDIA H100 80GB HBM3`.
-        memory_bytes: Its memory; None where it has none of its own.
         driver: Version of the driver; None where another program than nvidia-smi lists it.
     """
 

@@ -87,7 +87,6 @@ class Gauges:
 
     Attributes:
         library: pynvml.
-        handle: The device.
         gauges: Names of what `sample` may return.
     """
 

@@ -49,8 +49,6 @@ class Link:
     """What one rank sends to another by.
 
     Attributes:
-        source: The rank that sends.
-        target: The rank that receives.
         transport: Without channel and device: `P2P/CUMEM`, `SHM`, `NET/IB/GDRDMA`, `NET/Socket`.
     """
 
@@ -154,10 +152,7 @@ def merged(logs: Iterable[NcclLog]) -> NcclLog:
 def findings(log: NcclLog, hosts: Sequence[str], fabrics: Sequence[str]) -> Iterator[Flag]:
     """Yield what is slower than the machine could be.
 
-    Args:
-        log: Of all ranks.
-        hosts: Host of each rank.
-        fabrics: Names of the InfiniBand or EFA devices that the nodes have.
+    The fabrics are names of the InfiniBand or EFA devices that the nodes have.
     """
     beside = tuple(dict.fromkeys([*fabrics, *log.adapters]))
     between = [link for link in log.links if link.transport.startswith("NET/")]

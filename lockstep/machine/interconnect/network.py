@@ -15,7 +15,6 @@ class Interface:
     """A network interface.
 
     Attributes:
-        name: Its name, such as `eth0`.
         speed_gbit_per_s: Rate of its link; None where the kernel has none.
         is_down: Whether the kernel says that it is down.
         is_hardware: Whether it is a device, or a bond of devices.
@@ -52,11 +51,7 @@ class Port:
 
 
 def interfaces(classes: Path = CLASSES) -> list[Interface]:
-    """Return the network interfaces by name.
-
-    Args:
-        classes: The kernel's folder of device classes.
-    """
+    """Return the network interfaces by name."""
     folders = (path for path in sorted((classes / "net").glob("*")) if path.is_dir())
     return [
         Interface(
@@ -83,11 +78,6 @@ def wire_gb_per_s(
     NCCL spreads its channels over all InfiniBand ports; without any, and in gloo, all goes through
     one interface: the one that is named, or the fastest device.
 
-    Args:
-        backend: nccl or gloo.
-        environ: Its variables.
-        classes: The kernel's folder of device classes.
-
     Returns:
         None where the kernel knows no rate, as of a virtual machine's or a container's interface.
     """
@@ -110,11 +100,7 @@ def _gbit_per_s(port: Port) -> float | None:
 
 
 def infiniband_ports(classes: Path = CLASSES) -> list[Port]:
-    """Return the ports of the InfiniBand devices.
-
-    Args:
-        classes: The kernel's folder of device classes.
-    """
+    """Return the ports of the InfiniBand devices."""
     return [
         Port(
             path.parents[1].name,

@@ -125,10 +125,6 @@ class MemmapImages(ImageDataset):
     """Images in a mapped file, read from storage as they are asked for.
 
     Workers that are spawned map the file themselves instead of receiving its content.
-
-    Args:
-        folder: Where `write_memmap` put the files.
-        augment: As in `ImageDataset`.
     """
 
     def __init__(self, folder: Path, augment: bool = False) -> None:
@@ -194,14 +190,9 @@ def generated(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return images (N, C, H, W) in uint8 and classes (N,) that a model can learn to tell apart.
 
-    Each class is one pattern under noise.
-
-    Args:
-        num_images: N.
-        shape: (C, H, W).
-        num_classes: Classes, in turn over the images.
-        seed: Fixes the patterns; images differ by seed and `start`.
-        start: Index of the first image, so that a large set can be made in pieces.
+    Each class is one pattern under noise. Labels take turns over the images. Seed fixes the
+    patterns, images differ by seed and by the index of the first, so that a large set can be made
+    in pieces.
     """
     patterns = np.random.default_rng(seed).integers(0, 128, (num_classes, *shape), np.uint8)
     noise = np.random.default_rng((seed, start)).integers(0, 128, (num_images, *shape), np.uint8)

@@ -33,8 +33,6 @@ class ImageFiles:
     """Images that lie in a file each; `images[index]` reads one.
 
     Attributes:
-        folder: Where they lie.
-        num_images: How many.
         is_cold: Whether a file's pages are given up once it is read, so that every read is cold.
     """
 
@@ -58,10 +56,6 @@ class ImageFiles:
 @contextmanager
 def image_files(harness: Harness, cache: str) -> Iterator[data.ImageDataset]:
     """Write images under the data root, and remove them at the end; every rank must call it.
-
-    Args:
-        harness: The case's view of the launch.
-        cache: `warm` or `cold`.
 
     Raises:
         ValueError: They would lie in memory, where no read is cold.

@@ -57,9 +57,6 @@ class EndlessSampler(Sampler[int]):
     """A rank's share of one epoch after another, each in an order of its own.
 
     An epoch ends where the share does, be it within a batch.
-
-    Args:
-        share: What the rank takes of an epoch.
     """
 
     def __init__(self, share: "DistributedSampler[Any]") -> None:
@@ -175,14 +172,7 @@ def _ignored(options: dict[str, Any], device: torch.device) -> dict[str, str]:
 def _check(
     batches: Iterator[Batch], share: int, num_images: int, device: torch.device
 ) -> dict[str, Any]:
-    """Go through the first epoch and count how often each sample came, over all ranks.
-
-    Args:
-        batches: The endless stream, from its beginning.
-        share: Samples of one rank in an epoch.
-        num_images: Samples of the data set.
-        device: The rank's device.
-    """
+    """Go through the first epoch and count how often each sample came, over all ranks."""
     epoch = islice(chain.from_iterable(indices.tolist() for _, indices in batches), share)
     times = torch.bincount(torch.tensor(list(epoch)), minlength=num_images).to(device)
     distributed.all_reduce(times)

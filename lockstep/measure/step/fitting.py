@@ -24,9 +24,7 @@ class Refused:
     """A batch that was tried in vain.
 
     Attributes:
-        local_batch: Samples of a rank.
         rank: The first rank that had no memory for it.
-        host: Its host.
         error: What it said.
     """
 
@@ -41,7 +39,6 @@ class Fitted:
     """The batch that is measured.
 
     Attributes:
-        local_batch: Samples of a rank.
         refused: What was tried before, the batch asked for first.
     """
 
@@ -77,11 +74,7 @@ def fit(
 ) -> Fitted:
     """Return the batch, or the largest of its halves, that all ranks take an untimed step with.
 
-    Args:
-        harness: The case's view of the launch.
-        local_batch: Samples of a rank that are asked for.
-        pieces: Micro-batches that an update is split into.
-        attempt: Builds all that a step needs for a batch, and takes one.
+    An attempt builds all that a step needs for a batch, and takes one.
 
     Raises:
         ExhaustedError: No half of the batch fits, or only some ranks came as far as a collective.
@@ -138,10 +131,7 @@ def _free(harness: "Harness") -> None:
 def advising(local_batch: int, config: "StepConfig", *, is_strong: bool) -> Iterator[None]:
     """Say what helps where a rank has no memory for a step.
 
-    Args:
-        local_batch: Samples of a rank.
-        config: What the step does.
-        is_strong: Whether the batch of all ranks is what the user chose.
+    With `is_strong` the batch of all ranks is what the user chose.
 
     Raises:
         RuntimeError: There was no memory left.

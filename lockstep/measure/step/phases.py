@@ -35,12 +35,7 @@ class Marks:
     of_steps: list[list[Mark]] = field(default_factory=list)
 
     def marking(self, step: "TrainStep", whole: Step) -> Step:
-        """Return a step that marks its phases.
-
-        Args:
-            step: Tells where its phases end.
-            whole: What is to run, which takes that step.
-        """
+        """Return a step that marks its phases."""
 
         def marked() -> None:
             self.begin()

@@ -246,13 +246,7 @@ def _build(
 
 
 def _batch_problem(model: "Workload", asked: int, made: int) -> str:
-    """Return what is wrong with the size of a batch, or nothing; throughput counts what is asked.
-
-    Args:
-        model: What made it.
-        asked: Items that it was asked for.
-        made: Items that it has.
-    """
+    """Return what is wrong with the size of a batch, or nothing; the size asked for counts."""
     if made == asked:
         return ""
     return (

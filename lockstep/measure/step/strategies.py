@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 def wrap(model: nn.Module, config: "StepConfig", device: torch.device, own: Workload | None) -> Any:
     """Return a model whose backward synchronises gradients, as the strategy does it.
 
-    Args:
-        model: For DDP on the device already; FSDP moves it there block by block.
-        config: What the step does.
-        device: The rank's device.
-        own: The workload, whose blocks, arguments of DDP and hook are taken.
+    For DDP the model is on the device already; FSDP moves it there block by block.
 
     Raises:
         ValueError: The strategy cannot do what is asked, or the model has no block to compute

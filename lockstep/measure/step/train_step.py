@@ -40,12 +40,9 @@ class StepConfig:
     Attributes:
         precision: One of `sizes.PRECISIONS`. fp32 forbids TF32; bf16 and fp16 are autocast.
         bucket_cap_mb: DDP's bucket size in MiB; None leaves DDP's default.
-        accumulation: Micro-batches per update.
         no_sync: All-reduce on the last micro-batch only; False synchronises on every one, the
             common mistake, to show its cost.
         optimizer: One of `sizes.OPTIMIZERS`.
-        lr: Learning rate.
-        momentum: Momentum of SGD.
         weight_decay: L2 penalty of SGD and Adam, decoupled from the gradient in AdamW.
         strategy: One of `sizes.STRATEGIES`.
         activation_checkpointing: Compute the activations of each block again in the backward.

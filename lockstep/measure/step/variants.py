@@ -33,11 +33,7 @@ LEAD_STEPS = 2
 def num_blocks(num_steps: int, variants: Mapping[str, Step], steps: int, full_steps: int) -> int:
     """Return how many blocks of turns add at most `SHARE` to a case, but no fewer than needed.
 
-    Args:
-        num_steps: Steps that the rounds of the case take, warm-up included.
-        variants: What runs in turns, by name.
-        steps: Steps of a turn.
-        full_steps: Steps of a turn of the whole step.
+    The rounds of the case take `num_steps`, warm-up included.
     """
     cost = sum(COST[name] for name in variants) * steps + COST["full"] * (full_steps - steps)
     room = SHARE * num_steps / cost - 1 / steps  # each first runs once untimed
@@ -50,13 +46,6 @@ def time_in_turns(
     """Return this rank's seconds per step in each turn of each variant.
 
     Every rank must call it with the same names and numbers: each turn begins with a barrier.
-
-    Args:
-        world: The ranks and this rank's device.
-        variants: What to run, by name.
-        blocks: Turns of each variant.
-        steps: Steps of a turn.
-        seed: Of the order; equal on all ranks.
 
     Returns:
         Seconds, shape (blocks,), by name; as `running` those of `own` without waits for a core,
@@ -211,9 +200,7 @@ def _ready_s(parameters: Sequence["torch.Tensor"], own: Step) -> list[float]:
 def _fill(leads: Sequence[tuple[float, int]], buckets: Sequence[int]) -> list[float]:
     """Return the lead of each bucket: that of the last gradient which it takes.
 
-    Args:
-        leads: Lead and bytes of each gradient, in the order in which they are ready.
-        buckets: Bytes of each bucket, in the same order.
+    Both are in the order in which gradients are ready; a lead comes with its gradient's bytes.
     """
     found, waiting = [], list(leads)
     for size in buckets:

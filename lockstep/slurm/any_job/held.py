@@ -34,15 +34,9 @@ class Held:
 
     Attributes:
         job_id: Its id as squeue spells it: `7`, `7_3`, or `7_[4-9%2]` for elements that wait.
-        name: Its name.
-        user: Whose it is.
         state: Its state, with the reason for which it waits.
         partition: Where it runs or is to run; several with commas between.
-        num_nodes: Nodes that it has or asks for.
-        nodes: Their names; empty for a job that waits.
-        elapsed_s: Seconds that it has run.
         limit_s: Its time limit; None without one.
-        submitted: When it was sent, in seconds of the epoch.
         starts: When it began; of one that waits, when Slurm expects to start it, if it says.
         waits_for: (how, job id) of what it waits for, such as `("afterok", "12")`.
         priority: Slurm's number, by which the waiting jobs are ordered.

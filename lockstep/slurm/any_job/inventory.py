@@ -21,8 +21,6 @@ class Reason:
     """Why a node takes no jobs.
 
     Attributes:
-        text: What was given as the reason.
-        user: Who gave it; None where Slurm does not say.
         since: When, in seconds of the epoch.
     """
 
@@ -45,15 +43,9 @@ class NodeUse:
     """A node, and what of it jobs have.
 
     Attributes:
-        name: Its name.
         state: Slurm's words, such as `MIXED` or `IDLE+DRAIN`.
         reason: Why it takes no jobs; None where none is given.
-        partitions: Those that it is in.
-        num_cpus: CPUs that jobs can have.
-        used_cpus: Those that jobs have.
-        memory_bytes: Memory that jobs can have.
         used_bytes: What of it jobs have been given, whether they use it or not.
-        num_gpus: Its GPUs.
         used_gpus: Those that jobs have; None where Slurm does not say.
         jobs: The jobs on it that this user may see.
     """

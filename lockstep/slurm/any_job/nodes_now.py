@@ -46,10 +46,8 @@ class Process:
     """One of the user's processes on a node.
 
     Attributes:
-        pid: Its number.
         name: Its program, at most 15 characters.
         cpus: How many CPUs it kept busy between the two looks.
-        rss_bytes: Memory that it has.
     """
 
     pid: int
@@ -64,12 +62,7 @@ class Gpu:
 
     Attributes:
         index: Its number as nvidia-smi has it.
-        name: Its model.
         busy: Fraction of the time in which a kernel ran.
-        used_bytes: Memory in use.
-        total_bytes: All of its memory.
-        power_w: Power that it draws.
-        temperature_c: Its temperature, in degrees Celsius.
     """
 
     index: str
@@ -93,13 +86,10 @@ class NodeNow:
     """A node at one moment.
 
     Attributes:
-        name: Its name.
         cores: Its CPUs, of the whole node.
         busy: Fraction of them that worked between the two looks, for whomever.
         load: Its load average over a minute.
         used_bytes: Memory that is not available.
-        total_bytes: All of its memory.
-        gpus: GPUs that the job has there.
         processes: The user's processes, the busiest first.
     """
 
@@ -118,8 +108,6 @@ class StepNow:
     """What sstat knows of a running step.
 
     Attributes:
-        step_id: Its id.
-        num_tasks: Its tasks.
         cpu_s: CPU time of a task, on average.
         rss_bytes: The most memory that a task had.
         node: Where that was.
@@ -160,10 +148,7 @@ def look(job_id: str, num_nodes: int) -> list[NodeNow]:
 def add_to_table(path: Path, at: str, nodes: Sequence[NodeNow]) -> None:
     """Add a line for each GPU, or for a node without any, to a table with a heading.
 
-    Args:
-        path: The table; made where it is missing.
-        at: When the nodes were looked at, as ISO 8601.
-        nodes: What they did.
+    The table is made where it is missing; `at` is when the nodes were looked at, as ISO 8601.
     """
     is_new = not path.exists() or not path.stat().st_size
     with path.open("a", encoding="utf-8", newline="") as file:

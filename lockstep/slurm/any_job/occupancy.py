@@ -15,8 +15,6 @@ class Occupancy:
     """The nodes of a partition, and who waits for them.
 
     Attributes:
-        partition: Its name.
-        num_nodes: All of its nodes.
         num_idle: Nodes on which nothing runs.
         num_used: Nodes on which something runs.
         num_other: Nodes that are down, drained or reserved.
@@ -55,8 +53,6 @@ class Start:
     """When jobs of one shape would start if they were sent now.
 
     Attributes:
-        jobs: Their names.
-        num_nodes: Nodes of each.
         at: When, in seconds of the epoch.
     """
 

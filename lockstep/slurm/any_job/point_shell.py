@@ -23,14 +23,8 @@ def command(
     """Return the command that opens the shell on the first node of the allocation.
 
     It is salloc, which holds the whole allocation, around one `srun --pty`: within the shell
-    `srun --overlap` then starts as many ranks as the point has.
-
-    Args:
-        campaign: Whose point it is.
-        site: Where.
-        world_size: Ranks of the point.
-        time_s: The time limit; an hour by default, or what the site gives if that is less.
-        folder: What the image gets to see beside the site's own binds.
+    `srun --overlap` then starts as many ranks as the point has. The time limit is an hour by
+    default, or what the site gives if that is less. The image sees the folder, too.
 
     Raises:
         ValueError: Campaign, site and world size do not fit.

@@ -40,9 +40,7 @@ class Finding:
     """What a check has found.
 
     Attributes:
-        status: Whether it is as it should be.
         says: The fact, with its value.
-        action: What to do about it.
         details: Further facts, a line each.
     """
 
@@ -77,9 +75,6 @@ class Subject:
     """What is examined.
 
     Attributes:
-        environ: Variables of this process.
-        results: Folder that results go to.
-        site: The site, if one is given.
         data: Folder of training data, if one is given.
         asks_nodes: Whether a small job may be started.
     """

@@ -116,7 +116,6 @@ class Diagnosis:
     """All results, and what follows from them.
 
     Attributes:
-        results: In the table's order.
         runs_here: Whether `lockstep run` can measure on this machine and keep the results.
         submits: Whether a site is given, nothing that its jobs need is missing, and their results
             can be kept.
@@ -163,12 +162,7 @@ class Diagnosis:
 
 
 def examine(subject: Subject, say: Callable[[str], None] = lambda _: None) -> Diagnosis:
-    """Make every check.
-
-    Args:
-        subject: What is examined.
-        say: Told the name of each check before it is made.
-    """
+    """Make every check; `say` is told its name before."""
     results = []
     for check in CHECKS:
         say(check.name)

@@ -182,11 +182,7 @@ def clock(subject: Subject) -> Finding:  # noqa: ARG001
 
 
 def interfaces(classes: Path = network.CLASSES) -> list[str]:
-    """Return the network interfaces that may lead to other nodes, the fast ones first.
-
-    Args:
-        classes: The kernel's folder of device classes.
-    """
+    """Return the network interfaces that may lead to other nodes, the fast ones first."""
     links = [link for link in network.interfaces(classes) if _leads_out(link)]
     order = sorted(links, key=lambda link: (_rank(link.name), -(link.speed_gbit_per_s or 0)))
     return [link.name for link in order]

@@ -14,14 +14,7 @@ STUDIES = ("strong", "weak", "precision", "bucket", "collective")
 def campaign_file(
     ranks_per_node: int, num_nodes: int, *, has_gpus: bool, is_cluster: bool = False
 ) -> Draft:
-    """Return a first campaign of nodes.
-
-    Args:
-        ranks_per_node: Ranks of one node.
-        num_nodes: Nodes that a job can have.
-        has_gpus: Whether the ranks use GPUs.
-        is_cluster: Whether Slurm's jobs measure it.
-    """
+    """Return a first campaign of nodes."""
     world_sizes = ladder(ranks_per_node, min(num_nodes, MAX_LADDER_NODES))
     # Not "cluster": its batch of the strong study is too large for the first rung, one GPU.
     size = "node" if has_gpus else "laptop"

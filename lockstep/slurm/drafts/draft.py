@@ -15,7 +15,6 @@ class Draft:
     """A file to write.
 
     Attributes:
-        text: Its content.
         to_fill_in: Keys that only a person can set.
     """
 

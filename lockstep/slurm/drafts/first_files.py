@@ -18,10 +18,6 @@ MAX_RANKS = 8  # of a laptop
 def drafts(folder: Path, environ: Mapping[str, str]) -> dict[str, Draft]:
     """Return the files for the place where this runs: name -> draft.
 
-    Args:
-        folder: Where they will be written.
-        environ: Variables of this process.
-
     Raises:
         RuntimeError: Slurm is installed and does not answer, or shows no partition with nodes.
     """
@@ -60,11 +56,6 @@ def built_in(name: str) -> dict[str, Draft]:
 
 def write(folder: Path, files: Mapping[str, Draft], *, force: bool) -> None:
     """Write the files; all of them, or none where one exists already.
-
-    Args:
-        folder: Where to; made if need be.
-        files: Name -> draft.
-        force: Whether to replace files.
 
     Raises:
         ValueError: A file exists and is not to be replaced.

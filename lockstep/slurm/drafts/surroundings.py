@@ -23,13 +23,7 @@ class Surroundings:
     Attributes:
         interfaces: Network interfaces, the fast ones first.
         images: Apptainer images, the newest first.
-        has_apptainer: Whether Apptainer is on PATH.
         venv: The environment of this Python, if it is one that has torch.
-        modules: Modules that bring PyTorch.
-        suite: The checkout that this runs from, if it is one.
-        scratch: The value of the variable SCRATCH.
-        num_cores: Cores of this machine.
-        num_gpus: GPUs of this machine.
     """
 
     interfaces: tuple[str, ...]
@@ -44,12 +38,7 @@ class Surroundings:
 
 
 def look_around(folder: Path, environ: Mapping[str, str]) -> Surroundings:
-    """Return what the machine shows.
-
-    Args:
-        folder: Where the files will be written; images are looked for there and here.
-        environ: Variables of this process.
-    """
+    """Return what the machine shows; images are looked for in the folder and here."""
     places = (folder, Path.cwd())
     images = {path.resolve() for place in places for path in place.glob("*.sif") if path.is_file()}
     root = content.IMPORTABLE_FROM

@@ -31,10 +31,7 @@ class Problem:
     """One variable that is not as it should be.
 
     Attributes:
-        name: The variable.
-        value: What it is set to.
         message: What is wrong, and what is allowed.
-        action: What to do about it.
         kind: `name`, not a variable of NCCL's (or not any more); `value`, not a value it takes;
             `interface`, not on this machine; `slow`, good but not while something is timed.
     """

@@ -46,7 +46,6 @@ class LogEnd:
 
     Attributes:
         line: The line that says most about an error, else the last one; None of an empty log.
-        failed_node: The node that srun says has failed.
         prolog_failed: Whether slurmd says that the job's prolog failed.
     """
 

@@ -49,13 +49,7 @@ WORDS: dict[Kind, tuple[str, str]] = {
 
 
 class FailedError(RuntimeError):
-    """A command of Slurm that ended with an error.
-
-    Args:
-        command: Its name.
-        stderr: What it said, line by line.
-        code: Its exit code.
-    """
+    """A command of Slurm that ended with an error."""
 
     def __init__(self, command: str, stderr: str, code: int) -> None:
         low = stderr.lower()

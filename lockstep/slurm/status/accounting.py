@@ -60,11 +60,7 @@ def matching(*selection: str) -> dict[str, Account]:
 
 
 def read(text: str) -> dict[str, Account]:
-    """Return job id (of an array's element `ID_K`) -> what sacct's parsable text says of it.
-
-    Args:
-        text: sacct's output, its first line the names of the columns.
-    """
+    """Return job id (of an array's element `ID_K`) -> what sacct's parsable text says of it."""
     steps: dict[str, list[Row]] = {}
     jobs: dict[str, Row] = {}
     for row in _rows(text):

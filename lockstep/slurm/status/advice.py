@@ -21,12 +21,8 @@ def advise(
 ) -> str | None:
     """Return what to do about a job; None where nothing is to be done.
 
-    Args:
-        standing: The job.
-        results: The campaign's folder.
-        folder: The folder as it is typed in a command.
-        is_last: Whether no other job runs or waits: resume refuses until then.
-        is_continued: Whether another job will make what this one left.
+    `folder` is as it is typed in a command. With `is_last` no other job runs or waits: resume
+    refuses until then. With `is_continued` another job will make what this one left.
     """
     when = "" if is_last else "once the other jobs have ended, "
     if standing.state.name == "STALLED":

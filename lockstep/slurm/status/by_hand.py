@@ -32,13 +32,7 @@ _OUTPUT = re.compile(r"slurm-([0-9]+(?:_[0-9]+)?)\.out", re.ASCII)
 def ids(
     results: Results, sent: Sequence[Job], queue: Mapping[str, slurm.Queued] | None
 ) -> list[str]:
-    """Return the ids of jobs that have no record of a submission, of an array `ID_K`.
-
-    Args:
-        results: The campaign's folder.
-        sent: The jobs that were recorded.
-        queue: Job id, of an element `ID_K`, -> what squeue holds.
-    """
+    """Return the ids of jobs that have no record of a submission, of an array `ID_K`."""
     recorded = {whole(job.id) for job in sent if job.id}
     comments = {job.uuid for job in sent}
     # What submit sends has a comment, and stays in the list as failed where Slurm refused it.
@@ -141,23 +135,13 @@ def sending(scripts: Sequence[tuple[str, Path, Sequence[tuple[str, str]]]]) -> s
 
 
 def command(script: Path, after: Sequence[tuple[str, str]]) -> str:
-    """Return how a script is sent by hand, with `<id of NAME>` for ids that are not known yet.
-
-    Args:
-        script: The script.
-        after: (job, how) of each job that it waits for.
-    """
+    """Return how a script is sent by hand, with `<id of NAME>` for ids that are not known yet."""
     ids = {job: f"<id of {job}>" for job, _ in after}
     return " ".join(["sbatch", *dependencies(after, ids), shlex.quote(str(script))])
 
 
 def dependencies(after: Iterable[tuple[str, str]], ids: Mapping[str, str]) -> list[str]:
-    """Return sbatch's options about the jobs that a job waits for.
-
-    Args:
-        after: (job, how) of each of them.
-        ids: Job -> its id.
-    """
+    """Return sbatch's options about the jobs that a job waits for."""
     waits: dict[str, list[str]] = {}
     for job, how in after:
         waits.setdefault(how, []).extend([] if how == "singleton" else [ids[job]])

@@ -21,8 +21,6 @@ class Open:
     """A job, or elements of an array, that waits or runs.
 
     Attributes:
-        held: What squeue holds.
-        name: The job's name.
         uuid: Its submission; None where it was sent by hand.
     """
 
@@ -33,11 +31,6 @@ class Open:
 
 def chosen(results: Results, name: str | None, point: int | None) -> list[Open]:
     """Return the folder's jobs that wait or run and are to be cancelled.
-
-    Args:
-        results: The campaign's folder.
-        name: Only the jobs of this name.
-        point: Only this element of an array.
 
     Raises:
         ValueError: No job is so called, or none, or several, are arrays with that element.
@@ -101,12 +94,8 @@ def cancel(
 ) -> list[Open]:
     """Cancel jobs, note it, and return them, without what began just before.
 
-    Args:
-        results: The campaign's folder.
-        opened: The jobs.
-        point: Only this element of an array.
-        below_floor: The world size that missed a floor, where that is why; only what still waits
-            is cancelled then.
+    Below a floor, `below_floor` has the world size that missed it; only what still waits is
+    cancelled then.
 
     Raises:
         RuntimeError: scancel fails, as it does for jobs of another user.

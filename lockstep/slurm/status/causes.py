@@ -47,10 +47,7 @@ class Cause:
             and `lost`, Slurm does not say; `node_silent`, `node_failed`, and `node_unknown` where
             it is one of several; `dependency`, a job that it waited for did not end as it needs.
         nodes: The node, or the nodes of the job.
-        log: Its log.
         line: What the log says; of a dependency, the job that it waited for, if it is known.
-        used_bytes: The most memory that a step used.
-        requested_bytes: Its memory.
     """
 
     kind: Kind

@@ -31,10 +31,6 @@ def collect(results: Results, say: Say = lambda _: None) -> dict[str, Any]:
 
     What is unknown stays None; what an earlier `collect` knew is kept.
 
-    Args:
-        results: The campaign's folder.
-        say: Told about what is asked again, and what stays unknown.
-
     Returns:
         The names of the launches with results, and the rows of the jobs, as in accounting.json.
 

@@ -20,11 +20,9 @@ class Job:
 
     Attributes:
         id: Slurm's id, of an element `ID_K`; None where sbatch never said it.
-        name: The job's name.
         kind: ladder, job, array, preflight, profile or collect.
         uuid: The comment by which squeue finds it.
         sent: When it was sent, as ISO 8601 says it.
-        launches: What it makes.
         element: Which element of an array; None for a job of its own.
         user: Who sent it; None where that is not recorded.
         cancelled: Whether `lockstep cancel` ended it.

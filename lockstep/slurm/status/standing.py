@@ -38,8 +38,6 @@ class Standing:
     """The state of one job.
 
     Attributes:
-        job: The job.
-        state: Its state.
         account: What sacct says, where it was asked and knows.
         record: What the job's own script left at its end.
         wait_s: Seconds in which the job might have started, and did not.
@@ -80,8 +78,6 @@ class Answers:
     Attributes:
         exits: SLURM_JOB_ID -> the record of the job's own script.
         queue: Job id -> what squeue holds.
-        accounts: Job id -> what sacct knows.
-        errors: Why a layer gives no answer.
         events: Job id -> the event of its end.
     """
 
@@ -97,10 +93,7 @@ class Campaign:
     """The state of a whole campaign.
 
     Attributes:
-        jobs: Its jobs, in the order they were sent.
         launches: Launch -> how far it is, of those that have begun.
-        planned: The launches of the campaign.
-        errors: Why a layer gave no answer.
         left_out: Launches that no job begins, for a smaller size missed `until_efficiency`.
     """
 

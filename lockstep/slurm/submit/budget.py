@@ -16,7 +16,6 @@ class Budget:
     """Hours to stay within.
 
     Attributes:
-        hours: So many.
         unit: Of what; None for GPU-hours where the site has GPUs, else node-hours.
     """
 
@@ -39,7 +38,6 @@ class Fitted:
     """A campaign within a budget.
 
     Attributes:
-        campaign: What is left of it.
         dropped: What was left out, in words, in the order in which it was.
     """
 
@@ -53,13 +51,8 @@ def fit(
     """Return as much of a campaign as a budget holds.
 
     What is dropped, in this order: repeats from the last down to 3, world sizes from the largest,
-    repeats down to 1. A kind of drop that saves nothing is not made.
-
-    Args:
-        campaign: What is wanted.
-        budget: What may be spent.
-        cost: What a campaign costs; never more for one with less in it.
-        unit: What both are counted in.
+    repeats down to 1. A kind of drop that saves nothing is not made. Budget and cost are in the
+    same unit, and a campaign with less in it never costs more.
 
     Raises:
         ValueError: Even the smallest point costs more.

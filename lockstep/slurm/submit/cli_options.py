@@ -67,7 +67,6 @@ class FoundSite:
     """Which site a command is about.
 
     Attributes:
-        source: A file, or a built-in name.
         kind: Who says so: the option, the variable, or the folder where the command is given.
     """
 
@@ -120,12 +119,7 @@ def _complete_site(
 
 
 def site_option(name: str, of: str) -> Callable[[Command], Command]:
-    """Return the option --site, whose value is a `FoundSite`.
-
-    Args:
-        name: Of the command's parameter: `site` where a command needs one, else another.
-        of: The beginning of its help.
-    """
+    """Return the option --site, whose value is a `FoundSite`."""
     where = f"{of}; ${SITE_VARIABLE} or ./{SITE_FILE} by default."
     return click.option(
         "--site", name, callback=_found_site, shell_complete=_complete_site, help=where

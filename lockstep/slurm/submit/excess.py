@@ -20,7 +20,6 @@ class Excess:
     Attributes:
         kind: What Slurm does: it refuses them (`refused`), never starts them (`held`), or starts
             them once others have ended (`queued`).
-        limit: The limit.
         jobs: Which jobs; of those in the queue together, the ones that are too many.
         needs: What the largest of them needs, or all of them together, in the limit's unit.
     """

@@ -48,12 +48,7 @@ def jobs(
 ) -> list[JobSpec]:
     """Return the jobs of a campaign, each after those that it waits for.
 
-    Args:
-        campaign: What to measure.
-        site: Where.
-        folder: The campaign's folder of results, absolute.
-        launches: Which launches to make; all by default.
-        done: Names of the stages that have ended well.
+    All launches are made by default; `done` names the stages that have ended well.
 
     Raises:
         ValueError: Campaign and site do not fit, or the folder's name cannot be given to sbatch.

@@ -35,29 +35,21 @@ class JobSpec:
     """One batch job, or one array of them.
 
     Attributes:
-        name: Name of the job and its script.
         kind: Which template renders it.
         folder: The campaign's folder, absolute.
         num_nodes: Nodes of the allocation, of each element's where it is an array.
-        cpus_per_node: CPUs asked for on each of them.
-        gpus_per_node: GPUs asked for on each of them.
         billed_per_node: GPUs that Slurm allocates on each of them, and accounts for.
-        time_s: Its time limit.
         cpus_per_task: CPUs of a rank, equal at every world size.
         num_threads: Threads of a rank, for OpenMP and the libraries of linear algebra.
-        directives: The options of sbatch.
         shapes: World size -> srun's options for nodes, tasks, CPUs and GPUs.
         agents: World size -> torchrun's options for nodes and ranks; empty where each task of srun
             is a rank.
         tests: What pytest measures, absolute; nothing for the suite's own.
-        options: pytest's options in every launch.
         launches: The launches in the order they are made; an array's element K makes the K-th.
-        after: The jobs that it waits for.
         profiler: What each rank runs under, if anything.
         workdir: Where a program runs, absolute; None where pytest measures.
         floor: Least efficiency of a world size for a larger one to be begun; None for any.
         continues: The job of whose launches it makes what that left; None for the first of them.
-        stage: The user's own command, of a stage.
         screen: Options of the screening that a preflight ends with; empty without one.
     """
 

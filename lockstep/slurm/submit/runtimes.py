@@ -93,11 +93,7 @@ def options(
 ) -> tuple[str, ...]:
     """Return the command of a site's runtime up to the image; empty where ranks run outside one.
 
-    Args:
-        site: Where the job runs.
-        folders: What ranks read and write, under the same names inside the image.
-        variables: What enters the image of them.
-        is_gpu: Whether ranks have GPUs.
+    Ranks read and write the folders under the same names inside the image.
     """
     container = site.container
     if container is None:

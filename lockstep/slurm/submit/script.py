@@ -109,8 +109,7 @@ def _folders(tests: Sequence[str]) -> list[str]:
 def environment(site_template: str | None = None) -> Environment:
     """Return the templates' environment: nothing undefined, every value quoted by a filter.
 
-    Args:
-        site_template: Text of a site's own template, between ours and the base.
+    A site's own template comes between ours and the base.
     """
     templates = {} if site_template is None else {SITE: site_template}
     made = Environment(  # noqa: S701, shell scripts, in which HTML's escapes would be wrong

@@ -24,14 +24,7 @@ class Make(Protocol):
 
 @dataclass(frozen=True)
 class Stages:
-    """The stages of a campaign at a site.
-
-    Attributes:
-        campaign: What is measured.
-        site: Where.
-        make: What makes a job.
-        done: Names of the stages that have ended well.
-    """
+    """The stages of a campaign at a site."""
 
     campaign: Campaign
     site: Site

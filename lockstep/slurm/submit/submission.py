@@ -35,10 +35,7 @@ class Work:
 
     Attributes:
         campaign: What to measure, with its device and threads settled.
-        site: Where.
-        results: The folder.
         profiler: What to profile with in place of measuring.
-        again: Names of measured launches to set aside and measure again.
         dropped: What a budget left out, in words.
         debug_comm: Whether NCCL says all that it does, in these jobs and in none that resume them.
     """
@@ -192,12 +189,7 @@ def _launches(spec: JobSpec) -> list[str]:
 
 @dataclass(frozen=True)
 class Sent:
-    """A job that Slurm has taken.
-
-    Attributes:
-        spec: The job.
-        id: Slurm's id of it.
-    """
+    """A job that Slurm has taken."""
 
     spec: JobSpec
     id: str

@@ -45,13 +45,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class HttpStore:
-    """The interface at one address.
-
-    Args:
-        uri: The address.
-        key: For its header, if the server wants one.
-        timeout_s: How long one request may take.
-    """
+    """The interface at one address."""
 
     def __init__(self, uri: str, key: str | None, timeout_s: float) -> None:
         self.uri = uri

@@ -53,12 +53,9 @@ def prepare(key: str | None, timeout_s: float) -> None:
 
 
 class MlflowStore:
-    """One MLflow.
+    """One MLflow, at sqlite:///PATH or at a server's address.
 
-    Args:
-        uri: sqlite:///PATH or a server's address.
-        key: A token that the server wants; MLflow's own variables do as well.
-        timeout_s: How long one request may take.
+    The key is a token that the server wants; MLflow's own variables do as well.
 
     Raises:
         RefusedError: MLflow is not installed.

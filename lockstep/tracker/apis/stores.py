@@ -48,10 +48,6 @@ class Store(Protocol):
 def connect(tracker: Tracker, timeout_s: float) -> Store:
     """Return a tracker's store.
 
-    Args:
-        tracker: With its address.
-        timeout_s: How long one request may take.
-
     Raises:
         RefusedError: The software that it needs is not installed.
         OutOfReachError: Its database cannot be opened.

@@ -41,7 +41,6 @@ class Artifact:
     """A file of a run.
 
     Attributes:
-        path: Where it is.
         sha256: Of its content, by which a tracker is sent it once.
     """
 
@@ -64,8 +63,6 @@ class Run:
 
     Attributes:
         key: What tells it from every other run, of this folder and of others.
-        experiment: The campaign.
-        kind: What it is.
         ended_ms: When it ended, in milliseconds since the epoch; None while it runs.
         params: Its configuration.
         facts: What a tracker shows and searches by: job id, node, seed, GPU type.

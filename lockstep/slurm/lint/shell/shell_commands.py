@@ -80,7 +80,6 @@ class CommandReader(WordReader):
     """Reads the commands of a shell text.
 
     Attributes:
-        commands: The commands, in order; those in a `$( )` follow the one that holds them.
         comments: (line, text) of each comment that has a line to itself.
     """
 

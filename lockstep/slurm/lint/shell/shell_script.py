@@ -36,12 +36,7 @@ SLURM_VALUES = {
 
 @dataclass(frozen=True)
 class Script:
-    """A batch script.
-
-    Attributes:
-        path: Its name, as the user gave it.
-        text: All of it, with line ends as they are.
-    """
+    """A batch script."""
 
     path: str
     text: str

@@ -17,7 +17,6 @@ class Word:
 
     Attributes:
         line: Where it begins, from 1.
-        text: The text without its quotes; variables are left as they were written.
         live: Names of the variables that this shell expands in it, not a later one.
         quoted: Whether a part of it was in quotes.
         inner: Commands in its `$( )`, each as (line, text).
@@ -83,10 +82,7 @@ class WordReader:
     """Reads the words of a shell text from its beginning to its end.
 
     Attributes:
-        text: What is read.
-        line: The line that is being read, from 1 for the first line of a script.
         depth: In how many `$( )` the text lies.
-        at: The place in the text that is read next.
     """
 
     def __init__(self, text: str, line: int = 1, depth: int = 0) -> None:

@@ -22,12 +22,7 @@ COLLECTIVES = frozenset(
 
 @dataclass(frozen=True)
 class Script:
-    """A training script.
-
-    Attributes:
-        path: Its file.
-        tree: What Python makes of it.
-    """
+    """A training script."""
 
     path: str
     tree: ast.Module
