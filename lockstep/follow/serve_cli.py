@@ -14,7 +14,7 @@ from lockstep.follow.status_cli import expectation_options
 from lockstep.slurm.status.jobs_cli import results_of
 
 if TYPE_CHECKING:
-    from lockstep.follow.receiver import Shown
+    from lockstep.follow.receiver import Inbox, Server, Shown
     from lockstep.follow.status_record import Wanted
     from lockstep.slurm.status.standing import Board
 
@@ -84,16 +84,22 @@ def serve(
     follower = Follower(Board(results), folder, Wanted(expect, floor, inventory=True), shown)
     inbox = receiver.Inbox(results, signature.Guard(key, known), follower.wanted.set)
     follower.look()
-    try:
-        server = receiver.Server((host, port), inbox, shown)
-    except OSError as error:
-        why = error.strerror or error
-        raise RuntimeError(f"{host}, port {port}: {why}; choose another by --port") from None
+    server = _listening(host, port, inbox, shown)
     threading.Thread(target=follower.run, args=(every_s,), daemon=True).start()
     click.echo(f"page: http://{host}:{server.server_port}/")
     click.echo(f"key: {key_path}")
     with server:
         server.serve_forever()
+
+
+def _listening(host: str, port: int, inbox: "Inbox", shown: "Shown") -> "Server":
+    from lockstep.follow import receiver
+
+    try:
+        return receiver.Server((host, port), inbox, shown)
+    except OSError as error:
+        why = error.strerror or error
+        raise RuntimeError(f"{host}, port {port}: {why}; choose another by --port") from None
 
 
 def reachable(host: str) -> str:

@@ -118,10 +118,7 @@ def status(
     from lockstep.follow.status_record import Wanted
     from lockstep.slurm.status.standing import Board
 
-    if watch is not None and not (watch == BACKING_OFF or 1 <= watch <= MAX_WATCH_S):  # nan, too
-        raise ValueError(
-            f"--watch {watch:g} is no number of seconds; give one from 1 to {MAX_WATCH_S}"
-        )
+    _refuse_interval(watch)
     board = Board(results_of(folder))
     _refuse(board.results.claimed() or {}, folder, needs_floor=cancel_below and floor is None)
     wanted = Wanted(expect, floor, inventory=page is not None)
@@ -140,6 +137,13 @@ def status(
     if page is not None and not as_json:
         click.echo(f"page: {page}")
     return EXIT_BAD if campaign.is_bad else 0
+
+
+def _refuse_interval(watch: float | None) -> None:
+    if watch is not None and not (watch == BACKING_OFF or 1 <= watch <= MAX_WATCH_S):  # nan, too
+        raise ValueError(
+            f"--watch {watch:g} is no number of seconds; give one from 1 to {MAX_WATCH_S}"
+        )
 
 
 def _refuse(claimed: dict[str, Any], folder: str, *, needs_floor: bool) -> None:

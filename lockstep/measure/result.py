@@ -1,6 +1,6 @@
 """What one rank measured, and the result that rank 0 makes of all ranks'."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -92,7 +92,6 @@ def make(
     Raises:
         ValueError: A count, a unit or a round is wrong, see `record.problem`.
     """
-    rank_round_s = [part.round_s for part in parts]
     variant_s = of_all([part.variant_s for part in parts])
     timed = {
         "rank_variant_s": variant_s,
@@ -100,15 +99,9 @@ def make(
         "telemetry": telemetry.columns([part.telemetry for part in parts]),
     }
     found = {name: known for name, known in timed.items() if known}
-    against = [
-        *flags,
-        *straggler_flags(variant_s.get("own", []), hosts),
-        *goal_flags(rank_round_s, goal),
-        *slowdown_flags(parts, hosts),
-        *quota_flags(parts, hosts),
-    ]
+    against = [*flags, *_seen(parts, hosts, goal, variant_s.get("own", []))]
     made = CaseRecord(
-        rank_round_s=rank_round_s,
+        rank_round_s=[part.round_s for part in parts],
         peak_memory_bytes=[part.peak_bytes for part in parts],
         peak_reserved_bytes=[part.peak_reserved_bytes for part in parts],
         rank_hosts=list(hosts),
@@ -119,6 +112,15 @@ def make(
     if wrong := problem(made):
         raise ValueError(f"the result cannot be kept: {wrong}")
     return made
+
+
+def _seen(
+    parts: Sequence[Part], hosts: Sequence[str], goal: Goal | None, own_s: list[list[float]]
+) -> Iterator[Flag]:
+    yield from straggler_flags(own_s, hosts)
+    yield from goal_flags([part.round_s for part in parts], goal)
+    yield from slowdown_flags(parts, hosts)
+    yield from quota_flags(parts, hosts)
 
 
 def of_all(ranks: Sequence[Mapping[str, list[float]]]) -> dict[str, list[list[float]]]:

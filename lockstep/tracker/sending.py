@@ -86,13 +86,9 @@ def send(
 ) -> Sent:
     """Send a tracker what it lacks of a results folder, and return how far that went.
 
-    Args:
-        folder: The results.
-        tracker: Where to; its address is filled in, if it has none.
-        timeout_s: How long one request may take.
-        wait_s: How long another command that sends is waited for.
-        is_asked: Ask MLflow for runs that it has confirmed, too: they may have been deleted there.
-        until_s: When nothing further is begun, in seconds of `time.monotonic`.
+    A request may take `timeout_s`; another command that sends is waited for `wait_s`; nothing
+    further is begun at `until_s`, in seconds of `time.monotonic`. With `is_asked` MLflow is asked
+    for runs that it has confirmed, too: they may have been deleted there.
     """
     tracker = tracker.beside(folder)
     sent = Sent(str(tracker.uri))

@@ -68,8 +68,9 @@ def doctor(
         context.exit(diagnosis.exit_code)
     click.echo(doctors.page(diagnosis))
     if diagnosis.exit_code == 0:
-        plan = f"plan campaign.toml --site {shlex.quote(found.source)}" if found else "run"
-        ready = plan if diagnosis.submits else "run"
+        ready = "run"
+        if found and diagnosis.submits:
+            ready = f"plan campaign.toml --site {shlex.quote(found.source)}"
         click.echo(f"Next: lockstep {ready}")
     context.exit(diagnosis.exit_code)
 

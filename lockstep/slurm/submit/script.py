@@ -179,16 +179,15 @@ def render(job: JobSpec, site: Site) -> str:
         "lines": [" ".join(words(launch)) for launch in job.launches],
     }
     name = f"{'stage' if job.stage else job.kind}.sh.j2"
-    if site.template is None:
-        text = environment().get_template(name).render(values, parent=BASE)
-    else:
-        text = _render_own(name, site.template, values)
+    text = _rendered(name, site.template, values)
     if site.template or site.shell_before or site.shell_after:
         _refuse_unreadable(text, site.template or "shell_before or shell_after")
     return text
 
 
-def _render_own(name: str, template: str, values: dict[str, Any]) -> str:
+def _rendered(name: str, template: str | None, values: dict[str, Any]) -> str:
+    if template is None:
+        return environment().get_template(name).render(values, parent=BASE)
     try:
         return environment(_read(template)).get_template(name).render(values, parent=SITE)
     except TemplateNotFound as error:
