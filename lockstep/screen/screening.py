@@ -23,12 +23,12 @@ from lockstep.vocabulary.system.host import hostname
 from lockstep.vocabulary.text.printable import one_line
 from lockstep.world import process_group
 from lockstep.world.placement import placement
+from lockstep.world.store import EXIT_MACHINE
 
 if TYPE_CHECKING:
     from lockstep.world.process_group import World
 
 SEED = 20_260
-EXIT_MACHINE = 3
 # Drawn by the kernel when it starts.
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 

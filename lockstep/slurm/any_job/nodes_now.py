@@ -12,6 +12,7 @@ from pathlib import Path
 
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.status.accounting import size
+from lockstep.vocabulary.system.files import MIB
 from lockstep.vocabulary.text.durations import parse
 
 APART_S = 1  # between two looks at the counters of CPU time
@@ -19,7 +20,6 @@ MAX_PROCESSES = 8
 TICKS_PER_S = 100  # USER_HZ, the same on every architecture that Slurm runs on (proc(5))
 PAGE_BYTES = 4096
 KIB = 1024
-MIB = 1024**2
 # Lines of `WHAT|NODE|REST`; a process is a line of /proc/PID/stat.
 SCRIPT = f"""
 node=${{SLURMD_NODENAME:-$(hostname)}}

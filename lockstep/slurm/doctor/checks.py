@@ -16,6 +16,7 @@ from lockstep.vocabulary.system import commands
 
 Status = Literal["ok", "warning", "missing", "not needed"]
 COMMAND_TIMEOUT_S = 30
+GB = 10**9
 # The first import of torch from a cold, shared file system takes a minute and more.
 PROBE_TIMEOUT_S = 300
 # Importing both shows a pair that does not fit; the rest is what the ranks will speak with.

@@ -12,6 +12,7 @@ from lockstep.image import sif
 from lockstep.image.definition import sha256
 from lockstep.image.image_record import read_record
 from lockstep.slurm.doctor.checks import (
+    GB,
     Finding,
     Subject,
     missing,
@@ -26,7 +27,6 @@ from lockstep.slurm.site import Container
 from lockstep.slurm.submit.runtimes import GPU_FLAGS
 from lockstep.vocabulary.system.host import hostname
 
-GB = 10**9
 NO_IMAGE = "the site's ranks run in no image"
 NO_SIF = "Lockstep looks into images of Apptainer alone"
 NO_SITE = "no site file names an image"

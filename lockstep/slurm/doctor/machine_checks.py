@@ -17,6 +17,7 @@ from lockstep.machine.gpus import nvidia_smi
 from lockstep.machine.interconnect import network
 from lockstep.machine.storage import file_system
 from lockstep.slurm.doctor.checks import (
+    GB,
     Finding,
     Subject,
     missing,
@@ -28,7 +29,6 @@ from lockstep.slurm.doctor.checks import (
 )
 from lockstep.vocabulary.system.environment import INTERFACE_NAMES
 
-GB = 10**9
 LEAST_FREE_BYTES = 2 * GB
 LEAST_OPEN_FILES = 4096
 MAX_CLOCK_SKEW_S = 1.0
