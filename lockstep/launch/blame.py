@@ -125,7 +125,10 @@ def uneven(found: Sequence[Mapping[str, Any] | None], ranks: Sequence[Mapping[st
 
 
 def astray(cases: Sequence[str | None], ranks: Sequence[Mapping[str, Any]]) -> str:
-    """Return which rank is about to run another case than the first; empty where all agree."""
+    """Return which rank is about to run another case than the first; empty where all agree.
+
+    The case of a rank that was silent is None.
+    """
     first = next(rank for rank, case in enumerate(cases) if case is not None)
     for rank, case in enumerate(cases):
         if case not in (None, cases[first]):
@@ -139,7 +142,7 @@ def astray(cases: Sequence[str | None], ranks: Sequence[Mapping[str, Any]]) -> s
 def absent(
     cases: Sequence[str | None], ranks: Sequence[Mapping[str, Any]], timeout_s: float
 ) -> str:
-    """Return which ranks did not come to a case; empty where all did."""
+    """Return which ranks did not come to a case, whose case is None; empty where all did."""
     silent = [rank for rank, case in enumerate(cases) if case is None]
     if not silent:
         return ""

@@ -24,6 +24,7 @@ class Settings:
     Attributes:
         size_name: One of `sizes.SIZES`.
         size: That size with the options' changes.
+        device: cpu, cuda, or None for CUDA where there is one.
         timeout_s: Time-out of a collective and of the control plane.
         budget_s: Within this a case ends, its set-up and teardown included.
         threads_per_rank: Threads of a rank; None for its share of the cores.

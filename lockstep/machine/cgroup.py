@@ -11,6 +11,8 @@ ROOT = Path("/sys/fs/cgroup")
 def groups(controller: str) -> Iterator[tuple[int, Path]]:
     """Yield the version and the folder of each group this process is in, and of those above.
 
+    In version 2 one group serves all controllers.
+
     Raises:
         OSError: The kernel does not say.
     """

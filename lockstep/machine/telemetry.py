@@ -198,6 +198,8 @@ def of(device: "torch.device", is_wanted: bool) -> Iterator[Telemetry]:
 def columns(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return what all ranks saw, by quantity.
 
+    The facts of a rank that was not watched are empty.
+
     Returns:
         Name -> a value of each rank, None where it has none, for `TOTALS`; of other names `mean`,
         `least` and `most`, each with a value of each rank.

@@ -16,7 +16,7 @@ NEXT: dict[Kind, str] = NEXT_OWN | {
 
 
 def lines(explanation: Explanation, kept: str) -> list[str]:
-    """Return the card."""
+    """Return the card; `kept` says where the record is, or why nowhere, if one was asked for."""
     found = [_measured(explanation), *_causes(explanation)]
     found += [f"note      {note_text(note)}" for note in explanation.notes]
     return found + ([f"record    {kept}"] if kept else [])

@@ -194,6 +194,8 @@ def _drop_what_fails(
     """Leave out what a rank does not have, such as half of a batch that its step can take.
 
     Half of a batch is tried where all ranks have it, and none would wait in it for one that fails.
+    They are removed from `ways`; `inner` collectives make ranks wait for each other without
+    synchronisation.
     """
     if inner:
         ways.pop("half", None)

@@ -37,6 +37,8 @@ class Met:
 def meet(device: "torch.device", problem: str) -> Met:
     """Wait for all ranks of the script, and refuse on all of them what one cannot do.
 
+    `problem` says why this rank cannot; empty where it can.
+
     Raises:
         ValueError: This rank, or another one, cannot.
         RuntimeError: A rank did not come.

@@ -307,6 +307,7 @@ class Queued:
         job_id: Its id; of an array, the id that its elements share.
         raw_id: The id that the job itself sees as SLURM_JOB_ID.
         elements: Which elements of an array; None for a job of its own.
+        submitted: When it was submitted, in seconds of the epoch.
         comment: What sbatch was given to find it by.
         command: The path of its script, and what that was given.
     """

@@ -167,6 +167,9 @@ def find(device_name: str) -> Device | None:
 
 
 def peak_flop_per_s(device_name: str, precision: str) -> float | None:
-    """Return a GPU's dense datasheet peak in FLOP/s; None where unknown or not in hardware."""
+    """Return a GPU's dense datasheet peak in FLOP/s; None where unknown or not in hardware.
+
+    The name is as `torch.cuda.get_device_name()` prints it.
+    """
     device = find(device_name)
     return device.peak_flop_per_s.get(precision) if device else None

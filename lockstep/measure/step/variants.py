@@ -33,7 +33,8 @@ LEAD_STEPS = 2
 def num_blocks(num_steps: int, variants: Mapping[str, Step], steps: int, full_steps: int) -> int:
     """Return how many blocks of turns add at most `SHARE` to a case, but no fewer than needed.
 
-    The rounds of the case take `num_steps`, warm-up included.
+    The rounds of the case take `num_steps`, warm-up included. A turn of the whole step takes
+    `full_steps`, one of a variant `steps`.
     """
     cost = sum(COST[name] for name in variants) * steps + COST["full"] * (full_steps - steps)
     room = SHARE * num_steps / cost - 1 / steps  # each first runs once untimed
@@ -45,7 +46,8 @@ def time_in_turns(
 ) -> dict[str, list[float]]:
     """Return this rank's seconds per step in each turn of each variant.
 
-    Every rank must call it with the same names and numbers: each turn begins with a barrier.
+    Every rank must call it with the same names and numbers: each turn begins with a barrier. The
+    seed is that of the order.
 
     Returns:
         Seconds, shape (blocks,), by name; as `running` those of `own` without waits for a core,

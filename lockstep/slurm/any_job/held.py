@@ -37,6 +37,7 @@ class Held:
         state: Its state, with the reason for which it waits.
         partition: Where it runs or is to run; several with commas between.
         limit_s: Its time limit; None without one.
+        submitted: When it was sent, in seconds of the epoch.
         starts: When it began; of one that waits, when Slurm expects to start it, if it says.
         waits_for: (how, job id) of what it waits for, such as `("afterok", "12")`.
         priority: Slurm's number, by which the waiting jobs are ordered.
