@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from statistics import median
 
@@ -58,9 +58,6 @@ def ids(path):
     return str(path.relative_to(ROOT))
 
 
-each_module = pytest.mark.parametrize("path", MODULES, ids=ids)
-
-
 def tracked():
     """Return the files of the repository, new ones included, ignored ones not."""
     listed = subprocess.run(
@@ -75,15 +72,20 @@ def tracked():
     return [path for name in listed.stdout.splitlines() if (path := ROOT / name).is_file()]
 
 
-@lru_cache
+@cache
 def tree(path):
     return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def nodes(path):
+    return tuple(ast.walk(tree(path)))
 
 
 def imports(path):
     """Return the modules a file imports anywhere, by their full names."""
     found = set()
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -114,14 +116,18 @@ def module_file(name):
     return file if file.exists() else ROOT.joinpath(*name.split("."), "__init__.py")
 
 
-@each_module
-def test_rooms_keep_their_directions(path):
+def test_rooms_keep_their_directions():
+    wrong = {ids(path): others for path in MODULES if (others := may_not_import(path))}
+    assert wrong == {}
+
+
+def may_not_import(path):
+    """Return the rooms that a file imports and may not."""
     found = {room(name) for name in ours(path)}
     if path.is_relative_to(ROOT / "bench"):
-        assert found <= {"measure", "trainer"}
-    else:
-        own = path.relative_to(ROOT / "lockstep").parts[0].removesuffix(".py")
-        assert found - {own} <= MAY_IMPORT[own]
+        return found - {"measure", "trainer"}
+    own = path.relative_to(ROOT / "lockstep").parts[0].removesuffix(".py")
+    return found - {own} - MAY_IMPORT[own]
 
 
 def test_nothing_that_is_listed_of_rooms_is_gone():
@@ -165,16 +171,17 @@ def without_torch():
     return [name for name in names if name.startswith(WITHOUT_TORCH) and "__init__" not in name]
 
 
-@pytest.mark.parametrize("name", without_torch())
-def test_the_vocabulary_and_campaigns_import_neither_torch_nor_pytest(name):
-    seen, to_see = set(), {name}
+def test_the_vocabulary_and_campaigns_import_neither_torch_nor_pytest():
+    seen, to_see, wrong = set(), set(without_torch()), []
     while to_see:
         module = to_see.pop()
         seen.add(module)
         # A function may import torch where it is asked for: a login node does not ask.
         top_level = _imported_at_once(tree(module_file(module)))
-        assert not {n.split(".")[0] for n in top_level} & {"torch", "torchvision", "pytest"}
+        if {n.split(".")[0] for n in top_level} & {"torch", "torchvision", "pytest"}:
+            wrong.append(module)
         to_see |= {n for n in top_level if n.startswith("lockstep")} - seen
+    assert wrong == []
 
 
 def _imported_at_once(node):
@@ -224,10 +231,10 @@ def measuring_path():
     return sorted(seen)
 
 
-@pytest.mark.parametrize("path", measuring_path(), ids=ids)
-def test_the_measuring_path_needs_what_any_pytorch_image_has(path):
-    roots = {name.split(".")[0] for name in imports(path)}
-    assert roots - set(sys.stdlib_module_names) - MEASURING - {"lockstep"} == set()
+def test_the_measuring_path_needs_what_any_pytorch_image_has():
+    usual = {*sys.stdlib_module_names, *MEASURING, "lockstep"}
+    found = {ids(path): {n.split(".")[0] for n in imports(path)} for path in measuring_path()}
+    assert {name: roots - usual for name, roots in found.items() if roots - usual} == {}
 
 
 def test_the_measuring_path_is_more_than_its_ends():
@@ -246,7 +253,7 @@ def test_the_measuring_path_is_more_than_its_ends():
 
 def functions(path):
     wanted = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return [node for node in ast.walk(tree(path)) if isinstance(node, wanted)]
+    return [node for node in nodes(path) if isinstance(node, wanted)]
 
 
 def body_lines(node):
@@ -259,10 +266,9 @@ def body_lines(node):
     return lines
 
 
-@each_module
-def test_no_function_is_long(path):
-    long = {node.name: body_lines(node) for node in functions(path)}
-    assert {name: n for name, n in long.items() if n > MAX_FUNCTION_LINES} == {}
+def test_no_function_is_long():
+    lines = {(ids(p), node.name): body_lines(node) for p in MODULES for node in functions(p)}
+    assert {name: n for name, n in lines.items() if n > MAX_FUNCTION_LINES} == {}
 
 
 def test_most_functions_are_short():
@@ -289,9 +295,9 @@ RECORDS = {"error", "exception", "excinfo", "gap", "flag", "conflict", "failure"
 SENTENCES = {"message", "reason", "sentence", "why"}
 
 
-def sentences_read(node):
+def sentences_read(nodes):
     """Return the expressions that search or cut a sentence of ours."""
-    return [ast.unparse(each) for each in ast.walk(node) if _reads_a_sentence(each)]
+    return [ast.unparse(each) for each in nodes if _reads_a_sentence(each)]
 
 
 def _reads_a_sentence(node):
@@ -326,10 +332,9 @@ def _is_of_a_record(node):
     return isinstance(node, ast.Name) and node.id in RECORDS
 
 
-@each_module
-def test_no_code_reads_a_sentence_of_ours(path):
-    if ids(path) not in READS_PROGRAMS:
-        assert sentences_read(tree(path)) == []
+def test_no_code_reads_a_sentence_of_ours():
+    found = {ids(path): sentences_read(nodes(path)) for path in MODULES}
+    assert {name for name, read in found.items() if read} - READS_PROGRAMS.keys() == set()
 
 
 @pytest.mark.parametrize(
@@ -349,7 +354,7 @@ def test_no_code_reads_a_sentence_of_ours(path):
     ],
 )
 def test_a_sentence_that_is_read_is_found(code, is_found):
-    assert bool(sentences_read(ast.parse(code))) == is_found
+    assert bool(sentences_read(ast.walk(ast.parse(code)))) == is_found
 
 
 def test_python_files_are_ascii():
