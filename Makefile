@@ -60,7 +60,7 @@ test-testbed: venv
 	$(BIN)/python -m pytest -m "slurm and not chaos" $(DURATIONS)
 
 unit: venv ## Run the quick tests only, in under a minute
-	$(BIN)/python -m pytest -m "not slow and not browser and not slurm"
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile -m "not (slow or browser or slurm)"
 
 lint: venv ## Check style and types
 	$(BIN)/ruff check .

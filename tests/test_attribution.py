@@ -243,6 +243,7 @@ def test_few_turns_are_not_enough_evidence():
     assert bound.judge([here]).kind == "open"
 
 
+@pytest.mark.slow
 def test_intervals_of_turns_hold_the_truth_as_often_as_they_say():
     draw, means = np.random.default_rng(2), {"full": [1.2, 1.2], "own": [1.0, 1.0]}
     held = 0

@@ -69,11 +69,13 @@ def assert_one_sentence(ended, sentence):
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", REFUSED)
 def test_bad_input_is_refused_in_one_sentence(refusals, line):
     assert_one_sentence(refusals[line], REFUSED[line])
 
 
+@pytest.mark.slow
 def test_a_refusal_leaves_nothing_behind(refusals, folder):
     assert {path.name for path in folder.iterdir()} == set(BAD_TOML)
 

@@ -169,6 +169,7 @@ def test_one_rank_needs_no_store():
     assert Control(HashStore(), 0, 1, 0.1).exchange("x", "mine") == ["mine"]
 
 
+@pytest.mark.slow
 def test_inside_a_case_rank_0_decides_at_its_deadline_and_the_others_wait_a_second_more(server):
     zero, one, two = ranks(server, 3, 30)
     for control in (zero, one, two):
@@ -183,6 +184,7 @@ def test_inside_a_case_rank_0_decides_at_its_deadline_and_the_others_wait_a_seco
     assert time.monotonic() - start < 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("waits", "found"), [(Waits.AFTER_PHASE, [0, 1]), (Waits.IN_BODY, [0, None])]
 )
@@ -232,6 +234,7 @@ def test_every_exchange_between_cases_runs_in_a_bound_of_its_own_and_none_within
     assert seen == ["begins", "ends"] * 2
 
 
+@pytest.mark.slow
 def test_rank_0_may_be_slow_to_conclude_once_it_has_come_to_the_end_of_a_case(server):
     zero, one = ranks(server, 2, SHORT_S)
     for control in (zero, one):
@@ -251,6 +254,7 @@ def test_ranks_meet_three_times_a_case_and_what_one_above_0_reads_does_not_grow(
     assert many.bytes_of_rank_0 == 8 * few.bytes_of_rank_0
 
 
+@pytest.mark.slow
 def test_a_lost_store_is_told_from_a_silent_rank(tmp_path):
     address = tmp_path / "address"
     serving = subprocess.Popen(

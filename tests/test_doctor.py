@@ -686,6 +686,7 @@ def test_nodes_are_asked_for_as_jobs_ask_for_them(changes, option):
     assert option in slurm_checks.srun(site(**changes), 2)
 
 
+@pytest.mark.slow
 def test_doctor_asks_the_cluster_that_the_site_names(tmp_path):
     (tmp_path / "site.toml").write_text(
         'schema = 1\nname = "here"\ncluster = "green"\ngpus_per_node = 0\ncpus_per_node = 4\n'

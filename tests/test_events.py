@@ -209,6 +209,7 @@ def test_the_epilog_sends_what_the_receiver_takes(
     assert (event.job_id, event.status, event.exit_code) == (job_id, status, code)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("receiver_is", ["gone", "silent", "refusing", "without a key"])
 def test_a_dead_receiver_holds_no_node(server, results, tmp_path, receiver_is):
     (tmp_path / "events.key").write_bytes(b"another key" * 3 if receiver_is == "refusing" else KEY)

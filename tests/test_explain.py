@@ -77,6 +77,7 @@ def asked(step, **options):
     return lockstep.explain(step, seconds=0.01, out=None, **options)
 
 
+@pytest.mark.slow
 def test_a_script_without_ranks_is_told_of_itself():
     batch = torch.ones(4, 8)
     script = Script()
@@ -86,6 +87,7 @@ def test_a_script_without_ranks_is_told_of_itself():
     assert script.optimizer.state_dict() == Script().optimizer.state_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "batches", "variants"),
     [
@@ -136,6 +138,7 @@ class SlowLoader:
             yield torch.ones(4, 8)
 
 
+@pytest.mark.slow
 def test_a_slow_loader_is_what_bounds_a_step():
     found = asked(Script().step, batches=SlowLoader())["bound"]
     assert found["kind"] == "input"
@@ -153,6 +156,7 @@ class SlowData(Dataset):
         return torch.ones(4, 8)
 
 
+@pytest.mark.slow
 def test_what_workers_fetch_during_other_turns_hides_nothing():
     script = Script()
     loader = DataLoader(SlowData(), None, num_workers=2, prefetch_factor=4)

@@ -341,6 +341,7 @@ def test_ranks_meet_in_a_store_that_serves_the_whole_job(job):
     assert list((job.results / "jobs").glob(".store*")) == []
 
 
+@pytest.mark.slow
 def test_a_store_that_died_is_started_again_before_the_next_step(job):
     kills = 'kill "$(cat "$SEEN.store-pid")"; sleep 0.2'
     assert is_well(job.run(campaign_of(repeats=1), STUB_DO=kills))
@@ -615,6 +616,7 @@ def test_a_job_stages_in_and_out_also_where_it_fails(node, code, expected):
     assert (node.folder / "image.sif").exists()
 
 
+@pytest.mark.slow
 def test_what_a_job_has_staged_the_next_one_finds_whole(node):
     site = staged(node, stage_cache=str(node.folder / "my cache"))
     source = node.folder / "set" / "one"

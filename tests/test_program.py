@@ -214,6 +214,7 @@ def test_the_last_match_is_searched_at_the_end_of_a_long_output(tmp_path):
     assert ("rate 1" in ended.output, "rate 2" in ended.output) == (False, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("wait", "is_late"), [("", False), ("; sleep 60", True)])
 def test_nothing_that_a_run_started_outlives_it(tmp_path, wait, is_late):
     from lockstep.command import programs

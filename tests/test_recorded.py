@@ -50,6 +50,7 @@ def test_of_a_recording_nothing_is_left_to_measure(recording, tmp_path):
     assert "lockstep report demo makes its page" in ended.stderr
 
 
+@pytest.mark.slow
 def test_the_demo_that_ships_prints_what_the_tutorial_shows(tmp_path):
     ended = subprocess.run(
         [sys.executable, "-m", "lockstep", "demo"], cwd=tmp_path, env=environ(ROOT),

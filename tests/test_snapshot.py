@@ -184,6 +184,7 @@ def test_what_comes_after_something_that_cannot_be_put_back_is_put_back():
     assert numbers.tolist() == [0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "compile_it", [torch.compile, nn.Module.compile], ids=["wrapped", "in-place"]
 )

@@ -80,6 +80,7 @@ def trained(tmp_path_factory):
     return [json.loads(rank.communicate(timeout=300)[0].splitlines()[-1]) for rank in ranks]
 
 
+@pytest.mark.slow
 def test_every_strategy_takes_the_steps_of_ddp(trained):
     for own in trained:
         usual = own["ddp"]["losses"]
@@ -88,6 +89,7 @@ def test_every_strategy_takes_the_steps_of_ddp(trained):
             assert found["losses"] == pytest.approx(usual, rel=1e-4), name
 
 
+@pytest.mark.slow
 def test_shards_and_checkpoints_hold_less(trained):
     for own in trained:
         assert own["fsdp"]["held"] == pytest.approx(own["ddp"]["held"] / 2, rel=0.01)

@@ -253,6 +253,7 @@ def test_a_run_is_recorded_in_full(tmp_path: Path) -> None:
     assert 0.5 < final["val_accuracy"] < 1
 
 
+@pytest.mark.slow
 def test_a_smaller_bucket_gives_more_of_them_and_a_run_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

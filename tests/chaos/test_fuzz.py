@@ -46,6 +46,7 @@ def fault_of(name, content, folder, monkeypatch):
     return fuzz_child.fault_of(reader, folder, content)
 
 
+@pytest.mark.slow
 def test_a_reader_that_waits_for_ever_is_a_finding(tmp_path, monkeypatch):
     child = tmp_path / "child.py"
     child.write_text(

@@ -119,6 +119,7 @@ def test_a_journal_beyond_the_limits_is_refused(tmp_path):
 TERMINAL = "\x1b]0;title\x07\x9b2J\r\u202e\u2028\ud800"
 
 
+@pytest.mark.slow
 def test_no_text_of_results_acts_on_a_terminal(tmp_path):
     case = record(workload=f"mlp{TERMINAL}", flags=[TERMINAL], factors={TERMINAL: TERMINAL})
     facts = provenance(hostname=TERMINAL)
