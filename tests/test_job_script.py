@@ -18,6 +18,8 @@ from lockstep.campaign.launch_options import common_options, own_options
 from lockstep.slurm.submit.job import jobs, profile, settle
 from lockstep.slurm.submit.script import library, render
 
+pytestmark = pytest.mark.slow  # each runs a whole script, of some dozen processes
+
 ALL = {"preflight": True, "collect": True}
 PREFLIGHT, COLLECT = 0, 2  # which of these jobs
 
@@ -341,7 +343,6 @@ def test_ranks_meet_in_a_store_that_serves_the_whole_job(job):
     assert list((job.results / "jobs").glob(".store*")) == []
 
 
-@pytest.mark.slow
 def test_a_store_that_died_is_started_again_before_the_next_step(job):
     kills = 'kill "$(cat "$SEEN.store-pid")"; sleep 0.2'
     assert is_well(job.run(campaign_of(repeats=1), STUB_DO=kills))
@@ -616,7 +617,6 @@ def test_a_job_stages_in_and_out_also_where_it_fails(node, code, expected):
     assert (node.folder / "image.sif").exists()
 
 
-@pytest.mark.slow
 def test_what_a_job_has_staged_the_next_one_finds_whole(node):
     site = staged(node, stage_cache=str(node.folder / "my cache"))
     source = node.folder / "set" / "one"

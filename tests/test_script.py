@@ -341,6 +341,7 @@ def test_a_hostile_site_is_refused_or_does_only_what_was_meant(text, tmp_path_fa
     check_hostile(text, tmp_path_factory.mktemp("hostile"), one_launch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", HARMFUL)
 def test_harmful_texts_do_no_harm(text, tmp_path):
     fields = check_hostile(text, tmp_path, one_launch)
