@@ -171,33 +171,6 @@ def without_torch():
     return [name for name in names if name.startswith(WITHOUT_TORCH) and "__init__" not in name]
 
 
-def test_the_vocabulary_and_campaigns_import_neither_torch_nor_pytest():
-    seen, to_see, wrong = set(), set(without_torch()), []
-    while to_see:
-        module = to_see.pop()
-        seen.add(module)
-        # A function may import torch where it is asked for: a login node does not ask.
-        top_level = _imported_at_once(tree(module_file(module)))
-        if {n.split(".")[0] for n in top_level} & {"torch", "torchvision", "pytest"}:
-            wrong.append(module)
-        to_see |= {n for n in top_level if n.startswith("lockstep")} - seen
-    assert wrong == []
-
-
-def _imported_at_once(node):
-    """Return what a module imports while it is itself imported."""
-    found = set()
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Import):
-            found |= {alias.name for alias in child.names}
-        elif isinstance(child, ast.ImportFrom):
-            found |= {_module(child.module, alias.name) for alias in child.names}
-        elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            is_typing = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)
-            found |= set() if is_typing else _imported_at_once(child)
-    return found
-
-
 def test_the_vocabulary_and_campaigns_load_neither_torch_nor_pytest():
     ended = run("-c", f"import {', '.join(without_torch())}, sys; print(*sys.modules)")
     assert ended.returncode == 0, ended.stderr
