@@ -91,7 +91,6 @@ def test_the_demo_makes_the_page_where_launches_failed(code, ends, commands, tmp
     assert f"Error {ends}" in ended.stderr
 
 
-@pytest.mark.slow
 def test_a_campaign_whose_sizes_all_need_more_gpus_is_refused_before_a_launch(machine, tmp_path):
     again = [sys.executable, "-m", "lockstep", "run", "campaign.toml", "--world-sizes", "2"]
     ended = machine(of_gpus(), *again, NUM_GPUS="1")
