@@ -9,6 +9,7 @@ from lockstep.report.compute.lost_time.slow import slowest
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
 from lockstep.report.page.content_of_page import page
+from lockstep.report.words import verdict_card
 from lockstep.vocabulary.records.record import KEY
 
 HOSTS = ["node01", "node02"]
@@ -53,6 +54,13 @@ def test_on_one_host_the_rank_is_named_and_nothing_is_left_out(campaign):
     (said, *_) = page(results, series_of(results.rows), 0.7)["verdicts"]
     assert said.startswith("rank 1 on here is the slowest in 3 of 3 launches, by 12.2 %")
     assert "--exclude" not in said
+
+
+def test_the_card_of_several_launches_names_who_is_slow_in_them(campaign):
+    (shown, *_) = verdict_card.judge_all(series_of(plant(campaign, slow_rank=1).rows), 0.7)
+    assert any(line.startswith("slow rank node02 ") for line in shown.lines)
+    (even, *_) = verdict_card.judge_all(series_of(plant(campaign).rows), 0.7)
+    assert not any(line.startswith("slow rank") for line in even.lines)
 
 
 def test_ranks_that_are_alike_are_not_told_apart(campaign):

@@ -57,10 +57,20 @@ NEXT_OWN: dict[Kind, str] = {
 }
 
 
-def card(bound: Bound, hosts: Sequence[str] = (), todo: Mapping[Kind, str] = NEXT) -> list[str]:
-    """Return the lines of what bounds a step, the headline first; with no `todo`, no next step."""
+def card(
+    bound: Bound,
+    hosts: Sequence[str] = (),
+    todo: Mapping[Kind, str] = NEXT,
+    slowest: str = "",
+) -> list[str]:
+    """Return the lines of what bounds a step, the headline first; with no `todo`, no next step.
+
+    Of several launches give who is slowest in them; of one launch the bound knows its slow rank.
+    """
     lines = [headline(bound), *_table(bound)]
-    if bound.num_launches == 1 and any(share.cause == "exposed" for share in bound.shares):
+    if slowest:
+        lines.append(_row("slow rank", slowest))
+    elif bound.num_launches == 1 and any(share.cause == "exposed" for share in bound.shares):
         lines.append(_row("slow rank", slow_text(bound, hosts) if bound.slow else "none is shown"))
     lines += [*_buckets(bound), *_gains(bound)]
     lines += [_row("next", todo[bound.kind])] if todo else []

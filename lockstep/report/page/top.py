@@ -77,7 +77,8 @@ def _scaling(about: Headline) -> list[dict[str, str]]:
     if about.kind == "alone":
         return [_tile("Measured at", counted(point.world_size, about.noun), parts.absolute(point))]
     good = about.kind == "good"
-    size = counted(point.world_size, about.noun) if good else "none"
+    lacking = "none" if about.kind == "below" else "not shown"
+    size = counted(point.world_size, about.noun) if good else lacking
     note = f"{about.series.label}, {goal} efficiency or more"
     interval = point.efficiency_interval
     span = f"{percent_span(interval)} %" if interval else "no interval"

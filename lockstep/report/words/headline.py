@@ -137,8 +137,8 @@ def gives(headline: Headline) -> str:
         unsure = point.efficiency_interval and point.efficiency_interval[0] < headline.threshold
         return f"{given}, its interval reaching below {goal}" if unsure else given
     sure = "no size reaches" if headline.kind == "below" else "not shown whether any size reaches"
-    best = "at best " if point.speedup >= 1 else ""
-    return f"{sure} {goal} efficiency; {best}{given}"
+    closest = "closest, " if point.speedup >= 1 else ""
+    return f"{sure} {goal} efficiency; {closest}{given}"
 
 
 def _given(headline: Headline, base: str) -> str:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from lockstep.causes.bound import Bound, Kind
 from lockstep.causes.card import NEXT, NEXT_OWN, card
-from lockstep.report.compute.lost_time import attribution
+from lockstep.report.compute.lost_time import attribution, slow
 from lockstep.report.compute.scaling import Point, Series
+from lockstep.report.page.panels import losses
 from lockstep.report.page.panels.parts import sound
 from lockstep.vocabulary.metrics import GOOD_EFFICIENCY
 
@@ -35,12 +36,12 @@ class Judged:
     @property
     def lines(self) -> list[str]:
         """The card's lines."""
-        return card(self.bound, self._hosts, self._todo)
+        return card(self.bound, self._hosts, self._todo, self._slowest)
 
     @property
     def measured(self) -> list[str]:
         """The card's lines without what to try next, for where that stands apart."""
-        return card(self.bound, self._hosts, {})
+        return card(self.bound, self._hosts, {}, self._slowest)
 
     @property
     def advice(self) -> str:
@@ -61,6 +62,11 @@ class Judged:
     @property
     def _todo(self) -> Mapping[Kind, str]:
         return NEXT_OWN if self.is_own else NEXT
+
+    @property
+    def _slowest(self) -> str:
+        found = slow.slowest(self.point.rows) if self.bound.num_launches > 1 else None
+        return losses.slow_text(found) if found else ""
 
     @property
     def _hosts(self) -> Sequence[str]:
