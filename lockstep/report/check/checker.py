@@ -347,7 +347,7 @@ def _merged(hits: Iterator[Hit]) -> list[Hit]:
     """Return hits with those that differ in their launches alone as one."""
     alike: dict[str, list[Hit]] = {}
     for hit in hits:
-        alike.setdefault(repr(replace(hit, launches=())), []).append(hit)
+        alike.setdefault(repr(vars(hit) | {"launches": ()}), []).append(hit)
     return [
         replace(
             same[0], launches=tuple(dict.fromkeys(name for hit in same for name in hit.launches))

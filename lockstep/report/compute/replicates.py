@@ -36,7 +36,7 @@ def independent(
     Of trainings, of which a launch may hold several, it is one per launch. Where some rows have no
     value no job is formed; else `mean` makes one value of a job's launches.
     """
-    if len(values) != len(rows):
+    if len(values) != len(rows) or len(rows) == 1:
         return list(values)
     return [one[0] if len(one) == 1 else mean(one) for one in grouped(rows, values)]
 

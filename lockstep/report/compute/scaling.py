@@ -128,6 +128,8 @@ class Series:
         baseline: World size that ratios divide by, of the main series.
         layout: What tells the layout from the main one; empty for the main series.
         main: The main series of the case; None where this is it.
+        row: A row that stands for what all rows share: study, workload, scaling, precision.
+        base: The point that every ratio of the series divides by.
     """
 
     case: str
@@ -136,11 +138,14 @@ class Series:
     points: list[Point]
     layout: str = ""
     main: "Series | None" = None
+    row: Row = field(init=False, repr=False, compare=False)
+    base: Point = field(init=False, repr=False, compare=False)
 
-    @property
-    def row(self) -> Row:
-        """A row that stands for what all rows share: study, workload, scaling, precision."""
-        return self.points[0].rows[0]
+    def __post_init__(self) -> None:
+        """Look up what is asked for hundreds of times a series."""
+        self.row = self.points[0].rows[0]
+        own = self.main or self
+        self.base = next(p for p in own.points if p.world_size == self.baseline)
 
     @property
     def name(self) -> str:
@@ -161,12 +166,6 @@ class Series:
     def good(self, threshold: float) -> list[Point]:
         """Return the points above the baseline whose efficiency reaches a threshold."""
         return [point for point in self.above if point.parallel_efficiency >= threshold]
-
-    @property
-    def base(self) -> Point:
-        """The point that every ratio of the series divides by."""
-        own = self.main or self
-        return next(p for p in own.points if p.world_size == self.baseline)
 
 
 def series_of(

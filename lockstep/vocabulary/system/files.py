@@ -17,7 +17,7 @@ LARGEST = 2**64
 
 _DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
 # Only a file with one of these can hold a number out of range; few need the slow search.
-_LONG_NUMBERS = (b"0" * len(str(LARGEST)), b"e000", b"e+000")
+_LONG_NUMBERS = (b"0" * len(str(LARGEST)), b"e000")
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def parse(
         ValueError: It is not JSON in UTF-8, holds a number that is NaN, infinite or out of range,
             or is nested too deep.
     """
-    digits = document.translate(_DIGITS)
+    digits = document.translate(_DIGITS, b"+")
     if any(long in digits for long in _LONG_NUMBERS):
         hooks: dict[str, Any] = {"parse_int": _whole, "parse_float": _float}
     else:
