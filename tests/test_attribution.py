@@ -10,6 +10,7 @@ from lockstep.causes import bound
 from lockstep.causes.bound import Base
 from lockstep.causes.buckets import Buckets
 from lockstep.causes.card import card
+from lockstep.causes.words import NAMES
 from lockstep.report.compute.lost_time import attribution, quantities
 from lockstep.report.compute.lost_time.attribution import loss, reason
 from lockstep.report.compute.point_table import table
@@ -236,6 +237,16 @@ def test_a_single_rank_waits_for_nobody_and_no_base_makes_it_compute_more_than_i
     held = bound.judge([here], [Base(one, share)])
     contention = next(each for each in held.shares if each.cause == "contention")
     assert contention.seconds >= 0
+
+
+def test_a_larger_cause_that_is_not_shown_is_named_beside_the_one_that_is():
+    shown = bound.Share("fixed", 0.2, (0.1, 0.3), is_shown=True)
+    open_ = bound.Share("exposed", 0.4, (-0.1, 0.9), is_shown=False)
+    found = bound.Bound("launch", 1.0, None, 0.4, (shown, open_), (), None, (), 3, 10)
+    assert found.larger_unshown is open_
+    assert NAMES["exposed"] in card(found)[0]
+    assert replace(found, shares=(shown,)).larger_unshown is None
+    assert replace(found, shares=(open_,)).larger_unshown is None
 
 
 def test_few_turns_are_not_enough_evidence():

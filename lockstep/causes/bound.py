@@ -139,6 +139,12 @@ class Bound:
         return tuple(share for share in self.shares if share.is_shown)
 
     @property
+    def larger_unshown(self) -> Share | None:
+        """The largest cause where it is not shown and another one is; None elsewhere."""
+        largest = max(self.shares, key=lambda share: share.seconds, default=None)
+        return largest if largest and self.named and not largest.is_shown else None
+
+    @property
     def turns_s(self) -> float:
         """Mean step of the turns, to which `compute_s` and the causes add up."""
         return self.step_s - self.beyond_s

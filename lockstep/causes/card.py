@@ -53,7 +53,7 @@ NEXT_OWN: dict[Kind, str] = {
     "contention": "cores of its own for each rank, fewer threads a rank",
     "compute": "autocast in bf16, torch.compile; more ranks will scale",
     "own": "what of it is a fixed cost is not measured: profile one rank",
-    "open": "more rounds, or 3 launches or more: the same command with --repeats 5",
+    "open": "more rounds, or more launches: lockstep run --tests FOLDER --repeats 5",
 }
 
 
@@ -91,7 +91,10 @@ def headline(bound: Bound) -> str:
     share = first.seconds / bound.turns_s
     name = KINDS[bound.kind]
     start = f"{name.capitalize()}-bound" if share >= BOUND else f"Loses most to {name}"
-    return f"{start}: {percent(share)} % of {step} is {NAMES[first.cause]}."
+    said = f"{percent(share)} % of {step} is {NAMES[first.cause]}"
+    if larger := bound.larger_unshown:
+        return f"Loses to {name}: {said}; {NAMES[larger.cause]} may be more, which is not shown."
+    return f"{start}: {said}."
 
 
 def _step(bound: Bound) -> str:
@@ -108,13 +111,17 @@ def _kept(bound: Bound) -> str:
 
 def _table(bound: Bound) -> list[str]:
     """Return what the step is the sum of; nothing where too few turns give no interval."""
-    if not any(share.interval for share in bound.shares):
+    if not _has_interval(bound):
         return []
     times = [("compute", bound.compute_s, "")]
     times += [(NAMES[one.cause], one.seconds, _interval(one)) for one in bound.shares]
     lines = [_line(name, seconds, seconds / bound.turns_s, more) for name, seconds, more in times]
     beyond = [_line(NAMES["remainder"], bound.beyond_s)] if bound.beyond_s else []
     return lines + beyond
+
+
+def _has_interval(bound: Bound) -> bool:
+    return any(share.interval for share in bound.shares)
 
 
 def _line(name: str, seconds: float, share: float | None = None, interval: str = "") -> str:
@@ -173,7 +180,10 @@ def _trust(bound: Bound) -> str:
     turns = counted(bound.num_turns, "turn")
     if bound.num_launches > 1:
         return f"{turns} of each variant in {counted(bound.num_launches, 'launch')}"
-    return f"{turns} of each variant in one launch: the intervals hold for this launch"
+    holds = (
+        "the intervals hold for this launch" if _has_interval(bound) else "too few for intervals"
+    )
+    return f"{turns} of each variant in one launch: {holds}"
 
 
 def _row(name: str, text: str) -> str:
