@@ -523,7 +523,7 @@ def test_commands_can_be_copied_with_real_ids_and_paths(here, folder, asked):
     asked.say("squeue", "17|17|RUNNING|None|1795253711|me|lockstep:ladder-17\n")
     text = status(here, asked, "").stdout
     assert f"  tail -f {folder}/jobs/slurm-17.out\n" in text
-    assert "  squeue --start --jobs=17\n  scancel 17\n" in text
+    assert "  squeue --start --jobs=17\n  # to end them: lockstep cancel " in text
     assert f"  log: {folder}/jobs/slurm-17.out\n" in text
 
 

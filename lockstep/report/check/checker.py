@@ -261,7 +261,8 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     ),
     (
         "unfinished-launch", "error", "what failed last may be what is slow",
-        "run the campaign again: it goes on where it stopped", launches.unfinished,
+        "lockstep resume under Slurm, else the same lockstep run again: it goes on where it stopped",
+        launches.unfinished,
     ),
     (
         "journal-only", "warning", "what its session wrote at its end is not what is there",
@@ -274,11 +275,13 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     ),
     (
         "failed-case", "error", "the cases that are left may look better than all of them",
-        "mend its cause and run the campaign again", launches.failed,
+        "mend its cause, then lockstep resume under Slurm, else the same lockstep run again",
+        launches.failed,
     ),
     (
         "missing-case", "error", "points left out without a reason may be the bad ones",
-        "run the campaign again: it measures what is missing", launches.missing,
+        "lockstep resume under Slurm, else the same lockstep run again: it measures what is missing",
+        launches.missing,
     ),
     (
         "precision-fell-back", "error", "the label names a speed that this hardware does not have",

@@ -120,7 +120,8 @@ def use_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
         hours = f"{account['gpu_hours']:.3g} GPU-hours"
         yield f"  GPUs    {hours}; how busy they were, Slurm does not say"
     if account["state"] not in slurm.ENDED:
-        yield f"  It has not ended, so this is what sacct knows so far; lockstep top {job_id}"
+        then = "top" if account["state"] == "RUNNING" else "why"
+        yield f"  It has not ended, so this is what sacct knows so far; lockstep {then} {job_id}"
     yield from (f"  Next time: {_suggested(hint)}" for hint in hints(account))
 
 

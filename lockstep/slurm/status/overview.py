@@ -242,7 +242,7 @@ def monitor_commands(campaign: Campaign, results: Results, folder: str) -> list[
     """Return the commands that follow the jobs which may still write; the last is ours."""
     opened = _opened(campaign)
     watch = f"lockstep status {shlex.quote(folder)} --watch"
-    return [*_open_lines(opened, results), watch] if opened else []
+    return [*_open_lines(opened, results, folder), watch] if opened else []
 
 
 def next_commands(campaign: Campaign, results: Results, folder: str) -> list[str]:
@@ -303,7 +303,7 @@ def _may_write(standing: Standing, campaign: Campaign) -> bool:
     return not standing.has_ended and not is_over
 
 
-def _open_lines(opened: Sequence[Standing], results: Results) -> Iterator[str]:
+def _open_lines(opened: Sequence[Standing], results: Results, folder: str) -> Iterator[str]:
     ids = list(dict.fromkeys(by_hand.whole(str(standing.job.id)) for standing in opened))
     running = [standing for standing in opened if standing.state.name == "RUNNING"]
     if running:
@@ -311,7 +311,8 @@ def _open_lines(opened: Sequence[Standing], results: Results) -> Iterator[str]:
     where = "".join(f"{option} " for option in slurm.cluster_options())
     yield f"squeue {where}--start --jobs={','.join(ids)}"
     if all(standing.user in (None, slurm.own_name()) for standing in opened):
-        yield f"scancel {where}{' '.join(ids)}"
+        # A comment: pasted with the other lines, it must end nothing.
+        yield f"# to end them: lockstep cancel {shlex.quote(folder)}"
 
 
 def _after_jobs(campaign: Campaign, results: Results) -> str:
