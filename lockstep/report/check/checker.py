@@ -261,7 +261,7 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     ),
     (
         "unfinished-launch", "error", "what failed last may be what is slow",
-        "lockstep resume under Slurm, else the same lockstep run again: it goes on where it stopped",
+        "lockstep resume under Slurm, else lockstep run again: it goes on where it stopped",
         launches.unfinished,
     ),
     (
@@ -275,12 +275,12 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     ),
     (
         "failed-case", "error", "the cases that are left may look better than all of them",
-        "mend its cause, then lockstep resume under Slurm, else the same lockstep run again",
+        "mend its cause, then lockstep resume under Slurm, else lockstep run again",
         launches.failed,
     ),
     (
         "missing-case", "error", "points left out without a reason may be the bad ones",
-        "lockstep resume under Slurm, else the same lockstep run again: it measures what is missing",
+        "lockstep resume under Slurm, else lockstep run again: it measures what is missing",
         launches.missing,
     ),
     (
