@@ -10,6 +10,8 @@ from data.job_samples import SITE_FILE as SITE
 
 from lockstep.campaign.campaign import load
 from lockstep.campaign.folder import Folder
+from lockstep.slurm import site as sites
+from lockstep.slurm.submit.job import settle
 from lockstep.vocabulary.records.journal import Journal
 from lockstep.vocabulary.records.record import SCHEMA_VERSION
 
@@ -261,7 +263,8 @@ def test_without_slurm_a_submission_fails_and_says_so(folder):
 def test_what_ran_here_is_run_again_although_a_submission_failed(folder):
     results = folder / "results/ladder"
     results.mkdir(parents=True)
-    Folder(results).claim(load(folder / "campaign.toml"), [])
+    site = sites.load(folder / "site.toml")
+    Folder(results).claim(settle(load(folder / "campaign.toml"), site), [])
     for _ in range(2):
         ended = lockstep("resume results/ladder", folder)
         said = f"Error: {results}: no jobs were sent from here; run lockstep run again\n"

@@ -171,7 +171,7 @@ def work_of(
     With `is_draft` keys of the site may still be to be filled in.
 
     Raises:
-        ValueError: Campaign, site and options do not fit.
+        ValueError: Campaign, site and options do not fit, or results were measured otherwise.
     """
     from lockstep.campaign import campaign as campaigns
     from lockstep.slurm import scheduler as slurm
@@ -186,11 +186,12 @@ def work_of(
     slurm.on_cluster(where.cluster)
     results = Results((root / chosen.name).resolve())
     todo = Work(settle(chosen, where), where, results, profiler, debug_comm=debug_comm)
-    if budget is None:
-        return todo
-    if profiler is not None:
-        raise ValueError("--budget is about what is measured; give it without --profile")
-    return todo.within(budget)
+    if budget is not None:
+        if profiler is not None:
+            raise ValueError("--budget is about what is measured; give it without --profile")
+        todo = todo.within(budget)
+    results.refuse(todo.campaign, todo.launches)
+    return todo
 
 
 def say_dropped(todo: "Work", budget: Budget | None) -> None:
