@@ -159,9 +159,7 @@ def _log(standing: Standing, results: Results) -> str | None:
 def headlines(campaign: Campaign, results: Results, folder: str) -> list[str]:
     """Return a line for each job that changes only when the job's standing does."""
     return [
-        f"{_headline(row)} ({row['num_complete']} of {row['num_launches']} launches complete)"
-        if row["num_launches"]
-        else _headline(row)
+        f"{_headline(row)} ({_complete(row)})" if row["num_launches"] else _headline(row)
         for row in facts(campaign, results, folder)["jobs"]
     ]
 
@@ -203,7 +201,13 @@ def _times(row: Mapping[str, Any]) -> Iterator[str]:
     if row["elapsed_s"] is not None and "elements" not in row:
         yield f"ran {in_words(row['elapsed_s'])}"
     if row["num_launches"]:
-        yield f"{row['num_complete']} of {row['num_launches']} launches complete"
+        yield _complete(row)
+
+
+def _complete(row: Mapping[str, Any]) -> str:
+    """Say how many of a job's launches are complete: after a bad end another may have."""
+    by = ", by any job" if row["state"] in slurm.ENDED and row["state"] != "COMPLETED" else ""
+    return f"{row['num_complete']} of {row['num_launches']} launches complete{by}"
 
 
 def _summary(elements: Mapping[str, int]) -> str:
