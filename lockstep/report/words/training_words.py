@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.report.check import wording
 from lockstep.report.compute import learning
 from lockstep.report.compute.alternatives import compared
 from lockstep.report.compute.learning import Learned, Pooled, Targets
@@ -165,7 +164,8 @@ def sentence(series: Series, targets: Targets) -> str:
     if found.target is not None and found.reached_s:
         said += f", {percent_of(found.target)} after {number(found.reached_s.value)} s"
     if point.blocked_by:
-        said += f"; no verdict on its speed, {wording.blocked(point.blocked_by)}"
+        rules = ", ".join(point.blocked_by)
+        said += f"; no verdict on its speed, for what lockstep check says of {rules}"
     elif point is not base:
         said += f"; {ratio(point.speedup)}\u00d7 the rate of {counted(base.world_size, 'rank')}"
         said += f" ({percent(point.parallel_efficiency)} %)"
