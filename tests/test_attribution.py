@@ -290,6 +290,23 @@ def test_the_sentence_leads_with_the_largest_cause_and_names_the_slow_rank_besid
     assert [said.index(text) for text in order] == sorted(map(said.index, order))
 
 
+def test_what_the_baseline_waits_for_its_input_too_is_told_apart_from_what_is_lost_to_it():
+    def waiting(step, ranks):
+        variants = {"full": step, "resident": 0.6, "own": 0.6}
+        return step, {name: steady(seconds, ranks) for name, seconds in variants.items()}
+
+    series = ladder("weak", [(1, *waiting(1.0, 1)), (2, *waiting(1.1, 2))])
+    here = series.points[1]
+    lost = {part.cause: part.seconds for part in loss(series, here).parts}
+    assert lost["input"] == pytest.approx(0.1)
+    said = told(series, here)
+    assert "+100 ms (" in said.partition(" to waiting for input, which takes 500 ms (")[0]
+    assert "+500" not in said
+    made = ladder_panel("weak", [series], 0.7, "GPU-hours", {})
+    (fold,) = [one for one in made["tables"] if one["caption"].startswith("Where a step's time")]
+    assert fold["finding"].endswith("500 of 1100 ms go to waiting for input")
+
+
 def test_a_point_that_loses_little_needs_no_reason():
     series = ladder("strong", [(1, *BASE), (2, 0.51, two(0.46, 0.51, own=0.46))])
     assert told(series, series.points[1]) is None

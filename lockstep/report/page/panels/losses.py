@@ -67,7 +67,7 @@ def loss_table(series: Series) -> Table | None:
 
 
 def _finding(series: Series) -> str:
-    """Say to what most is lost at the largest size; empty where nothing is known of it."""
+    """Say to what most of a step goes at the largest size; empty where nothing is known of it."""
     point = series.points[-1]
     why = attribution.reason(series, point)
     if why is None:
@@ -76,7 +76,7 @@ def _finding(series: Series) -> str:
     if why.kind != "named":
         return f"{where} {'little is lost' if why.kind == 'little' else 'no cause is shown'}"
     first, step_ms = why.named[0], number(why.loss.step_s * MILLI)
-    said = f"{_ms(first.seconds)} of {step_ms} ms to {NAMES[first.cause]}"
+    said = f"{_ms(first.seconds, signed=False)} of {step_ms} ms go to {NAMES[first.cause]}"
     return f"{series.label} {where} {said}"
 
 
@@ -160,15 +160,23 @@ def sentence(series: Series, point: Point, why: Reason | None) -> str | None:
 def _cause(why: Reason, slow: Slowest | None) -> str:
     if why.kind == "open":
         return _open(why.loss)
-    first, *others = (_share(part, slow) for part in why.named)
+    lost = {part.cause: part for part in why.loss.parts}
+    first, *others = (_share(part, lost.get(part.cause, part), slow) for part in why.named)
     beside = f"; beside it {' and '.join(others)}" if others else ""
     return f"{first}: {ADVICE[why.named[0].cause]}{beside}"
 
 
-def _share(part: Part, slow: Slowest | None) -> str:
-    """Say how much of a loss goes to a cause, and to which rank where one is slow."""
+def _share(part: Part, lost: Part, slow: Slowest | None) -> str:
+    """Say how much of a loss goes to a cause, and to which rank where one is slow.
+
+    What of the cause's time is no loss, since the baseline has it, too, is told apart.
+    """
     who = f" ({slow_text(slow)})" if slow and part.cause == "imbalance" else ""
-    return f"{_ms(part.seconds)} ms{_brackets(part.interval)} to {NAMES[part.cause]}{who}"
+    named = f"to {NAMES[part.cause]}{who}"
+    if _ms(part.seconds) == _ms(lost.seconds):
+        return f"{_ms(part.seconds)} ms{_brackets(part.interval)} {named}"
+    whole = f"{_ms(part.seconds, signed=False)} ms{_brackets(part.interval, signed=False)}"
+    return f"{_ms(lost.seconds)} ms{_brackets(lost.interval)} {named}, which takes {whole} in all"
 
 
 def _open(lost: Loss) -> str:
@@ -185,8 +193,8 @@ def _open(lost: Loss) -> str:
     return f"{start} ({each}): measure more launches"
 
 
-def _brackets(interval: Interval | None) -> str:
-    return f" ({_span(interval)})" if interval else " (no interval)"
+def _brackets(interval: Interval | None, signed: bool = True) -> str:
+    return f" ({_span(interval, signed)})" if interval else " (no interval)"
 
 
 def slow_text(slow: Slowest) -> str:
