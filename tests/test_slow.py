@@ -8,6 +8,7 @@ import pytest
 from lockstep.report.compute.lost_time.slow import slowest
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
+from lockstep.report.load.results import Row
 from lockstep.report.page.content_of_page import page
 from lockstep.report.words import verdict_card
 from lockstep.vocabulary.records.record import KEY
@@ -65,3 +66,17 @@ def test_the_card_of_several_launches_names_who_is_slow_in_them(campaign):
 
 def test_ranks_that_are_alike_are_not_told_apart(campaign):
     assert slowest(plant(campaign).rows) is None
+
+
+@pytest.mark.parametrize(
+    ("slow_cases", "num_cases", "is_slow"),
+    [(1, 4, False), (1, 2, False), (3, 4, True), (2, 2, True)],
+)
+def test_a_rank_is_slow_where_most_cases_of_a_launch_show_it(slow_cases, num_cases, is_slow):
+    rows = [
+        Row(f"w2-r{repeat}", f"case{case}", "other", "w", 2, 1.0, step_s=1.0, rank_variant_s={
+            "own": [[0.01] * 8, [0.01 * (1.6 if case < slow_cases else 1.0) * pace] * 8]})
+        for repeat, pace in enumerate((1.001, 1.002, 1.003)) for case in range(num_cases)
+    ]  # fmt: skip
+    found = slowest(rows)
+    assert (found and (found.rank, round(found.ratio, 1))) == ((1, 1.6) if is_slow else None)

@@ -2,15 +2,16 @@
 
 In each launch a rank's pace is its mean step without gradient synchronisation over the median of
 the other ranks', a host's that of the median of its ranks over the median of the other hosts'; both
-as a geometric mean over the launch's cases. One pace per launch gives an interval over launches, as
-wide as the number of ranks or hosts that could have been slowest asks for (Bonferroni).
+as the lower median over the launch's cases: what is slow by itself is so in most of them, and what
+one case does on one rank makes no slow device. One pace per launch gives an interval over launches,
+as wide as the number of ranks or hosts that could have been slowest asks for (Bonferroni).
 """
 
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, geometric_mean, median
+from statistics import fmean, geometric_mean, median, median_low
 
 from lockstep.causes.division import OWN
 from lockstep.report.compute.statistics import CONFIDENCE, Interval, log_interval
@@ -121,7 +122,7 @@ def _by_host(row: Row) -> dict[Unit, float]:
 
 
 def _paces(units: Callable[[Row], dict[Unit, float]], rows: Sequence[Row]) -> dict[Unit, float]:
-    """Return the logarithm of each unit's time over the others', the mean of a launch's cases."""
+    """Return the logarithm of each unit's time over the others', which most cases show at least."""
     logs: dict[Unit, list[float]] = {}
     for row in rows:
         found = units(row)
@@ -129,7 +130,7 @@ def _paces(units: Callable[[Row], dict[Unit, float]], rows: Sequence[Row]) -> di
         for unit, seconds in found.items():
             others = _median_without(ordered, seconds)
             logs.setdefault(unit, []).append(math.log(seconds / others))
-    return {unit: fmean(values) for unit, values in logs.items()}
+    return {unit: median_low(values) for unit, values in logs.items()}
 
 
 def _median_without(ordered: Sequence[float], value: float) -> float:
