@@ -43,11 +43,12 @@ def test_a_report_is_written_beside_the_results_and_the_points_are_printed(tmp_p
     page = tmp_path / "report.html"
     assert page.read_text().count(MARK) == 1
     assert f"report: {page}" in done.stdout
-    assert done.stdout.splitlines()[:4] == [
-        "  n  speed-up  efficiency  GPU-hours     throughput  step time",
+    assert done.stdout.splitlines()[:5] == [
+        "  n  speed-up  efficiency  GPU-hours/1e6 images     throughput  step time",
         "strong mlp, global_batch=64",
-        "  1  baseline    baseline      0.434   640 images/s     100 ms",
-        "  2      1.60      80.0 %      0.543  1020 images/s    62.5 ms",
+        "  1  baseline    baseline                 0.434   640 images/s     100 ms",
+        "  2      1.60      80.0 %                 0.543  1020 images/s    62.5 ms",
+        "GPU-hours are at the mean step, since a cost adds up; step times are medians.",
     ]
     assert done.stdout.splitlines()[-9:] == [
         "Strong scaling, mlp, global_batch=64:",

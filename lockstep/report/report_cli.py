@@ -227,15 +227,14 @@ def _command(
 
 
 def _print_points(results: "Results", series: "list[Series]", threshold: float) -> None:
-    from lockstep.report.words import rate_cards, verdict_card
-    from lockstep.report.words.console import console_table
+    from lockstep.report.words import console, rate_cards, verdict_card
 
-    lines = console_table(results, series)
+    lines = console.console_table(results, series)
     for line in lines[: MAX_LINES + 1]:
         click.echo(line)
     if len(lines) > MAX_LINES + 1:
         click.echo(f"... {len(lines) - MAX_LINES - 1} further lines: use --csv")
-    for line in rate_cards.lines(series):
+    for line in [*console.cost_lines(results, series), *rate_cards.lines(series)]:
         click.echo(line)
     for judged in verdict_card.judge_all(series, threshold):
         click.echo("\n".join(["", f"{judged.title}:", *judged.measured]))

@@ -26,14 +26,26 @@ def console_table(
     """
     columns = width or min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST)
     trained = training_words.ordered(series)
-    others = [one for one in series if one.row.training is None]
-    shown = [
-        one for one in others if one.row.study in ("strong", "weak") or one.row.origin != "measured"
-    ] or others
+    shown = _shown(series)
     lines = _lines(_names(shown), *_cells(results, shown), columns) if shown else []
     if not trained:
         return lines
     return [*lines, *[""] * bool(lines), *_training(trained, columns)]
+
+
+def cost_lines(results: Results, series: Sequence[Series]) -> list[str]:
+    """Return at which step the table's hours are, where they are of samples."""
+    if not _samples_bought(_shown(series)):
+        return []
+    return sentence(parts.cost_note(_unit_of_cost(results)), NARROWEST)
+
+
+def _shown(series: Sequence[Series]) -> list[Series]:
+    """Return the ladders and what was not measured here; where there are none, all but training."""
+    others = [one for one in series if one.row.training is None]
+    return [
+        one for one in others if one.row.study in ("strong", "weak") or one.row.origin != "measured"
+    ] or others
 
 
 def _training(series: Sequence[Series], columns: int) -> list[str]:
@@ -75,14 +87,13 @@ def _names(shown: Sequence[Series]) -> list[str]:
 def _cells(results: Results, shown: Sequence[Series]) -> tuple[list[str], list[list[list[str]]]]:
     """Return the names of the columns of numbers, and each series' lines of them."""
     points = [(one, point) for one in shown for point in one.points]
-    hours = "rank-hours" if results.on_cpus else "GPU-hours"
     columns = {
         "n": [", ".join(filter(None, (str(p.world_size), one.layout))) for one, p in points],
         "speed-up": [_relative(one, p, ratio(p.speedup)) for one, p in points],
         "efficiency": [
             _relative(one, p, f"{percent(p.parallel_efficiency)} %") for one, p in points
         ],
-        hours: [formats.trimmed(point.device_hours) for _, point in points],
+        _hours(results, shown): [formats.trimmed(point.device_hours) for _, point in points],
         "throughput": [_throughput(one, point) for one, point in points],
         "step time": [_step(point) for _, point in points],
         "cost": [number(point.cost) for _, point in points],
@@ -92,6 +103,23 @@ def _cells(results: Results, shown: Sequence[Series]) -> tuple[list[str], list[l
     kept = {name: cells for name, cells in columns.items() if set(cells) != {formats.DASH}}
     lines = iter(zip(*kept.values(), strict=True))
     return list(kept), [[list(next(lines)) for _ in one.points] for one in shown]
+
+
+def _hours(results: Results, shown: Sequence[Series]) -> str:
+    """Return what a point takes of the machine, and for how many samples."""
+    return "/".join(filter(None, (_unit_of_cost(results), _samples_bought(shown))))
+
+
+def _unit_of_cost(results: Results) -> str:
+    return "rank-hours" if results.on_cpus else "GPU-hours"
+
+
+def _samples_bought(shown: Sequence[Series]) -> str:
+    """Return how many samples hours are for; empty where some are for a run, or none is known."""
+    known = {p.device_hours_per for one in shown for p in one.points if p.device_hours_per}
+    if "run" in known:
+        return ""
+    return next(iter(known), "") if len(known) < 2 else "1e6 samples"
 
 
 def _relative(series: Series, point: Point, text: str) -> str:

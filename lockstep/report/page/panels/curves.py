@@ -19,6 +19,7 @@ from lockstep.report.page.panels.parts import (
     Table,
     allowed,
     baseline_text,
+    cost_note,
     drawn,
     flagged,
     left_out,
@@ -176,9 +177,8 @@ def _cost_table(series: Series, hours: str) -> Table:
     rows = [_cost_row(point, strong) for point in series.points]
     least, most = (formats.trimmed(series.points[i].device_hours) for i in (0, -1))
     said = f"{series.label} {least} to {most} {extra} per 10\u2076 {unit}"
-    note = f"{hours} are at the mean step, since a cost adds up; step times are medians."
     return table(
-        f"What it takes: {_caption(series)}", columns, rows, note=note, folded=True,
+        f"What it takes: {_caption(series)}", columns, rows, note=cost_note(hours), folded=True,
         group="What each point takes: batch, hours, memory", finding=said,
     )  # fmt: skip
 

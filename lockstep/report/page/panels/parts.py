@@ -91,6 +91,11 @@ def shown(value: object) -> str:
     return formats.DASH if value is None else str(value)
 
 
+def cost_note(hours: str) -> str:
+    """Say at which step a cost is, whose table has another beside it."""
+    return f"{hours} are at the mean step, since a cost adds up; step times are medians."
+
+
 def flagged(point: Point) -> str:
     """Return a point's flags as a cell: their numbers in the page's table of flags."""
     return " ".join(map(str, point.flag_numbers))
