@@ -11,6 +11,7 @@ from lockstep.causes.bound import Base
 from lockstep.causes.buckets import Buckets
 from lockstep.causes.card import card
 from lockstep.causes.words import NAMES
+from lockstep.report.columns import POINTS
 from lockstep.report.compute.lost_time import attribution, quantities
 from lockstep.report.compute.lost_time.attribution import loss, reason
 from lockstep.report.compute.point_table import table
@@ -356,6 +357,14 @@ def test_overlap_has_an_interval_over_launches_within_what_a_share_can_be():
         row.rank_variant_s["reduce"] = steady(seconds, 2)
     (point,) = table([series])
     assert (point["overlap"], point["overlap_low"], point["overlap_high"]) == (0, 0, 1)
+
+
+def test_a_column_of_exposed_communication_has_ddps_own_work_as_it_says_and_the_card_has_not():
+    series = ladder("weak", [(1, *BASE), (2, 1.4, two(0.9, 1.4))])
+    whole = table([series])[1]["exposed_communication_s"]
+    (share,) = attribution.judged(series, series.points[1]).named
+    assert (share.cause, whole - share.seconds) == ("exposed", pytest.approx(0.1))
+    assert "DDP's own work" in POINTS["exposed_communication_s"].meaning
 
 
 def test_without_the_all_reduce_alone_no_overlap_is_known():

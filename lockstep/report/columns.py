@@ -106,7 +106,12 @@ POINTS = {
     "forward_s": Column("s", "forward of the turns' step, the loss with it"),
     "backward_s": Column("s", "backward of that, with the communication that it does not hide"),
     "optimizer_s": Column("s", "update of that"),
-    **_with_interval("exposed_communication_s", "s", "what a step waits for its all-reduce"),
+    **_with_interval(
+        "exposed_communication_s",
+        "s",
+        "what a step waits for its all-reduce, with DDP's own work, which a card of a ladder from "
+        "one rank takes out",
+    ),
     **_with_interval("all_reduce_s", "s", "all-reduce of the gradients alone, nothing beside it"),
     **_with_interval("overlap", "ratio", "1 - exposed communication / all-reduce alone"),
     "first_reduce_s": Column(
