@@ -1,5 +1,6 @@
 import json
 import math
+import re
 import shutil
 
 import pytest
@@ -16,6 +17,7 @@ from lockstep.report.page.content_of_page import page
 from lockstep.report.page.panels.curves import ladder_panel
 from lockstep.report.page.panels.programs_panel import programs_panels
 from lockstep.report.words import next_step, rate_cards
+from lockstep.report.words.method import timing
 from lockstep.vocabulary.records.flags import Flag
 
 
@@ -317,3 +319,13 @@ def test_what_differs_between_launches_of_one_size_parts_its_points(
     strong = [one for one in series_of(load([tmp_path / "c"]).rows) if one.row.study == "strong"]
     counts = {one.layout: [p.num_launches for p in one.points] for one in strong}
     assert counts == ({"": [3, 2], label: [1]} if label else {"": [3, 3]})
+
+
+@pytest.mark.parametrize(
+    ("count", "nouns"), [(1, ("1 step", "1 timed round", "1 launch")),
+                         (3, ("3 steps", "3 timed rounds", "3 launches"))]
+)  # fmt: skip
+def test_a_method_counts_one_as_one(count, nouns):
+    (point,) = points([row(1, 1.0, rounds=count, steps_per_round=count)] * count)
+    said = " ".join(timing([point], "1.0", [], is_campaign=True))
+    assert all(re.search(rf"\b{noun}\b", said) for noun in nouns)

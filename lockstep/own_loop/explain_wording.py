@@ -35,11 +35,12 @@ def _causes(explanation: Explanation) -> list[str]:
 def _measured(explanation: Explanation) -> str:
     hosts = counted(len(set(explanation.hosts)), "host")
     ranks = counted(len(explanation.hosts), "rank")
+    steps = counted(explanation.num_steps, "step")
     rate = explanation.samples_per_s
     speed = "" if rate is None else f", {number(rate)} samples/s"
     return (
-        f"lockstep: {ranks} on {hosts} ({explanation.device}){speed}; {explanation.num_steps} "
-        f"steps in {number(explanation.seconds)} s, put back{_but(explanation.notes)}"
+        f"lockstep: {ranks} on {hosts} ({explanation.device}){speed}; {steps} in "
+        f"{number(explanation.seconds)} s, put back{_but(explanation.notes)}"
     )
 
 

@@ -80,7 +80,7 @@ FACTS = {
     "read-twice": "launch {name} is already read from {first}",
     "same-numbers": "{names} hold the same numbers",
     "apart": "{fast} is {excess:percent} faster than {slow}",
-    "few-steps": "{steps} timed steps a launch, fewer than {fewest}",
+    "few-steps": "timed steps of a launch: {steps}, fewer than {fewest}",
     "early-end": "ended early, with {held} of {expected:case}",
     "from-journal": "its result.json is missing, cut short or older, so its journal was read",
     "unread": "{reason}",

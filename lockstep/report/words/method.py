@@ -30,11 +30,11 @@ def timing(
     order = ", interleaved over sizes in random order" if is_campaign and launches != "1" else ""
     return [
         f"Timers around the main loop (Lockstep {version}): {warm}a round is an untimed barrier, "
-        f"then {steps} steps that run freely, one device synchronisation, and a monotonic "
-        "clock is read. Each rank keeps its own time, and a round lasts as long as its slowest "
-        "rank. Start-up, data generation and checks are outside.",
-        f"A launch, a new process group, has {rounds} timed rounds of each case; a point has "
-        f"{launches} {'launch' if launches == '1' else 'launches'}{order}. Step times are the "
+        f"then {steps} {_noun(steps, 'step')} running freely, one device synchronisation, and a "
+        "monotonic clock is read. Each rank keeps its own time, and a round lasts as long as its "
+        "slowest rank. Start-up, data generation and checks are outside.",
+        f"A launch, a new process group, has {rounds} timed {_noun(rounds, 'round')} of "
+        f"each case; a point has {launches} {_noun(launches, 'launch')}{order}. Step times are the "
         "median over launches of a launch's median round.",
     ]
 
@@ -42,6 +42,11 @@ def timing(
 def days(found: Sequence[str]) -> str:
     """Return days, in order, from the first to the last; empty where none is known."""
     return " to ".join(dict.fromkeys([*found[:1], *found[-1:]]))
+
+
+def _noun(span: str, noun: str) -> str:
+    """Return what a span of counts counts, as one or as several."""
+    return counted(1 if span == "1" else 2, noun).partition(" ")[2]
 
 
 def span_of(values: Iterable[int | None]) -> str:

@@ -150,7 +150,7 @@ def sentence(series: Series, point: Point, why: Reason | None) -> str | None:
     lost = why.loss
     ideal = (lost.step_s - lost.seconds) * MILLI
     start = (
-        f"{series.label} on {point.world_size} ranks: a step takes "
+        f"{series.label} on {counted(point.world_size, 'rank')}: a step takes "
         f"{number(lost.step_s * MILLI)} ms where {number(ideal)} ms are ideal, "
         f"{_ms(lost.seconds)} ms{_brackets(lost.interval)}"
     )
