@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import pytest
 from data.report_samples import document, full_tree, provenance, record, strong_tree, write
 
+from lockstep.report.check.checker import check
 from lockstep.report.compute.alternatives import compared
 from lockstep.report.compute.lost_time.attribution import Loss, Part, Reason
 from lockstep.report.compute.lost_time.slow import Slowest
@@ -17,7 +18,7 @@ from lockstep.report.load.imports import read
 from lockstep.report.load.imports import write as write_import
 from lockstep.report.load.reading import load
 from lockstep.report.load.results import OTHER, Results, Row
-from lockstep.report.page import top
+from lockstep.report.page import checked, top
 from lockstep.report.page.content_of_page import CPU_BAND, page
 from lockstep.report.page.panels import parts
 from lockstep.report.page.panels.settings import settings_panel
@@ -149,6 +150,16 @@ def test_a_headline_is_one_sentence_with_its_baseline_and_its_trust(tmp_path):
         "2 ranks give 1.60\u00d7 the rate of 1 rank at 640 images/s (80.0 % efficiency, 80.0 to "
         "80.0); trust: 2 launches a size, none of its 2 points flagged."
     )
+
+
+def test_the_trust_of_a_headline_counts_the_points_that_the_check_warns_of(tmp_path):
+    results = load([strong_tree(tmp_path, {1: (0.1, 0.1001), 2: (0.06, 0.3)})])
+    series, found = series_of(results.rows), check(results)
+    assert "launches-apart" in {one.rule for one in found}
+    checked.mark(series, found)
+    backed = headline.backing(headline.judge(series[0], 0.7))
+    assert (backed.num_flagged, backed.num_warned, backed.num_points) == (0, 1, 2)
+    assert headline.flags_text(backed) == "none of its 2 points flagged, check warns of 1"
 
 
 @pytest.mark.parametrize(("cause", "names_host"), [("exposed", False), ("imbalance", True)])

@@ -29,6 +29,7 @@ LEVELS: tuple[Level, ...] = ("error", "warning", "note")
 # Rules that forbid what is said of speed, as an error does, and nothing of what was learned.
 OF_SPEED = frozenset({"crowded-training"})
 NOT_OF_SPEED = ("validation_accuracy",)
+FLAGGED = "flagged"
 
 
 @dataclass(frozen=True)
@@ -300,7 +301,7 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
         "mend it and measure again", cases.wrong_result,
     ),
     (
-        "flagged", "warning", "a flagged point is no evidence for a proposal",
+        FLAGGED, "warning", "a flagged point is no evidence for a proposal",
         "remove the cause and measure the point again", cases.flagged,
     ),
     (
@@ -328,6 +329,12 @@ def check(results: Results, series: list[Series] | None = None) -> list[Finding]
 def errors(findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings that make a number wrong or not comparable."""
     return [one for one in findings if one.level == "error"]
+
+
+def warned(findings: Iterable[Finding]) -> frozenset[Place]:
+    """Return the points that warnings concern, other than those that tell of their flags."""
+    own = (one for one in findings if one.level == "warning" and one.rule != FLAGGED)
+    return frozenset[Place]().union(*(one.points for one in own))
 
 
 def blocking(findings: Iterable[Finding]) -> list[Finding]:

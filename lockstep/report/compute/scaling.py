@@ -49,6 +49,8 @@ class Point:
         extra_device_hours: Device-hours over the baseline's, less 1.
         cost: Device-hours times the price of one; None where no price is known.
         blocked_by: Rules of the check whose errors forbid the ratios, once `page.checked` ran.
+        is_warned_of: Whether a warning of the check concerns it, beside those of its flags, once
+            `page.checked` ran.
         flag_numbers: Of its flags in the page's table of them, once `page.facts` ran.
     """
 
@@ -73,6 +75,7 @@ class Point:
     cost: float | None = None
     flags: list[Flag] = field(default_factory=list)
     blocked_by: list[str] = field(default_factory=list)
+    is_warned_of: bool = False
     flag_numbers: list[int] = field(default_factory=list)
 
     @property

@@ -38,10 +38,14 @@ def blocked(series: Series, found: Sequence[Finding], left_out: Sequence[Row]) -
 def mark(series: Sequence[Series], found: Sequence[Finding]) -> None:
     """Note on each point which findings forbid its ratios: those that touch it or its baseline.
 
-    A table of targets says of itself that nobody measured it; its ratios stay.
+    A table of targets says of itself that nobody measured it; its ratios stay. Of warnings it is
+    noted whether there are some.
     """
+    warned = checker.warned(found)
     wrong = checker.blocking(found)  # of ten thousand points most have a warning
     for one in series:
+        for point in one.points:
+            point.is_warned_of = (one.case, point.world_size) in warned
         for point in one.points if one.row.origin != "target" else ():
             point.blocked_by = blocked_by(wrong, [*point.rows, *one.base.rows])
 

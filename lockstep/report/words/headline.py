@@ -35,6 +35,7 @@ class Backing:
     fewest: int
     most: int
     num_flagged: int
+    num_warned: int
     num_points: int
 
 
@@ -229,7 +230,8 @@ def backing(headline: Headline) -> Backing | None:
         return None
     points = headline.series.points
     counts = [point.num_launches for point in points]
-    return Backing(min(counts), max(counts), num_flagged(points), len(points))
+    num_warned = sum(point.is_warned_of for point in points)
+    return Backing(min(counts), max(counts), num_flagged(points), num_warned, len(points))
 
 
 def launches_text(backed: Backing) -> str:
@@ -240,8 +242,9 @@ def launches_text(backed: Backing) -> str:
 
 
 def flags_text(backed: Backing) -> str:
-    """Say how many points of a series are flagged; the page's count is of all series."""
-    return f"{backed.num_flagged or 'none'} of its {counted(backed.num_points, 'point')} flagged"
+    """Say how many points of a series are flagged, or warned of; the page counts all series."""
+    said = f"{backed.num_flagged or 'none'} of its {counted(backed.num_points, 'point')} flagged"
+    return f"{said}, check warns of {backed.num_warned}" if backed.num_warned else said
 
 
 def num_flagged(points: Iterable[Point]) -> int:
