@@ -1,6 +1,7 @@
 """The rules of `lockstep check`: each planted defect is named, and clean campaigns are not."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ from planted import CLEAN, PLANTED, always, cited, measured, ranks, table
 from planted_errors import PLANTED as ERRORS
 from planted_errors import WARNED
 
+from lockstep.campaign.campaign import Campaign
+from lockstep.campaign.local import run_cli
 from lockstep.report.check import terminal
 from lockstep.report.check.check_cli import check as command
 from lockstep.report.check.checker import RULES, check
@@ -23,6 +26,7 @@ from lockstep.report.load import imports
 from lockstep.report.load.reading import gather, load
 from lockstep.report.load.results import Results, Row
 from lockstep.report.page.twelve_rules import checklist
+from lockstep.vocabulary.records.flags import WORDS
 
 ROOT = Path(__file__).parents[1]
 
@@ -59,6 +63,14 @@ def test_a_clean_campaign_gives_no_finding(tmp_path, name):
 def test_every_rule_is_planted():
     on_measured = {plant.rule for plant in ERRORS.values()} | {rule for rule, _ in WARNED.values()}
     assert {plant.rule for plant in PLANTED.values()} | on_measured == {rule.name for rule in RULES}
+
+
+def test_options_that_advice_names_are_those_of_run_and_keys_of_a_campaign():
+    advice = " ".join([*WORDS.values(), *(rule.action for rule in RULES)])
+    named = set(re.findall(r"--[a-z-]+", advice))
+    assert named >= {"--rounds", "--warmup-rounds"}
+    assert named <= {option for parameter in run_cli.run.params for option in parameter.opts}
+    assert {name[2:].replace("-", "_") for name in named} <= Campaign.model_fields.keys()
 
 
 def test_a_precision_that_a_test_varies_and_does_not_record_is_not_known_to_have_fallen_back(

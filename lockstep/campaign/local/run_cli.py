@@ -88,6 +88,7 @@ def _words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
 @click.option("--global-batch", type=int, help="Batch of all ranks in the strong study.")
 @click.option("--local-batch", type=int, help="Batch per rank in the other studies.")
 @click.option("--rounds", type=int, help="Timed rounds of a case; those of the size by default.")
+@click.option("--warmup-rounds", type=int, help="Untimed rounds before them.")
 @click.option(
     "--on-oom",
     type=click.Choice(["halve"]),

@@ -76,7 +76,7 @@ WORDS = {
     ),
     "warm-up-drift": (
         "warm-up drift: rounds get {change:.0%} shorter from the first third to the last; measure "
-        "again with --warmup-rounds {rounds}"
+        "again with --warmup-rounds {rounds}, or warmup_rounds = {rounds} in the campaign file"
     ),
     "slows-down": (
         "slows down: rounds get {change:.0%} longer from the first third to the last, as by "
