@@ -1,6 +1,7 @@
 """Lockstep in a repository of one's own: a wheel, a test with the fixture, a ladder, a page."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -71,8 +72,8 @@ def repository(tmp_path_factory):
     return made
 
 
-def run(python, folder, *arguments):
-    variables = environ(folder)
+def run(python, folder, *arguments, **variables):
+    variables = environ(folder, **variables)
     del variables["PYTHONPATH"]
     return subprocess.run(
         [python, "-m", *map(str, arguments)], cwd=folder, env=variables,
@@ -109,6 +110,15 @@ def test_plain_pytest_measures_it_at_one_rank_beside_the_other_tests(installed, 
     assert entry["name"] == "test_my_step[dtype0-Linear-world_size=1]"
     assert entry["params"] == {"layer": "Linear", "dtype": "torch.float32"}
     assert entry["extra_info"]["lockstep"]["details"]["gradient_bytes"] == 4 * (64 * 64 + 64)
+
+
+@pytest.mark.slow
+def test_the_option_that_plain_pytest_names_for_the_cpu_is_one_that_it_takes(repository):
+    ended = run(sys.executable, repository, "pytest", "benchmarks", CUDA_VISIBLE_DEVICES="")
+    (option,) = re.findall(r"measured; (.*--device cpu) says", ended.stdout)
+    said = run(sys.executable, repository, "pytest", "benchmarks", *option.split())
+    assert said.returncode == 0, said.stdout + said.stderr
+    assert "no GPU" not in said.stdout
 
 
 @pytest.mark.slow

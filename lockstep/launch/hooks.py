@@ -29,7 +29,6 @@ from lockstep.vocabulary.records import journal
 from lockstep.vocabulary.records.record import KEY, STUDIES, sized_name
 from lockstep.vocabulary.system.host import hostname
 from lockstep.world.placement import placement
-from lockstep.world.process_group import NO_GPU
 
 # True where these hooks came after the command line was read.
 CAME_LATE = pytest.StashKey[bool]()
@@ -211,7 +210,8 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
         f"{settings.size.steps_per_round} steps), journal {settings.journal_path or '-'}",
     ]
     if w.device.type == "cpu" and settings.device is None:
-        lines.append(f"lockstep: {NO_GPU}")
+        came_late = config.stash.get(CAME_LATE, False)
+        lines.append(f"lockstep: {options.no_gpu(came_late=came_late)}")
     return lines + [f"lockstep: flag: {flag}" for flag in launch.flags]
 
 

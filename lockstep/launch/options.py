@@ -10,7 +10,9 @@ from typing import Any
 
 from lockstep.machine import provenance
 from lockstep.measure.batches import Goal
+from lockstep.plugin import HOOKS
 from lockstep.vocabulary import factors, sizes
+from lockstep.world.process_group import NO_GPU
 
 MAX_SEED = 2**32
 MAX_LIMIT_S = 1e6  # more than any job has
@@ -182,6 +184,11 @@ def defaults() -> dict[str, Any]:
         )
         for name, arguments in OPTIONS.items()
     }
+
+
+def no_gpu(*, came_late: bool) -> str:
+    """Say that the CPU is measured; hooks that came late lack the option until they are named."""
+    return NO_GPU.replace("--device", f"-p {HOOKS} --device", 1) if came_late else NO_GPU
 
 
 def read(option: Any) -> Settings:
