@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from data.report_samples import document, provenance, write
+from data.report_samples import record as record_of
 from data.training_samples import seeds
 from launched import environ
 
@@ -138,6 +140,38 @@ def test_one_point_is_cut_out_under_a_megabyte(measured, tmp_path):
         run("bundle", measured / "fp32", "--point", "bucket@2", "--to", tmp_path / "x.tar.gz")
     with pytest.raises(ValueError, match="strong was measured at world size 1, 2, not at 8"):
         run("bundle", measured / "fp32", "--point", "strong@8", "--to", tmp_path / "x.tar.gz")
+
+
+def own_results(folder, **documents):
+    """Results of one test of the user's own, as `lockstep run --tests` leaves them."""
+    words = ("pytest", "-p", "lockstep.launch.hooks", "--size=smoke", "--seed=0")
+    facts = {"provenance": provenance(command=words), "expected": ["benchmarks/t.py::test_mine"]}
+    case = record_of("weak", workload="test_mine")
+    write(folder, document("w1-r0", 1, {"test_mine": case}, **facts) | documents)
+    campaign = {"schema": 1, "name": "mine", "tests": ["/there/benchmarks"], "world_sizes": [1]}
+    (folder / "campaign.json").write_text(json.dumps(campaign))
+
+
+@pytest.mark.parametrize(
+    ("recorded", "said"),
+    [
+        ({"id": "abc123", "time": "2026-11-20T12:00:00+00:00", "dirty": False}, "at commit abc123"),
+        ({"id": "unversioned", "time": None}, "no commit of which is recorded"),
+    ],
+)
+def test_tests_of_one_s_own_are_reproduced_in_their_repository(tmp_path, recorded, said):
+    own_results(tmp_path / "mine", commit_info=recorded)
+    run("bundle", tmp_path / "mine")
+    run("bundle", tmp_path / "mine", "--point", "test_mine@1", "--to", tmp_path / "point.tar.gz")
+    texts = []
+    for name in ("mine", "point"):
+        with opening.opened(tmp_path / f"{name}.tar.gz") as inside:
+            texts.append((inside / "reproduce.md").read_text())
+    assert all(said in one and "a checkout of Lockstep" not in one for one in texts)
+    assert "let `tests` in campaign.toml name their place" in texts[0]
+    (command,) = re.findall("-m pytest (.*)", texts[1])
+    options = "-p lockstep.launch.hooks --size=smoke --seed=0 --benchmark-json=again.json"
+    assert command == f"benchmarks/t.py::test_mine {options}"
 
 
 def test_no_point_is_cut_out_of_training_runs(tmp_path):

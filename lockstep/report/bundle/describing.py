@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from lockstep import content
 from lockstep.report.bundle.archive import Source, digest
 from lockstep.report.compute.scaling import Series
+from lockstep.report.load import sources
 from lockstep.report.load.results import Results, Row
 from lockstep.report.page.panels import accounts
 from lockstep.report.words import escapes, method
@@ -80,7 +81,26 @@ def command(described: Described) -> str:
     own = (one for one in expected if one.endswith(row.recorded_case))
     case = next(own, row.recorded_case)
     start = ["torchrun", f"--nproc-per-node={row.world_size}", "-m", "pytest"]
-    return shlex.join([*start, case, *options, "--benchmark-json=again.json"])
+    # Tests of one's own have no conftest.py that brings the options.
+    plugin = ["-p", "lockstep.launch.hooks"] if row.is_own_test else []
+    return shlex.join([*start, case, *plugin, *options, "--benchmark-json=again.json"])
+
+
+def own_tests(described: Described) -> str:
+    """Name the tests of one's own that were measured; empty where the suite's were."""
+    if described.point is None:
+        return listed(described.results.campaign.get("tests") or [])
+    row = described.point[0]
+    return row.workload if row.is_own_test else ""
+
+
+def own_commit(results: Results) -> str:
+    """Say at which commit the folder of the tests was, as pytest-benchmark recorded it."""
+    found = (sources.read_document(one.path).get("commit_info") for one in results.launches)
+    commit: Mapping[str, Any] = next(filter(None, found), {})
+    if not commit.get("time"):  # as of a folder without git
+        return "no commit of which is recorded"
+    return f"at commit {commit['id']}" + (", with changes" if commit.get("dirty") else "")
 
 
 def texts(described: Described) -> dict[str, bytes]:
@@ -109,6 +129,8 @@ def _facts(described: Described) -> dict[str, Any]:
         "is_campaign": bool(results.campaign),
         "campaign": shlex.quote(str(results.campaign.get("name") or described.name)),
         "command": command(described),
+        "own_tests": own_tests(described),
+        "own_commit": own_commit(results),
         "software": {name: str(found.get(name) or DASH) for name in SOFTWARE},
         "image": str(found.get("image_sha256") or "none: the launches ran outside a container"),
         "seed": str(found.get("seed", DASH)),

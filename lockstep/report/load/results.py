@@ -117,6 +117,11 @@ class Row:
         """Name of the case in its file."""
         return self.own_case or self.case
 
+    @property
+    def is_own_test(self) -> bool:
+        """Whether it is of a test of one's own, whose name is then the workload's."""
+        return self.case.partition("[")[0].rpartition("::")[2] == self.workload
+
 
 def largest(rows: Iterable[Row], count: str) -> int | None:
     """Return the largest of a count over rows, such as bytes; None where no row knows it."""

@@ -50,9 +50,8 @@ class Judged:
 
     @property
     def is_own(self) -> bool:
-        """Whether the step is that of a test of one's own, whose name is then the workload's."""
-        row = self.series.row
-        return row.case.partition("[")[0].rpartition("::")[2] == row.workload
+        """Whether the step is that of a test of one's own."""
+        return self.series.row.is_own_test
 
     @property
     def lost_share(self) -> float:
