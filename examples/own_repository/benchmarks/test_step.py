@@ -1,4 +1,4 @@
-"""Benchmarks in a repository of one's own: pip install "lockstep-bench[bench]" is all it takes."""
+"""Benchmarks in one's own repository: pip install "/path/to/checkout[bench]" is all it takes."""
 
 import torch
 from torch import nn
