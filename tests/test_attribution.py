@@ -1,3 +1,4 @@
+import shlex
 from dataclasses import replace
 
 import numpy as np
@@ -238,6 +239,16 @@ def test_a_single_rank_waits_for_nobody_and_no_base_makes_it_compute_more_than_i
     held = bound.judge([here], [Base(one, share)])
     contention = next(each for each in held.shares if each.cause == "contention")
     assert contention.seconds >= 0
+
+
+def test_the_next_step_of_a_card_measures_the_same_model_beside_the_results():
+    from lockstep.campaign.local.run_cli import run
+
+    (found,) = verdict_card.judge_all([ladder("weak", [(1, *BASE), (2, 1.4, two(1.0, 1.4))])], 0.9)
+    command, _, _ = found.advice.partition("  ")
+    given = run.make_context("run", shlex.split(command)[2:]).params
+    assert (found.bound.kind, given["workload"]) == ("communication", found.series.row.workload)
+    assert given["name"] != "laptop"
 
 
 def test_a_larger_cause_that_is_not_shown_is_named_beside_the_one_that_is():

@@ -1,5 +1,6 @@
 """What bounds a step, in words: the card that a command or a user's own script ends with."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 
 from lockstep.causes.bound import Bound, Cause, Change, Gain, Kind, Share
@@ -34,13 +35,15 @@ TAKEN_AWAY: dict[Change, Cause] = {
     "perfect overlap": "exposed",
     "captured step": "fixed",
 }
+# Another campaign: in the folder of this one, other factors would be refused.
+MORE = "lockstep run --name tuning"
 NEXT: dict[Kind, str] = {
-    "communication": "lockstep run --studies bucket,accumulation  (or a larger batch a rank)",
+    "communication": f"{MORE} --studies bucket,accumulation  (or a larger batch a rank)",
     "imbalance": "lockstep screen  (names a slow node or device; then sbatch --exclude=NODE)",
     "input": "lockstep diagnose loader  (what the loader delivers, and with how many workers)",
     "launch": "a larger batch per rank (lockstep run --local-batch N), torch.compile, a CUDA graph",
     "contention": "bind each rank to cores of its own; fewer ranks a node, or fewer threads a rank",
-    "compute": "lockstep run --studies precision  (a lower precision makes the step shorter)",
+    "compute": f"{MORE} --studies precision  (a lower precision is quicker)",
     "own": "what of it is a fixed cost is not measured: give a half batch, or profile one rank",
     "open": "measure longer, or in 3 launches or more: lockstep run --repeats 5",
 }
@@ -55,6 +58,12 @@ NEXT_OWN: dict[Kind, str] = {
     "own": "what of it is a fixed cost is not measured: profile one rank",
     "open": "more rounds, or more launches: lockstep run --tests FOLDER --repeats 5",
 }
+
+
+def next_with(workload: str) -> dict[Kind, str]:
+    """Return what to do next about a step of the suite's, with the model that was measured."""
+    whole = f"{MORE} --workload {shlex.quote(workload)}"
+    return {kind: text.replace(MORE, whole) for kind, text in NEXT.items()}
 
 
 def card(

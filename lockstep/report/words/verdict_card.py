@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 from lockstep.causes.bound import Bound, Kind
-from lockstep.causes.card import NEXT, NEXT_OWN, card
+from lockstep.causes.card import NEXT_OWN, card, next_with
 from lockstep.report.compute.lost_time import attribution, slow
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.page.panels import losses
@@ -60,7 +60,7 @@ class Judged:
 
     @property
     def _todo(self) -> Mapping[Kind, str]:
-        return NEXT_OWN if self.is_own else NEXT
+        return NEXT_OWN if self.is_own else next_with(self.series.row.workload)
 
     @property
     def _slowest(self) -> str:
