@@ -132,6 +132,16 @@ def test_an_efficiency_is_held_against_an_interval_for_all_sizes_together(tmp_pa
     assert accused(points(2, 4, 8)) == []
 
 
+def test_launches_too_far_apart_for_an_interval_excuse_no_efficiency():
+    series = series_of(
+        Row(f"l{i}", "c", "weak", "w", size, size * rate * (2.28 if size > 1 else 1))
+        for size in (1, 2)
+        for i, rate in enumerate((0.6, 1.4))
+    )
+    assert series[0].points[1].efficiency_interval is None
+    assert accused(series) == [2]
+
+
 def accused(series):
     evidence = Evidence(Results())
     vars(evidence)["series"] = series

@@ -24,7 +24,9 @@ def super_linear(evidence: Evidence) -> Iterator[Hit]:
             # What `unit` names is no efficiency.
             if point is series.base or point.parallel_efficiency > UNIT:
                 continue
-            grown, factor = _growth(series, point, series.base), point.world_size / series.baseline
+            # Where the report shows no interval, that of too few launches excuses nothing.
+            grown = _growth(series, point, series.base) if point.efficiency_interval else None
+            factor = point.world_size / series.baseline
             span = (grown[0] / factor, grown[1] / factor) if grown else None
             low = span[0] if span else point.parallel_efficiency / (1 + TOLERANCE)
             if low > 1:
