@@ -190,7 +190,12 @@ def work_of(
         if profiler is not None:
             raise ValueError("--budget is about what is measured; give it without --profile")
         todo = todo.within(budget)
-    results.refuse(todo.campaign, todo.launches)
+    try:
+        results.refuse(todo.campaign, todo.launches)
+    except ValueError as error:
+        if not is_draft:
+            raise
+        click.echo(f"Submit would refuse this: {error}", err=True)
     return todo
 
 
