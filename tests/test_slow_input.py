@@ -66,7 +66,7 @@ class Slow(data.ImageDataset):
         time.sleep(self.nap_s if self.num_given > len(self) else 0)
         return super().__getitem__(index)
 
-@pytest.mark.parametrize("nap_s", [0.0, 0.15])
+@pytest.mark.parametrize("nap_s", [0.0, 0.3])
 def test_loading(lockstep, monkeypatch, nap_s):
     fast = loader_cases._images
 
