@@ -101,6 +101,15 @@ def suite(folder: Path, case: Path = SAMPLES / "faulted_cases.py") -> None:
     shutil.copy(SAMPLES / "telling_conftest.py", folder / "bench" / "conftest.py")
 
 
+def git(folder: Path, *arguments: str) -> str:
+    """Run git in a folder as an author of its own, outside of any hook; return what it prints."""
+    identity = ["-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
+    command = ["git", "-C", str(folder), *identity, *arguments]
+    variables = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=variables)
+    return done.stdout.strip()
+
+
 def environ(folder: Path, **own: str) -> dict[str, str]:
     """Return variables without those of a launcher or of pytest, and with what tests need."""
     foreign = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "SLURM_", "LOCKSTEP_", "PYTEST_")

@@ -244,6 +244,17 @@ def test_another_driver_or_image_is_what_one_compares_for(tmp_path):
     assert {"torch", "nccl", "cuda", "num_nodes"} <= set(made.same_facts)
 
 
+def test_a_fact_that_older_results_lack_differs_only_where_it_is_known(tmp_path):
+    old = strong_tree(tmp_path / "old", provenance=provenance())
+    new = [
+        strong_tree(tmp_path / str(commit), provenance=provenance(project_commit=commit))
+        for commit in (None, "ab12")
+    ]
+    unknown, known = (compare(results(old), results(folder)).environment for folder in new)
+    assert unknown == {}
+    assert known == {"project_commit": ([None], ["ab12"])}
+
+
 def test_lines_of_a_table_at_one_size_are_launches(tmp_path):
     lines = "".join(f"2,{value},throughput,images/s\n" for value in (100, 101, 99))
     faster = "".join(f"2,{value},throughput,images/s\n" for value in (120, 121, 119))

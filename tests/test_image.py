@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from cluster import need
 from commands import run
 from hypothesis import given
 from hypothesis import strategies as st
+from launched import git as git_in
 
 from lockstep.image import apptainer, building, definition, sif
 from lockstep.image.image_cli import image as command
@@ -374,11 +376,7 @@ def test_a_file_that_was_not_built_here_is_not_replaced_unasked(folder, stand_in
 
 @pytest.mark.parametrize("change", [None, "copied", "new", "other"])
 def test_an_image_is_of_a_commit_if_what_it_copies_is(folder, stand_in, change):
-    def git(*words):
-        name = ("-c", "user.name=x", "-c", "user.email=x@example.org")
-        done = subprocess.run(["git", *name, *words], capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
+    git = partial(git_in, Path())
     git("init", "-q")
     git("add", ".")
     git("commit", "-q", "-m", "one")

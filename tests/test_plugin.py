@@ -9,7 +9,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from launched import environ, suite
+from launched import environ, git, suite
 
 ROOT = Path(__file__).parents[1]
 OWN_TEST = """
@@ -69,6 +69,9 @@ def repository(tmp_path_factory):
         (made / name / "__init__.py").write_text(TAKEN)
     (made / "benchmarks").mkdir()
     (made / "benchmarks" / "test_mine.py").write_text(OWN_TEST)
+    git(made, "init", "--quiet")
+    git(made, "add", "benchmarks")
+    git(made, "commit", "--quiet", "-m", "Start")
     return made
 
 
@@ -106,10 +109,15 @@ def test_plain_pytest_measures_it_at_one_rank_beside_the_other_tests(installed, 
     ended = run(installed, repository, "pytest", "-q", "benchmarks", "--benchmark-json=mine.json")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "2 passed" in ended.stdout
-    (entry,) = json.loads((repository / "mine.json").read_text())["benchmarks"]
+    document = json.loads((repository / "mine.json").read_text())
+    (entry,) = document["benchmarks"]
     assert entry["name"] == "test_my_step[dtype0-Linear-world_size=1]"
     assert entry["params"] == {"layer": "Linear", "dtype": "torch.float32"}
-    assert entry["extra_info"]["lockstep"]["details"]["gradient_bytes"] == 4 * (64 * 64 + 64)
+    measured = entry["extra_info"]["lockstep"]
+    assert measured["details"]["gradient_bytes"] == 4 * (64 * 64 + 64)
+    launch = document["lockstep"]["provenance"]
+    assert launch["project_commit"] == git(repository, "rev-parse", "HEAD")
+    assert launch["project_dirty"] is False
 
 
 @pytest.mark.slow

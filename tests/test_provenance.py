@@ -3,9 +3,9 @@ import json
 import os
 import shutil
 import socket
-import subprocess
 
 import pytest
+from launched import git
 
 from lockstep import content
 from lockstep.launch import preflight
@@ -17,19 +17,6 @@ UNKNOWN = {"git_commit": None, "git_dirty": None}
 HAS_GIT = pytest.mark.skipif(
     shutil.which("git") is None and os.environ.get("CI") != "true", reason="git is not on PATH"
 )
-
-
-def git(folder, *arguments):
-    identity = ["-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
-    variables = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
-    done = subprocess.run(
-        ["git", "-C", str(folder), *identity, *arguments],
-        check=True,
-        capture_output=True,
-        text=True,
-        env=variables,
-    )
-    return done.stdout.strip()
 
 
 @pytest.fixture

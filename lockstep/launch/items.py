@@ -1,6 +1,8 @@
 """Collected tests as cases: which are measured, under which name, with which parameters."""
 
 import math
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,6 +63,19 @@ def source_sha256(item: pytest.Item) -> str | None:
     if spec is None:
         return source.of_file(own_file) if own_file else None
     return source.sha256(workloads.make(spec), own_file)
+
+
+def own_folder(items: Sequence[pytest.Item]) -> Path | None:
+    """Return the folder of the first own test or workload; None where all is the suite's."""
+    from lockstep.workloads import source
+
+    for item in items:
+        spec = params_of(item).get("workload") if has_size(item) else None
+        builder = source.file_of(workloads.builder_of(spec)) if spec else None
+        for path in (item.path, builder or item.path):
+            if not any(path.is_relative_to(ours) for ours in (content.ROOT, content.PACKAGE)):
+                return path.parent
+    return None
 
 
 def of_part(items: list[pytest.Item], part: tuple[int, int] | None) -> list[pytest.Item]:

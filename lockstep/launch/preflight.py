@@ -133,8 +133,17 @@ def gather_unsupported(world: World, control: Control, asked: str) -> dict[str, 
     return {name: reason for rank in reversed(there) for name, reason in rank.items()}
 
 
-def gather_provenance(world: World, control: Control, seed: int) -> dict[str, Any]:
-    """Return the launch's provenance, every rank's part in it, equal on all ranks."""
+def gather_provenance(
+    world: World, control: Control, seed: int, project: Path | None
+) -> dict[str, Any]:
+    """Return the launch's provenance, every rank's part in it, equal on all ranks.
+
+    Args:
+        world: The ranks.
+        control: What ranks exchange through.
+        seed: Of parameters and data.
+        project: A folder of the repository that one's own tests or workload lie in.
+    """
     own = provenance.rank_facts(world.rank, world.local_rank, world.device)
     ranks = control.exchange_all("provenance", own | {"clock_s": time.time()})
     for rank in ranks:  # all were let go at once by the exchange before
@@ -142,7 +151,7 @@ def gather_provenance(world: World, control: Control, seed: int) -> dict[str, An
     ranks = [{name: rank[name] for name in rank if name != "clock_s"} for rank in ranks]
     refuse_shared_devices(ranks)
     # Rank 0's view of the software counts for all; hashing the image once is enough.
-    launch = provenance.launch_facts(seed, sys.argv) if world.rank == 0 else {}
+    launch = provenance.launch_facts(seed, sys.argv, project) if world.rank == 0 else {}
     launch = control.exchange("software", launch)[0]
     return provenance.launch_provenance(launch, ranks) | {
         "backend": world.backend,

@@ -95,11 +95,12 @@ def suite_sha256() -> str:
     return digest.hexdigest()
 
 
-def launch_facts(seed: int, command: Sequence[str]) -> dict[str, Any]:
-    """Describe the launch as seen from rank 0."""
+def launch_facts(seed: int, command: Sequence[str], project: Path | None = None) -> dict[str, Any]:
+    """Describe the launch as seen from rank 0; `project` as of `project_facts`."""
     return (
         {"lockstep_version": lockstep_version(), "seed": seed, "command": without_secrets(command)}
         | git_facts(content.IMPORTABLE_FROM)
+        | project_facts(project)
         | software_facts()
         | torch_facts()
         | machine_facts()
@@ -199,6 +200,16 @@ def git_facts(root: Path) -> dict[str, Any]:
         return _built_of(root)
     commit, is_dirty = git.state(root)
     return {"git_commit": commit, "git_dirty": is_dirty}
+
+
+def project_facts(folder: Path | None) -> dict[str, Any]:
+    """Return commit and dirtiness of the repository that holds one's own tests or workload.
+
+    Args:
+        folder: A folder of them; None where the suite alone is measured.
+    """
+    commit, is_dirty = git.state(folder) if folder else (None, None)
+    return {"project_commit": commit, "project_dirty": is_dirty}
 
 
 def _built_of(root: Path) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def sha256(workload: Workload, case_file: Path | None = None) -> str:
         case_file: The measured test's file, where it is the user's own.
     """
     functions = (workloads.builder_of(workload.name), *_functions(workload))
-    paths = {path for path in map(_file_of, functions) if path} | {case_file}
+    paths = {path for path in map(file_of, functions) if path} | {case_file}
     # By content: hosts and images keep equal files in other places.
     contents = sorted(of_file(path) for path in paths if path and path.is_file())
     return hashlib.sha256("".join([*contents, _structure(workload)]).encode()).hexdigest()
@@ -50,7 +50,7 @@ def _functions(workload: Workload) -> tuple[Callable[..., Any], ...]:
     )
 
 
-def _file_of(function: Callable[..., Any]) -> Path | None:
+def file_of(function: Callable[..., Any]) -> Path | None:
     """Return the Python file a function is defined in; None where it is in no file."""
     function = inspect.unwrap(getattr(function, "func", function))  # of a partial
     try:

@@ -150,8 +150,8 @@ def _facts(described: Described) -> dict[str, Any]:
 
 
 SOFTWARE = (
-    *("lockstep_version", "git_commit", "python", "torch", "cuda", "cudnn", "nccl", "driver"),
-    *("os", "kernel"),
+    *("lockstep_version", "git_commit", "project_commit", "python", "torch", "cuda", "cudnn"),
+    *("nccl", "driver", "os", "kernel"),
 )
 
 

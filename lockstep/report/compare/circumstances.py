@@ -19,6 +19,7 @@ FIRST_FACTS = (
     "nccl",
     "torch",
     "device_names",
+    "project_commit",
     "git_commit",
 )
 # Facts of one launch alone, or that another fact says better.
@@ -42,7 +43,9 @@ def environment(
     """
     sides = [_facts(*side) for side in zip(launches, rows, strict=True)]
     names = sorted(dict.fromkeys([*sides[0], *sides[1]]), key=_place)
-    facts = {name: (sides[0].get(name, {}), sides[1].get(name, {})) for name in names}
+    # Results of an older version lack the names of newer facts: they are unknown.
+    absent = {"None": None}
+    facts = {name: (sides[0].get(name, absent), sides[1].get(name, absent)) for name in names}
     differing = {
         name: (list(mine.values()), list(theirs.values()))
         for name, (mine, theirs) in facts.items()

@@ -18,8 +18,9 @@ from lockstep.vocabulary.text.formats import counted
 # Facts of provenance that get a row of their own, in this order; the others follow.
 FIRST_FACTS = (
     "lockstep_version", "torch", "cuda", "cudnn", "nccl", "driver", "backend", "python",
-    "image_path", "image_sha256", "device_names", "git_commit", "git_dirty", "threads_per_rank",
-    "cores_per_node", "memory_bytes", "os", "kernel", "seed", "command",
+    "image_path", "image_sha256", "device_names", "git_commit", "git_dirty", "project_commit",
+    "project_dirty", "threads_per_rank", "cores_per_node", "memory_bytes", "os", "kernel",
+    "seed", "command",
 )  # fmt: skip
 # Those that the closed table names.
 SAID = ("torch", "cuda", "nccl", "driver", "device_names")

@@ -61,6 +61,12 @@ class Provenance:
     git_dirty: Annotated[bool | None, About("Whether tracked files differ from that commit.")] = (
         None
     )
+    project_commit: Annotated[
+        str | None, About("Commit of the repository of one's own tests or workload.")
+    ] = None
+    project_dirty: Annotated[
+        bool | None, About("Whether tracked files differ from that commit.")
+    ] = None
     command: Annotated[list[str], About("Command line of rank 0, one argument per item.")] = field(
         default_factory=list
     )

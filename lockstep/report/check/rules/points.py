@@ -10,7 +10,10 @@ from lockstep.report.load.conflicts import odd_ones
 from lockstep.report.load.results import Launch
 
 # Facts of a launch that may change a speed and forbid no pooling.
-FACTS = ("cpu_model", "git_commit", "git_dirty", "lockstep_version", "python", "kernel", "backend")
+FACTS = (
+    *("cpu_model", "git_commit", "git_dirty", "project_commit", "project_dirty"),
+    *("lockstep_version", "python", "kernel", "backend"),
+)
 # `unequal-ranks` has the threads; devices are numbered as a job got them.
 NOT_COMPARED = (
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
