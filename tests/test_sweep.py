@@ -12,6 +12,7 @@ from lockstep.cli import lockstep
 from lockstep.report.compute.alternatives.ranking import rank
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
+from lockstep.report.page import content_of_page
 from lockstep.report.words.ranking_card import lines
 from lockstep.slurm.submit.cli_options import FoundSite, find_site
 from lockstep.vocabulary import factors, sizes
@@ -69,7 +70,9 @@ def test_the_best_value_is_named_with_those_that_launches_do_not_tell_from_it(tm
             for cap, step_s in caps.items()
         }  # fmt: skip
         write(tmp_path, document(f"w2-r{launch}", 2, cases, repeat=launch))
-    (found,) = rank(series_of(load([tmp_path]).rows), ["bucket_cap_mb"])
+    results = load([tmp_path])
+    series = series_of(results.rows)
+    (found,) = rank(series, ["bucket_cap_mb"])
     assert [(place.factors["bucket_cap_mb"], place.kind) for place in found.places] == [
         (1, "best"),
         (5, "not_told_apart"),
@@ -78,6 +81,8 @@ def test_the_best_value_is_named_with_those_that_launches_do_not_tell_from_it(tm
     assert found.places[2].ratio == pytest.approx(0.1 / 0.12, rel=1e-6)
     assert (found.world_size, found.num_launches) == (2, 4)
     assert lines(found)[0].endswith("Not told apart from it: bucket_cap_mb=5.")
+    (first,) = content_of_page.page(results, series, 0.7)["headlines"]
+    assert (first["of"], first["text"]) == ("mlp", lines(found)[0])
 
 
 def test_only_what_ran_the_same_workload_at_the_largest_size_is_ranked(tmp_path):

@@ -93,7 +93,7 @@ SIZES = {
         epochs=3,
     ),
     "laptop": Size(
-        rounds=8,
+        rounds=10,
         warmup_rounds=2,
         steps_per_round=1,
         workload="resnet18",

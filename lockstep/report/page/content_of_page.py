@@ -24,6 +24,7 @@ from lockstep.report.predict import prediction
 from lockstep.report.words import (
     headline,
     method,
+    ranking_card,
     rate_cards,
     verdict_card,
 )
@@ -91,6 +92,7 @@ def _top(
             *rate_cards.headlines(series, threshold),
             *top.lines(headlines),
             *rate_cards.of_devices(series),
+            *ranking_card.headlines(series),
             *training_panel.headlines(series),
         ],
         "tiles": top.tiles(top.first_of(headlines), told),

@@ -41,10 +41,11 @@ def _headline(ladder: FactorLadder, threshold: float) -> dict[str, Any]:
         kind, text = "blocked", BLOCKED
     fewest = min(rung.point.num_launches for rung in ladder.rungs)
     trust = f"trust: at least {counted(fewest, 'launch')} a value"
-    return _entry(f"Scaling over {ladder.factor}", ladder.label, kind, text, trust)
+    return entry(f"Scaling over {ladder.factor}", ladder.label, kind, text, trust)
 
 
-def _entry(title: str, of: str, kind: str, *lines: str) -> dict[str, Any]:
+def entry(title: str, of: str, kind: str, *lines: str) -> dict[str, Any]:
+    """Return a headline of what is no ladder over ranks; its text is the first of its lines."""
     return {
         "title": title, "of": of, "kind": kind, "text": lines[0], "lines": list(lines),
         "short": "", "others": [],
@@ -72,9 +73,9 @@ def _beside(found: Replaced) -> dict[str, Any]:
     """Say how much faster one device of the other kind does the work."""
     title, of = ORIGINS[found.slowest.row.origin], found.slowest.label
     if found.slowest.base.blocked_by or found.other.base.blocked_by:
-        return _entry(title, of, "blocked", BLOCKED)
+        return entry(title, of, "blocked", BLOCKED)
     text = (
         f"1 device of {found.other.label} gives {ratio(found.speedup)}{TIMES} the rate of "
         f"{kind_of_device(found.slowest)} at {parts.absolute(found.slowest.base)}"
     )
-    return _entry(title, of, "good", text)
+    return entry(title, of, "good", text)
