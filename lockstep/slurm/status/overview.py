@@ -199,7 +199,8 @@ def _times(row: Mapping[str, Any]) -> Iterator[str]:
     if row["since_submission_s"] is not None:
         yield f"submitted {in_words(row['since_submission_s'])} ago"
     if row["elapsed_s"] is not None and "elements" not in row:
-        yield f"ran {in_words(row['elapsed_s'])}"
+        where = f" on {row['nodes']}" if row["nodes"] else ""
+        yield f"ran {in_words(row['elapsed_s'])}{where}"
     if row["num_launches"]:
         yield _complete(row)
 

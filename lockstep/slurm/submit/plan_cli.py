@@ -1,6 +1,7 @@
 """The command `lockstep plan`."""
 
 import json
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -242,7 +243,7 @@ def _table(specs: "Sequence[JobSpec]") -> "Table":
     for spec in specs:
         name = spec.name if spec.kind != "array" else f"{spec.name} x {spec.num_elements:,}"
         after = "all above" if spec.kind == "collect" else ", ".join(d.job for d in spec.after)
-        hours = [f"{spec.node_hours:,.2f}", *(f"{spec.gpu_hours:,.2f}" for _ in on_gpus)]
+        hours = [_at_most(spec.node_hours), *(_at_most(spec.gpu_hours) for _ in on_gpus)]
         table.add_row(name, f"{spec.num_nodes:,}", clock(spec.time_s), *hours, after or "-")
     return table
 
@@ -293,4 +294,9 @@ def _of_repeats(campaign: "Campaign") -> list[str]:
 
 
 def _said(amounts: Sequence[tuple[float, str]]) -> str:
-    return ", ".join(f"{amount:,.2f} {unit}" for amount, unit in amounts)
+    return ", ".join(f"{_at_most(amount)} {unit}" for amount, unit in amounts)
+
+
+def _at_most(amount: float) -> str:
+    """Return an amount with two decimals, rounded up, since no job may take more."""
+    return f"{math.ceil(round(amount * 100, 6)) / 100:,.2f}"
