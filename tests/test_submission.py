@@ -184,13 +184,18 @@ def test_a_refusal_ends_the_submission_and_is_recorded(folder):
 
 
 @pytest.mark.parametrize(
-    "command", ["submit campaign.toml --site site.toml", "resume results/ladder"]
+    ("command", "code"),
+    [
+        ("submit campaign.toml --site site.toml", 2),
+        ("resume results/ladder", 2),
+        ("resume results/ladder --dry-run", 0),
+    ],
 )
-def test_jobs_that_may_still_write_are_waited_for(folder, command):
+def test_jobs_that_may_still_write_are_waited_for_and_a_dry_run_names_them(folder, command, code):
     assert submit(folder).returncode == 0
     (folder / "queue").write_text("101|101|RUNNING|None|1700000000|me|x\n")
     ended = lockstep(command, folder)
-    assert ended.returncode == 2
+    assert ended.returncode == code
     assert "job 101 of me may still write into" in ended.stderr
     assert "lockstep cancel" in ended.stderr
     assert len(told(folder)) == 1

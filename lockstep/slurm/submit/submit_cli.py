@@ -138,6 +138,7 @@ def _send(todo: "Work", *, dry_run: bool, as_json: bool) -> None:
         click.echo(at_most(todo), err=True)
     if dry_run:
         _show(todo, as_json=as_json)
+        _warn_of_unfinished(todo)
         return
     sent = []
     for one in send(todo):
@@ -151,6 +152,17 @@ def _send(todo: "Work", *, dry_run: bool, as_json: bool) -> None:
     else:
         click.echo("\n".join(_how_to_watch(todo, sent)))
         _say_unseen(todo.site)
+
+
+def _warn_of_unfinished(todo: "Work") -> None:
+    """Warn of jobs that may still measure what was shown as missing."""
+    from lockstep.slurm.submit.submission import refuse_unfinished
+
+    if todo.results.submissions():
+        try:
+            refuse_unfinished(todo.results)
+        except (ValueError, RuntimeError) as error:
+            click.echo(f"Warning: {error}.", err=True)
 
 
 def _say_unseen(site: "Site") -> None:
