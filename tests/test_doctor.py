@@ -337,6 +337,13 @@ def test_results_belong_where_they_stay(tmp_path, monkeypatch, kind, status):
     assert machine.results_storage(subject(tmp_path)).status == "warning"
 
 
+@pytest.mark.parametrize(("kind", "status"), [("ext4", "warning"), ("lustre", "ok")])
+def test_results_of_jobs_belong_where_nodes_see_them(tmp_path, monkeypatch, kind, status):
+    mounted(monkeypatch, tmp_path, kind)
+    assert machine.results_storage(subject(tmp_path, site=site())).status == status
+    assert machine.results_storage(subject(tmp_path)).status == "ok"
+
+
 def test_results_that_cannot_be_written_are_missing():
     assert machine.results_storage(Subject({}, Path("/proc/results"))).status == "missing"
 

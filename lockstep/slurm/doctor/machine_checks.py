@@ -3,6 +3,7 @@
 import ctypes
 import os
 import resource
+import shlex
 import shutil
 import site as site_packages
 import sys
@@ -58,6 +59,7 @@ STORAGE = {
     "btrfs": ("a local disk", True),
     "zfs": ("a local disk", True),
 }
+ON_ONE_MACHINE = ("ext4", "xfs", "btrfs", "zfs")
 # What is gone when a container or a machine ends.
 FLEETING = ("overlay", "tmpfs", "ramfs")
 
@@ -268,6 +270,11 @@ def results_storage(subject: Subject) -> Finding:
         return missing(f"{path}: {error.strerror}", "give --to a folder that you may write to")
     if kind in FLEETING:
         return warning(says, "give --to a folder that stays when this machine ends")
+    if subject.site is not None and kind in ON_ONE_MACHINE:
+        return warning(
+            f"{says}; nodes see it only if this machine shares it with them",
+            f"ask one: srun ls -d {shlex.quote(str(path))}; else give --to a folder all share",
+        )
     if abs(skew_s) > MAX_CLOCK_SKEW_S:
         return warning(
             f"{says}; its clock is {skew_s:+.1f} s from this machine's",
