@@ -17,7 +17,7 @@ KINDS: dict[Kind, str] = {
     "communication": "communication",
     "imbalance": "imbalance",
     "input": "input",
-    "launch": "launch",
+    "launch": "a fixed cost",  # of launching kernels, and of an optimizer over a small model
     "contention": "contention",
     "compute": "compute",
     "own": "own work",
@@ -99,7 +99,8 @@ def headline(bound: Bound) -> str:
     first = bound.named[0]
     share = first.seconds / bound.turns_s
     name = KINDS[bound.kind]
-    start = f"{name.capitalize()}-bound" if share >= BOUND else f"Loses most to {name}"
+    bound_by = "Bound by a fixed cost" if bound.kind == "launch" else f"{name.capitalize()}-bound"
+    start = bound_by if share >= BOUND else f"Loses most to {name}"
     said = f"{percent(share)} % of {step} is {NAMES[first.cause]}"
     if larger := bound.larger_unshown:
         return f"Loses to {name}: {said}; {NAMES[larger.cause]} may be more, which is not shown."
