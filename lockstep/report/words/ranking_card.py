@@ -37,22 +37,21 @@ def headlines(series: Sequence[Series]) -> list[dict[str, Any]]:
     for study in STUDIES:
         own = [one for one in series if one.row.study == study and one.row.origin == "measured"]
         names = compared.varied([(one, one.base) for one in own])
-        made += [
-            entry(TITLES[study], ", ".join(_about(one)), "good", _headline(one), _trust(one))
-            for one in rank(own, names)
-            if len(one.places) > 1
-        ]
+        made += [_entry(study, one) for one in rank(own, names) if len(one.places) > 1]
     return made
+
+
+def _entry(study: str, ranking: Ranking) -> dict[str, Any]:
+    said = _headline(ranking)
+    trust = f"trust: {counted(ranking.num_launches, 'launch')} of each setting"
+    made = entry(TITLES[study], ", ".join(_about(ranking)), "good", said, trust)
+    return made | {"text": f"{said} {trust.capitalize()}."}
 
 
 def _about(ranking: Ranking) -> list[str]:
     """Return the workload and what else all settings share, as a series' label does."""
     shared = {key: value for key, value in ranking.common.items() if key != "workload"}
     return [ranking.workload, *map(_setting, shared.items())]
-
-
-def _trust(ranking: Ranking) -> str:
-    return f"trust: {counted(ranking.num_launches, 'launch')} of each setting"
 
 
 def _equal(ranking: Ranking) -> list[Place]:
@@ -71,7 +70,7 @@ def _headline(ranking: Ranking) -> str:
         start = "Best" if first.kind == "best" else "No best setting, for only one was measured,"
         said[0] = f"{start} {where}: {said[0]}"
     if equal:
-        said.append(f"Not told apart from it: {_some([place.factors for place in equal])}.")
+        said.append(f"Not shown to be slower: {_some([place.factors for place in equal])}.")
     if ranking.absent:
         said.append(f"Without a valid point there: {_some(ranking.absent)}.")
     return " ".join(said)
