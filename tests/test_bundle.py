@@ -142,12 +142,15 @@ def test_one_point_is_cut_out_under_a_megabyte(measured, tmp_path):
         run("bundle", measured / "fp32", "--point", "strong@8", "--to", tmp_path / "x.tar.gz")
 
 
-def own_results(folder, **documents):
+def own_results(folder, **known):
     """Results of one test of the user's own, as `lockstep run --tests` leaves them."""
     words = ("pytest", "-p", "lockstep.launch.hooks", "--size=smoke", "--seed=0")
-    facts = {"provenance": provenance(command=words), "expected": ["benchmarks/t.py::test_mine"]}
+    facts = {
+        "provenance": provenance(command=words, **known),
+        "expected": ["benchmarks/t.py::test_mine"],
+    }
     case = record_of("weak", workload="test_mine")
-    write(folder, document("w1-r0", 1, {"test_mine": case}, **facts) | documents)
+    write(folder, document("w1-r0", 1, {"test_mine": case}, **facts))
     campaign = {"schema": 1, "name": "mine", "tests": ["/there/benchmarks"], "world_sizes": [1]}
     (folder / "campaign.json").write_text(json.dumps(campaign))
 
@@ -155,12 +158,13 @@ def own_results(folder, **documents):
 @pytest.mark.parametrize(
     ("recorded", "said"),
     [
-        ({"id": "abc123", "time": "2026-11-20T12:00:00+00:00", "dirty": False}, "at commit abc123"),
-        ({"id": "unversioned", "time": None}, "no commit of which is recorded"),
+        ({"project_commit": "abc123", "project_dirty": False}, "at commit abc123,"),
+        ({"project_commit": "abc123", "project_dirty": True}, "at commit abc123, with changes"),
+        ({}, "no commit of which is recorded"),
     ],
 )
 def test_tests_of_one_s_own_are_reproduced_in_their_repository(tmp_path, recorded, said):
-    own_results(tmp_path / "mine", commit_info=recorded)
+    own_results(tmp_path / "mine", **recorded)
     run("bundle", tmp_path / "mine")
     run("bundle", tmp_path / "mine", "--point", "test_mine@1", "--to", tmp_path / "point.tar.gz")
     texts = []

@@ -241,6 +241,7 @@ def test_another_driver_or_image_is_what_one_compares_for(tmp_path):
         "image_sha256", "driver", "variable OMP_NUM_THREADS", "variable NCCL_ALGO",
     ]  # fmt: skip
     assert made.environment["driver"] == (["570.1"], ["575.2"])
+    assert made.environment["variable NCCL_ALGO"] == ([], ["Ring"])
     assert {"torch", "nccl", "cuda", "num_nodes"} <= set(made.same_facts)
 
 

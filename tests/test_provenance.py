@@ -66,6 +66,25 @@ def test_a_checkout_of_another_owner_is_read_all_the_same(checkout):
     assert provenance.git_facts(checkout)["git_dirty"] is False
 
 
+@HAS_GIT
+@pytest.mark.parametrize(
+    ("file", "dirty"),
+    [("code.py", False), ("changed.py", True), ("test_new.py", True), (".venv/model.py", None)],
+)
+def test_own_code_is_of_its_repository_s_commit_unless_git_ignores_it(checkout, file, dirty):
+    (checkout / ".gitignore").write_text(".venv\n")
+    (checkout / ".venv").mkdir()
+    for name in ("changed.py", ".venv/model.py"):
+        (checkout / name).write_text("x = 1\n")
+    git(checkout, "add", "changed.py", ".gitignore")
+    git(checkout, "commit", "--quiet", "-m", "Add")
+    if file in ("changed.py", "test_new.py"):
+        (checkout / file).write_text("x = 2\n")
+    commit = None if dirty is None else git(checkout, "rev-parse", "HEAD")
+    known = provenance.project_facts(checkout / file)
+    assert known == {"project_commit": commit, "project_dirty": dirty}
+
+
 def test_without_git_the_image_names_the_commit(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("LOCKSTEP_COMMIT", "abc1234")

@@ -2,6 +2,7 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 from data.report_samples import full_tree, strong_tree
@@ -13,6 +14,7 @@ from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import pooled_step_s, series_of
 from lockstep.report.load.reading import load
 from lockstep.report.load.results import Results, Row
+from lockstep.report.page import top
 from lockstep.report.page.content_of_page import page
 from lockstep.report.page.panels.curves import ladder_panel
 from lockstep.report.page.panels.programs_panel import programs_panels
@@ -329,3 +331,19 @@ def test_a_method_counts_one_as_one(count, nouns):
     (point,) = points([row(1, 1.0, rounds=count, steps_per_round=count)] * count)
     said = " ".join(timing([point], "1.0", [], is_campaign=True))
     assert all(re.search(rf"\b{noun}\b", said) for noun in nouns)
+
+
+def test_of_own_tests_the_one_that_scales_worst_comes_first_and_a_blocked_one_last():
+    rates = {
+        "even": {1: 1.0, 2: 1.9, 16: 12.0},
+        "bends": {1: 1.0, 2: 1.8, 16: 3.0},
+        "early": {1: 1.0, 2: 1.3, 16: 9.0},
+        "blocked": {1: 1.0, 2: 1.0, 16: 1.0},
+    }
+    series = series_of([
+        replace(row(size, rate, "weak", name), workload=name)
+        for name, own in rates.items() for size, rate in own.items()
+    ])  # fmt: skip
+    found = top.headlines(series, 0.7, lambda one: "x" * (one.row.workload == "blocked"))
+    named = [one.series.row.workload for one in found["weak"]]
+    assert named == ["bends", "early", "even", "blocked"]

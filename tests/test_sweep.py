@@ -82,7 +82,22 @@ def test_the_best_value_is_named_with_those_that_launches_do_not_tell_from_it(tm
     assert (found.world_size, found.num_launches) == (2, 4)
     assert lines(found)[0].endswith("Not shown to be slower: bucket_cap_mb=5.")
     (first,) = content_of_page.page(results, series, 0.7)["headlines"]
-    assert (first["of"], first["lines"][0]) == ("mlp", lines(found)[0])
+    assert (first["of"], first["kind"]) == ("mlp", "open")
+
+
+def test_settings_that_made_the_same_buckets_are_no_choice(tmp_path):
+    for launch in range(3):
+        cases = {
+            f"test_bucket_size[bucket_cap_mb={cap}]": record(
+                "bucket", 2, step_s, factors={"workload": "mlp", "bucket_cap_mb": cap},
+                details={"bucket_bytes": [100]},
+            )
+            for cap, step_s in {1: 0.1, 25: 0.2}.items()
+        }  # fmt: skip
+        write(tmp_path, document(f"w2-r{launch}", 2, cases, repeat=launch))
+    (found,) = rank(series_of(load([tmp_path]).rows), ["bucket_cap_mb"])
+    assert found.is_one
+    assert [place.kind for place in found.places] == ["best", "not_told_apart"]
 
 
 def test_only_what_ran_the_same_workload_at_the_largest_size_is_ranked(tmp_path):

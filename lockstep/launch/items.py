@@ -65,16 +65,16 @@ def source_sha256(item: pytest.Item) -> str | None:
     return source.sha256(workloads.make(spec), own_file)
 
 
-def own_folder(items: Sequence[pytest.Item]) -> Path | None:
-    """Return the folder of the first own test or workload; None where all is the suite's."""
+def own_file(items: Sequence[pytest.Item]) -> Path | None:
+    """Return the file of the first own test or workload; None where all is the suite's."""
     from lockstep.workloads import source
 
     for item in items:
         spec = params_of(item).get("workload") if has_size(item) else None
         builder = source.file_of(workloads.builder_of(spec)) if spec else None
-        for path in (item.path, builder or item.path):
+        for path in (item.path.resolve(), (builder or item.path).resolve()):
             if not any(path.is_relative_to(ours) for ours in (content.ROOT, content.PACKAGE)):
-                return path.parent
+                return path
     return None
 
 

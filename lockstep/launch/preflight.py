@@ -142,7 +142,7 @@ def gather_provenance(
         world: The ranks.
         control: What ranks exchange through.
         seed: Of parameters and data.
-        project: A folder of the repository that one's own tests or workload lie in.
+        project: The file of an own test or workload, if any.
     """
     own = provenance.rank_facts(world.rank, world.local_rank, world.device)
     ranks = control.exchange_all("provenance", own | {"clock_s": time.time()})

@@ -25,7 +25,7 @@ from lockstep import workloads
 from lockstep.launch import blame, preflight, transport
 from lockstep.launch.blame import EXIT_LOST
 from lockstep.launch.ending import Ending
-from lockstep.launch.items import case_of, has_size, own_folder, params_of, source_sha256, study_of
+from lockstep.launch.items import case_of, has_size, own_file, params_of, source_sha256, study_of
 from lockstep.launch.keeper import Keeper
 from lockstep.launch.meetings import Cases
 from lockstep.launch.options import Settings
@@ -107,7 +107,7 @@ class LaunchSession:
         preflight.refuse_alike(self.control, _problem(items, self.world.world_size))
         self.sources = {case_of(item): source_sha256(item) for item in items}
         self.provenance = preflight.gather_provenance(
-            self.world, self.control, self.settings.seed, own_folder(items)
+            self.world, self.control, self.settings.seed, own_file(items)
         )
         self.unsupported = preflight.gather_unsupported(
             self.world, self.control, self.settings.size.precision

@@ -202,14 +202,23 @@ def git_facts(root: Path) -> dict[str, Any]:
     return {"git_commit": commit, "git_dirty": is_dirty}
 
 
-def project_facts(folder: Path | None) -> dict[str, Any]:
-    """Return commit and dirtiness of the repository that holds one's own tests or workload.
+def project_facts(file: Path | None) -> dict[str, Any]:
+    """Return commit and dirtiness of the repository that holds one's own test or workload.
+
+    What git ignores, such as a package in an environment, is of no commit; a file that was never
+    added makes the commit dirty.
 
     Args:
-        folder: A folder of them; None where the suite alone is measured.
+        file: That of the test or workload; None where the suite alone is measured.
     """
-    commit, is_dirty = git.state(folder) if folder else (None, None)
-    return {"project_commit": commit, "project_dirty": is_dirty}
+    unknown = {"project_commit": None, "project_dirty": None}
+    if file is None:
+        return unknown
+    commit, is_dirty = git.state(file.parent)
+    if commit is None or git.git(file.parent, "check-ignore", str(file)) is not None:
+        return unknown
+    is_added = git.git(file.parent, "ls-files", "--error-unmatch", str(file)) is not None
+    return {"project_commit": commit, "project_dirty": is_dirty or not is_added}
 
 
 def _built_of(root: Path) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from lockstep import content
 from lockstep.report.bundle.archive import Source, digest
 from lockstep.report.compute.scaling import Series
-from lockstep.report.load import sources
 from lockstep.report.load.results import Results, Row
 from lockstep.report.page.panels import accounts
 from lockstep.report.words import escapes, method
@@ -95,12 +94,12 @@ def own_tests(described: Described) -> str:
 
 
 def own_commit(results: Results) -> str:
-    """Say at which commit the folder of the tests was, as pytest-benchmark recorded it."""
-    found = (sources.read_document(one.path).get("commit_info") for one in results.launches)
-    commit: Mapping[str, Any] = next(filter(None, found), {})
-    if not commit.get("time"):  # as of a folder without git
+    """Say at which commit the repository of the tests was."""
+    commit = results.provenance.get("project_commit")
+    if not commit:
         return "no commit of which is recorded"
-    return f"at commit {commit['id']}" + (", with changes" if commit.get("dirty") else "")
+    changed = ", with changes" if results.provenance.get("project_dirty") else ""
+    return f"at commit {commit}{changed}"
 
 
 def texts(described: Described) -> dict[str, bytes]:
@@ -150,8 +149,8 @@ def _facts(described: Described) -> dict[str, Any]:
 
 
 SOFTWARE = (
-    *("lockstep_version", "git_commit", "project_commit", "python", "torch", "cuda", "cudnn"),
-    *("nccl", "driver", "os", "kernel"),
+    *("lockstep_version", "git_commit", "project_commit", "project_dirty", "python"),
+    *("torch", "cuda", "cudnn", "nccl", "driver", "os", "kernel"),
 )
 
 

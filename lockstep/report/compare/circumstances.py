@@ -20,6 +20,7 @@ FIRST_FACTS = (
     "torch",
     "device_names",
     "project_commit",
+    "project_dirty",
     "git_commit",
 )
 # Facts of one launch alone, or that another fact says better.
@@ -43,9 +44,10 @@ def environment(
     """
     sides = [_facts(*side) for side in zip(launches, rows, strict=True)]
     names = sorted(dict.fromkeys([*sides[0], *sides[1]]), key=_place)
-    # Results of an older version lack the names of newer facts: they are unknown.
-    absent = {"None": None}
-    facts = {name: (sides[0].get(name, absent), sides[1].get(name, absent)) for name in names}
+    facts = {
+        name: (sides[0].get(name, _absent(name)), sides[1].get(name, _absent(name)))
+        for name in names
+    }
     differing = {
         name: (list(mine.values()), list(theirs.values()))
         for name, (mine, theirs) in facts.items()
@@ -53,6 +55,11 @@ def environment(
     }
     equal = [n for n, (mine, _) in facts.items() if n not in differing and set(mine) - {"None"}]
     return differing, equal
+
+
+def _absent(fact: str) -> dict[str, Any]:
+    """Return what a side without a fact has: a version that did not record it leaves it unknown."""
+    return {} if fact.startswith(("variable ", "source of ")) else {"None": None}
 
 
 def _place(fact: str) -> int:

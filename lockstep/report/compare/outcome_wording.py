@@ -30,7 +30,8 @@ MOST_SENSIBLE = 40
 # In per cent, as a cell has room for.
 LARGEST = 1000
 _NAMES = {
-    "image_sha256": "image", "project_commit": "commit", "git_commit": "commit of Lockstep",
+    "image_sha256": "image", "project_commit": "commit", "project_dirty": "uncommitted changes",
+    "git_commit": "commit of Lockstep",
     "device_names": "devices",
     "num_nodes": "nodes",
 }  # fmt: skip

@@ -33,9 +33,11 @@ def headlines(
     return found
 
 
-def _worst_first(headline: Headline) -> float:
+def _worst_first(one: Headline) -> tuple[bool, float]:
     """Put the test of one's own first that scales worst; other series keep their order."""
-    return headline.told.parallel_efficiency if headline.series.row.is_own_test else 0.0
+    largest = one.series.points[-1]
+    is_own = one.series.row.is_own_test
+    return (is_own and one.kind == "blocked", largest.parallel_efficiency if is_own else 0.0)
 
 
 def _kind(series: Series) -> str:

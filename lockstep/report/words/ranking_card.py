@@ -5,15 +5,23 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.report.compute.alternatives import compared
-from lockstep.report.compute.alternatives.ranking import Place, Ranking, rank
+from lockstep.report.compute.alternatives.ranking import WITHOUT_RANKING, Place, Ranking, rank
 from lockstep.report.compute.scaling import Series
+from lockstep.report.load.results import OTHER
 from lockstep.report.page.panels.parts import TITLES
 from lockstep.report.words.rate_cards import entry
 from lockstep.vocabulary.metrics import GIGA
-from lockstep.vocabulary.text.formats import counted, number, percent, percent_span, span
+from lockstep.vocabulary.text.formats import (
+    capital,
+    counted,
+    number,
+    percent,
+    percent_span,
+    span,
+)
 
-# Studies that measure settings of one step, of which one is the best.
-STUDIES = ("bucket", "precision", "accumulation", "sensitivity", "loader")
+# Studies that measure settings of one step.
+STUDIES = [name for name in TITLES if name not in ("strong", "weak", OTHER, *WITHOUT_RANKING)]
 # Settings that are named in a sentence.
 MOST_NAMED = 4
 
@@ -32,20 +40,26 @@ def lines(ranking: Ranking) -> list[str]:
 
 
 def headlines(series: Sequence[Series]) -> list[dict[str, Any]]:
-    """Return the best setting of each study that measured several, as a page says it first."""
-    made = []
-    for study in STUDIES:
-        own = [one for one in series if one.row.study == study and one.row.origin == "measured"]
-        names = compared.varied([(one, one.base) for one in own])
-        made += [_entry(study, one) for one in rank(own, names) if len(one.places) > 1]
-    return made
+    """Return what each study of settings found the quickest, as a page says it first."""
+    groups: dict[tuple[str, str], list[Series]] = {}
+    for one in series:
+        if one.row.study in STUDIES and one.row.origin == "measured":
+            groups.setdefault((one.row.study, one.row.workload), []).append(one)
+    return [
+        _entry(study, ranking)
+        for (study, _), own in sorted(groups.items(), key=lambda item: STUDIES.index(item[0][0]))
+        for ranking in rank(own, compared.varied([(one, one.base) for one in own]))
+        if len(ranking.places) > 1
+    ]
 
 
 def _entry(study: str, ranking: Ranking) -> dict[str, Any]:
     said = _headline(ranking)
-    trust = f"trust: {counted(ranking.num_launches, 'launch')} of each setting"
-    made = entry(TITLES[study], ", ".join(_about(ranking)), "good", said, trust)
-    return made | {"text": f"{said} {trust.capitalize()}."}
+    flagged = f"{ranking.num_flagged or 'none'} of its {len(ranking.places)} settings flagged"
+    trust = f"trust: at least {counted(ranking.num_launches, 'launch')} of each setting, {flagged}"
+    kind = "open" if ranking.is_one or _equal(ranking) else "good"
+    made = entry(TITLES[study], ", ".join(_about(ranking)), kind, said, trust)
+    return made | {"text": f"{said} {capital(trust)}."}
 
 
 def _about(ranking: Ranking) -> list[str]:
@@ -59,20 +73,23 @@ def _equal(ranking: Ranking) -> list[Place]:
 
 
 def _headline(ranking: Ranking) -> str:
-    """Name the best and whom it is not told apart from, or say why there is none."""
-    equal = _equal(ranking)
+    """Name the best and what is not shown to be slower, or say why there is none."""
     where = f"on {counted(ranking.world_size, 'rank')}"
+    equal = _equal(ranking)
+    if ranking.is_one:
+        return f"Nothing to choose {where}: all settings made the same buckets."
     said = [f"Nothing to rank {where}."]
     if ranking.places:
         first = ranking.places[0]
         between = f" ({span(first.interval)})" if first.interval else ""
-        said = [f"{_text(first)}, {number(first.rate)} {ranking.unit}/s{between}."]
-        start = "Best" if first.kind == "best" else "No best setting, for only one was measured,"
-        said[0] = f"{start} {where}: {said[0]}"
+        best = "Fastest as measured" if equal else "Best"
+        start = best if first.kind == "best" else "No best setting, for only one was measured,"
+        rate = f"{number(first.rate)} {ranking.unit}/s{between}"
+        said = [f"{start} {where}: {_values(first.factors)}, {rate}."]
     if equal:
         said.append(f"Not shown to be slower: {_some([place.factors for place in equal])}.")
     if ranking.absent:
-        said.append(f"Without a valid point there: {_some(ranking.absent)}.")
+        said.append(f"Without a valid point {where}: {_some(ranking.absent)}.")
     return " ".join(said)
 
 

@@ -40,6 +40,7 @@ SIZEOF_TIMEX = 512  # 208 bytes in Linux; more does no harm
 FAST = ("ib", "hsn", "bond")
 # Names of interfaces that lead to no other node.
 LOCAL = ("lo", "docker", "br-", "veth", "virbr", "tun", "tap", "cni", "dummy", "ifb")
+ON_ONE_MACHINE = ("ext4", "xfs", "btrfs", "zfs")
 # type of file system -> what it is, and whether training data is well kept there
 STORAGE = {
     "nfs": ("a network file system", False),
@@ -54,12 +55,8 @@ STORAGE = {
     "overlay": ("the writable layer of a container", False),
     "tmpfs": ("memory", True),
     "ramfs": ("memory", True),
-    "ext4": ("a local disk", True),
-    "xfs": ("a local disk", True),
-    "btrfs": ("a local disk", True),
-    "zfs": ("a local disk", True),
+    **dict.fromkeys(ON_ONE_MACHINE, ("a local disk", True)),
 }
-ON_ONE_MACHINE = ("ext4", "xfs", "btrfs", "zfs")
 # What is gone when a container or a machine ends.
 FLEETING = ("overlay", "tmpfs", "ramfs")
 
@@ -270,17 +267,18 @@ def results_storage(subject: Subject) -> Finding:
         return missing(f"{path}: {error.strerror}", "give --to a folder that you may write to")
     if kind in FLEETING:
         return warning(says, "give --to a folder that stays when this machine ends")
-    if subject.site is not None and kind in ON_ONE_MACHINE:
-        return warning(
-            f"{says}; nodes see it only if this machine shares it with them",
-            f"ask one: srun ls -d {shlex.quote(str(path))}; else give --to a folder all share",
-        )
     if abs(skew_s) > MAX_CLOCK_SKEW_S:
         return warning(
             f"{says}; its clock is {skew_s:+.1f} s from this machine's",
             "ask for both clocks to be kept by a time server",
         )
-    return _enough(path, says)
+    found = _enough(path, says)
+    if found.status == "ok" and subject.site is not None and kind in ON_ONE_MACHINE:
+        return warning(
+            f"{says}; nodes see it only if this machine shares it with them",
+            f"ask one: srun ls -d {shlex.quote(str(path))}; else give --to a folder all share",
+        )
+    return found
 
 
 def _existing(path: Path) -> Path:

@@ -1,5 +1,6 @@
 """A budget in hours: how much of a campaign fits into it, and what is left out for it."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -26,6 +27,11 @@ class Budget:
         """Return it as the option takes it."""
         suffix = next((name for name, unit in UNITS.items() if unit == self.unit), "")
         return f"{self.hours:g}{suffix}"
+
+
+def rounded_up(amount: float) -> str:
+    """Return hours or a cost with two decimals that it does not exceed."""
+    return f"{math.ceil(round(amount * 100, 6)) / 100:,.2f}"
 
 
 # Fewer launches give no interval worth reading, so points go before these repeats do.
@@ -67,7 +73,8 @@ def fit(
         return fitted
     raise ValueError(
         f"a budget of {budget:g} {unit} holds nothing of this campaign: one repeat of world size "
-        f"{fitted.campaign.world_sizes[0]} takes {needed:.2f}; raise --budget, or lower time"
+        f"{fitted.campaign.world_sizes[0]} takes {rounded_up(needed)}; "
+        "raise --budget, or lower time"
     )
 
 

@@ -1,7 +1,6 @@
 """The command `lockstep plan`."""
 
 import json
-import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lockstep.slurm.submit.budget import rounded_up
 from lockstep.slurm.submit.cli_options import (
     FoundSite,
     as_json_option,
@@ -243,7 +243,7 @@ def _table(specs: "Sequence[JobSpec]") -> "Table":
     for spec in specs:
         name = spec.name if spec.kind != "array" else f"{spec.name} x {spec.num_elements:,}"
         after = "all above" if spec.kind == "collect" else ", ".join(d.job for d in spec.after)
-        hours = [_at_most(spec.node_hours), *(_at_most(spec.gpu_hours) for _ in on_gpus)]
+        hours = [rounded_up(spec.node_hours), *(rounded_up(spec.gpu_hours) for _ in on_gpus)]
         table.add_row(name, f"{spec.num_nodes:,}", clock(spec.time_s), *hours, after or "-")
     return table
 
@@ -294,9 +294,4 @@ def _of_repeats(campaign: "Campaign") -> list[str]:
 
 
 def _said(amounts: Sequence[tuple[float, str]]) -> str:
-    return ", ".join(f"{_at_most(amount)} {unit}" for amount, unit in amounts)
-
-
-def _at_most(amount: float) -> str:
-    """Return an amount with two decimals, rounded up, since no job may take more."""
-    return f"{math.ceil(round(amount * 100, 6)) / 100:,.2f}"
+    return ", ".join(f"{rounded_up(amount)} {unit}" for amount, unit in amounts)

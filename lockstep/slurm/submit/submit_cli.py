@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -158,11 +159,11 @@ def _warn_of_unfinished(todo: "Work") -> None:
     """Warn of jobs that may still measure what was shown as missing."""
     from lockstep.slurm.submit.submission import refuse_unfinished
 
-    if todo.results.submissions():
+    if todo.results.jobs_folder.exists() and shutil.which("squeue"):
         try:
             refuse_unfinished(todo.results)
         except (ValueError, RuntimeError) as error:
-            click.echo(f"Warning: {error}.", err=True)
+            click.echo(f"Warning: {error}", err=True)
 
 
 def _say_unseen(site: "Site") -> None:

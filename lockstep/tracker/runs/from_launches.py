@@ -32,8 +32,8 @@ OF_LAUNCH = ("world_size", "num_nodes", "repeat", "studies", "size", "part", "or
 OF_CAMPAIGN = ("studies", "tests", "world_sizes", "repeats", "size", "device", "workload",
     "precision", "global_batch", "local_batch", "factors")  # fmt: skip
 SOFTWARE = (
-    *("lockstep_version", "git_commit", "project_commit", "torch", "cuda", "nccl", "driver"),
-    "image_sha256",
+    *("lockstep_version", "git_commit", "project_commit", "project_dirty", "torch"),
+    *("cuda", "nccl", "driver", "image_sha256"),
 )
 CAMPAIGN_FILES = ("report.html", sources.CAMPAIGN, "accounting.json")
 LOG = "log.txt"

@@ -18,7 +18,8 @@ class Place:
 
     Attributes:
         kind: `best`: of the highest throughput; `slower`: its interval lies below the best's;
-            `not_told_apart`: it does not, or too few launches say so; `alone`: there is no other.
+            `not_told_apart`: it does not, too few launches say so, or both made the same buckets;
+            `alone`: there is no other.
         rate: Median over launches, in samples per second.
         ratio: Of its rate to the best's.
         interval: Of that ratio, over launches; of the best, of its rate.
@@ -40,6 +41,8 @@ class Ranking:
     Attributes:
         world_size: The largest one, which is ranked.
         num_launches: The fewest that any of them has; 0 where none is ranked.
+        num_flagged: How many of the ranked settings are flagged.
+        is_one: Whether all made the same buckets, so that there is nothing to choose from.
         absent: Settings that have no point at this size, or one that the check forbids to compare.
     """
 
@@ -48,6 +51,8 @@ class Ranking:
     common: dict[str, object]
     world_size: int
     num_launches: int
+    num_flagged: int
+    is_one: bool
     unit: str
     places: tuple[Place, ...]
     absent: tuple[dict[str, object], ...] = ()
@@ -88,10 +93,18 @@ def _ranking(group: Sequence[Series], names: Collection[str]) -> Ranking:
         {name: value for name, value in row.factors.items() if name not in names},
         world_size,
         min((point.num_launches for point in points), default=0),
+        sum(bool(point.flags) for point in points),
+        len(points) > 1 and all(_are_alike(point, points[0]) for point in points),
         row.sample_unit or "samples",
         places(points, names),
         tuple(absent),
     )
+
+
+def _are_alike(one: Point, other: Point) -> bool:
+    """Tell whether two settings of the bucket size made the same buckets."""
+    made = [point.rows[0].details.get("bucket_bytes") for point in (one, other)]
+    return one.rows[0].study == "bucket" and bool(made[0]) and made[0] == made[1]
 
 
 def places(points: Sequence[Point], names: Collection[str]) -> tuple[Place, ...]:
@@ -109,7 +122,7 @@ def places(points: Sequence[Point], names: Collection[str]) -> tuple[Place, ...]
 
 def _place(point: Point, best: Point, names: Collection[str], confidence: float) -> Place:
     interval = ratio_interval(point.units, best.units, confidence)
-    is_slower = interval is not None and interval[1] < 1
+    is_slower = interval is not None and interval[1] < 1 and not _are_alike(point, best)
     kind: Literal["slower", "not_told_apart"] = "slower" if is_slower else "not_told_apart"
     ratio = point.rate / best.rate
     memory_bytes = point.peak_memory_bytes

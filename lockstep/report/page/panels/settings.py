@@ -121,12 +121,12 @@ def _quickest(members: Sequence[tuple[Cases, Base]], names: Sequence[str]) -> st
     several = [own for own in sound if len(own) > 1]
     best = [max(own, key=lambda case: case[1].rate)[0] for own in several]
     named = formats.listed(dict.fromkeys(setting(one, names) for one in best), 3)
-    beside = ", not told apart from others" if any(map(_num_equal, several)) else ""
+    beside = ", others not shown to be slower" if any(map(_num_equal, several)) else ""
     return f"quickest {named}{beside}" if named else ""
 
 
 def _num_equal(cases: Cases) -> int:
-    """Return how many settings launches do not tell from the quickest."""
+    """Return how many settings are not shown to be slower than the quickest."""
     found = ranking.places([point for _, point in cases], ())
     return sum(place.kind == "not_told_apart" for place in found)
 
@@ -296,7 +296,7 @@ def _add_main_effects(made: Panel, groups: list[tuple[Key, Cases]]) -> None:
         where = place(best, world_size)
         equal = _num_equal(cases)
         start = "Fastest as measured" if equal else "Best setting"
-        beside = f"; launches do not tell {counted(equal, 'other')} from it" if equal else ""
+        beside = f"; {counted(equal, 'other')} not shown to be slower" if equal else ""
         made["lead"].append(
             f"{start} of {len(cases)} for {where}: {setting(best, names)}, {absolute(point)}"
             f"{beside}."
