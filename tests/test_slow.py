@@ -64,7 +64,7 @@ def test_the_card_of_several_launches_names_who_is_slow_in_them(campaign):
     assert not any(line.startswith("slow rank") for line in even.lines)
 
 
-def test_ranks_that_are_alike_are_not_told_apart(campaign):
+def test_ranks_that_are_alike_are_not_shown_slower(campaign):
     assert slowest(plant(campaign).rows) is None
 
 

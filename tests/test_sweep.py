@@ -75,7 +75,7 @@ def test_the_best_value_is_named_with_those_that_launches_do_not_tell_from_it(tm
     (found,) = rank(series, ["bucket_cap_mb"])
     assert [(place.factors["bucket_cap_mb"], place.kind) for place in found.places] == [
         (1, "best"),
-        (5, "not_told_apart"),
+        (5, "not_shown_slower"),
         (25, "slower"),
     ]
     assert found.places[2].ratio == pytest.approx(0.1 / 0.12, rel=1e-6)
@@ -97,7 +97,7 @@ def test_settings_that_made_the_same_buckets_are_no_choice(tmp_path):
         write(tmp_path, document(f"w2-r{launch}", 2, cases, repeat=launch))
     (found,) = rank(series_of(load([tmp_path]).rows), ["bucket_cap_mb"])
     assert found.is_one
-    assert [place.kind for place in found.places] == ["best", "not_told_apart"]
+    assert [place.kind for place in found.places] == ["best", "not_shown_slower"]
 
 
 def test_only_what_ran_the_same_workload_at_the_largest_size_is_ranked(tmp_path):

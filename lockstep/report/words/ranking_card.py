@@ -69,7 +69,7 @@ def _about(ranking: Ranking) -> list[str]:
 
 
 def _equal(ranking: Ranking) -> list[Place]:
-    return [place for place in ranking.places if place.kind == "not_told_apart"]
+    return [place for place in ranking.places if place.kind == "not_shown_slower"]
 
 
 def _headline(ranking: Ranking) -> str:

@@ -128,7 +128,7 @@ def _quickest(members: Sequence[tuple[Cases, Base]], names: Sequence[str]) -> st
 def _num_equal(cases: Cases) -> int:
     """Return how many settings are not shown to be slower than the quickest."""
     found = ranking.places([point for _, point in cases], ())
-    return sum(place.kind == "not_told_apart" for place in found)
+    return sum(place.kind == "not_shown_slower" for place in found)
 
 
 def _category_table(study: str, members: Sequence[tuple[Cases, Base]], world_size: int) -> Table:
