@@ -77,7 +77,7 @@ def state_in_words(name: str) -> str:
 
 
 def summary(record: Mapping[str, Any]) -> list[str]:
-    """Return how it stands, in one or two sentences."""
+    """Return the state of a campaign in one or two sentences."""
     launches = f"{record['num_complete']} of {record['num_planned']} launches complete."
     if not record["jobs"]:
         ready = counted(len(record["prepared"]), "script")

@@ -1,7 +1,7 @@
 """What a step of a user's own reaches: models, optimizers, counters, tensors, iterators.
 
 Python tells: a function's closure, its defaults and the globals that it names, a method's object,
-what those hold, and so on. Three things are told apart. `STATE` is whatever has a `state_dict` to
+what those hold, and so on. It distinguishes three things. `STATE` is whatever has a `state_dict` to
 load again: a model, an optimizer, a scheduler, a scaler, with all that is below it. `OWN` is what
 the user wrote: the variables of functions and the attributes of objects whose code lies outside of
 the installed packages; and a trainer around them, which counts steps in attributes. `FOREIGN` is

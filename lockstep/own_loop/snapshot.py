@@ -98,7 +98,7 @@ def _dict(held: dict[Any, Any]) -> Restore:
         for key, value in members.items():
             if key not in held or held[key] is not value:
                 held[key] = value
-        if not all(map(operator.is_, held, members)):  # what came back stands last
+        if not all(map(operator.is_, held, members)):  # what came back is last
             held.clear()
             held.update(members)
 

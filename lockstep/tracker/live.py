@@ -123,7 +123,7 @@ class Sender:
 
 
 class Silent:
-    """What stands for a sender where results have no tracker."""
+    """A sender that does nothing, where results have no tracker."""
 
     def send(self, wait_s: float = 0.0) -> None:
         """Do nothing."""

@@ -313,7 +313,7 @@ def _unpack(source: Source, root: Path) -> None:
 def staging(root: Path) -> Iterator[Path]:
     """Give a folder whose files move below `root`, each at once, only if all were made.
 
-    To be used under `locked`, so whatever stands in older staging folders is a dead process's.
+    To be used under `locked`, so whatever is in older staging folders is a dead process's.
     """
     for leftover in root.glob(f"{STAGING_PREFIX}*"):
         shutil.rmtree(leftover)

@@ -1,7 +1,7 @@
 """Findings in groups, for a terminal and a page: what is said of many places is said once.
 
-An error stands for itself, with all places of which the same is true: each has to be mended. Of a
-rule that only warns, all findings of a kind are one group, however many points they concern.
+An error has a line of its own, with all places of which the same is true: each has to be mended.
+Of a rule that only warns, all findings of a kind are one group, however many points they concern.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -139,7 +139,7 @@ def _worth(residuals: Array) -> Array:
 def modes(values: Array) -> Array:
     """Return how far apart two groups of values are, relative to the lower; 0 for one group.
 
-    Two groups are parted by a gap of `MODE_GAP` times the wider of them, each with at least
+    Two groups are separated by a gap of `MODE_GAP` times the wider of them, each with at least
     `MODE_SHARE` of the values and three.
 
     Args:
@@ -156,8 +156,8 @@ def modes(values: Array) -> Array:
     rows = np.arange(len(values))
     below, above = ordered[rows, at - 1], ordered[rows, at]
     widest = np.maximum(below - ordered[:, 0], ordered[:, -1] - above)
-    parted = (above - below > MODE_GAP * widest) & (above / below - 1 > NOTABLE)
-    return np.where(parted, above / below - 1, 0.0)
+    separate = (above - below > MODE_GAP * widest) & (above / below - 1 > NOTABLE)
+    return np.where(separate, above / below - 1, 0.0)
 
 
 def _drift(change: float, rounds: int) -> Flag:

@@ -131,7 +131,7 @@ class Series:
         baseline: World size that ratios divide by, of the main series.
         layout: What tells the layout from the main one; empty for the main series.
         main: The main series of the case; None where this is it.
-        row: A row that stands for what all rows share: study, workload, scaling, precision.
+        row: A row for what all rows share: study, workload, scaling, precision.
         base: The point that every ratio of the series divides by.
     """
 
@@ -203,7 +203,7 @@ def _series(rows: Sequence[Row], baseline: int | None) -> list[Series]:
     main: list[Point] = []
     others: dict[str, list[Point]] = {}
     for size in sorted(sizes):
-        layouts = layout.parted(sizes[size])
+        layouts = layout.split_by_layout(sizes[size])
         densest = layout.densest(layouts, rows)
         for one, own in layouts.items():
             name = "" if one == densest else layout.suffix(one, densest)

@@ -96,7 +96,7 @@ def _part(imported: Imported) -> None:
     """Part tables of several experiments, and say so."""
     whole, imported.tables = imported.tables, {}
     for name, table in whole.items():
-        parts = table_parts.parted(name, table)
+        parts = table_parts.split_table(name, table)
         imported.tables |= parts
         if len(parts) > 1:
             imported.facts.append(f"table {name} holds several experiments: {listed(parts)}")

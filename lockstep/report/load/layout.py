@@ -81,7 +81,7 @@ def layout(row: Row, names: Iterable[str] = ()) -> Layout:
     return Layout(row.num_nodes, row.ranks_per_node, chosen)
 
 
-def parted(rows: Sequence[Row]) -> dict[Layout, list[Row]]:
+def split_by_layout(rows: Sequence[Row]) -> dict[Layout, list[Row]]:
     """Return the points that rows of one case and world size are, by their layout."""
     names = differing(rows)
     found: dict[Layout, list[Row]] = {}

@@ -63,7 +63,7 @@ def gather(paths: Iterable[Path]) -> Results:
 
 
 def _poolable(results: Results) -> list[list[Launch]]:
-    """Return the launches that could be pooled: those that only train are told apart by device."""
+    """Return the launches that could be pooled: those that only train are separated by device."""
     of_steps = {row.launch for row in results.rows if row.training is None}
     devices = {row.launch: row.training.device_name for row in results.rows if row.training}
     groups: dict[str, list[Launch]] = {}

@@ -1,4 +1,4 @@
-"""Imported tables that hold several experiments, told apart by a column of their own.
+"""Imported tables that hold several experiments, separated by a column of their own.
 
 A column that no reader knows may name what was varied, `strategy` for one. Lines of one size that
 differ in it are other experiments and no repeats, so each of its values is a table.
@@ -22,7 +22,7 @@ OF_REPEATS = frozenset({
 })  # fmt: skip
 
 
-def parted(name: str, table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def split_table(name: str, table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the tables that one is, by name: itself, or one for each value of what was varied."""
     lines: list[dict[str, Any]] = table["rows"]
     columns = [column for column in _columns(lines) if _is_varied(column, lines)]

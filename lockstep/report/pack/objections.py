@@ -36,7 +36,7 @@ def objections(
     results: Results, chosen: Chosen, findings: Sequence[Finding], left_out: Sequence[Row],
     is_example: bool = False,
 ) -> list[Objection]:  # fmt: skip
-    """Return all that stands against handing results in; nothing where they are evidence."""
+    """Return all that speaks against handing results in; nothing where they are evidence."""
     found = list(_objections(results, chosen, findings, left_out))
     return [*found, Objection("example")] if is_example else found
 

@@ -247,7 +247,7 @@ def objection(one: Objection) -> str:
 
 
 def despite(found: Sequence[Objection]) -> str:
-    """Say at the head of a text what stands against it."""
+    """Say at the head of a text what speaks against it."""
     said = "; ".join(objection(one) for one in found[:MAX_NAMED])
     more = f"; and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
     return (

@@ -73,7 +73,7 @@ class Facts:
 
 
 def document(facts: Facts, programme: Path) -> dict[str, Any]:
-    """Return the text: a title, what stands against it, and sections of blocks."""
+    """Return the text: a title, what speaks against it, and sections of blocks."""
     form = tomllib.loads(programme.read_text(encoding="utf-8"))
     made = [_section(one, facts) for one in form["sections"]]
     return {

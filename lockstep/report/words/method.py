@@ -73,7 +73,7 @@ def basis(found: Sequence[Basis | None], precisions: Iterable[str | None] = ()) 
 
 
 def _parts(one: Basis) -> str:
-    """Return what is known of one basis, parted by commas."""
+    """Return what is known of one basis, separated by commas."""
     if one == Basis():
         return "a step of the user's own, of which nothing else is recorded"
     said = [f"{one.data} data" if one.data else "data of the workload's own making"]

@@ -15,7 +15,7 @@ from lockstep.vocabulary.text.formats import counted, listed, percent
 
 WANTED_LAUNCHES = 3
 LADDERS = ("strong", "weak")
-UNMEASURED = "Mend why no case has a result, which stands under Not measured, and run it again."
+UNMEASURED = "Mend why no case has a result, which is under Not measured, and run it again."
 CITED_ALONE = "Measure the same points on the machine you will use; cited numbers are no evidence."
 # The ratio of an interval's ends beyond which a point says little.
 WIDE = 1.5

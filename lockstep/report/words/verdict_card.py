@@ -40,7 +40,7 @@ class Judged:
 
     @property
     def measured(self) -> list[str]:
-        """The card's lines without what to try next, for where that stands apart."""
+        """The card's lines without what to try next, for where that is shown apart."""
         return card(self.bound, self._hosts, {}, self._slowest)
 
     @property

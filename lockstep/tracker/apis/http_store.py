@@ -94,7 +94,7 @@ class HttpStore:
         self._request("POST", f"/runs/{entry.id}/artifacts", payload, name)
 
     def close(self, run: Run, entry: Entry) -> None:
-        """Say how the run stands."""
+        """Tell the tracker the state of the run."""
         ended = None if run.ended_ms is None else _moment(run.ended_ms)
         payload = {"status": run.status, "ended": ended, "config": run.params, "facts": run.facts}
         self._request("PATCH", f"/runs/{entry.id}", payload, f"{entry.key} {run.digest}")

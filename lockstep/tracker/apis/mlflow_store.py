@@ -120,7 +120,7 @@ class MlflowStore:
             self._client.log_artifact(entry.id, str(artifact.path))
 
     def close(self, run: Run, entry: Entry) -> None:
-        """Add what is new of configuration and facts, and say how the run stands."""
+        """Add what is new of configuration and facts, and tell the state of the run."""
         from mlflow.entities import Param, RunTag
 
         with _named():

@@ -175,7 +175,7 @@ def _differences(comparisons: Sequence[Comparison]) -> Panel:
 def _studies(
     lines: Sequence[Line], comparisons: Sequence[Comparison], called: Sequence[str]
 ) -> tuple[list[Panel], Figure | None]:
-    """Return a section for each study, and the figure of changes that stands at the top."""
+    """Return a section for each study, and the figure of changes at the top."""
     studies: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
         row = line.pair.a[0]

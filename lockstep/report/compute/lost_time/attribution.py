@@ -157,8 +157,8 @@ def loss(series: Series, point: Point) -> Loss | None:
     whole_s = step_s - factor * base_s
     mean_s, around = _sum([(1.0, _steps(point)), (-factor, _steps(series.base))])
     interval = _moved(around, whole_s - mean_s)
-    parted = [Part(cause, *_sum(terms)) for cause, terms in _terms(here, base, factor).items()]
-    found = _adding_up(parted, whole_s)
+    parts = [Part(cause, *_sum(terms)) for cause, terms in _terms(here, base, factor).items()]
+    found = _adding_up(parts, whole_s)
     return Loss(step_s, whole_s, interval, found)
 
 

@@ -1,7 +1,7 @@
 """The sheet that a figure is drawn on: margins in inches, legend, and the basis below it.
 
 Margins are computed from the texts, since finding them by drawing would cost each figure twice.
-The basis stands under the part that a page shows: a figure that is saved alone has it.
+The basis is below the part that a page shows: a figure that is saved alone has it.
 """
 
 import textwrap
@@ -183,7 +183,7 @@ def _short(text: str, width: int, most: int) -> list[str]:
 def head(axes: Axes, text: str, raised: bool = False) -> None:
     """Write what the vertical axis measures above it, where no length of text is cut.
 
-    It is raised where another line stands between.
+    It is raised where another line is between.
     """
     axes.annotate(
         wrapped(text, int(WIDTH_IN / CHARACTER_IN)).partition("\n")[0], (0, 1),

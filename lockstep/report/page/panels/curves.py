@@ -45,7 +45,7 @@ from lockstep.vocabulary.text.formats import (
 )
 
 UNDIVIDED = (
-    "Where a step's time goes is not told of strategy=fsdp: without communication a rank has no "
+    "Where a step's time goes is not known of strategy=fsdp: without communication a rank has no "
     "parameters to compute with."
 )
 # Each has four tables.
@@ -96,7 +96,7 @@ def _figures(
     judged, strong = sound(series), study == "strong"
     split, notes = cause_figures.causes(study, judged)
     ratios = [scaling_figures.efficiency(study, judged, threshold, predicted)] if judged else []
-    if strong and judged:  # the efficiency stands at the top of the page, too
+    if strong and judged:  # the efficiency is at the top of the page, too
         ratios.insert(0, scaling_figures.speedup(study, judged))
     absolute = (
         scaling_figures.throughput(series) if strong

@@ -169,7 +169,7 @@ def _cause(why: Reason, slow: Slowest | None) -> str:
 def _share(part: Part, lost: Part, slow: Slowest | None) -> str:
     """Say how much of a loss goes to a cause, and to which rank where one is slow.
 
-    What of the cause's time is no loss, since the baseline has it, too, is told apart.
+    What of the cause's time is no loss, since the baseline has it, too, is named apart.
     """
     who = f" ({slow_text(slow)})" if slow and part.cause == "imbalance" else ""
     named = f"to {NAMES[part.cause]}{who}"

@@ -81,7 +81,7 @@ def table(
 
 
 def _column(name: str, text: bool) -> dict[str, Any]:
-    """Part a column's name from its unit, which stands in brackets behind it."""
+    """Split a column's name from its unit, which follows it in brackets."""
     label, _, unit = name.partition(" (")
     return {"label": label, "unit": unit.rstrip(")"), "text": text, "links": name == FLAGS}
 
