@@ -1,6 +1,6 @@
 """What a report leaves out with `--redact`: hosts, users, paths and the environment.
 
-Hosts become host1, host2 and so on in their natural order, so that nodes can still be distinguished;
+Hosts become host1, host2 and so on in their natural order, so a reader can still compare nodes;
 paths and users become a word. Names of campaigns, launches, cases and devices stay.
 """
 
