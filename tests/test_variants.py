@@ -55,7 +55,7 @@ def test_waits_for_a_core_that_another_process_has_are_counted():
         neighbour.kill()
         neighbour.wait()
         os.sched_setaffinity(0, cores)
-    assert 0.1 * taken_s < running_s < 0.8 * taken_s
+    assert 0 < running_s < 0.8 * taken_s
 
 
 def test_waits_that_the_kernel_does_not_tell_are_not_taken_for_none(monkeypatch, tmp_path):
