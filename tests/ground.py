@@ -117,18 +117,7 @@ class Ground:
         (self.folder / "site.toml").write_text(toml(usual | (site or {})))
         text = toml(CAMPAIGN | campaign | {"jobs": jobs or {}})
         (self.folder / "campaign.toml").write_text(text)
-        self._keep_hash()
         self.own(self.folder)
-
-    def _keep_hash(self) -> None:
-        """Spare every row the seconds that a job takes to read the usual image for its hash."""
-        kept = self.results / "jobs" / "image.sha256"
-        kept.parent.mkdir(parents=True)
-        of_file = subprocess.check_output(
-            ["stat", "--dereference", "--format=%n %s %Y %Z %i", IMAGE], text=True
-        )
-        recorded = json.loads(IMAGE.with_suffix(".sif.json").read_text())["sha256"]
-        kept.write_text(f"{recorded}\n{of_file}")
 
     def own(self, path: Path) -> None:
         """Give a path to the user."""

@@ -386,6 +386,8 @@ def test_an_image_is_of_a_commit_if_what_it_copies_is(folder, stand_in, change):
     stand_in(MAKES)
     made, is_dirty = build(), change in ("copied", "new")
     assert (made["git_commit"], made["git_dirty"]) == (git("rev-parse", "HEAD"), is_dirty)
+    image = (folder / "tiny.sif").stat()
+    assert made["file_stat"] == f"{image.st_size} {int(image.st_mtime)} {image.st_ino}"
     assert made["build_args"]["COMMIT"] == made["git_commit"] + ("-dirty" if is_dirty else "")
     git("add", ".")
     git("commit", "-q", "--allow-empty", "-m", "two")

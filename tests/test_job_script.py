@@ -189,6 +189,22 @@ def test_an_image_is_read_once_for_all_jobs(job):
     assert (job.folder / "seen.hashed").read_text() == "read\nread\n"
 
 
+def test_an_image_is_not_read_while_it_is_as_it_was_built(job):
+    image = job.folder / "built.sif"
+    image.write_text("image")
+    of_file, site = image.stat(), plain(container={"image": str(image)})
+    record = {"sha256": "abcd", "file_stat": f"5 {int(of_file.st_mtime)} {of_file.st_ino}"}
+    image.with_name("built.sif.json").write_text(json.dumps(record, indent=1))
+    path = with_real_stat(job.folder)
+    assert is_well(job.run(site=site, PATH=path))
+    assert job.environment["LOCKSTEP_IMAGE_SHA256"] == "abcd"
+    assert not (job.folder / "seen.hashed").exists()
+    image.write_text("other")
+    os.utime(image, (0, 0))
+    ended = job.run(site=site, PATH=path)
+    assert (ended.returncode, "has changed since it was built" in ended.stderr) == (78, True)
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_an_image_that_is_gone_ends_the_job(job, world_size):
     path = with_real_stat(job.folder)

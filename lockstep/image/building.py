@@ -195,9 +195,10 @@ def _check_made(part: Path, log: Path) -> None:
 
 
 def _record(wanted: Plan, facts: Mapping[str, Any]) -> Record:
-    origin = wanted.definition
+    origin, file = wanted.definition, wanted.part.stat()
     return Record(
-        size_bytes=wanted.part.stat().st_size,
+        size_bytes=file.st_size,
+        file_stat=f"{file.st_size} {int(file.st_mtime)} {file.st_ino}",
         definition=origin.path.name,
         definition_sha256=definition.sha256(origin.path),
         bootstrap=origin.bootstrap,

@@ -19,6 +19,9 @@ class Record(BaseModel):
     Attributes:
         sha256: Of the image file.
         size_bytes: Of the image file.
+        file_stat: Its size, its time of change in whole seconds of the epoch, and its inode: a file
+            that still has them was not written since, so that a job need not read it for its hash.
+            None in the record of an older version.
         key: Digest of all that went into it, see `definition.key`.
         bootstrap: Where its base came from.
         base_digest: Of a base on this machine, see `definition.base_digest`; None where a registry
@@ -36,6 +39,7 @@ class Record(BaseModel):
     schema_version: int = SCHEMA_VERSION
     sha256: str
     size_bytes: int
+    file_stat: str | None = None
     key: str
     definition: str
     definition_sha256: str

@@ -188,8 +188,12 @@ lockstep_starts() { # lockstep_starts [OPTION...]: set what starts a command in 
     here=("${start[@]}")
 }
 
+lockstep_recorded() { # print a key of the record that `lockstep image build` left of the image
+    sed -n "s/^ *\"$1\": \"\([^\"]*\)\".*/\1/p" "$image.json" 2>/dev/null || :
+}
+
 lockstep_image_hash() { # print the image's SHA-256; kept, for a large one takes a while to read
-    local now hash recorded kept=$jobs/image.sha256
+    local now hash recorded written kept=$jobs/image.sha256
     if [[ $image != /* ]]; then # podman-image-inspect(1): the digest of what it is made of
         "${in_image[0]}" image inspect --format='{{.Id}}' "$image"
         return
@@ -198,6 +202,12 @@ lockstep_image_hash() { # print the image's SHA-256; kept, for a large one takes
         lockstep_say "image $image not found on host ${SLURMD_NODENAME:-$HOSTNAME}" >&2
         return 78
     }
+    recorded=$(lockstep_recorded sha256)
+    written=$(lockstep_recorded file_stat)
+    if [ -n "$written" ] && [ "$written" = "$(stat -L --format='%s %Y %i' -- "$image")" ]; then
+        echo "$recorded" # it was not written since it was built
+        return
+    fi
     if [ "$(tail -n +2 "$kept" 2>/dev/null)" != "$now" ]; then
         hash=$(sha256sum -- "$image") || return
         hash=${hash#\\} # before a name that sha256sum had to escape
@@ -205,7 +215,6 @@ lockstep_image_hash() { # print the image's SHA-256; kept, for a large one takes
         mv -- "$jobs/.image-$id.tmp" "$kept"
     fi
     hash=$(head -n 1 "$kept")
-    recorded=$(sed -n 's/^ *"sha256": "\([0-9a-f]*\)".*/\1/p' "$image.json" 2>/dev/null) || :
     if [ "${recorded:-$hash}" != "$hash" ]; then
         lockstep_say "image $image has changed since it was built: its SHA-256 is $hash," \
             "$image.json records $recorded; build it again, or remove that record" >&2
