@@ -174,9 +174,9 @@ def test_disabled_runs_every_case_once_with_what_any_image_has(run_ranks, tmp_pa
         for word in ("passed", "skipped")
     )
     # Skipped are fp16 and tf32 where the device has none, bf16 where a CPU emulates it, and
-    # collectives of one rank.
+    # collectives and bucket sizes of one rank.
     assert passed + skipped == 29
-    assert passed >= 15
+    assert passed >= 11
     assert documents(tmp_path) == []
 
 

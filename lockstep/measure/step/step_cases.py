@@ -61,6 +61,7 @@ def measure_training(
     from lockstep.measure.step.train_step import StepConfig
 
     skip_unless_supported(harness, precision)
+    _skip_without_exchange(harness)
     model = workloads.make(workload)
     if local_batch is None:
         assert global_batch is not None
@@ -76,6 +77,14 @@ def measure_training(
     _skip_unsuited(config, model)
     with fitting.advising(local_batch, config, is_strong=global_batch is not None):
         _measure(harness, model, config, local_batch, "weak" if global_batch is None else "strong")
+
+
+def _skip_without_exchange(harness: Harness) -> None:
+    """Skip a study of buckets at one rank."""
+    if harness.study == "bucket" and harness.world.world_size == 1:
+        import pytest
+
+        pytest.skip("a bucket size needs two ranks; one exchanges no gradients")
 
 
 def _skip_unsuited(config: "StepConfig", model: "Workload") -> None:
