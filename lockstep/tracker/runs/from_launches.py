@@ -31,10 +31,8 @@ from lockstep.vocabulary.system import locks
 OF_LAUNCH = ("world_size", "num_nodes", "repeat", "studies", "size", "part", "order_seed")
 OF_CAMPAIGN = ("studies", "tests", "world_sizes", "repeats", "size", "device", "workload",
     "precision", "global_batch", "local_batch", "factors")  # fmt: skip
-SOFTWARE = (
-    *("lockstep_version", "git_commit", "project_commit", "project_dirty", "torch"),
-    *("cuda", "nccl", "driver", "image_sha256"),
-)
+SOFTWARE = ("lockstep_version", "git_commit", "project_commit", "project_dirty", "torch", "cuda",
+    "nccl", "driver", "image_sha256")  # fmt: skip
 CAMPAIGN_FILES = ("report.html", sources.CAMPAIGN, "accounting.json")
 LOG = "log.txt"
 # field of an epoch's row -> the metric's name, with the unit where it has one
