@@ -120,7 +120,7 @@ def test_without_torch_one_sentence_comes_before_anything_starts(machine, tmp_pa
     assert ended.returncode == 3
     assert re.fullmatch(
         r"Error: no torch for this Python \(\S+\), so no rank can measure; "
-        r"pip install 'lockstep-bench\[bench\]'\n",
+        r"pip install '/path/to/checkout\[bench\]'\n",
         ended.stderr,
     )
     assert not (tmp_path / "results").exists()

@@ -102,6 +102,11 @@ def test_a_repository_s_own_test_becomes_a_ladder_and_a_page(installed, reposito
     assert written.returncode == 0, written.stderr
     page = (repository / "results" / "benchmarks" / "report.html").read_text()
     assert "test_my_step" in page
+    before = git(repository, "rev-parse", "HEAD")
+    git(repository, "commit", "--quiet", "--allow-empty", "-m", "Change")
+    again = run(installed, repository, "lockstep", "run", *ladder)
+    assert "0 launches to make" in again.stderr
+    assert before in again.stderr
 
 
 @pytest.mark.slow
@@ -193,4 +198,4 @@ def test_a_measured_test_without_torch_says_what_to_install(tmp_path):
     (tmp_path / "test_mine.py").write_text("def test_mine(lockstep):\n    pass\n")
     ended = with_the_plugin_alone(tmp_path)
     assert ended.returncode == 78
-    assert "lockstep-bench[bench]" in ended.stdout
+    assert "checkout[bench]" in ended.stdout

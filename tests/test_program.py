@@ -362,7 +362,7 @@ def test_an_example_of_a_program_runs(path, tmp_path, monkeypatch):
     if path.stem in ("xgboost", "lightgbm") and find_spec(path.stem) is None:
         (failed,) = document[KEY]["failed"]
         assert failed["failure"]["kind"] == "exit-code"
-        assert "lockstep-bench[trees]" in failed["failure"]["said"]
+        assert "checkout[trees]" in failed["failure"]["said"]
         return
     assert ended.returncode == 0, ended.stderr
     (entry,) = document["benchmarks"]

@@ -60,7 +60,7 @@ def loaded(library):
     try:
         return importlib.import_module(library)
     except ImportError as error:
-        sys.exit(f"{library} does not load: {error}; pip install 'lockstep-bench[trees]'")
+        sys.exit(f"{library} does not load: {error}; pip install '/path/to/checkout[trees]'")
 
 
 TRAINED = {"xgboost": xgboost, "lightgbm": lightgbm}

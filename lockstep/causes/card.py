@@ -45,7 +45,7 @@ NEXT: dict[Kind, str] = {
     "contention": "bind each rank to cores of its own; fewer ranks a node, or fewer threads a rank",
     "compute": f"{MORE} --studies precision  (a lower precision is quicker)",
     "own": "what of it is a fixed cost is not measured: give a half batch, or profile one rank",
-    "open": "measure longer, or in 3 launches or more: lockstep run --repeats 5",
+    "open": "measure longer, or in more launches: the same command with a larger --repeats",
 }
 # Of a step of the user's own, what the user can change in it.
 NEXT_OWN: dict[Kind, str] = {
@@ -56,7 +56,7 @@ NEXT_OWN: dict[Kind, str] = {
     "contention": "cores of its own for each rank, fewer threads a rank",
     "compute": "autocast in bf16, torch.compile; more ranks will scale",
     "own": "what of it is a fixed cost is not measured: profile one rank",
-    "open": "more rounds, or more launches: lockstep run --tests FOLDER --repeats 5",
+    "open": "more rounds, or more launches: the same command with a larger --repeats",
 }
 
 

@@ -14,8 +14,7 @@ from lockstep.image import apptainer, definition
 from lockstep.image.definition import COMMIT, Definition
 from lockstep.image.image_record import Record, log_path, read_record, record_path, write_record
 from lockstep.image.inspection import check_whole
-from lockstep.machine import git
-from lockstep.vocabulary.system import locks
+from lockstep.vocabulary.system import git, locks
 
 
 @dataclass(frozen=True)

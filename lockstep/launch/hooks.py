@@ -28,6 +28,7 @@ from lockstep.vocabulary import sizes
 from lockstep.vocabulary.records import journal
 from lockstep.vocabulary.records.record import KEY, STUDIES, sized_name
 from lockstep.vocabulary.system.host import hostname
+from lockstep.vocabulary.text.formats import counted
 from lockstep.world.placement import placement
 
 # True where these hooks came after the command line was read.
@@ -153,7 +154,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not config.option.collectonly and not _is_worker(config):
             chosen = _begin(config, chosen)
     except ImportError as error:
-        todo = 'pip install "lockstep-bench[bench]" brings what measuring needs'
+        todo = 'pip install "/path/to/checkout[bench]" brings what measuring needs'
         voice.end_session(RuntimeError(f"{error}; {todo}"), EXIT_MACHINE)
     except (ValueError, RuntimeError, OSError) as error:
         if launch := config.stash.get(SESSION, None):
@@ -207,7 +208,8 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
         f"lockstep: world size {w.world_size} on {w.num_nodes} node(s), {w.backend} on "
         f"{', '.join(launch.provenance['device_names'])}, {w.threads_per_rank} thread(s) a rank",
         f"lockstep: size {settings.size_name} ({settings.size.rounds} rounds of "
-        f"{settings.size.steps_per_round} steps), journal {settings.journal_path or '-'}",
+        f"{counted(settings.size.steps_per_round, 'step')}), "
+        f"journal {settings.journal_path or '-'}",
     ]
     if w.device.type == "cpu" and settings.device is None:
         came_late = config.stash.get(CAME_LATE, False)

@@ -58,11 +58,11 @@ def source_sha256(item: pytest.Item) -> str | None:
     """Return the digest of what a case measures; None where the suite alone defines that."""
     from lockstep.workloads import source
 
-    own_file = None if item.path.is_relative_to(content.ROOT) else item.path
+    own = None if _is_of_suite(item.path.resolve()) else item.path
     spec = params_of(item).get("workload") if has_size(item) else None
     if spec is None:
-        return source.of_file(own_file) if own_file else None
-    return source.sha256(workloads.make(spec), own_file)
+        return source.of_file(own) if own else None
+    return source.sha256(workloads.make(spec), own)
 
 
 def own_file(items: Sequence[pytest.Item]) -> Path | None:
@@ -73,9 +73,14 @@ def own_file(items: Sequence[pytest.Item]) -> Path | None:
         spec = params_of(item).get("workload") if has_size(item) else None
         builder = source.file_of(workloads.builder_of(spec)) if spec else None
         for path in (item.path.resolve(), (builder or item.path).resolve()):
-            if not any(path.is_relative_to(ours) for ours in (content.ROOT, content.PACKAGE)):
+            if not _is_of_suite(path):
                 return path
     return None
+
+
+def _is_of_suite(path: Path) -> bool:
+    """Tell whether a file is the suite's; a repository inside its checkout is not."""
+    return path.is_relative_to(content.ROOT / "bench") or path.is_relative_to(content.PACKAGE)
 
 
 def of_part(items: list[pytest.Item], part: tuple[int, int] | None) -> list[pytest.Item]:

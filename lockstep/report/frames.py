@@ -184,7 +184,7 @@ def _frame(entries: list[dict[str, Any]], known: Mapping[str, Column]) -> "pd.Da
         import pandas as pd
     except ModuleNotFoundError as error:
         raise ImportError(
-            "lockstep.read needs pandas; pip install 'lockstep-bench[data]'"
+            "lockstep.read needs pandas; pip install '/path/to/checkout[data]'"
         ) from error
     factors = dict.fromkeys(name for one in entries for name in one if name.startswith(FACTOR))
     frame = pd.DataFrame.from_records(entries, columns=[*known, *factors])

@@ -82,10 +82,10 @@ REASONS = {
     "PartitionNodeLimit": "for ever: it asks for more nodes than its partition gives one job; "
     "lower world_sizes or change partition",
     "PartitionTimeLimit": "for ever: its time is over the partition's limit; lower time",
-    "ReqNodeNotAvail": "until its nodes are back: they are down, drained or reserved; without "
-    "the site's constraint or reservation it may find others",
+    "ReqNodeNotAvail": "until its nodes are back: they are down, drained or reserved; lockstep "
+    "nodes says which and why",
     "Nodes_required_for_job_are_DOWN": "until its nodes are back: they are down, drained or kept "
-    "for jobs of a higher priority; without the site's constraint it may find others",
+    "for jobs of a higher priority; lockstep nodes says which and why",
     "NodeDown": "until its nodes are back: they are down",
     "BadConstraints": "for ever: no node is as asked; change constraint, gpu_type or mem",
     "Licenses": "until a license is free",

@@ -105,7 +105,7 @@ def missing_packages() -> str:
         return _in_the_way()
     return (
         f"no {', '.join(absent)} for this Python ({sys.executable}), so no rank can measure; "
-        "pip install 'lockstep-bench[bench]'"
+        "pip install '/path/to/checkout[bench]'"
     )
 
 

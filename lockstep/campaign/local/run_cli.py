@@ -244,7 +244,7 @@ def _measure(ladder: "Ladder", limit_s: float, *, as_json: bool) -> int:
     from lockstep.campaign.local.ladder import only_skip
 
     missing = ladder.missing()
-    click.echo(run_plan.summary(ladder.campaign, len(missing)), err=True)
+    run_plan.announce(ladder, len(missing))
     ladder.write_results()
     stages = local_stages.Stages(ladder.campaign.jobs.stage, ladder.results, _say)
     if missing and not stages.before():

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from pathlib import Path
 
 import click
 
@@ -9,8 +10,10 @@ from lockstep.campaign.campaign import Campaign
 from lockstep.campaign.local.ladder import Ladder
 from lockstep.campaign.local.local_stages import Stages
 from lockstep.campaign.local.time_needed import Needed, estimate
+from lockstep.vocabulary.records import journal
+from lockstep.vocabulary.system import git
 from lockstep.vocabulary.text.durations import in_words
-from lockstep.vocabulary.text.formats import counted
+from lockstep.vocabulary.text.formats import counted, listed
 
 
 def show(ladder: Ladder, *, as_json: bool) -> None:
@@ -50,6 +53,31 @@ def expected(needed: Needed | None) -> str:
 
 def _cases(campaign: Campaign) -> str:
     return counted(campaign.num_cases(), "case") if campaign.studies else "all cases"
+
+
+def announce(ladder: Ladder, num_missing: int) -> None:
+    """Print what is to be measured, and a warning where another commit was measured before."""
+    click.echo(summary(ladder.campaign, num_missing), err=True)
+    if warning := other_commit(ladder):
+        click.echo(warning, err=True)
+
+
+def other_commit(ladder: Ladder) -> str:
+    """Return a warning of launches that measured another commit of one's own tests, if any did."""
+    paths = [Path(test.partition("::")[0]) for test in ladder.campaign.tests]
+    here = {git.state(path if path.is_dir() else path.parent)[0] for path in paths}
+    results = ladder.results
+    heads = [next(iter(journal.read(results.journal(name))), {}) for name in results.names()]
+    launches = (head.get("launch") or {} for head in heads)
+    known = [(one.get("provenance") or {}).get("project_commit") for one in launches]
+    others = sorted({str(commit) for commit in known if commit} - here)
+    if not others or None in here:
+        return ""
+    return (
+        f"Warning: {ladder.folder} holds launches of commit {listed(others)}, and the tests are at "
+        f"{listed(sorted(filter(None, here)))}; give --name for a folder of this commit, and "
+        "compare the two"
+    )
 
 
 def summary(campaign: Campaign, num_missing: int) -> str:

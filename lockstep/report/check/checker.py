@@ -193,13 +193,13 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     ),
     (
         "oversubscription", "error", "the ranks take turns, and scaling looks worse than it is",
-        "set --threads-per-rank to the cores over the ranks, or measure fewer ranks",
+        "measure fewer ranks on a node, or with fewer threads each: threads_per_rank",
         launches.oversubscription,
     ),
     (
         "crowded-training", "note",
         "the ranks take turns, which changes their times and rates, and nothing that they learn",
-        "quote the accuracy; for a time, set --threads-per-rank to the cores over the ranks",
+        "quote the accuracy; for a time, measure fewer ranks on a node, or fewer threads each",
         launches.crowded_training,
     ),
     (
@@ -244,11 +244,11 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     ),
     (
         "cold-start", "warning", "the mean and the cost hold what happens once",
-        "measure with more --warmup-rounds", entries.cold_start,
+        "measure with more warm-up rounds: warmup_rounds in the campaign", entries.cold_start,
     ),
     (
         "identical-work", "warning", "what separates them is no setting, and no effect of one",
-        "measure with more --warmup-rounds, and trust no smaller difference between cases",
+        "measure with more warm-up rounds, and trust no smaller difference between cases",
         identical.identical_work,
     ),
     (
@@ -258,7 +258,7 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     ),
     (
         "too-few-steps", "warning", "one late step changes the result",
-        "measure with more --rounds", launches.too_few_steps,
+        "measure with more rounds: rounds in the campaign", launches.too_few_steps,
     ),
     (
         "unfinished-launch", "error", "what failed last may be what is slow",

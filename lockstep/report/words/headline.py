@@ -145,8 +145,8 @@ def gives(headline: Headline) -> str:
 def _given(headline: Headline, base: str) -> str:
     point = headline.point
     size = counted(point.world_size, headline.noun)
-    if point.speedup < 1:
-        return f"{size} are no faster than {base}: {gain(point)} its rate ({achieved(point)})"
+    if point.speedup_interval and point.speedup_interval[1] < 1:
+        return f"{size} are slower than {base}: {gain(point)} its rate ({achieved(point)})"
     verb = "gives" if point.world_size == 1 else "give"
     return f"{size} {verb} {gain(point)} the rate of {base} ({achieved(point)})"
 

@@ -69,7 +69,11 @@ def _about(ranking: Ranking) -> list[str]:
 
 
 def _equal(ranking: Ranking) -> list[Place]:
-    return [place for place in ranking.places if place.kind == "not_shown_slower"]
+    return _of_kind(ranking, "not_shown_slower")
+
+
+def _of_kind(ranking: Ranking, kind: str) -> list[Place]:
+    return [place for place in ranking.places if place.kind == kind]
 
 
 def _headline(ranking: Ranking) -> str:
@@ -86,6 +90,8 @@ def _headline(ranking: Ranking) -> str:
         start = best if first.kind == "best" else "No best setting, for only one was measured,"
         rate = f"{number(first.rate)} {ranking.unit}/s{between}"
         said = [f"{start} {where}: {_values(first.factors)}, {rate}."]
+    if same := _of_kind(ranking, "same_buckets"):
+        said.append(f"The same buckets: {_some([place.factors for place in same])}.")
     if equal:
         said.append(f"Not shown to be slower: {_some([place.factors for place in equal])}.")
     if ranking.absent:

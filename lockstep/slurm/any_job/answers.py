@@ -98,7 +98,8 @@ def end_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
     if code not in (None, "0:0"):
         means = f": {ENDS[code]}" if code in ENDS else ""
         yield f"  exit code {code}{means}"
-    yield f"Next: lockstep eff {job_id}"
+    lost = state.name in ("NODE_FAIL", "BOOT_FAIL")
+    yield "Next: lockstep nodes  # says which is down" if lost else f"Next: lockstep eff {job_id}"
 
 
 def use_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:

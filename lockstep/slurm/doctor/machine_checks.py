@@ -75,7 +75,7 @@ def measuring(subject: Subject) -> Finding:
     if absent:
         return missing(
             f"no {', '.join(absent)} for this Python",
-            "pip install 'lockstep-bench[bench]', or use an image and a site file",
+            "pip install '/path/to/checkout[bench]', or use an image and a site file",
         )
     try:
         return ok(torch_in_words(probe([sys.executable])))

@@ -153,7 +153,8 @@ def _ratios(facts: Account) -> Account:
     cpus, elapsed = facts["alloc_cpus"], facts["elapsed_s"]
     tres = facts["alloc_tres"] or {}
     return {
-        "cpu_efficiency": _ratio(facts["total_cpu_s"], cpus and elapsed and cpus * elapsed),
+        # No time at all is one that was not accounted, as of a job that lost its node.
+        "cpu_efficiency": _ratio(facts["total_cpu_s"] or None, cpus and elapsed and cpus * elapsed),
         "memory_efficiency": _ratio(facts["memory_bytes"], facts["requested_bytes"]),
         "time_efficiency": _ratio(elapsed, facts["limit_s"]),
         "gpu_hours": _hours(_num_gpus(tres), elapsed),

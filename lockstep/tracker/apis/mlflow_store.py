@@ -45,7 +45,7 @@ def prepare(key: str | None, timeout_s: float) -> None:
         import mlflow
     except ImportError as error:
         raise RefusedError(
-            f"{error}; pip install 'lockstep-bench[tracker]' where this command runs"
+            f"{error}; pip install '/path/to/checkout[tracker]' where this command runs"
         ) from None
     assert mlflow
     for name in NOISY:

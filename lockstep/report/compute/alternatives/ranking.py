@@ -18,15 +18,15 @@ class Place:
 
     Attributes:
         kind: `best`: of the highest throughput; `slower`: its interval lies below the best's;
-            `not_shown_slower`: it does not, too few launches say so, or both made the same buckets;
-            `alone`: there is no other.
+            `not_shown_slower`: it does not, or too few launches say so; `same_buckets`: both made
+            the same; `alone`: there is no other.
         rate: Median over launches, in samples per second.
         ratio: Of its rate to the best's.
         interval: Of that ratio, over launches; of the best, of its rate.
         memory_bytes: Peak of the rank that needs most; None where unknown.
     """
 
-    kind: Literal["best", "slower", "not_shown_slower", "alone"]
+    kind: Literal["best", "slower", "not_shown_slower", "same_buckets", "alone"]
     factors: dict[str, object]
     rate: float
     ratio: float
@@ -122,8 +122,11 @@ def places(points: Sequence[Point], names: Collection[str]) -> tuple[Place, ...]
 
 def _place(point: Point, best: Point, names: Collection[str], confidence: float) -> Place:
     interval = ratio_interval(point.units, best.units, confidence)
-    is_slower = interval is not None and interval[1] < 1 and not _are_alike(point, best)
-    kind: Literal["slower", "not_shown_slower"] = "slower" if is_slower else "not_shown_slower"
+    is_slower = interval is not None and interval[1] < 1
+    kind: Literal["slower", "not_shown_slower", "same_buckets"]
+    kind = "slower" if is_slower else "not_shown_slower"
+    if _are_alike(point, best):
+        kind = "same_buckets"
     ratio = point.rate / best.rate
     memory_bytes = point.peak_memory_bytes
     return Place(kind, _values(point, names), point.rate, ratio, interval, memory_bytes)
