@@ -39,6 +39,24 @@ def test_mine(lockstep):
 
     lockstep.measure(step, samples=8, batches=Slow(), ddp=model)
 """
+WITH_WORKERS = f"""
+import time
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Slow(Dataset):
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        time.sleep({NAP_S})
+        return torch.ones(64)
+
+def test_mine(lockstep):
+    model = torch.nn.Linear(64, 1)
+    batches = DataLoader(Slow(), batch_size=1, num_workers=3, persistent_workers=True)
+    lockstep.measure(lambda batch: model(batch).sum().backward(), samples=1, batches=batches)
+"""
 # Slow once the first epoch is over, which the study goes through to count its samples.
 LOADING = """
 import time
@@ -107,6 +125,14 @@ def test_a_case_of_ones_own_repository_is_found_to_wait_for_its_input(tmp_path):
     (point,) = table(series)
     assert point["data_s"] > 0.9 * NAP_S  # a busy machine sleeps longer
     assert point["overlap"] is not None
+
+
+@pytest.mark.slow
+def test_a_step_takes_as_long_as_workers_that_deliver_in_bursts_need(tmp_path):
+    options = ("--world-sizes", "1", "--repeats", "1", "--rounds", "20")
+    (row,) = measured_of(tmp_path, WITH_WORKERS, *options).rows
+    assert row.steps_per_round == 3  # smoke has two: a round would meet one burst, two or none
+    assert row.step_s > 0.9 * NAP_S / 3
 
 
 @pytest.mark.slow
