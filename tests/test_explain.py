@@ -165,9 +165,9 @@ def test_what_workers_fetch_during_other_turns_hides_nothing():
         time.sleep(0.03)
         script.step(batch)
 
-    found = asked(step, batches=loader)["bound"]
-    assert found["kind"] == "input"
-    assert found["shares"][0]["seconds"] > 0.06  # of 0.12, and more where the machine is busy
+    first = asked(step, batches=loader)["bound"]["shares"][0]
+    assert first["cause"] == "input"
+    assert first["seconds"] > 0.06  # of 0.12, and more where the machine is busy
 
 
 def test_a_step_that_fails_leaves_nothing_behind():
