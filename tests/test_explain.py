@@ -165,9 +165,8 @@ def test_what_workers_fetch_during_other_turns_hides_nothing():
         time.sleep(0.03)
         script.step(batch)
 
-    first = asked(step, batches=loader)["bound"]["shares"][0]
-    assert first["cause"] == "input"
-    assert first["seconds"] > 0.06  # of 0.12, and more where the machine is busy
+    shares = {one["cause"]: one for one in asked(step, batches=loader)["bound"]["shares"]}
+    assert shares["input"]["seconds"] > 0.06  # of 0.12, and more where the machine is busy
 
 
 def test_a_step_that_fails_leaves_nothing_behind():
