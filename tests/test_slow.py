@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from lockstep.report.compute.lost_time.slow import slowest
+from lockstep.report.compute.lost_time.slow import latest, slowest
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
 from lockstep.report.load.results import Row
@@ -14,6 +14,8 @@ from lockstep.report.words import verdict_card
 from lockstep.vocabulary.records.record import KEY
 
 HOSTS = ["node01", "node02"]
+# Of the turns of a variant, whose mean is 1.
+PACES = [0.97, 1.03] * 4
 
 
 @pytest.fixture
@@ -80,3 +82,28 @@ def test_a_rank_is_slow_where_most_cases_of_a_launch_show_it(slow_cases, num_cas
     ]  # fmt: skip
     found = slowest(rows)
     assert (found and (found.rank, round(found.ratio, 1))) == ((1, 1.6) if is_slow else None)
+
+
+@pytest.mark.parametrize(
+    ("draws_s", "late_rank"),
+    [
+        ([0.0, 0.03], 1),
+        ([0.03, 0.0], 0),
+        ([0.03, 0.03], None),  # all wait: no rank is to blame
+        ([0.02, 0.03], None),
+        ([0.0, 0.002], None),  # 2 % of a step
+    ],
+)
+def test_a_rank_is_late_whose_batches_alone_come_late_in_most_launches(draws_s, late_rank):
+    def row(name, draws_s):
+        turns = {"full": [[0.1] * 8] * 2, "own": [[0.06] * 8] * 2}
+        turns["draw"] = [[seconds * pace for pace in PACES] for seconds in draws_s]
+        return Row(name, "case", "weak", "w", 2, 1.0, rank_variant_s=turns, rank_hosts=HOSTS)
+
+    rows = [row("a", draws_s), row("b", draws_s), row("c", [0.0, 0.0])]
+    found = latest(rows)
+    assert (found and found.late.rank) == late_rank
+    if found:
+        assert (found.host, found.num_seen, found.num_launches) == (HOSTS[late_rank], 2, 3)
+        assert found.late.wait_s == pytest.approx(0.03)
+    assert latest([row("a", draws_s), row("c", [0.0, 0.0])]) is None  # in one of two

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from launched import environ
 
+from lockstep.causes.card import LATE_NEXT
 from lockstep.report.check.checker import check
 from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import series_of
@@ -39,6 +40,9 @@ def test_mine(lockstep):
 
     lockstep.measure(step, samples=8, batches=Slow(), ddp=model)
 """
+OF_ONE_RANK = OWN_STEP.replace("import time", "import os\nimport time", 1).replace(
+    f"sleep({NAP_S})", f"sleep({NAP_S} if os.environ['RANK'] == '1' else 0)"
+)
 WITH_WORKERS = f"""
 import time
 import torch
@@ -125,6 +129,19 @@ def test_a_case_of_ones_own_repository_is_found_to_wait_for_its_input(tmp_path):
     (point,) = table(series)
     assert point["data_s"] > 0.9 * NAP_S  # a busy machine sleeps longer
     assert point["overlap"] is not None
+    assert judged.bound.late is None  # all ranks wait for theirs alike
+
+
+@pytest.mark.slow
+def test_an_input_that_is_slow_on_one_rank_alone_names_the_rank(tmp_path):
+    options = ("--world-sizes", "2", "--repeats", "1", "--rounds", "20")
+    (row,) = (results := measured_of(tmp_path, OF_ONE_RANK, *options)).rows
+    (flag,) = (flag for flag in row.flags if flag.kind == "late-input")
+    assert (flag.values["rank"], flag.values["host"]) == (1, row.rank_hosts[1])
+    assert flag.values["wait_s"] > 0.9 * NAP_S > flag.values["others_s"]
+    judged = verdict_card.judge(series_of(results.rows), 0.7)
+    assert (judged.bound.kind, judged.bound.late.rank) == ("input", 1)
+    assert any(LATE_NEXT in line for line in judged.lines)
 
 
 @pytest.mark.slow

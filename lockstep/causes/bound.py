@@ -17,7 +17,7 @@ import numpy as np
 from lockstep.causes import division
 from lockstep.causes.buckets import Buckets
 from lockstep.causes.division import Turns
-from lockstep.causes.stragglers import FEWEST_TURNS, SlowRank, slow_rank
+from lockstep.causes.stragglers import FEWEST_TURNS, LateInput, SlowRank, late_input, slow_rank
 from lockstep.vocabulary import metrics
 from lockstep.vocabulary.metrics import NOTABLE
 
@@ -119,6 +119,7 @@ class Bound:
             timeline does; empty where unknown.
         num_turns: Turns of each variant in all of them.
         beyond_s: What the timed rounds take beyond the turns; 0 where the turns are all there is.
+        late: The rank whose batches alone come late, where one is shown; of one launch, as `slow`.
     """
 
     kind: Kind
@@ -132,6 +133,7 @@ class Bound:
     num_launches: int
     num_turns: int
     beyond_s: float = 0.0
+    late: LateInput | None = None
 
     @property
     def named(self) -> tuple[Share, ...]:
@@ -193,6 +195,7 @@ def judge(
         shares=tuple(shares),
         gains=tuple(_gains(found)),
         slow=slow_rank(pooled[division.OWN].tolist()) if len(launches) == 1 else None,
+        late=late_input(launches[0]) if len(launches) == 1 else None,
         exposed_bucket_s=_bucket_exposure(pooled, buckets, found),
         num_launches=len(launches),
         num_turns=pooled[division.FULL].shape[-1],

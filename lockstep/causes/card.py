@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from lockstep.causes.bound import Bound, Cause, Change, Gain, Kind, Share
+from lockstep.causes.stragglers import LateInput
 from lockstep.causes.words import NAMES
 from lockstep.vocabulary.metrics import NOTABLE
 from lockstep.vocabulary.text.formats import DASH, counted, listed, number, percent
@@ -47,6 +48,7 @@ NEXT: dict[Kind, str] = {
     "own": "what of it is a fixed cost is not measured: give a half batch, or profile one rank",
     "open": "measure longer, or in more launches: the same command with a larger --repeats",
 }
+LATE_NEXT = "that rank's node, its file system and cores, and its share of the data"
 # Of a step of the user's own, what the user can change in it.
 NEXT_OWN: dict[Kind, str] = {
     "communication": "a larger batch a rank, no_sync over several, or another bucket_cap_mb in DDP",
@@ -71,18 +73,25 @@ def card(
     hosts: Sequence[str] = (),
     todo: Mapping[Kind, str] = NEXT,
     slowest: str = "",
+    latest: str = "",
 ) -> list[str]:
     """Return the lines of what bounds a step, the headline first; with no `todo`, no next step.
 
-    Of several launches give who is slowest in them; of one launch the bound knows its slow rank.
+    Of several launches give who is slowest in them, and whose input is late; of one launch the
+    bound knows both.
     """
+    if bound.late:
+        latest = late_text(bound.late, hosts[bound.late.rank] if hosts else "")
     lines = [headline(bound), *_table(bound)]
     if slowest:
         lines.append(_row("slow rank", slowest))
     elif bound.num_launches == 1 and any(share.cause == "exposed" for share in bound.shares):
         lines.append(_row("slow rank", slow_text(bound, hosts) if bound.slow else "none is shown"))
+    lines += [_row("input", latest)] if latest else []
     lines += [*_buckets(bound), *_gains(bound)]
-    lines += [_row("next", todo[bound.kind])] if todo else []
+    if todo:
+        is_late = latest and bound.kind == "input"
+        lines.append(_row("next", f"look at {LATE_NEXT}" if is_late else todo[bound.kind]))
     return [*lines, _row("trust", _trust(bound))]
 
 
@@ -155,6 +164,13 @@ def slow_text(bound: Bound, hosts: Sequence[str]) -> str:
     where = f" on {hosts[slow.rank]}" if hosts else ""
     low, high = (percent(end - 1) for end in slow.interval)
     return f"rank {slow.rank}{where} takes {percent(slow.ratio - 1)} % longer ({low} to {high} %)"
+
+
+def late_text(late: LateInput, host: str) -> str:
+    """Name the rank whose batches come late, with how long it waits."""
+    where = f" on {host}" if host else ""
+    wait, others = _ms(late.wait_s), _ms(late.others_s)
+    return f"rank {late.rank}{where} waits {wait} ms a step for its batch, the others {others} ms"
 
 
 def _buckets(bound: Bound) -> list[str]:

@@ -9,6 +9,7 @@ entered by all ranks together (`lockstep.measure.step.variants`):
     half      `own` on half of the batch
     reduce    the all-reduce of the gradients alone, bucket by bucket
     running   no turn of its own: `own` less what the rank's thread waited for a core in it
+    draw      no turn of its own: what the rank waited for its batch in `full`
 
 A rank's waits for a core, as the kernel counts them, are contention as far as the ranks have them
 in common: scaled to a mean of the lower median over ranks of their means. What one rank waits
@@ -45,8 +46,8 @@ Turns = Mapping[str, Array]
 Division = dict[str, Array]
 
 FULL, RESIDENT, OWN, HALF, REDUCE = "full", "resident", "own", "half", "reduce"
-RUNNING = "running"
-VARIANTS = (FULL, RESIDENT, OWN, HALF, REDUCE, RUNNING)
+RUNNING, DRAW = "running", "draw"
+VARIANTS = (FULL, RESIDENT, OWN, HALF, REDUCE, RUNNING, DRAW)
 # Of a wait for a core, so that a mean of 0 divides nothing.
 TINY_S = 1e-12
 # What adds up to the step.

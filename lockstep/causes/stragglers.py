@@ -1,17 +1,20 @@
-"""Which rank is slower than the others by what it does alone.
+"""Which rank the others wait for: slower by what it does alone, or its batches come late.
 
 Ranks that meet in every step take equally long, whoever is slow: the fast ones wait within the
 collective. So they are compared on turns of the step without gradient synchronisation, which all
-ranks begin together: what slows the whole machine for a moment slows all ranks of a turn.
+ranks begin together: what slows the whole machine for a moment slows all ranks of a turn. How late
+its batches come each rank knows by itself: what it waits for them in turns of the whole step.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
+from lockstep.causes.division import DRAW, FULL
 from lockstep.vocabulary import metrics
 
 # Chance that a launch of equal ranks has one of them named, over all ranks together.
@@ -39,6 +42,20 @@ class SlowRank:
     interval: Interval
 
 
+@dataclass(frozen=True)
+class LateInput:
+    """The rank whose batches come late, while the others have theirs.
+
+    Attributes:
+        wait_s: Its wait for a batch, the mean over turns.
+        others_s: The mean of the median of the other ranks'.
+    """
+
+    rank: int
+    wait_s: float
+    others_s: float
+
+
 def slow_rank(own_s: Sequence[Sequence[float]]) -> SlowRank | None:
     """Return the slow rank that is shown; None where none is.
 
@@ -56,3 +73,22 @@ def slow_rank(own_s: Sequence[Sequence[float]]) -> SlowRank | None:
     if not is_slow or middle - half < math.log(NOTABLE_RATIO) / 2:
         return None
     return SlowRank(rank, math.exp(middle), (math.exp(middle - half), math.exp(middle + half)))
+
+
+def late_input(turns: Mapping[str, Any]) -> LateInput | None:
+    """Return the rank whose batches alone come late; None where none is shown to.
+
+    Of the turns of `lockstep.causes.division`, in seconds, shape (num_ranks, num_turns) by name.
+    Shown is a wait beyond the others' that is notable in a step, and more than twice theirs.
+    """
+    waits = np.array(turns.get(DRAW, []))
+    if len(waits) < 2 or waits.shape[1] < FEWEST_TURNS:
+        return None
+    rank = int(np.median(waits, axis=1).argmax())
+    others = np.median(np.delete(waits, rank, axis=0), axis=0)
+    found = LateInput(rank, float(waits[rank].mean()), float(others.mean()))
+    beyond = (waits[rank] - 2 * others).tolist()
+    half = metrics.half_width(beyond, 1 - FALSE_ALARM / len(waits))
+    step_s = float(np.max(turns[FULL], axis=0).mean())
+    is_notable = found.wait_s - found.others_s >= metrics.NOTABLE * step_s
+    return found if is_notable and fmean(beyond) > half else None

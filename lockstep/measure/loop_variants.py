@@ -2,11 +2,13 @@
 
 import copy
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from itertools import islice
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from torch.nn.parallel import DistributedDataParallel
@@ -55,6 +57,8 @@ class Loop:
         batches: What gives batches, where drawing them is to be measured.
         can_halve: Whether half of a batch may be tried; torch.compile would from then on compile
             for any size.
+        num_steps: Taken so far.
+        draw_s: What each step that drew its batch waited for it.
     """
 
     step: Callable[..., Any]
@@ -62,6 +66,7 @@ class Loop:
     batches: Iterable[Any] | None = None
     can_halve: bool = True
     num_steps: int = 0
+    draw_s: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Begin with no batch."""
@@ -92,7 +97,9 @@ class Loop:
         Raises:
             RuntimeError: There is none left.
         """
+        begun = time.perf_counter()
         for batch in self.stream or ():
+            self.draw_s.append(time.perf_counter() - begun)
             return (batch,)
         raise RuntimeError(
             f"batches is used up at step {self.num_steps}; give a DataLoader, or another iterable "
@@ -151,7 +158,14 @@ class Loop:
         _, *drawing = timing.time_turns(world, [untimed, *[full] * plan.blocks], plan.full_steps)
         others = {name: step for name, step in ways.items() if name != "full"}
         rest = variants.time_in_turns(world, others, **times)
-        return {"full": [taken_s for taken_s, _ in drawing], **rest}
+        found = {"full": [taken_s for taken_s, _ in drawing], "draw": self._draws_s(plan)}
+        return found | rest
+
+    def _draws_s(self, plan: "Plan") -> list[float]:
+        """Return what a step of each of the last turns waited for its batch; shape (blocks,)."""
+        steps = plan.full_steps
+        last = self.draw_s[-plan.blocks * steps :]
+        return [fmean(last[at : at + steps]) for at in range(0, len(last), steps)]
 
     def alone(self, step: Step) -> Step:
         """Return a step in which no model synchronises its gradients."""

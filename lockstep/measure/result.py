@@ -1,12 +1,12 @@
 """What one rank measured, and the result that rank 0 makes of all ranks'."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lockstep.causes.stragglers import slow_rank
+from lockstep.causes.stragglers import late_input, slow_rank
 from lockstep.machine import telemetry
 from lockstep.machine.memory import Peak, Room
 from lockstep.measure.batches import Goal
@@ -99,7 +99,7 @@ def make(
         "telemetry": telemetry.columns([part.telemetry for part in parts]),
     }
     found = {name: known for name, known in timed.items() if known}
-    against = [*flags, *_seen(parts, hosts, goal, variant_s.get("own", []))]
+    against = [*flags, *_seen(parts, hosts, goal, variant_s)]
     made = CaseRecord(
         rank_round_s=[part.round_s for part in parts],
         peak_memory_bytes=[part.peak_bytes for part in parts],
@@ -115,9 +115,13 @@ def make(
 
 
 def _seen(
-    parts: Sequence[Part], hosts: Sequence[str], goal: Goal | None, own_s: list[list[float]]
+    parts: Sequence[Part],
+    hosts: Sequence[str],
+    goal: Goal | None,
+    variant_s: Mapping[str, list[list[float]]],
 ) -> Iterator[Flag]:
-    yield from straggler_flags(own_s, hosts)
+    yield from straggler_flags(variant_s.get("own", []), hosts)
+    yield from late_input_flags(variant_s, hosts)
     yield from goal_flags([part.round_s for part in parts], goal)
     yield from slowdown_flags(parts, hosts)
     yield from quota_flags(parts, hosts)
@@ -159,6 +163,14 @@ def straggler_flags(own_s: Sequence[Sequence[float]], hosts: Sequence[str]) -> l
     return (
         [flag("straggler", rank=slow.rank, host=hosts[slow.rank], ratio=slow.ratio)] if slow else []
     )
+
+
+def late_input_flags(
+    variant_s: Mapping[str, list[list[float]]], hosts: Sequence[str]
+) -> list[Flag]:
+    """Name the rank whose batches alone come late, by the turns of `divide`."""
+    late = late_input(variant_s)
+    return [flag("late-input", host=hosts[late.rank], **asdict(late))] if late else []
 
 
 def goal_flags(rank_round_s: list[list[float]], goal: Goal | None) -> list[Flag]:

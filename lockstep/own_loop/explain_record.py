@@ -97,7 +97,7 @@ def made(met: Met, parts: Sequence[Part], seconds: float) -> Explanation:
     notes = _notes(parts)
     if any(note.kind == "collectives" for note in notes):
         bound = replace(
-            bound, kind="open", compute_s=bound.step_s, shares=(), gains=(), slow=None,
+            bound, kind="open", compute_s=bound.step_s, shares=(), gains=(), slow=None, late=None,
             exposed_bucket_s=(),
         )  # fmt: skip
     samples = [part.samples for part in parts if part.samples is not None]

@@ -7,7 +7,7 @@ from typing import Literal
 from lockstep.causes.words import Cause
 from lockstep.report.compute.lost_time import attribution, slow
 from lockstep.report.compute.lost_time.attribution import Loss, Reason
-from lockstep.report.compute.lost_time.slow import Slowest
+from lockstep.report.compute.lost_time.slow import Latest, Slowest
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.page.panels import losses, parts
 from lockstep.report.words import verdict_card
@@ -61,6 +61,7 @@ class Headline:
     told: Point
     why: Reason | None
     slow: Slowest | None
+    late: Latest | None
     why_blocked: str = ""
 
     @property
@@ -82,6 +83,7 @@ def judge(series: Series, threshold: float, why_blocked: str = "") -> Headline:
         told=told,
         why=attribution.reason(series, told),
         slow=slow.slowest(told.rows),
+        late=slow.latest(told.rows),
         why_blocked=why_blocked,
     )
 
@@ -212,8 +214,7 @@ def cause_text(headline: Headline) -> str:
     if headline.why.kind != "named":
         return "little is lost" if headline.why.kind == "little" else "no cause shown"
     cause = headline.why.named[0].cause
-    who = f" ({losses.slow_text(headline.slow)})" if headline.slow and cause == "imbalance" else ""
-    return PHRASES[cause] + who
+    return PHRASES[cause] + losses.whose(headline.slow, headline.late).get(cause, "")
 
 
 def trust(headline: Headline) -> str:

@@ -36,12 +36,12 @@ class Judged:
     @property
     def lines(self) -> list[str]:
         """The card's lines."""
-        return card(self.bound, self._hosts, self._todo, self._slowest)
+        return card(self.bound, self._hosts, self._todo, self._slowest, self._latest)
 
     @property
     def measured(self) -> list[str]:
         """The card's lines without what to try next, for where that is shown apart."""
-        return card(self.bound, self._hosts, {}, self._slowest)
+        return card(self.bound, self._hosts, {}, self._slowest, self._latest)
 
     @property
     def advice(self) -> str:
@@ -66,6 +66,11 @@ class Judged:
     def _slowest(self) -> str:
         found = slow.slowest(self.point.rows) if self.bound.num_launches > 1 else None
         return losses.slow_text(found) if found else ""
+
+    @property
+    def _latest(self) -> str:
+        found = slow.latest(self.point.rows)
+        return losses.latest_text(found) if found else ""
 
     @property
     def _hosts(self) -> Sequence[str]:

@@ -64,6 +64,11 @@ WORDS = {
         "straggler: rank {rank} on {host} takes {ratio:.2f} times as long as the other ranks for "
         "its own part of a step"
     ),
+    "late-input": (
+        "late input: rank {rank} on {host} waits {wait_s:.2g} s a step for its batch, the other "
+        "ranks {others_s:.2g} s, and then for it; look at its node's file system and cores, and at "
+        "its share of the data"
+    ),
     "own-waits": (
         "ranks wait for each other in {collectives} collectives that no_sync() leaves in a step, "
         "so what it is lost to, and whether a rank is slow, is not known; take them out of the "

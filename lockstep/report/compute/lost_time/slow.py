@@ -1,4 +1,4 @@
-"""Which host, or which rank, is slowest in most launches: what sets the pace of all the others.
+"""Which host, or rank, is slowest or has the latest batches in most launches: what others wait for.
 
 In each launch a rank's pace is its mean step without gradient synchronisation over the median of
 the other ranks', a host's that of the median of its ranks over the median of the other hosts'; both
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from statistics import fmean, geometric_mean, median, median_low
 
 from lockstep.causes.division import OWN
+from lockstep.causes.stragglers import LateInput, late_input
 from lockstep.report.compute.statistics import CONFIDENCE, Interval, log_interval
 from lockstep.report.load.results import Row
 from lockstep.vocabulary.metrics import NOTABLE
@@ -43,6 +44,23 @@ class Slowest:
     ratio: float
     interval: Interval
     is_elsewhere: bool
+
+
+@dataclass(frozen=True)
+class Latest:
+    """The rank whose batches alone come late in most launches.
+
+    Attributes:
+        host: Its host; empty where nobody recorded it.
+        late: Its waits, the mean over the launches in which it was seen.
+        num_seen: Launches in which it was.
+        num_launches: Launches in all.
+    """
+
+    host: str
+    late: LateInput
+    num_seen: int
+    num_launches: int
 
 
 @dataclass(frozen=True)
@@ -103,6 +121,20 @@ def slowest(rows: Iterable[Row]) -> Slowest | None:
     by_host = [_paces(_by_host, found) for found in launches]
     found = _shown([one for one in by_host if one], len(hosts) > 1)
     return found or _shown([_paces(_by_rank, one) for one in launches], len(hosts) > 1)
+
+
+def latest(rows: Sequence[Row]) -> Latest | None:
+    """Return the rank whose batches alone come late in most launches; None where none is shown."""
+    seen: dict[Unit, list[LateInput]] = {}
+    for row in rows:
+        if late := late_input(row.rank_variant_s):
+            host = row.rank_hosts[late.rank] if late.rank < len(row.rank_hosts) else ""
+            seen.setdefault((host, late.rank), []).append(late)
+    (host, _), found = max(seen.items(), key=lambda one: len(one[1]), default=(("", None), []))
+    if len(found) <= len(rows) / 2:
+        return None
+    wait_s, others_s = fmean(one.wait_s for one in found), fmean(one.others_s for one in found)
+    return Latest(host, LateInput(found[0].rank, wait_s, others_s), len(found), len(rows))
 
 
 def _by_rank(row: Row) -> dict[Unit, float]:

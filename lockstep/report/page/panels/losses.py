@@ -1,9 +1,12 @@
 """What a report says of the time of a step: its causes and phases, and what a point loses."""
 
+from collections.abc import Mapping
+
+from lockstep.causes.card import LATE_NEXT, late_text
 from lockstep.causes.words import NAMES, Cause
 from lockstep.report.compute.lost_time import attribution, quantities
 from lockstep.report.compute.lost_time.attribution import CAUSES, Loss, Part, Reason
-from lockstep.report.compute.lost_time.slow import Slowest, slowest
+from lockstep.report.compute.lost_time.slow import Latest, Slowest, latest, slowest
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.page.panels.parts import MILLI, Table, table
@@ -154,25 +157,27 @@ def sentence(series: Series, point: Point, why: Reason | None) -> str | None:
         f"{number(lost.step_s * MILLI)} ms where {number(ideal)} ms are ideal, "
         f"{_ms(lost.seconds)} ms{_brackets(lost.interval)}"
     )
-    return f"{start}; {_cause(why, slowest(point.rows))}."
+    who = whose(slowest(point.rows), latest(point.rows))
+    return f"{start}; {_cause(why, who)}."
 
 
-def _cause(why: Reason, slow: Slowest | None) -> str:
+def _cause(why: Reason, who: Mapping[Cause, str]) -> str:
     if why.kind == "open":
         return _open(why.loss)
     lost = {part.cause: part for part in why.loss.parts}
-    first, *others = (_share(part, lost.get(part.cause, part), slow) for part in why.named)
+    first, *others = (_share(part, lost.get(part.cause, part), who) for part in why.named)
     beside = f"; beside it {' and '.join(others)}" if others else ""
-    return f"{first}: {ADVICE[why.named[0].cause]}{beside}"
+    cause = why.named[0].cause
+    advice = f"look at {LATE_NEXT}" if cause == "input" and cause in who else ADVICE[cause]
+    return f"{first}: {advice}{beside}"
 
 
-def _share(part: Part, lost: Part, slow: Slowest | None) -> str:
+def _share(part: Part, lost: Part, who: Mapping[Cause, str]) -> str:
     """Say how much of a loss goes to a cause, and to which rank where one is slow.
 
     What of the cause's time is no loss, since the baseline has it, too, is named apart.
     """
-    who = f" ({slow_text(slow)})" if slow and part.cause == "imbalance" else ""
-    named = f"to {NAMES[part.cause]}{who}"
+    named = f"to {NAMES[part.cause]}{who.get(part.cause, '')}"
     if _ms(part.seconds) == _ms(lost.seconds):
         return f"{_ms(part.seconds)} ms{_brackets(part.interval)} {named}"
     whole = f"{_ms(part.seconds, signed=False)} ms{_brackets(part.interval, signed=False)}"
@@ -195,6 +200,18 @@ def _open(lost: Loss) -> str:
 
 def _brackets(interval: Interval | None, signed: bool = True) -> str:
     return f" ({_span(interval, signed)})" if interval else " (no interval)"
+
+
+def whose(slow: Slowest | None, late: Latest | None) -> dict[Cause, str]:
+    """Return by cause whom the others wait for, in brackets, where that is shown."""
+    found: dict[Cause, str] = {"imbalance": f" ({slow_text(slow)})"} if slow else {}
+    return found | ({"input": f" ({latest_text(late)})"} if late else {})
+
+
+def latest_text(late: Latest) -> str:
+    """Name the rank whose batches come late in most launches, with how long it waits."""
+    seen = f" in {late.num_seen} of {late.num_launches} launches" if late.num_launches > 1 else ""
+    return late_text(late.late, late.host) + seen
 
 
 def slow_text(slow: Slowest) -> str:
