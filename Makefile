@@ -6,6 +6,7 @@ SEQUENCES ?= 200
 KILLS ?= 40
 SLURM_KILLS ?= 0
 SEED ?= 0
+DEMO ?= laptop
 # Ranks of two lanes on two cores need twice the time that they have alone.
 PATIENCE ?= 2
 DURATIONS := --durations=0 --durations-min=1
@@ -39,7 +40,7 @@ venv: .venv/complete ## Make .venv with all that measuring, testing and reportin
 
 # Where a launch or the check failed, what was measured still becomes a page.
 demo: venv ## Measure world sizes 1 and 2 on this machine and make the report
-	@worst=0; for step in "run laptop" verify "report results/laptop"; do \
+	@worst=0; for step in "run $(DEMO)" verify "report results/laptop"; do \
 		echo "$(BIN)/lockstep $$step"; \
 		code=0; $(BIN)/lockstep $$step || code=$$?; \
 		[ $$code -le 1 ] || exit $$code; \

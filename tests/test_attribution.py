@@ -1,5 +1,6 @@
 import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,11 +19,11 @@ from lockstep.report.compute.lost_time.attribution import loss, reason
 from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
-from lockstep.report.load.results import Row
+from lockstep.report.load.results import Launch, Results, Row
 from lockstep.report.page.content_of_page import page
 from lockstep.report.page.panels.curves import ladder_panel
 from lockstep.report.page.panels.losses import phase_table, sentence
-from lockstep.report.words import verdict_card
+from lockstep.report.words import next_step, verdict_card
 from lockstep.vocabulary.text.formats import number, percent
 
 NUM_TURNS = 8
@@ -423,6 +424,26 @@ def test_each_test_of_ones_own_has_a_card_and_what_loses_most_is_told_first():
     assert found[0].is_own
     (suite,) = verdict_card.judge_all([series, series], 0.7)
     assert not suite.is_own
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+@pytest.mark.parametrize("has_variants", [True, False])
+def test_what_to_do_next_about_a_test_of_ones_own_is_its_cause_or_how_to_see_it(
+    device, has_variants
+):
+    variants = two(1.5, 2.0) if has_variants else {}
+    rows = [
+        replace(row, case="mine.py::w[n=1]", factors={"n": 1})
+        for row in rows_of(ladder("weak", [(1, *BASE), (2, 2.0, variants)]))
+    ]
+    launch = Launch("w1-r0", Path(), {"provenance": {"ranks": [{"device": device}]}})
+    results = Results(launches=[launch], rows=rows)
+    series = series_of(rows)
+    judged = verdict_card.judge(series, 0.7)
+    said = next_step.next_step(results, series, 0.7, [], judged)
+    expected = judged.advice if has_variants else next_step.UNEXPLAINED
+    assert expected in said
+    assert (next_step.ON_GPUS in said) == (device == "cpu")
 
 
 @pytest.mark.parametrize("rules", [[], ["shared-device"]])

@@ -89,10 +89,13 @@ def card(
         lines.append(_row("slow rank", slow_text(bound, hosts) if bound.slow else "none is shown"))
     lines += [_row("input", latest)] if latest else []
     lines += [*_buckets(bound), *_gains(bound)]
-    if todo:
-        is_late = latest and bound.kind == "input"
-        lines.append(_row("next", f"look at {LATE_NEXT}" if is_late else todo[bound.kind]))
+    lines += [_row("next", next_text(bound.kind, todo, latest))] if todo else []
     return [*lines, _row("trust", _trust(bound))]
+
+
+def next_text(kind: Kind, todo: Mapping[Kind, str], latest: str) -> str:
+    """Return what to do next; `latest` names whose input is late, if any is."""
+    return f"look at {LATE_NEXT}" if latest and kind == "input" else todo[kind]
 
 
 def headline(bound: Bound) -> str:

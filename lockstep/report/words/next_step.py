@@ -11,12 +11,17 @@ from lockstep.report.load.results import Results
 from lockstep.report.page.panels import losses
 from lockstep.report.words import verdict_card
 from lockstep.report.words.verdict_card import Judged
-from lockstep.vocabulary.text.formats import counted, listed, percent
+from lockstep.vocabulary.text.formats import capital, counted, listed, percent
 
 WANTED_LAUNCHES = 3
 LADDERS = ("strong", "weak")
 UNMEASURED = "Mend why no case has a result, which is under Not measured, and run it again."
 CITED_ALONE = "Measure the same points on the machine you will use; cited numbers are no evidence."
+ON_GPUS = "run the same campaign on the GPUs you will use: the suite works on this machine."
+UNEXPLAINED = (
+    "Give lockstep.measure the model in DDP, ddp=model: it then says what a step loses, and to "
+    "which rank."
+)
 # The ratio of an interval's ends beyond which a point says little.
 WIDE = 1.5
 
@@ -35,16 +40,27 @@ def next_step(
     if results.campaign.get(RECORDED):
         return "Measure your own machine: lockstep run."
     if results.on_cpus and not all(row.program for row in results.rows):
-        return "Run the same campaign on the GPUs you will use: the suite works on this machine."
+        first = _of_own_tests(measured, threshold, judged)
+        return f"{first} Then {ON_GPUS}" if first else capital(ON_GPUS)
     if slowest:
         return losses.slow_advice(slowest[0])
     if all(one.row.training for one in measured):
         return _after_training(measured)
     if better := _better_evidence(measured):
         return better
+    if first := _of_own_tests(measured, threshold, judged):
+        return first
     if not without_laddered(measured):
         return "Change the program, and hold it against these runs: lockstep compare."
     return _after_ladders(measured, threshold, judged)
+
+
+def _of_own_tests(measured: Sequence[Series], threshold: float, judged: Judged | None) -> str:
+    """Return what tests of one's own can change by themselves; empty where nothing is shown."""
+    if judged and judged.is_own:
+        return f"For {judged.title}: {judged.advice}." if judged.advice else ""
+    lost = any(one.row.is_own_test and _falls(one, threshold) for one in measured)
+    return UNEXPLAINED if lost else ""
 
 
 def _after_training(series: Sequence[Series]) -> str:

@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 from lockstep.causes.bound import Bound, Kind
-from lockstep.causes.card import NEXT_OWN, card, next_with
+from lockstep.causes.card import NEXT_OWN, card, next_text, next_with
 from lockstep.report.compute.lost_time import attribution, slow
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.page.panels import losses
@@ -46,7 +46,8 @@ class Judged:
     @property
     def advice(self) -> str:
         """What to try next; empty where no cause is shown."""
-        return self._todo[self.bound.kind] if self.bound.named else ""
+        text = next_text(self.bound.kind, self._todo, self._latest)
+        return text if self.bound.named else ""
 
     @property
     def is_own(self) -> bool:
