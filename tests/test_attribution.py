@@ -443,7 +443,7 @@ def test_what_to_do_next_about_a_test_of_ones_own_is_its_cause_or_how_to_see_it(
     said = next_step.next_step(results, series, 0.7, [], judged)
     expected = judged.advice if has_variants else next_step.UNEXPLAINED
     assert expected in said
-    assert (next_step.ON_GPUS in said) == (device == "cpu")
+    assert (next_step.OWN_ON_GPUS in said) == (device == "cpu")
 
 
 @pytest.mark.parametrize("rules", [[], ["shared-device"]])

@@ -4,10 +4,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from lockstep.causes.stragglers import LateInput
 from lockstep.causes.words import Cause
 from lockstep.report.compute.lost_time import attribution, slow
 from lockstep.report.compute.lost_time.attribution import Loss, Reason
-from lockstep.report.compute.lost_time.slow import Latest, Slowest
+from lockstep.report.compute.lost_time.slow import Slowest
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.page.panels import losses, parts
 from lockstep.report.words import verdict_card
@@ -61,7 +62,7 @@ class Headline:
     told: Point
     why: Reason | None
     slow: Slowest | None
-    late: Latest | None
+    late: tuple[LateInput, str] | None
     why_blocked: str = ""
 
     @property

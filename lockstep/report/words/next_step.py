@@ -11,13 +11,14 @@ from lockstep.report.load.results import Results
 from lockstep.report.page.panels import losses
 from lockstep.report.words import verdict_card
 from lockstep.report.words.verdict_card import Judged
-from lockstep.vocabulary.text.formats import capital, counted, listed, percent
+from lockstep.vocabulary.text.formats import counted, listed, percent
 
 WANTED_LAUNCHES = 3
 LADDERS = ("strong", "weak")
 UNMEASURED = "Mend why no case has a result, which is under Not measured, and run it again."
 CITED_ALONE = "Measure the same points on the machine you will use; cited numbers are no evidence."
-ON_GPUS = "run the same campaign on the GPUs you will use: the suite works on this machine."
+ON_GPUS = "Run the same campaign on the GPUs you will use: the suite works on this machine."
+OWN_ON_GPUS = "Then measure it on the GPUs you will use."
 UNEXPLAINED = (
     "Give lockstep.measure the model in DDP, ddp=model: it then says what a step loses, and to "
     "which rank."
@@ -41,7 +42,7 @@ def next_step(
         return "Measure your own machine: lockstep run."
     if results.on_cpus and not all(row.program for row in results.rows):
         first = _of_own_tests(measured, threshold, judged)
-        return f"{first} Then {ON_GPUS}" if first else capital(ON_GPUS)
+        return f"{first} {OWN_ON_GPUS}" if first else ON_GPUS
     if slowest:
         return losses.slow_advice(slowest[0])
     if all(one.row.training for one in measured):

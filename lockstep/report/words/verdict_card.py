@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 from lockstep.causes.bound import Bound, Kind
-from lockstep.causes.card import NEXT_OWN, card, next_text, next_with
+from lockstep.causes.card import NEXT_OWN, card, late_text, next_text, next_with
 from lockstep.report.compute.lost_time import attribution, slow
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.page.panels import losses
@@ -71,7 +71,7 @@ class Judged:
     @property
     def _latest(self) -> str:
         found = slow.latest(self.point.rows)
-        return losses.latest_text(found) if found else ""
+        return late_text(*found) if found else ""
 
     @property
     def _hosts(self) -> Sequence[str]:

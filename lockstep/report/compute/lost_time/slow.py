@@ -1,4 +1,4 @@
-"""Which host, or rank, is slowest or has the latest batches in most launches: what others wait for.
+"""Which host, or which rank, is slowest in most launches: what sets the pace of all the others.
 
 In each launch a rank's pace is its mean step without gradient synchronisation over the median of
 the other ranks', a host's that of the median of its ranks over the median of the other hosts'; both
@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, geometric_mean, median, median_low
 
+import numpy as np
+
+from lockstep.causes.bound import pool
 from lockstep.causes.division import OWN
 from lockstep.causes.stragglers import LateInput, late_input
 from lockstep.report.compute.statistics import CONFIDENCE, Interval, log_interval
@@ -44,23 +47,6 @@ class Slowest:
     ratio: float
     interval: Interval
     is_elsewhere: bool
-
-
-@dataclass(frozen=True)
-class Latest:
-    """The rank whose batches alone come late in most launches.
-
-    Attributes:
-        host: Its host; empty where nobody recorded it.
-        late: Its waits, the mean over the launches in which it was seen.
-        num_seen: Launches in which it was.
-        num_launches: Launches in all.
-    """
-
-    host: str
-    late: LateInput
-    num_seen: int
-    num_launches: int
 
 
 @dataclass(frozen=True)
@@ -123,18 +109,18 @@ def slowest(rows: Iterable[Row]) -> Slowest | None:
     return found or _shown([_paces(_by_rank, one) for one in launches], len(hosts) > 1)
 
 
-def latest(rows: Sequence[Row]) -> Latest | None:
-    """Return the rank whose batches alone come late in most launches; None where none is shown."""
-    seen: dict[Unit, list[LateInput]] = {}
-    for row in rows:
-        if late := late_input(row.rank_variant_s):
-            host = row.rank_hosts[late.rank] if late.rank < len(row.rank_hosts) else ""
-            seen.setdefault((host, late.rank), []).append(late)
-    (host, _), found = max(seen.items(), key=lambda one: len(one[1]), default=(("", None), []))
-    if len(found) <= len(rows) / 2:
+def latest(rows: Sequence[Row]) -> tuple[LateInput, str] | None:
+    """Return the rank whose batches alone come late in a point's launches, and its host.
+
+    None where none is shown, or where launches have their ranks on other hosts.
+    """
+    if any(row.rank_hosts != rows[0].rank_hosts for row in rows):
         return None
-    wait_s, others_s = fmean(one.wait_s for one in found), fmean(one.others_s for one in found)
-    return Latest(host, LateInput(found[0].rank, wait_s, others_s), len(found), len(rows))
+    turns = [{name: np.array(each) for name, each in row.rank_variant_s.items()} for row in rows]
+    late = late_input(pool(turns))
+    if late is None:
+        return None
+    return late, rows[0].rank_hosts[late.rank] if rows[0].rank_hosts else ""
 
 
 def _by_rank(row: Row) -> dict[Unit, float]:

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 
 from lockstep.causes.card import LATE_NEXT, late_text
+from lockstep.causes.stragglers import LateInput
 from lockstep.causes.words import NAMES, Cause
 from lockstep.report.compute.lost_time import attribution, quantities
 from lockstep.report.compute.lost_time.attribution import CAUSES, Loss, Part, Reason
-from lockstep.report.compute.lost_time.slow import Latest, Slowest, latest, slowest
+from lockstep.report.compute.lost_time.slow import Slowest, latest, slowest
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.page.panels.parts import MILLI, Table, table
@@ -202,16 +203,10 @@ def _brackets(interval: Interval | None, signed: bool = True) -> str:
     return f" ({_span(interval, signed)})" if interval else " (no interval)"
 
 
-def whose(slow: Slowest | None, late: Latest | None) -> dict[Cause, str]:
+def whose(slow: Slowest | None, late: tuple[LateInput, str] | None) -> dict[Cause, str]:
     """Return by cause whom the others wait for, in brackets, where that is shown."""
     found: dict[Cause, str] = {"imbalance": f" ({slow_text(slow)})"} if slow else {}
-    return found | ({"input": f" ({latest_text(late)})"} if late else {})
-
-
-def latest_text(late: Latest) -> str:
-    """Name the rank whose batches come late in most launches, with how long it waits."""
-    seen = f" in {late.num_seen} of {late.num_launches} launches" if late.num_launches > 1 else ""
-    return late_text(late.late, late.host) + seen
+    return found | ({"input": f" ({late_text(*late)})"} if late else {})
 
 
 def slow_text(slow: Slowest) -> str:
