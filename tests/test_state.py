@@ -15,9 +15,11 @@ import time
 import pytest
 import torch
 from torch import distributed
+from torch.utils.data import DataLoader, TensorDataset
 from lockstep.measure.step.step_cases import measure_training
 
 KEPT = []
+LOADER = DataLoader(TensorDataset(torch.ones(8)), num_workers=1, persistent_workers=True)
 
 def spin():
     while True:
@@ -35,6 +37,7 @@ SLIPS = {
     "anomaly": lambda: torch.autograd.set_detect_anomaly(True),
     "affinity": lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
     "leak": lambda: KEPT.append(torch.ones(100_000_000)),
+    "loader": lambda: KEPT.append(iter(LOADER)),  # its idle threads cost the next case nothing
     "spin": lambda: threading.Thread(target=spin, daemon=True, name="spinner").start(),
     "patched": patch,
     "destroyed": distributed.destroy_process_group,

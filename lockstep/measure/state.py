@@ -22,6 +22,8 @@ from lockstep.vocabulary.system.files import MIB
 
 # Of less, the allocators of Python and of the C library keep as much for themselves.
 LEAK_BYTES = 256 * MIB
+# Threads of a DataLoader whose workers persist: they wait until a step asks for a batch.
+IDLE = ("QueueFeederThread", "_pin_memory_loop")
 COLLECTIVES = (
     "all_reduce", "broadcast", "reduce", "barrier", "all_gather_into_tensor",
     "reduce_scatter_tensor", "all_gather_object", "init_process_group", "destroy_process_group",
@@ -80,7 +82,8 @@ def _put_collectives(functions: dict[str, Any]) -> None:
 
 
 def _threads() -> list[str]:
-    return sorted(thread.name for thread in threading.enumerate())
+    names = (thread.name for thread in threading.enumerate())
+    return sorted(name for name in names if not any(idle in name for idle in IDLE))
 
 
 def _put_affinity(cores: list[int]) -> None:

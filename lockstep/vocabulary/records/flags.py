@@ -85,8 +85,8 @@ WORDS = {
     ),
     "slows-down": (
         "slows down: rounds get {change:.0%} longer from the first third to the last, as by "
-        "throttling or another load; measure again with --rounds {rounds} beside "
-        "nvidia-smi dmon -s pc"
+        "throttling or another load; measure again with --rounds {rounds}, and watch clocks and "
+        "load meanwhile"
     ),
     # of a point's launches
     "outlier": (
