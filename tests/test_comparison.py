@@ -245,6 +245,16 @@ def test_another_driver_or_image_is_what_one_compares_for(tmp_path):
     assert {"torch", "nccl", "cuda", "num_nodes"} <= set(made.same_facts)
 
 
+def test_another_setting_of_a_loader_or_of_ddp_is_named(tmp_path):
+    for side, num_workers in {"a": 2, "b": 8}.items():
+        given = {"ddp_settings": {"bucket_cap_mb": 25}, "loader_settings": {
+            "num_workers": num_workers, "pin_memory": True}}  # fmt: skip
+        write(tmp_path / side, document("w1-r0", 1, {"case": record(details=given)}))
+    made = compare(results(tmp_path / "a"), results(tmp_path / "b"))
+    assert made.environment == {"loader num_workers": ([2], [8])}
+    assert {"loader pin_memory", "DDP bucket_cap_mb"} <= set(made.same_facts)
+
+
 def test_a_fact_that_older_results_lack_differs_only_where_it_is_known(tmp_path):
     old = strong_tree(tmp_path / "old", provenance=provenance())
     new = [

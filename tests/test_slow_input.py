@@ -150,6 +150,7 @@ def test_a_step_takes_as_long_as_workers_that_deliver_in_bursts_need(tmp_path):
     (row,) = measured_of(tmp_path, WITH_WORKERS, *options).rows
     assert row.steps_per_round == 3  # smoke has two: a round would meet one burst, two or none
     assert row.step_s > 0.9 * NAP_S / 3
+    assert row.details["loader_settings"]["num_workers"] == 3
 
 
 @pytest.mark.slow

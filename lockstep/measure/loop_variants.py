@@ -15,7 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from lockstep.measure import timing
+from lockstep.measure.loading.data import loader_settings
 from lockstep.measure.step import fitting, variants
+from lockstep.vocabulary.records.record import LOADER_SETTINGS
 from lockstep.workloads import trees
 
 if TYPE_CHECKING:
@@ -114,6 +116,13 @@ class Loop:
     def num_workers(self) -> int:
         """Processes that fetch batches."""
         return self.batches.num_workers if isinstance(self.batches, DataLoader) else 0
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a DataLoader was given, as a case's details name it."""
+        if not isinstance(self.batches, DataLoader):
+            return {}
+        return {LOADER_SETTINGS: loader_settings(self.batches)}
 
     def drop_fetched(self) -> None:
         """Draw as many batches as workers may have fetched while no step asked for one."""

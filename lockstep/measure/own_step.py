@@ -75,7 +75,7 @@ def measure(harness: "Harness", own: OwnStep) -> list[float]:
         scaling=own.scaling,
         sample_unit=own.unit,
         checks={} if own.check is None else {"own_check": True},
-        details={BASIS: Basis().to_dict(), **_buckets(own.ddp)},
+        details={BASIS: Basis().to_dict(), **_buckets(own.ddp), **(loop.settings if loop else {})},
     )
     return round_s
 

@@ -9,6 +9,7 @@ from typing import Any
 from lockstep.report.compute import replicates
 from lockstep.report.load import layout
 from lockstep.report.load.results import Launch, Row
+from lockstep.vocabulary.records.record import DDP_SETTINGS, LOADER_SETTINGS
 
 # Named first of what differs between the sides; the rest of the provenance follows.
 FIRST_FACTS = (
@@ -23,6 +24,8 @@ FIRST_FACTS = (
     "project_dirty",
     "git_commit",
 )
+# Settings that a point records, by what they are of.
+SETTINGS_OF = {DDP_SETTINGS: "DDP", LOADER_SETTINGS: "loader"}
 # Facts of one launch alone, or that another fact says better.
 OWN_FACTS = {"ranks", "command", "hostname", "slurm", "environment", "image_path"}
 
@@ -73,6 +76,9 @@ def _facts(launches: Sequence[Launch], rows: Iterable[Row]) -> dict[str, dict[st
         for name, value in _provenance(launch).items():
             found.setdefault(name, {})[str(value)] = value
     for row in rows:
+        for key, part in SETTINGS_OF.items():
+            for name, value in (row.details.get(key) or {}).items():
+                found.setdefault(f"{part} {name}", {})[str(value)] = value
         for name in OF_ROWS:
             found.setdefault(name, {})[str(getattr(row, name))] = getattr(row, name)
         source = f"source of {row.case.partition('[')[0]}"

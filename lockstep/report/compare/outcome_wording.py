@@ -52,7 +52,8 @@ def values(found: Sequence[Any]) -> str:
 
 def fact(name: str) -> str:
     """Return what a fact is called."""
-    is_own = name.startswith(("variable ", "source of "))  # as its user wrote it
+    # As its user wrote it.
+    is_own = name.startswith(("variable ", "source of ", "DDP ", "loader "))
     return name if is_own else _NAMES.get(name, name.replace("_", " "))
 
 
