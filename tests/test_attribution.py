@@ -403,6 +403,27 @@ def test_a_headline_has_the_share_of_the_table_and_says_where_rounds_take_anothe
     assert (number(found.turns_s * 1e3) in first) == (step_s == 1.8)
 
 
+def test_no_change_is_said_to_make_a_step_of_rounds_shorter_than_its_computing():
+    draw = np.random.default_rng(1)
+    found = bound.judge([noisy(draw, 2, full=[1.3, 1.3], own=[1, 1])])
+    for step_s in (2.0, 1.3, 1.1, 0.5):
+        least, beyond = min(found.compute_s, step_s), step_s - found.step_s
+        for gain, of_turns in zip(found.of_rounds(step_s, None).gains, found.gains, strict=True):
+            assert gain.step_s == max(of_turns.step_s + beyond, least)
+            assert gain.interval[0] >= least
+
+
+def test_the_card_of_a_sweep_is_of_its_quickest_setting():
+    made = {cap: ladder("weak", [(2, step, two(0.9, step))]) for cap, step in ((1, 2.0), (25, 1.5))}
+    rows = [
+        replace(row, study="bucket", case=f"c[{cap}]", factors={"bucket_cap_mb": cap})
+        for cap, series in made.items()
+        for row in rows_of(series)
+    ]
+    judged = verdict_card.judge(series_of(rows), 0.7)
+    assert judged.point.rows[0].factors == {"bucket_cap_mb": 25}
+
+
 def test_results_without_variants_are_not_split():
     series = ladder("strong", [(1, 1.0, {}), (2, 0.8, two(0.6, 0.8))])
     assert attribution.parts(series.base) is None

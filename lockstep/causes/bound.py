@@ -152,13 +152,19 @@ class Bound:
         return self.step_s - self.beyond_s
 
     def of_rounds(self, step_s: float, interval: Interval | None) -> "Bound":
-        """Return it for the step of the timed rounds, to which it adds up with `beyond_s`."""
+        """Return it for the step of the timed rounds, to which it adds up with `beyond_s`.
+
+        No change makes a step shorter than its computing.
+        """
         beyond = step_s - self.step_s
+        least = min(self.compute_s, step_s)
+
+        def moved(seconds: float) -> float:
+            return max(seconds + beyond, least)
+
         gains = (
-            replace(
-                gain, step_s=gain.step_s + beyond,
-                interval=gain.interval and (gain.interval[0] + beyond, gain.interval[1] + beyond),
-            )
+            replace(gain, step_s=moved(gain.step_s),
+                    interval=gain.interval and (moved(gain.interval[0]), moved(gain.interval[1])))
             for gain in self.gains
         )  # fmt: skip
         return replace(self, step_s=step_s, interval=interval, gains=tuple(gains), beyond_s=beyond)

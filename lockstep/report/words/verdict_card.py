@@ -88,24 +88,33 @@ def judge_all(series: Sequence[Series], threshold: float) -> list[Judged]:
     """Return what bounds the point that a campaign is about; of one's own tests, that of each.
 
     That is the smallest size whose efficiency is below the threshold, else the largest, of the
-    strong series where there is one, else of the weak, else of the first. Of one's own tests the
-    one that loses most is the first. A series with an error of the check has no verdict, and none
-    of this either.
+    strong series where there is one, else of the weak, else of the quickest setting. Of one's own
+    tests the one that scales worst is the first. A series with an error of the check has no
+    verdict, and none of this either.
     """
     found = _judged(series, threshold)
     first = next(found, None)
     if first is None or not first.is_own:
         return [first] if first else []
     own = [first, *(one for one in islice(found, MOST_JUDGED - 1) if one.is_own)]
-    return sorted(own, key=lambda one: -one.lost_share)[:MOST_CARDS]
+    # As the headlines, so that the page is about one test.
+    return sorted(
+        own, key=lambda one: (one.series.points[-1].parallel_efficiency, -one.lost_share)
+    )[:MOST_CARDS]
 
 
 def _judged(series: Sequence[Series], threshold: float) -> Iterator[Judged]:
-    order = {study: number for number, study in enumerate(STUDIES)}
-    for one in sorted(sound(series), key=lambda each: order.get(each.row.study, len(order))):
+    for one in sorted(sound(series), key=_place):
         point = telling(one, threshold)
         if found := attribution.judged(one, point):
             yield Judged(one, point, found)
+
+
+def _place(series: Series) -> tuple[int, float]:
+    """Put ladders first, as `STUDIES` has them, then the quickest setting of all others."""
+    if series.row.study in STUDIES:
+        return STUDIES.index(series.row.study), 0.0
+    return len(STUDIES), -series.points[-1].rate
 
 
 def of_folder(folder: Path, threshold: float = GOOD_EFFICIENCY) -> list[Judged]:
