@@ -53,7 +53,7 @@ LATE_NEXT = "that rank's node, its file system and cores, and its share of the d
 NEXT_OWN: dict[Kind, str] = {
     "communication": "a larger batch a rank, no_sync over several, or another bucket_cap_mb in DDP",
     "imbalance": "equal work for all ranks; lockstep screen names a slow node or device",
-    "input": "DataLoader(num_workers=, persistent_workers=True); lockstep diagnose loader",
+    "input": "more workers: DataLoader(num_workers=N, persistent_workers=True); cheaper decoding",
     "launch": "a larger batch a rank, torch.compile, fused=True for the optimizer",
     "contention": "cores of its own for each rank, fewer threads a rank",
     "compute": "autocast in bf16, torch.compile; more ranks will scale",

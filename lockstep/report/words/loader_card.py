@@ -28,7 +28,7 @@ SAID: dict[Kind, str] = {
 NEXT: dict[Kind, str] = {
     "keeps-up": "",
     "waits": "more cores and workers a rank, cheaper decoding, or data stored as it is used",
-    "open": "measure in 3 launches or more: lockstep run --studies loader --repeats 5",
+    "open": "measure more launches: lockstep run --name loader --studies loader --repeats 5",
 }
 
 
