@@ -146,7 +146,7 @@ class EpochRunner:
     def _update(self, epoch: int, step: int, batch: Sequence[torch.Tensor]) -> torch.Tensor:
         for group in self.step.optimizer.param_groups:
             group["lr"] = self.rate(epoch, step)
-        return self.step.run(*self._to_device(batch))
+        return self.step.run(*self._to_device(batch)).detach()
 
     def _refuse_divergence(self, epoch: int, own: torch.Tensor) -> NoReturn:
         """End a run whose losses, of shape (num_steps,) on each rank, are not all finite."""

@@ -135,13 +135,14 @@ class TrainStep:
             targets: Likewise.
 
         Returns:
-            The mean loss of this rank's batch before the update, a detached scalar on the device.
+            The mean loss of this rank's batch before the update, a scalar on the device; its graph
+            is used up.
 
         Raises:
             ValueError: The local batch does not split into equal micro-batches.
         """
         if self._own_step:
-            return self._own_step(self, (inputs, targets)).detach()
+            return self._own_step(self, (inputs, targets))
         pieces = self.config.accumulation
         if pieces > 1 and (length := trees.num_items(inputs)) % pieces:
             raise ValueError(
@@ -170,22 +171,34 @@ class TrainStep:
     def _accumulate(self, batches: Sequence[tuple[Any, Any]]) -> torch.Tensor:
         last = len(batches) - 1
         losses = [
-            self._micro_step(*batch, is_last=index == last) for index, batch in enumerate(batches)
+            self._micro_step(*batch, is_last=index == last).detach()
+            for index, batch in enumerate(batches)
         ]
         return torch.stack(losses).sum()
 
     def _micro_step(self, inputs: Any, targets: Any, is_last: bool) -> torch.Tensor:
-        assert self.loss is not None
-        keep_local = self.config.no_sync and not is_last
-        with strategies.without_sync(self.ddp) if keep_local else contextlib.nullcontext():
+        # Contexts that do nothing would be a percent of the shortest steps.
+        if is_last or not self.config.no_sync:
+            return self._pass(inputs, targets)
+        with strategies.without_sync(self.ddp):
+            return self._pass(inputs, targets)
+
+    def _pass(self, inputs: Any, targets: Any) -> torch.Tensor:
+        if self.config.precision in _AUTOCAST:
             with self.autocast():
-                loss = self.loss(trees.called(self.ddp, inputs), targets)
-                if self.config.accumulation > 1:
-                    loss = loss / self.config.accumulation
-            self.on_phase("forward")
-            torch.autograd.backward(self.scaler.scale(loss) if self._is_scaled else loss)
+                loss = self._loss(inputs, targets)
+        else:
+            loss = self._loss(inputs, targets)
+        self.on_phase("forward")
+        torch.autograd.backward(self.scaler.scale(loss) if self._is_scaled else loss)
         self.on_phase("backward")
-        return loss.detach()
+        return loss
+
+    def _loss(self, inputs: Any, targets: Any) -> torch.Tensor:
+        assert self.loss is not None
+        loss = self.loss(trees.called(self.ddp, inputs), targets)
+        pieces = self.config.accumulation
+        return loss if pieces == 1 else loss / pieces
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Return the context in which this precision computes; validation needs it too."""
