@@ -176,6 +176,33 @@ def test_targets_lie_beside_what_is_measured(tmp_path, measured):
     assert "not measured yet" in page
 
 
+@pytest.mark.parametrize(("moment", "rules"), [("done", ["unfinished-launch"]), ("pending", [])])
+def test_a_ratio_that_check_blocks_is_a_dash_with_the_reason_and_misses_no_floor(
+    tmp_path, moment, rules
+):
+    asked = campaign_at(moment, tmp_path)
+    folder = tmp_path / "results" / "x"
+    shutil.rmtree(folder / "launches", ignore_errors=True)
+    strong_tree(folder, {p: (0.02 + 0.08 / p,) for p in (1, 2, 4)})
+    path = folder / "launches" / "w4-r0" / "result.json"
+    path.write_text(path.read_text().replace('"complete": true', '"complete": false'))
+    (folder / "expected.targets.toml").write_text(TARGETS)
+    record, page = look(tmp_path, asked, "--floor 0.7")
+    *_, last = record["measured"]["points"]
+    assert last["blocked_by"] == rules  # none while a job is still to complete the launch
+    assert (last["parallel_efficiency"], last["speedup"]) == (
+        (None, None) if rules else (pytest.approx(5 / 8), pytest.approx(2.5))
+    )
+    assert {one["meets"] for one in record["measured"]["expected"] if one["world_size"] == 4} == (
+        {"blocked"} if rules else {"below", "met"}
+    )
+    assert bool(record["measured"]["below_floor"]) is not bool(rules)
+    assert ("blocked by check: unfinished-launch" in page) is bool(rules)
+    if rules:  # as the report has it
+        said = lockstep("report results/x --json", tmp_path, asked.folder).stdout
+        assert {p["world_size"]: p["blocked_by"] for p in json.loads(said)["points"]}[4] == rules
+
+
 @pytest.mark.parametrize(("name", "quantity", "deviation"), [
     ("expected.csv", "speedup", 5 / 3 / (10 / 5.5) - 1),
     ("expected.json", "throughput", 0.0),

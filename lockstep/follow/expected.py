@@ -5,23 +5,27 @@ table that `lockstep import` would read.
 """
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from lockstep.report.check import checker
+from lockstep.report.check.checker import Finding
 from lockstep.report.compute.scaling import Point, Series, series_of
 from lockstep.report.gate import targets
 from lockstep.report.load import gaps, imports, reading
-from lockstep.report.load.results import Row
+from lockstep.report.page import checked
 from lockstep.vocabulary.system import files
 from lockstep.vocabulary.text.durations import TIME_UNITS
 
 Quantity = Literal["parallel_efficiency", "speedup", "throughput", "step_s", "time_s",
                    "device_hours"]  # fmt: skip
-Meets = Literal["pending", "met", "below", "above"]
+Meets = Literal["pending", "met", "below", "above", "blocked"]
 SCALINGS = ("strong", "weak")
 LADDERS = (*SCALINGS, "train")
+# What `check` says of a launch until it is complete.
+UNTIL_COMPLETE = ("not-run", "no-result", "early-end")
 # In a campaign's folder, what is expected of it where no file is named.
 USUAL = ("expected.json", "expected.targets.toml", "expected.csv")
 
@@ -128,8 +132,8 @@ def _of_table(path: Path) -> Iterator[Expected]:
 
 
 def values(series: Series, point: Point) -> dict[Quantity, float | None]:
-    """Return what is known of a point; the baseline has no ratios."""
-    is_base = point is series.base
+    """Return what is known of a point; the baseline has no ratios, nor has what `check` blocks."""
+    has_ratios = point is not series.base and not point.blocked_by
     is_rate = any(
         one.get("primary") and str(one.get("unit")).endswith("/s")
         for one in series.row.program.get("metrics", {}).values()
@@ -138,24 +142,34 @@ def values(series: Series, point: Point) -> dict[Quantity, float | None]:
         "time_s": point.time_s,
         "step_s": None if is_rate else point.step_s,
         "throughput": point.throughput_samples_per_s,
-        "speedup": None if is_base else point.speedup,
-        "parallel_efficiency": None if is_base else point.parallel_efficiency,
+        "speedup": point.speedup if has_ratios else None,
+        "parallel_efficiency": point.parallel_efficiency if has_ratios else None,
         "device_hours": point.device_hours if point.device_hours_per == "run" else None,
     }
 
 
-def measured(folder: Path) -> list[Row]:
-    """Return all that a campaign has measured so far.
+def measured(folder: Path, coming: Collection[str]) -> list[Series]:
+    """Return what a campaign has measured so far, marked by what `check` finds, as a report's is.
+
+    What the launches lack that a job is still to complete, `coming`, is not missing.
 
     Raises:
         ValueError: Nothing is measured, or what is cannot be read or pooled.
     """
-    return reading.load([folder]).rows
+    results = reading.load([folder])
+    series = series_of(results.rows)
+    found = checker.check(results, series)
+    checked.mark(series, [one for one in found if not _is_to_come(one, coming)])
+    return series
 
 
-def ladders(rows: Iterable[Row]) -> list[Series]:
+def _is_to_come(found: Finding, coming: Collection[str]) -> bool:
+    return found.hit.kind in UNTIL_COMPLETE and set(found.hit.launches) <= set(coming)
+
+
+def ladders(series: Iterable[Series]) -> list[Series]:
     """Return the ladders among what is measured."""
-    return [one for one in series_of(rows) if one.row.study in LADDERS and not one.layout]
+    return [one for one in series if one.row.study in LADDERS and not one.layout]
 
 
 def points(series: Sequence[Series]) -> list[dict[str, Any]]:
@@ -163,7 +177,7 @@ def points(series: Sequence[Series]) -> list[dict[str, Any]]:
     return [
         {"series": one.name, "case": one.case, "world_size": point.world_size,
          "num_launches": point.num_launches, "baseline": one.baseline,
-         "sample_unit": _unit(one)}
+         "sample_unit": _unit(one), "blocked_by": point.blocked_by}
         | dict(values(one, point))
         for one in series for point in one.points
     ]  # fmt: skip
@@ -175,10 +189,13 @@ def beside(expected: Iterable[Expected], series: Sequence[Series]) -> list[dict[
     for one in expected:
         meant: list[Series | None] = [*_meant(one, series)]
         for own in meant or [None]:
-            found = _measured(one, own)
+            at = _point(one, own)
+            found = values(own, at)[one.quantity] if own and at else None
+            rules = at.blocked_by if at else []
             row = {"series": own.name if own else one.case, "measured": found,
-                   "sample_unit": _unit(own) if own else "samples",
-                   "deviation": one.deviation(found), "meets": one.meets(found)}  # fmt: skip
+                   "sample_unit": _unit(own) if own else "samples", "blocked_by": rules,
+                   "deviation": one.deviation(found),
+                   "meets": "blocked" if rules else one.meets(found)}  # fmt: skip
             rows.append(asdict(one) | row)
     return sorted(rows, key=lambda row: (str(row["series"]), row["world_size"]))
 
@@ -195,14 +212,18 @@ def _meant(expected: Expected, series: Sequence[Series]) -> list[Series]:
     return [one for one in found if expected.scaling in (None, one.row.scaling)]
 
 
-def _measured(expected: Expected, series: Series | None) -> float | None:
+def _point(expected: Expected, series: Series | None) -> Point | None:
     points = series.points if series else []
-    at = next((point for point in points if point.world_size == expected.world_size), None)
-    return values(series, at)[expected.quantity] if series and at else None
+    return next((point for point in points if point.world_size == expected.world_size), None)
 
 
-def below_floor(rows: Iterable[Row], floor: float | None) -> list[dict[str, Any]]:
-    """Return the smallest size at which even the best case misses a floor, as `campaign.floor`."""
+def below_floor(series: Iterable[Series], floor: float | None) -> list[dict[str, Any]]:
+    """Return the smallest size at which even the best case misses a floor, as `campaign.floor`.
+
+    What `check` blocks says nothing of that.
+    """
+    sound = (point for one in series for point in one.points if not point.blocked_by)
+    rows = (row for point in sound for row in point.rows)
     found = gaps.efficiencies(rows) if floor is not None else {}
     low = min((size for size, value in found.items() if value < (floor or 0)), default=None)
     if low is None:

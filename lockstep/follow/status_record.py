@@ -18,7 +18,6 @@ from lockstep.vocabulary.records import journal
 
 if TYPE_CHECKING:
     from lockstep.report.compute.scaling import Series
-    from lockstep.report.load.results import Row
 
 # What a site file says of a job's place, in the order of the page.
 SITE_KEYS = (
@@ -131,25 +130,23 @@ def _measured(campaign: Campaign, results: Results, wanted: Wanted) -> dict[str,
     path = wanted.expectation or expected.find(results.path)
     hoped = expected.read(path) if path else []
     problem = None
-    rows: list[Row] = []
     series: list[Series] = []
     has_files = any(results.path.glob("launches/*/result.json"))
     if has_files or any(outcome.measured for outcome in campaign.launches.values()):
         try:
-            rows = expected.measured(results.path)
-            series = expected.ladders(rows)
+            series = expected.measured(results.path, campaign.coming)
         except ValueError as error:
             problem = str(error)
     claimed = results.claimed() or {}
     floor = claimed.get("until_efficiency") if wanted.floor is None else wanted.floor
-    below = expected.below_floor(rows, floor)
+    below, ladders = expected.below_floor(series, floor), expected.ladders(series)
     planned = claimed.get("launches", [])
     jobs = [
         {"job": one.job.name, "state": one.state.name, "launches": one.job.launches}
         for one in campaign.jobs
     ]
     return {
-        "points": expected.points(series), "expected": expected.beside(hoped, series),
+        "points": expected.points(ladders), "expected": expected.beside(hoped, ladders),
         "expectation": str(path) if path else None, "floor": floor, "below_floor": below,
         "not_worth_it": expected.waiting_above(below, planned, jobs), "problem": problem,
     }  # fmt: skip

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from lockstep.report.check import wording
 from lockstep.report.page.panels.parts import Panel, Table, panel, shown, table
 from lockstep.slurm.scheduler import MEANINGS
 from lockstep.slurm.status.overview import SHORT
@@ -33,6 +34,7 @@ MEETS = {
     "met": "as expected",
     "below": "less than expected",
     "above": "more than expected",
+    "blocked": "no verdict",
     None: "",
 }
 AGES = {
@@ -184,7 +186,7 @@ def _expected(record: Mapping[str, Any]) -> Panel:
     beside = [
         [shown(one["series"]), QUANTITIES.get(one["quantity"], f"{one['sample_unit']}/s"),
          str(one["world_size"]), _limits(one), _value(one["quantity"], one["measured"]),
-         _signed(one["deviation"]), MEETS[one["meets"]]]
+         _signed(one["deviation"]), "; ".join(filter(None, (MEETS[one["meets"]], _blocked(one))))]
         for one in found["expected"]
     ]  # fmt: skip
     tables = []
@@ -224,11 +226,16 @@ def _points(unit: str, points: Sequence[Mapping[str, Any]], repeats: int | None)
         del names["step_s"]
     rows = [
         [one["series"], str(one["world_size"]), f"{one['num_launches']}{of_all}",
-         *(_value(name, one[name]) for name in names)]
+         *(_value(name, one[name]) for name in names), _blocked(one)]
         for one in points
     ]  # fmt: skip
-    columns = ["Series", "Ranks", "Launches", *names.values()]
+    columns = ["Series", "Ranks", "Launches", *names.values(), ""]
     return table("Measured so far", columns, rows, texts=1)
+
+
+def _blocked(one: Mapping[str, Any]) -> str:
+    """Return why a point has no ratios; empty where nothing forbids them."""
+    return wording.blocked(one["blocked_by"]) if one["blocked_by"] else ""
 
 
 def _value(quantity: str, value: float | None) -> str:
