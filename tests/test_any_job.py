@@ -115,9 +115,12 @@ def test_of_a_job_that_squeue_forgot_accounting_says_how_it_ended(slurm):
 def test_why_names_the_dependency_for_which_slurm_cancelled_a_job(slurm):
     over = squeue(RUNS | {"state": "CANCELLED", "reason": "DependencyNeverSatisfied"})
     slurm.say("squeue", "", over)  # which shows it only with --states=all
-    slurm.say("sacct", sacct(ENDED | {"State": "CANCELLED by 1", "Elapsed": "00:00:00"}))
+    slurm.say("sacct", sacct(ENDED | {"State": "CANCELLED", "Elapsed": "00:00:00"}))
     assert asked("why 4711", slurm)["ended"]["4711"]["reason"] == "DependencyNeverSatisfied"
     assert "--states=all" in slurm.calls("squeue")[-1]
+    slurm.say("squeue")
+    slurm.say("sacct", sacct(ENDED | {"State": "CANCELLED by 0"}))
+    assert "CANCELLED, it was cancelled by root\n" in ask("why 4711", slurm).stdout
 
 
 @pytest.mark.parametrize(

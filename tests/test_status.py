@@ -356,6 +356,43 @@ def test_elements_that_were_cancelled_before_they_began_have_ended(here, folder,
     assert row["elements"] == {"CANCELLED": 10}
 
 
+BY_ROOT = "it was cancelled by root"
+FIRST = "for first did not end as it needs (DependencyNeverSatisfied)"
+
+
+# As Slurm 22.05.8 says it of jobs that were cancelled while they waited for another that was.
+@pytest.mark.parametrize(
+    ("said", "reason", "meaning", "advice"),
+    [
+        ("CANCELLED by 0", "Dependency", BY_ROOT, "lockstep resume"),
+        ("CANCELLED by 0", None, BY_ROOT, "lockstep resume"),
+        ("CANCELLED by 3999999999", None, "it was cancelled by 3999999999", "lockstep resume"),
+        ("CANCELLED", "DependencyNeverSatisfied", "it was cancelled by Slurm, for the job", FIRST),
+        ("CANCELLED", None, "it was cancelled", f"Slurm cancelled it before it began, {FIRST}"),
+        (None, "Dependency", "it was cancelled", "lockstep resume"),
+    ],
+)
+def test_it_is_said_who_cancelled_a_job_a_user_or_slurm(
+    here, folder, asked, said, reason, meaning, advice
+):
+    scripts = {"first": {"kind": "job", "launches": ["w1-r0"], "after": []},
+               "then": {"kind": "job", "launches": ["w2-r0"],
+                        "after": [{"job": "first", "how": "afterok"}]}}  # fmt: skip
+    (folder / "jobs" / "scripts.json").write_text(json.dumps({"jobs": scripts}))
+    send(folder, "first", "17", ["w1-r0"], "job")
+    uuid = send(folder, "then", "18", ["w2-r0"], "job")
+    leave(folder, "17", 143, job="first")
+    first = account("17", "CANCELLED by 0", Elapsed="00:01:00")
+    then = [account("18", said, Elapsed="00:00:00")] if said else []
+    asked.say("sacct", sacct(first, *then))
+    asked.say("squeue", f"18|18|CANCELLED|{reason}|1795253711|me|{uuid}\n" if reason else "")
+    before, row = jobs(here, asked)
+    assert before["meaning"] == BY_ROOT
+    assert row["meaning"].startswith(meaning)
+    assert advice in row["advice"]
+    assert ("DependencyNeverSatisfied" in row["advice"]) is (FIRST in advice)
+
+
 def test_all_is_well_once_another_job_has_made_what_one_left(here, folder, asked):
     send(folder, "ladder", "17", ["w1-r0", "w4-r0"])
     keep(folder, "w1-r0", "a", "b")
@@ -622,6 +659,7 @@ def test_cancel_of_one_element_leaves_the_others(here, folder, asked):
         ("25_1", "LOST"),
         ("25_3", "CANCELLED"),
     ]
+    assert row["ended_badly"][2]["meaning"] == "it was cancelled by a lockstep command"
     assert row["ended_badly"][2]["advice"].startswith("once the other jobs have ended, lockstep re")
     ended = lockstep("cancel results/x --point 1", here, asked.folder)
     assert ended.stdout == "No job is waiting or running; nothing to cancel.\n"

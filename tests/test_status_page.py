@@ -10,8 +10,8 @@ from data.report_samples import CASE, document, strong_tree, write
 from data.report_samples import record as sample
 from stand_ins import StandIns, keep, leave, lockstep, sacct, send
 
-from lockstep.follow import expected, status_page, status_wording
-from lockstep.slurm.scheduler import MEANINGS
+from lockstep.follow import expected, status_page
+from lockstep.slurm.scheduler import MEANINGS, State
 
 # The job states and flags of squeue(1), Slurm 24.05.
 STATES = {
@@ -76,7 +76,7 @@ def look(here, asked, options=""):
 
 def test_every_state_of_slurm_s_list_has_its_words():
     assert STATES - MEANINGS.keys() == set()
-    assert status_wording.state_in_words("NEW_ONE") == "Slurm calls it NEW_ONE"
+    assert State("NEW_ONE").meaning == "Slurm calls it NEW_ONE"
 
 
 @pytest.mark.parametrize(

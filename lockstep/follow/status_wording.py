@@ -6,7 +6,6 @@ from typing import Any
 
 from lockstep.report.check import wording
 from lockstep.report.page.panels.parts import Panel, Table, panel, shown, table
-from lockstep.slurm.scheduler import MEANINGS
 from lockstep.slurm.status.overview import SHORT
 from lockstep.vocabulary.text.durations import in_words
 from lockstep.vocabulary.text.formats import counted, listed, number, percent, ratio, size_of
@@ -71,11 +70,6 @@ SOFTWARE = {
 def title(record: Mapping[str, Any]) -> str:
     """Return the page's title."""
     return f"{record['campaign'].get('name') or record['folder']}: status"
-
-
-def state_in_words(name: str) -> str:
-    """Return what a state of Slurm's means; its own word where it is a new one."""
-    return MEANINGS.get(name, f"Slurm calls it {name}")
 
 
 def summary(record: Mapping[str, Any]) -> list[str]:
@@ -157,9 +151,8 @@ def _job(job: Mapping[str, Any]) -> Iterator[str]:
 
 def _elements(job: Mapping[str, Any]) -> Iterator[list[str]]:
     for one in job.get("ended_badly", ()):
-        meaning = state_in_words(one["state"])
-        yield [shown(one["launch"]), shown(one["id"]), one["state"], meaning, one["advice"] or "",
-               *[""] * 5]  # fmt: skip
+        yield [shown(one["launch"]), shown(one["id"]), one["state"], one["meaning"],
+               one["advice"] or "", *[""] * 5]  # fmt: skip
 
 
 def _prepared(record: Mapping[str, Any]) -> Panel:

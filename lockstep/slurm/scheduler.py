@@ -124,12 +124,14 @@ class State:
 
     Attributes:
         name: Slurm's word, or `LOST` or `unknown`.
-        reason: Why a pending job waits, in Slurm's word; of `LOST` and `unknown`, in plain words
-            what is known instead.
+        reason: Why a pending job waits, or waited until it was cancelled, in Slurm's word; of
+            `LOST` and `unknown`, in plain words what is known instead.
+        by: Who cancelled it; None where Slurm did, or nobody says.
     """
 
     name: str
     reason: str | None = None
+    by: str | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -142,8 +144,13 @@ class State:
         if self.name in ("LOST", "unknown") and self.reason:
             return self.reason
         meant = MEANINGS.get(self.name, f"Slurm calls it {self.name}")
+        if self.name == "CANCELLED" and self.by:
+            return f"{meant} by {self.by}"
         if self.name == "CANCELLED" and self.reason == NEVER_SATISFIED:
-            return f"{meant}, for the job it waited for did not end as it needs ({self.reason})"
+            return (
+                f"{meant} by Slurm, for the job it waited for did not end as it needs "
+                f"({self.reason})"
+            )
         if self.name != "PENDING" or not self.reason:
             return meant
         return f"{meant}: {plain(self.reason)}"
@@ -324,10 +331,15 @@ class Queued:
 
 def own_name() -> str:
     """Return the name of the user who runs this command, as Slurm has it."""
+    return name_of(os.getuid())
+
+
+def name_of(uid: int) -> str:
+    """Return the name of a user, or the number where this machine knows none."""
     try:
-        return pwd.getpwuid(os.getuid()).pw_name
+        return pwd.getpwuid(uid).pw_name
     except KeyError:
-        return str(os.getuid())
+        return str(uid)
 
 
 def queue(users: Iterable[str] = ()) -> dict[str, Queued]:

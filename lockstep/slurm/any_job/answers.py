@@ -10,7 +10,7 @@ from lockstep.slurm.any_job.inventory import NodeUse, Reason
 from lockstep.slurm.any_job.nodes_now import Gpu, NodeNow, StepNow
 from lockstep.slurm.any_job.occupancy import Occupancy, Start
 from lockstep.slurm.any_job.used import Hint, hints
-from lockstep.slurm.scheduler import State
+from lockstep.slurm.status.accounting import end_of
 from lockstep.vocabulary.text.durations import clock, in_words
 from lockstep.vocabulary.text.formats import DASH, listed, size_of
 
@@ -89,7 +89,7 @@ def wait_lines(job: Held, wait: Wait) -> Iterator[str]:
 
 def end_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
     """Yield how a job ended: as accounting has it, with the reason where squeue gave one."""
-    state = State(account["state"], account.get("reason"))
+    state = end_of(account, account.get("reason"))
     yield f"{job_id} {account['name']} of {account['user']}: {state.name}, {state.meaning}"
     if account["elapsed_s"] is not None:
         limit = "" if account["limit_s"] is None else f" of {in_words(account['limit_s'])}"

@@ -112,6 +112,11 @@ def has_ended(account: Mapping[str, Any] | None) -> bool:
     return account is not None and account["state"] in slurm.ENDED
 
 
+def end_of(account: Mapping[str, Any], reason: str | None = None) -> slurm.State:
+    """Return the state in which a job ended; `reason` is Slurm's word for what it waited for."""
+    return slurm.State(account["state"], reason, account.get("cancelled_by"))
+
+
 def _account(row: Row, steps: Sequence[Row]) -> Account:
     """Merge a job's row with those of its steps: only steps have their memory."""
     times = {name: instant(row[name]) for name in ("Submit", "Eligible", "Start", "End")}
@@ -120,6 +125,7 @@ def _account(row: Row, steps: Sequence[Row]) -> Account:
         "name": row["JobName"] or None,
         "user": row["User"] or None,
         "state": _word(row["State"]),
+        "cancelled_by": _canceller(row["State"]),
         "exit_code": row["ExitCode"] or None,
         "elapsed_s": parse(row["Elapsed"]),
         "limit_s": parse(row["Timelimit"]),
@@ -175,6 +181,12 @@ def _ratio(part: float | None, whole: float | None) -> float | None:
 def _word(text: str) -> str:
     """Return the state's first word: `CANCELLED by 1000`, `COMPLETED+`."""
     return (text.split() or [""])[0].rstrip("+") or "unknown"
+
+
+def _canceller(text: str) -> str | None:
+    """Return who cancelled a job; None where it was Slurm, of which no user is named."""
+    uid = slurm.count(text.partition(" by ")[2])
+    return None if uid is None else slurm.name_of(uid)
 
 
 def _wait(submitted: int | None, eligible: int | None, started: int | None) -> int | None:

@@ -93,7 +93,10 @@ def in_words(cause: Cause, results: Results) -> str:
             )
         case "dependency":
             other = cause.line or "a job that it waited for"
-            return f"it never began, for {other} did not end as it needs ({NEVER_SATISFIED})"
+            return (
+                f"Slurm cancelled it before it began, for {other} did not end as it needs "
+                f"({NEVER_SATISFIED})"
+            )
         case "not_started":
             return f"{nodes} did not start it ({cause.line}); sinfo -R says more"
     return {

@@ -99,25 +99,36 @@ def find_cause(standing: Standing, results: Results) -> Cause | None:
 
 def _unsatisfied(standing: Standing, results: Results) -> Cause | None:
     """Return that Slurm cancelled a job whose dependency can never be satisfied, if it did."""
+    if standing.state.by or standing.state.reason not in (None, NEVER_SATISFIED):
+        return None
+    account, scripts = standing.account or {}, results.scripts()
     ends = {str(one.get("job")): one["exit_code"] for one in results.exits().values()}
-    failed = _failed_before(standing.job.name, results.scripts(), ends)
-    has_begun = bool(standing.record or (standing.account or {}).get("elapsed_s"))
+    failed = _failed_before(standing.job.name, scripts, ends)
+    # sacct names whoever cancelled a job, and nobody where Slurm did.
+    is_slurms = "cancelled_by" in account and bool(_needed(standing.job.name, scripts))
+    has_begun = bool(standing.record or account.get("elapsed_s"))
+    is_so = (failed or is_slurms) and not has_begun
     is_said = standing.state.reason == NEVER_SATISFIED
-    return Cause("dependency", line=failed) if is_said or (failed and not has_begun) else None
+    return Cause("dependency", line=failed) if is_said or is_so else None
 
 
 def _failed_before(
     name: str, scripts: Mapping[str, Mapping[str, Any]], ends: Mapping[str, int]
 ) -> str | None:
     """Return the job that failed of those whose good end a job needs, or the ones before them."""
-    after = scripts.get(name, {}).get("after", ())
-    for other in (str(wait.get("job")) for wait in after if wait.get("how") == "afterok"):
+    for other in _needed(name, scripts):
         if other in ends:
             if ends[other]:
                 return other
         elif first := _failed_before(other, scripts, ends):
             return first
     return None
+
+
+def _needed(name: str, scripts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the jobs whose good end a job needs."""
+    after = scripts.get(name, {}).get("after", ())
+    return [str(wait.get("job")) for wait in after if wait.get("how") == "afterok"]
 
 
 def _of_memory(kind: Kind, standing: Standing) -> Cause:

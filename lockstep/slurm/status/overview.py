@@ -138,6 +138,7 @@ def _array(
             {
                 "id": element.job.id,
                 "state": element.state.name,
+                "meaning": element.state.meaning,
                 "launch": (*element.job.launches, None)[0],
                 "advice": _advice(element, campaign, results, typed),
             }
@@ -217,7 +218,8 @@ def _summary(elements: Mapping[str, int]) -> str:
 
 def _bad_elements(bad: Sequence[Mapping[str, Any]]) -> list[str]:
     text = [
-        f"  {element['id']} ({element['launch']}): {element['state']}; {element['advice']}"
+        f"  {element['id']} ({element['launch']}): {element['state']}, {element['meaning']}; "
+        f"{element['advice']}"
         for element in bad[:MAX_NAMED]
     ]
     return text + (

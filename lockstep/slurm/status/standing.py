@@ -25,6 +25,8 @@ from lockstep.slurm.status.sent import Job, Results
 # A launch writes a line as each case begins and ends: without one for longer than a case may take
 # it has stalled.
 STALLED = State("STALLED")
+# Who cancelled a job, where only its record of submissions says so.
+OUR_COMMAND = "a lockstep command"
 LAGS = State("unknown", "squeue knows it no more, but sacct does not say yet how it ended")
 # slurmdbd never heard of such a job's end; an administrator mends it by `sacctmgr show runaway`.
 RUNAWAY = State(
@@ -230,6 +232,8 @@ class Board:
             state = State(word) if word else state
         if state is None:
             state = self._without_answer(job, account, answers, now)
+        if state.name == "CANCELLED" and job.cancelled and not state.by:
+            state = replace(state, by=OUR_COMMAND)
         wait_s = account.get("queue_wait_s") if account else None
         sent_s = None
         if queued and state.name == "PENDING" and queued.submitted:
@@ -342,7 +346,7 @@ def state_of(
     if record is not None and record.get("lost"):
         return State("NODE_FAIL")  # the script noticed, and ended before Slurm did
     if account is not None and accounting.has_ended(account):
-        return State(account["state"])
+        return accounting.end_of(account, queued.state.reason if queued else None)
     if queued is not None and queued.state.has_ended:
         return queued.state
     if record is not None:
