@@ -193,10 +193,16 @@ def test_a_refusal_ends_the_submission_and_is_recorded(folder):
 )
 def test_jobs_that_may_still_write_are_waited_for_and_a_dry_run_names_them(folder, command, code):
     assert submit(folder).returncode == 0
-    (folder / "queue").write_text("101|101|RUNNING|None|1700000000|me|x\n")
+    (uuid,) = [one["uuid"] for one in recorded(folder) if "job" in one]
+    elements = "101_0|111|RUNNING|None|1|me|x\n101_[1-9]|101|PENDING|Priority|1|me|x\n"
+    others = "".join(f"{k}|{k}|RUNNING|None|1|me|{uuid}\n" for k in range(7, 10))
+    (folder / "queue").write_text(f"{elements}6|6|RUNNING|None|1|me|other\n{others}")
     ended = lockstep(command, folder)
     assert ended.returncode == code
-    assert "job 101 of me may still write into" in ended.stderr
+    assert (
+        "job 101 of me (RUNNING), job 101 of me (PENDING), job 7 of me (RUNNING), "
+        "job 8 of me (RUNNING) and 1 more may still write into"
+    ) in ended.stderr
     assert "lockstep cancel" in ended.stderr
     assert len(told(folder)) == 1
 
@@ -211,7 +217,7 @@ def test_a_script_of_the_folder_that_was_sent_by_hand_is_waited_for(folder):
     (folder / "queue").write_text(f"{others}9|9|PENDING|Priority|1|me|(null)|{script} x\n")
     ended = submit(folder)
     assert (ended.returncode, len(told(folder))) == (2, 1)
-    assert "job 9 of me may still write into" in ended.stderr
+    assert "job 9 of me (PENDING) may still write into" in ended.stderr
 
 
 def test_a_resumed_campaign_needs_neither_file_and_measures_what_is_missing(folder):

@@ -25,8 +25,11 @@ from lockstep.vocabulary.records import journal
 from lockstep.vocabulary.records.record import KEY
 from lockstep.vocabulary.system import files
 from lockstep.vocabulary.text.durations import clock
+from lockstep.vocabulary.text.formats import listed
 
 SITE_FILE = "site.json"
+# So many of the jobs that keep a folder from changing are named.
+MAX_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -245,21 +248,24 @@ def refuse_unfinished(results: Results) -> None:
         ValueError: There is one.
         RuntimeError: Slurm does not answer.
     """
-    sent = results.submissions()
+    ours = {entry["uuid"] for entry in results.submissions()} | set(results.job_ids())
     # Everybody's, and also where nothing was sent: that Slurm answers is to be known first.
-    queue = slurm.queue()
-    ours = {entry["uuid"] for entry in sent} | set(results.job_ids())
-    for job in queue.values():
-        is_ours = {job.job_id, job.comment} & ours or by_hand.is_of(job.command, results)
-        if is_ours and not job.state.has_ended:
-            was_sent = {job.job_id, job.comment} & ours
-            how = f"lockstep cancel {shlex.quote(str(results.path))}" if was_sent else "scancel it"
-            whose = "" if job.user == slurm.own_name() else f" of {job.user}"
-            raise ValueError(
-                f"job {job.job_id}{whose} may still write into {results.path}: it "
-                f"{job.state.meaning}; "
-                f"wait for its end, or {how}"
-            )
+    unfinished = dict.fromkeys(  # of an array each state once
+        _named(job)
+        for job in slurm.queue().values()
+        if not job.state.has_ended
+        and ({job.job_id, job.comment} & ours or by_hand.is_of(job.command, results))
+    )
+    if unfinished:
+        raise ValueError(
+            f"{listed(unfinished, MAX_NAMED)} may still write into {results.path}; wait until all "
+            f"have ended, or lockstep cancel {shlex.quote(str(results.path))}"
+        )
+
+
+def _named(job: slurm.Queued) -> str:
+    whose = "" if job.user == slurm.own_name() else f" of {job.user}"
+    return f"job {job.job_id}{whose} ({job.state.name})"
 
 
 def _send(results: Results, spec: JobSpec, script: Path, options: Sequence[str]) -> str:
