@@ -62,7 +62,8 @@ def campaign_at(moment, here):
         leave(folder, "18", code)
         rows = [{"JobID": "17", "JobIDRaw": "17", "State": "COMPLETED", "Elapsed": "00:04:00"},
                 {"JobID": "18", "JobIDRaw": "18", "State": "FAILED" if code else "COMPLETED",
-                 "ExitCode": f"{code}:0", "Elapsed": "00:09:00"}]  # fmt: skip
+                 "ExitCode": f"{code}:0", "Elapsed": "00:09:00",
+                 "NodeList": "node[2-3]"}]  # fmt: skip
         asked.say("sacct", sacct(*rows))
     return asked
 
@@ -102,6 +103,8 @@ def test_the_record_and_the_page_of_each_moment(tmp_path, moment, states, prepar
     assert all(map(str.startswith, record["next"], nexts))
     assert bool(record["monitor"]) == (moment in ("pending", "running"))
     assert all(MEANINGS[name] in page for name in states)
+    assert ("9 min on node[2-3]" in page) == (moment in ("failed", "done"))
+    assert ("0 of 1, by any job" in page) == (moment == "failed")
     assert ("location.reload" in page) == (moment in ("pending", "running"))
     without_script = page.partition("<script>")[0]
     assert ('<noscript><meta http-equiv="refresh"' in without_script) == bool(record["monitor"])

@@ -6,7 +6,7 @@ from typing import Any
 
 from lockstep.report.check import wording
 from lockstep.report.page.panels.parts import Panel, Table, panel, shown, table
-from lockstep.slurm.status.overview import SHORT
+from lockstep.slurm.status.overview import SHORT, by_whom, ran, whose
 from lockstep.vocabulary.text.durations import in_words
 from lockstep.vocabulary.text.formats import counted, listed, number, percent, ratio, size_of
 
@@ -131,7 +131,7 @@ def _jobs(record: Mapping[str, Any]) -> Panel:
 
 
 def _job(job: Mapping[str, Any]) -> Iterator[str]:
-    yield f"{job['job']}, sent by hand" if job["by_hand"] else job["job"]
+    yield f"{job['job']}{whose(job)}"
     yield shown(job["id"])
     yield job["state"]
     words = job["meaning"]
@@ -143,8 +143,9 @@ def _job(job: Mapping[str, Any]) -> Iterator[str]:
     yield job["advice"] or ""
     waited = job["queue_wait_s"]
     yield in_words(job["since_submission_s"] if waited is None else waited)
-    yield in_words(job["elapsed_s"])
-    yield f"{job['num_complete']} of {job['num_launches']}" if job["num_launches"] else ""
+    yield ran(job)
+    complete = f"{job['num_complete']} of {job['num_launches']}{by_whom(job)}"
+    yield complete if job["num_launches"] else ""
     yield _shape(job)
     yield shown(job["time_limit"])
 

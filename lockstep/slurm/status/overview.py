@@ -166,12 +166,17 @@ def headlines(campaign: Campaign, results: Results, folder: str) -> list[str]:
 
 
 def _headline(row: Mapping[str, Any]) -> str:
-    title = f"{row['job']}, job {row['id'] or '-'}"
-    title += ", sent by hand" if row["by_hand"] else ""
-    title += f", of {row['user']}" if row["user"] not in (None, slurm.own_name()) else ""
+    title = f"{row['job']}, job {row['id'] or '-'}{whose(row)}"
     if "elements" in row:
         return f"{title}, array: {_summary(row['elements'])}"
     return f"{title}: {row['state']}, {row['meaning']}"
+
+
+def whose(row: Mapping[str, Any]) -> str:
+    """Say of a job if it was sent by hand, and whose it is if that is another user."""
+    by_hand = ", sent by hand" if row["by_hand"] else ""
+    is_own = row["user"] in (None, slurm.own_name())
+    return by_hand if is_own else f"{by_hand}, of {row['user']}"
 
 
 def _job_lines(row: Mapping[str, Any]) -> list[str]:
@@ -200,16 +205,25 @@ def _times(row: Mapping[str, Any]) -> Iterator[str]:
     if row["since_submission_s"] is not None:
         yield f"submitted {in_words(row['since_submission_s'])} ago"
     if row["elapsed_s"] is not None and "elements" not in row:
-        where = f" on {row['nodes']}" if row["nodes"] else ""
-        yield f"ran {in_words(row['elapsed_s'])}{where}"
+        yield f"ran {ran(row)}"
     if row["num_launches"]:
         yield _complete(row)
 
 
+def ran(row: Mapping[str, Any]) -> str:
+    """Say how long a job ran and on which nodes, which an array's elements do not share."""
+    where = f" on {row['nodes']}" if row["nodes"] and "elements" not in row else ""
+    return f"{in_words(row['elapsed_s'])}{where}"
+
+
 def _complete(row: Mapping[str, Any]) -> str:
-    """Say how many of a job's launches are complete: after a bad end another may have."""
-    by = ", by any job" if row["state"] in slurm.ENDED and row["state"] != "COMPLETED" else ""
-    return f"{row['num_complete']} of {row['num_launches']} launches complete{by}"
+    return f"{row['num_complete']} of {row['num_launches']} launches complete{by_whom(row)}"
+
+
+def by_whom(row: Mapping[str, Any]) -> str:
+    """Say that launches of a job may be complete by another, as after a bad end."""
+    is_bad_end = row["state"] in slurm.ENDED and row["state"] != "COMPLETED"
+    return ", by any job" if is_bad_end else ""
 
 
 def _summary(elements: Mapping[str, int]) -> str:
