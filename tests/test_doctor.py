@@ -59,7 +59,7 @@ def cluster(**changes):
     """A cluster of two GPU nodes, with what differs from it in its partition or in itself."""
     kind = Kind(num_gpus=4, gpu_type="a100", num_cpus=64, num_sockets=2, memory_mib=512_000)
     nodes = changes.pop("nodes", None) or [
-        Node(f"n{i}", kind, frozenset({"ib"}), frozenset({"gpu"}), is_here=True) for i in (1, 2)
+        Node(f"n{i}", kind, frozenset({"ib"}), frozenset({"gpu"}), "IDLE") for i in (1, 2)
     ]
     own = {name: changes.pop(name) for name in list(changes) if name in Partition.__annotations__}
     usual = {"max_time": "1-00:00:00", "max_nodes": None, "accounts": None, "qos": None}
@@ -541,13 +541,12 @@ def test_slurm_that_is_absent_is_missing_only_to_a_site(tmp_path, stand_in, monk
 
 
 DOWN = Node(
-    "n1", cluster().partitions[0].nodes[0].kind, frozenset(), frozenset({"gpu"}), is_here=False
-)
+    "n1", cluster().partitions[0].nodes[0].kind, frozenset(), frozenset({"gpu"}), "DOWN*+DRAIN",
+    "no power [root@1700000000]",
+)  # fmt: skip
 
 
-OTHER = Node(
-    "n3", replace(DOWN.kind, gpu_type="h100"), frozenset(), frozenset({"gpu"}), is_here=True
-)
+OTHER = Node("n3", replace(DOWN.kind, gpu_type="h100"), frozenset(), frozenset({"gpu"}), "IDLE")
 
 
 @pytest.mark.parametrize(
@@ -566,7 +565,7 @@ OTHER = Node(
         ({"constraint": "ib"}, {}, "ok"),
         ({"constraint": "a&b"}, {}, "ok"),
         ({}, {"nodes": [DOWN]}, "warning"),
-        ({}, {"nodes": [replace(DOWN, is_here=True), OTHER]}, "warning"),
+        ({}, {"nodes": [replace(DOWN, state="IDLE"), OTHER]}, "warning"),
         ({"gpu_type": "h100"}, {"nodes": [DOWN, OTHER]}, "ok"),
     ],
 )
@@ -720,6 +719,33 @@ def test_nodes_that_do_not_answer_as_they_should_are_missing(tmp_path, stand_in,
     given = subject(tmp_path, cluster(), site=site(interface="ib0"), asks_nodes=True)
     found = slurm_checks.nodes(given)
     assert (found.status, found.says.startswith(says)) == ("missing", True)
+
+
+@pytest.mark.parametrize(
+    ("names_down", "asked_for", "status"),
+    [
+        (("n1", "n2", "n3"), 0, "missing"),
+        (("n1", "n2"), 1, "warning"),
+        (("n1",), 2, "ok"),
+    ],
+)
+def test_nodes_that_are_down_are_not_waited_for_but_named_with_the_reason(
+    tmp_path, stand_in, names_down, asked_for, status
+):
+    answers = [says("n3 h3 ib0"), says("n2 h2 ib0")][:asked_for]
+    stand_in("srun", "; ".join([f'echo "$@" >{tmp_path}/argv', *answers]))
+    nodes = [replace(DOWN, name=f"n{i}") for i in (1, 2, 3)]
+    nodes = [one if one.name in names_down else replace(one, state="IDLE") for one in nodes]
+    # The last is not as the site says, and none that a job could have.
+    given = subject(tmp_path, cluster(nodes=[*nodes, OTHER]), site=site(gpu_type="a100"),
+                    asks_nodes=True)  # fmt: skip
+    found = slurm_checks.nodes(given)
+    assert found.status == status, found
+    argv = tmp_path / "argv"
+    assert argv.exists() is bool(asked_for)
+    assert not asked_for or argv.read_text().startswith(f"--nodes={asked_for} ")
+    line = f"{', '.join(names_down)}: DOWN*+DRAIN; reason: no power, by root, since 2023-11-1"
+    assert any(one.startswith(line) for one in found.details) is (status != "ok")
 
 
 @pytest.mark.parametrize(("trap", "is_cancelled"), [("touch cancelled; exit 1", True), ("", False)])

@@ -52,13 +52,24 @@ class Kind:
 
 @dataclass(frozen=True)
 class Node:
-    """A node as `scontrol show node` describes it."""
+    """A node as `scontrol show node` describes it.
+
+    Attributes:
+        state: Words, and signs of flags, such as `IDLE+CLOUD+POWERED_DOWN` or `DOWN*`.
+        reason: Why it takes no jobs, as an administrator or Slurm wrote it; empty without one.
+    """
 
     name: str
     kind: Kind
     features: frozenset[str]
     partitions: frozenset[str]
-    is_here: bool
+    state: str
+    reason: str = ""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it takes jobs, or will once a job wants it."""
+        return GONE.isdisjoint(re.findall(r"\w+", self.state))
 
 
 @dataclass(frozen=True)
@@ -213,8 +224,8 @@ def _node(record: Mapping[str, str]) -> Node:
         kind=kind(record),
         features=frozenset(_listed(features) or ()),
         partitions=frozenset(_listed(record.get("Partitions")) or ()),
-        # Such as IDLE+CLOUD+POWERED_DOWN, or DOWN*: words, and signs of flags.
-        is_here=GONE.isdisjoint(re.findall(r"\w+", record.get("State", ""))),
+        state=record.get("State", ""),
+        reason=record.get("Reason", ""),
     )
 
 

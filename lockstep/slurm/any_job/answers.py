@@ -187,10 +187,11 @@ def use_of_node(node: NodeUse) -> Iterator[str]:
         whose = "of jobs that Slurm does not show you"
     yield f"{node.name} {node.state}: {', '.join(taken)}{f'; {whose}' if whose else ''}"
     if node.reason:
-        yield f"  {_given(node.reason)}"
+        yield f"  {given(node.reason)}"
 
 
-def _given(reason: Reason) -> str:
+def given(reason: Reason) -> str:
+    """Return why a node takes no jobs, who said so, and since when."""
     by = f", by {reason.user}" if reason.user else ""
     since = "" if reason.since is None else f", since {_date(reason.since)}"
     return f"reason: {reason.text}{by}{since}"

@@ -90,7 +90,7 @@ def _node(record: Mapping[str, str], running: Mapping[str, Sequence[JobHere]]) -
     return NodeUse(
         name=record["NodeName"],
         state=record.get("State", "UNKNOWN"),
-        reason=_reason(record.get("Reason", "")),
+        reason=read_reason(record.get("Reason", "")),
         partitions=tuple(filter(None, record.get("Partitions", "").split(","))),
         num_cpus=kind.num_cpus,
         used_cpus=slurm.count(record.get("CPUAlloc")) or 0,
@@ -102,7 +102,8 @@ def _node(record: Mapping[str, str], running: Mapping[str, Sequence[JobHere]]) -
     )
 
 
-def _reason(text: str) -> Reason | None:
+def read_reason(text: str) -> Reason | None:
+    """Return why a node takes no jobs, of `scontrol show node`."""
     match = _REASON.fullmatch(text)
     if not text or match is None:
         return None

@@ -6,9 +6,10 @@ import subprocess
 from collections.abc import Sequence
 
 from lockstep.slurm import associations
-from lockstep.slurm import cluster as clusters
 from lockstep.slurm import scheduler as slurm
-from lockstep.slurm.cluster import MIB_PER_GIB, Cluster, Partition
+from lockstep.slurm.any_job import answers as words
+from lockstep.slurm.any_job.inventory import read_reason
+from lockstep.slurm.cluster import MIB_PER_GIB, Cluster, Node, Partition
 from lockstep.slurm.doctor.checks import (
     Finding,
     Subject,
@@ -22,11 +23,17 @@ from lockstep.slurm.programs.no_answer import FailedError, NotInstalledError
 from lockstep.slurm.site import Site
 from lockstep.slurm.submit.resources import gpus_on_node
 from lockstep.vocabulary.text.durations import clock, parse_limit
+from lockstep.vocabulary.text.formats import listed
 from lockstep.vocabulary.text.printable import last_line
 
 # A job of a minute fits into any gap of a queue; where there is no gap, waiting longer is no help.
 NODES_TIMEOUT_S = 120
 GRACE_S = 20
+NUM_NODES = 2
+# Of nodes out of service so many states are shown, with so many nodes of each.
+MAX_STATES = 8
+MAX_NAMED = 8
+BACK = "ask when they will be back; lockstep nodes says more"
 # What a node says of itself: Slurm's name of it, its own, then its network interfaces. The mark
 # tells it from what a site's prologs print.
 MARK = "lockstep-node:"
@@ -84,7 +91,7 @@ def partition(subject: Subject) -> Finding:
 
 
 def _nodes_fit(site: Site, chosen: Partition) -> Finding:
-    fitting = [node for node in chosen.nodes if not _lacks(site, node)]
+    fitting = _fitting(site, chosen)
     here = sum(node.is_here for node in fitting)
     if not fitting:
         lacks = sorted({reason for node in chosen.nodes for reason in _lacks(site, node)})
@@ -103,7 +110,11 @@ def _nodes_fit(site: Site, chosen: Partition) -> Finding:
     return ok(f"{says}, {here} in service")
 
 
-def _lacks(site: Site, node: clusters.Node) -> list[str]:
+def _fitting(site: Site, chosen: Partition) -> list[Node]:
+    return [node for node in chosen.nodes if not _lacks(site, node)]
+
+
+def _lacks(site: Site, node: Node) -> list[str]:
     """Return what the site says of a node and the node has not."""
     kind, lacks = node.kind, []
     if site.gpus_per_node > kind.num_gpus:
@@ -240,13 +251,44 @@ def nodes(subject: Subject) -> Finding:
     if isinstance(subject.slurm, RuntimeError):
         return missing("no job can be started: Slurm does not answer", "use a login node")
     chosen = subject.slurm.partition(subject.site.partition if subject.site else None)
-    num_nodes = min(2, chosen.num_usable_nodes) if chosen else 2
+    wanted = min(NUM_NODES, chosen.num_usable_nodes) if chosen else NUM_NODES
+    members = _members(subject.site, chosen)
+    gone = [node for node in members if not node.is_here]
+    num_nodes = min(wanted, len(members) - len(gone)) if gone else wanted
+    if not num_nodes:
+        return missing("no node of the partition can take a job", BACK, *_states(gone))
     command = srun(subject.site, num_nodes)
     try:
-        answers = _patiently(command)
+        printed = _patiently(command)
     except RuntimeError as error:
-        return missing(str(error), f"try: {shlex.join(command[:-3])} hostname")
-    return _nodes_found(subject, _rows(answers), num_nodes)
+        do = f"try: {shlex.join(command[:-3])} hostname"
+        return missing(str(error), do, *_states(gone))
+    found = _nodes_found(subject, _rows(printed), num_nodes)
+    if found.status != "ok" or num_nodes == wanted:
+        return found
+    return warning(
+        "one node answers, no other can take a job", BACK, *found.details, *_states(gone)
+    )
+
+
+def _members(site: Site | None, chosen: Partition | None) -> list[Node]:
+    """Return the nodes that a job could have; none where only Slurm can say."""
+    if chosen is None or (site and site.reservation):  # which may be of nodes in maintenance
+        return []
+    return (_fitting(site, chosen) if site else []) or list(chosen.nodes)
+
+
+def _states(gone: Sequence[Node]) -> list[str]:
+    """Return a line for each state of nodes that take no jobs: a few of them, and the reason."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for node in gone:
+        alike.setdefault((node.state, node.reason), []).append(node.name)
+    lines = []
+    for (state, text), names in list(alike.items())[:MAX_STATES]:
+        reason = read_reason(text)
+        why = f"; {words.given(reason)}" if reason else ""
+        lines.append(f"{listed(names, MAX_NAMED)}: {state}{why}")
+    return lines
 
 
 def _rows(printed: str) -> list[list[str]]:
