@@ -12,6 +12,7 @@ from stand_ins import sacct
 from examples import collected
 from lockstep.slurm.any_job import inventory, nodes_now
 from lockstep.slurm.any_job.held import FORMAT
+from lockstep.vocabulary.text.formats import DASH
 
 GIB = 1024**3
 NAMES = ("job_id", "state", "reason", "user", "partition", "num_nodes", "elapsed", "limit")
@@ -84,6 +85,21 @@ def test_my_jobs_are_listed_by_when_they_start(slurm):
     assert found[2]["waits_for"] == [["afterok", "12"], ["after", "13"], ["singleton", ""]]
     said = ask("jobs", slurm).stdout
     assert "4711 train|x: runs since 2 min on n1; 58 min left" in said
+
+
+def test_jobs_that_were_cancelled_while_they_waited_are_among_those_that_ended(slurm):
+    waited = {"JobID": "4714", "State": "CANCELLED by 0", "Eligible": "Unknown", "Start": "None",
+              "Elapsed": "00:00:00", "NodeList": "None assigned"}  # fmt: skip
+    slurm.say("squeue")
+    (slurm.folder / "rows").write_text(sacct(ENDED, ENDED | waited))
+    # As of Slurm 22.05: it is not shown unless its state is asked for.
+    hidden = "case $* in *--state=*CANCELLED*) x=@;; *) x=4714;; esac; /bin/grep -v ^$x"
+    slurm.act("sacct", f"{hidden} {slurm.folder}/rows")
+    assert ask("jobs --ended 24", slurm).stdout.splitlines() == [
+        "4711 train of me: COMPLETED, its script ended well; ran 10 min of 60 min on n1",
+        f"4714 train of me: CANCELLED, it was cancelled by root; ran {DASH} of 60 min on no node",
+    ]
+    assert asked("jobs --ended 24", slurm)["ended"]["4714"]["started"] is None
 
 
 def test_why_a_job_waits_has_its_rank_and_its_factors(slurm):

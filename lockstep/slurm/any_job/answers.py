@@ -93,7 +93,9 @@ def end_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
     yield f"{job_id} {account['name']} of {account['user']}: {state.name}, {state.meaning}"
     if account["elapsed_s"] is not None:
         limit = "" if account["limit_s"] is None else f" of {in_words(account['limit_s'])}"
-        yield f"  ran {in_words(account['elapsed_s'])}{limit} on {account['nodes'] or 'no node'}"
+        has_begun = account["elapsed_s"] or account["nodes"]
+        ran = in_words(account["elapsed_s"] if has_begun else None)
+        yield f"  ran {ran}{limit} on {account['nodes'] or 'no node'}"
     code = account["exit_code"]
     if code not in (None, "0:0"):
         means = f": {ENDS[code]}" if code in ENDS else ""

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from lockstep.slurm.scheduler import ENDED
 from lockstep.slurm.status import accounting
 from lockstep.slurm.status.causes import NEAR
 
@@ -47,7 +48,9 @@ def lately(user: str, hours: float) -> dict[str, accounting.Account]:
         RuntimeError: sacct fails.
     """
     since = f"--starttime=now-{math.ceil(hours * 60)}minutes"
-    known = accounting.matching(f"--user={user}", "--allocations", since, "--endtime=now")
+    # Without states sacct leaves out what was cancelled before it might have begun.
+    states = f"--state={','.join(sorted(ENDED))}"
+    known = accounting.matching(f"--user={user}", "--allocations", since, "--endtime=now", states)
     return {job_id: one for job_id, one in known.items() if accounting.has_ended(one)}
 
 
