@@ -190,7 +190,7 @@ class Ground:
     def status(self, tools: Path | None = None) -> dict[str, Any]:
         """Return how the campaign stands, as `lockstep status --json` says it."""
         ended = self.lockstep("status", "results/fault", "--json", tools=tools)
-        if ended.returncode not in (0, 1):
+        if not ended.stdout:
             raise RuntimeError(ended.stderr)
         found: dict[str, Any] = json.loads(ended.stdout)
         return found

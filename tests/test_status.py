@@ -230,7 +230,10 @@ def test_where_a_layer_gives_no_answer_the_state_is_unknown(here, folder, asked,
     # Sent long ago and known to nobody is LOST, but only where both were asked and answered.
     assert row["state"] == ("LOST" if answer == "is silent" else "unknown")
     assert bool(ended.stderr) is (answer != "is silent")
-    assert ended.returncode == (1 if answer == "is silent" else 0)
+    assert ended.returncode == (1 if answer == "is silent" else 3)
+    leave(folder, "17", 0)  # of which Slurm need say nothing
+    keep(folder, "w1-r0", "a", "b")
+    assert status(here, asked).returncode == 0
 
 
 def test_the_text_says_what_slurm_last_said_and_how_long_ago(here, folder, asked):
@@ -560,8 +563,27 @@ def test_commands_can_be_copied_with_real_ids_and_paths(here, folder, asked):
     asked.say("squeue", "17|17|RUNNING|None|1795253711|me|lockstep:ladder-17\n")
     text = status(here, asked, "").stdout
     assert f"  tail -f {folder}/jobs/slurm-17.out\n" in text
-    assert "  squeue --start --jobs=17\n  # to end them: lockstep cancel " in text
+    assert "  squeue --jobs=17\n  # to end them: lockstep cancel " in text
     assert f"  log: {folder}/jobs/slurm-17.out\n" in text
+
+
+def test_a_start_is_asked_only_of_jobs_that_slurm_may_have_planned(here, folder, asked):
+    rows = [f"{job_id}|{job_id}|PENDING|{reason}|1795253711|me|{send(folder, job_id, job_id)}\n"
+            for job_id, reason in (("17", "Priority"), ("18", "Dependency"))]  # fmt: skip
+    asked.say("squeue", "".join(rows), rows[1])
+    assert "  squeue --start --jobs=17\n" in status(here, asked, "").stdout
+    (folder / "jobs" / "submitted.jsonl").unlink()
+    send(folder, "18", "18")
+    assert "  squeue --jobs=18\n" in status(here, asked, "").stdout
+
+
+def test_a_launch_that_has_just_begun_has_not_nothing_left(here, folder, asked):
+    journal = folder / "launches" / "w1-r0" / "journal.jsonl"
+    journal.parent.mkdir(parents=True)
+    journal.touch()
+    assert "  w1-r0: begins, and has not said yet what" in status(here, asked, "").stdout
+    keep(folder, "w1-r0")
+    assert "  w1-r0: 0 measured, 0 failed, 2 left\n" in status(here, asked, "").stdout
 
 
 @pytest.mark.parametrize(("cases", "is_left"), [(None, True), (["a"], True), (["a", "b"], False)])

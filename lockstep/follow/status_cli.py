@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lockstep.slurm.status.standing import Board, Campaign
 
 EXIT_BAD = 1
+EXIT_UNKNOWN = 3
 WATCH_S = 15.0
 MAX_WATCH_S = 86_400  # a day
 BACKING_OFF = 0.0  # the value of --watch without a number
@@ -104,8 +105,8 @@ def status(
 ) -> int:
     """Say what a campaign's jobs in FOLDER do, what is measured, and what to do next.
 
-    Exit code 1 says that a job ended and left what no other job will make, 0 that all is well or
-    under way.
+    Exit code 1 says that a job ended and left what no other job will make, 3 that Slurm is silent
+    and no job's state is known, 0 that all is well or under way.
 
     \b
     Examples:
@@ -136,6 +137,8 @@ def status(
         click.echo(f"not all is known: {error}", err=True)
     if page is not None and not as_json:
         click.echo(f"page: {page}")
+    if campaign.is_unknown:
+        return EXIT_UNKNOWN
     return EXIT_BAD if campaign.is_bad else 0
 
 

@@ -68,6 +68,8 @@ MEANINGS = {
     "unknown": "Slurm gave no answer about it; ask again later",
 }
 NEVER_SATISFIED = "DependencyNeverSatisfied"
+# Why a job waits that Slurm may have planned already: of any other it knows no start.
+IN_LINE = ("None", "Priority", "Resources")
 # why a pending job waits -> in plain words, and what to change
 REASONS = {
     "None": "until Slurm has looked at it",
@@ -147,10 +149,8 @@ class State:
         if self.name == "CANCELLED" and self.by:
             return f"{meant} by {self.by}"
         if self.name == "CANCELLED" and self.reason == NEVER_SATISFIED:
-            return (
-                f"{meant} by Slurm, for the job it waited for did not end as it needs "
-                f"({self.reason})"
-            )
+            why = "for the job it waited for did not end as it needs"
+            return f"{meant} by Slurm, {why} ({self.reason})"
         if self.name != "PENDING" or not self.reason:
             return meant
         return f"{meant}: {plain(self.reason)}"
@@ -166,7 +166,7 @@ def plain(reason: str) -> str:
     meaning = REASONS.get(word) or next(of_limits, None)
     if meaning is None:
         return reason
-    if word in ("None", "Priority", "Resources"):
+    if word in IN_LINE:
         return meaning
     return f"{meaning} ({reason.strip('()')})"
 

@@ -22,8 +22,6 @@ FACTORS = {
     "Q": "QOS",
     "N": "nice",
 }
-# Reasons with which a job waits for others that Slurm would rather start.
-IN_LINE = ("Priority", "Resources", "None")
 _JOB = re.compile(r"([0-9]{1,12})(?:_([0-9]{1,7}))?", re.ASCII)
 _DEPENDENCY = re.compile(r"(after\w*|singleton)(?::([0-9]+(?:_[0-9*]+)?))?", re.ASCII)
 
@@ -138,7 +136,7 @@ def reason_of_end(job_id: str, state: str) -> str | None:
 
 def wait(job: Held) -> Wait:
     """Ask why a waiting job does not run yet."""
-    return Wait(_factors(job), _num_ahead(job) if job.state.reason in IN_LINE else None)
+    return Wait(_factors(job), _num_ahead(job) if job.state.reason in slurm.IN_LINE else None)
 
 
 def _ask(*selection: str) -> list[Held]:
@@ -198,5 +196,5 @@ def _num_ahead(job: Held) -> int | None:
     except RuntimeError:
         return None
     rows = [line.split("|", 1) for line in listing.splitlines() if "|" in line]
-    in_line = [slurm.count(priority) or 0 for priority, reason in rows if reason in IN_LINE]
+    in_line = [slurm.count(priority) or 0 for priority, reason in rows if reason in slurm.IN_LINE]
     return sum(priority > (job.priority or 0) for priority in in_line)

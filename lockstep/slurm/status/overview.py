@@ -7,6 +7,7 @@ from datetime import datetime
 from itertools import groupby
 from typing import Any
 
+from lockstep.campaign.folder import Outcome
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.scheduler import State
 from lockstep.slurm.status import by_hand
@@ -244,12 +245,17 @@ def _bad_elements(bad: Sequence[Mapping[str, Any]]) -> list[str]:
 def _launch_lines(campaign: Campaign) -> list[str]:
     text = [f"launches: {campaign.num_complete} of {len(campaign.planned)} complete"]
     begun = [outcome for outcome in campaign.launches.values() if not outcome.complete]
-    for outcome in begun[:MAX_NAMED]:
-        counted = f"{outcome.measured} measured, {len(outcome.failed)} failed"
-        text.append(f"  {outcome.name}: {counted}, {outcome.remaining} left")
+    text += [f"  {outcome.name}: {_how_far(outcome)}" for outcome in begun[:MAX_NAMED]]
     if begun[MAX_NAMED:]:
         text.append(f"  and {len(begun) - MAX_NAMED} more that have begun")
     return text
+
+
+def _how_far(outcome: Outcome) -> str:
+    if outcome == Outcome(outcome.name):
+        return "begins, and has not said yet what it will measure"
+    counted = f"{outcome.measured} measured, {len(outcome.failed)} failed"
+    return f"{counted}, {outcome.remaining} left"
 
 
 def _command_lines(campaign: Campaign, results: Results, folder: str) -> list[str]:
@@ -325,15 +331,20 @@ def _may_write(standing: Standing, campaign: Campaign) -> bool:
 
 
 def _open_lines(opened: Sequence[Standing], results: Results, folder: str) -> Iterator[str]:
-    ids = list(dict.fromkeys(by_hand.whole(str(standing.job.id)) for standing in opened))
+    in_line = [standing for standing in opened if _is_in_line(standing.state)]
+    ids = dict.fromkeys(by_hand.whole(str(standing.job.id)) for standing in in_line or opened)
     running = [standing for standing in opened if standing.state.name == "RUNNING"]
     if running:
         yield f"tail -f {shlex.quote(str(results.output(running[0].job)))}"
-    where = "".join(f"{option} " for option in slurm.cluster_options())
-    yield f"squeue {where}--start --jobs={','.join(ids)}"
+    options = [*slurm.cluster_options(), *(["--start"] if in_line else [])]
+    yield " ".join(["squeue", *options, f"--jobs={','.join(ids)}"])
     if all(standing.user in (None, slurm.own_name()) for standing in opened):
         # A comment: pasted with the other lines, it must end nothing.
         yield f"# to end them: lockstep cancel {shlex.quote(folder)}"
+
+
+def _is_in_line(state: State) -> bool:
+    return state.name == "PENDING" and state.reason in slurm.IN_LINE
 
 
 def _after_jobs(campaign: Campaign, results: Results) -> str:

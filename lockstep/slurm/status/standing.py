@@ -124,6 +124,12 @@ class Campaign:
         return all(standing.has_ended for standing in self.jobs)
 
     @property
+    def is_unknown(self) -> bool:
+        """Whether Slurm says nothing of any job, and nothing else does."""
+        states = {one.state.name for one in self.jobs}
+        return bool(self.errors) and states == {"unknown"}
+
+    @property
     def abandoned(self) -> list[str]:
         """Launches that an ended job left incomplete and that no job will make any more."""
         ended = (standing.job.launches for standing in self.jobs if standing.has_ended)
