@@ -394,6 +394,7 @@ def test_it_is_said_who_cancelled_a_job_a_user_or_slurm(
     assert row["meaning"].startswith(meaning)
     assert advice in row["advice"]
     assert ("DependencyNeverSatisfied" in row["advice"]) is (FIRST in advice)
+    assert "ran 0" not in status(here, asked, "").stdout  # it never began
 
 
 def test_all_is_well_once_another_job_has_made_what_one_left(here, folder, asked):

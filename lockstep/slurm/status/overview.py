@@ -205,7 +205,7 @@ def _times(row: Mapping[str, Any]) -> Iterator[str]:
         yield f"waited {in_words(row['queue_wait_s'])}"
     if row["since_submission_s"] is not None:
         yield f"submitted {in_words(row['since_submission_s'])} ago"
-    if row["elapsed_s"] is not None and "elements" not in row:
+    if "elements" not in row and _has_begun(row):
         yield f"ran {ran(row)}"
     if row["num_launches"]:
         yield _complete(row)
@@ -214,7 +214,12 @@ def _times(row: Mapping[str, Any]) -> Iterator[str]:
 def ran(row: Mapping[str, Any]) -> str:
     """Say how long a job ran and on which nodes, which an array's elements do not share."""
     where = f" on {row['nodes']}" if row["nodes"] and "elements" not in row else ""
-    return f"{in_words(row['elapsed_s'])}{where}"
+    return f"{in_words(row['elapsed_s'] if _has_begun(row) else None)}{where}"
+
+
+def _has_begun(row: Mapping[str, Any]) -> bool:
+    """Return whether Slurm says of a job that it ran: one that never began has an elapsed 0 s."""
+    return bool(row["elapsed_s"] or row["nodes"])
 
 
 def _complete(row: Mapping[str, Any]) -> str:
