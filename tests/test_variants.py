@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ import torch
 from lockstep.measure import timing
 from lockstep.measure.step import variants
 from lockstep.vocabulary.records.record import KEY
+from lockstep.vocabulary.sizes import find
 
 ROOT = Path(__file__).parents[1]
 STEPS = dict.fromkeys(("full", "own", "reduce", "half"), lambda: None)  # 3 whole steps a block
@@ -30,7 +32,10 @@ STEPS = dict.fromkeys(("full", "own", "reduce", "half"), lambda: None)  # 3 whol
     ],
 )
 def test_turns_add_a_share_to_a_case_within_bounds(num_steps, steps, blocks):
-    assert variants.num_blocks(num_steps, STEPS, steps, steps) == blocks
+    rounds = replace(
+        find("smoke"), rounds=num_steps // steps, warmup_rounds=0, steps_per_round=steps
+    )
+    assert variants.plan_turns(rounds, STEPS, torch.device("cuda")).blocks == blocks
 
 
 def test_an_order_is_drawn_for_each_block_and_equal_on_all_ranks():
@@ -60,10 +65,10 @@ def test_waits_for_a_core_that_another_process_has_are_counted():
 
 def test_waits_that_the_kernel_does_not_tell_are_not_taken_for_none(monkeypatch, tmp_path):
     world = SimpleNamespace(world_size=1, device=torch.device("cpu"))
-    turns = {"blocks": 1, "steps": 1, "seed": 0}
-    assert "running" in variants.time_in_turns(world, STEPS, **turns)
+    plan = variants.Plan(blocks=1, steps=1)
+    assert "running" in variants.time_in_turns(world, STEPS, plan, seed=0)
     monkeypatch.setattr(timing, "SCHEDSTAT", tmp_path / "none")
-    assert set(variants.time_in_turns(world, STEPS, **turns)) == set(STEPS)
+    assert set(variants.time_in_turns(world, STEPS, plan, seed=0)) == set(STEPS)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from lockstep.vocabulary.records.errors import AgreedError, RankError
 from lockstep.vocabulary.records.flags import Flag, flag
 from lockstep.vocabulary.records.record import KEY, MAY_BE_UNKNOWN, pooling_facts
 from lockstep.vocabulary.system.environment import steers_torch
-from lockstep.vocabulary.system.host import hostname
 from lockstep.world.control import Control
 from lockstep.world.process_group import World
 
@@ -48,26 +47,6 @@ def compare(control: Control, case_ids: Sequence[str], settings: "Settings") -> 
     lists = control.exchange_all("collected/cases", [list(case_ids), _comparable(settings)])
     for rank, (ids, options) in enumerate(lists):
         _refuse_difference(rank, ids, lists[0][0], options, lists[0][1])
-
-
-def refuse_alike(control: Control, problem: str) -> None:
-    """Refuse on all ranks what any of them cannot do.
-
-    `problem` is this rank's, as a sentence; empty where it has none.
-
-    Raises:
-        AgreedError: The first problem, with its rank and host where the ranks differ in it.
-        RuntimeError: A rank did not answer.
-    """
-    there = control.exchange_all("problems", [problem, hostname()])
-    if all(said == there[0][0] for said, _ in there):
-        if problem:
-            raise AgreedError(problem)
-        return
-    rank, (said, host) = next((rank, given) for rank, given in enumerate(there) if given[0])
-    raise AgreedError(
-        f"rank {rank} on {host}: {said}; give every rank the same files and options", rank
-    )
 
 
 def _refuse_software(rank: int, own: Mapping[str, Any], of_rank_0: Mapping[str, Any]) -> None:

@@ -34,6 +34,7 @@ from lockstep.measure.timing import ReplayClock
 from lockstep.vocabulary import sizes
 from lockstep.vocabulary.records.flags import Flag
 from lockstep.world import process_group as world
+from lockstep.world import refusing
 from lockstep.world.control import TIMEOUTS_FOR_RANK_0, Control, LostError
 from lockstep.world.placement import Placement, is_launched, placement
 from lockstep.world.watchdog import GRACE_S, Watchdog
@@ -104,7 +105,7 @@ class LaunchSession:
             are to run: a random one, so that no case is always the first of its launch.
         """
         preflight.compare(self.control, [case_of(item) for item in items], self.settings)
-        preflight.refuse_alike(self.control, _problem(items, self.world.world_size))
+        refusing.before_cases(self.control, _problem(items, self.world.world_size))
         self.sources = {case_of(item): source_sha256(item) for item in items}
         self.provenance = preflight.gather_provenance(
             self.world, self.control, self.settings.seed, own_file(items)

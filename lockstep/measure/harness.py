@@ -10,9 +10,8 @@ from lockstep.measure import own_step, result, timing
 from lockstep.measure.batches import Goal, Rounds, Step
 from lockstep.measure.own_step import OwnStep
 from lockstep.measure.result import Case, Conclusion, Part
-from lockstep.measure.step.variants import MOST_STEPS, num_blocks, time_in_turns, waits
-from lockstep.vocabulary.records.errors import OtherRankError
-from lockstep.vocabulary.records.flags import Flag, flag
+from lockstep.measure.step.variants import plan_turns, time_in_turns, waits
+from lockstep.vocabulary.records.flags import Flag
 from lockstep.vocabulary.records.record import KEY
 from lockstep.vocabulary.sizes import Size, case_id
 from lockstep.world.process_group import World
@@ -114,29 +113,6 @@ class Harness:
                     name = f"{self.name}[{case_id(self.factors)}]"
                     watch.timeline.append_to(self.case.telemetry_file, name)
 
-    def refuse_alike(self, problem: str) -> None:
-        """Refuse on all ranks what one of them cannot measure, or the others would wait for it.
-
-        Every rank must call it: it is a collective.
-
-        Args:
-            problem: Why this rank cannot; empty where it can.
-
-        Raises:
-            ValueError: This rank cannot.
-            OtherRankError: Another one cannot.
-        """
-        problems = [problem] * self.world.world_size
-        if self.world.world_size > 1:
-            from torch import distributed
-
-            distributed.all_gather_object(problems, problem)
-        if problem:
-            raise ValueError(problem)
-        for rank, other in enumerate(problems):
-            if other:
-                raise OtherRankError(f"rank {rank} on {self.rank_hosts[rank]}: {other}", rank)
-
     def time_variants(
         self, variants: Mapping[str, Step], loop: "Loop | None" = None
     ) -> dict[str, list[float]]:
@@ -157,20 +133,10 @@ class Harness:
         self.case.waits = waits(variants["own"]) if self.world.world_size > 1 else 0
         if self.case.waits:
             return {}
-        plan, seed = self.plan, self.seed + self.number
-        num_steps = (plan.rounds + plan.warmup_rounds) * plan.steps_per_round
-        # A CPU has nothing in flight between two steps, so its turns need not be longer.
-        steps = 1 if self.device.type == "cpu" else min(plan.steps_per_round, MOST_STEPS)
-        if loop is None:
-            blocks = num_blocks(num_steps, variants, steps, steps)
-            return time_in_turns(self.world, variants, blocks=blocks, steps=steps, seed=seed)
-        from lockstep.measure.loop_variants import Plan
-
-        name = f"{self.number}/workers"
-        workers = self.world.control.settle_all(name, loop.num_workers, max)
-        turns = Plan(0, steps, workers)
-        blocks = num_blocks(num_steps, variants, steps, turns.full_steps)
-        return loop.time_in_turns(self.world, variants, replace(turns, blocks=blocks), seed)
+        workers = loop.most_workers(self.world) if loop else 0
+        plan = plan_turns(self.plan, variants, self.device, workers)
+        time = loop.time_in_turns if loop else time_in_turns
+        return time(self.world, variants, plan, self.seed + self.number)
 
     def measure(
         self,
@@ -241,53 +207,21 @@ class Harness:
             )
         # A launch that ends makes no case for the tests that still run.
         self.case.measured_by = self.benchmark
-        slowdowns = sorted(self.case.slowdowns)
-        peak = self.case.peak or memory.peak(self.device)
-        self.case.part = Part(
-            round_s,
-            dict(variant_s or {}),
-            slowdowns,
-            peak.used_bytes,
-            peak.reserved_bytes,
-            own,
-            self.case.telemetry,
-            dict(phase_s or {}),
+        self.case.hand_over(
+            self.device,
+            round_s=round_s,
+            variant_s=dict(variant_s or {}),
+            phase_s=dict(phase_s or {}),
+            own=own,
         )
         self.case.conclude = lambda parts: self._conclude(parts, conclude, facts)
-        if self.world.rank > 0:
-            self._show(round_s)  # or pytest-benchmark would warn that its fixture was not used
+        if self.world.rank > 0:  # or pytest-benchmark would warn that its fixture was not used
+            self.clock.show(round_s, self.benchmark)
 
     def _conclude(
         self, parts: Sequence[Part], conclude: Conclusion | None, facts: Mapping[str, Any]
     ) -> None:
         """Make the record of all ranks' parts, and show its rounds to pytest-benchmark."""
-        found = dict(conclude(parts)) if conclude else {}
-        known = {**facts, **found, **(self.facts or {})}
-        made = result.make(
-            parts,
-            self.rank_hosts,
-            self.goal if self.measures else None,
-            study=self.study,
-            world_size=self.world.world_size,
-            num_nodes=self.world.num_nodes,
-            factors=self.factors,
-            steps_per_round=self.plan.steps_per_round,
-            **known
-            | {
-                "details": facts.get("details", {}) | found.get("details", {}),
-                "flags": [*self.flags, *self._waits_flags(), *facts.get("flags", [])],
-            },
-        )
+        made = result.make(self, parts, facts, conclude(parts) if conclude else {})
         self.benchmark.extra_info[KEY] = made.to_dict()
-        self._show(made.round_s)
-
-    def _waits_flags(self) -> list[Flag]:
-        return [flag("own-waits", collectives=self.case.waits)] if self.case.waits else []
-
-    def _show(self, round_s: list[float]) -> None:
-        self.clock.load(round_s)
-        self.benchmark.pedantic(_nothing, rounds=len(round_s), iterations=1)
-
-
-def _nothing() -> None:
-    """Take no time: the replayed clock already knows how long the round took."""
+        self.clock.show(made.round_s, self.benchmark)

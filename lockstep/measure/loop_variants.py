@@ -1,7 +1,6 @@
 """The variants of a user's own step, which may come with its batches."""
 
 import copy
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from torch.utils.data import DataLoader
 from lockstep.measure import timing
 from lockstep.measure.loading.data import loader_settings
 from lockstep.measure.step import fitting, variants
+from lockstep.measure.step.variants import Plan
 from lockstep.vocabulary.records.record import LOADER_SETTINGS
 from lockstep.workloads import trees
 
@@ -26,27 +26,6 @@ if TYPE_CHECKING:
 Step = Callable[[], Any]
 # DDP notes in the third forward which buckets it uses.
 WARM_UP = 3
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How often the variants run.
-
-    Attributes:
-        blocks: Turns of each.
-        steps: Of a turn.
-        workers: Processes that fetch batches; 0 where a step fetches its own.
-    """
-
-    blocks: int
-    steps: int
-    workers: int
-
-    @property
-    def full_steps(self) -> int:
-        """Steps of a turn of the whole step: whole rounds of the workers, who deliver in bursts."""
-        together = max(self.workers, 1)
-        return math.ceil(self.steps / together) * together
 
 
 @dataclass
@@ -124,6 +103,10 @@ class Loop:
             return {}
         return {LOADER_SETTINGS: loader_settings(self.batches)}
 
+    def most_workers(self, world: "World") -> int:
+        """Return the processes of the rank that has most, equal on all ranks."""
+        return int(world.control.settle_all("workers", self.num_workers, max))
+
     def drop_fetched(self) -> None:
         """Draw as many batches as workers may have fetched while no step asked for one."""
         if self.stream is not None and isinstance(self.batches, DataLoader):
@@ -147,16 +130,15 @@ class Loop:
         return found
 
     def time_in_turns(
-        self, world: "World", ways: Mapping[str, Step], plan: "Plan", seed: int
+        self, world: "World", ways: Mapping[str, Step], plan: Plan, seed: int
     ) -> dict[str, list[float]]:
         """Return the seconds of each turn; those of steps that draw batches follow each other.
 
         A loader's workers would fetch during the turns of the others what these have to wait for.
         Plan and seed, which is that of their order, are equal on all ranks.
         """
-        times = {"blocks": plan.blocks, "steps": plan.steps, "seed": seed}
         if "resident" not in ways:
-            return variants.time_in_turns(world, ways, **times)
+            return variants.time_in_turns(world, ways, plan, seed)
         full, drops = ways["full"], iter([self.drop_fetched])
 
         def untimed() -> None:
@@ -166,11 +148,11 @@ class Loop:
 
         _, *drawing = timing.time_turns(world, [untimed, *[full] * plan.blocks], plan.full_steps)
         others = {name: step for name, step in ways.items() if name != "full"}
-        rest = variants.time_in_turns(world, others, **times)
+        rest = variants.time_in_turns(world, others, plan, seed)
         found = {"full": [taken_s for taken_s, _ in drawing], "draw": self._draws_s(plan)}
         return found | rest
 
-    def _draws_s(self, plan: "Plan") -> list[float]:
+    def _draws_s(self, plan: Plan) -> list[float]:
         """Return what a step of each of the last turns waited for its batch; shape (blocks,)."""
         steps = plan.full_steps
         last = self.draw_s[-plan.blocks * steps :]

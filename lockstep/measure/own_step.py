@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.measure.result import Part
 from lockstep.measure.step.variants import of_ddp
 from lockstep.vocabulary.records.step_basis import BASIS, Basis
+from lockstep.world import refusing
 
 if TYPE_CHECKING:
     from lockstep.measure.harness import Harness
@@ -59,9 +60,10 @@ def measure(harness: "Harness", own: OwnStep) -> list[float]:
     """Measure a step on every rank, and keep the result; see `Harness.measure`."""
     loop = own.loop()
     problem = own.problem(harness.world.world_size)
-    harness.refuse_alike(problem or (loop.problem() if loop else ""))
+    problem = problem or (loop.problem() if loop else "")
+    refusing.in_case(harness.world, harness.rank_hosts, problem)
     if loop:
-        harness = _in_bursts(harness, loop.num_workers)
+        harness = _in_bursts(harness, loop)
     round_s = harness.time(loop.drawing() if loop else own.step)
     _check(own)
     variant_s = _time_variants(harness, own, loop)
@@ -80,13 +82,12 @@ def measure(harness: "Harness", own: OwnStep) -> list[float]:
     return round_s
 
 
-def _in_bursts(harness: "Harness", num_workers: int) -> "Harness":
+def _in_bursts(harness: "Harness", loop: "Loop") -> "Harness":
     """Return it with rounds of whole bursts: workers deliver together, then a step waits for them.
 
     Rounds of single steps would be quick and slow in turn, and their median one of the two.
     """
-    name = f"{harness.number}/burst"
-    together = max(1, harness.world.control.settle_all(name, num_workers, max))
+    together = max(1, loop.most_workers(harness.world))
     steps = -(-harness.size.steps_per_round // together) * together
     return replace(harness, size=replace(harness.size, steps_per_round=steps))
 

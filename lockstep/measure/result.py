@@ -4,15 +4,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep.causes.stragglers import late_input, slow_rank
-from lockstep.machine import telemetry
+from lockstep.machine import memory, telemetry
 from lockstep.machine.memory import Peak, Room
 from lockstep.measure.batches import Goal
 from lockstep.vocabulary import metrics
 from lockstep.vocabulary.records.flags import Flag, flag
 from lockstep.vocabulary.records.record import CaseRecord, problem
+
+if TYPE_CHECKING:
+    import torch
+
+    from lockstep.measure.harness import Harness
 
 # Of the time; a quota that is hardly ever reached changes no median.
 QUOTA_SHARE = 0.01
@@ -77,52 +82,75 @@ class Case:
     telemetry_file: Path | None = None
     go_on: Callable[[Mapping[str, Any]], None] | None = None
 
+    def hand_over(self, device: "torch.device", **measured: Any) -> None:
+        """Take what this rank measured, and what was seen of it while it did: fields of `Part`."""
+        peak = self.peak or memory.peak(device)
+        self.part = Part(
+            slowdowns=sorted(self.slowdowns),
+            peak_bytes=peak.used_bytes,
+            peak_reserved_bytes=peak.reserved_bytes,
+            telemetry=self.telemetry,
+            **measured,
+        )
+
 
 def make(
-    parts: Sequence[Part],
-    hosts: Sequence[str],
-    goal: Goal | None,
-    *,
-    flags: Sequence[Flag],
-    details: Mapping[str, Any],
-    **facts: Any,
+    harness: "Harness", parts: Sequence[Part], said: Mapping[str, Any], found: Mapping[str, Any]
 ) -> CaseRecord:
-    """Return the record of a case.
+    """Return the record of a case, on rank 0.
+
+    Args:
+        harness: What the launch knows of the case.
+        parts: What every rank measured.
+        said: Further fields of `CaseRecord`; flags add to those of the launch.
+        found: Those that were concluded from all parts.
 
     Raises:
         ValueError: A count, a unit or a round is wrong, see `record.problem`.
     """
-    variant_s = of_all([part.variant_s for part in parts])
-    timed = {
-        "rank_variant_s": variant_s,
-        "rank_phase_s": of_all([part.phase_s for part in parts]),
-        "telemetry": telemetry.columns([part.telemetry for part in parts]),
-    }
-    found = {name: known for name, known in timed.items() if known}
-    against = [*flags, *_seen(parts, hosts, goal, variant_s)]
+    details = said.get("details", {}) | found.get("details", {}) | _timed(parts)
+    against = [*harness.flags, *said.get("flags", []), *_seen(parts, harness)]
+    known = {**said, **found, **(harness.facts or {})}
     made = CaseRecord(
-        rank_round_s=[part.round_s for part in parts],
-        peak_memory_bytes=[part.peak_bytes for part in parts],
-        peak_reserved_bytes=[part.peak_reserved_bytes for part in parts],
-        rank_hosts=list(hosts),
-        flags=[each.to_dict() for each in against],
-        details={**details, **found},
-        **facts,
+        **known
+        | {
+            "study": harness.study,
+            "world_size": harness.world.world_size,
+            "num_nodes": harness.world.num_nodes,
+            "factors": harness.factors,
+            "steps_per_round": harness.plan.steps_per_round,
+            "rank_round_s": [part.round_s for part in parts],
+            "peak_memory_bytes": [part.peak_bytes for part in parts],
+            "peak_reserved_bytes": [part.peak_reserved_bytes for part in parts],
+            "rank_hosts": list(harness.rank_hosts),
+            "flags": [each.to_dict() for each in against],
+            "details": details,
+        }
     )
     if wrong := problem(made):
         raise ValueError(f"the result cannot be kept: {wrong}")
     return made
 
 
-def _seen(
-    parts: Sequence[Part],
-    hosts: Sequence[str],
-    goal: Goal | None,
-    variant_s: Mapping[str, list[list[float]]],
-) -> Iterator[Flag]:
+def _timed(parts: Sequence[Part]) -> dict[str, Any]:
+    """Return what the parts hold beside their rounds."""
+    timed = {
+        "rank_variant_s": of_all([part.variant_s for part in parts]),
+        "rank_phase_s": of_all([part.phase_s for part in parts]),
+        "telemetry": telemetry.columns([part.telemetry for part in parts]),
+    }
+    return {name: known for name, known in timed.items() if known}
+
+
+def _seen(parts: Sequence[Part], harness: "Harness") -> Iterator[Flag]:
+    hosts = harness.rank_hosts
+    if harness.case.waits:
+        yield flag("own-waits", collectives=harness.case.waits)
+    variant_s = of_all([part.variant_s for part in parts])
     yield from straggler_flags(variant_s.get("own", []), hosts)
     yield from late_input_flags(variant_s, hosts)
-    yield from goal_flags([part.round_s for part in parts], goal)
+    if harness.measures:
+        yield from goal_flags([part.round_s for part in parts], harness.goal)
     yield from slowdown_flags(parts, hosts)
     yield from quota_flags(parts, hosts)
 

@@ -21,9 +21,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.measure.loop_variants import Loop, Plan, Step
+from lockstep.measure.loop_variants import Loop, Step
 from lockstep.measure.step import variants
 from lockstep.measure.step.train_step import bucket_bytes
+from lockstep.measure.step.variants import Plan
 from lockstep.own_loop import explain_wording
 from lockstep.own_loop.explain_record import Explanation, Part, made
 from lockstep.own_loop.meeting import Met, meet
@@ -222,11 +223,10 @@ def _on_all(of_ranks: list[list[str]]) -> list[str]:
 
 def _plan(world: World, loop: Loop, ways: Mapping[str, Step], seconds: float) -> Plan:
     """Agree on the steps of a turn, and on the turns between two restorations."""
-    settle = world.control.settle_all
-    workers = settle("workers", loop.num_workers, max)
+    workers = loop.most_workers(world)
     found = loop.time_in_turns(world, ways, Plan(1, 1, workers), seed=0)
     once = {name: found[name][0] for name in ways}
-    return Plan(**settle("plan", once, partial(_planned, seconds, workers)))
+    return Plan(**world.control.settle_all("plan", once, partial(_planned, seconds, workers)))
 
 
 def _planned(seconds: float, workers: int, of_ranks: list[dict[str, float]]) -> dict[str, int]:

@@ -30,7 +30,7 @@ from lockstep.measure.step.train_step import (
     TrainStep,
     buckets,
     parameter_checksum,
-    unsupported_anywhere,
+    unsupported,
 )
 from lockstep.trainer import trained
 from lockstep.trainer.checkpoint import read_checkpoint, trajectory
@@ -96,6 +96,7 @@ class Trainer:
             self.batch.local_batch,
         )
         self.lr = scaled_lr(config.lr, config.lr_scale, self.batch.global_batch, config.base_batch)
+        _refuse_unsupported(config.precision, joined)
         score = Score(self.workload)
         self.step = _make_step(config, self.workload, self.device, self.lr, score)
         self.epochs = EpochRunner(
@@ -311,6 +312,13 @@ def _refuse_beyond(device: torch.device, needed: Mapping[str, int], joined: worl
     memory.refuse_beyond(room, needed, device)
 
 
+def _refuse_unsupported(precision: str, joined: world.World) -> None:
+    """Refuse what a rank's hardware cannot compute: in a mixed cluster one may be older."""
+    own = unsupported(precision, joined.device) or ""
+    if reason := next(filter(None, joined.control.exchange_all("precision", own)), None):
+        raise RuntimeError(reason)
+
+
 def _make_step(
     config: TrainConfig,
     workload: workloads.Workload,
@@ -319,8 +327,6 @@ def _make_step(
     score: Score,
 ) -> TrainStep:
     """Return the update that a run takes, of a model that is alike on all ranks."""
-    if reason := unsupported_anywhere(config.precision, device):
-        raise RuntimeError(reason)
     seed_everything(config.seed)
     step_config = StepConfig(
         precision=config.precision,

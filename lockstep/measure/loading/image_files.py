@@ -20,6 +20,7 @@ from lockstep.machine import storage
 from lockstep.measure import timing
 from lockstep.measure.harness import Harness
 from lockstep.measure.loading import data
+from lockstep.world import refusing
 
 SHAPE = (3, 32, 32)
 # Their creation is no part of the measurement, and takes minutes where there are many.
@@ -61,7 +62,7 @@ def image_files(harness: Harness, cache: str) -> Iterator[data.ImageDataset]:
         ValueError: They would lie in memory, where no read is cold.
     """
     if cache == "cold":
-        harness.refuse_alike(_problem(harness.data_root))
+        refusing.in_case(harness.world, harness.rank_hosts, _problem(harness.data_root))
     num_images = min(harness.size.loader_samples, MOST_FILES)
     folder = harness.data_root / f"image-files-{_agreed(harness)}"
     images, labels = data.generated(num_images, SHAPE)

@@ -19,6 +19,7 @@ from lockstep.vocabulary.records.step_basis import BASIS, Basis
 from lockstep.vocabulary.sizes import ON_REQUEST, local_batch_of
 from lockstep.workloads import trees
 from lockstep.workloads.costs import batch_bytes, flop_per_item, model_bytes
+from lockstep.world import refusing
 
 if TYPE_CHECKING:
     import torch
@@ -105,7 +106,7 @@ def _measure(
         )
     step, inputs, targets = _build(harness, model, config, fitted.local_batch)
     problem = _batch_problem(model, fitted.local_batch, trees.num_items(inputs))
-    harness.refuse_alike(problem)
+    refusing.in_case(harness.world, harness.rank_hosts, problem)
     round_s, own = _time(harness, step, inputs, targets)
     variants = _variants(step, inputs, targets)
     variant_s, phase_s = _time_variants(harness, step, variants)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -254,16 +253,6 @@ def unsupported(precision: str, device: torch.device) -> str | None:
             else None
         )
     return refusal(precision, torch.cuda.get_device_capability(device))
-
-
-def unsupported_anywhere(precision: str, device: torch.device) -> str | None:
-    """Return the first rank's reason not to compute in a precision; a collective call.
-
-    A skip may rest only on what all ranks know: in a mixed cluster one of them may be older.
-    """
-    reasons: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(reasons, unsupported(precision, device))
-    return next((reason for reason in reasons if reason), None)
 
 
 def refusal(precision: str, capability: tuple[int, int] | None) -> str | None:

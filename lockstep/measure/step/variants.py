@@ -5,11 +5,14 @@ a block of turns runs each variant once, in an order drawn anew for each block a
 ranks, so that what slows the machine for a while slows no variant more than the others.
 """
 
+import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lockstep.measure import timing
+from lockstep.vocabulary.sizes import Size
 from lockstep.world.process_group import num_collectives
 
 if TYPE_CHECKING:
@@ -30,33 +33,56 @@ MOST_STEPS = 5
 LEAD_STEPS = 2
 
 
-def num_blocks(num_steps: int, variants: Mapping[str, Step], steps: int, full_steps: int) -> int:
-    """Return how many blocks of turns add at most `SHARE` to a case, but no fewer than needed.
+@dataclass(frozen=True)
+class Plan:
+    """How often the variants run.
 
-    The rounds of the case take `num_steps`, warm-up included. A turn of the whole step takes
-    `full_steps`, one of a variant `steps`.
+    Attributes:
+        blocks: Turns of each.
+        steps: Of a turn.
+        workers: Processes that fetch batches; 0 where a step fetches its own.
     """
-    cost = sum(COST[name] for name in variants) * steps + COST["full"] * (full_steps - steps)
-    room = SHARE * num_steps / cost - 1 / steps  # each first runs once untimed
-    return min(max(int(room), LEAST_BLOCKS), MOST_BLOCKS)
+
+    blocks: int
+    steps: int
+    workers: int = 0
+
+    @property
+    def full_steps(self) -> int:
+        """Steps of a turn of the whole step: whole rounds of the workers, who deliver in bursts."""
+        together = max(self.workers, 1)
+        return math.ceil(self.steps / together) * together
+
+
+def plan_turns(
+    rounds: Size, variants: Iterable[str], device: "torch.device", workers: int = 0
+) -> Plan:
+    """Return turns that add at most `SHARE` to the rounds of a case, but no fewer than needed."""
+    # A CPU has nothing in flight between two steps, so its turns need not be longer.
+    steps = 1 if device.type == "cpu" else min(rounds.steps_per_round, MOST_STEPS)
+    plan = Plan(LEAST_BLOCKS, steps, workers)
+    cost = sum(COST[name] for name in variants) * steps + COST["full"] * (plan.full_steps - steps)
+    num_steps = (rounds.rounds + rounds.warmup_rounds) * rounds.steps_per_round
+    blocks = int(SHARE * num_steps / cost - 1 / steps)  # each first runs once untimed
+    return replace(plan, blocks=min(max(blocks, LEAST_BLOCKS), MOST_BLOCKS))
 
 
 def time_in_turns(
-    world: "World", variants: Mapping[str, Step], *, blocks: int, steps: int, seed: int
+    world: "World", variants: Mapping[str, Step], plan: Plan, seed: int
 ) -> dict[str, list[float]]:
     """Return this rank's seconds per step in each turn of each variant.
 
-    Every rank must call it with the same names and numbers: each turn begins with a barrier. The
-    seed is that of the order.
+    Every rank must call it with the same names, plan and seed, which is that of the order: each
+    turn begins with a barrier.
 
     Returns:
-        Seconds, shape (blocks,), by name; as `running` those of `own` without waits for a core,
-        where these are known.
+        Seconds, shape (plan.blocks,), by name; as `running` those of `own` without waits for a
+        core, where these are known.
     """
     for step in variants.values():
         step()  # the first one after another variant allocates again
-    order = turns(list(variants), blocks, seed)
-    timed = timing.time_turns(world, [variants[name] for name in order], steps)
+    order = turns(list(variants), plan.blocks, seed)
+    timed = timing.time_turns(world, [variants[name] for name in order], plan.steps)
     found: dict[str, list[float]] = {name: [] for name in variants}
     for name, (seconds, running_s) in zip(order, timed, strict=True):
         found[name].append(seconds)
