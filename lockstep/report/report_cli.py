@@ -93,20 +93,13 @@ def report(
     where that leaves no point, it is 2. The page and the table give no ratio of a point that an
     error of lockstep check touches.
     """
-    from lockstep.report.check import checker, terminal
-    from lockstep.report.compute.scaling import series_of
     from lockstep.report.load.reading import gather
-    from lockstep.report.page import render
     from lockstep.report.page.content_of_page import page as build_page
 
     _refuse_options(as_csv and as_json, threshold, cost_per_gpu_hour)
     results = gather(paths)
-    free, left_out = results.pooled()
-    series = series_of(free, baseline, cost_per_gpu_hour)
     redact = export_options.redactor(results, more)
-    findings = checker.check(results, None if results.conflicts or baseline else series)
-    terminal.say_errors(findings)
-    _say_kept(left_out, series, baseline)
+    series, findings, left_out = _judge(results, baseline, cost_per_gpu_hour)
     if more["proposal"]:
         return pack_cli.write(results, series, findings, paths, threshold, force, redact, more)
     pack_cli.refuse_alone(more)
@@ -114,12 +107,11 @@ def report(
     if as_csv or as_json:
         _print_records(series, findings, left_out, as_csv, redact)
         return code
-    target = output or (paths[0] if paths[0].is_dir() else paths[0].parent) / REPORT
-    render.refuse_foreign(target, force, "--output")
+    target = _target(output, paths[0], force)
     command = _command(export_options.named(paths, more), baseline, threshold, cost_per_gpu_hour)
     page = redact(build_page(results, series, threshold, command, findings))
     _print_points(results, series, threshold)
-    _publish(page, terminal.counts(findings), target)
+    _publish(page, findings, target)
     export_options.write_figures(page, target.parent, more)
     return code
 
@@ -136,6 +128,30 @@ def _refuse_options(both: bool, threshold: float, cost_per_gpu_hour: float | Non
         raise ValueError(
             f"--cost-per-gpu-hour {cost_per_gpu_hour:g} is no price; give one from 0 to {MAX_RATE}"
         )
+
+
+def _judge(
+    results: "Results", baseline: int | None, cost_per_gpu_hour: float | None
+) -> "tuple[list[Series], list[Finding], list[Row]]":
+    """Return the series, what is wrong with them and what is left out of them, and say so."""
+    from lockstep.report.check import checker, terminal
+    from lockstep.report.compute.scaling import series_of
+
+    free, left_out = results.pooled()
+    series = series_of(free, baseline, cost_per_gpu_hour)
+    findings = checker.check(results, None if results.conflicts or baseline else series)
+    terminal.say_errors(findings)
+    _say_kept(left_out, series, baseline)
+    return series, findings, left_out
+
+
+def _target(output: Path | None, first: Path, force: bool) -> Path:
+    """Return where the page goes: beside the first results, unless told otherwise."""
+    from lockstep.report.page import render
+
+    target = output or (first if first.is_dir() else first.parent) / REPORT
+    render.refuse_foreign(target, force, "--output")
+    return target
 
 
 def _say_kept(left_out: "list[Row]", series: "list[Series]", baseline: int | None) -> None:
@@ -240,15 +256,16 @@ def _print_points(results: "Results", series: "list[Series]", threshold: float) 
         click.echo("\n".join(["", f"{judged.title}:", *judged.measured]))
 
 
-def _publish(page: dict[str, Any], checked: str, target: Path) -> None:
+def _publish(page: dict[str, Any], findings: "list[Finding]", target: Path) -> None:
     """Write the page, print what it says first and how to open it."""
+    from lockstep.report.check import terminal
     from lockstep.report.page import render
     from lockstep.report.words import console
 
     render.write(page, target)
     for line in console.verdict(page):
         click.echo(line)
-    click.echo(f"check: {checked}; the page and lockstep check name them")
+    click.echo(f"check: {terminal.counts(findings)}; the page and lockstep check name them")
     click.echo(f"report: {click.format_filename(target)}")
     click.echo(f"open it in a browser: {target.resolve().as_uri()}")
 

@@ -59,25 +59,33 @@ def measure_training(
         RuntimeError: The step was fast but wrong: loss or parameters are not as they must be; or
             `make_batch` of another rank returned another number of items.
     """
-    from lockstep.measure.step.train_step import StepConfig
-
     skip_unless_supported(harness, precision)
     _skip_without_exchange(harness)
     model = workloads.make(workload)
     if local_batch is None:
         assert global_batch is not None
         local_batch = local_batch_of(global_batch, harness.world.world_size)
-    asked = {
+    config = _config(harness, precision, bucket_cap_mb, accumulation, no_sync)
+    _skip_unsuited(config, model)
+    with fitting.advising(local_batch, config, is_strong=global_batch is not None):
+        _measure(harness, model, config, local_batch, "weak" if global_batch is None else "strong")
+
+
+def _config(
+    harness: Harness, precision: str, bucket_cap_mb: float | None, accumulation: int, no_sync: bool
+) -> "StepConfig":
+    """Return how the step is taken, which the case's factors may say otherwise."""
+    from lockstep.measure.step.train_step import StepConfig
+
+    asked: dict[str, Any] = {
         "precision": precision,
         "bucket_cap_mb": bucket_cap_mb,
         "accumulation": accumulation,
         "no_sync": no_sync,
         "lr": LEARNING_RATE,
-    } | {name: value for name, value in harness.factors.items() if name in ON_REQUEST}
-    config = StepConfig(**asked)
-    _skip_unsuited(config, model)
-    with fitting.advising(local_batch, config, is_strong=global_batch is not None):
-        _measure(harness, model, config, local_batch, "weak" if global_batch is None else "strong")
+    }
+    chosen = {name: value for name, value in harness.factors.items() if name in ON_REQUEST}
+    return StepConfig(**asked | chosen)
 
 
 def _skip_without_exchange(harness: Harness) -> None:

@@ -11,6 +11,7 @@ import click
 from lockstep.report.bundle import opening
 
 if TYPE_CHECKING:
+    from lockstep.report.check.checker import Finding
     from lockstep.report.compare.comparison import Comparison
     from lockstep.report.load.results import Results
 
@@ -82,32 +83,26 @@ def compare(
     ratio is the rate of B over that of A, so above 1 B is faster. Each further C is held against A
     as B is, all side by side.
     """
-    from lockstep.report.check import checker, terminal
+    from lockstep.report.check import checker
     from lockstep.report.compare import comparison
-    from lockstep.report.compare.side_by_side import compared_page
-    from lockstep.report.load.reading import load
-    from lockstep.report.page import render
+    from lockstep.report.compare.side_by_side.compared_page import page as compared_page
 
     _refuse(page, as_markdown and as_json, force)
     paths = (a, b, *others)
-    first, *rest = (load([path]) for path in paths)
-    campaigns = [first, *(comparison.renamed(first, one) for one in rest)]
+    campaigns = _load(paths)
     redacted = _redactor(campaigns, redact)
     findings = [checker.check(one) for one in campaigns]
     names = _names(paths, redact)
     made = comparison.compare_all(campaigns, names, margin, allowed, findings)
     for one in made:  # before a long one is cut, in the middle of a name
         one.environment = redacted(one.environment)
-    for letter, campaign, of_side in zip(comparison.LETTERS, campaigns, findings, strict=False):
-        terminal.say_unread(campaign)
-        terminal.say_errors(of_side, f"{letter}: ")
+    _say_problems(campaigns, findings)
     for line in _lines(made, names, as_markdown, as_json, redacted):
         click.echo(line)
     if page is not None:
         command = _command(names, margin, allowed)
-        drawn = compared_page.page(made, names, campaigns, findings, command)
-        render.write(redacted(drawn), page, render.COMPARED)
-        click.echo(f"page: {click.format_filename(page)}", err=as_json or as_markdown)
+        drawn = compared_page(made, names, campaigns, findings, command)
+        _write(redacted(drawn), page, is_beside=as_json or as_markdown)
     return 1 if any(one.slower or one.blocked for one in made) else 0
 
 
@@ -122,6 +117,33 @@ def _refuse(page: Path | None, both: bool, force: bool) -> None:
     if page.suffix != ".html":
         raise ValueError(f"--html {page} is no name of a page; give one that ends in .html")
     render.refuse_foreign(page, force, "--html", render.COMPARED)
+
+
+def _load(paths: Sequence[Path]) -> "list[Results]":
+    """Return the campaigns, the cases of all by the names that the first gives them."""
+    from lockstep.report.compare import comparison
+    from lockstep.report.load.reading import load
+
+    first, *rest = (load([path]) for path in paths)
+    return [first, *(comparison.renamed(first, one) for one in rest)]
+
+
+def _say_problems(campaigns: "Sequence[Results]", findings: "Sequence[list[Finding]]") -> None:
+    """Say what of each side could not be read, and which errors check finds in it."""
+    from lockstep.report.check import terminal
+    from lockstep.report.compare.comparison import LETTERS
+
+    for letter, campaign, of_side in zip(LETTERS, campaigns, findings, strict=False):
+        terminal.say_unread(campaign)
+        terminal.say_errors(of_side, f"{letter}: ")
+
+
+def _write(page: dict[str, Any], target: Path, *, is_beside: bool) -> None:
+    """Write the page and say where; on standard error where it is beside what another reads."""
+    from lockstep.report.page import render
+
+    render.write(page, target, render.COMPARED)
+    click.echo(f"page: {click.format_filename(target)}", err=is_beside)
 
 
 def _lines(
