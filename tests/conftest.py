@@ -4,7 +4,6 @@ import fcntl
 import gc
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,7 @@ import fork_server
 import hypothesis
 import measured as campaigns
 import pytest
-from launched import NO_HYPOTHESIS, SAMPLES, environ
+from launched import NO_HYPOTHESIS, SAMPLES, environ, free_port
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -112,7 +111,7 @@ def _run_ranks(
     launcher: str = "torchrun",
     **variables: str,
 ) -> list[Ended]:
-    world_size, port = len(arguments), _free_port()
+    world_size, port = len(arguments), free_port()
     variables["PYTHONPATH"] = f"{variables.get('PYTHONPATH', ROOT)}:{SAMPLES}"
     started = [
         subprocess.Popen(
@@ -151,7 +150,11 @@ def _variables(launcher: str, rank: int, world_size: int, port: int) -> dict[str
     return meeting | {"LOCKSTEP_LAUNCHER": launcher} | dict(zip(names, values, strict=True))
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of this process alone."""
+    from lockstep.world import process_group
+
+    process_group.join(device="cpu", threads_per_rank=1)
+    yield
+    process_group.leave()

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -329,3 +330,10 @@ def seen(ended: Ended, said: str, **expected: bool) -> Seen:
     wrong = [name.replace("_", " ") for name, holds in expected.items() if not holds]
     text = f"{said}; NOT: {', '.join(wrong)}" if wrong else said
     return Seen(text, not wrong, ended.detected_s)
+
+
+def free_port() -> int:
+    """Return a port of this host that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -7,12 +7,13 @@ root, `ip` and `tc`; what it makes lies in its own namespaces and goes with them
 """
 
 import os
-import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
+
+from launched import free_port
 
 INTERFACE = "wire"
 # More than TCP's largest segment of 64 KiB and its headers, which the filter would have to cut up:
@@ -126,7 +127,7 @@ def _ranks(nodes: Sequence[str], ranks: int, per_node: int) -> Iterator[Rank]:
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(per_node),
         "MASTER_ADDR": _address(0),
-        "MASTER_PORT": str(_free_port()),
+        "MASTER_PORT": str(free_port()),
         "GLOO_SOCKET_IFNAME": INTERFACE,
     }
     for rank in range(ranks):
@@ -134,13 +135,6 @@ def _ranks(nodes: Sequence[str], ranks: int, per_node: int) -> Iterator[Rank]:
         enter = ["ip", "netns", "exec", nodes[node], "unshare", "--uts", "sh", "-c", ENTER]
         own = {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
         yield Rank([*enter, f"node{node}"], common | own)
-
-
-def _free_port() -> int:
-    """Return a port; a namespace of its own has nobody else's."""
-    with closing(socket.socket()) as any_free:
-        any_free.bind(("", 0))
-        return int(any_free.getsockname()[1])
 
 
 def _run(command: str) -> None:

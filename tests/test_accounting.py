@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stand_ins import sacct
 
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.status import accounting
@@ -33,12 +34,6 @@ JobID|JobIDRaw|State|ExitCode|Elapsed|Submit|Eligible|Start|End|MaxRSS|MaxVMSize
 11|11|CANCELLED|0:0|00:00:00|1795385803|Unknown|None|1795386205||||00:00:00|6G||2|1|||None assigned|lockstep|gpufail
 12|12|COMPLETED|0:0|00:01:09|1795385803|1795385803|1795386205|1795386274||||00:00:00|6G|billing=2,cpu=2,mem=6G,node=1|2|1|||node1|lockstep|hand
 """  # noqa: E501, as sacct says it
-
-
-def text(*rows):
-    """Return what sacct would say of rows, each a dict of some of its fields."""
-    lines = ["|".join(row.get(name, "") for name in FIELDS) for row in rows]
-    return "\n".join(["|".join(FIELDS), *lines, ""])
 
 
 def job(**fields):
@@ -80,7 +75,7 @@ def test_the_shares_of_a_job_are_those_that_seff_prints():
     used = {"JobID": "7.batch", "JobIDRaw": "7.batch", "State": "COMPLETED"}
     one = job(Elapsed="08:00:00", AllocCPUS="1", NNodes="1", AllocTRES="cpu=1,mem=32G,node=1")
     step = used | {"TotalCPU": "06:42:00", "MaxRSS": "28.5G", "NTasks": "1"}
-    found = read(text(one, step))["7"]
+    found = read(sacct(one, step))["7"]
     assert f"{100 * found['cpu_efficiency']:.2f}" == "83.75"
     assert f"{100 * found['memory_efficiency']:.2f}" == "89.06"
 
@@ -90,7 +85,7 @@ def test_cpu_time_is_shared_by_all_cores_and_memory_is_that_of_all_tasks():
     batch = job(JobID="7.batch", TotalCPU="00:00:30", MaxRSS="1G", NTasks="1")
     step = job(JobID="7.0", TotalCPU="0-08:00:00", MaxRSS="10G", NTasks="8",
                TRESUsageInTot="cpu=08:00:00,mem=48G,vmem=90G")  # fmt: skip
-    found = read(text(one, batch, step))["7"]
+    found = read(sacct(one, batch, step))["7"]
     assert found["cpu_efficiency"] == pytest.approx((8 * 3600 + 30) / (8 * 7200))
     assert found["memory_efficiency"] == 0.75
 
@@ -102,12 +97,12 @@ def test_memory_stands_on_the_steps_alone_and_the_largest_counts():
         job(JobID="7.0", MaxRSS="1.5G", MaxVMSize="3G", AveCPU="00:01:00"),
         job(JobID="7.1", MaxRSS="", MaxVMSize=""),
     ]
-    found = read(text(job(), *steps))
+    found = read(sacct(job(), *steps))
     assert list(found) == ["7"]
     assert found["7"]["max_rss_bytes"] == 1.5 * GIB
     assert found["7"]["max_vm_bytes"] == 3 * GIB
     assert found["7"]["ave_cpu_s"] == 60
-    assert read(text(job()))["7"]["max_rss_bytes"] is None
+    assert read(sacct(job()))["7"]["max_rss_bytes"] is None
 
 
 @pytest.mark.parametrize(
@@ -126,7 +121,7 @@ def test_memory_stands_on_the_steps_alone_and_the_largest_counts():
     ],
 )
 def test_each_form_of_a_request_of_memory_is_that_of_the_whole_job(asked, total):
-    found = read(text(job(ReqMem=asked, AllocCPUS="8", NNodes="2")))["7"]
+    found = read(sacct(job(ReqMem=asked, AllocCPUS="8", NNodes="2")))["7"]
     assert found["requested_bytes"] == total
 
 
@@ -167,14 +162,14 @@ def test_an_instant_is_seconds_or_a_date():
     ],
 )
 def test_gpu_hours_are_of_what_was_allocated(tres, hours):
-    found = read(text(job(Elapsed="00:30:00", AllocTRES=tres)))["7"]
+    found = read(sacct(job(Elapsed="00:30:00", AllocTRES=tres)))["7"]
     assert found["gpu_hours"] == hours
 
 
 def test_what_has_not_ended_says_so():
     """Inside its own job sacct says RUNNING, and its numbers are not final."""
     states = ("RUNNING", "PENDING", "COMPLETING", "REQUEUED", "SUSPENDED", "", "CANCELLED by 12")
-    found = [read(text(job(State=state)))["7"] for state in states]
+    found = [read(sacct(job(State=state)))["7"] for state in states]
     assert [has_ended(one) for one in found] == [False] * 6 + [True]
     assert found[5]["state"] == "unknown"
     assert not has_ended(None)
@@ -186,7 +181,7 @@ def test_older_and_newer_columns_do_no_harm():
     assert read(newer)["7"]["elapsed_s"] == 60
     assert read("7|COMPLETED|0:0\n") == {}  # no names of columns
     assert read("") == {}
-    assert read(text(job())[:-5]) == {}  # a line cut short
+    assert read(sacct(job())[:-5]) == {}  # a line cut short
 
 
 def test_the_question_is_one_line_of_a_batch_script():

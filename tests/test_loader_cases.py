@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader
 
 from lockstep.measure.loading import data, loader_cases
 from lockstep.measure.loading.loader_cases import EndlessSampler, Numbered
-from lockstep.world import process_group as world
 
 CPU = torch.device("cpu")
 # Two ranks over 10 samples; with the argument "same" both take the first one's share.
@@ -65,14 +64,6 @@ def test_epochs_differ_in_order_and_follow_the_seed() -> None:
     assert first != second
     assert epochs(1) == [first, second]
     assert epochs(2) != [first, second]
-
-
-@pytest.fixture
-def group() -> Iterator[None]:
-    """A process group of this process alone."""
-    world.join(device="cpu", threads_per_rank=1)
-    yield
-    world.leave()
 
 
 def given_batches(*batches: list[int]) -> Iterator[Any]:

@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,19 +17,10 @@ from lockstep.report.load.reading import load
 from lockstep.report.page.content_of_page import page
 from lockstep.report.page.panels.losses import phase_table
 from lockstep.vocabulary.records.record import KEY
-from lockstep.world import process_group as world
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[1]
 NAP_S = 0.03
-
-
-@pytest.fixture
-def group() -> Iterator[None]:
-    """A process group of this process alone."""
-    world.join(device="cpu", threads_per_rank=1)
-    yield
-    world.leave()
 
 
 class Nap(torch.autograd.Function):

@@ -52,7 +52,6 @@ primary = true
 """
 # Each run differs by a thousandth, so that there is an interval.
 HUNDRED = "line = 'echo rate $((100 * {ranks})).$((RANDOM % 100))'\n"
-OUTPUT = "line = 'echo rate {ranks}; cat seen; echo x >>seen'\n"
 
 
 @pytest.fixture

@@ -25,12 +25,6 @@ def test_ids_are_unique_and_say_name_equals_value(name, study):
         assert list(row) == list(rows[0])  # one signature for all cases of a study
 
 
-def test_a_case_id():
-    assert sizes.case_id({"workload": "mlp", "local_batch": 32, "x": None}) == (
-        "workload=mlp-local_batch=32-x=None"
-    )
-
-
 @ALL
 def test_the_sensitivity_study_is_the_full_product(name):
     size = sizes.find(name)

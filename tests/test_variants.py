@@ -35,7 +35,7 @@ def test_turns_add_a_share_to_a_case_within_bounds(num_steps, steps, blocks):
     rounds = replace(
         find("smoke"), rounds=num_steps // steps, warmup_rounds=0, steps_per_round=steps
     )
-    assert variants.plan_turns(rounds, STEPS, torch.device("cuda")).blocks == blocks
+    assert variants.plan_turns(rounds, STEPS, torch.device("cuda"), 0).blocks == blocks
 
 
 def test_an_order_is_drawn_for_each_block_and_equal_on_all_ranks():

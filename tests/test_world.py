@@ -85,14 +85,6 @@ def test_wrong_variables_are_refused_in_one_sentence(environ, sentence):
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    ("world_size", "ranks_per_node", "num_nodes"),
-    [(1, 1, 1), (2, 2, 1), (3, 2, 2), (4, 2, 2), (5, 4, 2), (8, 1, 8)],
-)
-def test_num_nodes(world_size, ranks_per_node, num_nodes):
-    assert Placement(0, 0, world_size, ranks_per_node).num_nodes == num_nodes
-
-
 @given(st.integers(1, 4096), st.data())
 def test_the_nodes_hold_all_ranks_and_none_is_empty(world_size, data):
     per_node = data.draw(st.integers(1, world_size))

@@ -142,16 +142,6 @@ def block_of(content: dict[str, Any]) -> dict[str, Any]:
     return content["benchmarks"][0]["extra_info"][KEY]
 
 
-def edited(where: tuple[int, int], change: Callable[[dict[str, Any]], None]) -> Edit:
-    """Change the content of one launch, named by size and repeat."""
-
-    def edit(content: dict[str, Any], size: int, repeat: int) -> None:
-        if (size, repeat) == where:
-            change(content)
-
-    return edit
-
-
 # Planted: what a campaign of each is made by, the rule that must name it, and where it must point.
 
 

@@ -27,7 +27,6 @@ US_PER_ITEM = 2000
 # Ranks run before what else the machine does: a rank that waits for a core is no link.
 FIRST = ("nice", "-n", "-15")
 PATIENCE_S = 900
-OUTPUT = ROOT / "reports" / "recorded" / "demo.json.gz"
 
 
 def campaign(asked: argparse.Namespace) -> Campaign:

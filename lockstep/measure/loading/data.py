@@ -33,6 +33,7 @@ STAGING_PREFIX = ".lockstep-staging-"
 DIGITS_FILE = Path(__file__).with_name("digits.csv.gz")
 DIGITS_HELD_OUT = 357
 _SPLIT_SEED = 0
+NUM_CLASSES = 10  # of generated images
 # A crop moves an image of 32 pixels by up to 4, as He et al. (arXiv:1512.03385, 4.2) do on CIFAR.
 _CROP_SHARE = 8
 _MEMMAP_CHUNK = 256
@@ -146,8 +147,6 @@ def write_memmap(
     folder: Path,
     num_images: int,
     shape: tuple[int, int, int] = (3, 32, 32),
-    num_classes: int = 10,
-    seed: int = 0,
 ) -> Path:
     """Write generated images for `MemmapImages`, once; return the folder.
 
@@ -157,7 +156,7 @@ def write_memmap(
     with locked(folder):
         if not (folder / "labels.npy").exists():
             with staging(folder) as stage:
-                _write_images(stage, num_images, shape, num_classes, seed)
+                _write_images(stage, num_images, shape)
     found = np.load(folder / "images.npy", mmap_mode="r").shape
     if found != (num_images, *shape):
         raise ValueError(
@@ -167,36 +166,29 @@ def write_memmap(
     return folder
 
 
-def _write_images(
-    folder: Path, num_images: int, shape: tuple[int, int, int], num_classes: int, seed: int
-) -> None:
+def _write_images(folder: Path, num_images: int, shape: tuple[int, int, int]) -> None:
     images = np.lib.format.open_memmap(
         folder / "images.npy", mode="w+", dtype=np.uint8, shape=(num_images, *shape)
     )
     labels = np.empty(num_images, dtype=np.int64)
     for start in range(0, num_images, _MEMMAP_CHUNK):
         part = slice(start, min(start + _MEMMAP_CHUNK, num_images))
-        images[part], labels[part] = generated(part.stop - start, shape, num_classes, seed, start)
+        images[part], labels[part] = generated(part.stop - start, shape, start)
     images.flush()
     np.save(folder / "labels.npy", labels)
 
 
 def generated(
-    num_images: int,
-    shape: tuple[int, ...] = (3, 32, 32),
-    num_classes: int = 10,
-    seed: int = 0,
-    start: int = 0,
+    num_images: int, shape: tuple[int, ...] = (3, 32, 32), start: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return images (N, C, H, W) in uint8 and classes (N,) that a model can learn to tell apart.
 
-    Each class is one pattern under noise. Labels take turns over the images. Seed fixes the
-    patterns, images differ by seed and by the index of the first, so that a large set can be made
-    in pieces.
+    Each class is one pattern under noise. Labels take turns over the images, which differ by the
+    index of the first, so that a large set can be made in pieces.
     """
-    patterns = np.random.default_rng(seed).integers(0, 128, (num_classes, *shape), np.uint8)
-    noise = np.random.default_rng((seed, start)).integers(0, 128, (num_images, *shape), np.uint8)
-    labels = (np.arange(num_images) + start) % num_classes
+    patterns = np.random.default_rng(0).integers(0, 128, (NUM_CLASSES, *shape), np.uint8)
+    noise = np.random.default_rng((0, start)).integers(0, 128, (num_images, *shape), np.uint8)
+    labels = (np.arange(num_images) + start) % NUM_CLASSES
     return patterns[labels] + noise, labels
 
 

@@ -54,9 +54,7 @@ class Plan:
         return math.ceil(self.steps / together) * together
 
 
-def plan_turns(
-    rounds: Size, variants: Iterable[str], device: "torch.device", workers: int = 0
-) -> Plan:
+def plan_turns(rounds: Size, variants: Iterable[str], device: "torch.device", workers: int) -> Plan:
     """Return turns that add at most `SHARE` to the rounds of a case, but no fewer than needed."""
     # A CPU has nothing in flight between two steps, so its turns need not be longer.
     steps = 1 if device.type == "cpu" else min(rounds.steps_per_round, MOST_STEPS)
