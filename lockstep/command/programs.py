@@ -1,10 +1,8 @@
 """Programs: what starts their ranks, and one run of them."""
 
-import contextlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import threading
 import time
@@ -14,8 +12,10 @@ from pathlib import Path
 
 from lockstep.command.failed_runs import RunError
 from lockstep.command.table import GRACE_S, Command, Launcher, marks
+from lockstep.vocabulary.system import commands
 from lockstep.vocabulary.system.environment import THREADS
 from lockstep.vocabulary.system.host import die_with_parent, hostname
+from lockstep.vocabulary.text.printable import last_line
 
 # Of a rank that its launcher says; a program would take an outer launcher's for its own.
 OUTER = ("OMPI_", "PMI_", "PMIX_", "PMI2_")
@@ -109,15 +109,12 @@ def _hosts(launcher: Launcher, words: Sequence[str], world_size: int) -> tuple[s
     if launcher == "alone":
         return (hostname(),) * world_size
     try:
-        ended = subprocess.run(
-            [*words, "sh", "-c", RANK_SAYS], stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, timeout=PROBE_S, check=False, env=clean(os.environ),
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
+        ended = commands.run([*words, "sh", "-c", RANK_SAYS], PROBE_S, environ=clean(os.environ))
+    except commands.CommandError as error:
         raise RuntimeError(f"{launcher} does not start {world_size} ranks: {error}") from None
-    names = re.findall(rf"{MARK} (\S+)", ended.stdout)
-    if ended.returncode or len(names) != world_size:
-        said = (ended.stderr.strip().splitlines() or [f"{len(names)} answer"])[-1]
+    names = re.findall(rf"{MARK} (\S+)", ended.output)
+    if ended.code or len(names) != world_size:
+        said = last_line(ended.errors) or f"{len(names)} answer"
         raise RuntimeError(f"{launcher} does not start {world_size} ranks: {said}")
     return tuple(sorted(names))
 
@@ -171,7 +168,7 @@ def _wait(process: "subprocess.Popen[bytes]", timeout_s: float) -> bool:
 
     def end() -> None:
         late.set()
-        _end(process)
+        commands.end_groups([process], GRACE_S)
 
     # Popen's own time-out looks every 50 ms, which would be part of the time measured.
     timer = threading.Timer(timeout_s, end)
@@ -181,25 +178,9 @@ def _wait(process: "subprocess.Popen[bytes]", timeout_s: float) -> bool:
         process.wait()
     finally:
         timer.cancel()
-        if process.poll() is None:
-            _end(process)
         # What the program has left behind would run beside the next case.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+        commands.end_groups([process], GRACE_S)
     return late.is_set()
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End a program with all that it has started."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, sign)
-        deadline = time.monotonic() + GRACE_S
-        while process.returncode is None and time.monotonic() < deadline:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(0.1)
-        if process.returncode is not None:
-            return
 
 
 def end_of(path: Path) -> str:

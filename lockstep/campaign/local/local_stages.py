@@ -6,18 +6,16 @@ long as the campaign says the same of it.
 
 import json
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lockstep.campaign.folder import Folder
 from lockstep.campaign.job_cuts import Stage
-from lockstep.vocabulary.system import files
+from lockstep.vocabulary.system import commands, files
 from lockstep.vocabulary.system.host import die_with_parent
 from lockstep.vocabulary.text.durations import parse_limit
 
@@ -151,10 +149,4 @@ def _waited(tasks: list[subprocess.Popen[bytes]], limit_s: float | None) -> Iter
                 yield TIMED_OUT
                 return
     finally:
-        for end in (signal.SIGTERM, signal.SIGKILL):
-            for task in tasks:
-                with suppress(ProcessLookupError):
-                    os.killpg(task.pid, end)  # with all that it started
-            for task in tasks:
-                with suppress(subprocess.TimeoutExpired):
-                    task.wait(ENDING_S)
+        commands.end_groups(tasks, ENDING_S)

@@ -21,14 +21,13 @@ from datetime import UTC, datetime
 from http.client import HTTPException
 from typing import Any, NoReturn
 
-from lockstep.tracker.apis.stores import OutOfReachError, RefusedError, failed
+from lockstep.tracker.apis.stores import MAX_SAID, OutOfReachError, RefusedError, failed
 from lockstep.tracker.confirmed import Entry
 from lockstep.tracker.runs.tracked import Artifact, Metric, Run
 from lockstep.vocabulary.system import files
 from lockstep.vocabulary.text.printable import one_line
 
 LARGEST_CONTENT_BYTES = 16 * files.MIB
-MAX_SAID = 300
 FACTS = ("slurm_job_id", "node", "seed", "gpu_type")
 
 

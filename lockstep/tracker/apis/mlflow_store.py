@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from lockstep.tracker.apis.stores import OutOfReachError, RefusedError, failed
+from lockstep.tracker.apis.stores import MAX_SAID, OutOfReachError, RefusedError, failed
 from lockstep.tracker.confirmed import Entry
 from lockstep.tracker.runs.tracked import Artifact, Metric, Run
 from lockstep.vocabulary.text.printable import one_line
@@ -21,7 +21,6 @@ KEY_TAG = "lockstep.run"
 KIND_TAG = "lockstep.kind"
 # Parameters and tags in one request (MLflow's REST interface, "Log Batch").
 LARGEST_FACTS = 100
-MAX_SAID = 300
 PORTS = {"http": 80, "https": 443}
 NOISY = ("mlflow", "alembic", "sqlalchemy", "urllib3")
 

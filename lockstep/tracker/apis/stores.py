@@ -7,6 +7,8 @@ from lockstep.tracker.confirmed import Entry
 from lockstep.tracker.runs.tracked import Artifact, Metric, Run
 from lockstep.tracker.target import Tracker
 
+MAX_SAID = 300  # characters of what a tracker answers
+
 # Metrics in one request: as many as MLflow takes (its REST interface, "Log Batch").
 LARGEST_BATCH = 1000
 

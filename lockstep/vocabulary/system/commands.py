@@ -1,7 +1,10 @@
-"""Other programs: started with a time limit, and what they printed."""
+"""Other programs: started with a time limit, what they printed, and how they are ended."""
 
+import os
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -92,3 +95,18 @@ def answer(
         return output(command, timeout_s, environ=environ).strip()
     except RuntimeError:
         return None
+
+
+def end_groups(processes: "Sequence[subprocess.Popen[bytes]]", grace_s: float) -> None:
+    """End processes that lead groups of their own, with all that they started.
+
+    They are asked first. What is left of their groups after `grace_s` is killed, of those that have
+    ended before, too.
+    """
+    for end in (signal.SIGTERM, signal.SIGKILL):
+        for process in processes:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, end)
+        for process in processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(grace_s)
