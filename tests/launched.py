@@ -337,3 +337,17 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def printed_by_two(script: str, folder: Path) -> list[Any]:
+    """Return what each of two processes prints last, a line of JSON; they meet in a file."""
+    rendezvous = f"file://{folder / 'store'}"
+    environ = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(sys.path)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(rank), rendezvous],
+            stdout=subprocess.PIPE, env=environ, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    return [json.loads(rank.communicate(timeout=300)[0].splitlines()[-1]) for rank in ranks]

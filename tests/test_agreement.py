@@ -37,6 +37,16 @@ def entries(folder):
     }
 
 
+def the_failure(run_ranks, folder, cases, *options, ranks=2, measured="test_good"):
+    """Measure cases, of which one fails and the other does not; return the journal's line of it."""
+    arguments = [*own_cases(folder, cases), *options]
+    ended = run_ranks([arguments] * ranks, folder, PYTHONPATH=str(folder))
+    assert [rank.returncode for rank in ended] == [1] * ranks, ended[0].stdout
+    assert list(entries(folder)) == [measured]
+    (failed,) = (one for one in journal.read(folder / "out.journal.jsonl") if one["kind"] == "fail")
+    return failed
+
+
 @pytest.mark.chaos
 def test_a_case_may_time_twice_and_each_rank_is_heard_each_time(run_ranks, tmp_path):
     twice = case("twice", """\
@@ -63,14 +73,8 @@ if lockstep.world.rank == {who}:
 lockstep.world.control.settle_all("room", 1, len)""",
     )
     good = case("good", "keep(lockstep, lockstep.time(int))")
-    arguments = own_cases(tmp_path, CASES + leaves + good)
     limits = ["--comm-timeout=3", "--case-budget=200"]
-    ended = run_ranks([[*arguments, *limits]] * 2, tmp_path, PYTHONPATH=str(tmp_path))
-    assert [rank.returncode for rank in ended] == [1, 1], ended[0].stdout
-    assert list(entries(tmp_path)) == ["test_good"]
-    (failed,) = (
-        one for one in journal.read(tmp_path / "out.journal.jsonl") if one["kind"] == "fail"
-    )
+    failed = the_failure(run_ranks, tmp_path, CASES + leaves + good, *limits)
     assert failed["reason"].startswith(f"rank {who} on ")
     assert " skips, but not all ranks do: no bf16 here" in failed["reason"].splitlines()[0]
 
@@ -94,14 +98,8 @@ assert ones.tolist() == [2.0] * 4
 keep(lockstep, lockstep.time(int))""",
     )
     head = "import torch\nfrom torch import distributed\nPENDING = []\n"
-    arguments = own_cases(tmp_path, head + CASES + surplus + good)
     limits = ["--comm-timeout=5", "--case-budget=60"]
-    ended = run_ranks([[*arguments, *limits]] * 2, tmp_path, PYTHONPATH=str(tmp_path))
-    assert [rank.returncode for rank in ended] == [1, 1], ended[0].stdout
-    assert list(entries(tmp_path)) == ["test_good"]
-    (failed,) = (
-        one for one in journal.read(tmp_path / "out.journal.jsonl") if one["kind"] == "fail"
-    )
+    failed = the_failure(run_ranks, tmp_path, head + CASES + surplus + good, *limits)
     assert "::test_surplus[" in failed["case"]
     assert re.match(r"rank 1 on \S+ \(cpu\) has called \d+ collectives since ", failed["reason"])
 
@@ -118,35 +116,34 @@ keep(lockstep, lockstep.time(int))"""
     own = case("own", f"group = distributed.new_group()\n{pipeline}")
     joint = case("joint", f"group = None\n{pipeline}")
     head = "import torch\nfrom torch import distributed\n"
-    arguments = [*own_cases(tmp_path, head + CASES + own + joint), "--global-batch=63"]
-    ended = run_ranks([arguments] * 3, tmp_path, PYTHONPATH=str(tmp_path))
-    assert [rank.returncode for rank in ended] == [1, 1, 1], ended[0].stdout
-    assert list(entries(tmp_path)) == ["test_own"]
-    (failed,) = (
-        one for one in journal.read(tmp_path / "out.journal.jsonl") if one["kind"] == "fail"
+    cases = head + CASES + own + joint
+    failed = the_failure(
+        run_ranks, tmp_path, cases, "--global-batch=63", ranks=3, measured="test_own"
     )
     said = r"rank 1 on \S+ \(cpu\) has called \d+ collectives since .* \(gloo counts sends and rec"
     assert re.match(said, failed["reason"])
 
 
 @pytest.mark.chaos
-def test_what_no_journal_can_keep_fails_its_case_alone(run_ranks, tmp_path):
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ('float("nan")', "the journal cannot keep what it recorded: Out of range float"),
+        ("reduce(lambda held, _: [held], range(100_000), [])", "recorded: nested too deep"),
+    ],
+)
+def test_what_no_journal_can_keep_fails_its_case_alone(run_ranks, tmp_path, found, said):
     unfit = case(
         "unfit",
-        """\
+        f"""\
+from functools import reduce
 keep(lockstep, lockstep.time(int))
-lockstep.benchmark.extra_info["x"] = float("nan")""",
+lockstep.benchmark.extra_info["x"] = {found}""",
     )
     good = case("good", "keep(lockstep, lockstep.time(int))")
-    arguments = own_cases(tmp_path, CASES + unfit + good)
-    ended = run_ranks([arguments] * 2, tmp_path, PYTHONPATH=str(tmp_path))
-    assert [rank.returncode for rank in ended] == [1, 1], ended[0].stdout
-    assert list(entries(tmp_path)) == ["test_good"]
-    (failed,) = (
-        one for one in journal.read(tmp_path / "out.journal.jsonl") if one["kind"] == "fail"
-    )
+    failed = the_failure(run_ranks, tmp_path, CASES + unfit + good)
     assert "::test_unfit[" in failed["case"]
-    assert "the journal cannot keep what it recorded: Out of range float" in failed["reason"]
+    assert said in failed["reason"]
 
 
 @pytest.mark.chaos
@@ -167,29 +164,6 @@ def late(lockstep):
 
 
 @pytest.mark.chaos
-def test_what_is_nested_too_deeply_fails_its_case_alone(run_ranks, tmp_path):
-    deep = case(
-        "deep",
-        """\
-keep(lockstep, lockstep.time(int))
-found = []
-for _ in range(100_000):
-    found = [found]
-lockstep.benchmark.extra_info["x"] = found""",
-    )
-    good = case("good", "keep(lockstep, lockstep.time(int))")
-    arguments = own_cases(tmp_path, CASES + deep + good)
-    ended = run_ranks([arguments] * 2, tmp_path, PYTHONPATH=str(tmp_path))
-    assert [rank.returncode for rank in ended] == [1, 1], ended[0].stdout
-    assert list(entries(tmp_path)) == ["test_good"]
-    (failed,) = (
-        one for one in journal.read(tmp_path / "out.journal.jsonl") if one["kind"] == "fail"
-    )
-    assert "::test_deep[" in failed["case"]
-    assert "cannot keep what it recorded: nested too deep" in failed["reason"]
-
-
-@pytest.mark.chaos
 def test_errors_that_are_each_others_cause_fail_their_case_alone(run_ranks, tmp_path):
     ring = case(
         "ring",
@@ -203,10 +177,8 @@ except ValueError as first:
         raise first from second""",
     )
     good = case("good", "keep(lockstep, lockstep.time(int))")
-    arguments = own_cases(tmp_path, CASES + ring + good)
-    (ended,) = run_ranks([[*arguments, "--case-budget=20"]], tmp_path, PYTHONPATH=str(tmp_path))
-    assert ended.returncode == 1, ended.stdout
-    assert list(entries(tmp_path)) == ["test_good"]
+    failed = the_failure(run_ranks, tmp_path, CASES + ring + good, "--case-budget=20", ranks=1)
+    assert "::test_ring[" in failed["case"]
 
 
 def test_what_one_rank_cannot_measure_all_refuse_and_say(run_ranks, tmp_path):

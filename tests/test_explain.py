@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from test_snapshot import exact
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -27,14 +28,6 @@ def run_script(run_ranks, folder, script, *options):
     assert [each.returncode for each in ended] == [0, 0], ended[0].stderr + ended[1].stderr
     saved = [torch.load(folder / f"rank-{rank}.pt", weights_only=False) for rank in range(2)]
     return [each.stdout for each in ended], [exact(each) for each in saved]
-
-
-def exact(value):
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
-    if isinstance(value, dict):
-        return {name: exact(held) for name, held in value.items()}
-    return [exact(held) for held in value] if isinstance(value, list | tuple) else value
 
 
 @pytest.mark.slow

@@ -1,7 +1,9 @@
 import itertools
 import json
+import operator
 import shutil
 import sys
+from functools import reduce
 
 import pytest
 from data.report_samples import (
@@ -165,25 +167,10 @@ def test_a_broken_file_is_one_sentence_that_names_it(tmp_path, content, sentence
     assert "\n" not in str(caught.value)
 
 
-def test_another_schema_is_refused(tmp_path):
-    content = one_launch()
-    content["benchmarks"][0]["extra_info"][KEY]["schema"] = 99
-    with pytest.raises(ValueError, match=r"entry strong\[64\]: lockstep schema 99"):
-        load([write(tmp_path, content)])
-
-
 def test_another_schema_of_the_launch_is_refused(tmp_path):
     content = one_launch()
     content[KEY]["schema"] = 0
     with pytest.raises(ValueError, match="lockstep schema 0"):
-        load([write(tmp_path, content)])
-
-
-@pytest.mark.parametrize("bad", [0.0, -1.0])
-def test_a_round_that_is_no_time_is_refused(tmp_path, bad):
-    content = one_launch()
-    content["benchmarks"][0]["extra_info"][KEY]["rank_round_s"][0][1] = bad
-    with pytest.raises(ValueError, match=r"rank_round_s\[0\]\[1\]"):
         load([write(tmp_path, content)])
 
 
@@ -215,26 +202,28 @@ def test_rounds_that_are_no_numbers_are_refused(tmp_path, bad):
     assert str(path) in str(caught.value)
 
 
-def test_ranks_with_different_rounds_are_refused(tmp_path):
-    content = one_launch()
-    content["benchmarks"][0]["extra_info"][KEY]["rank_round_s"] = [[1.0, 2.0], [1.0]]
-    with pytest.raises(ValueError, match="unequal numbers of rounds"):
-        load([write(tmp_path, content)])
+SHAPES = "not of one shape, 1 ranks by as many turns"
 
 
 @pytest.mark.parametrize(
-    "variants",
+    ("place", "bad", "sentence"),
     [
-        {"full": [[1.0] * 24], "own": [[1.0] * 12]},
-        {"full": [[1.0] * 2], "own": [[1.0] * 2] * 2},
-        {"own": [[1.0] * 2] * 2},
-        {"own": []},
+        (("schema",), 99, r"entry strong\[64\]: lockstep schema 99"),
+        (("rank_round_s", 0, 1), 0.0, r"rank_round_s\[0\]\[1\]"),
+        (("rank_round_s", 0, 1), -1.0, r"rank_round_s\[0\]\[1\]"),
+        (("rank_round_s",), [[1.0, 2.0], [1.0]], "unequal numbers of rounds"),
+        (("details", "rank_variant_s"), {"full": [[1.0] * 24], "own": [[1.0] * 12]}, SHAPES),
+        (("details", "rank_variant_s"), {"full": [[1.0] * 2], "own": [[1.0] * 2] * 2}, SHAPES),
+        (("details", "rank_variant_s"), {"own": [[1.0] * 2] * 2}, SHAPES),
+        (("details", "rank_variant_s"), {"own": []}, SHAPES),
     ],
 )
-def test_variants_of_a_step_that_do_not_fit_together_are_refused(tmp_path, variants):
+def test_what_a_case_cannot_have_measured_is_refused(tmp_path, place, bad, sentence):
     content = one_launch()
-    content["benchmarks"][0]["extra_info"][KEY]["details"]["rank_variant_s"] = variants
-    with pytest.raises(ValueError, match="not of one shape, 1 ranks by as many turns"):
+    *path, last = place
+    held = reduce(operator.getitem, path, content["benchmarks"][0]["extra_info"][KEY])
+    held[last] = bad
+    with pytest.raises(ValueError, match=sentence):
         load([write(tmp_path, content)])
 
 

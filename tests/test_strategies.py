@@ -1,15 +1,12 @@
 """FSDP2, activation checkpointing and half batches: the same step, and what a report says of it."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from data.report_samples import document, record, write
+from launched import printed_by_two
 
 from lockstep.campaign.choosing.sweep import load_with
 from lockstep.measure.step import fitting
@@ -68,16 +65,7 @@ distributed.destroy_process_group()
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    rendezvous = f"file://{tmp_path_factory.mktemp('ranks') / 'store'}"
-    environ = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(sys.path)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", TWO_RANKS, str(rank), rendezvous],
-            stdout=subprocess.PIPE, env=environ, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    return [json.loads(rank.communicate(timeout=300)[0].splitlines()[-1]) for rank in ranks]
+    return printed_by_two(TWO_RANKS, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.slow

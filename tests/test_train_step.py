@@ -1,9 +1,5 @@
 """The one training step: what it computes, what DDP makes of it, what the hardware refuses."""
 
-import json
-import os
-import subprocess
-import sys
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from launched import printed_by_two
 from torch import distributed
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
@@ -90,18 +87,7 @@ def one_rank(tmp_path: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    rendezvous = f"file://{tmp_path_factory.mktemp('ranks') / 'store'}"
-    environ = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(sys.path)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", TWO_RANKS, str(rank), rendezvous],
-            stdout=subprocess.PIPE,
-            env=environ,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    return [json.loads(rank.communicate(timeout=120)[0].splitlines()[-1]) for rank in ranks]
+    return printed_by_two(TWO_RANKS, tmp_path_factory.mktemp("ranks"))
 
 
 def take_steps(spec: str, num_items: int, config: StepConfig, num_steps: int) -> TrainStep:
