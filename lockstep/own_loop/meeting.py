@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from lockstep.vocabulary.records.errors import RankError
 from lockstep.vocabulary.system.host import hostname
-from lockstep.vocabulary.text.formats import listed
+from lockstep.world import refusing
 from lockstep.world.control import Control, LostError
 from lockstep.world.placement import Placement
 from lockstep.world.process_group import World, has_group
@@ -98,13 +97,11 @@ def _refuse(told: list[Any]) -> None:
         ValueError: A rank has a problem.
         RankError: A rank did not come.
     """
-    silent = [rank for rank, each in enumerate(told) if each is None]
-    if silent:
-        raise RankError(
-            f"rank {listed(silent)} of {len(told)} did not come to lockstep.explain within "
-            f"{PATIENCE_S:g} s; call it on every rank, not on one",
-            *silent,
-        )
+    refusing.silent(
+        told,
+        f"did not come to lockstep.explain within {PATIENCE_S:g} s; call it on every rank, not on "
+        "one",
+    )
     for rank, each in enumerate(told):
         if each["problem"]:
             where = f"rank {rank} on {each['host']}: " if len(told) > 1 else ""

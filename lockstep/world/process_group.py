@@ -15,7 +15,7 @@ import psutil
 from lockstep.machine import provenance
 from lockstep.vocabulary.records.errors import RankError
 from lockstep.vocabulary.system.host import die_with_parent, hostname
-from lockstep.vocabulary.text.formats import listed
+from lockstep.world import refusing
 from lockstep.world.control import Control, LostError
 from lockstep.world.placement import SHOWN_CHARACTERS, Placement, integer, placement
 
@@ -231,13 +231,9 @@ def _refuse_apart(answers: list[dict[str, str] | None], timeout_s: float) -> Non
     Raises:
         RankError: Some did not join, or have a problem.
     """
-    silent = [rank for rank, given in enumerate(answers) if given is None]
-    if silent:
-        raise RankError(
-            f"rank {listed(silent)} of {len(answers)} did not join within {timeout_s:g} s; look "
-            "whether its process and node run",
-            *silent,
-        )
+    refusing.silent(
+        answers, f"did not join within {timeout_s:g} s; look whether its process and node run"
+    )
     for rank, given in enumerate(answers):
         if given and given["problem"]:
             raise RankError(f"rank {rank} on {given['host']}: {given['problem']}", rank)

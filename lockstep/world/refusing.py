@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lockstep.vocabulary.records.errors import AgreedError, OtherRankError
+from lockstep.vocabulary.records.errors import AgreedError, OtherRankError, RankError
 from lockstep.vocabulary.system.host import hostname
+from lockstep.vocabulary.text.formats import listed
 
 if TYPE_CHECKING:
     from lockstep.world.control import Control
@@ -29,6 +30,17 @@ def before_cases(control: "Control", problem: str) -> None:
     raise AgreedError(
         f"rank {rank} on {host}: {said}; give every rank the same files and options", rank
     )
+
+
+def silent(answers: Sequence[object], words: str) -> None:
+    """Refuse to go on without the ranks that gave no answer; `words` says what these did not do.
+
+    Raises:
+        RankError: A rank gave none.
+    """
+    ranks = [rank for rank, given in enumerate(answers) if given is None]
+    if ranks:
+        raise RankError(f"rank {listed(ranks)} of {len(answers)} {words}", *ranks)
 
 
 def in_case(world: "World", hosts: Sequence[str], problem: str) -> None:

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from lockstep.report.load import sources
-from lockstep.tracker.runs.from_trainings import updates
+from lockstep.tracker.runs.from_trainings import epoch_metrics, updates
 from lockstep.tracker.runs.tracked import (
     LONGEST_NAME,
     Artifact,
@@ -387,14 +387,5 @@ def _training_run(run: Run, launch: Launch, case: str, own: _Training) -> Run:
                 if name != "kept"
             }
         ),
-        metrics=(*_epoch_metrics(rows), *updates(steps, ends_ms)),
+        metrics=(*epoch_metrics(rows, EPOCH, "ended"), *updates(steps, ends_ms)),
     )
-
-
-def _epoch_metrics(rows: Sequence[Mapping[str, Any]]) -> list[Metric]:
-    return [
-        Metric(name, float(row[source]), int(row["epoch"]), milliseconds(row["ended"]))
-        for source, name in EPOCH.items()
-        for row in rows
-        if row.get(source) is not None
-    ]

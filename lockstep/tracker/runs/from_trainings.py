@@ -103,17 +103,20 @@ def _run(folder: Path, rows: Sequence[Mapping[str, str]], summary: Mapping[str, 
         ended_ms=None if is_running else milliseconds(rows[-1]["timestamp"]),
         params=texts(known | config),
         facts=texts(facts),
-        metrics=(*_epoch_metrics(rows), *updates(folder / STEPS, _ends(rows))),
+        metrics=(*epoch_metrics(rows, COLUMNS, "timestamp"), *updates(folder / STEPS, _ends(rows))),
         artifacts=() if is_running else _artifacts(folder),
     )
 
 
-def _epoch_metrics(rows: Sequence[Mapping[str, str]]) -> list[Metric]:
+def epoch_metrics(
+    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], ended: str
+) -> list[Metric]:
+    """Return what is known of each epoch, by its column: its name. `ended` is that of its end."""
     return [
-        Metric(name, float(row[column]), int(row["epoch"]), milliseconds(row["timestamp"]))
-        for column, name in COLUMNS.items()
+        Metric(name, float(row[column]), int(row["epoch"]), milliseconds(row[ended]))
+        for column, name in columns.items()
         for row in rows
-        if row.get(column)
+        if row.get(column) not in (None, "")
     ]
 
 

@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from lockstep.report.page.drawing import ticks
-from lockstep.report.page.drawing.canvas import LEFT_IN, RIGHT_IN, Canvas, Mark, head, sheet
+from lockstep.report.page.drawing.canvas import LEFT_IN, RIGHT_IN, Canvas, head, sheet
 from lockstep.report.page.drawing.palette import LABEL_PT, MARKERS, SERIES_COLOURS
-from lockstep.report.page.drawing.traces import PLOT_IN, name_of, reference_line, value_text
+from lockstep.report.page.drawing.traces import PLOT_IN, name_of, reference_line, values
 from lockstep.vocabulary.text import formats
 
 # Of more epochs, marks would be a thick line.
@@ -44,7 +44,7 @@ def bands(spec: dict[str, Any], source: str) -> Canvas:
         reference_line(axes, line["y"], line["label"])
     for index, one in enumerate(spec["series"]):
         _curve(axes, one, index)
-        canvas.marks += _values(axes, spec, one)
+        canvas.marks += values(axes, spec, one, one["band"], _place)
     return canvas
 
 
@@ -82,14 +82,6 @@ def _places(axes: Axes, spec: dict[str, Any]) -> None:
     marks = [mark for mark in ticks.linear(low, high) if mark == int(mark) or not spec["whole"]]
     axes.set_xticks(marks, [formats.trimmed(mark) for mark in marks])
     axes.set_xlabel(spec["xlabel"], fontsize=LABEL_PT)
-
-
-def _values(axes: Axes, spec: dict[str, Any], one: dict[str, Any]) -> list[Mark]:
-    known = zip(one["x"], one["y"], one["band"], strict=True)
-    return [
-        Mark(axes, x, y, f"{one['label']}, {_place(spec, x)}: {value_text(spec, y, ends)}")
-        for x, y, ends in known
-    ]
 
 
 def _place(spec: dict[str, Any], x: float) -> str:

@@ -6,6 +6,7 @@ and nodes; `cap`, the largest value that the axis is made for.
 """
 
 import math
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -77,7 +78,7 @@ def curves(spec: dict[str, Any], source: str) -> Canvas:
         axes.plot(*zip(*shared, strict=True), **IDEAL, color=INK)
     for index, series in enumerate(spec["series"]):
         one_curve(axes, series | ({"ideal": []} if shared else {}), index, high)
-        canvas.marks += _values(axes, spec, series, high)
+        canvas.marks += values(axes, spec, series, series["intervals"], _place, high)
     return canvas
 
 
@@ -230,16 +231,19 @@ def reference_line(axes: Axes, y: float, label: str) -> None:
     )  # fmt: skip
 
 
-def _values(axes: Axes, spec: dict[str, Any], series: dict[str, Any], high: float) -> list[Mark]:
-    """Return each point with what it says."""
-    known = zip(series["x"], series["y"], series["intervals"], strict=True)
+def values(
+    axes: Axes,
+    spec: dict[str, Any],
+    one: dict[str, Any],
+    ends: Sequence[list[float] | None],
+    place: Callable[[dict[str, Any], float], str],
+    high: float = math.inf,
+) -> list[Mark]:
+    """Return each point of a series with what it says; one above `high` is drawn there."""
     return [
-        Mark(
-            axes, x, min(y, high),
-            f"{series['label']}, {_place(spec, x)}: {value_text(spec, y, ends)}",
-        )
-        for x, y, ends in known
-    ]  # fmt: skip
+        Mark(axes, x, min(y, high), f"{one['label']}, {place(spec, x)}: {value_text(spec, y, of)}")
+        for x, y, of in zip(one["x"], one["y"], ends, strict=True)
+    ]
 
 
 def _place(spec: dict[str, Any], x: float) -> str:
