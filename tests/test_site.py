@@ -69,10 +69,16 @@ def test_a_site_without_a_container_names_its_suite(tmp_path):
         (GOOD + 'extra_directives = ["--gpu-bind=per_task:1"]\n' + IMAGE, "not an option that may"),
         (GOOD + 'extra_directives = ["--acc=x"]\n' + IMAGE, "known: --acctg-freq, --begin, "),
         (GOOD.replace("01:30:00", "00:00:00") + IMAGE, "'00:00:00': shorter than a minute"),
+        (GOOD.replace("01:30:00", "9999-00:00:00") + IMAGE, "time = '9999-00:00:00'"),
+        (GOOD.replace('"01:30:00"', "90") + IMAGE, "time = 90"),
+        (GOOD.replace("64", "0") + IMAGE, "cpus_per_node = 0"),
+        (GOOD + 'scratch = "x"\n' + IMAGE, "scratch = 'x': not an absolute path"),
         (GOOD + 'scratch = "/s"\nstage_in = ["/a/set", "/b/set/"]\n' + IMAGE, "copies 'set' twice"),
         (GOOD + 'extra_directives = ["exclusive"]\n' + IMAGE, "taken in their long form"),
         (GOOD + IMAGE + '[env]\n"A B" = "1"\n', "not a variable's name"),
         (GOOD + IMAGE + '[env]\nfailed = "0"\n', "sets this variable itself"),
+        (GOOD + IMAGE + '[env]\nA = "a\\nb"\n', "env.A = "),
+        (GOOD + 'shell_before = "echo a\\r\\necho b"\n' + IMAGE, "a carriage return or NUL breaks"),
         (GOOD + IMAGE + '[env]\nSLURM_PROCID = "0"\n', "env.SLURM_PROCID: the job script or Slurm"),
         (GOOD + IMAGE.replace("/images/", "docker://"), "build the image first"),
         (GOOD.replace("= 4", "= 0") + 'gpu_type = "a"\n' + IMAGE, "but gpus_per_node is 0"),
@@ -90,6 +96,7 @@ def test_a_site_without_a_container_names_its_suite(tmp_path):
         (GOOD + 'currency = "EUR"\n' + IMAGE, "a cost and its currency go together"),
         (GOOD + "cost_per_gpu_hour = 2\ncost_per_node_hour = 2\n" + IMAGE, "both given; keep one"),
         (GOOD + "cost_per_gpu_hour = -2\n" + IMAGE, "greater than or equal to 0"),
+        (GOOD + 'currency = "EUR"\ncost_per_gpu_hour = nan\n' + IMAGE, "cost_per_gpu_hour"),
         (GOOD + 'gpu_runtime = "hip"\n' + IMAGE, "input should be 'cuda' or 'rocm'"),
         (
             GOOD + 'gpu_runtime = "rocm"\n[container]\nruntime = "podman-hpc"\nimage = "a:1"\n',
@@ -131,12 +138,6 @@ def test_a_site_goes_to_another_of_its_partitions(tmp_path):
     assert found.in_partition("gpu") == found
     with pytest.raises(ValueError, match=r"no partition 'fast'; choose from debug, gpu, or add"):
         found.in_partition("fast")
-
-
-@pytest.mark.parametrize("name", ["results", "keeper", "stop", "options", "on_nodes"])
-def test_a_variable_of_the_script_is_not_the_site_s_to_set(tmp_path, name):
-    with pytest.raises(ValueError, match="sets this variable itself"):
-        read(tmp_path, GOOD + IMAGE + f'[env]\n{name} = "0"\n')
 
 
 def test_every_variable_of_the_scripts_is_known():
