@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from functools import cache
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from data.report_samples import document, full_tree, provenance, record, strong_
 from job_runs import HARMFUL, STUBS, execute, made, plain, seen
 from stand_ins import leave, send
 from test_page import browse, chromium  # noqa: F401, a fixture
+from test_render import elements
 
 from lockstep.campaign.folder import Folder
 from lockstep.report.load import imports
@@ -207,18 +207,6 @@ def hostile_page(tmp_path_factory):
     return folder / "report.html"
 
 
-class Elements(HTMLParser):
-    """Collects tags with their attributes."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.found = []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.found.append((tag, dict(attrs)))
-
-
 # The page's own: data as text, a script that the policy names by its hash, a field for a filter.
 SCRIPTS = ({}, {"type": "text/plain", "id": "data"})
 FILTER = {"type": "search", "id": "filter"}
@@ -226,7 +214,7 @@ FILTER = {"type": "search", "id": "filter"}
 
 def assert_harmless(text):
     """Assert that a page has no element that could run, load or lead anywhere."""
-    for tag, attributes in Elements(text).found:
+    for tag, attributes in elements(text):
         assert tag not in ("iframe", "object", "embed", "base", "link", "img", "form")
         # The page's own field filters rows; what is typed there goes nowhere.
         assert tag != "input" or attributes == FILTER
@@ -245,7 +233,7 @@ def test_nothing_of_a_hostile_folder_becomes_markup(hostile_page):
     assert "49" not in re.findall(
         r"\{\{7\*7\}\}|49", text.partition("<h1>")[2].partition("</h1>")[0]
     )
-    found = [a["content"] for _, a in Elements(text).found if "http-equiv" in a]
+    found = [a["content"] for _, a in elements(text) if "http-equiv" in a]
     assert len(found) == 1
     assert found[0].startswith("default-src 'none';")
     # One script may run, the page's own, which the policy names by its hash.
