@@ -138,9 +138,7 @@ def test_a_step_is_the_update_of_plain_sgd(one_rank: None) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_the_loss_is_a_scalar_and_falls(
-    one_rank: None, precision: str, accumulation: int
-) -> None:
+def test_the_loss_is_a_scalar_and_falls(one_rank: None, precision: str, accumulation: int) -> None:
     torch.manual_seed(0)
     workload = workloads.make("mlp:width=32")
     batch = workload.make_batch(8, CPU, torch.Generator().manual_seed(1))

@@ -133,7 +133,7 @@ class Harness:
         self.case.waits = waits(variants["own"]) if self.world.world_size > 1 else 0
         if self.case.waits:
             return {}
-        workers = loop.most_workers(self.world) if loop else 0
+        workers = loop.most_workers(self.world, str(self.number)) if loop else 0
         plan = plan_turns(self.plan, variants, self.device, workers)
         time = loop.time_in_turns if loop else time_in_turns
         return time(self.world, variants, plan, self.seed + self.number)

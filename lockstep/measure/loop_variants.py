@@ -103,9 +103,12 @@ class Loop:
             return {}
         return {LOADER_SETTINGS: loader_settings(self.batches)}
 
-    def most_workers(self, world: "World") -> int:
-        """Return the processes of the rank that has most, equal on all ranks."""
-        return int(world.control.settle_all("workers", self.num_workers, max))
+    def most_workers(self, world: "World", of: str) -> int:
+        """Return the processes of the rank that has most, equal on all ranks; a collective call.
+
+        `of` names the case: a rank that failed before this call would answer the wrong one next.
+        """
+        return int(world.control.settle_all(f"{of}/workers", self.num_workers, max))
 
     def drop_fetched(self) -> None:
         """Draw as many batches as workers may have fetched while no step asked for one."""

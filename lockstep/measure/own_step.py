@@ -87,7 +87,7 @@ def _in_bursts(harness: "Harness", loop: "Loop") -> "Harness":
 
     Rounds of single steps would be quick and slow in turn, and their median one of the two.
     """
-    together = max(1, loop.most_workers(harness.world))
+    together = max(1, loop.most_workers(harness.world, str(harness.number)))
     steps = -(-harness.size.steps_per_round // together) * together
     return replace(harness, size=replace(harness.size, steps_per_round=steps))
 

@@ -223,7 +223,7 @@ def _on_all(of_ranks: list[list[str]]) -> list[str]:
 
 def _plan(world: World, loop: Loop, ways: Mapping[str, Step], seconds: float) -> Plan:
     """Agree on the steps of a turn, and on the turns between two restorations."""
-    workers = loop.most_workers(world)
+    workers = loop.most_workers(world, "explain")
     found = loop.time_in_turns(world, ways, Plan(1, 1, workers), seed=0)
     once = {name: found[name][0] for name in ways}
     return Plan(**world.control.settle_all("plan", once, partial(_planned, seconds, workers)))

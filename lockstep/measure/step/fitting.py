@@ -104,7 +104,9 @@ def _refused(
             raise
         said = _first_line(error)
         traceback.clear_frames(error.__traceback__)  # which hold what was made
-    ranks = harness.world.control.exchange_all("memory", [said, num_collectives()])
+    ranks = harness.world.control.exchange_all(
+        f"{harness.number}/memory", [said, num_collectives()]
+    )
     out = [rank for rank, (text, _) in enumerate(ranks) if text]
     found = None
     if out:
