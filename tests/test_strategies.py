@@ -153,7 +153,7 @@ def test_what_halving_cannot_mend_names_what_else_helps(batch, more_collectives,
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     world = SimpleNamespace(control=SimpleNamespace(exchange_all=exchange_all))
-    harness = SimpleNamespace(world=world, rank_hosts=["a", "b"])
+    harness = SimpleNamespace(world=world, number=1, rank_hosts=["a", "b"])
     monkeypatch.setattr(fitting, "_free", lambda harness: order.append("free"))
     with (
         pytest.raises(RuntimeError, match=f"rank 0 on a .*{said}") as found,
