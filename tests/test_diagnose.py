@@ -87,7 +87,8 @@ def test_the_setting_whose_step_waits_least_is_named(tmp_path, idle, launches, k
         }  # fmt: skip
         cases = cases or {"strong": record(world_size=2)}
         write(tmp_path, document(f"w2-r{repeat}", 2, cases, repeat=repeat))
-    found = loader_card.judge(series_of(load([tmp_path]).rows))
+    series = series_of(load([tmp_path]).rows)
+    found = loader_card.judge(series)
     assert (found and found.kind) == kind
     assert (found and found.settings[0].factors.get("num_workers")) == best
-    assert len(loader_card.of_folder(tmp_path)) == (3 + len(idle) if found else 0)
+    assert len(loader_card.card(series)) == (3 + len(idle) if found else 0)

@@ -338,16 +338,19 @@ def _say_left(ladder: "Ladder", left: "list[Launch]") -> bool:
 
 def _show_verdict(folder: Path, factors: Collection[str]) -> None:
     """Print which values of the factors are best, what was learned, and what bounds a step."""
+    from lockstep.report.page.checked import series_in
     from lockstep.report.words import loader_card, ranking_card, training_words, verdict_card
+    from lockstep.vocabulary.metrics import GOOD_EFFICIENCY
 
+    series = series_in(folder)
     if factors and (ranked := ranking_card.of_folder(folder, factors)):
         click.echo("\n".join(["", *ranked]))
-    if trained := training_words.of_folder(folder):
-        click.echo("\n".join(["", *trained, ""]))
-    cards = verdict_card.of_folder(folder)
+    if trained := training_words.told(series):
+        click.echo("\n".join(["", *(f"{name}: {text}" for name, text in trained), ""]))
+    cards = verdict_card.judge_all(series, GOOD_EFFICIENCY)
     for judged in cards:
         click.echo("\n".join(["", f"{judged.title}:", *judged.lines, ""]))
-    if not cards and (lines := loader_card.of_folder(folder)):
+    if not cards and (lines := loader_card.card(series)):
         click.echo("\n".join(["", *lines, ""]))
 
 

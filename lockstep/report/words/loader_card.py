@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from lockstep.report.compute.lost_time import quantities
@@ -133,9 +132,7 @@ def _options_text(setting: Setting) -> str:
     return ", ".join(f"{name}={value}" for name, value in options.items())
 
 
-def of_folder(folder: Path) -> list[str]:
-    """Return the card of the results in a folder; no line where they do not say."""
-    from lockstep.report.page.checked import series_in
-
-    found = judge(series_in(folder))
+def card(series: Sequence[Series]) -> list[str]:
+    """Return what results say of loading; no line where they say nothing."""
+    found = judge(series)
     return lines(found) if found else []

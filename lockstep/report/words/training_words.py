@@ -1,7 +1,6 @@
 """Training runs in words: the rows that the page and the terminal share, and a line for each."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from lockstep.report.compute import learning
 from lockstep.report.compute.alternatives import compared
@@ -172,11 +171,9 @@ def sentence(series: Series, targets: Targets) -> str:
     return f"{said}."
 
 
-def of_folder(folder: Path) -> list[str]:
-    """Return a line for each series of training runs in a folder, the most accurate first."""
-    from lockstep.report.page.checked import series_in
-
-    found = learning.trained(series_in(folder))
+def told(series: Sequence[Series]) -> list[tuple[str, str]]:
+    """Return label and sentence of each series of training runs, the most accurate first."""
+    found = ordered(series)
     targets, names = learning.targets(found), varied(found)
     found.sort(key=lambda one: -learning.mean_accuracy(one.points[-1].rows))
-    return [f"{label(one, names) or one.label}: {sentence(one, targets)}" for one in found]
+    return [(label(one, names) or one.label, sentence(one, targets)) for one in found]

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
 from lockstep.causes.bound import Bound, Kind
 from lockstep.causes.card import NEXT_OWN, card, late_text, next_text, next_with
@@ -11,7 +10,6 @@ from lockstep.report.compute.lost_time import attribution, slow
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.page.panels import losses
 from lockstep.report.page.panels.parts import sound
-from lockstep.vocabulary.metrics import GOOD_EFFICIENCY
 
 # The first of these that was measured is what a card is of.
 STUDIES = ("strong", "weak")
@@ -115,13 +113,6 @@ def _place(series: Series) -> tuple[int, float]:
     if series.row.study in STUDIES:
         return STUDIES.index(series.row.study), 0.0
     return len(STUDIES), -series.points[-1].rate
-
-
-def of_folder(folder: Path, threshold: float = GOOD_EFFICIENCY) -> list[Judged]:
-    """Return what bounds the steps of the results in a folder, as `judge_all`."""
-    from lockstep.report.page.checked import series_in
-
-    return judge_all(series_in(folder), threshold)
 
 
 def telling(series: Series, threshold: float) -> Point:

@@ -53,16 +53,14 @@ def _basis(series: Sequence[Series]) -> str:
 
 def headlines(series: Sequence[Series]) -> list[dict[str, Any]]:
     """Return what the page says first: of the most accurate setting, with the others'."""
-    own = training_words.ordered(series)
-    if not own:
+    found = training_words.told(series)
+    if not found:
         return []
-    targets, names = learning.targets(own), training_words.varied(own)
-    own.sort(key=lambda one: -learning.mean_accuracy(one.points[-1].rows))
-    labels = [training_words.label(one, names) or one.label for one in own]
-    first, *others = [training_words.sentence(one, targets) for one in own]
-    said = [f"{name}: {text}" for name, text in zip(labels[1:], others, strict=True)]
-    return [{"title": TITLES["train"], "of": labels[0], "kind": "good", "text": first,
-             "lines": [first], "short": formats.listed(labels[1:], 6), "others": said}]  # fmt: skip
+    (label, first), *others = found
+    said = [f"{name}: {text}" for name, text in others]
+    short = formats.listed((name for name, _ in others), 6)
+    return [{"title": TITLES["train"], "of": label, "kind": "good", "text": first,
+             "lines": [first], "short": short, "others": said}]  # fmt: skip
 
 
 def top_figure(series: Sequence[Series]) -> Figure | None:
