@@ -50,20 +50,20 @@ def _smaller_batches(evidence: Evidence) -> Iterator[Hit]:
 
 def _uneven_steps(series: Series) -> Iterator[Hit]:
     """Yield sizes at which a step holds more or fewer samples of each item of its batch."""
-    shares = _samples_per_item(series)
-    for size, share in shares.items():
-        factor = share / next(iter(shares.values()))
+    for size, factor in _samples_per_item(series):
         if abs(factor - 1) > EXACT and not _is_size(factor, size / series.baseline, EXACT):
             yield hit("uneven-steps", series, size, factor=factor, baseline=series.baseline)
 
 
-def _samples_per_item(series: Series) -> dict[int, float]:
-    rows = {point.world_size: point.rows[0] for point in series.points}
-    return {
-        size: row.samples_per_step / row.global_batch
-        for size, row in rows.items()
+def _samples_per_item(series: Series) -> list[tuple[int, float]]:
+    """Return sizes and a step's samples of each item of its batch, over those of the first size."""
+    rows = [point.rows[0] for point in series.points]
+    known = [
+        (row.world_size, row.samples_per_step / row.global_batch)
+        for row in rows
         if row.samples_per_step and row.global_batch
-    }
+    ]
+    return [(size, share / known[0][1]) for size, share in known]
 
 
 def sold_as_strong(evidence: Evidence) -> Iterator[Hit]:
@@ -215,9 +215,7 @@ def doubled_world_size(evidence: Evidence) -> Iterator[Hit]:
 
 
 def _doubled_steps(series: Series) -> Iterator[Hit]:
-    shares = _samples_per_item(series)
-    for size, share in shares.items():
-        factor = share / next(iter(shares.values()))
+    for size, factor in _samples_per_item(series):
         if _is_size(factor, size / series.baseline, EXACT):
             yield hit("steps-doubled", series, size, factor=factor)
 
