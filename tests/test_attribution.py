@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lockstep.causes import bound
 from lockstep.causes.bound import Base
 from lockstep.causes.buckets import Buckets
-from lockstep.causes.card import card
+from lockstep.causes.card import CHANGES, card
 from lockstep.causes.words import NAMES
 from lockstep.report.columns import POINTS
 from lockstep.report.compute.lost_time import attribution, quantities
@@ -411,6 +411,21 @@ def test_no_change_is_said_to_make_a_step_of_rounds_shorter_than_its_computing()
         for gain, of_turns in zip(found.of_rounds(step_s, None).gains, found.gains, strict=True):
             assert gain.step_s == max(of_turns.step_s + beyond, least)
             assert gain.interval[0] >= least
+
+
+@pytest.mark.parametrize(
+    ("interval", "modelled"),
+    [((-0.1, 0.2), []), ((-0.01, 0.01), ["perfect overlap"]), ((0.1, 0.3), ["input in time"])],
+)
+def test_where_a_loader_may_set_the_pace_nothing_else_is_said_to_gain(interval, modelled):
+    waits = bound.Share("input", sum(interval) / 2, interval, interval[0] > 0)
+    exposed = bound.Share("exposed", 0.4, (0.3, 0.5), is_shown=True)
+    gains = tuple(bound.Gain(change, 0.6, None) for change in ("perfect overlap", "input in time"))
+    found = bound.Bound("communication", 1.0, None, 0.5, (exposed, waits), gains, None, (), 3, 10)
+    lines = [line for line in card(found) if line.startswith("modelled")]
+    assert [CHANGES[change] in line for change, line in zip(modelled, lines, strict=True)] == [
+        True
+    ] * len(modelled)
 
 
 def test_the_card_of_a_sweep_is_of_its_quickest_setting():

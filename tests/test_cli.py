@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from commands import BOUNDED
 
-from lockstep.campaign.local.run_cli import _gist, _with_tests
+from lockstep.campaign.local.run_cli import _with_tests
+from lockstep.vocabulary.records.failed_case import gist
 
 ROOT = Path(__file__).parents[1]
 
@@ -108,11 +109,11 @@ def test_the_gist_of_a_failure_names_the_ranks_at_fault_and_their_errors():
         {"rank": 1, "host": "n2", "device": "cpu", "kind": "silence", "error": ""},
         {"rank": 2, "host": "n2", "device": "cpu", "kind": "consequence", "error": "[gloo/x]"},
     ]
-    assert _gist({"reason": "a traceback", "causes": causes}) == (
+    assert gist({"reason": "a traceback", "causes": causes}) == (
         "rank 0 on n1 (cpu): ValueError: bad; rank 1 on n2 (cpu): it did not answer in time"
     )
-    assert _gist({"reason": "x", "causes": causes[2:]}) == "rank 2 on n2 (cpu): [gloo/x]"
-    assert _gist({"reason": "f()\nf.py:3: KeyError\n"}) == "f.py:3: KeyError"
+    assert gist({"reason": "x", "causes": causes[2:]}) == "rank 2 on n2 (cpu): [gloo/x]"
+    assert gist({"reason": "f()\nf.py:3: KeyError\n"}) == "f.py:3: KeyError"
 
 
 def test_the_command_lists_every_command_in_its_group(folder):

@@ -102,6 +102,9 @@ def test_a_repository_s_own_test_becomes_a_ladder_and_a_page(installed, reposito
     assert written.returncode == 0, written.stderr
     page = (repository / "results" / "benchmarks" / "report.html").read_text()
     assert "test_my_step" in page
+    (repository / "benchmarks" / "test_mine.py").touch()
+    touched = run(installed, repository, "lockstep", "run", *ladder)
+    assert "benchmarks/test_mine.py" in touched.stderr
     before = git(repository, "rev-parse", "HEAD")
     git(repository, "commit", "--quiet", "--allow-empty", "-m", "Change")
     again = run(installed, repository, "lockstep", "run", *ladder)

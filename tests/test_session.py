@@ -10,12 +10,14 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from launched import store
 
+from lockstep.launch import refusals
 from lockstep.launch.items import of_part
 from lockstep.report.load.contents import checked
 from lockstep.vocabulary.metrics import relative_margin
@@ -719,6 +721,14 @@ def test_a_case_that_would_choose_its_own_rounds_is_refused(run_ranks, tmp_path,
         error,
     )
     assert [zero.returncode, one.returncode] == [4, 4]
+
+
+def test_two_measured_tests_of_one_name_are_refused():
+    one, two = (SimpleNamespace(name="test_x", nodeid=f"{file}.py::test_x") for file in "ab")
+    other = SimpleNamespace(name="test_x[1]", nodeid="a.py::test_x[1]")
+    refusals.refuse_one_name([one, other, one])
+    with pytest.raises(ValueError, match=r"^a.py::test_x and b.py::test_x have one name"):
+        refusals.refuse_one_name([one, other, two])
 
 
 HUNDRED = """

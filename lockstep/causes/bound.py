@@ -27,7 +27,9 @@ Cause = Literal["exposed", "imbalance", "input", "fixed", "contention", "ddp"]
 Kind = Literal[
     "communication", "imbalance", "input", "launch", "contention", "compute", "own", "open"
 ]
-Change = Literal["even ranks", "link twice as fast", "perfect overlap", "captured step"]
+Change = Literal[
+    "even ranks", "link twice as fast", "perfect overlap", "captured step", "input in time"
+]  # fmt: skip
 
 # What bounds a step whose largest cause this is.
 KINDS: dict[Cause, Kind] = {
@@ -236,6 +238,7 @@ def quantities(turns: Turns, base: Base | None, buckets: Buckets | None) -> dict
         "perfect overlap": found.get("exposed"),
         "captured step": whole if "fixed" in found else None,
         "link twice as fast": _saved(found, buckets),
+        "input in time": found.get("input"),
     }
     return found | {
         change: step - np.maximum(saved, 0.0)

@@ -28,6 +28,7 @@ CHANGES: dict[Change, str] = {
     "link twice as fast": "links twice as fast",
     "perfect overlap": "communication wholly hidden",
     "captured step": "no fixed cost (a captured step, at best)",
+    "input in time": "every batch there in time",
 }
 # What a change takes away, or a part of it; modelled only where that is shown.
 TAKEN_AWAY: dict[Change, Cause] = {
@@ -35,6 +36,7 @@ TAKEN_AWAY: dict[Change, Cause] = {
     "link twice as fast": "exposed",
     "perfect overlap": "exposed",
     "captured step": "fixed",
+    "input in time": "input",
 }
 # Another campaign: in the folder of this one, other factors would be refused.
 MORE = "lockstep run --name tuning"
@@ -55,7 +57,7 @@ NEXT_OWN: dict[Kind, str] = {
     "imbalance": "equal work for all ranks; lockstep screen names a slow node or device",
     "input": "more workers: DataLoader(num_workers=N, persistent_workers=True); cheaper decoding",
     "launch": "a larger batch a rank, torch.compile, fused=True for the optimizer",
-    "contention": "cores of its own for each rank, fewer threads a rank",
+    "contention": "cores of its own for each rank; or the step does more work on more ranks",
     "compute": "autocast in bf16, torch.compile; more ranks will scale",
     "own": "what of it is a fixed cost is not measured: profile one rank",
     "open": "more rounds, or more launches: the same command with a larger --repeats",
@@ -188,12 +190,26 @@ def _buckets(bound: Bound) -> list[str]:
 
 
 def _gains(bound: Bound) -> list[str]:
-    """Return what changes would gain, the largest first, where that is worth a word."""
+    """Return what changes would gain, the largest first, where that is worth a word.
+
+    Where a loader may set the pace, nothing else is shown to make a step shorter.
+    """
     shown = {share.cause for share in bound.named}
+    if _may_wait_for_input(bound):
+        shown &= {"input"}
     worth = sorted(
         (one for one in bound.gains if TAKEN_AWAY[one.change] in shown), key=lambda one: one.step_s
     )
     return [_row("modelled", _gain(one, bound)) for one in worth[:3]]
+
+
+def _may_wait_for_input(bound: Bound) -> bool:
+    """Tell whether it is not shown that a step hardly waits for its input."""
+    waits = next((share for share in bound.shares if share.cause == "input"), None)
+    if waits is None:
+        return False
+    most = waits.interval[1] if waits.interval else waits.seconds
+    return most >= NOTABLE * bound.turns_s
 
 
 def _gain(gain: Gain, bound: Bound) -> str:

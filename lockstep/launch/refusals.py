@@ -122,6 +122,22 @@ def refuse_own_rounds(items: Iterable[pytest.Item], world_size: int) -> None:
             )
 
 
+def refuse_one_name(items: Iterable[pytest.Item]) -> None:
+    """Refuse measured tests that share a name, by which a result is known.
+
+    Raises:
+        ValueError: The first two of them.
+    """
+    seen: dict[str, str] = {}
+    for item in items:
+        other = seen.setdefault(item.name, item.nodeid)
+        if other != item.nodeid:
+            raise ValueError(
+                f"{other} and {item.nodeid} have one name, by which a result is known; give one of "
+                "them another"
+            )
+
+
 def _parameters(item: pytest.Item) -> Iterable[str]:
     function: Any = getattr(item, "obj", None)
     return inspect.signature(function).parameters if callable(function) else ()

@@ -7,13 +7,14 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from lockstep.campaign.choosing import completing
+from lockstep.vocabulary.records import failed_case
 from lockstep.vocabulary.sizes import PRECISIONS, SIZES
 from lockstep.vocabulary.text.formats import counted
 
@@ -376,24 +377,8 @@ def _explain(ladder: "Ladder", outcome: "Outcome") -> None:
             click.echo(f"{outcome.name} is {why}; its output: {log}", err=True)
         return
     for failed in outcome.failed:
-        click.echo(f"{outcome.name}: {failed['case']} failed: {_gist(failed)}", err=True)
+        click.echo(f"{outcome.name}: {failed['case']} failed: {failed_case.gist(failed)}", err=True)
     # Where each case has ended, their reasons say it all.
     is_cut = outcome.remaining or not outcome.failed
     why = f": {ended.facts.words}" if ended and is_cut else ""
     click.echo(f"{outcome.name} is not complete{why}; its output: {log}", err=True)
-
-
-def _gist(failed: Mapping[str, Any]) -> str:
-    """Return which ranks made a case fail, and how, without tracebacks."""
-    if causes := failed.get("causes"):
-        first = [cause for cause in causes if cause["kind"] != "consequence"]
-        return "; ".join(map(_cause, first or causes))
-    lines = str(failed["reason"]).strip().splitlines()
-    return lines[-1] if lines else "it gave no reason"
-
-
-def _cause(cause: Mapping[str, Any]) -> str:
-    line = (cause["error"].strip().splitlines() or ["it gave no reason"])[0]
-    words = {"silence": "it did not answer in time", "skip": f"it skips: {line}"}
-    who = f"rank {cause['rank']} on {cause['host']} ({cause['device']})"
-    return f"{who}: {words.get(cause['kind'], line)}"

@@ -1,6 +1,7 @@
 """What `lockstep run` is about to start, and how long that will take, in words or as JSON."""
 
 import json
+import math
 import shlex
 from pathlib import Path
 
@@ -56,9 +57,9 @@ def _cases(campaign: Campaign) -> str:
 
 
 def announce(ladder: Ladder, num_missing: int) -> None:
-    """Print what is to be measured, and a warning where another commit was measured before."""
+    """Print what is to be measured, and a warning where other tests were measured before."""
     click.echo(summary(ladder.campaign, num_missing), err=True)
-    if warning := other_commit(ladder):
+    if warning := other_commit(ladder) or changed_tests(ladder):
         click.echo(warning, err=True)
 
 
@@ -77,6 +78,22 @@ def other_commit(ladder: Ladder) -> str:
         f"Warning: {ladder.folder} holds launches of commit {listed(others)}, and the tests are at "
         f"{listed(sorted(filter(None, here)))}; give --name for a folder of this commit, and "
         "compare the two"
+    )
+
+
+def changed_tests(ladder: Ladder) -> str:
+    """Return a warning of files of one's own tests that are newer than a launch, if any are."""
+    results = ladder.results
+    journals = [path for path in map(results.journal, results.names()) if path.is_file()]
+    oldest_s = min((path.stat().st_mtime for path in journals), default=math.inf)
+    paths = [Path(test.partition("::")[0]) for test in ladder.campaign.tests]
+    files = [file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path])]
+    newer = sorted(str(file) for file in files if file.stat().st_mtime > oldest_s)
+    if not newer:
+        return ""
+    return (
+        f"Warning: {listed(newer, 3)} changed after launches of {ladder.folder}, which are not "
+        "measured again; give --name for a folder of what the tests measure now"
     )
 
 

@@ -209,9 +209,9 @@ def _time(
     """Return the seconds of this rank's rounds, and what its result is checked by."""
     from lockstep.measure.step.train_step import parameter_checksum
 
-    first = float(step.run(inputs, targets))
+    first = step.run(inputs, targets).item()
     round_s = harness.time(lambda: step.run(inputs, targets))
-    last = float(step.run(inputs, targets))
+    last = step.run(inputs, targets).item()
     # Of shards each rank has its own.
     checksum = None if is_sharded(step.config) else parameter_checksum(step.ddp)
     return round_s, {"first": first, "last": last, "parameters": checksum}

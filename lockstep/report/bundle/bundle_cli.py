@@ -1,6 +1,7 @@
 """The command `lockstep bundle`."""
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,7 +63,7 @@ def bundle(
         target.unlink()
         raise ValueError(f"--point {point} takes {size} bytes, more than {minimal.LARGEST_BYTES}")
     click.echo(f"{click.format_filename(target)}: {len(files) + 1} files, {size / 1e6:.2f} MB")
-    click.echo(f"next: lockstep report {click.format_filename(target.name)}")
+    click.echo(f"next: lockstep report {shlex.quote(click.format_filename(target))}")
 
 
 def _staged(

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from lockstep.report.load import sources
 from lockstep.report.load.results import COPY, Launch, Results, Row
 from lockstep.vocabulary.metrics import best_efficiencies
+from lockstep.vocabulary.records import failed_case
 
 Kind = Literal["failed", "skipped", "no-result", "not-run", "too-few-gpus", "below-floor"]
 
@@ -106,8 +107,7 @@ def _of_launch(launch: Launch, results: Results) -> Iterator[Gap]:
         for entry in facts.get(kind) or []:
             case = short(entry.get("case"))
             known.add(case)
-            reason = str(entry.get("reason", "no reason recorded"))
-            yield Gap(kind, launch.name, case, size, reason)
+            yield Gap(kind, launch.name, case, size, failed_case.gist(entry))
     for case in map(short, facts.get("expected") or []):
         if case not in known:
             yield Gap("no-result", launch.name, case, size)

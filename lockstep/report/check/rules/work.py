@@ -107,11 +107,17 @@ def small_batch(evidence: Evidence) -> Iterator[Hit]:
     for series in evidence.ladders:
         base, last = series.base.step_s, series.points[-1].time_ratio
         is_short = base and last and base < SHORT_STEP_S and last < 1 - NOTABLE_LOSS
-        if is_short and base and not _has_another_cause(series):
+        if is_short and base and not (_has_another_cause(series) or _is_unexplained(series)):
             above = [p for p in series.points if p.world_size > series.baseline and p.step_s]
             added = [(point.step_s or 0) - base for point in above]
             sizes = [point.world_size for point in above]
             yield hit("short-steps", series, *sizes, added_s=added, step_s=base, sizes=sizes)
+
+
+def _is_unexplained(series: Series) -> bool:
+    """Tell whether it is a test of one's own that was given no model, so that nothing says why."""
+    last = series.points[-1]
+    return series.row.is_own_test and attribution.reason(series, last) is None
 
 
 def _has_another_cause(series: Series) -> bool:

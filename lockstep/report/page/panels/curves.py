@@ -111,7 +111,7 @@ def _caption(series: Series) -> str:
     row = series.row
     name = "global_batch" if row.scaling == "strong" else "local_batch"
     known = "precision" in row.factors or row.program
-    told = [] if known else [row.precision or "no arithmetic"]
+    told = [row.precision] if row.precision and not known else []
     if name not in row.factors and getattr(row, name):
         told.append(f"{name}={getattr(row, name)}")
     return f"{series.label} ({', '.join(told)})" if told else series.label
