@@ -344,6 +344,7 @@ def test_of_own_tests_the_one_that_scales_worst_comes_first_and_a_blocked_one_la
         replace(row(size, rate, "weak", name), workload=name)
         for name, own in rates.items() for size, rate in own.items()
     ])  # fmt: skip
-    found = top.headlines(series, 0.7, lambda one: "x" * (one.row.workload == "blocked"))
+    ordered = top.worst_first(series)
+    found = top.headlines(ordered, 0.7, lambda one: "x" * (one.row.workload == "blocked"))
     named = [one.series.row.workload for one in found["weak"]]
     assert named == ["bends", "early", "even", "blocked"]

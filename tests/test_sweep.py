@@ -85,6 +85,23 @@ def test_the_best_value_is_named_with_those_that_launches_do_not_tell_from_it(tm
     assert (first["of"], first["kind"]) == ("mlp", "open")
 
 
+def test_a_parametrized_test_of_ones_own_is_ranked_at_its_largest_size(tmp_path):
+    for size, launch in ((n, repeat) for n in (1, 2) for repeat in range(3)):
+        cases = {
+            f"test_own[{n}-world_size={size}]": record(
+                "weak", size, size * (0.1 + n / 10 + launch / 1000), workload="test_own",
+                factors={"n": n},
+            )
+            for n in (0, 1)
+        }  # fmt: skip
+        write(tmp_path, document(f"w{size}-r{launch}", size, cases, repeat=launch))
+    results = load([tmp_path])
+    ladder, settings = content_of_page.page(results, series_of(results.rows), 0.7)["headlines"]
+    assert [one["of"].split(",")[0] for one in (ladder, settings)] == ["test_own"] * 2
+    assert settings["kind"] == "good"
+    assert "on 2 ranks: n=0" in settings["text"]
+
+
 def test_settings_that_made_the_same_buckets_are_no_choice(tmp_path):
     for launch in range(3):
         cases = {

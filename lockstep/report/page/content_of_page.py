@@ -51,6 +51,7 @@ def page(
     """Return everything a report says; where no findings are given, the check is run."""
     findings = checker.check(results) if findings is None else findings
     checked.mark(series, findings)
+    series = top.worst_first(series)
     facts.number_flags(series)
     errors = checker.errors(findings)
     hours = "Rank-hours" if results.on_cpus else "GPU-hours"

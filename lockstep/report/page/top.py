@@ -29,15 +29,21 @@ def headlines(
     for kind in TITLES:
         chosen = [one for one in series if _kind(one) == kind]
         if made := [headline.judge(one, threshold, blocked(one)) for one in chosen]:
-            found[kind] = sorted(made, key=_worst_first)
+            found[kind] = sorted(made, key=_is_blocked_test)
     return found
 
 
-def _worst_first(one: Headline) -> tuple[bool, float]:
-    """Put the test of one's own first that scales worst; other series keep their order."""
-    largest = one.series.points[-1]
-    is_own = one.series.row.is_own_test
-    return (is_own and one.kind == "blocked", largest.parallel_efficiency if is_own else 0.0)
+def worst_first(series: Sequence[Series]) -> list[Series]:
+    """Order tests of one's own so that the one that scales worst is the first; others stay."""
+    return sorted(series, key=_efficiency_of_test)
+
+
+def _efficiency_of_test(series: Series) -> float:
+    return series.points[-1].parallel_efficiency if series.row.is_own_test else 0.0
+
+
+def _is_blocked_test(one: Headline) -> bool:
+    return one.series.row.is_own_test and one.kind == "blocked"
 
 
 def _kind(series: Series) -> str:

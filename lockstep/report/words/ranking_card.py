@@ -40,25 +40,35 @@ def lines(ranking: Ranking) -> list[str]:
 
 
 def headlines(series: Sequence[Series]) -> list[dict[str, Any]]:
-    """Return what each study of settings found the quickest, as a page says it first."""
+    """Return what each study of settings found the quickest, as a page says it first.
+
+    A test of one's own that is parametrized is such a study, at its largest world size.
+    """
     groups: dict[tuple[str, str], list[Series]] = {}
     for one in series:
-        if one.row.study in STUDIES and one.row.origin == "measured":
-            groups.setdefault((one.row.study, one.row.workload), []).append(one)
+        row = one.row
+        if row.origin == "measured" and (row.study in STUDIES or row.is_own_test):
+            groups.setdefault((row.study, row.workload), []).append(one)
     return [
-        _entry(study, ranking)
-        for (study, _), own in sorted(groups.items(), key=lambda item: STUDIES.index(item[0][0]))
+        _entry(ranking)
+        for _, own in sorted(groups.items(), key=_place_of_study)
         for ranking in rank(own, compared.varied([(one, one.base) for one in own]))
         if len(ranking.places) > 1
     ]
 
 
-def _entry(study: str, ranking: Ranking) -> dict[str, Any]:
+def _place_of_study(group: tuple[tuple[str, str], object]) -> int:
+    study = group[0][0]
+    return STUDIES.index(study) if study in STUDIES else len(STUDIES)
+
+
+def _entry(ranking: Ranking) -> dict[str, Any]:
     said = _headline(ranking)
     flagged = f"{ranking.num_flagged or 'none'} of its {len(ranking.places)} settings flagged"
     trust = f"trust: at least {counted(ranking.num_launches, 'launch')} of each setting, {flagged}"
     kind = "open" if ranking.is_one or _equal(ranking) else "good"
-    made = entry(TITLES[study], ", ".join(_about(ranking)), kind, said, trust)
+    title = TITLES[ranking.study] if ranking.study in STUDIES else "Settings"
+    made = entry(title, ", ".join(_about(ranking)), kind, said, trust)
     return made | {"text": f"{said} {capital(trust)}."}
 
 
