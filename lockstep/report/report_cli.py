@@ -265,7 +265,8 @@ def _publish(page: dict[str, Any], findings: "list[Finding]", target: Path) -> N
     render.write(page, target)
     for line in console.verdict(page):
         click.echo(line)
-    click.echo(f"check: {terminal.counts(findings)}; the page and lockstep check name them")
+    where = "; the page and lockstep check name them" if findings else ""
+    click.echo(f"check: {terminal.counts(findings)}{where}")
     click.echo(f"report: {click.format_filename(target)}")
     click.echo(f"open it in a browser: {target.resolve().as_uri()}")
 
