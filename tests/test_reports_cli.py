@@ -57,7 +57,7 @@ def test_a_report_is_written_beside_the_results_and_the_points_are_printed(tmp_p
         "  trust: 2 launches a size, none of its 2 points flagged",
         "",
         "next: Measure every point in at least 3 launches, for tight intervals.",
-        "check: 0 errors, no warning; the page and lockstep check name them",
+        "check: 0 errors, no warning",
         f"report: {page}",
         f"open it in a browser: {page.as_uri()}",
     ]
