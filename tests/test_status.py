@@ -587,15 +587,25 @@ def test_a_launch_that_has_just_begun_has_not_nothing_left(here, folder, asked):
     assert "  w1-r0: 0 measured, 0 failed, 2 left\n" in status(here, asked, "").stdout
 
 
-@pytest.mark.parametrize(("cases", "is_left"), [(None, True), (["a"], True), (["a", "b"], False)])
-def test_what_a_run_without_jobs_left_is_for_run_to_go_on_with(here, folder, asked, cases, is_left):
+@pytest.mark.parametrize(
+    ("cases", "is_left", "of", "goes_on"),
+    [
+        (None, True, {"studies": ["weak"]}, "CAMPAIGN"),
+        (["a"], True, {"studies": ["weak"]}, "CAMPAIGN"),
+        (["a", "b"], False, {"studies": ["weak"]}, "CAMPAIGN"),
+        (["a"], True, {"studies": [], "tests": ["my tests", "b.py"]}, "--tests 'my tests,b.py'"),
+    ],
+)
+def test_what_a_run_without_jobs_left_is_for_run_to_go_on_with(
+    here, folder, asked, cases, is_left, of, goes_on
+):
     (folder / "jobs").rmdir()
-    facts = {"schema": 1, "launches": [{"name": "w1-r0"}], "studies": ["weak"]}
+    facts = {"schema": 1, "launches": [{"name": "w1-r0"}], **of}
     (folder / "campaign.json").write_text(json.dumps(facts))
     if cases is not None:
         keep(folder, "w1-r0", *cases)
     _, _, todo = status(here, asked, "").stdout.partition("Next:\n")
-    again = "  lockstep run CAMPAIGN  # with the options of before: it goes on\n" * is_left
+    again = f"  lockstep run {goes_on}  # with the options of before: it goes on\n" * is_left
     assert todo == f"{again}  lockstep report results/x\n"
 
 
