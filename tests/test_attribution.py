@@ -403,14 +403,12 @@ def test_a_headline_has_the_share_of_the_table_and_says_where_rounds_take_anothe
     assert (number(found.turns_s * 1e3) in first) == (step_s == 1.8)
 
 
-def test_no_change_is_said_to_make_a_step_of_rounds_shorter_than_its_computing():
-    draw = np.random.default_rng(1)
-    found = bound.judge([noisy(draw, 2, full=[1.3, 1.3], own=[1, 1])])
-    for step_s in (2.0, 1.3, 1.1, 0.5):
-        least, beyond = min(found.compute_s, step_s), step_s - found.step_s
-        for gain, of_turns in zip(found.of_rounds(step_s, None).gains, found.gains, strict=True):
-            assert gain.step_s == max(of_turns.step_s + beyond, least)
-            assert gain.interval[0] >= least
+@pytest.mark.parametrize(("step_s", "hidden_s"), [(2.5, 1.5), (2.0, 1.0), (1.5, 1.0), (0.5, 0.5)])
+def test_no_change_is_said_to_make_a_step_of_rounds_shorter_than_its_computing(step_s, hidden_s):
+    turns = {name: np.array(steady(value, 2)) for name, value in (("full", 2.0), ("own", 1.0))}
+    found = bound.judge([turns]).of_rounds(step_s, None)  # half of the 2 s is communication
+    gains = {gain.change: gain.step_s for gain in found.gains}
+    assert gains["perfect overlap"] == hidden_s
 
 
 @pytest.mark.parametrize(

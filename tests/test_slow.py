@@ -96,8 +96,8 @@ def test_a_rank_is_slow_where_most_cases_of_a_launch_show_it(slow_cases, num_cas
     ],
 )
 def test_a_rank_is_late_whose_batches_alone_come_late(draws_s, late_rank):
-    def row(name, hosts=HOSTS):
-        turns = {"full": [[0.1] * 4] * 2, "own": [[0.06] * 4] * 2}
+    def row(name, hosts=HOSTS, there_s=0.07):
+        turns = {"full": [[0.1] * 4] * 2, "resident": [[there_s] * 4] * 2, "own": [[0.06] * 4] * 2}
         turns["draw"] = [[seconds * pace for pace in PACES] for seconds in draws_s]
         return Row(name, "case", "weak", "w", 2, 1.0, rank_variant_s=turns, rank_hosts=hosts)
 
@@ -107,3 +107,4 @@ def test_a_rank_is_late_whose_batches_alone_come_late(draws_s, late_rank):
     else:
         assert found == (LateInput(late_rank, pytest.approx(0.03), 0.0), HOSTS[late_rank])
     assert latest([row("a"), row("b", HOSTS[::-1])]) is None  # another machine in each launch
+    assert latest([row("a", there_s=0.099), row("b", there_s=0.099)]) is None  # a GPU hides it

@@ -593,7 +593,12 @@ def test_a_launch_that_has_just_begun_has_not_nothing_left(here, folder, asked):
         (None, True, {"studies": ["weak"]}, "CAMPAIGN"),
         (["a"], True, {"studies": ["weak"]}, "CAMPAIGN"),
         (["a", "b"], False, {"studies": ["weak"]}, "CAMPAIGN"),
-        (["a"], True, {"studies": [], "tests": ["my tests", "b.py"]}, "--tests 'my tests,b.py'"),
+        (
+            ["a"],
+            True,
+            {"tests": ["my tests", "b.py"], "name": "x"},
+            "--tests 'my tests,b.py' --name x",
+        ),
     ],
 )
 def test_what_a_run_without_jobs_left_is_for_run_to_go_on_with(

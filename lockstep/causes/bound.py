@@ -121,7 +121,7 @@ class Bound:
             timeline does; empty where unknown.
         num_turns: Turns of each variant in all of them.
         beyond_s: What the timed rounds take beyond the turns; 0 where the turns are all there is.
-        late: The rank whose batches alone come late, where one is shown; of one launch, as `slow`.
+        late: The rank whose batches come late, where one is shown; of one launch, as `slow`.
     """
 
     kind: Kind
@@ -156,17 +156,18 @@ class Bound:
     def of_rounds(self, step_s: float, interval: Interval | None) -> "Bound":
         """Return it for the step of the timed rounds, to which it adds up with `beyond_s`.
 
-        No change makes a step shorter than its computing.
+        No change makes a step shorter than its computing, but for a captured one, of which the
+        fixed cost may be held for computing.
         """
         beyond = step_s - self.step_s
         least = min(self.compute_s, step_s)
 
-        def moved(seconds: float) -> float:
-            return max(seconds + beyond, least)
-
         gains = (
-            replace(gain, step_s=moved(gain.step_s),
-                    interval=gain.interval and (moved(gain.interval[0]), moved(gain.interval[1])))
+            replace(
+                gain,
+                step_s=max(gain.step_s + beyond, 0.0 if gain.change == "captured step" else least),
+                interval=gain.interval and (gain.interval[0] + beyond, gain.interval[1] + beyond),
+            )
             for gain in self.gains
         )  # fmt: skip
         return replace(self, step_s=step_s, interval=interval, gains=tuple(gains), beyond_s=beyond)

@@ -175,7 +175,9 @@ def late_text(late: LateInput, host: str) -> str:
     """Name the rank whose batches come late, with how long it waits."""
     where = f" on {host}" if host else ""
     wait, others = _ms(late.wait_s), _ms(late.others_s)
-    return f"rank {late.rank}{where} waits {wait} ms a step for its batch, the others {others} ms"
+    return (
+        f"rank {late.rank}{where} waits {wait} ms a step for its batch, the median rank {others} ms"
+    )
 
 
 def _buckets(bound: Bound) -> list[str]:

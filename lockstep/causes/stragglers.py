@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.causes.division import DRAW, FULL
+from lockstep.causes.division import DRAW, FULL, RESIDENT
 from lockstep.vocabulary import metrics
 
 # Chance that a launch of equal ranks has one of them named, over all ranks together.
@@ -44,7 +44,7 @@ class SlowRank:
 
 @dataclass(frozen=True)
 class LateInput:
-    """The rank whose batches come late, while the others have theirs.
+    """The rank whose batches come late, while at least half of the others have theirs.
 
     Attributes:
         wait_s: Its wait for a batch, the mean over turns.
@@ -76,19 +76,28 @@ def slow_rank(own_s: Sequence[Sequence[float]]) -> SlowRank | None:
 
 
 def late_input(turns: Mapping[str, Any]) -> LateInput | None:
-    """Return the rank whose batches alone come late; None where none is shown to.
+    """Return the rank whose batches come late, where a step waits for them; None where none does.
 
     Of the turns of `lockstep.causes.division`, in seconds, shape (num_ranks, num_turns) by name.
-    Shown is a wait beyond the others' that is notable in a step, and more than twice theirs.
+    Shown is a wait beyond the others' median that is notable in a step, and more than twice that;
+    and the step must be longer by it: a GPU may hide what the host waits.
     """
     waits = np.array(turns.get(DRAW, []))
     if len(waits) < 2 or waits.shape[1] < FEWEST_TURNS:
+        return None
+    step_s, there_s = (float(np.max(turns[name], axis=0).mean()) for name in (FULL, RESIDENT))
+    if step_s - there_s < metrics.NOTABLE * step_s:
         return None
     rank = int(np.median(waits, axis=1).argmax())
     others = np.median(np.delete(waits, rank, axis=0), axis=0)
     found = LateInput(rank, float(waits[rank].mean()), float(others.mean()))
     beyond = (waits[rank] - 2 * others).tolist()
     half = metrics.half_width(beyond, 1 - FALSE_ALARM / len(waits))
-    step_s = float(np.max(turns[FULL], axis=0).mean())
     is_notable = found.wait_s - found.others_s >= metrics.NOTABLE * step_s
     return found if is_notable and fmean(beyond) > half else None
+
+
+def is_late(turns: Mapping[str, Any], rank: int) -> bool:
+    """Tell whether a rank waits more than twice as long as the median of the others, on average."""
+    waits = np.array(turns[DRAW]).mean(axis=1)
+    return bool(waits[rank] > 2 * np.median(np.delete(waits, rank)))

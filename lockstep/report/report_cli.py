@@ -146,7 +146,7 @@ def _judge(
 
 
 def _target(output: Path | None, first: Path, force: bool) -> Path:
-    """Return where the page goes: beside the first results, unless told otherwise."""
+    """Return where the page goes: beside the first results, or where --output says."""
     from lockstep.report.page import render
 
     target = output or (first if first.is_dir() else first.parent) / REPORT

@@ -346,7 +346,7 @@ def _show_verdict(folder: Path, factors: Collection[str]) -> None:
     series = series_in(folder)
     if factors and (ranked := ranking_card.of_folder(folder, factors)):
         click.echo("\n".join(["", *ranked]))
-    if trained := training_words.told(series):
+    if trained := training_words.sentences(series):
         click.echo("\n".join(["", *(f"{name}: {text}" for name, text in trained), ""]))
     cards = verdict_card.judge_all(series, GOOD_EFFICIENCY)
     for judged in cards:

@@ -87,7 +87,9 @@ def changed_tests(ladder: Ladder) -> str:
     journals = [path for path in map(results.journal, results.names()) if path.is_file()]
     oldest_s = min((path.stat().st_mtime for path in journals), default=math.inf)
     paths = [Path(test.partition("::")[0]) for test in ladder.campaign.tests]
-    files = [file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path])]
+    files = [
+        file for path in paths for file in (path.rglob("test_*.py") if path.is_dir() else [path])
+    ]
     newer = sorted(str(file) for file in files if file.stat().st_mtime > oldest_s)
     if not newer:
         return ""

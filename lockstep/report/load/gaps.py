@@ -107,7 +107,10 @@ def _of_launch(launch: Launch, results: Results) -> Iterator[Gap]:
         for entry in facts.get(kind) or []:
             case = short(entry.get("case"))
             known.add(case)
-            yield Gap(kind, launch.name, case, size, failed_case.gist(entry))
+            reason = str(entry.get("reason") or "no reason recorded")
+            if entry.get("causes"):
+                reason = failed_case.gist(entry)
+            yield Gap(kind, launch.name, case, size, reason)
     for case in map(short, facts.get("expected") or []):
         if case not in known:
             yield Gap("no-result", launch.name, case, size)

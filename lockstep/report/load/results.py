@@ -120,7 +120,8 @@ class Row:
     @property
     def is_own_test(self) -> bool:
         """Whether it is of a test of one's own, whose name is then the workload's."""
-        return self.case.partition("[")[0].rpartition("::")[2] == self.workload
+        name = self.case.partition("[")[0].rpartition("::")[2]
+        return name == self.workload and not self.program
 
 
 def largest(rows: Iterable[Row], count: str) -> int | None:

@@ -7,7 +7,7 @@ from lockstep.report.compute.alternatives.factor_ladders import without_laddered
 from lockstep.report.compute.lost_time.slow import Slowest
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.recorded import KEY as RECORDED
-from lockstep.report.load.results import Results
+from lockstep.report.load.results import Results, Row
 from lockstep.report.page.panels import losses
 from lockstep.report.words import verdict_card
 from lockstep.report.words.verdict_card import Judged
@@ -60,8 +60,21 @@ def _of_own_tests(measured: Sequence[Series], threshold: float, judged: Judged |
     """Return what tests of one's own can change by themselves; empty where nothing is shown."""
     if judged and judged.is_own:
         return f"For {judged.title}: {judged.advice}." if judged.advice else ""
-    lost = any(one.row.is_own_test and _falls(one, threshold) for one in measured)
+    own = (one for one in measured if one.row.is_own_test and _falls(one, threshold))
+    lost = any(_lacks_model(verdict_card.telling(one, threshold)) for one in own)
     return UNEXPLAINED if lost else ""
+
+
+def _lacks_model(point: Point) -> bool:
+    """Tell whether a step was measured without its model in DDP."""
+    return not point.blocked_by and not any(
+        row.rank_variant_s or row.details.get("bucket_bytes") or "own-waits" in _kinds(row)
+        for row in point.rows
+    )
+
+
+def _kinds(row: Row) -> set[str]:
+    return {flag.kind for flag in row.flags}
 
 
 def _after_training(series: Sequence[Series]) -> str:

@@ -97,6 +97,8 @@ def _headline(ranking: Ranking) -> str:
         first = ranking.places[0]
         between = f" ({span(first.interval)})" if first.interval else ""
         best = "Fastest as measured" if equal else "Best"
+        if ranking.study not in STUDIES:  # whose values may change what a step does
+            best = "Quickest, if all do the same work,"
         start = best if first.kind == "best" else "No best setting, for only one was measured,"
         rate = f"{number(first.rate)} {ranking.unit}/s{between}"
         said = [f"{start} {where}: {_values(first.factors)}, {rate}."]

@@ -171,7 +171,7 @@ def sentence(series: Series, targets: Targets) -> str:
     return f"{said}."
 
 
-def told(series: Sequence[Series]) -> list[tuple[str, str]]:
+def sentences(series: Sequence[Series]) -> list[tuple[str, str]]:
     """Return label and sentence of each series of training runs, the most accurate first."""
     found = ordered(series)
     targets, names = learning.targets(found), varied(found)

@@ -109,9 +109,13 @@ def _judged(series: Sequence[Series], threshold: float) -> Iterator[Judged]:
 
 
 def _place(series: Series) -> tuple[int, float]:
-    """Put ladders first, as `STUDIES` has them, then the quickest setting of all others."""
+    """Put ladders first, as `STUDIES` has them, then the quickest setting of all others.
+
+    Of tests of one's own the one that scales worst comes first, as in the headlines.
+    """
     if series.row.study in STUDIES:
-        return STUDIES.index(series.row.study), 0.0
+        efficiency = series.points[-1].parallel_efficiency
+        return STUDIES.index(series.row.study), efficiency if series.row.is_own_test else 0.0
     return len(STUDIES), -series.points[-1].rate
 
 

@@ -105,7 +105,8 @@ def _unsatisfied(standing: Standing, results: Results) -> Cause | None:
     ends = {str(one.get("job")): one["exit_code"] for one in results.exits().values()}
     failed = _failed_before(standing.job.name, scripts, ends)
     # sacct names whoever cancelled a job, and nobody where Slurm did.
-    is_slurms = "cancelled_by" in account and bool(_needed(standing.job.name, scripts))
+    is_open = any(ends.get(other) != 0 for other in _needed(standing.job.name, scripts))
+    is_slurms = "cancelled_by" in account and is_open
     has_begun = bool(standing.record or account.get("elapsed_s"))
     is_so = (failed or is_slurms) and not has_begun
     is_said = standing.state.reason == NEVER_SATISFIED

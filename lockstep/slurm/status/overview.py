@@ -299,8 +299,9 @@ def next_commands(campaign: Campaign, results: Results, folder: str) -> list[str
     if results.jobs_folder.exists() and is_left:
         return ["lockstep submit CAMPAIGN --site SITE"]
     # Where no jobs were written, `lockstep run` measured: nothing else takes up what it left.
-    tests = (results.claimed() or {}).get("tests") or []
-    measured = shlex.join(["--tests", ",".join(tests)]) if tests else "CAMPAIGN"
+    claimed = results.claimed() or {}
+    tests, name = ",".join(claimed.get("tests") or ()), str(claimed.get("name"))
+    measured = shlex.join(["--tests", tests, "--name", name]) if tests else "CAMPAIGN"
     again = [f"lockstep run {measured}  # with the options of before: it goes on"] * is_left
     return [*again, f"lockstep report {typed}"]
 

@@ -65,9 +65,9 @@ WORDS = {
         "its own part of a step"
     ),
     "late-input": (
-        "late input: rank {rank} on {host} waits {wait_s:.2g} s a step for its batch, the other "
-        "ranks {others_s:.2g} s, and then for it; look at its node's file system and cores, and at "
-        "its share of the data"
+        "late input: rank {rank} on {host} waits {wait_s:.2g} s a step for its batch, the median "
+        "of the others {others_s:.2g} s; look at its node's file system and cores, and at its "
+        "share of the data"
     ),
     "own-waits": (
         "ranks wait for each other in {collectives} collectives that no_sync() leaves in a step, "

@@ -17,7 +17,7 @@ import numpy as np
 
 from lockstep.causes.bound import pool
 from lockstep.causes.division import OWN
-from lockstep.causes.stragglers import LateInput, late_input
+from lockstep.causes.stragglers import LateInput, is_late, late_input
 from lockstep.report.compute.statistics import CONFIDENCE, Interval, log_interval
 from lockstep.report.load.results import Row
 from lockstep.vocabulary.metrics import NOTABLE
@@ -110,7 +110,7 @@ def slowest(rows: Iterable[Row]) -> Slowest | None:
 
 
 def latest(rows: Sequence[Row]) -> tuple[LateInput, str] | None:
-    """Return the rank whose batches alone come late in a point's launches, and its host.
+    """Return the rank whose batches come late in most of a point's launches, and its host.
 
     None where none is shown, or where launches have their ranks on other hosts.
     """
@@ -118,7 +118,7 @@ def latest(rows: Sequence[Row]) -> tuple[LateInput, str] | None:
         return None
     turns = [{name: np.array(each) for name, each in row.rank_variant_s.items()} for row in rows]
     late = late_input(pool(turns))
-    if late is None:
+    if late is None or sum(is_late(each, late.rank) for each in turns) <= len(turns) / 2:
         return None
     return late, rows[0].rank_hosts[late.rank] if rows[0].rank_hosts else ""
 

@@ -53,7 +53,7 @@ def _basis(series: Sequence[Series]) -> str:
 
 def headlines(series: Sequence[Series]) -> list[dict[str, Any]]:
     """Return what the page says first: of the most accurate setting, with the others'."""
-    found = training_words.told(series)
+    found = training_words.sentences(series)
     if not found:
         return []
     (label, first), *others = found
