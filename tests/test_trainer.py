@@ -397,6 +397,13 @@ def test_data_that_does_not_fit_the_model_is_refused(tmp_path: Path) -> None:
         rank.run(config(tmp_path, precision="tf32"))
 
 
+def test_what_another_rank_cannot_compute_is_refused_here_too() -> None:
+    control = SimpleNamespace(exchange_all=lambda _, own: [own, "the other lacks it"])
+    joined: Any = SimpleNamespace(device=torch.device("cpu"), control=control)
+    with pytest.raises(RuntimeError, match="the other lacks it"):
+        trainer._refuse_unsupported("fp32", joined)
+
+
 def test_ranks_that_drifted_apart_are_named() -> None:
     trainer.check_equal_parameters(["a", "a"])
     with pytest.raises(RuntimeError, match="rank 1 ended with other parameters than rank 0"):
