@@ -555,7 +555,9 @@ def test_a_rank_that_dies_or_hangs_costs_its_case_alone(tmp_path, clean_environ)
     assert launch["measured"] == 2
     dies, hangs = launch["failed"]
     assert "test_b_dies" in dies["case"]
-    assert (dies["crashed"], dies["reason"]) == (True, "crashed: rank 0 ended with SIGKILL")
+    assert dies["crashed"]
+    # On a busy machine the other rank has waited too long by then, too.
+    assert dies["reason"].startswith("crashed: rank 0 ended with SIGKILL")
     assert "test_c_hangs" in hangs["case"]
     stacks = re.match(
         r"rank 1 on \S+ \(cpu\) did not answer in time; its stacks, if it could write them: (\S+)$",
