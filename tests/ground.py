@@ -19,6 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RUN = Path("/run/lockstep-testbed")
 USER = "lockstep"
 PATIENCE_S = 120.0
+# The tests beside, in `make chaos`, have jobs on the same nodes.
+QUEUE_PATIENCE_S = 400.0
 Ended = subprocess.CompletedProcess[str]
 CAMPAIGN = {
     "schema": 1,
@@ -219,6 +221,7 @@ class Ground:
         until(
             lambda: all((self.folder / f"arrived-{rank}").exists() for rank in ranks),
             f"ranks {ranks} in the gated case; {self.texts()}",
+            QUEUE_PATIENCE_S,
         )
 
     def entries(self, launch: str = "w2-r0") -> list[dict[str, Any]]:
