@@ -139,8 +139,7 @@ def pytest_internalerror(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     measured = [item for item in items if is_measured(item)]
     try:
-        refusals.refuse_own_rounds(items, placement().world_size)
-        refusals.refuse_one_name(measured)
+        refusals.refuse_tests(items, measured, placement().world_size)
         left_out = config.stash.get(DESELECTED, [])
         if left_out or measured:
             refusals.refuse_selection(config, left_out, _settings(config).labels)

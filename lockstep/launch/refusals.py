@@ -107,6 +107,18 @@ def refuse_selection(
         )
 
 
+def refuse_tests(
+    items: Iterable[pytest.Item], measured: Iterable[pytest.Item], world_size: int
+) -> None:
+    """Refuse tests whose rounds or results would be of no use.
+
+    Raises:
+        ValueError: One times by itself, or two that are measured share a name.
+    """
+    refuse_own_rounds(items, world_size)
+    refuse_one_name(measured)
+
+
 def refuse_own_rounds(items: Iterable[pytest.Item], world_size: int) -> None:
     """Refuse cases that time with pytest-benchmark's fixture: each rank would choose its rounds.
 
