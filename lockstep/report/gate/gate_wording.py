@@ -16,6 +16,7 @@ REASONS = {
     "too-much": "{gap} too much",
     "no-repeat": "no repeat: no interval",
     "no-spread": "equal to the last digit: rounded or copied, no spread known",
+    "one-job": "one job, {job}: other nodes may differ by more",
     "straddles": "the interval contains the target",
     "expected": "expected rather than measured",
     "no-scaling": "no series is of strong scaling but of {kinds} scaling; parallel_efficiency "
@@ -97,7 +98,7 @@ def notes(verdicts: "Sequence[Verdict]") -> list[str]:
     alone = sum(one.in_one_job for one in verdicts)
     job = (
         f"{counted(alone, 'interval')} over launches of one job: another job may get other nodes "
-        "and differ by more; repeat in several jobs"
+        "and differ by more; repeat in several jobs, or say is_machine = true under [jobs]"
     )
     return [*(f"flag: {flag}" for flag in flags), *[job] * bool(alone), *_apart(verdicts),
             summary(verdicts)]  # fmt: skip
