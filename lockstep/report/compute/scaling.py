@@ -123,32 +123,34 @@ class Point:
 class Series:
     """The points of one case over world sizes, and the size they are compared with.
 
-    Where launches of a size had several layouts, the main series has the most densely packed of
-    each size, and each other layout is a series of its own whose ratios are to the main baseline.
+    Launches that differ in a setting that is kept over world sizes are ladders of their own, each
+    with its own baseline. Where launches of one ladder and size lie otherwise on nodes, the ladder
+    has the most densely packed, and each other layout is a series whose ratios are to its baseline.
 
     Attributes:
         label: What varies, and the layout where it is not the main one.
-        baseline: World size that ratios divide by, of the main series.
+        base: The point that every ratio of the series divides by.
         layout: What tells the layout from the main one; empty for the main series.
         main: The main series of the case; None where this is it.
         row: A row for what all rows share: study, workload, scaling, precision.
-        base: The point that every ratio of the series divides by.
     """
 
     case: str
     label: str
-    baseline: int
+    base: Point = field(repr=False, compare=False)
     points: list[Point]
     layout: str = ""
     main: "Series | None" = None
     row: Row = field(init=False, repr=False, compare=False)
-    base: Point = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Look up what is asked for hundreds of times a series."""
         self.row = self.points[0].rows[0]
-        own = self.main or self
-        self.base = next(p for p in own.points if p.world_size == self.baseline)
+
+    @property
+    def baseline(self) -> int:
+        """World size that ratios divide by."""
+        return self.base.world_size
 
     @property
     def name(self) -> str:
@@ -196,28 +198,38 @@ def series_of(
 
 
 def _series(rows: Sequence[Row], baseline: int | None) -> list[Series]:
-    """Return the main series of a case, and one for each other layout that it was measured on."""
+    """Return the series of a case: of each ladder, and of each layout beside its densest."""
+    case, named = rows[0].case, label(rows[0])
+    made: list[Series] = []
+    for ladder, own in layout.ladders(rows).items():
+        found = _layouts(own)
+        sizes = {point.world_size: point for point in found[""]}
+        base = sizes.get(baseline or 0) or found[""][0]
+        for placed, points in found.items():
+            name = ", ".join(filter(None, (placed, ladder)))
+            full = ", ".join(filter(None, (named, name)))
+            made.append(Series(case, full, base, points, name, made[0] if made else None))
+            for point in points:
+                _relate(point, base)
+    return made
+
+
+def _layouts(rows: Sequence[Row]) -> dict[str, list[Point]]:
+    """Return the points of a ladder by what tells their layout from the densest; that comes first.
+
+    Of launches that differ, a point has those that agree in where their ranks lie and in settings.
+    """
     sizes: dict[int, list[Row]] = {}
     for row in rows:
         sizes.setdefault(row.world_size, []).append(row)
-    main: list[Point] = []
-    others: dict[str, list[Point]] = {}
+    found: dict[str, list[Point]] = {"": []}
     for size in sorted(sizes):
         layouts = layout.split_by_layout(sizes[size])
         densest = layout.densest(layouts, rows)
         for one, own in layouts.items():
             name = "" if one == densest else layout.suffix(one, densest)
-            (main if one == densest else others.setdefault(name, [])).append(_point(size, own))
-    base_size = baseline if baseline in sizes else main[0].world_size
-    case, named = rows[0].case, label(rows[0])
-    first = Series(case, named, base_size or 1, main)
-    made = [first, *(
-        Series(case, f"{named}, {name}", first.baseline, points, name, first)
-        for name, points in others.items()
-    )]  # fmt: skip
-    for point in (point for one in made for point in one.points):
-        _relate(point, first.base)
-    return made
+            found.setdefault(name, []).append(_point(size, own))
+    return found
 
 
 def _point(world_size: int, rows: list[Row]) -> Point:

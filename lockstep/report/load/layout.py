@@ -2,7 +2,8 @@
 
 Launches of one case at one world size are repeats of one point only where they agree in this. The
 nodes and the ranks on each always count; a setting counts where it differs at one world size, since
-between world sizes some differ by design, and `lockstep.report.check` speaks of those.
+between world sizes some differ by design, and `lockstep.report.check` speaks of those. A setting
+that is kept over world sizes makes ladders, see `ladders`.
 """
 
 from collections import Counter
@@ -79,6 +80,42 @@ def layout(row: Row, names: Iterable[str] = ()) -> Layout:
     """Return a row's layout, with the settings named."""
     chosen = tuple((name, row.settings.get(name, "")) for name in names)
     return Layout(row.num_nodes, row.ranks_per_node, chosen)
+
+
+def ladders(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the rows of a case by what tells their ladder from the main one; that comes first.
+
+    A setting parts ladders where it differs at one world size and has no other values elsewhere:
+    what differs from size to size by design, such as cores of a rank, is no ladder's. The main
+    ladder has the most sizes, then the most launches.
+    """
+    sizes: dict[int, list[Row]] = {}
+    for row in rows:
+        sizes.setdefault(row.world_size, []).append(row)
+    apart = {size: differing(own) for size, own in sizes.items()}
+    names = [
+        name
+        for name in dict.fromkeys(name for own in apart.values() for name in own)
+        if _values(name, rows)
+        == _values(name, [row for size in sizes if name in apart[size] for row in sizes[size]])
+    ]
+    if not names:
+        return {"": list(rows)}
+    found: dict[Layout, list[Row]] = {}
+    for row in rows:
+        settings = tuple((name, row.settings.get(name, "")) for name in names)
+        found.setdefault(Layout(settings=settings), []).append(row)
+
+    def order(one: Layout) -> tuple[Any, ...]:
+        own = found[one]
+        return (-len({row.world_size for row in own}), -len(own), one.settings)
+
+    main, *others = sorted(found, key=order)
+    return {"": found[main]} | {suffix(one, main): found[one] for one in others}
+
+
+def _values(name: str, rows: Iterable[Row]) -> set[str]:
+    return {row.settings.get(name, "") for row in rows}
 
 
 def split_by_layout(rows: Sequence[Row]) -> dict[Layout, list[Row]]:
