@@ -281,6 +281,22 @@ def gained(
     return speedup, interval, speedup / times, ends
 
 
+def best_efficiencies(series: Iterable[Series]) -> dict[int, float]:
+    """Return world size -> the best parallel efficiency that any measured case reaches there.
+
+    A baseline judges nothing, nor does what the check blocks, or a smaller batch than asked for.
+    """
+    best: dict[int, float] = {}
+    for one in series:
+        if one.row.origin != "measured" or one.row.scaling is None or not one.is_compared:
+            continue
+        for point in one.points if not one.row.has_smaller_batch else ():
+            if point is not one.base and not point.blocked_by:
+                reached = max(best.get(point.world_size, 0.0), point.parallel_efficiency)
+                best[point.world_size] = reached
+    return best
+
+
 def _has_time_ratio(point: Point, base: Point) -> bool:
     fixed_local = point.rows[0].scaling in ("weak", "fixed-epochs")
     return fixed_local and point.step_s is not None and base.step_s is not None
