@@ -290,7 +290,8 @@ def test_no_ratio_is_told_of_what_the_check_forbids(rules):
     assert ("times the throughput" in made["tables"][0]["note"]) == (not rules)
     program = {"command": {"over": ["threads"]}}
     threads = series_of([
-        row(1, float(n), case=str(n), factors={"threads": n}, details=program) for n in (1, 2, 4)
+        row(1, pace * n, case=str(n), factors={"threads": n}, details=program)
+        for n in (1, 2, 4) for pace in (0.99, 1.0, 1.01)
     ])  # fmt: skip
     threads[0].points[0].blocked_by = rules  # what the others are compared with
     (made,) = programs_panels(threads)

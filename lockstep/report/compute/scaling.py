@@ -103,6 +103,10 @@ class Point:
         """Whether the repeats share one job, so that intervals leave out what another would do."""
         return replicates.in_one_job(self.rows)
 
+    def reaches(self, least: float) -> bool | None:
+        """Tell whether the efficiency is at least so much, see `reaches`."""
+        return reaches(self.parallel_efficiency, self.efficiency_interval, least, self.rows[0])
+
     @property
     def units(self) -> list[float]:
         """The rates that intervals are over: of each launch, or of each of several jobs."""
@@ -169,8 +173,25 @@ class Series:
         return [point for point in self.points if point.world_size > self.baseline]
 
     def good(self, threshold: float) -> list[Point]:
-        """Return the points above the baseline whose efficiency reaches a threshold."""
-        return [point for point in self.above if point.parallel_efficiency >= threshold]
+        """Return the points above the baseline that are shown to reach an efficiency."""
+        return [point for point in self.above if point.reaches(threshold)]
+
+    def unshown(self, threshold: float) -> list[Point]:
+        """Return the points above the baseline whose launches leave open whether they do."""
+        return [point for point in self.above if point.reaches(threshold) is None]
+
+
+def reaches(value: float, interval: Interval | None, least: float, row: Row) -> bool | None:
+    """Tell whether a ratio is at least so much: its whole interval is, or none of it.
+
+    None where launches leave both open, or where there is no interval. What was not measured here
+    is taken as its source has it.
+    """
+    if interval is None:
+        return None if row.origin == "measured" else value >= least
+    if interval[0] >= least:
+        return True
+    return False if interval[1] < least else None
 
 
 def series_of(
