@@ -34,13 +34,19 @@ FLAGGED = "flagged"
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing to look for."""
+    """One thing to look for.
+
+    Attributes:
+        doubts: Of a warning: whether a ratio of what it touches may be wrong, so that a gate does
+            not judge it. Not where it limits what may be concluded from a right ratio.
+    """
 
     name: str
     level: Level
     why: str
     action: str
-    check: "Callable[[Evidence], Iterator[Hit]]"
+    check: Callable[[Evidence], Iterator[Hit]]
+    doubts: bool = True
 
     @property
     def what(self) -> str:
@@ -54,6 +60,7 @@ class Finding:
 
     Attributes:
         hit: The fact with its values, and the cases, world sizes and launches it concerns.
+        doubts: Whether it is a warning that casts doubt on a ratio of what it touches.
     """
 
     rule: str
@@ -62,6 +69,7 @@ class Finding:
     why: str
     action: str
     points: frozenset[Place] = frozenset()
+    doubts: bool = False
 
     @property
     def where(self) -> str:
@@ -95,7 +103,10 @@ class Finding:
         }  # fmt: skip
 
 
-TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], ...] = (
+Check = Callable[[Evidence], Iterator[Hit]]
+TABLE: tuple[
+    tuple[str, Level, str, str, Check] | tuple[str, Level, str, str, Check, bool], ...
+] = (
     (
         "constant-work", "error", "the points do different work, and no ratio compares them",
         "measure every size with one batch: the global batch for strong scaling, the local for "
@@ -108,7 +119,7 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     ),
     (
         "fixed-epochs", "warning", "neither strong nor weak scaling, and the training differs",
-        "quote both views, and compare the accuracy reached, too", work.fixed_epochs,
+        "quote both views, and compare the accuracy reached, too", work.fixed_epochs, False,
     ),
     (
         "samples-time", "error", "throughput times time must be samples, or one of them is wrong",
@@ -157,6 +168,7 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
         "small-batch", "warning",
         "the fixed costs of a step, launching kernels and meeting the other ranks, rule it",
         "enlarge the local batch, and look at the utilisation of the devices", work.small_batch,
+        False,
     ),
     (
         "super-linear", "warning",
@@ -166,16 +178,16 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     ),
     (
         "ladder-gap", "warning", "where the curve bends between them is not known",
-        "measure the sizes between, doubling at most", ladders.ladder_gap,
+        "measure the sizes between, doubling at most", ladders.ladder_gap, False,
     ),
     (
         "no-baseline", "warning", "losses below it are hidden from every ratio",
-        "measure one rank, or name the baseline next to each ratio", ladders.no_baseline,
+        "measure one rank, or name the baseline next to each ratio", ladders.no_baseline, False,
     ),
     (
         "break", "warning", "one curve through all points would describe neither side of it",
         "look for its cause there: a node's edge, a slow link, a shared file system",
-        ladders.broken_curve,
+        ladders.broken_curve, False,
     ),
     (
         "outlier", "warning", "scaling curves bend downward, so this point was held up",
@@ -208,7 +220,7 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     ),
     (
         "no-repeat", "warning", "nothing is known of the noise, so there is no interval",
-        "measure at least 3 launches of every point: repeats = 3", launches.no_repeat,
+        "measure at least 3 launches of every point: repeats = 3", launches.no_repeat, False,
     ),
     (
         "uneven-repeats", "warning", "was one measured until it pleased?",
@@ -236,7 +248,7 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     ),
     (
         "shared-job", "warning", "what its nodes add is in all of them, and in no interval",
-        "send each repeat in a job of its own: share_job = false", points.shared_job,
+        "send each repeat in a job of its own: share_job = false", points.shared_job, False,
     ),
     (
         "uneven-rounds", "warning", "were rounds left out?",
@@ -245,11 +257,12 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     (
         "cold-start", "warning", "the mean and the cost hold what happens once",
         "measure with more warm-up rounds: warmup_rounds in the campaign", entries.cold_start,
+        False,
     ),
     (
         "identical-work", "warning", "what separates them is no setting, and no effect of one",
         "measure with more warm-up rounds, and trust no smaller difference between cases",
-        identical.identical_work,
+        identical.identical_work, False,
     ),
     (
         "circumstances", "warning", "it may be the cause of a difference between world sizes",
@@ -258,7 +271,7 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     ),
     (
         "too-few-steps", "warning", "one late step changes the result",
-        "measure with more rounds: rounds in the campaign", launches.too_few_steps,
+        "measure with more rounds: rounds in the campaign", launches.too_few_steps, False,
     ),
     (
         "unfinished-launch", "error", "what failed last may be what is slow",
@@ -268,7 +281,7 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     (
         "journal-only", "warning", "what its session wrote at its end is not what is there",
         "find out what became of the file; keep the journal, it holds all cases",
-        launches.journal_only,
+        launches.journal_only, False,
     ),
     (
         "unreadable-launch", "error", "its points are left out of every number",
@@ -290,7 +303,7 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     ),
     (
         "duplicate-buckets", "warning", "a difference between them is noise",
-        "keep one of them, or choose sizes below the model's gradients", cases.same_buckets,
+        "keep one of them, or choose sizes below the model's gradients", cases.same_buckets, False,
     ),
     (
         "above-peak", "error", "no device does that: operations, time or peak are wrong",
@@ -349,8 +362,13 @@ def blocked_by(
 
     `of_speed` tells whether the verdict is on a time, a rate or a ratio of them.
     """
-    touched, wrong = list(rows), (blocking if of_speed else errors)(findings)
-    return list(dict.fromkeys(one.rule for one in wrong if any(map(one.touches, touched))))
+    return touching((blocking if of_speed else errors)(findings), rows)
+
+
+def touching(findings: Iterable[Finding], rows: Iterable[Row]) -> list[str]:
+    """Return the rules of the findings that touch one of some results."""
+    touched = list(rows)
+    return list(dict.fromkeys(one.rule for one in findings if any(map(one.touches, touched))))
 
 
 def _merged(hits: Iterator[Hit]) -> list[Hit]:
@@ -368,4 +386,5 @@ def _merged(hits: Iterator[Hit]) -> list[Hit]:
 
 def _finding(rule: Rule, hit: Hit, points: frozenset[Place]) -> Finding:
     action = wording.ACTIONS.get(hit.kind, rule.action)
-    return Finding(rule.name, rule.level, hit, rule.why, action, points)
+    doubts = rule.level == "warning" and rule.doubts and hit.doubts
+    return Finding(rule.name, rule.level, hit, rule.why, action, points, doubts)

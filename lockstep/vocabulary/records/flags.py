@@ -105,6 +105,11 @@ WORDS = {
     ),
     "note": "{text}",
 }
+# Kinds that move all launches of a point alike, so that no interval over them shows it.
+SYSTEMATIC = frozenset({
+    "debug-detail", "nccl-log", "moved", "left-in-place", "throttled", "cpu-quota",
+    "warm-up-drift", "slows-down", "trend",
+})  # fmt: skip
 
 
 def threads_at_sizes(threads: Mapping[str, list[int]]) -> str:

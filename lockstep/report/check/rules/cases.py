@@ -1,11 +1,13 @@
 """Rules about single results: precision, buckets, checks, flags, and where a number comes from."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from textwrap import shorten
 from typing import Any
 
 from lockstep.report.check.evidence import Evidence, Hit, hit
 from lockstep.report.page.panels.settings import equal_buckets
+from lockstep.vocabulary.records.flags import SYSTEMATIC
 from lockstep.vocabulary.text.formats import listed
 
 FELL_BACK = {"bf16-emulated"}
@@ -77,10 +79,11 @@ def flagged(evidence: Evidence) -> Iterator[Hit]:
                 names = [row.launch for row in point.rows if flag in row.flags]
                 # Flags in an older file's words alone are each of their own kind.
                 kind = str(flag) if flag.kind == "note" else flag.kind
-                yield hit(
+                found = hit(
                     "flag", series, point.world_size, launches=names, flag=str(flag),
                     flag_kind=kind,
                 )  # fmt: skip
+                yield replace(found, doubts=flag.kind in SYSTEMATIC)
 
 
 def not_measured(evidence: Evidence) -> Iterator[Hit]:
