@@ -283,6 +283,17 @@ PLANTED: dict[str, Planted] = {
     "a training of more threads than cores": Planted(
         "crowded-training", "host node1, launch w1-r0", crowded_training, also=("no-repeat",)
     ),
+    "half of the launches at two threads a rank": Planted(
+        "several-settings", "strong[64] at world size 1, 2, 4, 8",
+        lambda root: measured(root, 131, launches=lambda size: 6, facts=lambda size, repeat: {
+            "provenance": ranks(size, threads=1 + repeat % 2)}),
+    ),
+    "half of the launches with another algorithm of NCCL": Planted(
+        "several-settings", "strong[64] at world size 1, 2, 4, 8",
+        lambda root: measured(root, 132, launches=lambda size: 6, facts=lambda size, repeat: {
+            "provenance": ranks(size) | {"environment": {"NCCL_ALGO": ("Ring", "Tree")[repeat % 2]}}
+        }),
+    ),
     "identical work that takes longer under another name": Planted(
         "identical-work", "weak[a] and weak[b] at world size 2",
         lambda root: measured(root, 90, equals(1.5)),

@@ -270,6 +270,11 @@ TABLE: tuple[
         points.circumstances,
     ),
     (
+        "several-settings", "note", "they are series of their own, each over its own baseline",
+        "compare them at one size, or measure all launches with one setting",
+        points.several_settings,
+    ),
+    (
         "too-few-steps", "warning", "one late step changes the result",
         "measure with more rounds: rounds in the campaign", launches.too_few_steps, False,
     ),

@@ -110,6 +110,7 @@ FACTS = {
     "and {value} in as many at {sizes}",
     "other-hosts": "its ranks ran on {own}, those of the other sizes on {others}",
     "other-date": "it was measured on {date}, {hours:.0f} hours from the nearest other size",
+    "other-setting": "its launches differ in a setting, and some have {setting}",
     "repeat-holes": "repeats {gone} are missing, and {there} are there",
     "one-job": "{count} repeats ran in job {job}",
     "round-counts": "the launches hold {counts} rounds",

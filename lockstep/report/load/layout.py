@@ -85,20 +85,9 @@ def layout(row: Row, names: Iterable[str] = ()) -> Layout:
 def ladders(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Return the rows of a case by what tells their ladder from the main one; that comes first.
 
-    A setting parts ladders where it differs at one world size and has no other values elsewhere:
-    what differs from size to size by design, such as cores of a rank, is no ladder's. The main
-    ladder has the most sizes, then the most launches.
+    The main ladder has the most sizes, then the most launches.
     """
-    sizes: dict[int, list[Row]] = {}
-    for row in rows:
-        sizes.setdefault(row.world_size, []).append(row)
-    apart = {size: differing(own) for size, own in sizes.items()}
-    names = [
-        name
-        for name in dict.fromkeys(name for own in apart.values() for name in own)
-        if _values(name, rows)
-        == _values(name, [row for size in sizes if name in apart[size] for row in sizes[size]])
-    ]
+    names = ladder_settings(rows)
     if not names:
         return {"": list(rows)}
     found: dict[Layout, list[Row]] = {}
@@ -112,6 +101,24 @@ def ladders(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
     main, *others = sorted(found, key=order)
     return {"": found[main]} | {suffix(one, main): found[one] for one in others}
+
+
+def ladder_settings(rows: Sequence[Row]) -> list[str]:
+    """Return the settings by which rows of a case are several ladders.
+
+    Each differs at one world size and has no other values elsewhere: what differs from size to size
+    by design, such as the cores of a rank, is no ladder's.
+    """
+    sizes: dict[int, list[Row]] = {}
+    for row in rows:
+        sizes.setdefault(row.world_size, []).append(row)
+    apart = {size: differing(own) for size, own in sizes.items()}
+    return [
+        name
+        for name in dict.fromkeys(name for own in apart.values() for name in own)
+        if _values(name, rows)
+        == _values(name, [row for size in sizes if name in apart[size] for row in sizes[size]])
+    ]
 
 
 def _values(name: str, rows: Iterable[Row]) -> set[str]:

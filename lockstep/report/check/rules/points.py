@@ -7,7 +7,8 @@ from typing import Any
 
 from lockstep.report.check.evidence import Evidence, Hit, hit
 from lockstep.report.load.conflicts import odd_ones
-from lockstep.report.load.results import Launch
+from lockstep.report.load.layout import ladder_settings
+from lockstep.report.load.results import Launch, Row
 
 # Facts of a launch that may change a speed and forbid no pooling.
 FACTS = (
@@ -34,7 +35,12 @@ def circumstances(evidence: Evidence) -> Iterator[Hit]:
     for name in FACTS:
         yield from _odd_launches(name, launches, [one.provenance.get(name) for one in launches])
     environments = [one.provenance.get("environment") or {} for one in launches]
-    for name in sorted({name for one in environments for name in one} - set(NOT_COMPARED)):
+    # What parts ladders differs within none of them; `several_settings` names it.
+    cases: dict[str, list[Row]] = {}
+    for row in evidence.results.rows:
+        cases.setdefault(row.case, []).append(row)
+    known = {*NOT_COMPARED, *(name for own in cases.values() for name in ladder_settings(own))}
+    for name in sorted({name for one in environments for name in one} - known):
         yield from _odd_launches(name, launches, [one.get(name) for one in environments])
     yield from _other_hosts(sizes)
     yield from _other_days(sizes)
@@ -90,6 +96,14 @@ def _begun(launches: list[Launch]) -> list[datetime]:
             continue
     # A time without its zone cannot be held against one that has it.
     return [when for when in found if when.tzinfo]
+
+
+def several_settings(evidence: Evidence) -> Iterator[Hit]:
+    """Launches of a case differ in a setting that is kept over world sizes, such as threads."""
+    for series in evidence.measured:
+        if series.main and any(point is series.base for point in series.points):
+            sizes = [point.world_size for point in series.points]
+            yield hit("other-setting", series, *sizes, setting=series.layout)
 
 
 def repeat_holes(evidence: Evidence) -> Iterator[Hit]:
