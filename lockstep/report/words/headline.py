@@ -123,7 +123,8 @@ def gives(headline: Headline) -> str:
     if headline.kind == "good":
         return given
     sure = "no size reaches" if headline.kind == "below" else "not shown whether any size reaches"
-    closest = "closest, " if point.speedup >= 1 else ""
+    near = "closest" if headline.kind == "below" else "as measured"
+    closest = f"{near}, " if point.speedup >= 1 else ""
     return f"{sure} {goal} efficiency; {closest}{given}"
 
 
