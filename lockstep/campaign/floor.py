@@ -90,13 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     try:
         found = missed(given.launches, given.world_size, given.floor)
-    except ModuleNotFoundError as error:
-        # The job's log has it; the ladder rather goes on than ends on half of the rule.
-        sys.stderr.write(
-            f"until_efficiency is not judged: {error.name} is missing where the ranks run; install "
-            "what lockstep depends on there\n"
-        )
-        return
+    except ModuleNotFoundError as error:  # for the job's log; the ladder goes on
+        sys.exit(f"until_efficiency is not judged: install {error.name} where the ranks run")
     if found:
         sys.stdout.write(f"{found}\n")
         sys.exit(EXIT_MISSED)

@@ -37,8 +37,8 @@ class Rule:
     """One thing to look for.
 
     Attributes:
-        doubts: Of a warning: whether a ratio of what it touches may be wrong, so that a gate does
-            not judge it. Not where it limits what may be concluded from a right ratio.
+        doubts: Of a warning: whether a ratio that it touches may be wrong, so that no gate judges
+            it; else it limits what may be concluded from a right one.
     """
 
     name: str
@@ -103,10 +103,7 @@ class Finding:
         }  # fmt: skip
 
 
-Check = Callable[[Evidence], Iterator[Hit]]
-TABLE: tuple[
-    tuple[str, Level, str, str, Check] | tuple[str, Level, str, str, Check, bool], ...
-] = (
+TABLE: tuple[tuple[Any, ...], ...] = (
     (
         "constant-work", "error", "the points do different work, and no ratio compares them",
         "measure every size with one batch: the global batch for strong scaling, the local for "

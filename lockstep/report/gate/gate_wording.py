@@ -95,7 +95,7 @@ def _value(verdict: "Verdict") -> str:
     return f": {shown(verdict.value, verdict.unit)}{interval}"
 
 
-def notes(verdicts: "Sequence[Verdict]", warnings: "Sequence[Finding]") -> list[str]:
+def notes(verdicts: "Sequence[Verdict]", warnings: "Sequence[Finding]" = ()) -> list[str]:
     """Return the flags of the points, check's warnings of them, and the summary.
 
     The summary is the last; before it comes what the intervals of one job leave out.

@@ -191,12 +191,12 @@ def _block(verdict: Verdict, own: set[int], findings: Sequence[Finding]) -> Verd
 
 
 def heard(verdicts: Sequence[Verdict], findings: Sequence[Finding]) -> list[Finding]:
-    """Return the warnings that touch a result behind a verdict."""
-    rows = [row for verdict in verdicts for row in verdict.rows]
-    return [one for one in findings if one.level == "warning" and any(map(one.touches, rows))]
+    """Return the warnings of the rules that verdicts are warned by."""
+    rules = {rule for verdict in verdicts for rule in verdict.warned_by}
+    return [one for one in findings if one.level == "warning" and one.rule in rules]
 
 
-def document(verdicts: Sequence[Verdict], warnings: Sequence[Finding]) -> dict[str, Any]:
+def document(verdicts: Sequence[Verdict], warnings: Sequence[Finding] = ()) -> dict[str, Any]:
     """Return the verdicts as `--json` prints them, with the warnings of the check beside them."""
     return {
         "schema": record.SCHEMA_VERSION,

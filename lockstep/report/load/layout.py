@@ -88,41 +88,30 @@ def ladders(rows: Sequence[Row]) -> dict[str, list[Row]]:
     The main ladder has the most sizes, then the most launches.
     """
     names = ladder_settings(rows)
-    if not names:
-        return {"": list(rows)}
     found: dict[Layout, list[Row]] = {}
     for row in rows:
         settings = tuple((name, row.settings.get(name, "")) for name in names)
         found.setdefault(Layout(settings=settings), []).append(row)
-
-    def order(one: Layout) -> tuple[Any, ...]:
-        own = found[one]
-        return (-len({row.world_size for row in own}), -len(own), one.settings)
-
-    main, *others = sorted(found, key=order)
+    sizes = {one: len({row.world_size for row in own}) for one, own in found.items()}
+    main, *others = sorted(found, key=lambda one: (-sizes[one], -len(found[one]), one.settings))
     return {"": found[main]} | {suffix(one, main): found[one] for one in others}
 
 
 def ladder_settings(rows: Sequence[Row]) -> list[str]:
-    """Return the settings by which rows of a case are several ladders.
+    """Return the settings by which rows are several ladders.
 
     Each differs at one world size and has no other values elsewhere: what differs from size to size
     by design, such as the cores of a rank, is no ladder's.
     """
-    sizes: dict[int, list[Row]] = {}
-    for row in rows:
-        sizes.setdefault(row.world_size, []).append(row)
-    apart = {size: differing(own) for size, own in sizes.items()}
-    return [
-        name
-        for name in dict.fromkeys(name for own in apart.values() for name in own)
-        if _values(name, rows)
-        == _values(name, [row for size in sizes if name in apart[size] for row in sizes[size]])
-    ]
-
-
-def _values(name: str, rows: Iterable[Row]) -> set[str]:
-    return {row.settings.get(name, "") for row in rows}
+    names = []
+    for name in differing(rows):
+        values: dict[int, set[str]] = {}
+        for row in rows:
+            values.setdefault(row.world_size, set()).add(row.settings.get(name, ""))
+        several = set().union(*(own for own in values.values() if len(own) > 1))
+        if several and several == set().union(*values.values()):
+            names.append(name)
+    return names
 
 
 def split_by_layout(rows: Sequence[Row]) -> dict[Layout, list[Row]]:

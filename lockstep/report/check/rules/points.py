@@ -8,7 +8,7 @@ from typing import Any
 from lockstep.report.check.evidence import Evidence, Hit, hit
 from lockstep.report.load.conflicts import odd_ones
 from lockstep.report.load.layout import ladder_settings
-from lockstep.report.load.results import Launch, Row
+from lockstep.report.load.results import Launch
 
 # Facts of a launch that may change a speed and forbid no pooling.
 FACTS = (
@@ -35,11 +35,9 @@ def circumstances(evidence: Evidence) -> Iterator[Hit]:
     for name in FACTS:
         yield from _odd_launches(name, launches, [one.provenance.get(name) for one in launches])
     environments = [one.provenance.get("environment") or {} for one in launches]
-    # What parts ladders differs within none of them; `several_settings` names it.
-    cases: dict[str, list[Row]] = {}
-    for row in evidence.results.rows:
-        cases.setdefault(row.case, []).append(row)
-    known = {*NOT_COMPARED, *(name for own in cases.values() for name in ladder_settings(own))}
+    # What makes ladders differs within none of them; `several_settings` names it.
+    measured = [row for row in evidence.results.rows if row.origin == "measured"]
+    known = {*NOT_COMPARED, *ladder_settings(measured)}
     for name in sorted({name for one in environments for name in one} - known):
         yield from _odd_launches(name, launches, [one.get(name) for one in environments])
     yield from _other_hosts(sizes)
