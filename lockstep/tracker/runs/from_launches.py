@@ -143,7 +143,11 @@ def of_campaign(folder: Path) -> Found:
             launches.append(_read(source))
         except ValueError as error:
             unread.append(str(error))
-    own = _Campaign(folder, campaign, launches, _efficiencies(folder) if launches else {})
+    own = _Campaign(folder, campaign, launches)
+    try:
+        own = replace(own, efficiencies=_efficiencies(folder) if launches else {})
+    except ValueError as error:  # a file that no report reads; what can be sent is
+        unread.append(str(error))
     made = [run for one in launches for run in own.runs(one)]
     whole = _whole(folder, campaign, made) if made else []
     return Found((*whole, *made), tuple(unread))

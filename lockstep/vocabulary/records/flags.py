@@ -211,11 +211,6 @@ def has(found: Iterable[Flag], kind: str) -> bool:
     return any(one.kind == kind for one in found)
 
 
-def says_smaller_batch(block: Mapping[str, Any]) -> bool:
-    """Return whether a case as JSON holds it was measured at less than the batch asked for."""
-    return has(map(read, block.get("flags") or ()), "smaller-batch")
-
-
 def to_dicts(flags: Iterable[Flag]) -> list[dict[str, Any]]:
     """Return flags as a report's JSON holds them, each with its words."""
     return [one.to_dict() | {"words": str(one)} for one in flags]
