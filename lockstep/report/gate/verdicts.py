@@ -83,9 +83,7 @@ class Verdict:
     def doubted(self, why: Reason) -> "Verdict":
         """Return the verdict as not shown, for a reason beside those that it has."""
         known = self.reasons if self.verdict == NOT_SHOWN else ()
-        return self if self.verdict == BLOCKED else replace(
-            self, verdict=NOT_SHOWN, reasons=(*known, why)
-        )  # fmt: skip
+        return replace(self, verdict=NOT_SHOWN, reasons=(*known, why))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict as `--json` prints it, without the results behind it."""
@@ -178,11 +176,9 @@ def _block(verdict: Verdict, own: set[int], findings: Sequence[Finding]) -> Verd
         warnings = [one for one in findings if one.level == "warning"]
         warned = list(dict.fromkeys([*verdict.warned_by, *touching(warnings, rows)]))
         doubts = touching((one for one in warnings if one.doubts), rows)
+        doubts = doubts if verdict.target.partition(" ")[0] in RATIOS else []
         verdict = replace(verdict, warned_by=warned)
-        is_ratio = verdict.target.partition(" ")[0] in RATIOS
-        return (
-            verdict.doubted(Reason("warned", {"rules": doubts})) if is_ratio and doubts else verdict
-        )
+        return verdict.doubted(Reason("warned", {"rules": doubts})) if doubts else verdict
     names = list(dict.fromkeys([*verdict.blocked_by, *rules]))
     return replace(
         verdict, verdict=BLOCKED, value=None, low=None, high=None, in_one_job=False,
