@@ -99,7 +99,7 @@ def _scaling(about: Headline) -> list[dict[str, str]]:
         shows = "more launches" if all(one.efficiency_interval for one in open_sizes) else (
             f"at least {next_step.WANTED_LAUNCHES} launches of each size"
         )  # fmt: skip
-        note += f"; of {sizes} not shown: {shows} would show it"
+        note += f"; at {sizes} {about.noun}s not shown, {shows} would show it"
     interval = point.efficiency_interval
     span = f"{percent_span(interval)} %" if interval else "no interval"
     where = "there" if good else f"at best, {counted(point.world_size, about.noun)}"
