@@ -48,7 +48,7 @@ def test_a_table_that_does_not_state_its_scaling_is_told_what_is_assumed(tmp_pat
     done = run(predict, tmp_path / "out", "--at", 16, "--json")
     found = json.loads(done.stdout)
     assert found["assumed"] == "global"
-    assert found["high"] == pytest.approx(2 * 1031)
+    assert found["high"] == pytest.approx(2 * 1031 * 1.05)
     for arguments in ([], ["--at", 16]):
         said = " ".join(run(predict, tmp_path / "out", *arguments).stdout.split())
         assert "assumed: the work of all ranks is fixed, since the table has neither a" in said
@@ -103,8 +103,8 @@ def test_only_ladders_have_models(tmp_path):
 def test_all_rules_are_shown_with_their_errors(cited):
     out = run(predict, cited, "--case", "kempner").stdout
     for text in (
-        "* falling  error   2.9 %   efficiency falls on as between the last two sizes",
-        "  level    error   6.0 %   efficiency stays as last measured",
+        "* falling  error   3.0 %   efficiency falls on as between the last two sizes",
+        "  level    error   6.1 %   efficiency stays as last measured",
         "* chosen by that error: falling",
         "no peak: the Universal Scalability Law's beta is not identifiable from these sizes",
         "expected at 128 (predicted, not measured): 1463 s, 90 % interval 13",
@@ -138,8 +138,7 @@ def test_karp_flatt_and_overhead_of_the_tutorial_are_printed(cited):
     rows = [line.split() for line in out.splitlines()]
     assert ["2", "42.06", "1.75", "87.3", "0.1449", "74.7", "14.5"] in rows
     assert ["4", "25.61", "2.87", "71.7", "0.1314", "56.1", "39.4"] in rows
-    said = "8 ranks are not predicted: 3 distinct sizes (1, 2, 4) are fewer than the 4 needed"
-    assert f"{said}; measure 8 as well" in out
+    assert "expected at 8 (predicted, not measured):" in out
 
 
 def test_nothing_is_recommended_from_what_an_error_touches(cited):
@@ -176,8 +175,7 @@ def test_every_example_of_the_help_works_on_what_was_measured(measured, example)
     assert example[0] == "results/node"
     done = lockstep("predict", measured / "fp32", *example[1:])
     assert (done.stderr, done.returncode) == ("", 1 if "--at" in example else 0)
-    said = "2 distinct sizes (1, 2) are fewer than the 4 needed; measure 4 and 8 as well"
-    assert said in " ".join(done.stdout.split())
+    assert "2 distinct sizes (1, 2) are fewer than the 3 needed" in " ".join(done.stdout.split())
 
 
 @pytest.mark.parametrize(
@@ -215,6 +213,6 @@ def test_the_page_draws_what_is_predicted_apart_from_what_was_measured(ladder, t
     assert "Dotted with a hollow mark: by the rule chosen, predicted and not measured" in page
     assert "global_batch=64, amdahl: 25.0 % at 16, 90 % interval" in page
     assert ">by the rule, predicted</text>" in page
-    short = strong_tree(tmp_path / "short", {1: (0.1,), 2: (0.06,), 4: (0.04,)})
+    short = strong_tree(tmp_path / "short", {1: (0.1,), 2: (0.06,)})
     run(report, short)
     assert "predicted and not measured" not in (short / "report.html").read_text()
