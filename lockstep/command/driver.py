@@ -88,6 +88,7 @@ class Driver:
             end = self._end_of(case, position)
             kept.append({"case": case.name, **end})
             code = EXIT_FAILED if end["kind"] == "fail" else code
+        kept.restore()
         return code
 
     def _settled(self) -> set[str]:

@@ -47,6 +47,7 @@ def write_json(config: pytest.Config, launch: "LaunchSession") -> bool:
     it knows that the disk has room.
     """
     path = launch.settings.result_path
+    launch.keeper.restore()
     if launch.keeper.journal is None or path is None or (path.exists() and not path.is_file()):
         return True  # what is no file, such as /dev/stdout, cannot be replaced
     benchmarks: Any = config.pluginmanager.get_plugin("pytest-benchmark")

@@ -97,6 +97,10 @@ class Keeper:
         """Note in the journal that a case is in flight, on rank 0."""
         self._write(lambda kept: kept.begin(case))
 
+    def restore(self) -> None:
+        """Write again what the journal's file has lost since the last write, on rank 0."""
+        self._write(Journal.restore)
+
     def close(self) -> None:
         """Close the journal."""
         if self.journal:

@@ -256,7 +256,12 @@ def only_driver(folder: Path, on_wait: Callable[[], None] = lambda: None) -> Ite
                     "torchrun, or --to another folder"
                 )
         locks.sign(lock)
-        yield lock.fileno()
+        # A process that is forked from this one closes the lock's own file.
+        held = os.dup(lock.fileno())
+        try:
+            yield held
+        finally:
+            os.close(held)
 
 
 def _runs(pid: str) -> bool:
