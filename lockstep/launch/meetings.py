@@ -2,7 +2,6 @@
 
 import gc
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -19,6 +18,7 @@ from lockstep.launch.verdict import NO_CASE, Ended, Ends, Facts, Verdict
 from lockstep.machine import memory
 from lockstep.measure.result import Case, Part
 from lockstep.measure.timing import synchronise
+from lockstep.vocabulary.records import said
 from lockstep.world import process_group as world
 from lockstep.world.control import LostError, Waits
 
@@ -247,7 +247,9 @@ def _facts(cases: Cases) -> Facts:
 def _end(launch: "LaunchSession", ended: Ended) -> dict[str, Any]:
     """Return what every rank gives rank 0 at the end of any phase."""
     if ended.outcome == "failed" and launch.world.backend != "gloo" and not launch.is_voice:
-        _say(launch.where(launch.world.rank), ended.error)
+        # NCCL's time-out on another rank may end all before a verdict.
+        lines = ended.error.strip().splitlines() or ["no reason given"]
+        said.say(f"{launch.where(launch.world.rank)}: {lines[0]}")
     return asdict(ended) | {
         "reason": ended.reason[-MAX_REASON_CHARACTERS:],
         "error": ended.error[:MAX_ERROR_CHARACTERS],
@@ -306,13 +308,6 @@ def _left_behind(state: "State | None") -> list[dict[str, Any]]:
     """Return what the case that ends leaves behind on this rank, put back where that can be."""
     gc.collect()  # free what the case held before any rank begins the next one
     return [asdict(each) for each in state.left_behind()] if state else []
-
-
-def _say(who: str, error: str) -> None:
-    """Say why this rank failed, for NCCL's time-out on another may end all before a verdict."""
-    lines = error.strip().splitlines() or ["no reason given"]
-    sys.stderr.write(f"lockstep: {who}: {lines[0]}\n")
-    sys.stderr.flush()
 
 
 def _is_in_order(ending: Ending | None) -> bool:
