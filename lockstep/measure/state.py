@@ -59,6 +59,16 @@ def _facts() -> dict[str, _Fact]:
         "num_threads": _Fact(torch.get_num_threads, torch.set_num_threads),
         "anomaly_mode": _Fact(torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
         "grad_mode": _Fact(torch.is_grad_enabled, torch.set_grad_enabled),
+        "default_device": _Fact(torch.get_default_device, torch.set_default_device),
+        "deterministic": _Fact(
+            torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms
+        ),
+        "matmul_precision": _Fact(
+            torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
+        ),
+        "collector": _Fact(gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+        "folder": _Fact(os.getcwd, os.chdir),
+        "environment": _Fact(_environment, _put_environment),
         "collectives": _Fact(_collectives, _put_collectives),
         "process_group": _Fact(distributed.is_initialized),
         "python_threads": _Fact(_threads),
@@ -79,6 +89,17 @@ def _collectives() -> dict[str, Any]:
 def _put_collectives(functions: dict[str, Any]) -> None:
     for name, function in functions.items():
         setattr(distributed, name, function)
+
+
+def _environment() -> dict[str, str]:
+    own = "PYTEST_CURRENT_TEST"  # which pytest sets in each phase of a case
+    return {name: value for name, value in os.environ.items() if name != own}
+
+
+def _put_environment(variables: dict[str, str]) -> None:
+    for name in _environment().keys() - variables.keys():
+        del os.environ[name]
+    os.environ.update(variables)
 
 
 def _threads() -> list[str]:
@@ -116,6 +137,8 @@ class State:
 
     def __init__(self, is_first: bool) -> None:
         self._facts = _facts()
+        if is_first:  # what is imported may set variables
+            del self._facts["environment"]
         self._before = {name: fact.read() for name, fact in self._facts.items()}
         self._memory_bytes = None if is_first else _memory_bytes()
 
@@ -146,8 +169,8 @@ def _plain(value: Any, other: Any) -> Any:
     """Return a value as JSON knows it; of the collectives, those that differ by their modules."""
     if isinstance(value, dict):
         return {
-            name: str(getattr(function, "__module__", None))
-            for name, function in value.items()
-            if function is not other[name]
+            name: one if isinstance(one, str) else str(getattr(one, "__module__", None))
+            for name, one in value.items()
+            if one != other.get(name)
         }
     return value if isinstance(value, (bool, int, list)) else str(value)
