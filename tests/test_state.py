@@ -123,3 +123,18 @@ def test_the_next_case_is_measured_as_if_nothing_had_been_and_is_not_blamed(laun
         "affinity", "folder", "leak", "spin", "patched",
     }  # fmt: skip
     assert "parameter-dtypes" not in json.dumps(launch["benchmarks"])
+
+
+def test_each_case_that_runs_beside_a_busy_thread_says_who_left_it(launch):
+    beside = {
+        case_name(entry): [
+            (flag["rank"], slip_of(flag["case"]))
+            for flag in entry["extra_info"][KEY]["flags"]
+            if flag["kind"] == "ran-beside"
+        ]
+        for entry in launch["benchmarks"]
+    }
+    names = list(beside)
+    after = next(i for i, name in enumerate(names) if slip_of(name) == "spin") + 1
+    assert not any(beside[name] for name in names[:after])
+    assert all((1, "spin") in beside[name] for name in names[after:])

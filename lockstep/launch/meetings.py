@@ -24,7 +24,7 @@ from lockstep.world.control import LostError, Waits
 
 if TYPE_CHECKING:
     from lockstep.launch.session import LaunchSession
-    from lockstep.measure.state import State
+    from lockstep.measure.state import Beside, State
 
 MAX_REASON_CHARACTERS = 4000
 MAX_ERROR_CHARACTERS = 1000
@@ -58,6 +58,7 @@ class Cases:
         self.is_in_step = False
         self._num_groups = 1
         self._state: State | None = None
+        self._beside: Beside | None = None
         self._kept = CaseEnd(launch.keeper, "")
 
     def begin(self, name: str) -> None:
@@ -66,7 +67,7 @@ class Cases:
             self._enter_first(name)
         if self.launch.ending:
             return
-        from lockstep.measure.state import State  # which imports torch
+        from lockstep.measure.state import Beside, State  # which imports torch
 
         self.number += 1
         if self.number == 2:
@@ -80,6 +81,8 @@ class Cases:
         self._kept = CaseEnd(keeper, name)
         self._give_time()
         self._state = State(is_first=self.number == 1)
+        self._beside = self._beside or Beside()
+        self._beside.begin()
         keeper.note_begin(name)
 
     def _give_time(self) -> None:
@@ -148,7 +151,8 @@ class Cases:
         Rank 0 writes down how the case has ended before any rank may begin the next one.
         """
         left = _left_behind(self._state)
-        end = _end(self.launch, ended) | {"next": next_name or NO_CASE, "left": left}
+        busy = [asdict(each) for each in self._beside.end(self.name)] if self._beside else []
+        end = _end(self.launch, ended) | {"next": next_name or NO_CASE, "left": left, "busy": busy}
         control, patience_s = self.launch.control, self.launch.patience_s
         # Writing to a slow disk comes on top of the case's time, which may be nearly over.
         self.launch.watchdog.arm((control.left_s() or 0.0) + patience_s)
@@ -213,7 +217,8 @@ class Cases:
         settled = verdict.of_leaving(ends, facts)
         if self.name:
             self._note(settled)
-            self.num_left -= self._kept.finish(_left_by_rank(ends))
+            busy = _by_rank(ends, "busy")
+            self.num_left -= self._kept.finish(_by_rank(ends, "left"), busy)
         assert ends[0] is not None
         settings = self.launch.settings
         if ends[0]["next"] != NO_CASE and _is_stop_asked(settings):
@@ -295,12 +300,12 @@ def _recover(cases: Cases, epoch: int) -> None:
         cases.settle("rebuilt", _end(launch, _rebuilt(launch.world, epoch)), verdict.of_rebuilding)
 
 
-def _left_by_rank(ends: Ends) -> list[dict[str, Any]]:
-    """Return what a case left behind on each rank that said so."""
+def _by_rank(ends: Ends, name: str) -> list[dict[str, Any]]:
+    """Return what each rank says that a case left behind, or that was busy beside it."""
     return [
         {"rank": rank, **each}
         for rank, end in enumerate(ends)
-        for each in (end["left"] if end else [])
+        for each in (end.get(name, []) if end else [])
     ]
 
 

@@ -9,6 +9,7 @@ import ctypes
 import gc
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,8 @@ from lockstep.vocabulary.system.files import MIB
 
 # Of less, the allocators of Python and of the C library keep as much for themselves.
 LEAK_BYTES = 256 * MIB
+# Of a core; what takes less changes no median, as in `result.QUOTA_SHARE`.
+BUSY_CORES = 0.01
 # Threads of a DataLoader whose workers persist: they wait until a step asks for a batch.
 IDLE = ("QueueFeederThread", "_pin_memory_loop")
 COLLECTIVES = (
@@ -126,6 +129,63 @@ def _memory_bytes() -> int | None:
         return int(psutil.Process().memory_info().rss) + on_gpu
     except OSError:
         return None
+
+
+@dataclass(frozen=True)
+class Busy:
+    """A thread or process that an earlier case left, and that worked while this one ran.
+
+    Attributes:
+        case: The case that left it.
+        what: Its name.
+        cores: Processor time it took over the time of this case.
+    """
+
+    case: str
+    what: str
+    cores: float
+
+
+def _workers() -> dict[tuple[str, int], tuple[str, float]]:
+    """Return the name and processor seconds of each Python thread and child of this process."""
+    process, found = psutil.Process(), dict[tuple[str, int], tuple[str, float]]()
+    with contextlib.suppress(psutil.Error, OSError):
+        taken = {one.id: one.user_time + one.system_time for one in process.threads()}
+        for thread in threading.enumerate():
+            number = thread.native_id or 0
+            is_own = thread is threading.main_thread() or thread.name.startswith("lockstep")
+            if number in taken and not is_own:
+                found["thread", number] = (thread.name, taken[number])
+        for child in process.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                spent = child.cpu_times()
+                found["process", child.pid] = (child.name(), spent.user + spent.system)
+    return found
+
+
+class Beside:
+    """What cases of this process leave running beside those that follow."""
+
+    def __init__(self) -> None:
+        self._left_by: dict[tuple[str, int], str] = {}
+        self._at_start = _workers()
+        self._begun_s = time.monotonic()
+
+    def begin(self) -> None:
+        """Note what runs as a case begins."""
+        self._at_start, self._begun_s = _workers(), time.monotonic()
+
+    def end(self, case: str) -> list[Busy]:
+        """Return what earlier cases left and worked beside this one; note what this one leaves."""
+        now, elapsed_s = _workers(), time.monotonic() - self._begun_s
+        busy = []
+        for key, (name, spent_s) in now.items():
+            left_by = self._left_by.setdefault(key, "" if key in self._at_start else case)
+            cores = (spent_s - self._at_start.get(key, ("", spent_s))[1]) / elapsed_s
+            if left_by not in ("", case) and cores > BUSY_CORES:
+                busy.append(Busy(left_by, f"{key[0]} {name}", round(cores, 2)))
+        self._left_by = {key: self._left_by[key] for key in now}
+        return busy
 
 
 class State:
