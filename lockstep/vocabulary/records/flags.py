@@ -45,6 +45,10 @@ WORDS = {
         "left behind on rank {rank}: {what} was {before} before the case and {after} after it; the "
         "next cases are measured with it"
     ),
+    "ran-beside": (
+        "ran beside what {case} left on rank {rank}: {what} took {cores} cores meanwhile; end it "
+        "in that case"
+    ),
     "smaller-batch": (
         "measured at {measured} samples a rank, since rank {rank} on {host} had no memory for the "
         "{asked} asked for; it is compared with no other point"
@@ -75,6 +79,11 @@ WORDS = {
         "step, and use no_sync() where it sets require_backward_grad_sync"
     ),
     # of a case's rounds
+    "long-round": (
+        "long round: the longest takes {longest_s:.3g} s, the median {median_s:.3g} s, and what is "
+        "beyond the median is {share:.0%} of the time; device-hours and rates rest on the mean, so "
+        "measure this launch again"
+    ),
     "two-modes": (
         "two modes: rounds fall into two groups {apart:.0%} apart; measure again on idle nodes "
         "with --rounds {rounds} to see whether both stay"
