@@ -107,7 +107,7 @@ def test_all_rules_are_shown_with_their_errors(cited):
         "  level    error   6.1 %   efficiency stays as last measured",
         "* chosen by that error: falling",
         "no peak: the Universal Scalability Law's beta is not identifiable from these sizes",
-        "expected at 128 (predicted, not measured): 1463 s, 90 % interval 13",
+        "expected at 128 (predicted, not measured): 1463 s, 90 % interval 12",
         "recommended: 64 (efficiency >= 70 %): efficiency 76.8 %, speed-up 49.12",
         "diminishing returns from 32 to 64: each added rank gains 68 %",
     ):  # fmt: skip

@@ -99,9 +99,9 @@ def _print_goals(cases: Sequence[published.Case]) -> None:
     error = statistics.median(abs(case.error(one)) for case, one in pairs)
     ruler = statistics.median(abs(case.ruler()) for case in answered)
     click.echo(
-        f"\nrefused {_percent(1 - len(answered) / len(cases))} of {len(cases)} (goal at most 10 %); "
-        f"the 90 % interval holds {_percent(held / len(answered))} (goal 85 to 95 %); median error "
-        f"{_percent(error)} (goal at most the ruler's, {_percent(ruler)})"
+        f"\nrefused {_percent(1 - len(answered) / len(cases))} of {len(cases)} "
+        f"(goal at most 10 %); the 90 % interval holds {_percent(held / len(answered))} "
+        f"(goal 85 to 95 %); median error {_percent(error)} (goal at most the ruler's, {_percent(ruler)})"
     )
 
 

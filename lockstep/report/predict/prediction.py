@@ -315,8 +315,8 @@ def _warnings(ladder: Ladder, at: int) -> list[str]:
     found += [reason.fact for reason in against if reason]
     if at > largest:
         found.append(
-            f"whether the curve breaks between {largest} and {at}, as at the edge of a node or at a "
-            "full network, no smaller size shows"
+            f"no size measured shows whether the curve breaks between {largest} and {at}, as at a "
+            "node's edge or on a full network"
         )
     if at > largest and ladder.breaks:
         broken = f"the curve breaks at {ladder.breaks[-1].world_size}"
