@@ -19,6 +19,7 @@ from lockstep.report.check.rules import (
     launches,
     points,
     published,
+    recorded,
     work,
 )
 from lockstep.report.compute.scaling import Series
@@ -253,8 +254,18 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     ),
     (
         "circumstances", "warning", "it may be the cause of a difference between world sizes",
-        "measure all sizes in turn, on the same hosts, with one commit and environment",
-        points.circumstances,
+        "measure all sizes in turn, on the same hosts, with one commit and the same settings",
+        recorded.circumstances,
+    ),
+    (
+        "idle-devices", "note", "they wait there, for the other ranks, for input or for launches",
+        "look at what the report says of that size: communication, input, a fixed cost",
+        recorded.idle_devices,
+    ),
+    (
+        "not-in-turn", "warning", "a machine that drifts meanwhile looks like scaling",
+        "measure each repeat of all sizes before the next repeat, as lockstep run does",
+        points.not_in_turn,
     ),
     (
         "too-few-steps", "warning", "one late step changes the result",
@@ -262,8 +273,12 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     ),
     (
         "unfinished-launch", "error", "what failed last may be what is slow",
-        "lockstep resume under Slurm, else lockstep run again: it goes on where it stopped",
-        launches.unfinished,
+        "begin it again: it goes on where it stopped", launches.unfinished,
+    ),
+    (
+        "journal-contradicts", "error", "both come from one measurement, so one was changed",
+        "put back the file that was changed, or measure the launch again",
+        launches.journal_contradicts,
     ),
     (
         "journal-only", "warning", "what its session wrote at its end is not what is there",
@@ -276,13 +291,11 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     ),
     (
         "failed-case", "error", "the cases that are left may look better than all of them",
-        "mend its cause, then lockstep resume under Slurm, else lockstep run again",
-        launches.failed,
+        "mend its cause, then begin it again", launches.failed,
     ),
     (
         "missing-case", "error", "points left out without a reason may be the bad ones",
-        "lockstep resume under Slurm, else lockstep run again: it measures what is missing",
-        launches.missing,
+        "begin it again: that measures what is missing", launches.missing,
     ),
     (
         "precision-fell-back", "error", "the label names a speed that this hardware does not have",
@@ -299,6 +312,10 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     (
         "wrong-result", "error", "a fast wrong case is a failed case",
         "mend it and measure again", cases.wrong_result,
+    ),
+    (
+        "loss-stays", "warning", "that size does not train what the others do",
+        "look at its learning rate and at how its gradients are averaged", cases.loss_stays,
     ),
     (
         FLAGGED, "warning", "a flagged point is no evidence for a proposal",
@@ -368,4 +385,4 @@ def _merged(hits: Iterator[Hit]) -> list[Hit]:
 
 def _finding(rule: Rule, hit: Hit, points: frozenset[Place]) -> Finding:
     action = wording.ACTIONS.get(hit.kind, rule.action)
-    return Finding(rule.name, rule.level, hit, rule.why, action, points)
+    return Finding(rule.name, rule.level, hit, rule.why, wording.fill(action, hit.values), points)
