@@ -320,6 +320,13 @@ PLANTED: dict[str, Planted] = {
         "not-in-turn", "world size 2, 4", lambda root: measured(
             root, 203, sizes=(1, 2, 4), facts=one_after_another),
     ),
+    "a run that is no faster than its epochs say": Planted(
+        "epoch-against-run", "table table0 at world size 4",
+        lambda root: cited(root, joined(
+            table({1: 60, 2: 32, 4: 28}, "epoch_time", "s"),
+            table({1: 900, 2: 480, 4: 918}, "time", "s"))),
+        also=("break",),
+    ),
     "a result of half the times of its journal": Planted(
         "journal-contradicts", "launch w2-r1", halved_beside_journal),
     "a baseline of another host": Planted(

@@ -151,6 +151,11 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
         "find out which the source measured, and correct the other", published.published_ratio,
     ),
     (
+        "epoch-against-run", "warning", "a run has more than its epochs, or more epochs",
+        "say which of both a speed-up is of, and find out where the rest of the run goes",
+        published.epoch_against_run,
+    ),
+    (
         "truncated-batch", "error", "a step trains fewer samples than its label says",
         "choose a global batch that every world size divides", work.truncated_batch,
     ),

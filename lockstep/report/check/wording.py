@@ -134,6 +134,7 @@ FACTS = {
     "scaled-copy": "their rounds are in one proportion to the last digit",
     "published-ratio": "its {ratio} over {baseline} is stated as {published:ratio}, but its values "
     "give {computed:ratio}",
+    "epoch-and-run": "an epoch is {epoch:ratio} times as fast, and the whole run {run:ratio} times",
     "same-line": "{names} hold the same value to the last digit",
 }
 # What to do where the rule's own action does not fit.

@@ -174,7 +174,7 @@ def _flat(value: Any, path: str = "") -> Facts:
     if value is None:
         return {}
     # To as many digits as a report shows: a node has a few kilobytes more than the next.
-    is_amount = isinstance(value, float) or path.endswith("_bytes")
+    is_amount = isinstance(value, float) or (isinstance(value, int) and path.endswith("_bytes"))
     return {path: f"{value:.3g}" if is_amount else str(value)}
 
 
