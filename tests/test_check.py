@@ -23,7 +23,7 @@ from lockstep.machine.provenance import SLURM_NAMES
 from lockstep.machine.telemetry import TOTALS
 from lockstep.report.check import terminal
 from lockstep.report.check.check_cli import check as command
-from lockstep.report.check.checker import RULES, check
+from lockstep.report.check.checker import RULES, blocked_by, check
 from lockstep.report.check.evidence import Evidence
 from lockstep.report.check.rules import recorded
 from lockstep.report.check.rules.ladders import super_linear
@@ -299,6 +299,21 @@ def test_a_fact_of_another_kind_is_never_one_of_the_rest(tmp_path):
     assert [one.message(1).count("1 more of the kind") for one in groups] == [0, 0]
     assert "2 more of the kind" in groups[0].message(1)
     assert groups[0].message().count("throttled") == 3
+
+
+@pytest.mark.parametrize("ended", [
+    {"failed": [{"case": "mine.py::weak[64]", "reason": "NameError"}]},  # a typo, a refusal
+    {},  # the session ended before the case began
+])  # fmt: skip
+def test_a_case_without_result_blocks_its_own_series_alone(tmp_path, ended):
+    facts = {"complete": False, "expected": ["mine.py::weak[64]", "mine.py::strong[64]"], **ended}
+    folder = measured(tmp_path, 1, launches=lambda size: 2, facts=always(**facts))
+    results = gather([folder])
+    wrong = [one for one in check(results) if one.level == "error"]
+    assert {one.hit.cases for one in wrong} == {("weak[64]",)}
+    assert {one.rule for one in wrong} == {"failed-case" if ended else "unfinished-launch"}
+    assert blocked_by(wrong, results.rows) == []
+    assert {one.hit.values["by"] for one in wrong} == {"pytest"}
 
 
 def test_errors_of_one_rule_that_say_different_things_stay_apart(tmp_path):
