@@ -25,7 +25,7 @@ from lockstep.report.check import terminal
 from lockstep.report.check.check_cli import check as command
 from lockstep.report.check.checker import RULES, blocked_by, check
 from lockstep.report.check.evidence import Evidence
-from lockstep.report.check.rules import recorded
+from lockstep.report.check.rules import recorded_facts
 from lockstep.report.check.rules.ladders import super_linear
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load import imports
@@ -92,23 +92,23 @@ def test_each_recorded_fact_is_compared_or_listed_with_the_rule_or_the_reason():
     known = (
         fields_of(LaunchBlock, "")
         | fields_of(Provenance, "provenance.")
-        | fields_of(RankFacts, f"{recorded.RANKS}.")
+        | fields_of(RankFacts, f"{recorded_facts.RANKS}.")
         | fields_of(Transport, "provenance.transport.")
         | dict.fromkeys((f"provenance.slurm.{name}" for name in SLURM_NAMES), "x")
         | fields_of(CaseRecord, "case.")
         | fields_of(Derived, "case.")
         | fields_of(Training, "case.training.")
-        | fields_of(Details, f"{recorded.DETAILS}.")
-        | fields_of(Basis, f"{recorded.DETAILS}.basis.")
-        | {f"{recorded.TELEMETRY}.{name}": [1.0] for name in (*GAUGES, *TOTALS)}
+        | fields_of(Details, f"{recorded_facts.DETAILS}.")
+        | fields_of(Basis, f"{recorded_facts.DETAILS}.basis.")
+        | {f"{recorded_facts.TELEMETRY}.{name}": [1.0] for name in (*GAUGES, *TOTALS)}
     )
-    parts = {"provenance", recorded.RANKS, "provenance.transport", recorded.DETAILS}
+    parts = {"provenance", recorded_facts.RANKS, "provenance.transport", recorded_facts.DETAILS}
     unsaid = {
         path for path, value in known.items()
-        if path not in recorded.LISTED | parts and not recorded._flat(value, path)
+        if path not in recorded_facts.LISTED | parts and not recorded_facts._flat(value, path)
     }  # fmt: skip
     assert unsaid == set()
-    assert recorded.OTHER_RULES.keys() <= {rule.name for rule in RULES}
+    assert recorded_facts.OTHER_RULES.keys() <= {rule.name for rule in RULES}
 
 
 def test_options_that_advice_names_are_those_of_run_and_keys_of_a_campaign():

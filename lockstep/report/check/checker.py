@@ -19,7 +19,7 @@ from lockstep.report.check.rules import (
     launches,
     points,
     published,
-    recorded,
+    recorded_facts,
     work,
 )
 from lockstep.report.compute.scaling import Series
@@ -260,12 +260,12 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     (
         "circumstances", "warning", "it may be the cause of a difference between world sizes",
         "measure all sizes in turn, on the same hosts, with one commit and the same settings",
-        recorded.circumstances,
+        recorded_facts.circumstances,
     ),
     (
         "idle-devices", "note", "they wait there, for the other ranks, for input or for launches",
         "look at what the report says of that size: communication, input, a fixed cost",
-        recorded.idle_devices,
+        recorded_facts.idle_devices,
     ),
     (
         "not-in-turn", "warning", "a machine that drifts meanwhile looks like scaling",

@@ -6,7 +6,7 @@ from itertools import groupby, product
 from typing import Any
 
 from lockstep.report.check.evidence import Evidence, Hit, hit
-from lockstep.report.check.rules.recorded import FAR_APART
+from lockstep.report.check.rules.recorded_facts import FAR_APART
 from lockstep.report.compute.replicates import MOST_APART, begun, lead
 from lockstep.report.load.results import Launch
 
