@@ -101,7 +101,8 @@ def _print_goals(cases: Sequence[published.Case]) -> None:
     click.echo(
         f"\nrefused {_percent(1 - len(answered) / len(cases))} of {len(cases)} "
         f"(goal at most 10 %); the 90 % interval holds {_percent(held / len(answered))} "
-        f"(goal 85 to 95 %); median error {_percent(error)} (goal at most the ruler's, {_percent(ruler)})"
+        f"(goal 85 to 95 %); median error {_percent(error)} "
+        f"(goal at most the ruler's, {_percent(ruler)})"
     )
 
 

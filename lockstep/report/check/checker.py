@@ -19,6 +19,7 @@ from lockstep.report.check.rules import (
     launches,
     points,
     published,
+    recorded_facts,
     work,
 )
 from lockstep.report.compute.scaling import Series
@@ -158,6 +159,11 @@ TABLE: tuple[tuple[Any, ...], ...] = (
         "find out which the source measured, and correct the other", published.published_ratio,
     ),
     (
+        "epoch-against-run", "warning", "a run has more than its epochs, or more epochs",
+        "say which of both a speed-up is of, and find out where the rest of the run goes",
+        published.epoch_against_run,
+    ),
+    (
         "truncated-batch", "error", "a step trains fewer samples than its label says",
         "choose a global batch that every world size divides", work.truncated_batch,
     ),
@@ -263,8 +269,18 @@ TABLE: tuple[tuple[Any, ...], ...] = (
     ),
     (
         "circumstances", "warning", "it may be the cause of a difference between world sizes",
-        "measure all sizes in turn, on the same hosts, with one commit and environment",
-        points.circumstances,
+        "measure all sizes in turn, on the same hosts, with one commit and the same settings",
+        recorded_facts.circumstances,
+    ),
+    (
+        "idle-devices", "note", "they wait there, for the other ranks, for input or for launches",
+        "look at what the report says of that size: communication, input, a fixed cost",
+        recorded_facts.idle_devices,
+    ),
+    (
+        "not-in-turn", "warning", "a machine that drifts meanwhile looks like scaling",
+        "measure each repeat of all sizes before the next repeat, as lockstep run does",
+        points.not_in_turn,
     ),
     (
         "several-settings", "note", "they are series of their own, each over its own baseline",
@@ -277,8 +293,12 @@ TABLE: tuple[tuple[Any, ...], ...] = (
     ),
     (
         "unfinished-launch", "error", "what failed last may be what is slow",
-        "lockstep resume under Slurm, else lockstep run again: it goes on where it stopped",
-        launches.unfinished,
+        "begin it again: it goes on where it stopped", launches.unfinished,
+    ),
+    (
+        "journal-contradicts", "error", "both come from one measurement, so one was changed",
+        "put back the file that was changed, or measure the launch again",
+        launches.journal_contradicts,
     ),
     (
         "journal-only", "warning", "what its session wrote at its end is not what is there",
@@ -291,13 +311,11 @@ TABLE: tuple[tuple[Any, ...], ...] = (
     ),
     (
         "failed-case", "error", "the cases that are left may look better than all of them",
-        "mend its cause, then lockstep resume under Slurm, else lockstep run again",
-        launches.failed,
+        "mend its cause, then begin it again", launches.failed,
     ),
     (
         "missing-case", "error", "points left out without a reason may be the bad ones",
-        "lockstep resume under Slurm, else lockstep run again: it measures what is missing",
-        launches.missing,
+        "begin it again: that measures what is missing", launches.missing,
     ),
     (
         "precision-fell-back", "error", "the label names a speed that this hardware does not have",
@@ -314,6 +332,10 @@ TABLE: tuple[tuple[Any, ...], ...] = (
     (
         "wrong-result", "error", "a fast wrong case is a failed case",
         "mend it and measure again", cases.wrong_result,
+    ),
+    (
+        "loss-stays", "warning", "that size does not train what the others do",
+        "look at its learning rate and at how its gradients are averaged", cases.loss_stays,
     ),
     (
         FLAGGED, "warning", "a flagged point is no evidence for a proposal",
@@ -389,4 +411,5 @@ def _merged(hits: Iterator[Hit]) -> list[Hit]:
 def _finding(rule: Rule, hit: Hit, points: frozenset[Place]) -> Finding:
     action = wording.ACTIONS.get(hit.kind, rule.action)
     doubts = rule.level == "warning" and rule.doubts and hit.doubts
+    action = wording.fill(action, hit.values)
     return Finding(rule.name, rule.level, hit, rule.why, action, points, doubts)

@@ -169,7 +169,7 @@ def _efficiencies(folder: Path) -> dict[tuple[str, str], tuple[float, int]]:
 
 
 def _read(source: Path) -> Launch:
-    path, document = sources.read(source)
+    path, document, _ = sources.read(source)
     if not isinstance(document, dict) or KEY not in document:
         raise ValueError(f"{path}: no launch of Lockstep's, which alone makes runs of a tracker")
     own = path.with_name(sources.JOURNAL)

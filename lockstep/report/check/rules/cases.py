@@ -2,16 +2,21 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from statistics import median
 from textwrap import shorten
 from typing import Any
 
 from lockstep.report.check.evidence import Evidence, Hit, hit
+from lockstep.report.compute.scaling import Point
 from lockstep.report.page.panels.settings import equal_buckets
 from lockstep.vocabulary.records.flags import SYSTEMATIC
 from lockstep.vocabulary.text.formats import listed
 
 FELL_BACK = {"bf16-emulated"}
 LONGEST_NOTE = 90
+# A loss that falls by less than this share of what it must does not fall. Where labels are noise,
+# the gradient of a batch n times as large is 1/sqrt(n) as long, and a step gains 1/n, its square.
+STAYS = 0.1
 LOSSES = ("loss_first", "loss_last")
 # What other rules say of the same results, in more words.
 OTHER_RULES = {
@@ -69,6 +74,34 @@ def wrong_result(evidence: Evidence) -> Iterator[Hit]:
 def _loss_rose(checks: dict[str, Any]) -> bool:
     first, last = checks.get("loss_first"), checks.get("loss_last")
     return isinstance(first, int | float) and isinstance(last, int | float) and last > first
+
+
+def loss_stays(evidence: Evidence) -> Iterator[Hit]:
+    """The loss hardly falls at one size in the steps in which it falls at others."""
+    for series in evidence.measured:
+        known = {point.world_size: found for point in series.points if (found := _losses(point))}
+        for size, (first, last, batch) in known.items():
+            others = [
+                (min(1.0, its_batch / batch) * (start - end), other)
+                for other, (start, end, its_batch) in known.items()
+                if other != size
+            ]
+            least, other = max(others, default=(0.0, size))
+            # What rises is a wrong result.
+            if 0 <= first - last < STAYS * least:
+                values: dict[str, Any] = {"first": first, "last": last, "other": other}
+                values |= {"other_first": known[other][0], "other_last": known[other][1]}
+                yield hit("loss-stays", series, size, **values)
+
+
+def _losses(point: Point) -> tuple[float, float, float] | None:
+    """Return the median losses before and after the steps, and the batch of all ranks."""
+    pairs = [[row.checks.get(name) for name in LOSSES] for row in point.rows]
+    numbers = [pair for pair in pairs if all(isinstance(one, int | float) for one in pair)]
+    if not numbers:
+        return None
+    first, last = (median(column) for column in zip(*numbers, strict=True))
+    return first, last, float(point.rows[0].global_batch or 1)
 
 
 def flagged(evidence: Evidence) -> Iterator[Hit]:
