@@ -333,6 +333,8 @@ def test_a_warning_that_may_make_a_ratio_wrong_leaves_it_unshown_and_stands_besi
 ):
     steps = {size: tuple(0.1 / size / 0.9 ** (size > 1) * STEADY) for size in (1, 2, 4)}
     tree = strong_tree(tmp_path, steps)
+    for size in steps:
+        at(size, known(git_commit="a" * 40, kernel="6.1.0"))(tree)
     change(tree)
     (tmp_path / "t.toml").write_text("schema = 1\nstrong_efficiency = {2 = 0.75, 4 = 0.75}\n")
     done = run(tree, "--targets", tmp_path / "t.toml", "--json")
