@@ -98,8 +98,9 @@ class Harness:
         Returns:
             This rank's seconds per round, shape (num_rounds,); every rank has as many rounds.
         """
+        around = self.case.around
         with self.watched() as watch:
-            return replace(self.rounds, watch=watch).time(step)
+            return replace(self.rounds, watch=watch).time(around(step) if around else step)
 
     @contextlib.contextmanager
     def watched(self) -> "Iterator[Telemetry]":
