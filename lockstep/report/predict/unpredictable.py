@@ -18,6 +18,7 @@ LEAST_SIZES = 4
 FARTHEST = 2
 # Warnings of the check that forbid a curve; its errors all do.
 NO_CURVE = ("outlier", "launches-apart")
+NOT_MEASURED = "not-measured"
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,17 @@ class Refusal:
 
 
 def forbidding(findings: "Iterable[Finding]", series: "Series") -> "tuple[Finding, ...]":
-    """Return what `lockstep check` finds that forbids a curve through a series."""
+    """Return what `lockstep check` finds that forbids a curve through a series.
+
+    That its numbers are targets does not: what follows from them says so, see `known.Ladder`.
+    """
     rows = [row for point in series.points for row in point.rows]
     return tuple(
         one
         for one in findings
-        if (one.level == "error" or one.rule in NO_CURVE) and any(map(one.touches, rows))
+        if (one.level == "error" or one.rule in NO_CURVE)
+        and one.rule != NOT_MEASURED
+        and any(map(one.touches, rows))
     )
 
 

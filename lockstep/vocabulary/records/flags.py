@@ -49,6 +49,9 @@ WORDS = {
         "measured at {measured} samples a rank, since rank {rank} on {host} had no memory for the "
         "{asked} asked for; it is compared with no other point"
     ),
+    "other-samples": (
+        "samples={samples} was given, but the tensors of a batch hold {items} items each"
+    ),
     "wide-margin": (
         "the margin of error is {margin:.2%} after {rounds} rounds, not the {goal:.2%} asked for"
     ),
