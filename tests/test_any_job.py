@@ -221,9 +221,9 @@ def test_how_slurm_ends_the_steps_of_a_job_is_no_news(slurm, state):
     ("step", "use"),
     [
         ({"TRESUsageInTot": "cpu=1,gres/gpumem=8G,gres/gpuutil=380",
-          "TRESUsageInAve": "gres/gpumem=2G,gres/gpuutil=95"}, ("Ave", 95, 2 * GIB)),
-        ({"TRESUsageInMax": "gres/gpuutil=40,mem=1G"}, ("Max", 40, None)),
-        ({"TRESUsageInTot": "gres/gpumem=700M,gres/gpuutil=0"}, ("Tot", 0, 700 * 1024**2)),
+          "TRESUsageInAve": "gres/gpumem=2G,gres/gpuutil=95"}, ("TRESUsageInAve", 95, 2 * GIB)),
+        ({"TRESUsageInMax": "gres/gpuutil=40,mem=1G"}, ("TRESUsageInMax", 40, None)),
+        ({"TRESUsageInTot": "gres/gpumem=7G,gres/gpuutil=0"}, ("TRESUsageInTot", 0, 7 * GIB)),
     ],
 )  # fmt: skip
 def test_how_busy_gpus_were_is_said_where_slurm_gathers_it(slurm, step, use):
@@ -231,7 +231,10 @@ def test_how_busy_gpus_were_is_said_where_slurm_gathers_it(slurm, step, use):
     script = STEP | {"JobID": "4711.batch", "TRESUsageInTot": "mem=1G"}
     slurm.say("sacct", sacct(on_gpus, script, STEP | step))
     found = asked("eff 4711", slurm)["jobs"]["4711"]["gpu_use"]
-    assert (found["step"], found["of"], found["busy_percent"], found["memory_bytes"]) == ("0", *use)
+    assert (found["step"], found["column"], found["busy_percent"], found["memory_bytes"]) == (
+        "0",
+        *use,
+    )
     assert f"{use[1]}% busy" in ask("eff 4711", slurm).stdout
     slurm.say("sacct", sacct(on_gpus, script, STEP))
     assert "Slurm does not say" in ask("eff 4711", slurm).stdout

@@ -127,17 +127,15 @@ def other_items(batch: Any, samples: int) -> int | None:
     fits = (
         any(samples in (shape[0], math.prod(shape[:2])) for shape in shapes)
         or all(shape[1:2] == (samples,) for shape in shapes)
-        or any(_are_offsets(leaf, samples) for leaf in found)
+        or any(leaf.shape == (samples + 1,) and _are_offsets(leaf) for leaf in found)
         or _lists_items(batch, samples)
         or (size <= MAX_CHANNELS and all(len(shape) > 2 for shape in shapes))
     )
     return size if times > 1 and size > 1 and not fits else None
 
 
-def _are_offsets(leaf: torch.Tensor, samples: int) -> bool:
-    """Tell whether a tensor says where each item begins, and where the last one ends."""
-    is_long = leaf.shape == (samples + 1,) and not leaf.is_floating_point() and leaf[0] == 0
-    return bool(is_long and (leaf.diff() >= 0).all())
+def _are_offsets(leaf: torch.Tensor) -> bool:
+    return leaf.dtype in (torch.int32, torch.int64) and leaf.equal(leaf.cummax(0).values)
 
 
 def _lists_items(tree: Any, samples: int, *, is_part: bool = False) -> bool:
@@ -145,8 +143,6 @@ def _lists_items(tree: Any, samples: int, *, is_part: bool = False) -> bool:
     found = parts(tree)
     forms = {str(each.shape) if isinstance(each, torch.Tensor) else type(each) for each in found}
     is_list = isinstance(tree, list | tuple) and len(found) == samples and len(forms) == 1
-    has_tensors = any(isinstance(each, torch.Tensor) for each in found)
-    is_clear = len(found) > 2 or (is_part and not has_tensors)
-    return (is_list and is_clear) or any(
-        _lists_items(each, samples, is_part=True) for each in found
-    )
+    if is_list and (samples > 2 or (is_part and not isinstance(found[0], torch.Tensor))):
+        return True
+    return any(_lists_items(each, samples, is_part=True) for each in found)

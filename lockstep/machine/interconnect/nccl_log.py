@@ -50,13 +50,9 @@ _NET = re.compile(r"NET/([\w .-]+)/\d+(?:\(\d+\))?(/GDRDMA(?:\(\w+\))?)?(?:/Shar
 _OVER_TCP = re.compile(r"(tcp|sockets|udp)\b.*")  # providers of libfabric
 # What of a user's settings, as NAME=VALUE, takes a faster way away.
 _CAUSES = {
-    "sockets-beside-infiniband": re.compile(
-        r"NCCL_IB(EXT)?_DISABLE(=(?!0$).*)?|NCCL_NET=Socket|NCCL_NET_PLUGIN=none", re.IGNORECASE
-    ),
-    "no-gpu-direct": re.compile(
-        r"NCCL_NET_GDR_LEVEL=(?!SYS|5).*|NCCL_(NET_GDR_READ|DMABUF_ENABLE)=0"
-    ),
-    "no-peer-to-peer": re.compile(r"NCCL_P2P_DISABLE(=(?!0$).*)?|NCCL_P2P_LEVEL=(?!SYS|5).*"),
+    "sockets-beside-infiniband": r"NCCL_IB(EXT)?_DISABLE(=(?!0$).*)?|NCCL_NET=Socket",
+    "no-gpu-direct": r"NCCL_NET_GDR_LEVEL=(?!SYS|5).*|NCCL_(NET_GDR_READ|DMABUF_ENABLE)=0",
+    "no-peer-to-peer": r"NCCL_P2P_DISABLE(=(?!0$).*)?|NCCL_P2P_LEVEL=(?!SYS|5).*",
 }
 
 
@@ -178,7 +174,7 @@ def findings(log: NcclLog, hosts: Sequence[str], fabrics: Sequence[str]) -> Iter
     The fabrics are names of the InfiniBand, EFA or Slingshot devices that the nodes have.
     """
     for each in _slow(log, hosts, fabrics):
-        settings = [*filter(_CAUSES[each.kind].fullmatch, log.settings)]
+        settings = [one for one in log.settings if re.fullmatch(_CAUSES[each.kind], one)]
         yield flag(each.kind, **each.values, environment=settings) if settings else each
 
 

@@ -42,8 +42,6 @@ SIGNALS: dict[int, str] = {
     signal.SIGUSR1: ", as by --signal without B:, which sends it to the ranks",
 }
 MAX_STEPS = 5
-# whose use of GPUs Slurm gives -> in words
-TASKS = {"Ave": "a task on average", "Max": "the largest task", "Tot": "all its tasks together"}
 
 
 def job_line(job: Held) -> str:
@@ -145,10 +143,6 @@ def use_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
         "memory", account["memory_efficiency"], _size(account["memory_bytes"]),
         _size(account["requested_bytes"]),
     )  # fmt: skip
-    if (account["num_nodes"] or 1) > 1 and account["node_bytes"] is not None:
-        given_bytes = (account["requested_bytes"] or 0) / account["num_nodes"]
-        of_node = f" of {_size(given_bytes)}" if given_bytes else ""
-        yield f"          at most {_size(account['node_bytes'])}{of_node} on one node"
     yield _share(
         "time", account["time_efficiency"], in_words(account["elapsed_s"]),
         in_words(account["limit_s"]),
@@ -165,8 +159,7 @@ def _gpu_use(use: Mapping[str, Any] | None) -> str:
     if use is None:
         return "how busy they were, Slurm does not say"
     memory = "" if use["memory_bytes"] is None else f", {_mebibytes(use['memory_bytes'])} of memory"
-    whose = f"{TASKS[use['of']]} in step {use['step']}"
-    return f"{use['busy_percent']}% busy{memory} (gres/gpuutil, gres/gpumem; {whose})"
+    return f"{use['busy_percent']}% busy{memory} ({use['column']} of step {use['step']})"
 
 
 def _share(what: str, fraction: float | None, used: str, given: str) -> str:

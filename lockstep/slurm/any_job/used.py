@@ -56,17 +56,14 @@ def lately(user: str, hours: float) -> dict[str, accounting.Account]:
 
 def hints(account: Mapping[str, Any]) -> list[Hint]:
     """Return what the next job might ask for; less only where this one and its steps ended well."""
-    out_of_memory = account["state"] == "OUT_OF_MEMORY" or any(
-        step["state"] == "OUT_OF_MEMORY" for step in account["bad_steps"]
-    )
-    if out_of_memory:
+    states = (account["state"], *(step["state"] for step in account["bad_steps"]))
+    if "OUT_OF_MEMORY" in states:
         return [*_of_memory(account, was_enough=False)]
     if account["state"] not in ("COMPLETED", "TIMEOUT"):
         return []
     found = [*_of_memory(account, was_enough=True), *_of_time(account), *_of_cpus(account)]
-    is_cut_short = account["state"] == "TIMEOUT" or account["bad_steps"]
-    less = ("memory_ample", "time_ample", "cpus_idle")
-    return [hint for hint in found if not is_cut_short or hint.kind not in less]
+    has_ended_well = states == ("COMPLETED",)
+    return [hint for hint in found if has_ended_well or hint.kind in ("memory_near", "time_near")]
 
 
 def _of_memory(account: Mapping[str, Any], *, was_enough: bool) -> Iterator[Hint]:

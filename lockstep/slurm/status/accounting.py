@@ -248,16 +248,16 @@ def _gpu_use(steps: Sequence[Row]) -> dict[str, Any] | None:
     """Return what the busiest step had of its GPUs; None where Slurm does not gather it.
 
     With AutoDetect of gres.conf Slurm gathers `gres/gpuutil`, in per cent, and `gres/gpumem` of
-    each task; `of` says whose they are: `Ave` a task's on average, `Max` the largest task's, `Tot`
-    those of all tasks together.
+    each task; the columns are of a task on average, of the largest, and of all together (sacct(1)).
     """
-    for of in ("Ave", "Max", "Tot"):
-        used = [(_tres(step[f"TRESUsageIn{of}"]), step["JobID"]) for step in steps]
-        known = [(slurm.count(tres.get("gres/gpuutil")), job_id, tres) for tres, job_id in used]
-        if gathered := [row for row in known if row[0] is not None]:
-            percent, job_id, tres = max(gathered, key=lambda row: row[0] or 0)
-            memory, step = size(tres.get("gres/gpumem", "")), job_id.partition(".")[2]
-            return {"step": step, "of": of, "busy_percent": percent, "memory_bytes": memory}
+    for column in ("TRESUsageInAve", "TRESUsageInMax", "TRESUsageInTot"):
+        used = {step["JobID"].partition(".")[2]: _tres(step[column]) for step in steps}
+        busy = {name: slurm.count(tres.get("gres/gpuutil")) for name, tres in used.items()}
+        if known := {name: percent for name, percent in busy.items() if percent is not None}:
+            step = max(known, key=lambda name: known[name])
+            memory = size(used[step].get("gres/gpumem", ""))
+            facts = {"step": step, "column": column, "busy_percent": known[step]}
+            return facts | {"memory_bytes": memory}
     return None
 
 
