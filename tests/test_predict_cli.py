@@ -11,8 +11,8 @@ from data.report_samples import full_tree, strong_tree
 from lockstep.report.predict.predict_cli import PREDICT_EXAMPLES, predict
 from lockstep.report.report_cli import import_table, report
 
-KEYS = ["at", "metric", "unit", "value", "low", "high", "level", "model", "assumed", "refused"]
-KEYS += ["refusal", "warnings"]
+KEYS = ["at", "metric", "unit", "value", "low", "high", "level", "model", "assumed"]
+KEYS += ["origin", "refused", "refusal", "warnings"]
 
 
 @pytest.fixture(scope="module")
@@ -141,13 +141,41 @@ def test_karp_flatt_and_overhead_of_the_tutorial_are_printed(cited):
     assert "expected at 8 (predicted, not measured):" in out
 
 
-def test_nothing_is_recommended_from_what_an_error_touches(cited):
-    done = run(predict, cited, "--case", "guide_a100")
+def test_nothing_is_recommended_from_what_an_error_touches(tmp_path):
+    folder = tmp_path / "out"
+    assert run(import_table, "guide", "--to", folder).exit_code == 0
+    done = run(predict, folder, "--case", "guide_throughput")
     assert done.return_value == 1
-    assert "blocked by check: not-measured" in done.stdout
     assert "recommended:" not in done.stdout
-    found = json.loads(run(predict, cited, "--case", "guide_a100", "--json").stdout)
-    assert (found["recommendation"], found["blocked_by"]) == (None, ["not-measured"])
+    found = json.loads(run(predict, folder, "--case", "guide_throughput", "--json").stdout)
+    assert (found["recommendation"], found["blocked_by"]) == (None, ["contradiction"])
+
+
+@pytest.mark.parametrize(
+    ("note", "origin", "says"),
+    [
+        ("EXPECTED, NOT MEASURED", "target", "from targets, not measured"),
+        ("TARGET of our proposal", "target", "from targets, not measured"),
+        ("of the paper's table 2", "cited", "from cited numbers, not measured here"),
+    ],
+)
+def test_what_follows_from_hours_that_were_not_measured_here_says_so(tmp_path, note, origin, says):
+    hours = {1: 12, 2: 6.5, 4: 3.5, 8: 2}
+    lines = "".join(f"{n},{value},training_time,h,strong,{note}\n" for n, value in hours.items())
+    (tmp_path / "hours.csv").write_text(f"n,value,metric,unit,scaling,note\n{lines}".replace(
+        note, f'"{note}"'
+    ))  # fmt: skip
+    folder = tmp_path / "out"
+    assert run(import_table, tmp_path / "hours.csv", "--to", folder).exit_code == 0
+    for rule, size in (("efficiency=0.8", 4), ("fastest", 8)):
+        done = run(predict, folder, "--rule", rule)
+        said = " ".join(done.stdout.split())
+        assert f"recommended: {size} (" in said and said.count(says) == 2, "of 16 as well"
+        found = json.loads(run(predict, folder, "--rule", rule, "--json").stdout)
+        assert (found["origin"], found["recommendation"]["world_size"]) == (origin, size)
+    done = run(predict, folder, "--at", 8)
+    assert done.return_value == 0
+    assert says in done.stdout and "measured there" not in done.stdout
 
 
 def test_the_rules_are_one_json_object(cited):

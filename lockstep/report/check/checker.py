@@ -124,6 +124,11 @@ TABLE: tuple[tuple[Any, ...], ...] = (
         "rebuild the file from its journal, or measure again", work.samples_time,
     ),
     (
+        "other-samples", "error", "throughput is counted in samples, and is wrong by as much",
+        "give samples= the local batch, as a number: len() of a pair or a dict is that of its "
+        "parts; then measure again", cases.other_samples,
+    ),
+    (
         "doubled-world-size", "error",
         "the samples of all ranks are counted once per rank, so more ranks look faster",
         "divide by the world size: throughput is samples of all ranks / time",

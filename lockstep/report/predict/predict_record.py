@@ -29,7 +29,7 @@ def record(
     """Return the measured sizes, the ways to continue the curve, and what is recommended."""
     step = next_step(series)
     return {
-        "case": ladder.case, "metric": ladder.metric, "unit": ladder.unit,
+        "case": ladder.case, "origin": ladder.origin, "metric": ladder.metric, "unit": ladder.unit,
         "fixed_work": ladder.fixed, "assumed_work": ladder.assumed, "time_of": ladder.time_noun,
         "points": point_records(series, ladder),
         "models": [

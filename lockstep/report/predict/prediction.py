@@ -91,6 +91,7 @@ class Prediction:
     Attributes:
         assumed: Which work is taken as fixed, since nothing states it; None where it is stated.
         spread: s g of the module's formula, of the logarithm.
+        origin: Where the ladder's numbers come from: `measured`, `cited` or `target`.
     """
 
     at: int
@@ -105,12 +106,13 @@ class Prediction:
     assumed: Fixed | None = None
     spread: float | None = None
     warnings: tuple[str, ...] = ()
+    origin: str = "measured"
 
     def record(self) -> dict[str, Any]:
         """Return the machine-readable form."""
-        names = ("at", "metric", "unit", "value", "low", "high", "level", "model", "assumed")
+        names = ("at", "metric", "unit", "value", "low", "high", "level", "model")
         reason = self.refusal
-        return {name: getattr(self, name) for name in names} | {
+        return {name: getattr(self, name) for name in (*names, "assumed", "origin")} | {
             "refused": reason.text if reason else None,
             "refusal": asdict(reason) if reason else None,
             "warnings": list(self.warnings),
@@ -211,8 +213,9 @@ def predict(ladder: Ladder, at: int, level: float = LEVEL, force: bool = False) 
     refused = refusal(ladder, at, force)
     if refused:
         return Prediction(
-            at, ladder.metric, ladder.unit, None, None, None, level, None, refused, ladder.assumed
-        )
+            at, ladder.metric, ladder.unit, None, None, None, level, None, refused, ladder.assumed,
+            origin=ladder.origin,
+        )  # fmt: skip
     return foretell(ladder, at, level, LEARNED)
 
 
@@ -228,7 +231,7 @@ def foretell(ladder: Ladder, at: int, share: float, learned: Learned) -> Predict
     value, *ends = (ladder.value(at, one) for one in (rate, rate / reach, highest))
     return Prediction(
         at, ladder.metric, ladder.unit, value, min(ends), max(ends), share, rule, None,
-        ladder.assumed, spread, tuple(_warnings(ladder, at)),
+        ladder.assumed, spread, tuple(_warnings(ladder, at)), ladder.origin,
     )  # fmt: skip
 
 

@@ -64,12 +64,16 @@ class Refusal:
 
 
 def forbidding(findings: "Iterable[Finding]", series: "Series") -> "tuple[Finding, ...]":
-    """Return what `lockstep check` finds that forbids a curve through a series."""
+    """Return what `lockstep check` finds that forbids a curve through a series.
+
+    That its numbers are targets does not: what follows from them says so, see `known.Ladder`.
+    """
     rows = [row for point in series.points for row in point.rows]
     return tuple(
         one
         for one in findings
-        if (one.level == "error" or one.rule in NO_CURVE) and any(map(one.touches, rows))
+        if ((one.level == "error" and one.rule != "not-measured") or one.rule in NO_CURVE)
+        and any(map(one.touches, rows))
     )
 
 

@@ -16,16 +16,16 @@ WORDS = {
     "nccl-log": "{settings} logs every collective, which takes time",
     "dropped-environment": "the image did not get {names}; set it in the site's [env]",
     "sockets-beside-infiniband": (
-        "NCCL sends {links} links through sockets although {devices} are there; see NCCL_IB_HCA, "
-        "the image's libibverbs or its plugin for libfabric"
+        "NCCL sends {links} links through sockets although the nodes have {devices}{environment}; "
+        "see NCCL_IB_HCA, the image's libibverbs or its plugin for libfabric"
     ),
     "no-gpu-direct": (
         "NCCL copies {links} links between nodes through host memory ({transports}): GPU-direct is "
-        "not used; see NCCL_NET_GDR_LEVEL and the module nvidia_peermem"
+        "not used{environment}; see NCCL_NET_GDR_LEVEL and the module nvidia_peermem"
     ),
     "no-peer-to-peer": (
-        "ranks {ranks} on {host} exchange data by {transport}, not from GPU to GPU; see "
-        "NCCL_P2P_LEVEL and nvidia-smi topo -m"
+        "ranks {ranks} on {host} exchange data by {transport}, not from GPU to GPU{environment}; "
+        "see NCCL_P2P_LEVEL and nvidia-smi topo -m"
     ),
     "clock-off": "the clock of {host} is {offset_s:.0f} s off rank 0's",
     "git-dirty": "the suite's checkout holds changes that are not committed",
@@ -52,6 +52,9 @@ WORDS = {
     "smaller-batch": (
         "measured at {measured} samples a rank, since rank {rank} on {host} had no memory for the "
         "{asked} asked for; it is compared with no other point"
+    ),
+    "other-samples": (
+        "samples={samples} was given, but the tensors of a batch hold {items} items each"
     ),
     "wide-margin": (
         "the margin of error is {margin:.2%} after {rounds} rounds, not the {goal:.2%} asked for"
@@ -133,6 +136,10 @@ def _hosts(groups: list[list[str]]) -> str:
     return " and ".join(map("+".join, groups))
 
 
+def _set_by_user(settings: list[str]) -> str:
+    return f": {', '.join(settings)} is set in the environment, so unset it"
+
+
 def _faster(change: float) -> str:
     return f"{abs(change):.0%} {'faster' if change > 0 else 'slower'}"
 
@@ -142,6 +149,9 @@ _OWN: dict[tuple[str, str], Callable[[Any], str]] = {
     ("unequal-threads", "threads"): threads_at_sizes,
     ("moved", "hosts"): _hosts,
     ("outlier", "change"): _faster,
+    ("sockets-beside-infiniband", "environment"): _set_by_user,
+    ("no-gpu-direct", "environment"): _set_by_user,
+    ("no-peer-to-peer", "environment"): _set_by_user,
 }
 
 
@@ -186,7 +196,7 @@ class Flag:
             return str(self.values["text"])
         try:
             shown = {name: _shown(self.kind, name, value) for name, value in self.values.items()}
-            return WORDS[self.kind].format_map(shown)
+            return WORDS[self.kind].format_map({"environment": ""} | shown)
         except (AttributeError, KeyError, TypeError, ValueError):  # of a later version
             facts = (f"{name}={value}" for name, value in self.values.items())
             return " ".join([self.kind, *facts])

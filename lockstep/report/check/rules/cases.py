@@ -21,6 +21,7 @@ LOSSES = ("loss_first", "loss_last")
 # What other rules say of the same results, in more words.
 OTHER_RULES = {
     "unequal-threads", "oversubscribed", "loader-oversubscribed", "logged-rate", "smaller-batch",
+    "other-samples",
 }  # fmt: skip
 
 
@@ -38,6 +39,14 @@ def fell_back(evidence: Evidence) -> Iterator[Hit]:
             yield hit("other-precision", series, point.world_size, asked=wanted, used=used)
         elif flag:
             yield hit("flag", series, point.world_size, flag=str(flag))
+
+
+def other_samples(evidence: Evidence) -> Iterator[Hit]:
+    """A step of a user's own was said to take other samples than its batch holds."""
+    for series, point in evidence.points:
+        for flag in point.flags:
+            if flag.kind == "other-samples":
+                yield hit("flag", series, point.world_size, flag=str(flag), **flag.values)
 
 
 def same_buckets(evidence: Evidence) -> Iterator[Hit]:
