@@ -139,7 +139,7 @@ class Tracing:
     def _traced(self, item: pytest.Item, harness: Harness | None) -> Iterator[None]:
         from torch.nn.modules.module import register_module_forward_pre_hook
         from torch.optim.optimizer import register_optimizer_step_post_hook
-        from torch.profiler import profile, record_function, schedule
+        from torch.profiler import profile, schedule
 
         plan = schedule(wait=WAIT, warmup=WARMUP, active=ACTIVE, repeat=1)
         has_updated = is_timed = False
@@ -147,15 +147,8 @@ class Tracing:
         def marked(step: Step) -> Step:
             nonlocal is_timed
             assert harness
-            is_timed, world = True, harness.world
-
-            def timed() -> None:
-                profiler.step()
-                meet(world)  # or the ranks' profilers would be waited for in the step
-                with record_function(TIMED):
-                    step()
-
-            return timed
+            is_timed = True
+            return _marked(step, profiler, harness.world)
 
         def updated(*_: Any) -> None:
             nonlocal has_updated
@@ -199,3 +192,16 @@ class Tracing:
                 text = json.dumps(facts | asdict(found), indent=1)
                 path.with_name(f"{stem}.shares.json").write_text(text, encoding="utf-8")
                 self.lines.append(f"  {in_words(found)}")
+
+
+def _marked(step: Step, profiler: Any, world: Any) -> Step:
+    """Return a step whose span the profiler marks."""
+    from torch.profiler import record_function
+
+    def timed() -> None:
+        profiler.step()
+        meet(world)  # or the ranks' profilers would be waited for in the step
+        with record_function(TIMED):
+            step()
+
+    return timed
