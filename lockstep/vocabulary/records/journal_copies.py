@@ -10,9 +10,9 @@ from lockstep.vocabulary.system import files
 
 # Characters of a value that a message shows.
 SHOWN = 60
-# How a line begins that `Journal` wrote of a case that has ended.
 # What a launch says of itself that no later session of it adds to.
 _OF_LAUNCH = ("complete", "world_size", "num_nodes", "provenance")
+# How a line begins that `Journal` wrote of a case that has ended.
 _ENDED = tuple(f'{{"kind": "{kind}"'.encode() for kind in ENDS)
 
 
@@ -69,8 +69,10 @@ def _differing(own: Mapping[str, Any] | None, kept: Mapping[str, Any] | None) ->
         return ("nothing", "a result") if own is None else ("a result", "nothing")
     names = ("stats.median", *own, *kept)
     name = next(name for name in names if own.get(name) != kept.get(name))
-    first, second = (f"{name.partition('.')[2]} {one.get(name)}" for one in (own, kept))
-    return first[:SHOWN], second[:SHOWN]
+    values = (one.get(name) for one in (own, kept))
+    texts = (f"{value:.4g}" if isinstance(value, float) else str(value) for value in values)
+    first, second = (f"{name.partition('.')[2]} {text}"[:SHOWN] for text in texts)
+    return first, second
 
 
 def lacks(path: Path, document: Any) -> bool:
