@@ -40,6 +40,7 @@ class Loop:
             for any size.
         num_steps: Taken so far.
         draw_s: What each step that drew its batch waited for it.
+        first: The batch that is kept, once it is drawn.
     """
 
     step: Callable[..., Any]
@@ -52,13 +53,13 @@ class Loop:
     def __post_init__(self) -> None:
         """Begin with no batch."""
         self.stream = None if self.batches is None else endless(apart(self.batches))
-        self._first: tuple[Any, ...] = ()
+        self.first: tuple[Any, ...] = ()
 
     def has_batch(self) -> bool:
         """Draw the batch that is kept, and tell whether there is one, or none is needed."""
         if self.stream is not None:
-            self._first = tuple(islice(self.stream, 1))
-        return self.stream is None or bool(self._first)
+            self.first = tuple(islice(self.stream, 1))
+        return self.stream is None or bool(self.first)
 
     def problem(self) -> str:
         """Return why its batches cannot be measured with, or nothing; draws the first of them."""
@@ -118,7 +119,7 @@ class Loop:
 
     def variants(self) -> dict[str, Step]:
         """Return the variants of the step by name, and warm up; see `lockstep.causes.division`."""
-        batch = self._first
+        batch = self.first
         step = self._take(lambda: batch)
         for _ in range(WARM_UP):
             step()

@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.measure.result import Part
 from lockstep.measure.step.variants import of_ddp
+from lockstep.vocabulary.records.flags import Flag, flag
 from lockstep.vocabulary.records.step_basis import BASIS, Basis
 from lockstep.world import refusing
 
 if TYPE_CHECKING:
     from lockstep.measure.harness import Harness
     from lockstep.measure.loop_variants import Loop
+
+
+# Units of which a batch's tensors hold one an item; it may have many tokens.
+ITEMS = ("samples", "images", "rows", "examples", "sequences")
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class OwnStep:
         if type(self.samples) is not int or self.samples < 1:
             return (
                 f"samples is {reprlib.repr(self.samples)}, which is no whole number of 1 or more; "
-                "give those of a step on this rank, such as len(batch)"
+                "give those of a step on this rank, such as 32, its local batch"
             )
         # A model may be wrapped only where there are other ranks.
         if self.ddp is not None and world_size > 1 and not _is_ddp(self.ddp):
@@ -54,6 +59,14 @@ class OwnStep:
                 "leave ddp out"
             )
         return ""
+
+    def contradiction(self, loop: "Loop | None") -> list[Flag]:
+        """Return a flag where a batch that is seen holds another number of items than is said."""
+        from lockstep.workloads.trees import seen_items
+
+        first, one_each = loop.first if loop else (), self.unit in ITEMS
+        items = seen_items(self.step, first, self.samples, one_each=one_each)
+        return [flag("other-samples", samples=self.samples, items=items)] if items else []
 
 
 def measure(harness: "Harness", own: OwnStep) -> list[float]:
@@ -76,6 +89,7 @@ def measure(harness: "Harness", own: OwnStep) -> list[float]:
         workload=harness.name,
         scaling=own.scaling,
         sample_unit=own.unit,
+        flags=own.contradiction(loop),
         checks={} if own.check is None else {"own_check": True},
         details={BASIS: Basis().to_dict(), **_buckets(own.ddp), **(loop.settings if loop else {})},
     )

@@ -10,6 +10,7 @@ from lockstep.report.bundle import opening
 from lockstep.report.compare.compare_cli import ALLOWABLE
 
 if TYPE_CHECKING:
+    from lockstep.report.check.checker import Finding
     from lockstep.report.gate.verdicts import Verdict
     from lockstep.report.looks import Look
 
@@ -55,7 +56,8 @@ def gate(
     at more launches than before claims less: looks.jsonl has them. An accuracy is a mean over
     training runs that agree in all but their seed and repeat; any other value is of medians over
     launches, as in a report, the interval of their geometric mean. A target is blocked where
-    lockstep check finds an error in the results behind it.
+    lockstep check finds an error in the results behind it. A ratio is not shown where its whole
+    interval lies above 100 %, or a warning of the check may make it wrong.
     """
     from lockstep.report import looks
     from lockstep.report.check import checker, terminal
@@ -81,19 +83,20 @@ def gate(
     history = looks.history("gate", [one for one in (against, path) if one is not None])
     judged, look = verdicts.at_look(judged, history, sides)
     terminal.say_errors(findings)
+    warnings = verdicts.heard(judged, findings)
     if as_json:
-        click.echo(json.dumps(verdicts.document(judged, look), indent=1, allow_nan=False))
+        click.echo(json.dumps(verdicts.document(judged, warnings, look), indent=1, allow_nan=False))
     else:
-        _print(judged, look)
+        _print(judged, warnings, look)
     return 0 if all(one.verdict == verdicts.MET for one in judged) else 1
 
 
-def _print(judged: "list[Verdict]", look: "Look | None") -> None:
+def _print(judged: "list[Verdict]", warnings: "list[Finding]", look: "Look | None") -> None:
     from lockstep.report.gate import gate_wording
     from lockstep.report.words import lines
 
     for line in lines.table([_HEADER, *map(gate_wording.row, judged)]):
         click.echo(line)
     click.echo()
-    for text in [*([look.sentence] if look else []), *gate_wording.notes(judged)]:
+    for text in [*([look.sentence] if look else []), *gate_wording.notes(judged, warnings)]:
         click.echo("\n".join(lines.sentence(text)))

@@ -7,10 +7,12 @@ With an interval (95 %, over launches, with the baseline's uncertainty in it):
     not-shown   it straddles the target, or no result holds the quantity
     blocked     `lockstep check` finds an error in a result behind it
 
-Not shown, too, is what rests on repeats of one Slurm job: in `make statistics` their intervals hold
-the truth in 27 to 58 % of ladders, as what the job's nodes add is in all of them. Launches without
-a scheduler are of one machine, which is then what the target is about; a campaign may say the same
-of its job (`is_machine`). At a further look at more launches the intervals are wider (`looks`).
+A ratio to a baseline is not shown, either, where its whole interval lies above that of as many
+ranks, or where a warning of the check that may make it wrong touches its point or the baseline.
+Nor is what rests on repeats of one Slurm job: in `make statistics` their intervals hold the truth
+in 27 to 58 % of ladders, as what the job's nodes add is in all of them. Launches without a
+scheduler are of one machine, which is then what the target is about; a campaign may say the same of
+its job (`is_machine`). At a further look at more launches the intervals are wider (`looks`).
 
 The value is the report's, of medians over launches; the interval is of the geometric mean. Results
 without repeats have no interval, nor have launches equal to the last digit. A cited table is then
@@ -25,7 +27,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from lockstep.report import looks
-from lockstep.report.check.checker import NOT_OF_SPEED, Finding, blocked_by
+from lockstep.report.check.checker import NOT_OF_SPEED, Finding, blocked_by, touching
 from lockstep.report.compute.scaling import Point
 from lockstep.report.compute.statistics import CONFIDENCE, Interval, t_quantile
 from lockstep.report.gate import gate_wording
@@ -36,6 +38,8 @@ from lockstep.vocabulary.records.flags import Flag
 MET, MISSED, NOT_SHOWN, BLOCKED = "met", "missed", "not-shown", "blocked"
 # Relative: a value that equals its target but for the last digits of the arithmetic reaches it.
 ROUNDING = 1e-9
+# Targets on a ratio to a baseline.
+RATIOS = ("strong_efficiency", "parallel_efficiency", "speedup", "weak_time_increase")
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,9 @@ class Verdict:
         reasons: Why the verdict is so; empty where value and interval show it.
         in_one_job: Whether the interval is over launches of one Slurm job.
         blocked_by: Rules of the check whose errors touch the results behind the verdict.
+        warned_by: Rules of the check whose warnings do.
         apart: In what the training runs behind it differ from those of other verdicts on the
-            with which they are not averaged.
+            target, with which they are not averaged.
         num_units: Launches or jobs that the interval is over, those of the point with the fewest.
     """
 
@@ -77,14 +82,16 @@ class Verdict:
     flags: list[Flag] = field(default_factory=list)
     in_one_job: bool = False
     blocked_by: list[str] = field(default_factory=list)
+    warned_by: list[str] = field(default_factory=list)
     apart: tuple[str, ...] = ()
     rows: list[Row] = field(default_factory=list, repr=False)
     num_units: int = field(default=2, repr=False)
 
     def unshown(self, *reasons: Reason) -> "Verdict":
-        """Return it as not shown where it was met or missed."""
-        is_open = self.verdict not in (MET, MISSED)
-        return self if is_open else replace(self, verdict=NOT_SHOWN, reasons=reasons)
+        """Return it as not shown, for reasons beside those that it has; a blocked one as it is."""
+        known = self.reasons if self.verdict == NOT_SHOWN else ()
+        is_open = self.verdict != BLOCKED
+        return replace(self, verdict=NOT_SHOWN, reasons=(*known, *reasons)) if is_open else self
 
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict as `--json` prints it, without the results behind it."""
@@ -149,7 +156,8 @@ class Goal:
         ends = middle - wider * half, middle + wider * half
         seen = replace(verdict, low=ends[0], high=ends[1])
         said, reasons = self._verdict(verdict.value, ends)
-        return seen if said == verdict.verdict else seen.unshown(*reasons)
+        was_shown = verdict.verdict in (MET, MISSED)
+        return seen.unshown(*reasons) if was_shown and said != verdict.verdict else seen
 
     def _verdict(self, value: float, interval: Interval | None) -> tuple[str, list[Reason]]:
         """Return the verdict of an interval, or of a value alone, with how far it misses."""
@@ -174,9 +182,10 @@ def _rounding(limit: float) -> float:
 def block(
     verdicts: Sequence[Verdict], results: Results, findings: Sequence[Finding]
 ) -> list[Verdict]:
-    """Return the verdicts, blocked and without a value where an error touches a result behind them.
+    """Return the verdicts as far as the check allows them.
 
-    Rows of another set of results than this one are not looked at.
+    Blocked and without a value where an error touches a result behind them, and not shown where a
+    warning puts a ratio in doubt. Rows of another set of results than this one are not looked at.
     """
     own = {id(row) for row in results.rows}
     return [_block(verdict, own, findings) for verdict in verdicts]
@@ -186,7 +195,12 @@ def _block(verdict: Verdict, own: set[int], findings: Sequence[Finding]) -> Verd
     rows = [row for row in verdict.rows if id(row) in own]
     rules = blocked_by(findings, rows, of_speed=verdict.target not in (*NOT_OF_SPEED, "num_nodes"))
     if not rules:
-        return verdict
+        warnings = [one for one in findings if one.level == "warning"]
+        warned = list(dict.fromkeys([*verdict.warned_by, *touching(warnings, rows)]))
+        doubts = touching((one for one in warnings if one.doubts), rows)
+        doubts = doubts if verdict.target.partition(" ")[0] in RATIOS else []
+        verdict = replace(verdict, warned_by=warned)
+        return verdict.unshown(Reason("warned", {"rules": doubts})) if doubts else verdict
     names = list(dict.fromkeys([*verdict.blocked_by, *rules]))
     return replace(
         verdict, verdict=BLOCKED, value=None, low=None, high=None, in_one_job=False,
@@ -222,11 +236,22 @@ def at_share(verdicts: Sequence[Verdict], share: float) -> list[Verdict]:
     return [goal.seen_again(one, share) for goal, one in zip(goals, verdicts, strict=True)]
 
 
-def document(verdicts: Sequence[Verdict], look: looks.Look | None = None) -> dict[str, Any]:
-    """Return the verdicts as `--json` prints them."""
+def heard(verdicts: Sequence[Verdict], findings: Sequence[Finding]) -> list[Finding]:
+    """Return the warnings of the rules that verdicts are warned by."""
+    rules = {rule for verdict in verdicts for rule in verdict.warned_by}
+    return [one for one in findings if one.level == "warning" and one.rule in rules]
+
+
+def document(
+    verdicts: Sequence[Verdict],
+    warnings: Sequence[Finding] = (),
+    look: looks.Look | None = None,
+) -> dict[str, Any]:
+    """Return the verdicts as `--json` prints them, with the warnings of the check beside them."""
     return {
         "schema": record.SCHEMA_VERSION,
         "met": all(one.verdict == MET for one in verdicts),
         "look": None if look is None else look.to_dict(),
         "verdicts": [one.to_dict() for one in verdicts],
+        "warnings": [one.record() for one in warnings],
     }
