@@ -129,7 +129,7 @@ def _unsteady(bound: Bound) -> list[str]:
         text = f"{share} % of the step comes in one of {number(rare.every)} steps, {each} ms each "
         lines.append(_row("in some", f"{text}time, on all ranks at once: nobody waits for it"))
     if drift := bound.drift:
-        text = f"a rank's own step went from {_ms(drift.from_s)} to {_ms(drift.to_s)} ms after "
+        text = f"a step went from {_ms(drift.from_s)} to {_ms(drift.to_s)} ms after "
         text += f"{percent(drift.share)} % of the turns; causes are of those {drift.told} that"
         lines.append(_row("drift", text))
     return lines

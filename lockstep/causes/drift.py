@@ -6,6 +6,7 @@ after it lose. So causes are told of the turns after the change alone, and the c
 
 import math
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -25,7 +26,7 @@ class Drift:
     """A change of a rank's own step.
 
     Attributes:
-        from_s: Of the turns before it, the median of the lower median over ranks.
+        from_s: Of the turns before it, the median of the own step or of the whole one.
         to_s: Of those after it.
         share: Of the turns that come before it.
         told: Of which turns causes are told: those after it, unless they are too few.
@@ -54,27 +55,27 @@ def settled(turns: Turns, again: int | None = None) -> tuple[Turns, Drift | None
     series = [own, *(np.max(turns[name], axis=0) for name in (FULL, RESIDENT) if name in turns)]
     number = np.arange(len(own))
     for order in (number, np.argsort(number % again, kind="stable") if again else number):
-        found = [at for each in series if (at := _change(each[order]))]
-        if not found:
+        at, seconds = max(((_change(each[order]), each) for each in series), key=itemgetter(0))
+        if not at:
             continue
-        before, after = np.split(order, [max(found)])
+        before, after = np.split(order, [at])
         is_after = len(after) >= FEWEST_TURNS
         kept = np.sort(after if is_after else before)
-        from_s, to_s = (float(np.median(own[part])) for part in (before, after))
-        change = Drift(from_s, to_s, max(found) / len(own), "after" if is_after else "before")
+        from_s, to_s = (float(np.median(seconds[part])) for part in (before, after))
+        change = Drift(from_s, to_s, at / len(own), "after" if is_after else "before")
         return {name: np.asarray(each)[:, kept] for name, each in turns.items()}, change
     return turns, None
 
 
-def _change(seconds: Array) -> int | None:
-    """Return how many values come before the likeliest change; None where none is shown."""
+def _change(seconds: Array) -> int:
+    """Return how many values come before the likeliest change; 0 where none is shown."""
     count = len(seconds)
     less = seconds[:, None] > seconds
     ranks = (less.sum(axis=1) + (~less.T).sum(axis=1) + 1) / 2  # equal values share their ranks
     sums = np.abs(2 * np.cumsum(ranks) - np.arange(1, count + 1) * (count + 1))
     at = int(sums.argmax()) + 1
     chance = 2 * math.exp(-6 * float(sums.max()) ** 2 / (count**3 + count**2))
-    if chance >= FALSE_ALARM:
-        return None
+    if chance >= FALSE_ALARM or at == count:
+        return 0
     before, after = np.median(seconds[:at]), np.median(seconds[at:])
-    return at if abs(after / before - 1) >= NOTABLE_CHANGE else None
+    return at if abs(after / before - 1) >= NOTABLE_CHANGE else 0
