@@ -44,7 +44,7 @@ def settled(turns: Turns, again: int | None = None) -> tuple[Turns, Drift | None
     Pettitt's test (Applied Statistics 28, 1979, 126) on the own step: with U_k twice the sum of the
     first k ranks less k (n + 1) and K the largest |U_k|, p is 2 exp(-6 K^2 / (n^3 + n^2)).
 
-    Where several variants change, the last of these changes counts.
+    Where several variants change, the last of their changes counts.
 
     Args:
         turns: Of one launch in the order of time, shape (num_ranks, num_turns) of each variant.
@@ -54,28 +54,35 @@ def settled(turns: Turns, again: int | None = None) -> tuple[Turns, Drift | None
     own = typical(turns)
     series = [own, *(np.max(turns[name], axis=0) for name in (FULL, RESIDENT) if name in turns)]
     number = np.arange(len(own))
-    for order in (number, np.argsort(number % again, kind="stable") if again else number):
-        at, seconds = max(((_change(each[order]), each) for each in series), key=itemgetter(0))
-        if not at:
-            continue
-        before, after = np.split(order, [at])
-        is_after = len(after) >= FEWEST_TURNS
-        kept = np.sort(after if is_after else before)
-        from_s, to_s = (float(np.median(seconds[part])) for part in (before, after))
-        change = Drift(from_s, to_s, at / len(own), "after" if is_after else "before")
-        return {name: np.asarray(each)[:, kept] for name, each in turns.items()}, change
-    return turns, None
+    orders = [number, np.argsort(number % again, kind="stable")] if again else [number]
+    found = [[_change(each[order]) for each in series] for order in orders]
+    order, changes = min(zip(orders, found, strict=True), key=lambda one: min(one[1])[0])
+    sure = [(at, each) for (chance, at), each in zip(changes, series, strict=True)
+            if chance < FALSE_ALARM]  # fmt: skip
+    if not sure:
+        return turns, None
+    at, seconds = max(sure, key=itemgetter(0))
+    before, after = np.split(order, [at])
+    is_after = len(after) >= FEWEST_TURNS
+    kept = np.sort(after if is_after else before)
+    from_s, to_s = (float(np.median(seconds[part])) for part in (before, after))
+    change = Drift(from_s, to_s, at / len(own), "after" if is_after else "before")
+    return {name: np.asarray(each)[:, kept] for name, each in turns.items()}, change
 
 
-def _change(seconds: Array) -> int:
-    """Return how many values come before the likeliest change; 0 where none is shown."""
+def _change(seconds: Array) -> tuple[float, int]:
+    """Return the chance of the likeliest change, and how many values come before it.
+
+    The chance of one that is not worth a word is 1.
+    """
     count = len(seconds)
     less = seconds[:, None] > seconds
     ranks = (less.sum(axis=1) + (~less.T).sum(axis=1) + 1) / 2  # equal values share their ranks
     sums = np.abs(2 * np.cumsum(ranks) - np.arange(1, count + 1) * (count + 1))
     at = int(sums.argmax()) + 1
-    chance = 2 * math.exp(-6 * float(sums.max()) ** 2 / (count**3 + count**2))
-    if chance >= FALSE_ALARM or at == count:
-        return 0
+    if at == count:
+        return 1.0, at
     before, after = np.median(seconds[:at]), np.median(seconds[at:])
-    return at if abs(after / before - 1) >= NOTABLE_CHANGE else 0
+    is_notable = abs(after / before - 1) >= NOTABLE_CHANGE
+    chance = 2 * math.exp(-6 * float(sums.max()) ** 2 / (count**3 + count**2))
+    return chance if is_notable else 1.0, at
