@@ -151,8 +151,11 @@ class Bound:
         late: The rank whose batches come late, where one is shown; of one launch, as `slow`.
         rare: What all ranks take longer in some steps, where it is shown.
         drift: A change of the step within the turns; causes are told of the turns after it.
+        rate: Share of the turns that are set apart, see `division`.
         excess: What was measured of the parts beyond the step, as a share of it.
         beyond_rounds: What the turns take beyond the rounds, as a share of these.
+        round_s: The step of the rounds where it is another: a median, it leaves out what is shown
+            to come in some steps, and `step_s` is the mean of the turns.
     """
 
     kind: Kind
@@ -168,8 +171,10 @@ class Bound:
     late: LateInput | None = None
     rare: Rare | None = None
     drift: Drift | None = None
+    rate: float = 0.0
     excess: float = 0.0
     beyond_rounds: float = 0.0
+    round_s: float | None = None
 
     @property
     def named(self) -> tuple[Share, ...]:
@@ -188,8 +193,14 @@ class Bound:
         return sum(share.seconds for share in self.shares)
 
     def of_rounds(self, step_s: float, interval: Interval | None) -> "Bound":
-        """Return it for the step of the timed rounds: all seconds in proportion."""
+        """Return it for the step of the timed rounds: all seconds in proportion.
+
+        But for rounds that leave out what comes in some steps: their step is kept beside its own.
+        """
         scale = step_s / self.step_s
+        comes_rarely = self.rate and "imbalance" in {share.cause for share in self.named}
+        if (self.rare or comes_rarely) and 1 / scale - 1 >= NOTABLE:
+            return replace(self, round_s=step_s)
         scaled: dict[str, Any] = {
             name: tuple(_scaled(each, scale) for each in getattr(self, name))
             for name in ("shares", "gains")
@@ -224,9 +235,6 @@ def judge(
     each = [settled(turns, again) for turns in launches]
     launches = [turns for turns, _ in each]
     pooled = pool(launches)
-    if division.follows_batch(pooled):
-        launches = [_without(division.HALF, turns) for turns in launches]
-        pooled = _without(division.HALF, pooled)
     over_launches = len(launches) >= FEWEST_LAUNCHES and (
         not bases or len(bases) >= FEWEST_LAUNCHES
     )
@@ -255,12 +263,9 @@ def judge(
         num_turns=pooled[division.FULL].shape[-1],
         rare=_rare(found, pooled, fits),
         drift=next((drift for _, drift in each if drift), None),
+        rate=found["rate"].seconds,
         excess=excess,
     )
-
-
-def _without(name: str, turns: Turns) -> Turns:
-    return {each: seconds for each, seconds in turns.items() if each != name}
 
 
 def _pooled_base(bases: Sequence[Base]) -> Base | None:
@@ -311,6 +316,7 @@ def _against(
     fixed = base.get("fixed", np.zeros(()))
     expected = fixed + share * (base["own"] - fixed)
     found = {"fixed": (1 - share) * fixed} if "fixed" in here or "fixed" in base else {}
+    found |= {"halved": base["halved"]} if "halved" in base else {}
     if share == 1 or "fixed" in base:  # else what a step costs however small it is would be blamed
         queued = here.get("contention", 0.0) - share * base.get("contention", 0.0)
         found["contention"] = np.maximum(here["own"] - expected + queued, 0.0)
@@ -401,10 +407,9 @@ def _shares(found: Mapping[str, Amount], in_one_turn: Mapping[Cause, bool]) -> l
     for cause, is_carried in in_one_turn.items():
         seconds, interval = max(found[cause].seconds, 0.0), found[cause].interval
         is_sure = interval is not None and interval[0] > 0
-        if cause == "fixed":
-            seconds = _between(found[cause], found["own"].seconds)
-            # Half of a batch that takes longer than all of it is another kind of work.
-            is_sure &= interval is not None and interval[0] < found["own"].seconds
+        if cause == "fixed":  # a step that takes as long on half a batch tells nothing of it
+            halved = found["halved"].interval
+            is_sure &= halved is not None and halved[0] > 0
         is_sure &= seconds >= NOTABLE * found["step"].seconds
         is_shown = is_sure and not is_carried
         seconds = 0.0 if cause == "fixed" and not is_shown else seconds
@@ -427,20 +432,6 @@ def _rare(found: Mapping[str, Amount], turns: Turns, fits: float) -> Rare | None
         return None
     rare: Rare = _scaled(Rare(amount.seconds, amount.interval, 1 / rate), fits)
     return rare
-
-
-def _between(amount: Amount, most: float) -> float:
-    """Return an amount that lies between 0 and the most, of an estimate that may lie beyond them.
-
-    The mean of the estimate's normal distribution there: it nears an end, and never is one.
-    """
-    normal, low_s, high_s = NormalDist(), *(amount.interval or (0.0, 0.0))
-    error = (high_s - low_s) / (2 * normal.inv_cdf(0.5 + CONFIDENCE / 2))
-    if error > 0:
-        low, high = ((end - amount.seconds) / error for end in (0.0, most))
-        if inside := normal.cdf(high) - normal.cdf(low):
-            return amount.seconds + error * (normal.pdf(low) - normal.pdf(high)) / inside
-    return min(max(amount.seconds, 0.0), most)
 
 
 def _in_one_turn(turns: Turns, base: Base | None, found: Mapping[str, Amount]) -> dict[Cause, bool]:
@@ -477,8 +468,7 @@ def _gains(found: Mapping[str, Amount], compute_s: float, fits: float) -> Iterat
         if change not in found:
             continue
         saved, most = found[change], max(step_s / fits - compute_s, 0.0)
-        if change == "captured step":
-            saved, most = replace(saved, seconds=_between(saved, own_s)), own_s
+        most = own_s if change == "captured step" else most
         ends = (saved.seconds, *reversed(saved.interval or ()))
         left, *interval = (step_s - fits * min(max(end, 0.0), most) for end in ends)
         yield Gain(change, left, (interval[0], interval[1]) if interval else None)

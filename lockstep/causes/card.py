@@ -103,6 +103,8 @@ def next_text(kind: Kind, todo: Mapping[Kind, str], latest: str) -> str:
 def headline(bound: Bound) -> str:
     """Return what bounds a step in a sentence, with its figures."""
     step, named = f"a step of {_ms(bound.step_s)} ms", bound.named
+    if bound.round_s:
+        step += f" on average ({_ms(bound.round_s)} ms in the median round)"
     if bound.kind == "open":
         return f"Not enough evidence: no cause is shown to take {percent(NOTABLE)} % of {step}."
     if bound.lost_s < LITTLE * bound.step_s or not named:

@@ -22,8 +22,8 @@ waits in common, and means over turns:
     exposed   mean of max over ranks of resident[r] (full, without an input pipeline) less own's
     ddp       the same of a single rank, which communicates with nobody: DDP's hooks and copies
     input     mean of max over ranks of full[r] less that of resident
-    fixed     the lower median over ranks of 2 half[r] - own[r], medians over usual turns: the c0 of
-              t = c0 + c1 b
+    fixed     the share of `own` that half a batch does not halve, the lower median over ranks of
+              2 half[r] / own[r] - 1, medians over usual turns: the c0 of t = c0 + c1 b
 
 `own`, `imbalance`, `contention`, `exposed` (or `ddp`) and `input` add up to the mean of the slowest
 rank's full step, by construction; `fixed` is a part of `own`.
@@ -65,12 +65,8 @@ MOST_RARE = 0.65
 USUAL = {FULL: "usual full", RESIDENT: "usual resident", OWN: "usual own", HALF: "usual half"}
 # Shares of rare turns are alike within so many standard errors of their difference.
 ERRORS = 2.0
-# Half of a batch tells nothing where what it does not halve follows the batch by so much.
-FOLLOWS = 0.5
 # Fewer turns show nothing of their spread.
 FEWEST_TURNS = 6
-# Turns in which each variant takes the same batches, one after the other.
-LAP = 10
 
 
 def divide(turns: Turns) -> Division:
@@ -83,8 +79,8 @@ def divide(turns: Turns) -> Division:
     Returns:
         Seconds, shape (...): `own`, `imbalance`, `exposed` or for a single rank `ddp`,
         `contention`, `input` and `fixed` where their variants were measured, and `step`, the sum
-        of the parts. Of what is set apart `rare_own`, a part of `own`, and as a share of all
-        turns `rate`; both 0 where nothing is.
+        of the parts. `halved` is what of the own work half a batch halves. Of what is set apart
+        `rare_own`, a part of `own`, and as a share of all turns `rate`; both 0 where nothing is.
     """
     whole = {name: turns[name].max(axis=-2) for name in (FULL, RESIDENT, OWN) if name in turns}
     alone = _alone(turns)
@@ -115,7 +111,8 @@ def divide(turns: Turns) -> Division:
     found["rate"] = sum((~each).mean(axis=-1) for each in usual.values()) / len(usual)
     if HALF in turns:
         half, own = _median_of(turns, HALF, turns[HALF]), _median_of(turns, OWN, alone)
-        found["fixed"] = lower_median(2 * half - own)
+        found["fixed"] = common["own"] * lower_median(2 * half / own - 1)
+        found["halved"] = common["own"] - found["fixed"]
     if REDUCE in turns:
         found["reduce"] = turns[REDUCE].max(axis=-2).mean(axis=-1)
     return found
@@ -153,26 +150,6 @@ def _mean_of(seconds: Array, which: Any) -> Array:
     """Return the mean over the turns that are chosen, or all; (..., turns) to (...)."""
     chosen = np.where(which.any(axis=-1, keepdims=True), which, True)
     return np.asarray((seconds * chosen).sum(axis=-1) / chosen.sum(axis=-1))
-
-
-def follows_batch(turns: Turns) -> bool:
-    """Tell whether what half a batch does not halve is longer with a longer batch.
-
-    Then it is no fixed cost, as where a batch says by itself how long it takes. By the slope of
-    2 half - own over own, turn by turn, within laps of the same batches: 1 where half a batch takes
-    as long as the whole, 0 where it takes half of what differs, -1 where own differs by noise.
-    """
-    if HALF not in turns:
-        return False
-    own, half = (_within_laps(np.asarray(turns[name])) for name in (OWN, HALF))
-    spread = float((own * own).sum())
-    return spread > 0 and float(((2 * half - own) * own).sum()) > FOLLOWS * spread
-
-
-def _within_laps(seconds: Array) -> Array:
-    """Return turns less the mean of their lap; the last lap may be shorter."""
-    laps = np.split(seconds, range(LAP, seconds.shape[-1], LAP), axis=-1)
-    return np.concatenate([lap - lap.mean(axis=-1, keepdims=True) for lap in laps], axis=-1)
 
 
 def _alone(turns: Turns) -> Array:

@@ -21,11 +21,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.causes.division import LAP
 from lockstep.measure.loop_variants import Loop, Step
 from lockstep.measure.step import variants
 from lockstep.measure.step.train_step import bucket_bytes
-from lockstep.measure.step.variants import Plan
+from lockstep.measure.step.variants import LAP, RUN, Plan
 from lockstep.own_loop import explain_wording
 from lockstep.own_loop.explain_record import Explanation, Part, made
 from lockstep.own_loop.meeting import Met, meet
@@ -215,10 +214,10 @@ def _planned(seconds: float, workers: int, of_ranks: list[dict[str, float]]) -> 
     full_steps = Plan(1, steps, workers).full_steps
     block_s = steps * sum(slowest.values()) + (full_steps - steps) * slowest["full"]
     fitting = int(seconds / (LEAST_LAPS * block_s))
-    blocks = next((each for each in (LAP, variants.RUN) if each <= fitting), LEAST_BLOCKS)
+    blocks = next((each for each in (LAP, RUN) if each <= fitting), LEAST_BLOCKS)
     return {
         "blocks": blocks, "steps": steps, "workers": workers,
-        "run": variants.RUN if blocks > LEAST_BLOCKS else 1,
+        "run": RUN if blocks > LEAST_BLOCKS else 1,
     }  # fmt: skip
 
 
