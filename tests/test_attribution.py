@@ -232,7 +232,7 @@ def test_a_single_rank_waits_for_nobody_and_no_base_makes_it_compute_more_than_i
     here = {"full": np.array(full), "own": np.array(own), "half": np.array(half)}
     one = {name: each[:1] for name, each in here.items()}
     alone = bound.judge([one])
-    assert {share.cause for share in alone.shares} == {"ddp", "fixed"}
+    assert {"ddp"} <= {share.cause for share in alone.shares} <= {"ddp", "fixed"}
     held = bound.judge([here], [Base(one, share)])
     contention = next(each for each in held.shares if each.cause == "contention")
     assert contention.seconds >= 0

@@ -47,6 +47,8 @@ KINDS: dict[Cause, Kind] = {
 CONFIDENCE = 0.95
 # So much of a step may be lost in all where it is called bound by its computing.
 LITTLE = 0.1
+# A cause is what bounds a step where it takes so much of it.
+BOUND = 0.25
 RESAMPLES = 2000
 # Fewer launches, or turns, give no interval of use.
 FEWEST_LAUNCHES = 3
@@ -137,7 +139,7 @@ class Bound:
     """What bounds a step.
 
     Attributes:
-        kind: By the largest cause that is shown. `compute`: all causes together are shown to take
+        kind: By the first cause that is shown. `compute`: all causes together are shown to take
             little. `own`: the same, where no half batch tells the fixed cost of a step from its
             computing. `open`: not enough evidence for either.
         step_s: Mean step of the turns, or the step of the timed rounds, to which all is scaled.
@@ -178,7 +180,7 @@ class Bound:
 
     @property
     def named(self) -> tuple[Share, ...]:
-        """The causes that are shown, the largest first."""
+        """The causes that are shown, that of `kind` first."""
         return tuple(share for share in self.shares if share.is_shown)
 
     @property
@@ -235,6 +237,8 @@ def judge(
     each = [settled(turns, again) for turns in launches]
     launches = [turns for turns, _ in each]
     pooled = pool(launches)
+    if division.follows_batch(pooled):
+        launches, pooled = [_whole(turns) for turns in launches], _whole(pooled)
     over_launches = len(launches) >= FEWEST_LAUNCHES and (
         not bases or len(bases) >= FEWEST_LAUNCHES
     )
@@ -266,6 +270,11 @@ def judge(
         rate=found["rate"].seconds,
         excess=excess,
     )
+
+
+def _whole(turns: Turns) -> Turns:
+    """Return turns without those of half a batch."""
+    return {name: seconds for name, seconds in turns.items() if name != division.HALF}
 
 
 def _pooled_base(bases: Sequence[Base]) -> Base | None:
@@ -316,7 +325,6 @@ def _against(
     fixed = base.get("fixed", np.zeros(()))
     expected = fixed + share * (base["own"] - fixed)
     found = {"fixed": (1 - share) * fixed} if "fixed" in here or "fixed" in base else {}
-    found |= {"halved": base["halved"]} if "halved" in base else {}
     if share == 1 or "fixed" in base:  # else what a step costs however small it is would be blamed
         queued = here.get("contention", 0.0) - share * base.get("contention", 0.0)
         found["contention"] = np.maximum(here["own"] - expected + queued, 0.0)
@@ -402,19 +410,24 @@ def _mean(values: Sequence[float], confidence: float) -> Amount:
 
 
 def _shares(found: Mapping[str, Amount], in_one_turn: Mapping[Cause, bool]) -> list[Share]:
-    """Return the share of each cause, the largest first."""
+    """Return the share of each cause, the largest first.
+
+    What bounds a step by what ranks wait for comes before what each has alone, which scales.
+    """
     shares = []
     for cause, is_carried in in_one_turn.items():
         seconds, interval = max(found[cause].seconds, 0.0), found[cause].interval
         is_sure = interval is not None and interval[0] > 0
-        if cause == "fixed":  # a step that takes as long on half a batch tells nothing of it
-            halved = found["halved"].interval
-            is_sure &= halved is not None and halved[0] > 0
+        if cause == "fixed":
+            seconds = _between(found[cause], found["own"].seconds)
         is_sure &= seconds >= NOTABLE * found["step"].seconds
         is_shown = is_sure and not is_carried
         seconds = 0.0 if cause == "fixed" and not is_shown else seconds
         shares.append(Share(cause, seconds, interval, is_shown, is_sure and is_carried))
-    return sorted(shares, key=lambda share: -share.seconds)
+    bound_s = BOUND * found["step"].seconds
+    waits = any(share.is_shown and share.cause not in UNSHARED and share.seconds >= bound_s
+                for share in shares)  # fmt: skip
+    return sorted(shares, key=lambda share: (waits and share.cause in UNSHARED, -share.seconds))
 
 
 def _rare(found: Mapping[str, Amount], turns: Turns, fits: float) -> Rare | None:
@@ -432,6 +445,20 @@ def _rare(found: Mapping[str, Amount], turns: Turns, fits: float) -> Rare | None
         return None
     rare: Rare = _scaled(Rare(amount.seconds, amount.interval, 1 / rate), fits)
     return rare
+
+
+def _between(amount: Amount, most: float) -> float:
+    """Return an amount that lies between 0 and the most, of an estimate that may lie beyond them.
+
+    The mean of the estimate's normal distribution there: it nears an end, and never is one.
+    """
+    normal, low_s, high_s = NormalDist(), *(amount.interval or (0.0, 0.0))
+    error = (high_s - low_s) / (2 * normal.inv_cdf(0.5 + CONFIDENCE / 2))
+    if error > 0:
+        low, high = ((end - amount.seconds) / error for end in (0.0, most))
+        if inside := normal.cdf(high) - normal.cdf(low):
+            return amount.seconds + error * (normal.pdf(low) - normal.pdf(high)) / inside
+    return min(max(amount.seconds, 0.0), most)
 
 
 def _in_one_turn(turns: Turns, base: Base | None, found: Mapping[str, Amount]) -> dict[Cause, bool]:
@@ -468,7 +495,8 @@ def _gains(found: Mapping[str, Amount], compute_s: float, fits: float) -> Iterat
         if change not in found:
             continue
         saved, most = found[change], max(step_s / fits - compute_s, 0.0)
-        most = own_s if change == "captured step" else most
+        if change == "captured step":
+            saved, most = replace(saved, seconds=_between(saved, own_s)), own_s
         ends = (saved.seconds, *reversed(saved.interval or ()))
         left, *interval = (step_s - fits * min(max(end, 0.0), most) for end in ends)
         yield Gain(change, left, (interval[0], interval[1]) if interval else None)

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Mapping, Sequence
 
-from lockstep.causes.bound import LITTLE, Bound, Cause, Change, Gain, Kind, Share
+from lockstep.causes.bound import BOUND, LITTLE, Bound, Cause, Change, Gain, Kind, Share
 from lockstep.causes.stragglers import LateInput
 from lockstep.causes.words import NAMES
 from lockstep.vocabulary.metrics import NOTABLE
@@ -11,8 +11,6 @@ from lockstep.vocabulary.text.formats import counted, listed, number, percent
 
 MILLI = 1e3
 WIDTH = 80
-# A cause is what bounds a step where it takes so much of it.
-BOUND = 0.25
 
 KINDS: dict[Kind, str] = {
     "communication": "communication",

@@ -64,9 +64,13 @@ MOST_RARE = 0.65
 # Of each variant which turns are not set apart, beside its turns; shape (..., 1, num_turns).
 USUAL = {FULL: "usual full", RESIDENT: "usual resident", OWN: "usual own", HALF: "usual half"}
 # Shares of rare turns are alike within so many standard errors of their difference.
-ERRORS = 2.0
+ERRORS = 3.0
+# Half of a batch tells nothing where what it does not halve follows the batch by so much.
+FOLLOWS = 0.5
 # Fewer turns show nothing of their spread.
 FEWEST_TURNS = 6
+# Turns of a lap, in which each variant takes the same batches, one after the other.
+LAP = 10
 
 
 def divide(turns: Turns) -> Division:
@@ -79,8 +83,8 @@ def divide(turns: Turns) -> Division:
     Returns:
         Seconds, shape (...): `own`, `imbalance`, `exposed` or for a single rank `ddp`,
         `contention`, `input` and `fixed` where their variants were measured, and `step`, the sum
-        of the parts. `halved` is what of the own work half a batch halves. Of what is set apart
-        `rare_own`, a part of `own`, and as a share of all turns `rate`; both 0 where nothing is.
+        of the parts. Of what is set apart `rare_own`, a part of `own`, and as a share of all
+        turns `rate`; both 0 where nothing is.
     """
     whole = {name: turns[name].max(axis=-2) for name in (FULL, RESIDENT, OWN) if name in turns}
     alone = _alone(turns)
@@ -112,7 +116,6 @@ def divide(turns: Turns) -> Division:
     if HALF in turns:
         half, own = _median_of(turns, HALF, turns[HALF]), _median_of(turns, OWN, alone)
         found["fixed"] = common["own"] * lower_median(2 * half / own - 1)
-        found["halved"] = common["own"] - found["fixed"]
     if REDUCE in turns:
         found["reduce"] = turns[REDUCE].max(axis=-2).mean(axis=-1)
     return found
@@ -150,6 +153,27 @@ def _mean_of(seconds: Array, which: Any) -> Array:
     """Return the mean over the turns that are chosen, or all; (..., turns) to (...)."""
     chosen = np.where(which.any(axis=-1, keepdims=True), which, True)
     return np.asarray((seconds * chosen).sum(axis=-1) / chosen.sum(axis=-1))
+
+
+def follows_batch(turns: Turns) -> bool:
+    """Tell whether what half a batch does not halve is longer with a longer batch.
+
+    Then it is no fixed cost, as where a batch says by itself how long it takes. By the slope of
+    2 half - own over own in usual turns, less the mean of their lap: 1 where half a batch takes as
+    long as the whole, 0 where it takes half of what differs, -1 where own differs by noise.
+    """
+    if HALF not in turns:
+        return False
+    marks = marked(turns)
+    usual = np.logical_and(marks[USUAL[OWN]], marks[USUAL[HALF]])
+    own, half = (np.where(usual, turns[name], np.nan) for name in (OWN, HALF))
+    slope = spread = 0.0
+    for lap in np.split(np.arange(own.shape[-1]), range(LAP, own.shape[-1], LAP)):
+        if usual[..., lap].any():
+            x, y = (each[:, lap] - np.nanmean(each[:, lap], axis=-1, keepdims=True)
+                    for each in (own, 2 * half - own))  # fmt: skip
+            slope, spread = slope + float(np.nansum(x * y)), spread + float(np.nansum(x * x))
+    return slope > FOLLOWS * spread
 
 
 def _alone(turns: Turns) -> Array:

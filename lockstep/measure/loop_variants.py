@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from lockstep.causes.division import LAP
 from lockstep.measure import timing
 from lockstep.measure.loading.data import loader_settings
 from lockstep.measure.step import fitting, variants
-from lockstep.measure.step.variants import LAP, Plan
+from lockstep.measure.step.variants import Plan
 from lockstep.vocabulary.records.record import LOADER_SETTINGS
 from lockstep.workloads import trees
 

@@ -21,10 +21,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from lockstep.causes.division import LAP
 from lockstep.measure.loop_variants import Loop, Step
 from lockstep.measure.step import variants
 from lockstep.measure.step.train_step import bucket_bytes
-from lockstep.measure.step.variants import LAP, RUN, Plan
+from lockstep.measure.step.variants import RUN, Plan
 from lockstep.own_loop import explain_wording
 from lockstep.own_loop.explain_record import Explanation, Part, made
 from lockstep.own_loop.meeting import Met, meet

@@ -32,8 +32,6 @@ LEAST_BLOCKS, MOST_BLOCKS = 2, 24
 # Turns of a variant in a row, of steps that may have something periodic in them; and turns of each,
 # unless they take longer than so many seconds: what comes in every tenth step is then seen twice.
 RUN, LEAST_OWN, LONGEST_S = 5, 20, 60.0
-# Turns of a lap, in which each variant takes the same batches, one after the other.
-LAP = 10
 # Steps of a turn, at the most: many short turns tell more than few long ones.
 MOST_STEPS = 5
 # That are looked at to see when buckets are ready.
