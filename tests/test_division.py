@@ -66,7 +66,7 @@ def test_what_comes_on_all_ranks_in_some_steps_is_own_work_that_nobody_waits_for
     names, every, seconds
 ):
     for seed in range(5):
-        found = judge([together(every, seconds).turns(50, names, seed=seed)])
+        found = judge([together(every, seconds).turns(max(50, 10 * every), names, seed=seed)])
         mean_s = seconds / every
         assert found.rare.seconds / found.step_s == pytest.approx(
             mean_s / (STEP_S + mean_s), abs=0.05

@@ -90,7 +90,7 @@ def divide(turns: Turns) -> Division:
     alone = _alone(turns)
     latest, own = alone.max(axis=-2), typical(turns)
     turns = turns if USUAL[OWN] in turns else marked(turns)
-    usual = {name: turns[USUAL[name]].max(axis=-2) for name in whole}
+    usual = {name: turns[mark].max(axis=-2) for name, mark in USUAL.items() if name in turns}
     level = {name: _mean_of(seconds, usual[name]) for name, seconds in whole.items()}
     resident = level.get(RESIDENT, level[FULL])
     found = {"own": own, "imbalance": latest - own, "contention": whole[OWN] - latest}
@@ -100,7 +100,9 @@ def divide(turns: Turns) -> Division:
               for name, seconds in found.items()}  # fmt: skip
     total = np.maximum(sum(beyond.values()), TINY_S)
     added = sum((whole[name] - level[name][..., None]) * ~usual[name] for name in whole)
-    added_s = added.mean(axis=-1) / len(whole)
+    rate = sum((~each).mean(axis=-1) for each in usual.values()) / len(usual)
+    num_long = np.maximum(sum((~usual[name]).sum(axis=-1) for name in whole), 1)
+    added_s = rate * added.sum(axis=-1) / num_long
     found = {name: common[name] + added_s * beyond[name] / total for name in found}
     is_single = turns[OWN].shape[-2] == 1
     found["ddp" if is_single else "exposed"] = resident - level[OWN]
@@ -112,7 +114,7 @@ def divide(turns: Turns) -> Division:
         found["input"] = level[FULL] - resident
     found["step"] = level[FULL] + added_s
     found["rare_own"] = added_s * beyond["own"] / total
-    found["rate"] = sum((~each).mean(axis=-1) for each in usual.values()) / len(usual)
+    found["rate"] = rate
     if HALF in turns:
         half, own = _median_of(turns, HALF, turns[HALF]), _median_of(turns, OWN, alone)
         found["fixed"] = common["own"] * lower_median(2 * half / own - 1)
