@@ -234,22 +234,19 @@ def judge(
     `drift.settled`. `bases` are those of its baseline; none where the point is held against
     nothing.
     """
-    each = [settled(turns, again) for turns in launches]
-    launches = [turns for turns, _ in each]
+    launches, drifts = zip(*(settled(turns, again) for turns in launches), strict=True)
+    if division.follows_batch(pool(launches)):
+        launches = [{name: turns[name] for name in turns if name != division.HALF}
+                    for turns in launches]  # fmt: skip
     pooled = pool(launches)
-    if division.follows_batch(pooled):
-        launches, pooled = [_whole(turns) for turns in launches], _whole(pooled)
-    over_launches = len(launches) >= FEWEST_LAUNCHES and (
-        not bases or len(bases) >= FEWEST_LAUNCHES
-    )
-    of = _over_launches if over_launches else _over_turns
+    fewest = min(len(launches), len(bases) or len(launches))
+    of = _over_launches if fewest >= FEWEST_LAUNCHES else _over_turns
     found = of(launches, bases, buckets, confidence)
     step_s = found["step"].seconds
     shares = _shares(found, _in_one_turn(pooled, _pooled_base(bases), found))
-    left_s = step_s - sum(
-        share.seconds if share.cause == "fixed" else found[share.cause].seconds for share in shares
-    )
-    compute_s = max(left_s, 0.0)
+    taken = {share.cause: found[share.cause].seconds for share in shares}
+    taken |= {share.cause: share.seconds for share in shares if share.cause == "fixed"}
+    compute_s = max(step_s - sum(taken.values()), 0.0)
     excess = (compute_s + sum(share.seconds for share in shares)) / step_s - 1
     fits = 1 / (1 + excess)
     shares = [_scaled(share, fits) for share in shares]
@@ -266,15 +263,10 @@ def judge(
         num_launches=len(launches),
         num_turns=pooled[division.FULL].shape[-1],
         rare=_rare(found, pooled, fits),
-        drift=next((drift for _, drift in each if drift), None),
+        drift=next(filter(None, drifts), None),
         rate=found["rate"].seconds,
         excess=excess,
     )
-
-
-def _whole(turns: Turns) -> Turns:
-    """Return turns without those of half a batch."""
-    return {name: seconds for name, seconds in turns.items() if name != division.HALF}
 
 
 def _pooled_base(bases: Sequence[Base]) -> Base | None:
