@@ -19,11 +19,9 @@ from lockstep.report.predict import ladder_rules as rules
 from lockstep.report.predict import prediction
 from lockstep.report.predict.known import Ladder, ladder_of
 from lockstep.report.predict.prediction import FREEDOM, LEVEL, Learned, Prediction
-from lockstep.report.predict.unpredictable import FARTHEST
+from lockstep.report.predict.unpredictable import FARTHEST, LEAST_SIZES
 
 TABLES = Path(__file__).parent / "data" / "published_scaling.csv"
-# Two sizes to draw a line from, and one to choose a rule by.
-LEAST_FITTED = 3
 # Curves that nobody measured on ranks: a computed one, and a load instead of processors.
 NO_LADDERS = ("usl_oracle_exact", "usl_oracle_specsdm91")
 
@@ -40,9 +38,9 @@ class Case(NamedTuple):
     is_last: bool
 
     @property
-    def is_broken(self) -> bool:
-        """Whether the known sizes end in a break, so that `predict` refuses."""
-        return bool(self.known.breaks) and self.known.breaks[-1].world_size == self.known.sizes[-1]
+    def is_refused(self) -> bool:
+        """Whether `predict` gives no value."""
+        return prediction.refusal(self.known, self.held_out, force=False) is not None
 
     def foretold(self, learned: Learned, share: float = LEVEL) -> Prediction:
         return prediction.foretell(self.known, self.held_out, share, learned)
@@ -95,7 +93,7 @@ def measured() -> list[str]:
     return [
         name
         for name, table in results().tables.items()
-        if table["origin"] == "cited" and len(sizes[name]) > LEAST_FITTED
+        if table["origin"] == "cited" and len(sizes[name]) > LEAST_SIZES
         if name not in NO_LADDERS
     ]
 
@@ -109,7 +107,7 @@ def cases() -> list[Case]:
 def _cases(table: str) -> Iterator[Case]:
     whole = ladder(table)
     count = len(whole.sizes)
-    for cut in range(LEAST_FITTED, count):
+    for cut in range(LEAST_SIZES, count):
         known = ladder(table, whole.sizes[:cut])
         for later in range(cut, count):
             at, rate = whole.sizes[later], whole.rates[later]
@@ -132,7 +130,7 @@ def learned(without: str | None = None) -> Learned:
     scores = [
         (case.source, case.score(start))
         for case in cases()
-        if case.source != without and not case.is_broken
+        if case.source != without and not case.is_refused
     ]
     return Learned(start.errors, _quantile(scores, LEVEL) / t_quantile(FREEDOM, LEVEL))
 

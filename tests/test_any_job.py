@@ -154,8 +154,28 @@ def test_why_names_the_dependency_for_which_slurm_cancelled_a_job(slurm):
          (0.75, 63 / 64, 2 / 3), {"memory_near": 80 * GIB}),
         ({"State": "TIMEOUT", "Elapsed": "01:00:00"}, {"MaxRSS": "40G", "TotalCPU": "8:00:00"},
          (1.0, 0.625, 1.0), {"time_near": 4500}),
+        # A peak is of one node; a step may have had fewer nodes than the job.
         ({"NNodes": "2"}, {}, (0.25, 0.125, 1 / 6),
-         {"memory_ample": 5 * GIB, "time_ample": 750, "cpus_idle": 3}),
+         {"memory_ample": 10 * GIB, "time_ample": 750, "cpus_idle": 3}),
+        ({"NNodes": "2"}, {"NNodes": "2", "NTasks": "4", "TRESUsageInTot": "mem=9G"},
+         (0.25, 9 / 64, 1 / 6),
+         {"memory_ample": 1.25 * 9 * GIB, "time_ample": 750, "cpus_idle": 4}),
+        ({"NNodes": "2"}, {"NNodes": "2", "NTasks": "2", "MaxRSS": "31G",
+                           "TRESUsageInTot": "mem=32G"},
+         (0.25, 0.5, 1 / 6), {"memory_near": 40 * GIB, "time_ample": 750, "cpus_idle": 3}),
+        ({"NNodes": "4"}, {"NNodes": "4", "NTasks": "4", "MaxRSS": "", "TRESUsageInTot": "mem=6G"},
+         (0.25, 6 / 64, 1 / 6), {"memory_ample": 7.5 * GIB, "time_ample": 750, "cpus_idle": 4}),
+        ({"AllocCPUS": "2", "NNodes": "2"},
+         {"TotalCPU": "00:02:00", "NNodes": "2", "NTasks": "2"},
+         (0.1, 0.25, 1 / 6), {"memory_ample": 10 * GIB, "time_ample": 750}),
+        # What memory, a limit or a signal cut short has not shown what it needs.
+        ({"State": "OUT_OF_MEMORY"}, {"MaxRSS": "63G"}, (0.25, 63 / 64, 1 / 6),
+         {"memory_near": 80 * GIB}),
+        ({"State": "FAILED"}, {"MaxRSS": "60G", "State": "OUT_OF_MEMORY", "ExitCode": "0:125"},
+         (0.25, 60 / 64, 1 / 6), {"memory_near": 80 * GIB}),
+        ({"State": "TIMEOUT", "Elapsed": "01:00:00"}, {}, (1 / 24, 0.125, 1.0),
+         {"time_near": 4500}),
+        ({}, {"State": "CANCELLED", "ExitCode": "0:10"}, (0.25, 0.125, 1 / 6), {}),
         ({"State": "CANCELLED by 1"}, {}, (0.25, 0.125, 1 / 6), {}),
     ],
 )  # fmt: skip
@@ -165,6 +185,59 @@ def test_what_a_job_used_and_what_would_do(slurm, change, step, shares, hints):
     used = (job["cpu_efficiency"], job["memory_efficiency"], job["time_efficiency"])
     assert used == pytest.approx(shares)
     assert {hint["kind"]: hint["amount"] for hint in job["hints"]} == hints
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "step", "says"),
+    [
+        ("COMPLETED", "0:0", {"State": "CANCELLED", "ExitCode": "0:10"}, ["signal 10 (USR1)"]),
+        ("FAILED", "1:0", {"State": "FAILED", "ExitCode": "0:7"}, ["signal 7 (BUS)", "bus error"]),
+        ("FAILED", "135:0", {}, ["exit code 135:0", "signal 7 (BUS)", "bus error"]),
+        ("FAILED", "1:0", {"State": "FAILED", "ExitCode": "139:0"}, ["signal 11 (SEGV)"]),
+        ("FAILED", "0:53", {}, ["output"]),
+        ("FAILED", "1:0", {"State": "OUT_OF_MEMORY", "ExitCode": "0:125"}, ["step 0", "memory"]),
+        ("COMPLETED", "0:0", {"State": "FAILED", "ExitCode": "3:0"}, ["step 0", "exit code 3:0"]),
+    ],
+)
+def test_why_and_eff_say_which_signal_ended_a_job_or_a_step(slurm, state, code, step, says):
+    ended = ENDED | {"State": state, "ExitCode": code}
+    slurm.say("squeue", rc=1, error="slurm_load_jobs error: Invalid job id specified")
+    slurm.say("sacct", sacct(ended, STEP | {"State": "COMPLETED", "ExitCode": "0:0"} | step))
+    assert [word for word in says if word not in ask("why 4711", slurm).stdout] == []
+    bad = asked("eff 4711", slurm)["jobs"]["4711"]["bad_steps"]
+    expected = {"step": "0", "state": step.get("State"), "exit_code": step.get("ExitCode")}
+    assert bad == ([expected] if step else [])
+
+
+@pytest.mark.parametrize("state", ["CANCELLED by 1", "TIMEOUT", "PREEMPTED"])
+def test_how_slurm_ends_the_steps_of_a_job_is_no_news(slurm, state):
+    ended = STEP | {"State": "CANCELLED", "ExitCode": "0:15"}
+    script = STEP | {"JobID": "4711.batch", "State": "CANCELLED", "ExitCode": "0:15"}
+    slurm.say("sacct", sacct(ENDED | {"State": state}, ended, script))
+    assert asked("eff 4711", slurm)["jobs"]["4711"]["bad_steps"] == []
+
+
+@pytest.mark.parametrize(
+    ("step", "use"),
+    [
+        ({"TRESUsageInTot": "cpu=1,gres/gpumem=8G,gres/gpuutil=380",
+          "TRESUsageInAve": "gres/gpumem=2G,gres/gpuutil=95"}, ("TRESUsageInAve", 95, 2 * GIB)),
+        ({"TRESUsageInMax": "gres/gpuutil=40,mem=1G"}, ("TRESUsageInMax", 40, None)),
+        ({"TRESUsageInTot": "gres/gpumem=7G,gres/gpuutil=0"}, ("TRESUsageInTot", 0, 7 * GIB)),
+    ],
+)  # fmt: skip
+def test_how_busy_gpus_were_is_said_where_slurm_gathers_it(slurm, step, use):
+    on_gpus = ENDED | {"AllocTRES": "cpu=8,gres/gpu=4,mem=64G,node=1"}
+    script = STEP | {"JobID": "4711.batch", "TRESUsageInTot": "mem=1G"}
+    slurm.say("sacct", sacct(on_gpus, script, STEP | step))
+    found = asked("eff 4711", slurm)["jobs"]["4711"]["gpu_use"]
+    assert (found["step"], found["column"], found["busy_percent"], found["memory_bytes"]) == (
+        "0",
+        *use,
+    )
+    assert f"{use[1]}% busy" in ask("eff 4711", slurm).stdout
+    slurm.say("sacct", sacct(on_gpus, script, STEP))
+    assert "Slurm does not say" in ask("eff 4711", slurm).stdout
 
 
 NOW = """cores|n1|8

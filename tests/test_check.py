@@ -4,7 +4,9 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 from click.testing import CliRunner
@@ -16,17 +18,26 @@ from planted_errors import WARNED
 
 from lockstep.campaign.campaign import Campaign
 from lockstep.campaign.local import run_cli
+from lockstep.machine.gpus.nvml import GAUGES
+from lockstep.machine.provenance import SLURM_NAMES
+from lockstep.machine.telemetry import TOTALS
 from lockstep.report.check import terminal
 from lockstep.report.check.check_cli import check as command
-from lockstep.report.check.checker import RULES, check
+from lockstep.report.check.checker import RULES, blocked_by, check
 from lockstep.report.check.evidence import Evidence
+from lockstep.report.check.rules import recorded_facts
 from lockstep.report.check.rules.ladders import super_linear
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load import imports
+from lockstep.report.load.contents import Details
 from lockstep.report.load.reading import gather, load
 from lockstep.report.load.results import Results, Row
 from lockstep.report.page.twelve_rules import checklist
 from lockstep.vocabulary.records.flags import WORDS
+from lockstep.vocabulary.records.launch_block import LaunchBlock, Provenance, RankFacts, Transport
+from lockstep.vocabulary.records.record import CaseRecord, Derived
+from lockstep.vocabulary.records.step_basis import Basis
+from lockstep.vocabulary.records.training_record import Training
 
 ROOT = Path(__file__).parents[1]
 
@@ -63,6 +74,41 @@ def test_a_clean_campaign_gives_no_finding(tmp_path, name):
 def test_every_rule_is_planted():
     on_measured = {plant.rule for plant in ERRORS.values()} | {rule for rule, _ in WARNED.values()}
     assert {plant.rule for plant in PLANTED.values()} | on_measured == {rule.name for rule in RULES}
+
+
+def fields_of(kind, path):
+    """Return the path of each field of a record -> a value of a form that it may have."""
+    of_type = get_type_hints(kind)
+    return {f"{path}{one.name}": sample(of_type[one.name]) for one in fields(kind)}
+
+
+def sample(kind):
+    """Return numbers for a list of numbers, a text for all that is one value or several texts."""
+    text = str(kind)
+    return [1.0] if "list[" in text and "list[str]" not in text else "x"
+
+
+def test_each_recorded_fact_is_compared_or_listed_with_the_rule_or_the_reason():
+    known = (
+        fields_of(LaunchBlock, "")
+        | fields_of(Provenance, "provenance.")
+        | fields_of(RankFacts, f"{recorded_facts.RANKS}.")
+        | fields_of(Transport, "provenance.transport.")
+        | dict.fromkeys((f"provenance.slurm.{name}" for name in SLURM_NAMES), "x")
+        | fields_of(CaseRecord, "case.")
+        | fields_of(Derived, "case.")
+        | fields_of(Training, "case.training.")
+        | fields_of(Details, f"{recorded_facts.DETAILS}.")
+        | fields_of(Basis, f"{recorded_facts.DETAILS}.basis.")
+        | {f"{recorded_facts.TELEMETRY}.{name}": [1.0] for name in (*GAUGES, *TOTALS)}
+    )
+    parts = {"provenance", recorded_facts.RANKS, "provenance.transport", recorded_facts.DETAILS}
+    unsaid = {
+        path for path, value in known.items()
+        if path not in recorded_facts.LISTED | parts and not recorded_facts._flat(value, path)
+    }  # fmt: skip
+    assert unsaid == set()
+    assert recorded_facts.OTHER_RULES.keys() <= {rule.name for rule in RULES}
 
 
 def test_options_that_advice_names_are_those_of_run_and_keys_of_a_campaign():
@@ -253,6 +299,21 @@ def test_a_fact_of_another_kind_is_never_one_of_the_rest(tmp_path):
     assert [one.message(1).count("1 more of the kind") for one in groups] == [0, 0]
     assert "2 more of the kind" in groups[0].message(1)
     assert groups[0].message().count("throttled") == 3
+
+
+@pytest.mark.parametrize("ended", [
+    {"failed": [{"case": "mine.py::weak[64]", "reason": "NameError"}]},  # a typo, a refusal
+    {},  # the session ended before the case began
+])  # fmt: skip
+def test_a_case_without_result_blocks_its_own_series_alone(tmp_path, ended):
+    facts = {"complete": False, "expected": ["mine.py::weak[64]", "mine.py::strong[64]"], **ended}
+    folder = measured(tmp_path, 1, launches=lambda size: 2, facts=always(**facts))
+    results = gather([folder])
+    wrong = [one for one in check(results) if one.level == "error"]
+    assert {one.hit.cases for one in wrong} == {("weak[64]",)}
+    assert {one.rule for one in wrong} == {"failed-case" if ended else "unfinished-launch"}
+    assert blocked_by(wrong, results.rows) == []
+    assert {one.hit.values["by"] for one in wrong} == {"pytest"}
 
 
 def test_errors_of_one_rule_that_say_different_things_stay_apart(tmp_path):

@@ -159,3 +159,20 @@ def test_what_is_odd_becomes_a_flag_of_the_row(tmp_path):
     assert [flag.kind for flag in row.flags] == ["warm-up-drift"]
     assert row.num_far_out == 0
     assert row.started == "2026-11-20T12:00:00+00:00"
+
+
+@pytest.mark.parametrize(
+    ("round_s", "flagged"),
+    [
+        ([0.018] * 9 + [3.01], True),
+        ([3.01] + [0.018] * 3, True),
+        ([0.02, 0.5, 0.021, 0.019, 0.6, 0.02, 0.022], True),
+        ([0.018], False),
+        ([0.018, 3.01], False),
+        ([0.018, 0.019, 0.03], False),
+        ([0.1] * 9 + [0.9], False),
+    ],
+)
+def test_rounds_that_carry_most_of_the_time_are_flagged(round_s, flagged):
+    kinds = [one.kind for one in diagnosis.of_rounds(np.array([round_s]))[0]]
+    assert ("long-round" in kinds) == flagged

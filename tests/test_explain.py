@@ -178,6 +178,7 @@ def test_a_step_that_fails_leaves_nothing_behind():
     [
         ({"seconds": 0}, "seconds=0 is not"),
         ({"samples": 1.5}, "samples=1.5 is not"),
+        ({"samples": 2, "batches": [(torch.ones(8, 8), torch.ones(8))]}, "hold 8 items"),
         ({"batches": []}, "no batch"),
         ({"out": "nowhere/record.json"}, "no folder"),
         ({"step": 1}, "step is a int"),

@@ -1,6 +1,7 @@
 """`lockstep gate`: what each target asks of results, and what the command prints and returns."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -274,8 +275,81 @@ def test_an_expected_range_is_missed_with_the_shortfall_and_never_met(tmp_path):
 
 
 def test_a_speedup_beyond_its_range_is_missed_too(tmp_path):
-    (one,) = judged(strong(tmp_path, 1.2), speedup={"2": [1.8, 1.9]})
-    assert (one.value, kinds(one)) == (pytest.approx(2.4), [("missed", "too-much")])
+    (one,) = judged(strong(tmp_path, 0.95), speedup={"2": [1.5, 1.6]})
+    assert (one.value, kinds(one)) == (pytest.approx(1.9), [("missed", "too-much")])
+
+
+@pytest.mark.parametrize("target", [
+    {"strong_efficiency": {"2": 0.6}}, {"parallel_efficiency": {"2": 0.6}},
+    {"speedup": {"2": [1.5, 2.0]}},
+])  # fmt: skip
+def test_a_ratio_whose_whole_interval_lies_above_linear_is_not_shown(tmp_path, target):
+    (one,) = judged(strong(tmp_path, 1.25), **target)
+    assert kinds(one) == [("not-shown", "above-linear")]
+    (one,) = judged(weak(tmp_path / "weak", -0.2), weak_time_increase=0.1)
+    assert kinds(one) == [("not-shown", "above-linear")]
+    (one,) = judged(strong(tmp_path / "linear", 1.002), **target)  # its interval contains 1
+    assert [reason for reason in kinds(one) if "above-linear" in reason] == []
+
+
+def at(size, change):
+    """Return what changes the launches of one world size."""
+
+    def changed(tree):
+        for path in tree.glob(f"launches/w{size}-r*/result.json"):
+            content = json.loads(path.read_text())
+            change(content)
+            path.write_text(json.dumps(content))
+
+    return changed
+
+
+def known(**facts):
+    return lambda content: content[KEY]["provenance"].update(facts)
+
+
+def flagged(kind, **values):
+    found = flag(kind, **values).to_dict()
+    return lambda content: content["benchmarks"][0]["extra_info"][KEY].update(flags=[found])
+
+
+@pytest.mark.parametrize(
+    ("change", "rules", "doubted"),
+    [
+        (at(1, known(git_commit="b" * 40)), {"circumstances"}, [2, 4]),
+        (at(4, known(kernel="5.4.0")), {"circumstances"}, [4]),
+        (at(2, known(environment={"OMP_PROC_BIND": "true"})), {"circumstances"}, [2]),
+        (at(1, flagged("throttled", rank=0, host="n", reasons="hot")), {"flagged"}, [2, 4]),
+        (at(2, flagged("git-dirty")), {"flagged"}, []),
+        (lambda tree: [shutil.rmtree(path) for path in tree.glob("launches/w2-*")],
+         {"ladder-gap"}, []),
+        (lambda tree: None, set(), []),
+    ],
+    ids=["commit of the baseline", "kernel at 4", "environment at 2", "throttled baseline",
+         "not committed", "a gap", "clean"],
+)  # fmt: skip
+def test_a_warning_that_may_make_a_ratio_wrong_leaves_it_unshown_and_stands_beside_it(
+    tmp_path, change, rules, doubted
+):
+    steps = {size: tuple(0.1 / size / 0.9 ** (size > 1) * STEADY) for size in (1, 2, 4)}
+    tree = strong_tree(tmp_path, steps)
+    for size in steps:
+        at(size, known(git_commit="a" * 40, kernel="6.1.0"))(tree)
+    change(tree)
+    (tmp_path / "t.toml").write_text("schema = 1\nstrong_efficiency = {2 = 0.75, 4 = 0.75}\n")
+    done = run(tree, "--targets", tmp_path / "t.toml", "--json")
+    content = json.loads(done.stdout)
+    judged_at = {one["world_size"]: one for one in content["verdicts"] if one["world_size"]}
+    assert {size: one["verdict"] for size, one in judged_at.items()} == {
+        size: "not-shown" if size in doubted else "met" for size in judged_at
+    }
+    for size in doubted:
+        (reason,) = judged_at[size]["reasons"]
+        assert (reason["kind"], set(reason["values"]["rules"])) == ("warned", rules)
+    assert {one["rule"] for one in content["warnings"]} == rules
+    assert set().union(*(one["warned_by"] for one in judged_at.values())) == rules
+    assert all(rule in run(tree, "--targets", tmp_path / "t.toml").stdout
+               for rule in rules - {"flagged"})  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 import json
 import socket
+from collections import UserDict
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,16 +13,18 @@ import numpy as np
 import pytest
 import torch
 from launched import suite
+from torch import zeros
 
 from lockstep.measure import result
 from lockstep.measure.batches import Goal
 from lockstep.measure.harness import Harness
-from lockstep.measure.loop_variants import Loop
+from lockstep.measure.loop_variants import Loop, halved
 from lockstep.measure.own_step import OwnStep
 from lockstep.measure.result import Part
 from lockstep.report.load.reading import gather
 from lockstep.vocabulary.records.flags import flag
 from lockstep.vocabulary.records.record import KEY
+from lockstep.workloads import trees
 
 ROOT = Path(__file__).parents[1]
 SMOKE = ("-m", "pytest", ROOT / "bench", "--size", "smoke")
@@ -70,6 +74,79 @@ def test_a_count_of_samples_that_is_no_count_is_refused_before_the_rounds(
     monkeypatch.setattr(Harness, "time", lambda *_: pytest.fail("its rounds were timed"))
     with pytest.raises(ValueError, match="no whole number of 1 or more"):
         only_rank.measure(lambda: None, samples=samples)
+
+
+@dataclass
+class Batch:
+    rows: torch.Tensor
+    labels: torch.Tensor
+    name: str = "digits"
+
+
+X, Y, TOKENS, IMAGE = zeros(256, 64), zeros(256), zeros(8, 128).long(), zeros(3, 9, 9)
+OFFSETS = torch.tensor([0, 5, 9, 20, 30])
+IDS, LABELS, PART = zeros(30).long(), zeros(30).long(), {"box": zeros(5, 4), "of": zeros(5)}
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples", "items"),
+    [
+        ((X, Y), 2, 256),
+        ([X, zeros(256, 1)], 2, 256),  # as a loader makes it of a TensorDataset
+        ((X, zeros(256, 1), zeros(256, 1)), 3, 256),
+        ({"input_ids": TOKENS, "labels": TOKENS}, 2, 8),
+        (UserDict(input_ids=TOKENS, attention_mask=TOKENS), 2, 8),
+        (Batch(X, Y), 3, 256),
+        (({"left": X, "right": X}, Y), 2, 256),
+        ([[X, X], Y], 2, 256),
+        ({"x": X, "y": Y, "weights": zeros(7)}, 512, 256),  # as two ranks have together
+        ((X, Y), 1, 256),
+        # the number is right, or it is not plain that it is not
+        ((X, Y), 256, None),
+        ({"input_ids": TOKENS, "labels": TOKENS}, 8 * 128, None),
+        ((zeros(50, 32, 9), zeros(50, 32)), 32, None),
+        ((X, zeros(10)), 2, None),
+        (X, 2, None),
+        ((zeros(1, 512), zeros(1, 512), zeros(1, 512)), 9, None),
+        ({"ids": IDS, "labels": LABELS, "cu_seqlens": OFFSETS}, 4, None),
+        ({"ids": IDS, "labels": LABELS, "lengths": [5, 4, 11, 10]}, 4, None),
+        ({"x": zeros(90, 5), "node": zeros(90), "y": zeros(6)}, 6, None),
+        (([IMAGE, IMAGE], [PART, PART]), 2, None),
+        ([zeros(3, 9, 8), zeros(3, 7, 9)], 2, None),
+        ([zeros(128)] * 6, 6, None),
+        ({"text": ["a", "b"], "x": "no tensor"}, 2, None),
+        (None, 2, None),
+    ],
+)
+def test_a_batch_that_holds_other_samples_than_are_given_is_seen(only_rank, batch, samples, items):
+    assert trees.other_items(batch, samples) == items
+    loop = Loop(print, [], [batch])
+    assert loop.has_batch()
+    own = OwnStep(print, samples, [batch], None, None, "weak", "samples", {})
+    flags = [] if items is None else [{"kind": "other-samples", "samples": samples, "items": items}]
+    assert [each.to_dict() for each in own.contradiction(loop)] == flags
+    assert (
+        replace(own, unit="tokens").contradiction(loop)
+        == own.contradiction(loop)[: len(trees.parts(batch)) == samples]
+    )
+
+
+def test_of_what_a_step_holds_only_the_number_of_its_parts_is_no_number_of_samples():
+    pair, average = (X, Y), [zeros(64)] * 3
+
+    def step(batch=None):
+        return pair, average
+
+    own = OwnStep(step, 2, None, None, None, "weak", "rows", {})
+    assert [each.values["items"] for each in own.contradiction(None)] == [256]
+    assert [each.kind for each in replace(own, step=partial(print, pair)).contradiction(None)]
+    assert not replace(own, samples=256).contradiction(None)
+    assert not replace(own, samples=300).contradiction(None)
+
+
+def test_half_of_a_dataclass_is_half_of_its_tensors():
+    half = halved(Batch(X, Y))
+    assert (half.rows.shape, half.labels.shape, half.name) == ((128, 64), (128,), "digits")
 
 
 def test_batches_that_hold_none_are_refused_and_used_up_ones_named(only_rank):

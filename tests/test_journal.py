@@ -5,6 +5,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -135,6 +136,45 @@ def test_what_a_killed_session_left_is_waited_for(tmp_path):
 
 def no_locks(*_):
     raise OSError(errno.ENOLCK, "no locks")
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [
+        Path.unlink,
+        lambda path: os.truncate(path, 0),
+        lambda path: os.truncate(path, path.stat().st_size - 9),
+        lambda path: shutil.rmtree(path.parent),
+        lambda path: path.rename(path.with_name("elsewhere")),
+        lambda path: (
+            path.with_name("older").write_text("") or path.with_name("older").replace(path)
+        ),
+    ],
+    ids=["deleted", "emptied", "cut", "folder-deleted", "moved", "replaced"],
+)
+def test_what_the_file_loses_while_it_is_written_is_written_again(tmp_path, lose):
+    path = write(tmp_path / "launch" / "journal.jsonl", launch("a", "b", "c"), case("a"))
+    kept = Journal(path)
+    kept.append(case("b"))
+    lose(path)
+    kept.append(case("c"))
+    assert [line.get("case") for line in told(path)] == [None, "a", "b", "c"]
+    lose(path)
+    kept.restore()
+    assert [line.get("case") for line in told(path)] == [None, "a", "b", "c"]
+    with path.open("rb") as file, pytest.raises(BlockingIOError):  # it is locked all the same
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    kept.close()
+
+
+def test_a_journal_whose_folder_is_renamed_goes_on_there(tmp_path):
+    kept = Journal(tmp_path / "here" / "journal.jsonl")
+    kept.append(launch("a"))
+    (tmp_path / "here").rename(tmp_path / "there")
+    kept.append(case("a"))
+    kept.close()
+    assert len(told(tmp_path / "there" / "journal.jsonl")) == 2
+    assert not (tmp_path / "here").exists()
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK])

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -20,7 +21,7 @@ from commands import BOUNDED
 
 from lockstep.campaign.campaign import Campaign, Launch, plan
 from lockstep.campaign.folder import Outcome
-from lockstep.campaign.local import ladder, launcher
+from lockstep.campaign.local import ladder, launcher, run_plan
 from lockstep.campaign.local.ladder import Ladder
 from lockstep.campaign.local.launcher import Ended
 from lockstep.campaign.next import Facts, gather, mark
@@ -564,3 +565,36 @@ def test_a_rank_that_dies_or_hangs_costs_its_case_alone(tmp_path, clean_environ)
         hangs["reason"].splitlines()[0],
     )
     assert "in test_c_hangs" in (tmp_path / stacks[1]).read_text()
+
+
+@pytest.mark.parametrize(
+    ("edit", "kind", "is_refused"),
+    [
+        ("", "case", False),
+        ("# a comment\n", "case", True),
+        ("import os\n", "case", True),
+        ("import os\n", "fail", False),  # what was never measured holds nothing
+    ],
+)
+def test_edited_tests_are_not_measured_into_a_folder_of_before(tmp_path, edit, kind, is_refused):
+    test = tmp_path / "test_mine.py"
+    test.write_text("def test_a(lockstep): ...\n")
+    digest = hashlib.sha256(test.read_bytes()).hexdigest()
+    rungs = Ladder(campaign(studies=[], tests=[str(test)]), tmp_path / "mine")
+    kept = Journal(rungs.results.journal(W1.name))
+    kept.append(header(["test_mine.py::test_a"]))
+    measured = {"name": "test_a", "extra_info": {KEY: {"workload_sha256": digest}}}
+    facts = {"benchmark": measured} if kind == "case" else {"reason": "because"}
+    kept.append({"kind": kind, "case": "test_mine.py::test_a"} | facts)
+    kept.close()
+    test.write_text(test.read_text() + edit)
+    if not is_refused:
+        run_plan.refuse_changed(rungs, replace=False)
+        return
+    with pytest.raises(ValueError, match="--replace"):
+        run_plan.refuse_changed(rungs, replace=False)
+    run_plan.refuse_changed(rungs, replace=True)
+    assert not rungs.results.launch(W1.name).exists()
+    (aside,) = (rungs.folder / "replaced").glob(f"*/{W1.name}/journal.jsonl")
+    assert journal.measured(aside)
+    run_plan.refuse_changed(rungs, replace=False)

@@ -2,10 +2,13 @@
 
 import errno
 import fcntl
+import multiprocessing
 import os
+import signal
 import socket
 import sys
 import threading
+import time
 
 import pytest
 
@@ -18,6 +21,32 @@ def test_a_lock_has_one_holder_until_its_file_is_closed(tmp_path):
         assert not locks.take(second)
         threading.Timer(0.1, first.close).start()
         assert locks.take(second, 60)
+
+
+def forked():
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(60)
+        os._exit(0)
+    return pid
+
+
+def worker():
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=[60])
+    child.start()
+    return child.pid
+
+
+@pytest.mark.parametrize("child", [forked, worker])
+def test_a_lock_is_not_held_by_what_its_holder_forks(tmp_path, child):
+    with (tmp_path / ".lock").open("a") as first:
+        assert locks.take(first)
+        pid = child()
+    try:
+        with (tmp_path / ".lock").open("a") as second:
+            assert locks.take(second, 5.0)
+    finally:
+        os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])

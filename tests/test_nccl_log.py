@@ -8,6 +8,7 @@ import pytest
 from lockstep.launch import transport
 from lockstep.machine.interconnect import nccl_log, network
 from lockstep.machine.interconnect.nccl_log import Link, NcclLog
+from lockstep.vocabulary.records.flags import Flag
 
 # Lines as each release writes them, with facts of our own.
 V2_11 = """n1:70:70 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_2:1/RoCE ; OOB ib0:1.1<0>
@@ -36,6 +37,33 @@ NET/AWS Libfabric/0(1)/GDRDMA(PCI)
 NET/AWS Libfabric/0
 [2026-01-05 10:00:02] n1:9:20 [0] graph/search.cc:1135 NCCL WARN a path was \x1b[31mlost
 """
+# AMD's library says of each link which communicator it is of; a Slingshot node falls back to TCP.
+RCCL_2_18 = """x1:7:7 [0] NCCL INFO NCCL_IB_DISABLE set by environment to 1.
+x1:7:7 [0] NCCL INFO NCCL_P2P_LEVEL set by environment to SYS
+x1:7:7 [0] NCCL INFO NCCL_SOCKET_IFNAME set by environment to hsn
+RCCL version 2.18.6+hip6.1 HEAD:0a1b2c3+
+x1:7:9 [0] NCCL INFO Using network Socket
+x1:7:9 [0] NCCL INFO Channel 00/0 : 0[c1000] -> 1[c6000] via P2P/IPC comm 0x7f00aa nRanks 04
+x1:7:9 [0] NCCL INFO Channel 01/0 : 0[c1000] -> 1[c6000] via P2P/direct pointer comm 0x7f00aa \
+nRanks 04
+x1:8:9 [1] NCCL INFO Channel 00/0 : 1[c6000] -> 2[c1000] [send] via NET/Socket/0 comm 0x7f00aa \
+nRanks 04
+x2:7:9 [0] NCCL INFO Channel 00/0 : 2[c1000] -> 3[c6000] via SHM/direct/direct comm 0x7f00aa \
+nRanks 04
+"""
+RCCL_2_27 = """[2026-05-02 09:00:00] x1:7:7 [0] NCCL INFO RCCL version : 2.27.7-HEAD:0d2c4fd
+HIP version  : 7.2.26015-fc0010cf6a
+x1:7:9 [0] NCCL INFO NET/IB : Using [0]={[0] rdma0:1/RoCE, [1] rdma1:1/RoCE} [RO]; OOB eno1:1.1<0>
+x1:7:9 [0] NCCL INFO Using network IBext_v8
+x1:7:9 [0] NCCL INFO Channel 00/0 : 4095[7] -> 0[0] [receive] via NET/IBext_v8/0/GDRDMA/Shared \
+comm 0x9bbf3b0 nRanks 4096 busId d6000
+"""
+# libfabric without the machine's own provider is TCP under another name.
+LIBFABRIC_OVER_TCP = """n1:9:9 [0] NCCL INFO NET/OFI Selected provider is tcp;ofi_rxm, fabric is eth
+n1:9:9 [0] NCCL INFO Using network Libfabric
+n1:9:9 [0] NCCL INFO Channel 00/0 : 1[1] -> 2[0] [send] via NET/Libfabric/0
+"""
+NO_PEERS = V2_19.replace("NET/IB : No device found.", "NCCL_P2P_DISABLE set by environment to 1.")
 # The card writes into the receiver's GPU, and reads nothing from the sender's.
 WRITES_ONLY = """n1:9:9 [0] NCCL INFO Channel 00/0 : 1[1] -> 2[0] [send] via NET/IB/0
 n2:9:9 [0] NCCL INFO Channel 00/0 : 1[1] -> 2[0] [receive] via NET/IB/0/GDRDMA
@@ -70,8 +98,26 @@ n2:9:9 [0] NCCL INFO Channel 00/0 : 1[1] -> 2[0] [receive] via NET/IB/0/GDRDMA
                 ("a path was \\x1b[31mlost",),
             ),
         ),
+        (
+            RCCL_2_18,
+            NcclLog(
+                "2.18.6+hip6.1", ("Socket",), (),
+                (
+                    Link(0, 1, "P2P/IPC"), Link(0, 1, "P2P/direct"), Link(1, 2, "NET/Socket"),
+                    Link(2, 3, "SHM"),
+                ),
+                (), ("NCCL_IB_DISABLE=1", "NCCL_P2P_LEVEL=SYS", "NCCL_SOCKET_IFNAME=hsn"),
+            ),
+        ),
+        (
+            RCCL_2_27,
+            NcclLog(
+                "2.27.7", ("IBext_v8",), ("rdma0:1/RoCE", "rdma1:1/RoCE"),
+                (Link(4095, 0, "NET/IBext_v8/GDRDMA"),),
+            ),
+        ),
     ],
-    ids=["2.11", "2.19", "2.27"],
+    ids=["2.11", "2.19", "2.27", "RCCL 2.18", "RCCL 2.27"],
 )  # fmt: skip
 def test_what_a_release_says(text, expected):
     assert nccl_log.parse(text) == expected
@@ -115,6 +161,25 @@ def test_no_bytes_make_it_fail(tmp_path):
             "sockets-beside-infiniband": {"devices": ["mlx5_0"], "links": 1},
             "no-peer-to-peer": {"host": "n1", "ranks": [0, 1], "transport": "SHM"},
         }),
+        (RCCL_2_18, ["x1", "x1", "x2", "x2"], ["cxi0"], {
+            "sockets-beside-infiniband": {
+                "devices": ["cxi0"], "links": 1, "environment": ["NCCL_IB_DISABLE=1"],
+            },
+            "no-peer-to-peer": {"host": "x2", "ranks": [2, 3], "transport": "SHM"},
+        }),
+        (RCCL_2_18.replace("to 1.", "to 0."), ["x1", "x1", "x2", "x3"], ["cxi0"], {
+            "sockets-beside-infiniband": {"devices": ["cxi0"], "links": 1},
+        }),
+        (LIBFABRIC_OVER_TCP, ["n1", "n1", "n2"], ["cxi0"], {
+            "sockets-beside-infiniband": {"devices": ["cxi0"], "links": 1},
+        }),
+        (LIBFABRIC_OVER_TCP, ["n1", "n1", "n2"], [], {}),  # tcp is no fabric
+        (NO_PEERS, ["n1", "n1", "n2"], [], {
+            "no-peer-to-peer": {
+                "host": "n1", "ranks": [0, 1], "transport": "SHM",
+                "environment": ["NCCL_P2P_DISABLE=1"],
+            },
+        }),
         (V2_19, ["n1", "n3", "n2"], [], {}),  # without a fabric sockets are all there is
         (V2_27, ["n1", "n1", "n2"], ["efa_0"], {
             "no-gpu-direct": {"transports": ["NET/AWS Libfabric"], "links": 1},
@@ -155,7 +220,7 @@ def test_it_listens_unless_other_logs_are_asked_for(tmp_path, asked, listens):
 )
 def test_a_launch_keeps_its_links_and_what_is_against_them(monkeypatch, capsys, state, kinds):
     port = network.Port("mlx5_0", "1", state, None, "InfiniBand")
-    monkeypatch.setattr(network, "infiniband_ports", lambda: [port])
+    monkeypatch.setattr(network, "infiniband_ports", lambda _classes: [port])
     control = SimpleNamespace(settle_all=lambda name, own, judge: judge([own, own]))
     world = SimpleNamespace(rank=0, control=control)
     found = transport.settle(world, ["n1", "n3", "n2"], nccl_log.parse(V2_19 + V2_27[-60:]))
@@ -164,3 +229,25 @@ def test_a_launch_keeps_its_links_and_what_is_against_them(monkeypatch, capsys, 
     assert [one.kind for one in found.flags] == kinds
     assert "a path was" in capsys.readouterr().err
     assert transport.settle(world, ["n1"], NcclLog()) == transport.Transport()
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ({}, False),
+        ({"environment": ["NCCL_IB_DISABLE=1", "NCCL_NET=Socket"]}, True),
+    ],
+)
+def test_a_flag_names_what_a_user_set(values, names):
+    words = str(Flag("sockets-beside-infiniband", {"links": 2, "devices": ["cxi0"]} | values))
+    assert ("NCCL_IB_DISABLE=1, NCCL_NET=Socket" in words) == names
+    assert "2 links" in words and "NCCL_IB_HCA" in words
+
+
+def test_slingshot_s_adapters_are_a_fabric(tmp_path):
+    (tmp_path / "cxi" / "cxi1").mkdir(parents=True)
+    port = tmp_path / "infiniband" / "mlx5_0" / "ports" / "1"
+    port.mkdir(parents=True)
+    assert network.fabrics(tmp_path) == ["cxi1"], "a port whose state is not known is not used"
+    (port / "state").write_text("4: ACTIVE")
+    assert network.fabrics(tmp_path) == ["mlx5_0", "cxi1"]

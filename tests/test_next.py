@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.campaign.last_words import last_words
-from lockstep.campaign.next import Facts, Next, decide, gather, mark
+from lockstep.campaign.next import Facts, Next, decide, gather, mark, words_of
+from lockstep.vocabulary.records import said
 from lockstep.vocabulary.records.journal import Journal, settled
 from lockstep.vocabulary.records.record import SCHEMA_VERSION
 
@@ -112,6 +113,32 @@ def test_a_script_is_told_line_by_line(tmp_path: Path) -> None:
     assert asked(tmp_path, "--exit-code=137")[0] == "stopped"
     (tmp_path / "journal.jsonl").write_text("no journal\n")
     assert asked(tmp_path, "--exit-code=4")[0] == "corrupt"
+
+
+PRINTED = [
+    "lockstep: rank 0 on vm: no room\n",
+    "ERROR: no such file\n",
+    "!!!!! _pytest.outcomes.Exit: no licence !!!!!\n",
+    "ModuleNotFoundError: No module named 'model'\n",
+    "Root Cause (first observed failure):\n  rank : 0 (local_rank: 0)\n  exitcode : 3\n",
+    "Root Cause of the slow step:\n",
+]
+
+
+@pytest.mark.parametrize("printed", PRINTED)
+@pytest.mark.parametrize("kept", ["", "rank 1 on vm: the journal cannot be written"])
+def test_what_a_case_prints_is_not_why_its_session_ended(
+    printed: str, kept: str, tmp_path: Path
+) -> None:
+    before = mark(tmp_path)
+    session(tmp_path, ("begin", "a"))
+    said.keep_in(tmp_path, 1)
+    for words in filter(None, [kept, kept and "what came of it"]):
+        said.note(words)
+    (tmp_path / "log.txt").write_text(printed + ROOT_CAUSE.format(-9))
+    assert words_of(tmp_path, before, by_slurm=False) == (kept or "rank 1 ended with SIGKILL")
+    (tmp_path / "log.txt").write_text("srun: error: node1: task 0: Killed\n")
+    assert words_of(tmp_path, before, by_slurm=False) == ""
 
 
 ROOT_CAUSE = "Root Cause (first observed failure):\n  rank : 1 (local_rank: 1)\n  exitcode : {}\n"

@@ -23,7 +23,7 @@ from lockstep.report.page.content_of_page import CPU_BAND, page
 from lockstep.report.page.panels import parts
 from lockstep.report.page.panels.settings import settings_panel
 from lockstep.report.page.render import MARK, embedded, html
-from lockstep.report.words import headline
+from lockstep.report.words import headline, next_step
 from lockstep.vocabulary.records.flags import Flag
 from lockstep.vocabulary.text import formats
 
@@ -132,6 +132,9 @@ def test_launches_equal_to_the_last_digit_are_said(tmp_path):
         ({1: (0.1, 0.1001), 2: (0.06, 0.0601), 4: (0.05, 0.0501)}, 0.7, "good", 2, 4),
         ({1: (0.1, 0.1001), 2: (0.0625, 0.0626)}, 0.9, "below", 2, 2),
         ({1: (0.1, 0.1001), 2: (0.06, 0.07)}, 0.8, "open", 2, 2),
+        ({1: (0.1, 0.13), 2: (0.06, 0.045)}, 0.7, "open", 2, 2),
+        ({1: (0.1,), 2: (0.051,)}, 0.7, "open", 2, 2),
+        ({1: (0.1, 0.1001), 2: (0.0525, 0.0526), 4: (0.025, 0.04)}, 0.7, "good", 2, 4),
         ({4: (0.1, 0.1001)}, 0.7, "alone", 4, 4),
     ],
 )
@@ -141,6 +144,36 @@ def test_a_headline_is_of_the_largest_good_size_and_tells_the_loss_where_it_begi
     (series,) = series_of(load([strong_tree(tmp_path, steps)]).rows)
     found = headline.judge(series, threshold)
     assert (found.kind, found.point.world_size, found.told.world_size) == (kind, size, told_at)
+
+
+@pytest.mark.parametrize(
+    ("steps", "size", "asked"),
+    [
+        ({1: (0.1, 0.13, 0.105), 2: (0.06, 0.045, 0.08)}, "not shown", "Measure more launches"),
+        ({1: (0.1,), 2: (0.051,)}, "not shown", "at least 3 launches"),
+        (
+            {1: (0.1, 0.101, 0.099), 2: (0.06, 0.0601, 0.0602)},
+            "2 ranks",
+            "Measure more than 2 ranks",
+        ),
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_a_size_is_called_good_where_its_whole_interval_is_and_else_launches_are_asked_for(
+    tmp_path, steps, size, asked, device
+):
+    for world_size, times in steps.items():
+        strong_tree(tmp_path, {world_size: times}, provenance=provenance(world_size, device))
+    data = data_of(tmp_path)
+    (tile,) = [one for one in data["tiles"] if one["label"] == "Largest good size"]
+    assert tile["value"] == size
+    assert ("would show it" in tile["note"]) == (size == "not shown")
+    on_cpus = device == "cpu"
+    if size == "not shown":
+        assert asked in data["next"]
+        assert ("on the GPUs" in data["next"]) == on_cpus
+    else:
+        assert data["next"] == next_step.ON_GPUS if on_cpus else asked in data["next"]
 
 
 def test_a_headline_is_one_sentence_with_its_baseline_and_its_trust(tmp_path):

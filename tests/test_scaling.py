@@ -290,7 +290,8 @@ def test_no_ratio_is_told_of_what_the_check_forbids(rules):
     assert ("times the throughput" in made["tables"][0]["note"]) == (not rules)
     program = {"command": {"over": ["threads"]}}
     threads = series_of([
-        row(1, float(n), case=str(n), factors={"threads": n}, details=program) for n in (1, 2, 4)
+        row(1, pace * n, case=str(n), factors={"threads": n}, details=program)
+        for n in (1, 2, 4) for pace in (0.99, 1.0, 1.01)
     ])  # fmt: skip
     threads[0].points[0].blocked_by = rules  # what the others are compared with
     (made,) = programs_panels(threads)
@@ -321,6 +322,46 @@ def test_what_differs_between_launches_of_one_size_parts_its_points(
     strong = [one for one in series_of(load([tmp_path / "c"]).rows) if one.row.study == "strong"]
     counts = {one.layout: [p.num_launches for p in one.points] for one in strong}
     assert counts == ({"": [3, 2], label: [1]} if label else {"": [3, 3]})
+
+
+def ladder_rows(efficiencies, pace=1.0, sizes=(1, 2, 4), **settings):
+    return [
+        row(size, pace * size * efficiency * noise, settings=settings)
+        for size, efficiency in zip(sizes, efficiencies, strict=True)
+        for noise in (0.999, 1.0, 1.001)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("second", "settings", "sizes", "base"),
+    [
+        ([1.0, 0.9, 0.8], {"threads_per_rank": "4"}, (1, 2, 4), 1),
+        ([1.0, 0.9, 0.8], {"threads_per_rank": "1", "NCCL_ALGO": "Ring"}, (1, 2, 4), 1),
+        ([1.0, 0.9], {"threads_per_rank": "4"}, (2, 4), 2),
+        ([1.0, 0.9], {"threads_per_rank": "4"}, (4, 8), 4),  # one size is its alone
+    ],
+)
+def test_each_ladder_of_a_setting_is_divided_by_its_own_baseline(second, settings, sizes, base):
+    first = ladder_rows([1.0, 0.95, 0.85], threads_per_rank="1")
+    main, other = series_of([*first, *ladder_rows(second, 1.1, sizes, **settings)])
+    assert (main.baseline, other.baseline, other.main) == (1, base, main)
+    assert [p.parallel_efficiency for p in main.points] == pytest.approx([1.0, 0.95, 0.85])
+    assert [p.parallel_efficiency for p in other.points] == pytest.approx(second)
+    changed = set(settings.items()) - {("threads_per_rank", "1")}
+    assert other.layout == ", ".join("=".join(one) for one in changed)
+
+
+def test_what_differs_from_size_to_size_by_design_parts_no_ladders():
+    cores = {1: ("16", "16"), 2: ("8", "8"), 4: ("4", "8")}
+    rows = [
+        row(size, size * pace, settings={"cores_per_rank": own[repeat]})
+        for size, own in cores.items()
+        for repeat, pace in enumerate((1.0, 1.01))
+    ]
+    main, other = series_of(rows)
+    assert [point.world_size for point in main.points] == [1, 2, 4]
+    assert (other.layout, other.base.world_size) == ("cores_per_rank=4", 1)
+    assert other.base is main.base
 
 
 @pytest.mark.parametrize(

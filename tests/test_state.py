@@ -9,6 +9,7 @@ from launched import suite
 from lockstep.vocabulary.records.record import KEY, case_name
 
 CASES = """
+import gc
 import os
 import threading
 import time
@@ -36,6 +37,12 @@ SLIPS = {
     "threads": lambda: torch.set_num_threads(2),
     "anomaly": lambda: torch.autograd.set_detect_anomaly(True),
     "affinity": lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
+    "device": lambda: torch.set_default_device("meta"),
+    "deterministic": lambda: torch.use_deterministic_algorithms(True),
+    "precision": lambda: torch.set_float32_matmul_precision("medium"),
+    "folder": lambda: os.chdir("/"),
+    "variable": lambda: os.environ.update(SLIPPED="1"),
+    "collector": gc.disable,
     "leak": lambda: KEPT.append(torch.ones(100_000_000)),
     "loader": lambda: KEPT.append(iter(LOADER)),  # its idle threads cost the next case nothing
     "spin": lambda: threading.Thread(target=spin, daemon=True, name="spinner").start(),
@@ -57,6 +64,11 @@ EXPECTED = {
     "autocast": [("autocast_cpu", False, True, True)],
     "threads": [("num_threads", 1, 2, True)],
     "anomaly": [("anomaly_mode", False, True, True)],
+    "device": [("default_device", "cpu", "meta", True)],
+    "deterministic": [("deterministic", False, True, True)],
+    "precision": [("matmul_precision", "highest", "medium", True)],
+    "collector": [("collector", True, False, True)],
+    "variable": [("environment", {}, {"SLIPPED": "1"}, True)],
     "destroyed": [("process_group", True, False, False)],
 }
 
@@ -91,6 +103,7 @@ def test_what_a_case_leaves_behind_is_a_record_that_names_it(launch):
         name: [(one[0], one[3]) for one in found[name]] for name in found.keys() - EXPECTED
     } == {
         "affinity": [("affinity", True)],
+        "folder": [("folder", True)],
         "leak": [("memory_bytes", False)],
         "spin": [("python_threads", False)],
         "patched": [("collectives", True)],
@@ -107,6 +120,21 @@ def test_the_next_case_is_measured_as_if_nothing_had_been_and_is_not_blamed(laun
         for entry in launch["benchmarks"]
     }
     assert {slip_of(name) for name, own in flags.items() if own} == {*EXPECTED} | {
-        "affinity", "leak", "spin", "patched",
+        "affinity", "folder", "leak", "spin", "patched",
     }  # fmt: skip
     assert "parameter-dtypes" not in json.dumps(launch["benchmarks"])
+
+
+def test_each_case_that_runs_beside_a_busy_thread_says_who_left_it(launch):
+    beside = {
+        case_name(entry): [
+            (flag["rank"], slip_of(flag["case"]))
+            for flag in entry["extra_info"][KEY]["flags"]
+            if flag["kind"] == "ran-beside"
+        ]
+        for entry in launch["benchmarks"]
+    }
+    names = list(beside)
+    after = next(i for i, name in enumerate(names) if slip_of(name) == "spin") + 1
+    assert not any(beside[name] for name in names[:after])
+    assert all((1, "spin") in beside[name] for name in names[after:])

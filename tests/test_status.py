@@ -18,6 +18,7 @@ from stand_ins import StandIns, keep, leave, lockstep, now, sacct, send
 from lockstep.campaign import floor, on_end
 from lockstep.campaign.campaign import plan
 from lockstep.follow import ladder_end
+from lockstep.report.page.checked import series_in
 from lockstep.slurm.scheduler import own_name
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.status.standing import Board
@@ -426,8 +427,7 @@ def test_a_ladder_that_ended_below_its_floor_has_lost_nothing(here, folder, aske
     send(folder, "ladder", "17", list(sizes))
     asked.say("sacct", sacct(account("17", "COMPLETED")))
     for name in ("w1-r0", "w4-r0"):  # four ranks at the rate of one
-        keep(folder, name, "a", "b", world_size=sizes[name], scaling="weak", samples_per_step=1,
-             steps_per_round=1)  # fmt: skip
+        keep(folder, name, "a", "b", world_size=sizes[name], elapsed_s=2.0 * sizes[name])
     ended = status(here, asked)
     record = json.loads(ended.stdout)
     assert (ended.returncode, record["abandoned"], record["num_planned"]) == (0, [], 2)
@@ -437,11 +437,26 @@ def test_a_ladder_that_ended_below_its_floor_has_lost_nothing(here, folder, aske
 
 
 def test_a_floor_judges_no_halved_batch_and_no_other_device(folder):
-    halved = [{"kind": "smaller-batch"}]
+    halved = [{"kind": "smaller-batch", "asked": 64, "measured": 32}]
     for size, flags, device in ((1, [], "a"), (2, halved, "a"), (4, [], "a"), (8, [], "b")):
-        keep(folder, f"w{size}-r0", "a", world_size=size, scaling="weak", samples_per_step=1,
-             steps_per_round=1, flags=flags, devices=[device])  # fmt: skip
-    assert floor.efficiencies(folder / "launches") == {4: 0.25}
+        keep(folder, f"w{size}-r0", "a", expected=["a"], world_size=size, elapsed_s=2.0 * size,
+             flags=flags, devices=[device])  # fmt: skip
+    assert floor.efficiencies(folder / "launches") == {4: pytest.approx(0.25)}
+
+
+@pytest.mark.parametrize(("expected", "found"), [("a", {2: 0.5}), ("ab", {2: 0.5})])
+def test_a_floor_is_the_reports_efficiency_whether_another_case_lacks_a_result_or_not(
+    folder, expected, found
+):
+    for repeat, factor in enumerate((1.0, 1.001, 0.1)):  # of the last the rates are ten times
+        for size in (1, 2):
+            keep(folder, f"w{size}-r{repeat}", "a", expected=expected, world_size=size,
+                 elapsed_s=2.0 * size * factor)  # fmt: skip
+    assert floor.efficiencies(folder / "launches") == pytest.approx(found)
+    points = [one for series in series_in(folder) for one in series.points]
+    assert [one.parallel_efficiency for one in points if not one.blocked_by][1:] == pytest.approx(
+        list(found.values())
+    )
 
 
 def test_what_waits_beyond_a_floor_is_cancelled_if_asked_and_left_out(

@@ -35,6 +35,18 @@ def test_parts_are_shares_of_the_steps_and_communication_may_hide_behind_others(
     assert shares([("aten::mm", 0, 1)]) is None
 
 
+def test_what_lies_between_timed_steps_is_no_part_of_them():
+    spans = [
+        *(("ProfilerStep*", 0, 300 * MS), ("ProfilerStep*", 300 * MS, 600 * MS)),
+        *(("lockstep:step", 280 * MS, 290 * MS), ("lockstep:step", 580 * MS, 590 * MS)),
+        *(("gloo:all_reduce", 285 * MS, 295 * MS), ("Optimizer.step#SGD.step", 400 * MS, 500 * MS)),
+    ]
+    found = shares(spans)
+    assert (found.num_steps, found.step_s) == (2, pytest.approx(0.01))
+    assert found.parts == pytest.approx({"communication": 0.25, "optimizer": 0.0})
+    assert (found.exposed, found.rest) == pytest.approx((0.25, 0.75))
+
+
 @pytest.mark.slow
 def test_every_rank_leaves_a_trace_of_three_steps_and_no_result(tmp_path):
     ended = traced(tmp_path)
@@ -76,9 +88,78 @@ def test_a_campaign_is_traced_at_each_size_and_measures_nothing(tmp_path):
     assert [name[name.rindex("-w") :] for name in names] == [f"{one}.shares.json" for one in ranks]
 
 
-def traced(folder, *options, num_ranks=2):
+SLEEPS = """
+import time
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, _):
+        time.sleep(0.06)
+        return torch.ones(4)
+
+
+class Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values):
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(0.16)
+        return gradient
+
+
+class Net(torch.nn.Linear):
+    def forward(self, rows):
+        time.sleep(0.10)
+        return Backward.apply(super().forward(rows))
+
+
+class Slow(torch.optim.SGD):
+    def step(self, closure=None):
+        time.sleep(0.04)
+        return super().step(closure)
+
+
+def test_step(lockstep):
+    ddp = DistributedDataParallel(Net(4, 1))
+    optimizer = Slow(ddp.parameters(), lr=0.1)
+
+    def step(rows):
+        optimizer.zero_grad()
+        loss = ddp(rows).sum()
+        time.sleep(0.14 if lockstep.world.rank else 0.04)
+        loss.backward()
+        optimizer.step()
+
+    lockstep.measure(step, samples=1, ddp=ddp, batches=DataLoader(Rows(), 1))
+"""
+
+
+@pytest.mark.slow
+def test_each_part_of_a_step_takes_what_it_is_known_to_take(tmp_path):
+    (tmp_path / "test_sleeps.py").write_text(SLEEPS)
+    few = ["--rounds=2", "--warmup-rounds=2", "--steps-per-round=2"]
+    ended = traced(tmp_path, "-p", "lockstep.launch.hooks", *few, case="test_sleeps.py")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    kept = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("traces/*.shares.json"))]
+    for one, waits in zip(kept, (0.2, 0.0), strict=True):  # rank 0 waits for the other
+        known = {"data": 0.12, "forward": 0.2, "backward": 0.32, "optimizer": 0.08}
+        assert {name: one["parts"][name] for name in known} == pytest.approx(known, abs=0.05)
+        assert one["exposed"] == pytest.approx(waits, abs=0.05)
+        assert one["rest"] == pytest.approx(0.28 - waits, abs=0.05)
+        assert 0.5 <= one["step_s"] < 0.6
+
+
+def traced(folder, *options, num_ranks=2, case=ROOT / "bench" / "test_weak_scaling.py"):
     ranks = ["torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}", "-m"]
-    case = ROOT / "bench" / "test_weak_scaling.py"
     return subprocess.run(
         [
             *(sys.executable, "-m", *(ranks if num_ranks > 1 else []), "pytest", case, "-q"),

@@ -20,12 +20,15 @@ from data.training_samples import seeds
 from launched import environ
 from tracker_server import KEY, serving
 
+from lockstep.report.compute.point_table import table
 from lockstep.report.load import imports
 from lockstep.report.load.reading import load
+from lockstep.report.page.checked import series_in
 from lockstep.tracker import live, other_formats, sending, target
 from lockstep.tracker.apis import mlflow_store, stores
 from lockstep.tracker.apis.stores import LARGEST_BATCH
 from lockstep.tracker.runs.from_launches import of_campaign
+from lockstep.tracker.runs.tracked import metric_name
 from lockstep.vocabulary.records.record import KEY as RECORD
 
 ROOT = Path(__file__).parents[1]
@@ -89,38 +92,76 @@ def told(tracker):
     }
 
 
-def test_a_launch_is_a_run_with_its_rounds_and_its_efficiency(folder):
+def test_a_launch_is_a_run_with_its_rounds(folder):
     run = launch(folder, "w2-r1")
-    values = {metric.name.rpartition("/")[2]: metric.value for metric in run.metrics}
     rounds = [m for m in run.metrics if m.name.startswith("strong") and m.name.endswith("step_s")]
     assert [(m.step, m.value) for m in rounds] == [
         (0, 0.025847861999864108 / 2),
         (1, 0.016344086000572133 / 2),
         (2, 0.018944409000141604 / 2),
     ]
-    base = {m.name: m.value for m in launch(folder, "w1-r1").metrics}
-    weak = next(m.name for m in run.metrics if m.name.endswith("throughput_samples_per_s")
-                and m.name.startswith("weak"))  # fmt: skip
-    own = {m.name: m.value for m in run.metrics}
-    expected = own[weak] / base[weak] / 2
-    assert values["parallel_efficiency"] == pytest.approx(expected)
     assert (run.params["world_size"], run.facts["node"], run.facts["seed"]) == ("2", "vm", "0")
     assert "gpu_type" not in run.facts  # CPUs are none
 
 
-@pytest.mark.parametrize("name", ["w1-r0", "w2-r0"])
-def test_what_was_measured_at_a_smaller_batch_has_no_efficiency(folder, name):
-    path = folder / "launches" / name / "result.json"
+def efficiencies(folder, name):
+    return [m for m in launch(folder, name).metrics if m.name.endswith("efficiency")]
+
+
+@pytest.mark.parametrize("change", ["as it was", "a slow baseline", "a repeat is lost"])
+def test_every_launch_has_its_points_efficiency_as_a_report_has_it(folder, change):
+    path = folder / "launches" / "w1-r0" / "result.json"
+    if change == "a slow baseline":  # one of two, so that each repeat's own ratio is far off
+        document = json.loads(path.read_text())
+        for entry in document["benchmarks"]:
+            for name in ("min", "median", "mean", "max", "stddev"):
+                entry["stats"][name] *= 3
+            own = entry["extra_info"][RECORD]
+            own["rank_round_s"] = [[3 * each for each in one] for one in own["rank_round_s"]]
+            own["elapsed_s"] *= 3
+            own |= {name: own[name] / 3 for name in own if name.endswith("samples_per_s")}
+        path.write_text(json.dumps(document))
+        path.with_name("journal.jsonl").unlink(missing_ok=True)
+    elif change == "a repeat is lost":  # the check then blocks the size
+        shutil.rmtree(folder / "launches" / "w2-r0")
+    known = [one for one in table(series_in(folder)) if one["world_size"] == 2]
+    reported = {
+        metric_name(one["case"], "parallel_efficiency"): one["parallel_efficiency"]
+        for one in known
+        if not one["blocked_by"]
+    }
+    assert {one.name: one.value for one in efficiencies(folder, "w2-r1")} == reported
+    assert len(reported) == (0 if change == "a repeat is lost" else 2)
+    assert all((one["parallel_efficiency"] is None) == bool(one["blocked_by"]) for one in known)
+
+
+def test_an_efficiency_is_sent_again_where_more_launches_back_it(folder):
+    campaign = json.loads((folder / "campaign.json").read_text())
+    whole = Path(shutil.copytree(folder, folder.with_name("whole")))
+    few = [one for one in campaign["launches"] if one["name"].endswith("r0")]
+    (folder / "campaign.json").write_text(json.dumps(campaign | {"launches": few}))
+    for one in (folder / "launches").glob("*-r1"):
+        shutil.rmtree(one)
+    with serving() as tracker:
+        send(folder, tracker)
+        shutil.copytree(whole, folder, dirs_exist_ok=True)
+        send(folder, tracker)
+        (run,) = [run for run in tracker.runs.values() if run["name"] == "w2-r0"]
+        assert tracker.problems == []
+    found = [m for m in run["metrics"] if m["name"].endswith("efficiency")]
+    assert sorted(m["step"] for m in found) == [2, 2, 4, 4]
+    last = {m["name"]: m["value"] for m in found if m["step"] == 4}
+    assert last == {one.name: one.value for one in efficiencies(folder, "w2-r0")}
+
+
+def test_what_was_measured_at_a_smaller_batch_has_no_efficiency(folder):
+    path = folder / "launches" / "w2-r0" / "result.json"
     document = json.loads(path.read_text())
     for entry in document["benchmarks"]:
         entry["extra_info"][RECORD]["flags"] = [{"kind": "smaller-batch", "asked": 32}]
     path.write_text(json.dumps(document))
-
-    def efficiencies(name):
-        return [m for m in launch(folder, name).metrics if m.name.endswith("efficiency")]
-
-    assert efficiencies("w2-r0") == []
-    assert len(efficiencies("w2-r1")) > 0
+    assert efficiencies(folder, "w2-r0") == []
+    assert len(efficiencies(folder, "w2-r1")) > 0
 
 
 def test_a_launch_ends_as_its_journal_says(folder):

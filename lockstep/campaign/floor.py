@@ -1,8 +1,7 @@
 """Whether a ladder goes on: `until_efficiency` against the sizes that are measured.
 
 `lockstep run` asks `missed`, `lockstep status` asks `left_out`; a job's script runs
-`python3 -m lockstep.campaign.floor` where its ranks run; there is no more than Python's own
-library.
+`python3 -m lockstep.campaign.floor` where its ranks run. The efficiency is the report's.
 """
 
 import argparse
@@ -12,9 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.vocabulary.metrics import best_efficiencies
-from lockstep.vocabulary.records import flags, journal
-from lockstep.vocabulary.records.record import KEY, case_name
+from lockstep.campaign.folder import Folder
 
 EXIT_MISSED = 3
 
@@ -43,7 +40,7 @@ def missed(launches: Path, world_size: int, floor: float) -> Missed | None:
     """Return the size below a world size that missed the floor; None where the ladder goes on.
 
     Raises:
-        ValueError: A journal is corrupt.
+        ValueError: What is measured cannot be read.
     """
     found = efficiencies(launches)
     low = [size for size, value in found.items() if size < world_size and value < floor]
@@ -54,7 +51,7 @@ def left_out(launches: Path, claimed: Mapping[str, Any]) -> set[str]:
     """Return the launches of a claimed campaign that are not begun, for the ladder ended before.
 
     Raises:
-        ValueError: A journal is corrupt.
+        ValueError: What is measured cannot be read.
     """
     floor = claimed.get("until_efficiency")
     if not isinstance(floor, float):
@@ -69,37 +66,32 @@ def left_out(launches: Path, claimed: Mapping[str, Any]) -> set[str]:
 
 
 def efficiencies(launches: Path) -> dict[int, float]:
-    """Return world size -> the best parallel efficiency of any case that is in a journal.
+    """Return world size -> the best parallel efficiency of any case, as a report has it.
 
-    Rates of unlike devices, or of a batch that was halved, are compared with none.
+    What the check blocks counts for none; a launch that is not begun is not missing.
     """
-    rates: dict[str, dict[int, list[float]]] = {}
-    for path in sorted(launches.glob("*/journal.jsonl")):
-        if not journal.outcomes(path):
-            continue
-        document = journal.rebuild(path)
-        devices = (document[KEY].get("provenance") or {}).get("device_names") or []
-        for entry in document["benchmarks"]:
-            block = entry["extra_info"][KEY]
-            if block["scaling"] is not None and not flags.says_smaller_batch(block):
-                own = rates.setdefault(" ".join([case_name(entry), *devices]), {})
-                own.setdefault(block["world_size"], []).append(_rate(entry, block))
-    return best_efficiencies(rates)
+    # numpy and scipy take a moment, and most campaigns have no floor.
+    from lockstep.report.compute.scaling import best_efficiencies
+    from lockstep.report.load.sources import JOURNAL, RESULT
+    from lockstep.report.page.checked import series_in
 
-
-def _rate(entry: Mapping[str, Any], block: Mapping[str, Any]) -> float:
-    work: float = block["samples_per_step"] * block["steps_per_round"]
-    return work / float(entry["stats"]["median"])
+    planned = {one["name"] for one in (Folder(launches.parent).claimed() or {}).get("launches", ())}
+    begun = {path.parent.name for name in (JOURNAL, RESULT) for path in launches.glob(f"*/{name}")}
+    return best_efficiencies(series_in(launches.parent, planned - begun)) if begun else {}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Say which smaller size has missed the floor, and exit with 3; else say nothing."""
+    """Say which smaller size has missed the floor, and exit with 3; else the ladder goes on."""
     parser = argparse.ArgumentParser(prog="lockstep.campaign.floor", description=main.__doc__)
     parser.add_argument("launches", type=Path, help="folder of the campaign's launches")
     parser.add_argument("world_size", type=int, help="what would be measured next")
     parser.add_argument("floor", type=float, help="least parallel efficiency, a fraction")
     given = parser.parse_args(arguments)
-    if found := missed(given.launches, given.world_size, given.floor):
+    try:
+        found = missed(given.launches, given.world_size, given.floor)
+    except ModuleNotFoundError as error:  # for the job's log; the ladder goes on
+        sys.exit(f"until_efficiency is not judged: install {error.name} where the ranks run")
+    if found:
         sys.stdout.write(f"{found}\n")
         sys.exit(EXIT_MISSED)
 

@@ -1,7 +1,8 @@
-"""Why a launch ended, by the words of the programs that took part in it.
+"""Why a launch ended, by what its ranks have kept and the words of the programs that took part.
 
 A process that is killed leaves no record: its launcher's output is all there is. The table below is
-the one place that reads such output.
+the one place that reads such output. Once cases run, they write into it, too: then only what
+launchers alone say counts, and of that what comes last.
 """
 
 import re
@@ -30,28 +31,43 @@ LINES = {
     # Of torch that does not load, say, no rank is left to say anything.
     "Python": re.compile(r"^((?:ModuleNotFound|Import)Error: .*)$", re.MULTILINE),
 }
-TORCHRUN = re.compile(
-    r"Root Cause .*?^ *rank *: (\d+).*?^ *exitcode *: (-?\d+)", re.MULTILINE | re.DOTALL
-)
+TORCHRUN = re.compile(r".*?^ *rank *: (\d+).*?^ *exitcode *: (-?\d+)", re.MULTILINE | re.DOTALL)
 # How srun says that a task ended by itself, not by a signal.
 EXITED = "Exited with"
+# Of programs that start ranks, which go on when a case has begun.
+STARTERS = ("Slurm on memory", "srun")
 
 
-def last_words(log: Path, start: int) -> str:
-    """Return what tells why the session ended whose output begins at byte `start`; or nothing."""
+def last_words(
+    log: Path, start: int, kept: str = "", *, has_begun: bool = False, by_slurm: bool = True
+) -> str:
+    """Return what tells why the session ended whose output begins at byte `start`; or nothing.
+
+    Args:
+        log: The output of the session and its launchers.
+        start: Where it begins.
+        kept: What its ranks have kept of why they ended, if anything.
+        has_begun: Whether cases may have printed into the log.
+        by_slurm: Whether Slurm started the ranks.
+    """
     with log.open("rb") as file:
         file.seek(max(start, log.stat().st_size - MAX_LOG_BYTES))
         text = file.read(MAX_LOG_BYTES).decode(errors="replace")
-    lines = {program: line[1] for program in LINES if (line := LINES[program].search(text))}
-    root = TORCHRUN.search(text)
+    programs = [
+        program for program in LINES if (by_slurm if program in STARTERS else not has_begun)
+    ]
+    lines = {program: line[1] for program in programs if (line := LINES[program].search(text))}
+    _, is_there, block = text.rpartition("Root Cause ")
+    root = TORCHRUN.match(block) if is_there else None
     is_killed = bool(root and int(root[2]) < 0) or EXITED not in lines.get("srun", EXITED)
     if is_killed:
         lines.pop("pytest", None)
     if root and EXITED in lines.get("srun", ""):
         lines.pop("srun")  # its task was torchrun, which knows the rank
     torchruns = f"rank {root[1]} ended with {how(int(root[2]))}" if root else ""
-    why = next(iter(lines.values()), torchruns)
-    return one_line(why)[:MAX_CHARACTERS]
+    lines = {"Slurm on memory": "", "a rank": ""} | lines | ({"a rank": kept} if kept else {})
+    words = [*lines.values(), torchruns]
+    return one_line(next(filter(None, words), ""))[:MAX_CHARACTERS]
 
 
 def how(exit_code: int) -> str:

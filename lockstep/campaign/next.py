@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from lockstep.campaign.last_words import last_words
-from lockstep.vocabulary.records import journal
+from lockstep.vocabulary.records import journal, said
 from lockstep.vocabulary.records.record import KEY
 
 EXIT_STOPPED = 75  # of a session that the stop file ended, see launch/ending.py
@@ -102,6 +102,19 @@ def mark(folder: Path) -> Mark:
     return Mark(num_lines, status.st_size, int(status.st_mtime))
 
 
+def words_of(folder: Path, before: Mark, *, by_slurm: bool) -> str:
+    """Return why the session ended that followed a mark, as `last_words` does; or nothing.
+
+    Raises:
+        ValueError: The journal is corrupt.
+    """
+    path, kept = folder / "journal.jsonl", said.take(folder, before.time_s)
+    entries = journal.read(path) if path.exists() else []
+    has_begun = any(entry.get("kind") == "launch" for entry in entries[before.num_lines :])
+    log = folder / "log.txt"
+    return last_words(log, before.num_log_bytes, kept, has_begun=has_begun, by_slurm=by_slurm)
+
+
 def gather(folder: Path, before: Mark, words: str, *, is_stop_asked: bool = False) -> Facts:
     """Return the facts of a launch whose session has just ended.
 
@@ -154,9 +167,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print what follows a session under srun, a line each: kind, words for people, options."""
     given = _parser().parse_args(arguments)
     before = Mark(given.num_lines, given.num_log_bytes, given.began)
-    why = last_words(given.folder / "log.txt", before.num_log_bytes)
     ended = f"srun ended with {given.exit_code}"
     try:
+        why = words_of(given.folder, before, by_slurm=True)
         is_stop_asked = given.exit_code == EXIT_STOPPED or given.stop_file.exists()
         facts = gather(given.folder, before, why or ended, is_stop_asked=is_stop_asked)
     except ValueError as error:

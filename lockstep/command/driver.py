@@ -24,7 +24,7 @@ from lockstep.command.program_record import Case
 from lockstep.command.programs import Start
 from lockstep.command.table import WALL, Command, fill
 from lockstep.vocabulary import sizes
-from lockstep.vocabulary.records import journal
+from lockstep.vocabulary.records import journal, said
 from lockstep.vocabulary.records.journal import Journal
 from lockstep.vocabulary.records.launch_block import FailureCause
 from lockstep.vocabulary.records.record import KEY, SCHEMA_VERSION
@@ -76,6 +76,7 @@ class Driver:
     def measure(self) -> int:
         """Measure what the journal lacks, and return the exit code."""
         kept = Journal(self.given.journal)
+        said.keep_in(kept.path.parent, 0)
         cases = self.cases()
         seed = self._begin(kept, [case.name for case in cases])
         code = 0
@@ -88,6 +89,7 @@ class Driver:
             end = self._end_of(case, position)
             kept.append({"case": case.name, **end})
             code = EXIT_FAILED if end["kind"] == "fail" else code
+        kept.restore()
         return code
 
     def _settled(self) -> set[str]:
@@ -251,6 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _refuse(error: Exception) -> NoReturn:
+    said.note(str(error))
     sys.stderr.write(f"ERROR: {error}\n")
     sys.exit(EXIT_USAGE)
 

@@ -5,17 +5,14 @@ table that `lockstep import` would read.
 """
 
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lockstep.report.check import checker
-from lockstep.report.check.checker import Finding
-from lockstep.report.compute.scaling import Point, Series, series_of
+from lockstep.report.compute.scaling import Point, Series, best_efficiencies, series_of
 from lockstep.report.gate import targets
-from lockstep.report.load import gaps, imports, reading
-from lockstep.report.page import checked
+from lockstep.report.load import imports, reading
 from lockstep.vocabulary.system import files
 from lockstep.vocabulary.text.durations import TIME_UNITS
 
@@ -24,8 +21,6 @@ Quantity = Literal["parallel_efficiency", "speedup", "throughput", "step_s", "ti
 Meets = Literal["pending", "met", "below", "above", "blocked"]
 SCALINGS = ("strong", "weak")
 LADDERS = (*SCALINGS, "train")
-# What `check` says of a launch until it is complete.
-UNTIL_COMPLETE = ("not-run", "no-result", "early-end")
 # In a campaign's folder, what is expected of it where no file is named.
 USUAL = ("expected.json", "expected.targets.toml", "expected.csv")
 
@@ -148,25 +143,6 @@ def values(series: Series, point: Point) -> dict[Quantity, float | None]:
     }
 
 
-def measured(folder: Path, coming: Collection[str]) -> list[Series]:
-    """Return what a campaign has measured so far, marked by what `check` finds, as a report's is.
-
-    What the launches lack that a job is still to complete, `coming`, is not missing.
-
-    Raises:
-        ValueError: Nothing is measured, or what is cannot be read or pooled.
-    """
-    results = reading.load([folder])
-    series = series_of(results.rows)
-    found = checker.check(results, series)
-    checked.mark(series, [one for one in found if not _is_to_come(one, coming)])
-    return series
-
-
-def _is_to_come(found: Finding, coming: Collection[str]) -> bool:
-    return found.hit.kind in UNTIL_COMPLETE and set(found.hit.launches) <= set(coming)
-
-
 def ladders(series: Iterable[Series]) -> list[Series]:
     """Return the ladders among what is measured."""
     return [one for one in series if one.row.study in LADDERS and not one.layout]
@@ -218,13 +194,8 @@ def _point(expected: Expected, series: Series | None) -> Point | None:
 
 
 def below_floor(series: Iterable[Series], floor: float | None) -> list[dict[str, Any]]:
-    """Return the smallest size at which even the best case misses a floor, as `campaign.floor`.
-
-    What `check` blocks says nothing of that.
-    """
-    sound = (point for one in series for point in one.points if not point.blocked_by)
-    rows = (row for point in sound for row in point.rows)
-    found = gaps.efficiencies(rows) if floor is not None else {}
+    """Return the smallest size at which even the best case misses a floor, as `campaign.floor`."""
+    found = best_efficiencies(series) if floor is not None else {}
     low = min((size for size, value in found.items() if value < (floor or 0)), default=None)
     if low is None:
         return []

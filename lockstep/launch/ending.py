@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 from lockstep.launch.blame import EXIT_LOST
-from lockstep.vocabulary.records import journal
+from lockstep.vocabulary.records import journal, said
 from lockstep.world.watchdog import GRACE_S
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ class Ending:
     def say(self) -> None:
         """Say why on standard error, once, where no summary will."""
         if self.code in (EXIT_LOST, EXIT_IO) and not self.is_said:
-            sys.stderr.write(f"lockstep: {self.reason}\n")
-            sys.stderr.flush()
+            said.say(self.reason)
             self.is_said = True
 
 
@@ -47,6 +46,7 @@ def write_json(config: pytest.Config, launch: "LaunchSession") -> bool:
     it knows that the disk has room.
     """
     path = launch.settings.result_path
+    launch.keeper.restore()
     if launch.keeper.journal is None or path is None or (path.exists() and not path.is_file()):
         return True  # what is no file, such as /dev/stdout, cannot be replaced
     benchmarks: Any = config.pluginmanager.get_plugin("pytest-benchmark")

@@ -25,7 +25,7 @@ from lockstep.launch.verdict import Ended
 from lockstep.measure.harness import Harness
 from lockstep.plugin import leave_files
 from lockstep.vocabulary import sizes
-from lockstep.vocabulary.records import journal
+from lockstep.vocabulary.records import journal, said
 from lockstep.vocabulary.records.record import KEY, STUDIES, sized_name
 from lockstep.vocabulary.system.host import hostname
 from lockstep.vocabulary.text.formats import counted
@@ -126,8 +126,12 @@ def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> N
     code = getattr(excinfo.value, "returncode", None)
     if isinstance(excinfo.value, pytest.Session.Interrupted):
         return  # the launch ends in order, and rank 0 says why
-    if not voice.is_voice() and code not in (EXIT_USAGE, EXIT_MACHINE):
-        voice.say_own(f"ended the session: {excinfo.typename}: {excinfo.value}".rstrip(": "))
+    words = f"ended the session: {excinfo.typename}: {excinfo.value}".rstrip(": ")
+    if voice.is_voice():
+        if code is not None:  # of pytest.exit in a case, which pytest prints
+            said.note(str(excinfo.value))
+    elif code not in (EXIT_USAGE, EXIT_MACHINE):
+        voice.say_own(words)
 
 
 def pytest_internalerror(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
@@ -194,6 +198,8 @@ def _begin(config: pytest.Config, expected: list[pytest.Item]) -> list[pytest.It
     launch = config.stash[SESSION] = session.join(_settings(config))
     chosen = launch.prepare(expected)
     launch.open_journal([case_of(item) for item in expected], _document(config))
+    if launch.keeper.folder:
+        said.keep_in(launch.keeper.folder, launch.world.rank)
     for item in chosen:
         item.add_marker(pytest.mark.benchmark(timer=launch.clock, group=study_of(item)))
     return chosen

@@ -97,6 +97,10 @@ class Keeper:
         """Note in the journal that a case is in flight, on rank 0."""
         self._write(lambda kept: kept.begin(case))
 
+    def restore(self) -> None:
+        """Write again what the journal's file has lost since the last write, on rank 0."""
+        self._write(Journal.restore)
+
     def close(self) -> None:
         """Close the journal."""
         if self.journal:
@@ -205,16 +209,19 @@ class CaseEnd:
         facts = {"causes": [asdict(cause) for cause in causes]} if causes else {}
         self._keep({"kind": "fail", "case": self.case, "reason": reason} | facts)
 
-    def finish(self, left: Sequence[Mapping[str, Any]]) -> bool:
+    def finish(
+        self, left: Sequence[Mapping[str, Any]], busy: Sequence[Mapping[str, Any]] = ()
+    ) -> bool:
         """Write what the case left behind, and how it ended; return whether that is new.
 
-        Each fact is one of `state.LeftBehind`, with its rank.
+        Each fact is one of `state.LeftBehind`, or of `state.Busy` for what earlier cases left, with
+        its rank.
         """
         for each in left:
             self.keeper.keep({"kind": "left", "case": self.case, "left": each})
         if not self.pending or self.is_kept:
             return False
-        _flag(self.pending, left)
+        _flag(self.pending, left, busy)
         self._keep(self.pending)
         return True
 
@@ -224,10 +231,14 @@ class CaseEnd:
             self.keeper.keep(end)
 
 
-def _flag(end: dict[str, Any], left: Sequence[Mapping[str, Any]]) -> None:
+def _flag(
+    end: dict[str, Any], left: Sequence[Mapping[str, Any]], busy: Sequence[Mapping[str, Any]]
+) -> None:
     """Flag a case that was measured in another state than its launch has."""
     block = end.get("benchmark", {}).get("extra_info", {}).get(KEY, {})
     for each in left:
         facts = {name: each[name] for name in ("rank", "before", "after")} | {"what": each["kind"]}
         made = flag("left-behind" if each["is_restored"] else "left-in-place", **facts)
         block.setdefault("flags", []).append(made.to_dict())
+    for each in busy:
+        block.setdefault("flags", []).append(flag("ran-beside", **each).to_dict())

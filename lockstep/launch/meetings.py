@@ -2,7 +2,6 @@
 
 import gc
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -19,12 +18,13 @@ from lockstep.launch.verdict import NO_CASE, Ended, Ends, Facts, Verdict
 from lockstep.machine import memory
 from lockstep.measure.result import Case, Part
 from lockstep.measure.timing import synchronise
+from lockstep.vocabulary.records import said
 from lockstep.world import process_group as world
 from lockstep.world.control import LostError, Waits
 
 if TYPE_CHECKING:
     from lockstep.launch.session import LaunchSession
-    from lockstep.measure.state import State
+    from lockstep.measure.state import Beside, State
 
 MAX_REASON_CHARACTERS = 4000
 MAX_ERROR_CHARACTERS = 1000
@@ -58,6 +58,7 @@ class Cases:
         self.is_in_step = False
         self._num_groups = 1
         self._state: State | None = None
+        self._beside: Beside | None = None
         self._kept = CaseEnd(launch.keeper, "")
 
     def begin(self, name: str) -> None:
@@ -66,7 +67,7 @@ class Cases:
             self._enter_first(name)
         if self.launch.ending:
             return
-        from lockstep.measure.state import State  # which imports torch
+        from lockstep.measure.state import Beside, State  # which imports torch
 
         self.number += 1
         if self.number == 2:
@@ -80,6 +81,8 @@ class Cases:
         self._kept = CaseEnd(keeper, name)
         self._give_time()
         self._state = State(is_first=self.number == 1)
+        self._beside = self._beside or Beside()
+        self._beside.begin()
         keeper.note_begin(name)
 
     def _give_time(self) -> None:
@@ -148,7 +151,8 @@ class Cases:
         Rank 0 writes down how the case has ended before any rank may begin the next one.
         """
         left = _left_behind(self._state)
-        end = _end(self.launch, ended) | {"next": next_name or NO_CASE, "left": left}
+        busy = [asdict(each) for each in self._beside.end(self.name)] if self._beside else []
+        end = _end(self.launch, ended) | {"next": next_name or NO_CASE, "left": left, "busy": busy}
         control, patience_s = self.launch.control, self.launch.patience_s
         # Writing to a slow disk comes on top of the case's time, which may be nearly over.
         self.launch.watchdog.arm((control.left_s() or 0.0) + patience_s)
@@ -213,7 +217,8 @@ class Cases:
         settled = verdict.of_leaving(ends, facts)
         if self.name:
             self._note(settled)
-            self.num_left -= self._kept.finish(_left_by_rank(ends))
+            busy = _by_rank(ends, "busy")
+            self.num_left -= self._kept.finish(_by_rank(ends, "left"), busy)
         assert ends[0] is not None
         settings = self.launch.settings
         if ends[0]["next"] != NO_CASE and _is_stop_asked(settings):
@@ -247,7 +252,9 @@ def _facts(cases: Cases) -> Facts:
 def _end(launch: "LaunchSession", ended: Ended) -> dict[str, Any]:
     """Return what every rank gives rank 0 at the end of any phase."""
     if ended.outcome == "failed" and launch.world.backend != "gloo" and not launch.is_voice:
-        _say(launch.where(launch.world.rank), ended.error)
+        # NCCL's time-out on another rank may end all before a verdict.
+        lines = ended.error.strip().splitlines() or ["no reason given"]
+        said.say(f"{launch.where(launch.world.rank)}: {lines[0]}")
     return asdict(ended) | {
         "reason": ended.reason[-MAX_REASON_CHARACTERS:],
         "error": ended.error[:MAX_ERROR_CHARACTERS],
@@ -293,12 +300,12 @@ def _recover(cases: Cases, epoch: int) -> None:
         cases.settle("rebuilt", _end(launch, _rebuilt(launch.world, epoch)), verdict.of_rebuilding)
 
 
-def _left_by_rank(ends: Ends) -> list[dict[str, Any]]:
-    """Return what a case left behind on each rank that said so."""
+def _by_rank(ends: Ends, name: str) -> list[dict[str, Any]]:
+    """Return what each rank says that a case left behind, or that was busy beside it."""
     return [
         {"rank": rank, **each}
         for rank, end in enumerate(ends)
-        for each in (end["left"] if end else [])
+        for each in (end.get(name, []) if end else [])
     ]
 
 
@@ -306,13 +313,6 @@ def _left_behind(state: "State | None") -> list[dict[str, Any]]:
     """Return what the case that ends leaves behind on this rank, put back where that can be."""
     gc.collect()  # free what the case held before any rank begins the next one
     return [asdict(each) for each in state.left_behind()] if state else []
-
-
-def _say(who: str, error: str) -> None:
-    """Say why this rank failed, for NCCL's time-out on another may end all before a verdict."""
-    lines = error.strip().splitlines() or ["no reason given"]
-    sys.stderr.write(f"lockstep: {who}: {lines[0]}\n")
-    sys.stderr.flush()
 
 
 def _is_in_order(ending: Ending | None) -> bool:

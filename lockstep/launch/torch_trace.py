@@ -1,7 +1,9 @@
 """Traces of a few steps of each case by torch.profiler, and what part of a step takes how long.
 
-A profiler slows what it sees, so a session that traces keeps no result. A step is what lies between
-two updates: it begins with the first forward pass after one.
+A profiler slows what it sees, so a session that traces keeps no result. A timed step is marked, and
+all ranks enter it together: what lies between two, such as barriers and the profiler's own start,
+is no part of either. In a training, which times no steps, one begins with the first forward pass
+after an update.
 """
 
 import json
@@ -16,12 +18,16 @@ from typing import Any
 import pytest
 
 from lockstep.launch.items import is_measured
+from lockstep.measure.batches import Step
+from lockstep.measure.harness import Harness
+from lockstep.measure.timing import meet
+from lockstep.plugin import FIXTURE
 from lockstep.vocabulary.text.formats import percent
 from lockstep.world.placement import placement
 
 # Steps that pass by, that warm the profiler up, and that are kept.
 WAIT, WARMUP, ACTIVE = 1, 1, 3
-STEP = "ProfilerStep"
+STEP, TIMED = "ProfilerStep", "lockstep:step"
 COMMUNICATION = "communication"
 # part -> how the ranges begin by which torch marks it (torch/nn/parallel/distributed.py,
 # torch/autograd, torch/optim/optimizer.py, torch/utils/data/dataloader.py, torch/csrc/.../c10d)
@@ -44,7 +50,7 @@ class Shares:
 
     Attributes:
         num_steps: Steps that were traced.
-        step_s: Mean of their seconds, the profiler's own work included.
+        step_s: Mean of their seconds, with what the profiler adds to each operation.
         parts: Part -> fraction of the time in which it ran, of those that torch has marked: of
             FSDP2 it does not mark the forward pass.
         exposed: Fraction in which communication ran and no other part did.
@@ -60,34 +66,35 @@ class Shares:
 
 def shares(spans: Iterable[Span]) -> Shares | None:
     """Return what of its steps the parts of a trace take; None where it holds no step."""
-    ranges: dict[str, list[Range]] = {part: [] for part in (STEP, *PARTS)}
+    ranges: dict[str, list[Range]] = {part: [] for part in (TIMED, STEP, *PARTS)}
     for name, begin, end in spans:
-        for part, starts in ((STEP, (STEP,)), *PARTS.items()):
-            if name.startswith(starts) and "barrier" not in name:  # ours before each round
+        for part, starts in ((TIMED, (TIMED,)), (STEP, (STEP,)), *PARTS.items()):
+            if name.startswith(starts) and "barrier" not in name:  # ours before each step
                 ranges[part].append((begin, end))
-    steps = ranges.pop(STEP)
+    timed, between_updates = ranges.pop(TIMED), ranges.pop(STEP)
+    steps = timed or between_updates
     if not steps:
         return None
-    window = min(begin for begin, _ in steps), max(end for _, end in steps)
-    whole = window[1] - window[0]
-    every = _covered([one for part in ranges.values() for one in part], window)
+    whole = sum(end - begin for begin, end in steps)
+    every = _covered([one for part in ranges.values() for one in part], steps)
     others = [one for part in PARTS if part != COMMUNICATION for one in ranges[part]]
     return Shares(
         num_steps=len(steps),
         step_s=whole / len(steps) / 1e6,
-        parts={part: _covered(each, window) / whole for part, each in ranges.items() if each},
-        exposed=(every - _covered(others, window)) / whole,
+        parts={part: _covered(each, steps) / whole for part, each in ranges.items() if each},
+        exposed=(every - _covered(others, steps)) / whole,
         rest=1 - every / whole,
     )
 
 
-def _covered(ranges: Sequence[Range], window: Range) -> float:
-    """Return how long at least one of some ranges lasts within a window."""
-    covered, reached = 0.0, window[0]
-    for begin, end in sorted(ranges):
-        begin, end = max(begin, reached), min(end, window[1])
-        covered += max(end - begin, 0.0)
-        reached = max(reached, end)
+def _covered(ranges: Sequence[Range], steps: Sequence[Range]) -> float:
+    """Return how long at least one of some ranges lasts within steps, which do not overlap."""
+    covered, ordered = 0.0, sorted(ranges)
+    for reached, last in steps:
+        for begin, end in ordered:
+            begin, end = max(begin, reached), min(end, last)
+            covered += max(end - begin, 0.0)
+            reached = max(reached, end)
     return covered
 
 
@@ -118,7 +125,7 @@ class Tracing:
         """Trace a case while it runs."""
         if not is_measured(item):
             return (yield)
-        with self._traced(item):
+        with self._traced(item, getattr(item, "funcargs", {}).get(FIXTURE)):
             return (yield)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -129,13 +136,19 @@ class Tracing:
         terminalreporter.write_line("Times in tables are of traced steps; no result was kept.")
 
     @contextmanager
-    def _traced(self, item: pytest.Item) -> Iterator[None]:
+    def _traced(self, item: pytest.Item, harness: Harness | None) -> Iterator[None]:
         from torch.nn.modules.module import register_module_forward_pre_hook
         from torch.optim.optimizer import register_optimizer_step_post_hook
         from torch.profiler import profile, schedule
 
         plan = schedule(wait=WAIT, warmup=WARMUP, active=ACTIVE, repeat=1)
-        has_updated = False
+        has_updated = is_timed = False
+
+        def marked(step: Step) -> Step:
+            nonlocal is_timed
+            assert harness
+            is_timed = True
+            return _marked(step, profiler, harness.world)
 
         def updated(*_: Any) -> None:
             nonlocal has_updated
@@ -143,7 +156,7 @@ class Tracing:
 
         def goes_forward(*_: Any) -> None:
             nonlocal has_updated
-            if has_updated:
+            if has_updated and not is_timed:
                 has_updated = False
                 profiler.step()
 
@@ -154,6 +167,8 @@ class Tracing:
                 register_optimizer_step_post_hook(updated),
                 register_module_forward_pre_hook(goes_forward),
             )
+            if harness:
+                harness.case.around = marked
             try:
                 yield
             finally:
@@ -177,3 +192,16 @@ class Tracing:
                 text = json.dumps(facts | asdict(found), indent=1)
                 path.with_name(f"{stem}.shares.json").write_text(text, encoding="utf-8")
                 self.lines.append(f"  {in_words(found)}")
+
+
+def _marked(step: Step, profiler: Any, world: Any) -> Step:
+    """Return a step whose span the profiler marks."""
+    from torch.profiler import record_function
+
+    def timed() -> None:
+        profiler.step()
+        meet(world)  # or the ranks' profilers would be waited for in the step
+        with record_function(TIMED):
+            step()
+
+    return timed

@@ -51,7 +51,7 @@ def listen(folder: Path, rank: int, environ: MutableMapping[str, str] = os.envir
     except OSError:
         return None
     environ["NCCL_DEBUG"] = "INFO"
-    environ["NCCL_DEBUG_SUBSYS"] = "INIT,NET,P2P,SHM"
+    environ["NCCL_DEBUG_SUBSYS"] = "INIT,ENV,NET,P2P,SHM"
     # NCCL takes % for its own marks (host, process).
     environ["NCCL_DEBUG_FILE"] = str(path).replace("%", "%%")
     return path
@@ -76,8 +76,7 @@ def settle(world: World, hosts: Sequence[str], log: NcclLog) -> Transport:
     """Return what the logs of all ranks say, equal on all; the argument is this rank's."""
     for warning in log.warnings:
         sys.stderr.write(f"lockstep: rank {world.rank}: NCCL warns: {warning}\n")
-    fabrics = [port.device for port in network.infiniband_ports() if port.is_active]
-    own = {"log": asdict(log), "fabrics": fabrics}
+    own = {"log": asdict(log), "fabrics": network.fabrics()}
     settled = world.control.settle_all("transport", own, lambda there: _conclude(there, hosts))
     return Transport(settled["facts"], tuple(map(flags.read, settled["flags"])))
 
@@ -104,7 +103,7 @@ def _conclude(there: Sequence[dict[str, Any]], hosts: Sequence[str]) -> dict[str
 def _log(given: dict[str, Any]) -> NcclLog:
     """Return a log that went through JSON."""
     links = tuple(Link(**link) for link in given["links"])
-    lists = {name: tuple(given[name]) for name in ("networks", "adapters", "warnings")}
+    lists = {name: tuple(given[name]) for name in ("networks", "adapters", "warnings", "settings")}
     return NcclLog(given["version"], links=links, **lists)
 
 

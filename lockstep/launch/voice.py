@@ -7,6 +7,7 @@ from typing import NoReturn
 import pytest
 
 from lockstep.launch.ending import EXIT_USAGE
+from lockstep.vocabulary.records import said
 from lockstep.vocabulary.records.errors import AgreedError
 from lockstep.vocabulary.system.host import hostname
 from lockstep.world.control import LostError
@@ -66,24 +67,19 @@ def end_session(error: Exception, returncode: int) -> NoReturn:
     if not is_voice():
         rank, named = placement().rank, getattr(error, "ranks", ())
         if rank in named:  # no other rank may know it
-            _say(str(error))
+            said.say(str(error))
         # A launcher ends all ranks as soon as one has ended: rank 0 needs the time to say why.
         time.sleep(REFUSAL_S)
         # Where nothing was agreed on, and no rank is named, this one may be alone: rank 0, still
         # there, had no such reason to end.
         if isinstance(error, LostError):  # which says which rank lost rank 0
-            _say(str(error))
+            said.say(str(error))
         elif not (isinstance(error, AgreedError) or named):
-            _say(f"rank {rank} on {hostname()}: {error}")
+            said.say(f"rank {rank} on {hostname()}: {error}")
     pytest.exit(str(error), returncode=returncode)
 
 
 def say_own(words: str) -> None:
     """Say what only this rank may know, in a line of its own: rank 0 may be within one of dots."""
     sys.stderr.write("\n")
-    _say(f"rank {placement().rank} on {hostname()}: {words}")
-
-
-def _say(sentence: str) -> None:
-    sys.stderr.write(f"lockstep: {sentence}\n")
-    sys.stderr.flush()
+    said.say(f"rank {placement().rank} on {hostname()}: {words}")

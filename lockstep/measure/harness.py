@@ -98,8 +98,9 @@ class Harness:
         Returns:
             This rank's seconds per round, shape (num_rounds,); every rank has as many rounds.
         """
+        around = self.case.around
         with self.watched() as watch:
-            return replace(self.rounds, watch=watch).time(step)
+            return replace(self.rounds, watch=watch).time(around(step) if around else step)
 
     @contextlib.contextmanager
     def watched(self) -> "Iterator[Telemetry]":
@@ -165,7 +166,8 @@ class Harness:
         Args:
             step: One optimizer update on this rank; it need not wait for its device. It takes no
                 argument, or a batch of `batches`.
-            samples: Samples of this rank in one step, such as `len(batch)`.
+            samples: Samples of this rank in one step, such as 32, its local batch. That the
+                tensors of its batch hold another number, where it is seen, is a flag.
             batches: A DataLoader, or another iterable that can be gone over again: what the step
                 waits for its input is then measured, too.
             ddp: The model in `DistributedDataParallel`, where it is one: the step is then also

@@ -42,6 +42,7 @@ class Loop:
             for any size.
         num_steps: Taken so far.
         draw_s: What each step that drew its batch waited for it.
+        first: The first batch, once it is drawn.
     """
 
     step: Callable[..., Any]
@@ -58,12 +59,14 @@ class Loop:
         self._kept: deque[Any] = deque(maxlen=LAP)
         self._halves: list[Any] = []
         self._next: dict[str, int] = {}
+        self.first: tuple[Any, ...] = ()
 
     def has_batch(self) -> bool:
         """Draw the batch that is kept, and tell whether there is one, or none is needed."""
         if self.stream is not None:
-            self._kept.extend(islice(self.stream, 1))
-        return self.stream is None or bool(self._kept)
+            self.first = tuple(islice(self.stream, 1))
+            self._kept.extend(self.first)
+        return self.stream is None or bool(self.first)
 
     def problem(self) -> str:
         """Return why its batches cannot be measured with, or nothing; draws the first of them."""

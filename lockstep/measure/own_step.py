@@ -7,12 +7,17 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from lockstep.measure.result import Part
+from lockstep.vocabulary.records.flags import Flag, flag
 from lockstep.vocabulary.records.step_basis import BASIS, Basis
 from lockstep.world import refusing
 
 if TYPE_CHECKING:
     from lockstep.measure.harness import Harness
     from lockstep.measure.loop_variants import Loop
+
+
+# Units of which a batch's tensors hold one an item; it may have many tokens.
+ITEMS = ("samples", "images", "rows", "examples", "sequences")
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class OwnStep:
         if type(self.samples) is not int or self.samples < 1:
             return (
                 f"samples is {reprlib.repr(self.samples)}, which is no whole number of 1 or more; "
-                "give those of a step on this rank, such as len(batch)"
+                "give those of a step on this rank, such as 32, its local batch"
             )
         # A model may be wrapped only where there are other ranks.
         if self.ddp is not None and world_size > 1 and not _is_ddp(self.ddp):
@@ -51,6 +56,13 @@ class OwnStep:
                 "leave ddp out"
             )
         return ""
+
+    def contradiction(self, loop: "Loop") -> list[Flag]:
+        """Return a flag where a batch that is seen holds another number of items than is said."""
+        from lockstep.workloads.trees import seen_items
+
+        items = seen_items(self.step, loop.first, self.samples, one_each=self.unit in ITEMS)
+        return [flag("other-samples", samples=self.samples, items=items)] if items else []
 
 
 def measure(harness: "Harness", own: OwnStep) -> list[float]:
@@ -74,6 +86,7 @@ def measure(harness: "Harness", own: OwnStep) -> list[float]:
         workload=harness.name,
         scaling=own.scaling,
         sample_unit=own.unit,
+        flags=own.contradiction(loop),
         checks={} if own.check is None else {"own_check": True},
         details={BASIS: Basis().to_dict(), **_buckets(own.ddp), **loop.settings},
     )

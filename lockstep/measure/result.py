@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.causes.stragglers import late_input, slow_rank
 from lockstep.machine import memory, telemetry
 from lockstep.machine.memory import Peak, Room
-from lockstep.measure.batches import Goal
+from lockstep.measure.batches import Goal, Step
 from lockstep.vocabulary import metrics
 from lockstep.vocabulary.records.flags import Flag, flag
 from lockstep.vocabulary.records.record import CaseRecord, problem
@@ -69,6 +69,7 @@ class Case:
         telemetry_file: Where this rank's samples go; None where nothing is kept.
         go_on: Notes how far a long case has come, and gives it its time again: every rank calls it
             with the same, as JSON can hold it.
+        around: Makes of a step what is timed, which a trace marks.
     """
 
     room: Room | None = None
@@ -83,6 +84,7 @@ class Case:
     folder: Path | None = None
     telemetry_file: Path | None = None
     go_on: Callable[[Mapping[str, Any]], None] | None = None
+    around: Callable[[Step], Step] | None = None
 
     def hand_over(self, device: "torch.device", **measured: Any) -> None:
         """Take what this rank measured, and what was seen of it while it did: fields of `Part`."""

@@ -32,6 +32,7 @@ from lockstep.own_loop.meeting import Met, meet
 from lockstep.own_loop.reach import Reached, reach
 from lockstep.own_loop.snapshot import Snapshot
 from lockstep.vocabulary.system.files import MIB
+from lockstep.workloads.trees import seen_items
 from lockstep.world.placement import find_ranks_per_node
 from lockstep.world.process_group import World, has_group
 
@@ -70,7 +71,7 @@ def explain(
         batches: A DataLoader, or another iterable that can be gone over again, to measure what the
             step waits for its input, too. Without it the step holds a batch of its own.
         seconds: About how long to measure.
-        samples: Samples of this rank in one step, such as `len(batch)`, for the throughput.
+        samples: Samples of this rank in one step, such as 32, its local batch, for the throughput.
         out: The record's file, written by rank 0; None for none.
 
     Returns:
@@ -111,7 +112,7 @@ def _problem(loop: Loop, seconds: Any, samples: Any, out: str | Path | None) -> 
     if not is_time:
         return f"seconds={seconds!r} is not a time above 0"
     if samples is not None and (type(samples) is not int or samples < 1):
-        return f"samples={samples!r} is not a whole number of 1 or more; give len(batch)"
+        return f"samples={samples!r} is not a whole number of 1 or more; give the local batch"
     if not is_alone and not loop.models:
         return (
             "no model in DistributedDataParallel is reached from step; give it as model=, or "
@@ -121,7 +122,10 @@ def _problem(loop: Loop, seconds: Any, samples: Any, out: str | Path | None) -> 
         return "a model with static_graph=True has taken no step; take one before you ask"
     if out is not None and not Path(out).absolute().parent.is_dir():
         return f"out={str(out)!r} lies in no folder that exists; make it, or choose another"
-    return loop.problem()
+    problem = loop.problem()
+    if samples and not problem and (items := seen_items(loop.step, loop.first, samples)):
+        problem = f"samples={samples}, but the tensors of a batch hold {items} items each"
+    return problem
 
 
 def _is_unrecorded(ddp: DistributedDataParallel) -> bool:

@@ -61,7 +61,7 @@ def points(folder: Path) -> list[dict[str, Any]]:
     if not found:
         raise ValueError(f"{folder}: no point was measured here; give the folder of a campaign")
     for one in found:
-        if one["blocked_by"] or one["world_size"] == one["baseline_world_size"]:
+        if one["world_size"] == one["baseline_world_size"]:
             one["parallel_efficiency"] = None
     return found
 

@@ -7,7 +7,7 @@ factor that makes the figure comparable with the speed of the slowest link.
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from statistics import fmean, median, stdev
+from statistics import fmean, stdev
 from typing import Any
 
 GIGA = 1e9
@@ -40,21 +40,6 @@ def throughput(samples: float, elapsed_s: float) -> float:
     if elapsed_s <= 0:
         raise ValueError(f"elapsed_s={elapsed_s} is not a positive time")
     return samples / elapsed_s
-
-
-def best_efficiencies(rates: Mapping[str, Mapping[int, Sequence[float]]]) -> dict[int, float]:
-    """Return world size -> the best parallel efficiency of any case measured there.
-
-    Of the rates of work X, medians over launches: X(p) / X(p0) / (p / p0), with p0 the smallest
-    size that a case was measured at, which itself is judged by none.
-    """
-    best: dict[int, float] = {}
-    for own in rates.values():
-        base = min(own)
-        for size in own.keys() - {base}:
-            reached = median(own[size]) / median(own[base]) / (size / base)
-            best[size] = max(best.get(size, 0.0), reached)
-    return best
 
 
 def algbw_gb_per_s(message_bytes: int, time_s: float) -> float:

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import IO
 
+from lockstep.vocabulary.records import said
 from lockstep.world import control
 
 # A rank is ended so long after its time is over. Within VERDICT_S rank 0 says who did not answer,
@@ -61,10 +62,13 @@ class Watchdog:
             self._speaker.cancel()
             self._speaker = None
         if words:
-            line = f"\nlockstep: {words}\n".encode(errors="replace")
-            self._speaker = threading.Timer(after_s, os.write, (self._stderr, line))
+            self._speaker = threading.Timer(after_s, self._speak, (words,))
             self._speaker.name, self._speaker.daemon = "lockstep-watchdog", True
             self._speaker.start()
+
+    def _speak(self, words: str) -> None:
+        os.write(self._stderr, f"\nlockstep: {words}\n".encode(errors="replace"))
+        said.note(words)
 
     def disarm(self) -> None:
         """Count no longer."""

@@ -18,7 +18,6 @@ import click
 import published
 
 from lockstep.report.predict.prediction import LEARNED, LEVEL, Learned
-from lockstep.report.predict.unpredictable import LEAST_SIZES
 
 # The source of most ladders, all on four nodes of eight V100.
 LARGEST = "Oneflow-Inc/DLPerf"
@@ -33,21 +32,19 @@ def main() -> None:
     """Print the last size of every table, what was learned, and the table of docs/validation.md."""
     _print_last([case for case in published.cases() if case.is_last])
     _print_learned()
-    _print_levels([case for case in published.cases() if not case.is_broken])
+    _print_levels([case for case in published.cases() if not case.is_refused])
     click.echo("\n" + "\n".join(table()))
+    _print_goals(published.cases())
 
 
 def table() -> list[str]:
     """Return the lines of the table in docs/validation.md."""
-    every = published.cases()
-    last = [case for case in every if case.is_last]
-    whole = [case for case in every if not case.is_broken]
-    long = [case for case in last if len(case.known.sizes) >= LEAST_SIZES]
+    answered = [case for case in published.cases() if not case.is_refused]
+    last = [case for case in answered if case.is_last]
     rows = {
-        "the last size of a ladder, from four or more": [c for c in long if c in whole],
-        "from three or more": [c for c in last if c in whole],
-        "the same with ladders refused, which break at the last size known": last,
-        "every size within twice the first three or more": whole,
+        "the last size of a ladder, from four or more": [c for c in last if len(c.known.sizes) > 3],
+        "from three or more": last,
+        "every size within twice the first three or more": answered,
     }
     return [*HEADER, *(line for name, own in rows.items() for line in _rows(name, own))]
 
@@ -90,8 +87,23 @@ def _print_last(cases: Sequence[published.Case]) -> None:
             f"{case.table:50} {len(case.known.sizes):3} {case.held_out:4} {found.value:9.5g}  "
             f"{low:>8} {high:>8} {case.true:9.5g} {100 * case.error(found):+6.1f} % "
             f"{100 * case.ruler():+6.1f} %  {found.model}{'' if held else ', outside'}"
-            f"{', refused: a break' if case.is_broken else ''}"
+            f"{', refused' if case.is_refused else ''}"
         )
+
+
+def _print_goals(cases: Sequence[published.Case]) -> None:
+    answered = [case for case in cases if not case.is_refused]
+    found = [case.foretold(published.learned(case.source)) for case in answered]
+    pairs = list(zip(answered, found, strict=True))
+    held = sum((one.low or 0) <= case.true <= (one.high or 0) for case, one in pairs)
+    error = statistics.median(abs(case.error(one)) for case, one in pairs)
+    ruler = statistics.median(abs(case.ruler()) for case in answered)
+    click.echo(
+        f"\nrefused {_percent(1 - len(answered) / len(cases))} of {len(cases)} "
+        f"(goal at most 10 %); the 90 % interval holds {_percent(held / len(answered))} "
+        f"(goal 85 to 95 %); median error {_percent(error)} "
+        f"(goal at most the ruler's, {_percent(ruler)})"
+    )
 
 
 def _print_learned() -> None:

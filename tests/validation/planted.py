@@ -16,6 +16,7 @@ from data.report_samples import document, provenance, record, write
 from data.training_samples import trained
 
 from lockstep.report.load import imports
+from lockstep.vocabulary.records import journal
 from lockstep.vocabulary.records.record import KEY
 
 ROUND_SD = 0.005
@@ -279,9 +280,88 @@ def equals(slower: float) -> tuple[Case, Case]:
     return Case("weak[a]", "weak", weak, changes), slow
 
 
+def losses(last: float) -> dict[str, Any]:
+    return {"checks": {"loss_first": 6.95, "loss_last": last}}
+
+
+def busy(share: float) -> dict[str, Any]:
+    return {"details": {"telemetry": {"gpu_utilisation": {"mean": [share]}}}}
+
+
+def halved_beside_journal(root: Path) -> Path:
+    """Halve the rounds of one launch in its result, and leave them in its journal."""
+    journal_left(root)
+    path = root / "launches" / "w2-r1" / "journal.jsonl"
+    document = journal.rebuild(path)
+    for entry in document["benchmarks"]:
+        entry["stats"]["median"] /= 2
+        block = entry["extra_info"][KEY]
+        block["rank_round_s"] = [[s / 2 for s in one] for one in block["rank_round_s"]]
+    path.with_name("result.json").write_text(json.dumps(document))
+    return root
+
+
+def one_after_another(size: int, repeat: int) -> dict[str, Any]:
+    return {"started": f"2026-11-20T{10 + size:02}:{10 * repeat:02}:00+00:00"}
+
+
 PLANTED: dict[str, Planted] = {
+    "a loss that stays at 8": Planted(
+        "loss-stays", "strong[64] at world size 8",
+        lambda root: measured(root, 201, (Case(changes=lambda n, r: losses(
+            6.94 if n == 8 else 4.2)),)),
+    ),
+    "GPUs that wait at 8": Planted(
+        "idle-devices", "strong[64] at world size 8",
+        lambda root: measured(root, 202, (Case(changes=lambda n, r: busy(
+            0.35 if n == 8 else 0.97 + r / 100)),)),
+    ),
+    "one size after the other": Planted(
+        "not-in-turn", "world size 2, 4", lambda root: measured(
+            root, 203, sizes=(1, 2, 4), facts=one_after_another),
+    ),
+    "a run that is no faster than its epochs say": Planted(
+        "epoch-against-run", "table table0 at world size 4",
+        lambda root: cited(root, joined(
+            table({1: 60, 2: 32, 4: 28}, "epoch_time", "s"),
+            table({1: 900, 2: 480, 4: 918}, "time", "s"))),
+        also=("break",),
+    ),
+    "a result of half the times of its journal": Planted(
+        "journal-contradicts", "launch w2-r1", halved_beside_journal),
+    "a baseline of another host": Planted(
+        "circumstances", "world size 1", lambda root: measured(
+            root, 204, edit=lambda content, n, r: [rank.update(host="old7") for rank in content[
+                KEY]["provenance"]["ranks"]] if n == 1 else None),
+    ),
+    "a compressing hook at 8": Planted(
+        "circumstances", "strong[64] at world size 8",
+        lambda root: measured(root, 205, (Case(changes=lambda n, r: {"details": {"ddp_settings": {
+            "comm_hook": "fp16_compress_hook" if n == 8 else None}}}),)),
+    ),
+    "another optimizer at 1": Planted(
+        "circumstances", "strong[64] at world size 1",
+        lambda root: measured(root, 206, (Case(changes=lambda n, r: {"details": {"basis": {
+            "optimizer": "AdamW" if n == 1 else "SGD"}}}),)),
+    ),
+    "another partition at 4": Planted(
+        "circumstances", "launches w4-r0", lambda root: measured(
+            root, 207, edit=lambda content, n, r: content[KEY]["provenance"].update(
+                slurm={"SLURM_JOB_PARTITION": "old" if n == 4 else "gpu"})),
+    ),
     "a training of more threads than cores": Planted(
         "crowded-training", "host node1, launch w1-r0", crowded_training, also=("no-repeat",)
+    ),
+    "half of the launches at two threads a rank": Planted(
+        "several-settings", "strong[64] at world size 1, 2, 4, 8",
+        lambda root: measured(root, 131, launches=lambda size: 6, facts=lambda size, repeat: {
+            "provenance": ranks(size, threads=1 + repeat % 2)}),
+    ),
+    "half of the launches with another algorithm of NCCL": Planted(
+        "several-settings", "strong[64] at world size 1, 2, 4, 8",
+        lambda root: measured(root, 132, launches=lambda size: 6, facts=lambda size, repeat: {
+            "provenance": ranks(size) | {"environment": {"NCCL_ALGO": ("Ring", "Tree")[repeat % 2]}}
+        }),
     ),
     "identical work that takes longer under another name": Planted(
         "identical-work", "weak[a] and weak[b] at world size 2",
@@ -534,6 +614,15 @@ def batch(size_of: int, scale: int = 1) -> Change:
 
 
 CLEAN: dict[str, Callable[[Path], Path]] = {
+    "sizes in turn, settings and losses alike": lambda root: measured(
+        root, 208, (Case(changes=lambda n, r: losses(4.2 + n / 1e3) | {"details": {
+            "ddp_settings": {"comm_hook": None}, "basis": {"optimizer": "SGD"}}}),),
+        facts=lambda n, r: {"started": f"2026-11-20T{10 + r:02}:{10 + n:02}:00+00:00"},
+    ),
+    "a loss that falls by less the larger the batch": lambda root: measured(
+        root, 209, (Case("weak[64]", "weak", weak, lambda n, r: losses(6.95 - 2 / n)),),
+        sizes=(1, 2, 4, 8, 16),
+    ),
     "identical work, a fiftieth apart": lambda root: measured(root, 91, equals(1.02)),
     "strong and weak": lambda root: measured(root, 103, (Case(), WEAK)),
     "one size that is not one": lambda root: measured(root, 105, sizes=(4,)),

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from lockstep.vocabulary.records.flags import flag
 from lockstep.vocabulary.records.record import KEY, case_name
 
 Json = dict[str, Any]
@@ -190,6 +191,10 @@ def rises(block: Json) -> None:
     block["checks"] |= {"loss_first": 2.0, "loss_last": 7.5}
 
 
+def other_samples(block: Json) -> None:
+    block["flags"] = [flag("other-samples", samples=2, items=256).to_dict()]
+
+
 def ask(precision: str) -> Callable[[Json], None]:
     def change(block: Json) -> None:
         block["factors"]["precision"] = precision
@@ -354,6 +359,7 @@ PLANTED: dict[str, Plant] = {
     "a case that failed": Plant("failed-case", launches(fail_case, 2, repeats=(1,))),
     "a case of which nothing is there": Plant("missing-case", launches(drop_case, 2, repeats=(2,))),
     "a launch that was removed": Plant("missing-case", remove_launch, STUDIES),
+    "samples that a batch does not hold": Plant("other-samples", blocks(other_samples, 1, 2)),
     "bf16 asked for and fp32 computed": Plant("precision-fell-back", blocks(ask("bf16"), 1, 2)),
     "a step that became shorter than its part": Plant(
         "alone-longer", scaled(0.02, 2, (0, 1, 2))),

@@ -22,7 +22,6 @@ from lockstep import content
 from lockstep.campaign.campaign import Campaign, Launch, LeftOut, plan
 from lockstep.campaign.floor import Missed, missed
 from lockstep.campaign.folder import USUAL_BUDGET_S, Folder, Outcome
-from lockstep.campaign.last_words import last_words
 from lockstep.campaign.launch_options import common_options, own_options
 from lockstep.campaign.local.launcher import (
     Ended,
@@ -32,7 +31,7 @@ from lockstep.campaign.local.launcher import (
     program_driver,
     torchrun,
 )
-from lockstep.campaign.next import Next, decide, gather, mark
+from lockstep.campaign.next import Next, decide, gather, mark, words_of
 from lockstep.vocabulary.records import journal, journal_copies
 from lockstep.vocabulary.records.record import KEY, case_name
 from lockstep.vocabulary.system import locks
@@ -159,7 +158,7 @@ class Ladder:
                 self.results.write_result(launch.name)
         code = process.returncode
         starter = "its driver" if self.campaign.command else "torchrun"
-        why = last_words(path, before.num_log_bytes) or f"{starter} ended with {code}"
+        why = words_of(folder, before, by_slurm=False) or f"{starter} ended with {code}"
         return Ended(gather(folder, before, str(hung or why)), code, hung)
 
     def _limit_s(self, outcome: Outcome) -> float:
@@ -256,7 +255,12 @@ def only_driver(folder: Path, on_wait: Callable[[], None] = lambda: None) -> Ite
                     "torchrun, or --to another folder"
                 )
         locks.sign(lock)
-        yield lock.fileno()
+        # A process that is forked from this one closes the lock's own file.
+        held = os.dup(lock.fileno())
+        try:
+            yield held
+        finally:
+            os.close(held)
 
 
 def _runs(pid: str) -> bool:

@@ -112,6 +112,11 @@ def _words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
     metavar="FOLDER",
     help="Trace three steps of each case by torch.profiler into this folder; measures nothing.",
 )
+@click.option(
+    "--replace",
+    is_flag=True,
+    help="Move aside the launches of tests that were edited since, and measure them again.",
+)
 @click.option("-n", "--dry-run", is_flag=True, help="Print the launches without starting them.")
 @click.option("--json", "as_json", is_flag=True, help="Print how each launch ended, as JSON.")
 def run(
@@ -120,6 +125,7 @@ def run(
     *,
     factors: tuple[str, ...],
     traces: Path | None,
+    replace: bool,
     dry_run: bool,
     as_json: bool,
     **changes: Any,
@@ -149,7 +155,7 @@ def run(
     chosen = load_with(campaign, parse(factors), **_with_tests(changes))
     if traces is not None:
         return _trace(chosen, traces, dry_run=dry_run)
-    return measure(chosen, root, dry_run=dry_run, as_json=as_json)
+    return measure(chosen, root, dry_run=dry_run, as_json=as_json, replace=replace)
 
 
 def _trace(chosen: "Campaign", folder: Path, *, dry_run: bool) -> int:
@@ -172,6 +178,7 @@ def measure(
     dry_run: bool = False,
     as_json: bool = False,
     limit_s: float = math.inf,
+    replace: bool = False,
 ) -> int:
     """Measure what is missing of a campaign, and return the command's exit code.
 
@@ -198,6 +205,7 @@ def measure(
         return 0
     with ladders.only_driver(folder, on_wait=_say_waiting) as lock:
         ladder = dataclasses.replace(ladder, lock=lock)
+        run_plan.refuse_changed(ladder, replace=replace)
         ladder.claim()
         try:
             return _measure(ladder, limit_s, as_json=as_json)

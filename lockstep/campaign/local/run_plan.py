@@ -1,8 +1,9 @@
 """What `lockstep run` is about to start, and how long that will take, in words or as JSON."""
 
+import hashlib
 import json
-import math
 import shlex
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -12,6 +13,7 @@ from lockstep.campaign.local.ladder import Ladder
 from lockstep.campaign.local.local_stages import Stages
 from lockstep.campaign.local.time_needed import Needed, estimate
 from lockstep.vocabulary.records import journal
+from lockstep.vocabulary.records.record import KEY
 from lockstep.vocabulary.system import git
 from lockstep.vocabulary.text.durations import in_words
 from lockstep.vocabulary.text.formats import counted, listed
@@ -59,7 +61,7 @@ def _cases(campaign: Campaign) -> str:
 def announce(ladder: Ladder, num_missing: int) -> None:
     """Print what is to be measured, and a warning where other tests were measured before."""
     click.echo(summary(ladder.campaign, num_missing), err=True)
-    if warning := other_commit(ladder) or changed_tests(ladder):
+    if warning := other_commit(ladder):
         click.echo(warning, err=True)
 
 
@@ -81,22 +83,52 @@ def other_commit(ladder: Ladder) -> str:
     )
 
 
-def changed_tests(ladder: Ladder) -> str:
-    """Return a warning of files of one's own tests that are newer than a launch, if any are."""
-    results = ladder.results
-    journals = [path for path in map(results.journal, results.names()) if path.is_file()]
-    oldest_s = min((path.stat().st_mtime for path in journals), default=math.inf)
+def changed_tests(ladder: Ladder) -> dict[str, list[str]]:
+    """Return the files of one's own tests that were edited since, and the launches of before.
+
+    A case that has no result holds nothing: it may have failed, and be mended.
+    """
+    found: dict[str, set[str]] = {}
     paths = [Path(test.partition("::")[0]) for test in ladder.campaign.tests]
     files = [
         file for path in paths for file in (path.rglob("test_*.py") if path.is_dir() else [path])
     ]
-    newer = sorted(str(file) for file in files if file.stat().st_mtime > oldest_s)
-    if not newer:
-        return ""
-    return (
-        f"Warning: {listed(newer, 3)} changed after launches of {ladder.folder}, which are not "
-        "measured again; give --name for a folder of what the tests measure now"
-    )
+    now = {file: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    for name in ladder.results.names():
+        for case, entry in journal.measured(ladder.results.journal(name)).items():
+            record = entry.get("extra_info", {}).get(KEY, {})
+            named = Path(case.partition("::")[0]).name
+            alike = {file: sha256 for file, sha256 in now.items() if file.name == named}
+            then = record.get("workload_sha256")
+            # A case of a size has its workload in the digest as well: its ranks compare that.
+            is_own = "workload=" not in case
+            if is_own and then and alike and then not in alike.values():
+                for file in alike:
+                    found.setdefault(str(file), set()).add(name)
+    return {file: sorted(launches) for file, launches in sorted(found.items())}
+
+
+def refuse_changed(ladder: Ladder, *, replace: bool) -> None:
+    """Refuse to measure edited tests into a folder of what they were, or move that aside.
+
+    Raises:
+        ValueError: Tests were edited since launches of the folder measured them.
+    """
+    changed = changed_tests(ladder)
+    launches = sorted({name for names in changed.values() for name in names})
+    if not launches:
+        return
+    if not replace:
+        raise ValueError(
+            f"{listed(list(changed), 3)} changed after {listed(launches, 3)} of {ladder.folder} "
+            "measured it; give --name for a folder of what the tests measure now, or --replace to "
+            "move those launches aside and measure them again"
+        )
+    aside = ladder.folder / "replaced" / datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    aside.mkdir(parents=True)
+    for name in launches:
+        ladder.results.launch(name).rename(aside / name)
+    click.echo(f"Moved to {aside}: {listed(launches, 3)}", err=True)
 
 
 def summary(campaign: Campaign, num_missing: int) -> str:

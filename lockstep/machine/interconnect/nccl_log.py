@@ -1,7 +1,8 @@
 """Which links NCCL uses between which ranks, as it says itself under NCCL_DEBUG=INFO.
 
 Lines differ between releases, and are of no promised form: what is not known is left aside. Read
-are those of NCCL 2.4 to 2.28 with its own transports, InfiniBand plugins and AWS's for libfabric:
+are those of NCCL 2.4 to 2.28 and of AMD's RCCL, which ends them in ` comm 0x... nRanks 16`, with
+their own transports, InfiniBand plugins and AWS's for libfabric:
 
     rank 7 to 4 of a node    `Ring 00 : 7[3d000] -> 4[b2000] via P2P/IPC`, since 2.8
                              `Channel 00/0 : 7[7] -> 4[4] via P2P/CUMEM`, at times with `/read`
@@ -10,7 +11,9 @@ are those of NCCL 2.4 to 2.28 with its own transports, InfiniBand plugins and AW
                              `NET/AWS Libfabric/0/GDRDMA`, `NET/IBext_v8/2`
     the network              `Using network IB`, or `Initialized NET plugin IB`
     its adapters             `NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:...`,
+                             two as one `[0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE}`,
                              `NET/OFI Selected provider is efa`
+    what a user set          `NCCL_IB_DISABLE set by environment to 1.`
 """
 
 import re
@@ -29,11 +32,12 @@ MAX_NAMED = 8
 SOCKETS = "NET/Socket"
 
 _SAID = re.compile(r"NCCL (?:INFO|WARN) (.*)")
-_VERSION = re.compile(r"NCCL version (\d+\.\d+[\w.+]*)")
+_COMMUNICATOR = re.compile(r" comm 0x[0-9a-f]+ n[rR]anks \d+.*")
+_VERSION = re.compile(r"N?R?CCL version (?:: )?(\d+\.\d+[\w.+]*)")
 _NETWORK = re.compile(
     r"(?:Using network|Initialized NET plugin|Assigned NET plugin) ([\w. -]+?)(?: to comm)?"
 )
-_ADAPTERS = re.compile(r"NET/IB : Using ((?:\[\d+\]\S+ ?)+).*")
+_ADAPTERS = re.compile(r"NET/IB ?: Using (\[\d+\].*)")
 _PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([\w;-]+).*")
 _END = r"(\d+)(?:\[\w+\])?"
 _LINK = re.compile(
@@ -41,7 +45,15 @@ _LINK = re.compile(
 )
 _P2P = re.compile(r"P2P/(IPC|CUMEM|MNNVL|direct pointer|indirect)(?:/.*)?")
 _SHARED = re.compile(r"direct shared memory|SHM(?:/.*)?")
+_SETTING = re.compile(r"(NCCL_\w+) set by environment(?: to (.+?))?\.?")
 _NET = re.compile(r"NET/([\w .-]+)/\d+(?:\(\d+\))?(/GDRDMA(?:\(\w+\))?)?(?:/Shared)?")
+_OVER_TCP = re.compile(r"(tcp|sockets|udp)\b.*")  # providers of libfabric
+# What of a user's settings, as NAME=VALUE, takes a faster way away.
+_CAUSES = {
+    "sockets-beside-infiniband": r"NCCL_IB(EXT)?_DISABLE(=(?!0$).*)?|NCCL_NET=Socket",
+    "no-gpu-direct": r"NCCL_NET_GDR_LEVEL=(?!SYS|5).*|NCCL_(NET_GDR_READ|DMABUF_ENABLE)=0",
+    "no-peer-to-peer": r"NCCL_P2P_DISABLE(=(?!0$).*)?|NCCL_P2P_LEVEL=(?!SYS|5).*",
+}
 
 
 @dataclass(frozen=True, order=True)
@@ -67,6 +79,7 @@ class NcclLog:
         adapters: Names of InfiniBand ports, such as `mlx5_0:1/IB`, and providers of libfabric.
         links: Every pair of ranks with each transport between them, once.
         warnings: What it warned of, shortened.
+        settings: What a user set, such as `NCCL_IB_DISABLE=1`.
     """
 
     version: str | None = None
@@ -74,6 +87,7 @@ class NcclLog:
     adapters: tuple[str, ...] = ()
     links: tuple[Link, ...] = ()
     warnings: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
 
     @property
     def transports(self) -> dict[str, int]:
@@ -88,6 +102,7 @@ class _Found:
     adapters: dict[str, None] = field(default_factory=dict)
     links: set[Link] = field(default_factory=set)
     warnings: dict[str, None] = field(default_factory=dict)
+    settings: dict[str, None] = field(default_factory=dict)
 
     def take(self, line: str) -> None:
         """Keep what a line tells."""
@@ -96,7 +111,7 @@ class _Found:
         said = _SAID.search(line)
         if said is None:
             return
-        text = said[1].strip()
+        text = _COMMUNICATOR.sub("", said[1]).strip()
         if "NCCL WARN" in line:
             self.warnings[one_line(text)[:MAX_CHARACTERS]] = None
         elif link := _link(text):
@@ -104,9 +119,11 @@ class _Found:
         elif network := _NETWORK.fullmatch(text):
             self.networks[network[1]] = None
         elif adapters := _ADAPTERS.fullmatch(text):
-            self.adapters |= dict.fromkeys(re.findall(r"\[\d+\](\S+?:\d+/\w+)", adapters[1]))
+            self.adapters |= dict.fromkeys(re.findall(r"\[\d+\] ?(\S+?:\d+/\w+)", adapters[1]))
         elif provider := _PROVIDER.fullmatch(text):
             self.adapters[provider[1]] = None
+        elif setting := _SETTING.fullmatch(text):
+            self.settings["=".join(filter(None, setting.groups()))[:MAX_CHARACTERS]] = None
 
     def log(self) -> NcclLog:
         """Return what was kept."""
@@ -116,6 +133,7 @@ class _Found:
             tuple(self.adapters),
             tuple(sorted(self.links)),
             tuple(self.warnings)[:MAX_WARNINGS],
+            tuple(sorted(self.settings)),
         )
 
 
@@ -146,22 +164,29 @@ def merged(logs: Iterable[NcclLog]) -> NcclLog:
         found.adapters |= dict.fromkeys(log.adapters)
         found.links.update(log.links)
         found.warnings |= dict.fromkeys(log.warnings)
+        found.settings |= dict.fromkeys(log.settings)
     return found.log()
 
 
 def findings(log: NcclLog, hosts: Sequence[str], fabrics: Sequence[str]) -> Iterator[Flag]:
-    """Yield what is slower than the machine could be.
+    """Yield what is slower than the machine could be, and what a user set that makes it so.
 
-    The fabrics are names of the InfiniBand or EFA devices that the nodes have.
+    The fabrics are names of the InfiniBand, EFA or Slingshot devices that the nodes have.
     """
-    beside = tuple(dict.fromkeys([*fabrics, *log.adapters]))
+    for each in _slow(log, hosts, fabrics):
+        settings = [one for one in log.settings if re.fullmatch(_CAUSES[each.kind], one)]
+        yield flag(each.kind, **each.values, environment=settings) if settings else each
+
+
+def _slow(log: NcclLog, hosts: Sequence[str], fabrics: Sequence[str]) -> Iterator[Flag]:
+    tcp = [name for name in log.adapters if _OVER_TCP.fullmatch(name)]
+    beside = [name for name in dict.fromkeys([*fabrics, *log.adapters]) if name not in tcp]
     between = [link for link in log.links if link.transport.startswith("NET/")]
-    sockets = [link for link in between if link.transport == SOCKETS]
+    by_socket = (SOCKETS, "NET/AWS Libfabric", "NET/Libfabric") if tcp else (SOCKETS,)
+    sockets = [link for link in between if link.transport in by_socket]
     if sockets and beside:
-        yield flag(
-            "sockets-beside-infiniband", devices=list(beside[:MAX_NAMED]), links=len(sockets)
-        )
-    others = [link for link in between if link.transport != SOCKETS]
+        yield flag("sockets-beside-infiniband", devices=beside[:MAX_NAMED], links=len(sockets))
+    others = [link for link in between if link not in sockets]
     # Where a GPU may not be read by the card, but written to, only the receiver's line says GDRDMA.
     direct = {(link.source, link.target) for link in others if link.transport.endswith("/GDRDMA")}
     through_host = [link for link in others if (link.source, link.target) not in direct]

@@ -109,3 +109,9 @@ def infiniband_ports(classes: Path = CLASSES) -> list[Port]:
         )
         for path in sorted((classes / "infiniband").glob("*/ports/*"))
     ]
+
+
+def fabrics(classes: Path = CLASSES) -> list[str]:
+    """Return the adapters that are faster than sockets: InfiniBand's in use, and Slingshot's."""
+    slingshot = sorted(path.name for path in (classes / "cxi").glob("cxi*"))
+    return [port.device for port in infiniband_ports(classes) if port.is_active] + slingshot

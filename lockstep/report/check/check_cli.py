@@ -58,6 +58,7 @@ def check(ctx: click.Context, paths: tuple[Path, ...], as_json: bool, lists_rule
 
 def _print_rules(as_json: bool) -> None:
     from lockstep.report.check.checker import RULES
+    from lockstep.report.check.rules.recorded_facts import MAY_DIFFER
 
     rows = [
         {"rule": one.name, "level": one.level, "what": one.what, "why": one.why,
@@ -65,7 +66,7 @@ def _print_rules(as_json: bool) -> None:
         for one in RULES
     ]  # fmt: skip
     if as_json:
-        click.echo(json.dumps({"rules": rows}, indent=1))
+        click.echo(json.dumps({"rules": rows, "may_differ": MAY_DIFFER}, indent=1))
         return
     for row in rows:
         head = f"{row['rule']:23}{row['level']:9}"

@@ -19,6 +19,7 @@ from lockstep.report.check.rules import (
     launches,
     points,
     published,
+    recorded_facts,
     work,
 )
 from lockstep.report.compute.scaling import Series
@@ -34,13 +35,19 @@ FLAGGED = "flagged"
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing to look for."""
+    """One thing to look for.
+
+    Attributes:
+        doubts: Of a warning: whether a ratio that it touches may be wrong, so that no gate judges
+            it; else it limits what may be concluded from a right one.
+    """
 
     name: str
     level: Level
     why: str
     action: str
-    check: "Callable[[Evidence], Iterator[Hit]]"
+    check: Callable[[Evidence], Iterator[Hit]]
+    doubts: bool = True
 
     @property
     def what(self) -> str:
@@ -54,6 +61,7 @@ class Finding:
 
     Attributes:
         hit: The fact with its values, and the cases, world sizes and launches it concerns.
+        doubts: Whether it is a warning that casts doubt on a ratio of what it touches.
     """
 
     rule: str
@@ -62,6 +70,7 @@ class Finding:
     why: str
     action: str
     points: frozenset[Place] = frozenset()
+    doubts: bool = False
 
     @property
     def where(self) -> str:
@@ -95,7 +104,7 @@ class Finding:
         }  # fmt: skip
 
 
-TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], ...] = (
+TABLE: tuple[tuple[Any, ...], ...] = (
     (
         "constant-work", "error", "the points do different work, and no ratio compares them",
         "measure every size with one batch: the global batch for strong scaling, the local for "
@@ -108,11 +117,16 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     ),
     (
         "fixed-epochs", "warning", "neither strong nor weak scaling, and the training differs",
-        "quote both views, and compare the accuracy reached, too", work.fixed_epochs,
+        "quote both views, and compare the accuracy reached, too", work.fixed_epochs, False,
     ),
     (
         "samples-time", "error", "throughput times time must be samples, or one of them is wrong",
         "rebuild the file from its journal, or measure again", work.samples_time,
+    ),
+    (
+        "other-samples", "error", "throughput is counted in samples, and is wrong by as much",
+        "give samples= the local batch, as a number: len() of a pair or a dict is that of its "
+        "parts; then measure again", cases.other_samples,
     ),
     (
         "doubled-world-size", "error",
@@ -150,6 +164,11 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
         "find out which the source measured, and correct the other", published.published_ratio,
     ),
     (
+        "epoch-against-run", "warning", "a run has more than its epochs, or more epochs",
+        "say which of both a speed-up is of, and find out where the rest of the run goes",
+        published.epoch_against_run,
+    ),
+    (
         "truncated-batch", "error", "a step trains fewer samples than its label says",
         "choose a global batch that every world size divides", work.truncated_batch,
     ),
@@ -157,6 +176,7 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
         "small-batch", "warning",
         "the fixed costs of a step, launching kernels and meeting the other ranks, rule it",
         "enlarge the local batch, and look at the utilisation of the devices", work.small_batch,
+        False,
     ),
     (
         "super-linear", "warning",
@@ -166,16 +186,16 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     ),
     (
         "ladder-gap", "warning", "where the curve bends between them is not known",
-        "measure the sizes between, doubling at most", ladders.ladder_gap,
+        "measure the sizes between, doubling at most", ladders.ladder_gap, False,
     ),
     (
         "no-baseline", "warning", "losses below it are hidden from every ratio",
-        "measure one rank, or name the baseline next to each ratio", ladders.no_baseline,
+        "measure one rank, or name the baseline next to each ratio", ladders.no_baseline, False,
     ),
     (
         "break", "warning", "one curve through all points would describe neither side of it",
         "look for its cause there: a node's edge, a slow link, a shared file system",
-        ladders.broken_curve,
+        ladders.broken_curve, False,
     ),
     (
         "outlier", "warning", "scaling curves bend downward, so this point was held up",
@@ -208,7 +228,7 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     ),
     (
         "no-repeat", "warning", "nothing is known of the noise, so there is no interval",
-        "measure at least 3 launches of every point: repeats = 3", launches.no_repeat,
+        "measure at least 3 launches of every point: repeats = 3", launches.no_repeat, False,
     ),
     (
         "uneven-repeats", "warning", "was one measured until it pleased?",
@@ -236,7 +256,7 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     ),
     (
         "shared-job", "warning", "what its nodes add is in all of them, and in no interval",
-        "send each repeat in a job of its own: share_job = false", points.shared_job,
+        "send each repeat in a job of its own: share_job = false", points.shared_job, False,
     ),
     (
         "uneven-rounds", "warning", "were rounds left out?",
@@ -245,30 +265,50 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     (
         "cold-start", "warning", "the mean and the cost hold what happens once",
         "measure with more warm-up rounds: warmup_rounds in the campaign", entries.cold_start,
+        False,
     ),
     (
         "identical-work", "warning", "what separates them is no setting, and no effect of one",
         "measure with more warm-up rounds, and trust no smaller difference between cases",
-        identical.identical_work,
+        identical.identical_work, False,
     ),
     (
         "circumstances", "warning", "it may be the cause of a difference between world sizes",
-        "measure all sizes in turn, on the same hosts, with one commit and environment",
-        points.circumstances,
+        "measure all sizes in turn, on the same hosts, with one commit and the same settings",
+        recorded_facts.circumstances,
+    ),
+    (
+        "idle-devices", "note", "they wait there, for the other ranks, for input or for launches",
+        "look at what the report says of that size: communication, input, a fixed cost",
+        recorded_facts.idle_devices,
+    ),
+    (
+        "not-in-turn", "warning", "a machine that drifts meanwhile looks like scaling",
+        "measure each repeat of all sizes before the next repeat, as lockstep run does",
+        points.not_in_turn,
+    ),
+    (
+        "several-settings", "note", "they are series of their own, each over its own baseline",
+        "compare them at one size, or measure all launches with one setting",
+        points.several_settings,
     ),
     (
         "too-few-steps", "warning", "one late step changes the result",
-        "measure with more rounds: rounds in the campaign", launches.too_few_steps,
+        "measure with more rounds: rounds in the campaign", launches.too_few_steps, False,
     ),
     (
         "unfinished-launch", "error", "what failed last may be what is slow",
-        "lockstep resume under Slurm, else lockstep run again: it goes on where it stopped",
-        launches.unfinished,
+        "begin it again: it goes on where it stopped", launches.unfinished,
+    ),
+    (
+        "journal-contradicts", "error", "both come from one measurement, so one was changed",
+        "put back the file that was changed, or measure the launch again",
+        launches.journal_contradicts,
     ),
     (
         "journal-only", "warning", "what its session wrote at its end is not what is there",
         "find out what became of the file; keep the journal, it holds all cases",
-        launches.journal_only,
+        launches.journal_only, False,
     ),
     (
         "unreadable-launch", "error", "its points are left out of every number",
@@ -276,13 +316,11 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     ),
     (
         "failed-case", "error", "the cases that are left may look better than all of them",
-        "mend its cause, then lockstep resume under Slurm, else lockstep run again",
-        launches.failed,
+        "mend its cause, then begin it again", launches.failed,
     ),
     (
         "missing-case", "error", "points left out without a reason may be the bad ones",
-        "lockstep resume under Slurm, else lockstep run again: it measures what is missing",
-        launches.missing,
+        "begin it again: that measures what is missing", launches.missing,
     ),
     (
         "precision-fell-back", "error", "the label names a speed that this hardware does not have",
@@ -290,7 +328,7 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     ),
     (
         "duplicate-buckets", "warning", "a difference between them is noise",
-        "keep one of them, or choose sizes below the model's gradients", cases.same_buckets,
+        "keep one of them, or choose sizes below the model's gradients", cases.same_buckets, False,
     ),
     (
         "above-peak", "error", "no device does that: operations, time or peak are wrong",
@@ -299,6 +337,10 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     (
         "wrong-result", "error", "a fast wrong case is a failed case",
         "mend it and measure again", cases.wrong_result,
+    ),
+    (
+        "loss-stays", "warning", "that size does not train what the others do",
+        "look at its learning rate and at how its gradients are averaged", cases.loss_stays,
     ),
     (
         FLAGGED, "warning", "a flagged point is no evidence for a proposal",
@@ -349,8 +391,13 @@ def blocked_by(
 
     `of_speed` tells whether the verdict is on a time, a rate or a ratio of them.
     """
-    touched, wrong = list(rows), (blocking if of_speed else errors)(findings)
-    return list(dict.fromkeys(one.rule for one in wrong if any(map(one.touches, touched))))
+    return touching((blocking if of_speed else errors)(findings), rows)
+
+
+def touching(findings: Iterable[Finding], rows: Iterable[Row]) -> list[str]:
+    """Return the rules of the findings that touch one of some results."""
+    touched = list(rows)
+    return list(dict.fromkeys(one.rule for one in findings if any(map(one.touches, touched))))
 
 
 def _merged(hits: Iterator[Hit]) -> list[Hit]:
@@ -368,4 +415,6 @@ def _merged(hits: Iterator[Hit]) -> list[Hit]:
 
 def _finding(rule: Rule, hit: Hit, points: frozenset[Place]) -> Finding:
     action = wording.ACTIONS.get(hit.kind, rule.action)
-    return Finding(rule.name, rule.level, hit, rule.why, action, points)
+    doubts = rule.level == "warning" and rule.doubts and hit.doubts
+    action = wording.fill(action, hit.values)
+    return Finding(rule.name, rule.level, hit, rule.why, action, points, doubts)

@@ -31,6 +31,7 @@ class Hit:
         world_sizes: World sizes concerned; empty where all are.
         launches: Launches concerned; empty where all are. Hits that differ in nothing else are one.
         path: The file concerned, where no launch is.
+        doubts: Whether it casts doubt on a ratio, where its rule's warnings do.
     """
 
     kind: str
@@ -40,6 +41,7 @@ class Hit:
     launches: tuple[str, ...] = ()
     is_table: bool = False
     path: str = ""
+    doubts: bool = True
 
 
 @dataclass(frozen=True)

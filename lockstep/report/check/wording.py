@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from lockstep.report.predict.models import Break
 
 MILLI = 1e3
+# How what is missing is measured, by what began the launches.
+AGAIN = {
+    "jobs": "lockstep resume",
+    "run": "lockstep run again",
+    "pytest": "give the same command again, with --resume",
+}
 _SPECS: dict[str, Callable[[Any], str]] = {
     "percent": lambda value: f"{percent(value)} %",
     "ratio": ratio,
@@ -24,6 +30,8 @@ _SPECS: dict[str, Callable[[Any], str]] = {
     "case": lambda count: counted(count, "case"),
     "point": lambda count: counted(count, "point"),
     "threads": threads_at_sizes,
+    "again": lambda by: AGAIN[by],
+    "of": lambda case: case or "the launch",
 }
 
 
@@ -82,6 +90,8 @@ FACTS = {
     "apart": "{fast} is {excess:percent} faster than {slow}",
     "few-steps": "timed steps of a launch: {steps}, fewer than {fewest}",
     "early-end": "ended early, with {held} of {expected:case}",
+    "contradicted": "of {case:of} its result.json has {result}, and its journal.jsonl, which was "
+    "read, {journal}",
     "from-journal": "its result.json is missing, cut short or older, so its journal was read",
     "unread": "{reason}",
     "failed": "failed: {reason}",
@@ -94,6 +104,8 @@ FACTS = {
     "check-failed": "{names} did not hold",
     "loss-unknown": "the loss is NaN or infinite",
     "loss-rose": "the loss rose over the timed steps",
+    "loss-stays": "the loss goes from {first:.4g} to {last:.4g}, and at world size {other} from "
+    "{other_first:.4g} to {other_last:.4g}",
     "targets": "its numbers are targets{note}",
     "ranks-missing": "it holds the rounds of {held:rank}, but ran on {size}",
     "alone-longer": "the step without communication takes {alone_s:ms}, longer than the longest "
@@ -108,8 +120,12 @@ FACTS = {
     "circumstance": "{fact} is {value} at world size {sizes}, and {usual} in most launches",
     "circumstances-differ": "the launches differ: {fact} is {usual} at world size {usual_sizes}, "
     "and {value} in as many at {sizes}",
+    "gauge": "{fact} is {value:.3g}, and {usual:.3g} at the other sizes",
+    "not-in-turn": "the launches at world size {sizes} came all or nearly all before, or after, "
+    "those at {base}",
     "other-hosts": "its ranks ran on {own}, those of the other sizes on {others}",
     "other-date": "it was measured on {date}, {hours:.0f} hours from the nearest other size",
+    "other-setting": "its launches differ in a setting, and some have {setting}",
     "repeat-holes": "repeats {gone} are missing, and {there} are there",
     "one-job": "{count} repeats ran in job {job}",
     "round-counts": "the launches hold {counts} rounds",
@@ -119,10 +135,15 @@ FACTS = {
     "scaled-copy": "their rounds are in one proportion to the last digit",
     "published-ratio": "its {ratio} over {baseline} is stated as {published:ratio}, but its values "
     "give {computed:ratio}",
+    "epoch-and-run": "an epoch is {epoch:ratio} times as fast, and the whole run {run:ratio} times",
     "same-line": "{names} hold the same value to the last digit",
 }
 # What to do where the rule's own action does not fit.
 ACTIONS = {
+    "early-end": "{by:again}: it goes on where it stopped",
+    "failed": "mend its cause, then {by:again}",
+    "no-result": "{by:again}: it measures what is missing",
+    "not-run": "{by:again}: it measures what is missing",
     "samples-of-table": "correct the samples, or the scaling: strong keeps them, weak multiplies "
     "them by n",
 }

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import product
 from typing import Any
 
@@ -32,8 +31,6 @@ OWN_FACTS = {"ranks", "command", "hostname", "slurm", "environment", "image_path
 
 # Circumstances of a point.
 OF_ROWS = ("num_nodes", "precision", "steps_per_round")
-# Largest lead of a side's launches; beyond it a difference may be a drift. A B A B has 0.5.
-MOST_APART = 0.5
 
 
 def environment(
@@ -137,23 +134,10 @@ def _in_one_job(points: Iterable[tuple[Sequence[Row], Sequence[Row]]]) -> Iterat
 
 
 def _not_in_turn(a: Sequence[Launch], b: Sequence[Launch]) -> Iterator[Caution]:
-    """Compare the share of pairs of launches in which A's came first with that in which B's did.
-
-    The difference is 0 for A B B A, 0.5 for A B A B, 1 for A A B B. What drifts steadily shifts the
-    difference in speed in proportion to it.
-    """
-    times = [[t for one in side if (t := _started(one)) is not None] for side in (a, b)]
-    pairs = list(product(*times))
-    lead = sum((x < y) - (x > y) for x, y in pairs)
-    if abs(lead) > MOST_APART * len(pairs):
-        first, last = ("A", "B") if lead > 0 else ("B", "A")
-        share = "all" if abs(lead) == len(pairs) else "most"
+    times = [list(filter(None, map(replicates.begun, side))) for side in (a, b)]
+    pairs = list(product(times[0], times[1]))
+    ahead = replicates.lead(pairs)
+    if abs(ahead) > replicates.MOST_APART:
+        first, last = ("A", "B") if ahead > 0 else ("B", "A")
+        share = "all" if abs(ahead) == 1 else "most"
         yield Caution("not-in-turn", {"first": first, "last": last, "share": share})
-
-
-def _started(launch: Launch) -> float | None:
-    """Return when a launch began, in seconds; None where it does not say so."""
-    try:
-        return datetime.fromisoformat(str(launch.facts.get("started"))).timestamp()
-    except (ValueError, OverflowError):
-        return None

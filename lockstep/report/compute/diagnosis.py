@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
+# More than half of a launch's time, so that its mean says more of what held it up than of a step.
+MOST = 0.5
 # Fewer values show no trend, and no two modes, that noise would not show too.
 FEWEST = 8
 MODE_FEWEST = 12
@@ -47,6 +49,14 @@ def of_rounds(round_s: Array) -> list[list[Flag]]:
         round_s: Seconds of each round in the order of time, shape (num_records, num_rounds).
     """
     found: list[list[Flag]] = [[] for _ in round_s]
+    middle = np.median(round_s, axis=1)
+    beyond = np.maximum(round_s - middle[:, None], 0).sum(axis=1) / round_s.sum(axis=1)
+    for record in np.flatnonzero(beyond > MOST):
+        longest_s, median_s = float(round_s[record].max()), float(middle[record])
+        share = float(beyond[record])
+        found[record].append(
+            flag("long-round", longest_s=longest_s, median_s=median_s, share=share)
+        )
     if round_s.shape[1] < FEWEST:
         return found
     change, apart = trend(round_s), modes(round_s)

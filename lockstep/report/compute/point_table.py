@@ -55,11 +55,9 @@ def _record(series: Series, point: Point, target: float | None) -> dict[str, Any
         time_s=point.time_s,
         sample_unit=row.sample_unit,
         samples_per_step=row.samples_per_step,
-        time_ratio=point.time_ratio,
         device_hours=point.device_hours,
         device_hours_per=point.device_hours_per,
         cost=point.cost,
-        extra_device_hours=point.extra_device_hours,
         flags=flags.to_dicts(point.flags),
         num_far_out=sum(far_out) if far_out else None,
         blocked_by=point.blocked_by,
@@ -134,13 +132,15 @@ def _interval_over(point: Point) -> str | None:
 
 
 def _ratios(series: Series, point: Point) -> dict[str, Any]:
-    """Return the ratios to the baseline, unknown in a study where they mean nothing."""
+    """Return the ratios to the baseline; unknown where they mean nothing or are blocked."""
     ratios = (
-        {"baseline_world_size": series.baseline}
-        | _bounds("speedup", point.speedup, point.speedup_interval)
+        _bounds("speedup", point.speedup, point.speedup_interval)
         | _bounds("parallel_efficiency", point.parallel_efficiency, point.efficiency_interval)
+        | {"time_ratio": point.time_ratio, "extra_device_hours": point.extra_device_hours}
     )
-    return ratios if series.is_compared else dict.fromkeys(ratios)
+    if point.blocked_by or not series.is_compared:
+        ratios = dict.fromkeys(ratios)
+    return {"baseline_world_size": series.baseline if series.is_compared else None} | ratios
 
 
 def _learned(point: Point, target: float | None) -> dict[str, Any]:

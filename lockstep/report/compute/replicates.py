@@ -7,12 +7,34 @@ several jobs, and one of them several launches, a job gives one value: the mean 
 """
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from statistics import fmean, geometric_mean
 from typing import TypeVar
 
-from lockstep.report.load.results import Row
+from lockstep.report.load.results import Launch, Row
 
 Value = TypeVar("Value")
+
+# Largest lead of launches over others; beyond it a difference may be a drift. A B A B has 0.5.
+MOST_APART = 0.5
+
+
+def begun(launch: Launch) -> datetime | None:
+    """Return when a launch began; None where it does not say so, with its time zone."""
+    try:
+        when = datetime.fromisoformat(str(launch.facts.get("started")))
+    except ValueError:
+        return None
+    return when if when.tzinfo else None
+
+
+def lead(pairs: Sequence[tuple[datetime, datetime]]) -> float:
+    """Return the share of pairs whose first came first, less that of those whose second did.
+
+    Of all pairs of an A and a B it is 0 for A B B A, 0.5 for A B A B, 1 for A A B B. What drifts
+    steadily shifts the difference in speed in proportion to it.
+    """
+    return sum((a < b) - (a > b) for a, b in pairs) / len(pairs) if pairs else 0.0
 
 
 def num_jobs(rows: Sequence[Row]) -> int | None:

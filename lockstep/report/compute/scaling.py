@@ -103,6 +103,10 @@ class Point:
         """Whether the repeats share one job, so that intervals leave out what another would do."""
         return replicates.in_one_job(self.rows)
 
+    def reaches(self, least: float) -> bool | None:
+        """Tell whether the efficiency is at least so much, see `reaches`."""
+        return reaches(self.parallel_efficiency, self.efficiency_interval, least, self.rows[0])
+
     @property
     def units(self) -> list[float]:
         """The rates that intervals are over: of each launch, or of each of several jobs."""
@@ -123,32 +127,34 @@ class Point:
 class Series:
     """The points of one case over world sizes, and the size they are compared with.
 
-    Where launches of a size had several layouts, the main series has the most densely packed of
-    each size, and each other layout is a series of its own whose ratios are to the main baseline.
+    Launches that differ in a setting that is kept over world sizes are ladders of their own, each
+    with its own baseline. Where launches of one ladder and size lie otherwise on nodes, the ladder
+    has the most densely packed, and each other layout is a series whose ratios are to its baseline.
 
     Attributes:
         label: What varies, and the layout where it is not the main one.
-        baseline: World size that ratios divide by, of the main series.
+        base: The point that every ratio of the series divides by.
         layout: What tells the layout from the main one; empty for the main series.
         main: The main series of the case; None where this is it.
         row: A row for what all rows share: study, workload, scaling, precision.
-        base: The point that every ratio of the series divides by.
     """
 
     case: str
     label: str
-    baseline: int
+    base: Point = field(repr=False, compare=False)
     points: list[Point]
     layout: str = ""
     main: "Series | None" = None
     row: Row = field(init=False, repr=False, compare=False)
-    base: Point = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Look up what is asked for hundreds of times a series."""
         self.row = self.points[0].rows[0]
-        own = self.main or self
-        self.base = next(p for p in own.points if p.world_size == self.baseline)
+
+    @property
+    def baseline(self) -> int:
+        """World size that ratios divide by."""
+        return self.base.world_size
 
     @property
     def name(self) -> str:
@@ -167,8 +173,25 @@ class Series:
         return [point for point in self.points if point.world_size > self.baseline]
 
     def good(self, threshold: float) -> list[Point]:
-        """Return the points above the baseline whose efficiency reaches a threshold."""
-        return [point for point in self.above if point.parallel_efficiency >= threshold]
+        """Return the points above the baseline that are shown to reach an efficiency."""
+        return [point for point in self.above if point.reaches(threshold)]
+
+    def unshown(self, threshold: float) -> list[Point]:
+        """Return the points above the baseline whose launches leave open whether they do."""
+        return [point for point in self.above if point.reaches(threshold) is None]
+
+
+def reaches(value: float, interval: Interval | None, least: float, row: Row) -> bool | None:
+    """Tell whether a ratio is at least so much: its whole interval is, or none of it.
+
+    None where launches leave both open, or where there is no interval. What was not measured here
+    is taken as its source has it.
+    """
+    if interval is None:
+        return None if row.origin == "measured" else value >= least
+    if interval[0] >= least:
+        return True
+    return False if interval[1] < least else None
 
 
 def series_of(
@@ -196,28 +219,38 @@ def series_of(
 
 
 def _series(rows: Sequence[Row], baseline: int | None) -> list[Series]:
-    """Return the main series of a case, and one for each other layout that it was measured on."""
+    """Return the series of a case: of each ladder, and of each layout beside its densest."""
+    case, named = rows[0].case, label(rows[0])
+    made: list[Series] = []
+    for ladder, own in layout.ladders(rows).items():
+        found = _layouts(own)
+        sizes = {point.world_size: point for point in found[""]}
+        base = sizes.get(baseline or 0) or found[""][0]
+        for placed, points in found.items():
+            name = ", ".join(filter(None, (placed, ladder)))
+            full = ", ".join(filter(None, (named, name)))
+            made.append(Series(case, full, base, points, name, made[0] if made else None))
+            for point in points:
+                _relate(point, base)
+    return made
+
+
+def _layouts(rows: Sequence[Row]) -> dict[str, list[Point]]:
+    """Return the points of a ladder by what tells their layout from the densest; that comes first.
+
+    Of launches that differ, a point has those that agree in where their ranks lie and in settings.
+    """
     sizes: dict[int, list[Row]] = {}
     for row in rows:
         sizes.setdefault(row.world_size, []).append(row)
-    main: list[Point] = []
-    others: dict[str, list[Point]] = {}
+    found: dict[str, list[Point]] = {"": []}
     for size in sorted(sizes):
         layouts = layout.split_by_layout(sizes[size])
         densest = layout.densest(layouts, rows)
         for one, own in layouts.items():
             name = "" if one == densest else layout.suffix(one, densest)
-            (main if one == densest else others.setdefault(name, [])).append(_point(size, own))
-    base_size = baseline if baseline in sizes else main[0].world_size
-    case, named = rows[0].case, label(rows[0])
-    first = Series(case, named, base_size or 1, main)
-    made = [first, *(
-        Series(case, f"{named}, {name}", first.baseline, points, name, first)
-        for name, points in others.items()
-    )]  # fmt: skip
-    for point in (point for one in made for point in one.points):
-        _relate(point, first.base)
-    return made
+            found.setdefault(name, []).append(_point(size, own))
+    return found
 
 
 def _point(world_size: int, rows: list[Row]) -> Point:
@@ -267,6 +300,21 @@ def gained(
     interval = _telling(ratio_interval(point.units, base.units))
     ends = (interval[0] / times, interval[1] / times) if interval else None
     return speedup, interval, speedup / times, ends
+
+
+def best_efficiencies(series: Iterable[Series]) -> dict[int, float]:
+    """Return world size -> the best parallel efficiency that any measured case reaches there.
+
+    A baseline judges nothing, nor does what the check blocks, or a smaller batch than asked for.
+    """
+    best: dict[int, float] = {}
+    for one in (each for each in series if each.is_compared and each.row.scaling):
+        is_judged = one.row.origin == "measured" and not one.row.has_smaller_batch
+        for point in one.points if is_judged else ():
+            if point is not one.base and not point.blocked_by:
+                reached = max(best.get(point.world_size, 0.0), point.parallel_efficiency)
+                best[point.world_size] = reached
+    return best
 
 
 def _has_time_ratio(point: Point, base: Point) -> bool:

@@ -10,6 +10,7 @@ from lockstep.report.bundle import opening
 from lockstep.report.compare.compare_cli import ALLOWABLE
 
 if TYPE_CHECKING:
+    from lockstep.report.check.checker import Finding
     from lockstep.report.gate.verdicts import Verdict
 
 EXAMPLES = """
@@ -52,7 +53,8 @@ def gate(
     reaches it, missed where none of it does, and not shown between, nor by a single launch. An
     accuracy is a mean over training runs that agree in all but their seed and repeat; any other
     value is of medians over launches, as in a report, the interval of their geometric mean. A
-    target is blocked where lockstep check finds an error in the results behind it.
+    target is blocked where lockstep check finds an error in the results behind it. A ratio is not
+    shown where its whole interval lies above 100 %, or a warning of the check may make it wrong.
     """
     from lockstep.report.check import checker, terminal
     from lockstep.report.compare.comparison import compare, renamed
@@ -72,19 +74,20 @@ def gate(
         judged = verdicts.block(judged, base, base_findings)
         findings = [*findings, *base_findings]
     terminal.say_errors(findings)
+    warnings = verdicts.heard(judged, findings)
     if as_json:
-        click.echo(json.dumps(verdicts.document(judged), indent=1, allow_nan=False))
+        click.echo(json.dumps(verdicts.document(judged, warnings), indent=1, allow_nan=False))
     else:
-        _print(judged)
+        _print(judged, warnings)
     return 0 if all(one.verdict == verdicts.MET for one in judged) else 1
 
 
-def _print(judged: "list[Verdict]") -> None:
+def _print(judged: "list[Verdict]", warnings: "list[Finding]") -> None:
     from lockstep.report.gate import gate_wording
     from lockstep.report.words import lines
 
     for line in lines.table([_HEADER, *map(gate_wording.row, judged)]):
         click.echo(line)
     click.echo()
-    for text in gate_wording.notes(judged):
+    for text in gate_wording.notes(judged, warnings):
         click.echo("\n".join(lines.sentence(text)))

@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lockstep.report.check import wording
+from lockstep.report.check import terminal, wording
+from lockstep.report.check.checker import FLAGGED, Finding
 from lockstep.vocabulary.text.formats import counted, listed, number, percent
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ REASONS = {
     "no-case": "no result is of {case} at {size}; known: {known}",
     "other-system": "{name} was measured on {systems}, not {wanted}",
     "no-unit": "{name} has no value in {unit}",
+    "above-linear": "the whole interval lies above 100 % efficiency, more than each rank can do "
+    "alone; measure the baseline again with this size, and say why",
+    "warned": "check warns: {rules}; mend that and measure again",
     "blocked": "blocked by check: {rules}",
 }
 
@@ -91,15 +95,23 @@ def _value(verdict: "Verdict") -> str:
     return f": {shown(verdict.value, verdict.unit)}{interval}"
 
 
-def notes(verdicts: "Sequence[Verdict]") -> list[str]:
-    """Return the flags of the points, what one job's intervals leave out, and the summary."""
+def notes(verdicts: "Sequence[Verdict]", warnings: "Sequence[Finding]" = ()) -> list[str]:
+    """Return the flags of the points, check's warnings of them, and the summary.
+
+    The summary is the last; before it comes what the intervals of one job leave out.
+    """
     flags = dict.fromkeys(flag for one in verdicts for flag in one.flags)
     alone = sum(one.in_one_job for one in verdicts)
     job = (
         f"{counted(alone, 'interval')} over launches of one job: another job may get other nodes "
         "and differ by more; repeat in several jobs"
     )
-    return [*(f"flag: {flag}" for flag in flags), *[job] * bool(alone), *_apart(verdicts),
+    groups = terminal.grouped(one for one in warnings if one.rule != FLAGGED)
+    told = (
+        f"check warns, {one.rule}: {one.where()}: {one.message(terminal.MAX_FACTS)}"
+        for one in groups
+    )
+    return [*(f"flag: {flag}" for flag in flags), *told, *[job] * bool(alone), *_apart(verdicts),
             summary(verdicts)]  # fmt: skip
 
 

@@ -97,7 +97,9 @@ def _ratio(goal: Goal, series: Series, point: Point, value: Value) -> Verdict:
             NOT_SHOWN, where=where, case=series.case, world_size=point.world_size,
             reasons=(Reason("no-interval"),), rows=rows,
         )  # fmt: skip
-    return goal.judge([point, series.base], where, ratio, interval)
+    verdict = goal.judge([point, series.base], where, ratio, interval)
+    ends = point.efficiency_interval
+    return verdict.doubted(Reason("above-linear")) if ends and ends[0] > 1 else verdict
 
 
 def _increases(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]:

@@ -7,6 +7,9 @@ With an interval (95 %, over launches, with the baseline's uncertainty in it):
     not-shown   it straddles the target, or no result holds the quantity
     blocked     `lockstep check` finds an error in a result behind it
 
+A ratio to a baseline is not shown, either, where its whole interval lies above that of as many
+ranks, or where a warning of the check that may make it wrong touches its point or the baseline.
+
 The value is the report's, of medians over launches; the interval is of the geometric mean. Results
 without repeats have no interval, nor have launches equal to the last digit. A cited table is then
 judged by its value; a measured point is not shown, since where the next launch falls is unknown.
@@ -19,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from lockstep.report.check.checker import NOT_OF_SPEED, Finding, blocked_by
+from lockstep.report.check.checker import NOT_OF_SPEED, Finding, blocked_by, touching
 from lockstep.report.compute.scaling import Point
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.gate import gate_wording
@@ -30,6 +33,8 @@ from lockstep.vocabulary.records.flags import Flag
 MET, MISSED, NOT_SHOWN, BLOCKED = "met", "missed", "not-shown", "blocked"
 # Relative: a value that equals its target but for the last digits of the arithmetic reaches it.
 ROUNDING = 1e-9
+# Targets on a ratio to a baseline.
+RATIOS = ("strong_efficiency", "parallel_efficiency", "speedup", "weak_time_increase")
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class Verdict:
         reasons: Why the verdict is so; empty where value and interval show it.
         in_one_job: Whether the interval is over launches of one Slurm job.
         blocked_by: Rules of the check whose errors touch the results behind the verdict.
+        warned_by: Rules of the check whose warnings do.
         apart: In what the training runs behind it differ from those of other verdicts on the
             target, with which they are not averaged.
     """
@@ -70,8 +76,14 @@ class Verdict:
     flags: list[Flag] = field(default_factory=list)
     in_one_job: bool = False
     blocked_by: list[str] = field(default_factory=list)
+    warned_by: list[str] = field(default_factory=list)
     apart: tuple[str, ...] = ()
     rows: list[Row] = field(default_factory=list, repr=False)
+
+    def doubted(self, why: Reason) -> "Verdict":
+        """Return the verdict as not shown, for a reason beside those that it has."""
+        known = self.reasons if self.verdict == NOT_SHOWN else ()
+        return replace(self, verdict=NOT_SHOWN, reasons=(*known, why))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict as `--json` prints it, without the results behind it."""
@@ -148,9 +160,10 @@ def _rounding(limit: float) -> float:
 def block(
     verdicts: Sequence[Verdict], results: Results, findings: Sequence[Finding]
 ) -> list[Verdict]:
-    """Return the verdicts, blocked and without a value where an error touches a result behind them.
+    """Return the verdicts as far as the check allows them.
 
-    Rows of another set of results than this one are not looked at.
+    Blocked and without a value where an error touches a result behind them, and not shown where a
+    warning puts a ratio in doubt. Rows of another set of results than this one are not looked at.
     """
     own = {id(row) for row in results.rows}
     return [_block(verdict, own, findings) for verdict in verdicts]
@@ -160,7 +173,12 @@ def _block(verdict: Verdict, own: set[int], findings: Sequence[Finding]) -> Verd
     rows = [row for row in verdict.rows if id(row) in own]
     rules = blocked_by(findings, rows, of_speed=verdict.target not in (*NOT_OF_SPEED, "num_nodes"))
     if not rules:
-        return verdict
+        warnings = [one for one in findings if one.level == "warning"]
+        warned = list(dict.fromkeys([*verdict.warned_by, *touching(warnings, rows)]))
+        doubts = touching((one for one in warnings if one.doubts), rows)
+        doubts = doubts if verdict.target.partition(" ")[0] in RATIOS else []
+        verdict = replace(verdict, warned_by=warned)
+        return verdict.doubted(Reason("warned", {"rules": doubts})) if doubts else verdict
     names = list(dict.fromkeys([*verdict.blocked_by, *rules]))
     return replace(
         verdict, verdict=BLOCKED, value=None, low=None, high=None, in_one_job=False,
@@ -168,10 +186,17 @@ def _block(verdict: Verdict, own: set[int], findings: Sequence[Finding]) -> Verd
     )  # fmt: skip
 
 
-def document(verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """Return the verdicts as `--json` prints them."""
+def heard(verdicts: Sequence[Verdict], findings: Sequence[Finding]) -> list[Finding]:
+    """Return the warnings of the rules that verdicts are warned by."""
+    rules = {rule for verdict in verdicts for rule in verdict.warned_by}
+    return [one for one in findings if one.level == "warning" and one.rule in rules]
+
+
+def document(verdicts: Sequence[Verdict], warnings: Sequence[Finding] = ()) -> dict[str, Any]:
+    """Return the verdicts as `--json` prints them, with the warnings of the check beside them."""
     return {
         "schema": record.SCHEMA_VERSION,
         "met": all(one.verdict == MET for one in verdicts),
         "verdicts": [one.to_dict() for one in verdicts],
+        "warnings": [one.record() for one in warnings],
     }

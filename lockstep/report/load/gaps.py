@@ -1,14 +1,14 @@
 """What was planned or expected and is not there: one record for each launch and case."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from lockstep.report.compute.scaling import best_efficiencies, series_of
 from lockstep.report.load import sources
 from lockstep.report.load.results import COPY, Launch, Results, Row
-from lockstep.vocabulary.metrics import best_efficiencies
 from lockstep.vocabulary.records import failed_case
 
 Kind = Literal["failed", "skipped", "no-result", "not-run", "too-few-gpus", "below-floor"]
@@ -82,17 +82,8 @@ def _last_size(plan: Mapping[str, Any], launches: Collection[str], rows: Sequenc
     floor = plan.get("until_efficiency")
     if not isinstance(floor, float):
         return math.inf
-    best = efficiencies(row for row in rows if row.launch in launches)
-    return min((size for size, value in best.items() if value < floor), default=math.inf)
-
-
-def efficiencies(rows: Iterable[Row]) -> dict[int, float]:
-    """Return world size -> the best parallel efficiency of any case measured there."""
-    rates: dict[str, dict[int, list[float]]] = {}
-    for row in rows:
-        if row.origin == "measured" and row.scaling is not None and not row.has_smaller_batch:
-            rates.setdefault(row.case, {}).setdefault(row.world_size, []).append(row.rate)
-    return best_efficiencies(rates)
+    own = series_of(row for row in rows if row.launch in launches)
+    return min((n for n, best in best_efficiencies(own).items() if best < floor), default=math.inf)
 
 
 def _why_left_out(size: Mapping[str, Any]) -> Kind:

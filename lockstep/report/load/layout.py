@@ -2,7 +2,8 @@
 
 Launches of one case at one world size are repeats of one point only where they agree in this. The
 nodes and the ranks on each always count; a setting counts where it differs at one world size, since
-between world sizes some differ by design, and `lockstep.report.check` speaks of those.
+between world sizes some differ by design, and `lockstep.report.check` speaks of those. A setting
+that is kept over world sizes makes ladders, see `ladders`.
 """
 
 from collections import Counter
@@ -79,6 +80,38 @@ def layout(row: Row, names: Iterable[str] = ()) -> Layout:
     """Return a row's layout, with the settings named."""
     chosen = tuple((name, row.settings.get(name, "")) for name in names)
     return Layout(row.num_nodes, row.ranks_per_node, chosen)
+
+
+def ladders(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the rows of a case by what tells their ladder from the main one; that comes first.
+
+    The main ladder has the most sizes, then the most launches.
+    """
+    names = ladder_settings(rows)
+    found: dict[Layout, list[Row]] = {}
+    for row in rows:
+        settings = tuple((name, row.settings.get(name, "")) for name in names)
+        found.setdefault(Layout(settings=settings), []).append(row)
+    sizes = {one: len({row.world_size for row in own}) for one, own in found.items()}
+    main, *others = sorted(found, key=lambda one: (-sizes[one], -len(found[one]), one.settings))
+    return {"": found[main]} | {suffix(one, main): found[one] for one in others}
+
+
+def ladder_settings(rows: Sequence[Row]) -> list[str]:
+    """Return the settings by which rows are several ladders.
+
+    Each differs at one world size and has no other values elsewhere: what differs from size to size
+    by design, such as the cores of a rank, is no ladder's.
+    """
+    names = []
+    for name in differing(rows):
+        values: dict[int, set[str]] = {}
+        for row in rows:
+            values.setdefault(row.world_size, set()).add(row.settings.get(name, ""))
+        several = set().union(*(own for own in values.values() if len(own) > 1))
+        if several and several == set().union(*values.values()):
+            names.append(name)
+    return names
 
 
 def split_by_layout(rows: Sequence[Row]) -> dict[Layout, list[Row]]:

@@ -76,7 +76,7 @@ def _poolable(results: Results) -> list[list[Launch]]:
 def _read_one(source: Path, results: Results) -> None:
     """Read a file; of a campaign's launch what can be read, its result or its journal."""
     try:
-        path, document = sources.read(source)
+        path, document, contradictions = sources.read(source)
     except ValueError as error:
         is_run = sources.in_training(source)
         if not is_run and not sources.in_campaign(source):
@@ -84,16 +84,18 @@ def _read_one(source: Path, results: Results) -> None:
         size = training_runs.world_size(source.with_name(sources.EPOCHS)) if is_run else None
         results.unread.append(Unread(str(error), source, world_size=size))
         return
-    _take(path, document, results)
+    if launch := _take(path, document, results):
+        launch.contradictions = contradictions
 
 
-def _take(path: Path, document: Any, results: Results) -> None:
+def _take(path: Path, document: Any, results: Results) -> Launch | None:
     if isinstance(document, dict) and document.get("kind") == "imported":
         _read_imported(path, document, results)
     elif training_runs.is_summary(document):
         _read_run(path, document, results)
     else:
-        _read_launch(path, document, results)
+        return _read_launch(path, document, results)
+    return None
 
 
 def _read_imported(path: Path, document: dict[str, Any], results: Results) -> None:
@@ -122,7 +124,7 @@ def _read_run(path: Path, document: dict[str, Any], results: Results) -> None:
         results.rows.append(row)
 
 
-def _read_launch(path: Path, document: Any, results: Results) -> None:
+def _read_launch(path: Path, document: Any, results: Results) -> Launch | None:
     entries = document.get("benchmarks") if isinstance(document, dict) else None
     if not isinstance(entries, list):
         raise ValueError(f"{path}: not a pytest-benchmark file: it has no list 'benchmarks'")
@@ -130,13 +132,14 @@ def _read_launch(path: Path, document: Any, results: Results) -> None:
     name = _own_name(path, facts)
     if copy := conflicts.copied(path, name, facts, results.launches):
         results.conflicts.append(copy)
-        return
+        return None
     launch = Launch(_unique(name, path, results.launches), path, facts, len(entries), entries)
     results.launches.append(launch)
     kept, left_out = rows.read_launch(path, launch.name, entries)
     results.unread += left_out
     _place(kept, launch)
     results.rows += kept
+    return launch
 
 
 def _place(kept: Iterable[Row], launch: Launch) -> None:

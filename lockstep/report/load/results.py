@@ -135,6 +135,8 @@ class Launch:
 
     Attributes:
         entries: Its cases as its file has them.
+        contradictions: Case -> a fact of it in the result and in the journal beside it, where they
+            differ; then it was read from the journal.
     """
 
     name: str
@@ -142,6 +144,7 @@ class Launch:
     facts: dict[str, Any]
     num_cases: int = 0
     entries: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    contradictions: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def provenance(self) -> dict[str, Any]:

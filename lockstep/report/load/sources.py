@@ -25,6 +25,8 @@ JOURNAL = "journal.jsonl"
 LAUNCHES = "launches"
 SUMMARY = "summary.json"
 EPOCHS = "epochs.csv"
+# Case -> a fact of it in a result and in the journal beside it, which differ.
+Contradictions = dict[str, tuple[str, str]]
 # What trackers have confirmed of a folder's results, which are no results.
 TRACKER = "tracker"
 
@@ -118,8 +120,10 @@ def _inside_launch(folder: Path) -> list[Path]:
     return found[:1]
 
 
-def read(source: Path) -> tuple[Path, Any]:
+def read(source: Path) -> tuple[Path, Any, Contradictions]:
     """Return which file was read, the source or that which may stand for it, and what it holds.
+
+    Of a result that its journal contradicts, the journal is read; how they differ is the third.
 
     Raises:
         ValueError: None of them can be read.
@@ -138,19 +142,22 @@ def read(source: Path) -> tuple[Path, Any]:
     raise problems[0]
 
 
-def _newest(path: Path, result: Any) -> tuple[Path, Any]:
-    """Return a file and what it holds, or the journal where that is ahead of a result.
+def _newest(path: Path, result: Any) -> tuple[Path, Any, Contradictions]:
+    """Return a file and what it holds, or the journal where that is ahead or contradicts it.
 
     A session stopped by hand writes its result; one that resumes it and is killed does not, and
     then only the journal holds the cases measured since.
     """
     own = path.with_name(JOURNAL)
     if path.name != RESULT or not own.exists():
-        return path, result
+        return path, result, {}
     try:
-        return (own, read_document(own)) if journal_copies.is_ahead(own, result) else (path, result)
+        kept = read_document(own)
+        found = journal_copies.contradictions(result, kept)
+        is_read = bool(found) or journal_copies.is_ahead(own, result)
     except ValueError:  # of a corrupt journal, the result is what can be read
-        return path, result
+        return path, result, {}
+    return (own, kept, found) if is_read else (path, result, {})
 
 
 def in_campaign(source: Path) -> bool:

@@ -15,14 +15,12 @@ class JobSize:
     """The largest size that strong scaling speaks for, and the largest that weak scaling does.
 
     Attributes:
-        strong: The largest point of the strong series at or above the threshold.
+        strong: The largest point of the strong series that is shown to reach the threshold.
         weak: The largest such point of the weak series beyond it, or None.
-        is_shown: Whether the lower end of the strong point's interval is above the threshold.
     """
 
     strong: Point | None
     weak: Point | None
-    is_shown: bool
 
 
 @dataclass(frozen=True)
@@ -123,8 +121,7 @@ def _job_size(strong: Sequence[Series], weak: Sequence[Series], threshold: float
     beyond = _largest(weak[0], threshold) if weak else None
     if first and beyond and beyond.world_size <= first.world_size:
         beyond = None
-    interval = first.efficiency_interval if first else None
-    return JobSize(first, beyond, bool(interval and interval[0] >= threshold))
+    return JobSize(first, beyond)
 
 
 def _largest(series: Series, threshold: float) -> Point | None:

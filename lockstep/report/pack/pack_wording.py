@@ -67,14 +67,13 @@ def job_size(chosen: Chosen, threshold: float, noun: str) -> str:
     """Say why this job size: the largest that each ladder speaks for."""
     size, goal = chosen.job_size, f"{100 * threshold:.0f} %"
     if size.strong is None and size.weak is None:
-        return f"No size above the baseline is measured at {goal} efficiency or more."
+        return f"No size above the baseline is shown to reach {goal} efficiency."
     said = []
     if size.strong is not None:
-        shown = "" if size.is_shown else "; its interval does not show this yet"
         said.append(
             f"{counted(size.strong.world_size, noun)} is the largest size above {goal} strong "
             f"efficiency at global batch {size.strong.rows[0].global_batch}: "
-            f"{efficiency(size.strong)}{shown}"
+            f"{efficiency(size.strong)}"
         )
     if size.weak is not None:
         only = " is used only" if size.strong else " is the largest size"

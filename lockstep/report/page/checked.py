@@ -1,7 +1,7 @@
 """What `lockstep check` finds, on the page: errors first, verdicts they block, and all of it."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from lockstep.report.check import checker, terminal, wording
@@ -16,6 +16,8 @@ from lockstep.vocabulary.text.formats import counted, listed
 MAX_FIRST = 5
 # Places that one line of the panel names.
 MAX_PLACES = 40
+# Kinds of what the check finds of a launch until it is complete.
+UNTIL_COMPLETE = ("not-run", "no-result", "early-end")
 PANEL = "check"
 
 
@@ -50,15 +52,23 @@ def mark(series: Sequence[Series], found: Sequence[Finding]) -> None:
             point.blocked_by = blocked_by(wrong, [*point.rows, *one.base.rows])
 
 
-def series_in(folder: Path) -> list[Series]:
+def series_in(folder: Path, coming: Collection[str] = ()) -> list[Series]:
     """Return the series of a folder's results that may be pooled, marked by the check.
 
     What may not be pooled is left out, not refused: a campaign that was resumed on another machine
-    still ends with what its other launches say.
+    still ends with what its other launches say. What a launch lacks that is still `coming` is not
+    missing.
+
+    Raises:
+        ValueError: Nothing is measured, or a file is broken.
     """
     results = gather([folder])
     series = series_of(results.split()[0])
-    mark(series, checker.check(results))
+    found = checker.check(results)
+    mark(series, [
+        one for one in found
+        if one.hit.kind not in UNTIL_COMPLETE or not set(one.hit.launches) <= set(coming)
+    ])  # fmt: skip
     return series
 
 

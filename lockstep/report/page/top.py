@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from lockstep.report.check.wording import joined
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.results import OTHER
 from lockstep.report.page.panels import parts
 from lockstep.report.page.plots import scaling_figures
-from lockstep.report.words import headline
+from lockstep.report.words import headline, next_step
 from lockstep.report.words.headline import Headline
 from lockstep.vocabulary.text.formats import counted, percent, percent_span
 
@@ -93,6 +94,12 @@ def _scaling(about: Headline) -> list[dict[str, str]]:
     lacking = "none" if about.kind == "below" else "not shown"
     size = counted(point.world_size, about.noun) if good else lacking
     note = f"{about.series.label}, {goal} efficiency or more"
+    if open_sizes := about.series.unshown(about.threshold):
+        sizes = joined([one.world_size for one in open_sizes])
+        shows = "more launches" if all(one.efficiency_interval for one in open_sizes) else (
+            f"at least {next_step.WANTED_LAUNCHES} launches of each size"
+        )  # fmt: skip
+        note += f"; at {sizes} {about.noun}s not shown, {shows} would show it"
     interval = point.efficiency_interval
     span = f"{percent_span(interval)} %" if interval else "no interval"
     where = "there" if good else f"at best, {counted(point.world_size, about.noun)}"

@@ -33,6 +33,7 @@ class Ladder:
         time_noun: What those seconds are of: "step", "run", or "unit of a rank's work".
         value_scale: The table's value per rate, or per work / rate where it holds times.
         value_work: Whether a time in the table is of work that grows with the ranks.
+        origin: Where its numbers come from: `measured`, `cited`, or `target`, what was expected.
         assumed: What is taken for granted of the work, since nothing states it; None where it is
             stated or follows from the batches.
     """
@@ -50,6 +51,7 @@ class Ladder:
     time_noun: str
     value_scale: float
     value_work: Fixed | None
+    origin: str = "measured"
     assumed: Fixed | None = None
     forbidding: "tuple[Finding, ...]" = ()
 
@@ -106,7 +108,7 @@ def ladder_of(series: Series, facts: dict[str, Any], findings: "Iterable[Finding
         rates=[p.rate for p in series.points], repeats=[p.rates for p in series.points],
         nodes=_nodes(series), fixed=fixed, strong=row.scaling == "strong", metric=metric, unit=unit,
         time_scale_s=seconds / base_time, time_noun=noun, value_scale=scale, value_work=value_work,
-        assumed=assumed, forbidding=forbidding(findings, series),
+        origin=row.origin, assumed=assumed, forbidding=forbidding(findings, series),
     )  # fmt: skip
 
 

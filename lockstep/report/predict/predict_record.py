@@ -7,10 +7,16 @@ from typing import Any
 from lockstep.report.check.wording import of_break
 from lockstep.report.compute.scaling import Series
 from lockstep.report.predict.known import Ladder
-from lockstep.report.predict.models import fit_usl, karp_flatt, marginal_efficiencies, peak_size
+from lockstep.report.predict.models import (
+    COEFFICIENTS,
+    fit_usl,
+    karp_flatt,
+    marginal_efficiencies,
+    peak_size,
+)
 from lockstep.report.predict.prediction import Candidate, predict
 from lockstep.report.predict.recommendation import Recommendation, diminishing, next_step
-from lockstep.report.predict.unpredictable import FARTHEST, LEAST_SIZES
+from lockstep.report.predict.unpredictable import FARTHEST
 
 
 def record(
@@ -23,7 +29,7 @@ def record(
     """Return the measured sizes, the ways to continue the curve, and what is recommended."""
     step = next_step(series)
     return {
-        "case": ladder.case, "metric": ladder.metric, "unit": ladder.unit,
+        "case": ladder.case, "origin": ladder.origin, "metric": ladder.metric, "unit": ladder.unit,
         "fixed_work": ladder.fixed, "assumed_work": ladder.assumed, "time_of": ladder.time_noun,
         "points": point_records(series, ladder),
         "models": [
@@ -62,7 +68,7 @@ def point_records(series: Series, ladder: Ladder) -> list[dict[str, Any]]:
 
 def peak(ladder: Ladder) -> float | None:
     """Return where throughput is largest by the law of `models`, where its beta was found."""
-    if len(ladder.sizes) < LEAST_SIZES:
+    if len(ladder.sizes) <= len(COEFFICIENTS):
         return None
     usl = fit_usl(ladder.sizes, ladder.rates)
     interval = usl.interval("beta")

@@ -22,6 +22,14 @@ MEANINGS = {
 }
 
 
+# where a ladder's numbers come from -> what is said of all that follows from them
+ORIGINS = {
+    "measured": "",
+    "cited": "; from cited numbers, not measured here",
+    "target": "; from targets, not measured",
+}
+
+
 def name_of(series: Series) -> str:
     """Return the name by which --case picks a series."""
     measured = series.row.origin == "measured"
@@ -36,13 +44,15 @@ def prediction_text(found: Prediction, ladder: Ladder) -> list[str]:
     used = ladder.sizes[used_from(ladder) :] if found.at > ladder.sizes[-1] else ladder.sizes
     lines = [
         f"{ladder.case}: {number(found.value, 4)} {found.unit} at {found.at} "
-        f"({found.metric}; predicted, not measured)",
+        f"({found.metric}; predicted, not measured{ORIGINS[ladder.origin]})",
         f"{trimmed(100 * found.level)} % interval: {span((found.low, found.high))} {found.unit}",
         f"rule: {found.model}, {MEANINGS[found.model or '']}, from {listed(used)}",
     ]
     if found.at in ladder.sizes:
         rate = ladder.rates[ladder.sizes.index(found.at)]
-        lines.append(f"measured there: {number(ladder.value(found.at, rate), 4)} {found.unit}")
+        lines.append(
+            f"{ladder.origin} there: {number(ladder.value(found.at, rate), 4)} {found.unit}"
+        )
     return [*lines, *_assumed(ladder), *(f"warning: {warning}" for warning in found.warnings)]
 
 
@@ -108,7 +118,8 @@ def _advice(series: Series, ladder: Ladder, advice: Recommendation, level: float
     size = "none" if advice.world_size is None else str(advice.world_size)
     lines = [f"break at {one.world_size}: {of_break(one)}" for one in ladder.breaks]
     lines.append(_next(ladder, level))
-    lines.append(f"recommended: {size} ({advice.rule}): {advice.why}")
+    given = ORIGINS[ladder.origin]
+    lines.append(f"recommended: {size} ({advice.rule}): {advice.why}{given}")
     lines += [verdict] if (verdict := diminishing(series)) else []
     return [*lines, next_step(series).text]
 
@@ -121,7 +132,7 @@ def _next(ladder: Ladder, level: float) -> str:
     assert found.low is not None and found.high is not None
     return (
         f"expected at {found.at} (predicted, not measured): {number(found.value, 4)} {found.unit}, "
-        f"{trimmed(100 * level)} % interval {span((found.low, found.high))}"
+        f"{trimmed(100 * level)} % interval {span((found.low, found.high))}{ORIGINS[ladder.origin]}"
     )
 
 

@@ -5,7 +5,8 @@ on the ladder itself: the third size is predicted from the first two, the fourth
 three, and so on. A rule's error is the mean of |log(predicted / measured)| / g over these sizes and
 of its mean error on other people's ladders, which counts as one more size. The least error wins, so
 a short ladder follows what holds elsewhere, and a long one its own past. Where the curve breaks,
-only the sizes from the last break on are used.
+only the sizes from the last break on are used, if a prediction can rest on so few; else all are,
+and the break counts among the errors, so that the interval is as wide as it was steep.
 
 A size between two measured ones lies on the line of logarithms through them, and its error is that
 of the inner sizes, each left out in turn.
@@ -14,7 +15,8 @@ The interval is  value * exp(+- s g k(level)).  s is the root of the rule's erro
 launches' own scatter squared; g = (1 + d) / 2 at d doublings beyond the largest size, or below the
 smallest, and 1 between sizes; k is Student's t with three degrees of freedom times a scale. Above
 the largest size the end towards more throughput is cut at linear scaling from there, or, where a
-rank did more at a larger size than at the one before, at the steepest doubling measured.
+rank did more at a larger size than at the one before, at the steepest doubling measured, and by so
+much above it as a ratio of two rates may miss the truth.
 
 The choice of rules and the form of the interval are a heuristic, not a statistical model. The
 errors elsewhere and the scale are learned: `LEARNED` from all published ladders, and, for the
@@ -35,6 +37,7 @@ from lockstep.report.load.results import Results
 from lockstep.report.predict import ladder_rules as rules
 from lockstep.report.predict.known import Fixed, Ladder, can_be_modelled, ladder_of
 from lockstep.report.predict.ladder_rules import BETWEEN, LEAST_KNOWN, RULES
+from lockstep.report.predict.models import TOLERANCE
 from lockstep.report.predict.unpredictable import FARTHEST, LEAST_SIZES, Refusal, worth_measuring
 
 LEVEL = 0.9
@@ -63,7 +66,7 @@ class Learned:
 
 # From all published ladders; `make statistics` prints them.
 LEARNED = Learned(
-    {"level": 0.1105, "halfway": 0.0870, "falling": 0.0807, "amdahl": 0.0837, BETWEEN: 0.0428}, 1.80
+    {"level": 0.1128, "halfway": 0.0891, "falling": 0.0836, "amdahl": 0.0855, BETWEEN: 0.0428}, 1.78
 )
 
 
@@ -88,6 +91,7 @@ class Prediction:
     Attributes:
         assumed: Which work is taken as fixed, since nothing states it; None where it is stated.
         spread: s g of the module's formula, of the logarithm.
+        origin: Where the ladder's numbers come from: `measured`, `cited` or `target`.
     """
 
     at: int
@@ -102,12 +106,13 @@ class Prediction:
     assumed: Fixed | None = None
     spread: float | None = None
     warnings: tuple[str, ...] = ()
+    origin: str = "measured"
 
     def record(self) -> dict[str, Any]:
         """Return the machine-readable form."""
-        names = ("at", "metric", "unit", "value", "low", "high", "level", "model", "assumed")
+        names = ("at", "metric", "unit", "value", "low", "high", "level", "model")
         reason = self.refusal
-        return {name: getattr(self, name) for name in names} | {
+        return {name: getattr(self, name) for name in (*names, "assumed", "origin")} | {
             "refused": reason.text if reason else None,
             "refusal": asdict(reason) if reason else None,
             "warnings": list(self.warnings),
@@ -157,11 +162,11 @@ def _error(own: Collection[float], elsewhere: float) -> float:
 
 
 def used_from(ladder: Ladder) -> int:
-    """Return the index of the first size used: the last break, if a slope can be had from there."""
+    """Return the index of the first size used: the last break, if enough sizes follow it."""
     if not ladder.breaks:
         return 0
     index = ladder.sizes.index(ladder.breaks[-1].world_size)
-    return index if len(ladder.sizes) - index >= LEAST_KNOWN else 0
+    return index if len(ladder.sizes) - index >= LEAST_SIZES else 0
 
 
 def _known(ladder: Ladder, cut: int) -> tuple[list[int], list[float]]:
@@ -174,11 +179,11 @@ def refusal(ladder: Ladder, at: int, force: bool) -> Refusal | None:
     """Return why a size is not predicted, or None."""
     sizes = tuple(ladder.sizes)
     if len(sizes) < LEAST_SIZES:
-        return Refusal("few-sizes", at, sizes, tuple(worth_measuring(sizes)))
+        return Refusal("few-sizes", at, sizes, tuple(worth_measuring(sizes, at)))
     if force:
         return None
     if at < sizes[0]:
-        return Refusal("below", at, sizes[:1], (at,))
+        return Refusal("below", at, sizes[:1])
     if at > FARTHEST * sizes[-1]:
         return Refusal("beyond", at, sizes[-1:], (FARTHEST * sizes[-1],))
     return _found_by_check(ladder, at) or _broken(ladder, at)
@@ -195,11 +200,11 @@ def _found_by_check(ladder: Ladder, at: int) -> Refusal | None:
 
 
 def _broken(ladder: Ladder, at: int) -> Refusal | None:
-    """Return why no curve leads to a size: a break just below it."""
+    """Return why no curve leads to a size: a break around it, or a rate that no longer grows."""
     for one in ladder.breaks:
-        size = one.world_size
-        if one.below < at < size or size == ladder.sizes[-1] < at:
-            return Refusal("break", at, (size,), (at,), fact=of_break(one))
+        size, is_peak = one.world_size, one.kind in ("falls", "saturation")
+        if one.below < at < size or (is_peak and size == ladder.sizes[-1] < at):
+            return Refusal("break", at, (size,), fact=of_break(one))
     return None
 
 
@@ -208,8 +213,9 @@ def predict(ladder: Ladder, at: int, level: float = LEVEL, force: bool = False) 
     refused = refusal(ladder, at, force)
     if refused:
         return Prediction(
-            at, ladder.metric, ladder.unit, None, None, None, level, None, refused, ladder.assumed
-        )
+            at, ladder.metric, ladder.unit, None, None, None, level, None, refused, ladder.assumed,
+            origin=ladder.origin,
+        )  # fmt: skip
     return foretell(ladder, at, level, LEARNED)
 
 
@@ -221,11 +227,11 @@ def foretell(ladder: Ladder, at: int, share: float, learned: Learned) -> Predict
     reach = math.exp(min(spread * learned.factor(share), WIDEST_LOG))
     highest = rate * reach
     if at > ladder.sizes[-1]:
-        highest = min(highest, max(rate, _steepest(ladder, at)))
+        highest = min(highest, max(rate, _steepest(ladder, at)) * (1 + TOLERANCE))
     value, *ends = (ladder.value(at, one) for one in (rate, rate / reach, highest))
     return Prediction(
         at, ladder.metric, ladder.unit, value, min(ends), max(ends), share, rule, None,
-        ladder.assumed, spread, tuple(_warnings(ladder, at)),
+        ladder.assumed, spread, tuple(_warnings(ladder, at)), ladder.origin,
     )  # fmt: skip
 
 
@@ -310,8 +316,17 @@ def _warnings(ladder: Ladder, at: int) -> list[str]:
         )
     against = (_found_by_check(ladder, at), _broken(ladder, at))
     found += [reason.fact for reason in against if reason]
-    if at > largest and (start := used_from(ladder)):
+    if at > largest:
         found.append(
-            f"the curve breaks at {ladder.sizes[start]}, so only the sizes from there on are used"
+            f"no size measured shows whether the curve breaks between {largest} and {at}, as at a "
+            "node's edge or on a full network"
+        )
+    if at > largest and ladder.breaks:
+        broken = f"the curve breaks at {ladder.breaks[-1].world_size}"
+        found.append(
+            f"{broken}, so only the sizes from there on are used"
+            if used_from(ladder)
+            else f"{broken}, and fewer than {LEAST_SIZES} sizes follow, so all are used and the "
+            "break widens the interval"
         )
     return found

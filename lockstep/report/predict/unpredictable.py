@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from lockstep.report.compute.scaling import Series
 
 Kind = Literal["few-sizes", "below", "beyond", "break", "check"]
-# The fewest sizes that a prediction rests on: two to draw from, and two to try the rules on.
-LEAST_SIZES = 4
+# The fewest sizes that a prediction rests on: two to draw from, and one to try the rules on.
+LEAST_SIZES = 3
 FARTHEST = 2
 # Warnings of the check that forbid a curve; its errors all do.
 NO_CURVE = ("outlier", "launches-apart")
@@ -26,7 +26,7 @@ class Refusal:
 
     Attributes:
         world_sizes: The sizes that forbid it.
-        measure: The sizes to measure instead.
+        measure: The sizes to measure, never the one asked for; empty where no size would help.
         rule: The rule of `lockstep check` that forbids it; empty for the other kinds.
         fact: What that rule found, or how the curve breaks, in words.
         action: What to do about that, in words; empty where measuring `measure` is all.
@@ -43,10 +43,12 @@ class Refusal:
     @property
     def text(self) -> str:
         """The reason and what to do, in one sentence."""
-        sizes, do = listed(self.world_sizes), f"measure {joined(self.measure)}"
+        sizes = listed(self.world_sizes)
+        do = f"measure {joined(self.measure)}" if self.measure else self.action
         if self.kind == "few-sizes":
             distinct = counted(len(self.world_sizes), "distinct size")
-            return f"{distinct} ({sizes}) are fewer than the {LEAST_SIZES} needed; {do} as well"
+            fact = f"{distinct} ({sizes}) are fewer than the {LEAST_SIZES} needed"
+            return f"{fact}; {do} as well" if do else fact
         if self.kind == "below":
             fact = f"{self.at} is below the smallest size measured, {sizes}"
         elif self.kind == "beyond":
@@ -57,17 +59,21 @@ class Refusal:
         elif self.kind == "break":
             fact = f"the curve breaks at {sizes} ({self.fact}), so no curve leads to {self.at}"
         else:
-            fact, do = f"check finds {self.rule} at {sizes}: {self.fact}", self.action
-        return f"{fact}; {do}, or use --force"
+            fact = f"check finds {self.rule} at {sizes}: {self.fact}"
+        return f"{fact}; {do}, or use --force" if do else f"{fact}; use --force to see a value"
 
 
 def forbidding(findings: "Iterable[Finding]", series: "Series") -> "tuple[Finding, ...]":
-    """Return what `lockstep check` finds that forbids a curve through a series."""
+    """Return what `lockstep check` finds that forbids a curve through a series.
+
+    That its numbers are targets does not: what follows from them says so, see `known.Ladder`.
+    """
     rows = [row for point in series.points for row in point.rows]
     return tuple(
         one
         for one in findings
-        if (one.level == "error" or one.rule in NO_CURVE) and any(map(one.touches, rows))
+        if ((one.level == "error" and one.rule != "not-measured") or one.rule in NO_CURVE)
+        and any(map(one.touches, rows))
     )
 
 
@@ -79,9 +85,8 @@ def doublings_between(small: int, large: int) -> list[int]:
     return found
 
 
-def worth_measuring(sizes: Sequence[int]) -> list[int]:
-    """Return the sizes that make a ladder long enough: its gaps first, then its doublings."""
-    gaps = [one for p, q in pairwise(sizes) for one in doublings_between(p, q)]
-    lacking = LEAST_SIZES - len(sizes)
-    beyond = [sizes[-1] * 2**power for power in range(1, lacking + 1)]
-    return [*gaps, *beyond][:lacking]
+def worth_measuring(sizes: Sequence[int], at: int) -> list[int]:
+    """Return the doublings between the sizes, and from them to `at`, that a prediction lacks."""
+    ends = [*sizes, *([at] if at > sizes[-1] else [])]
+    gaps = [size for p, q in pairwise(ends) for size in doublings_between(p, q)]
+    return [size for size in gaps if size != at][: LEAST_SIZES - len(sizes)]

@@ -35,7 +35,8 @@ def console_table(
 
 def cost_lines(results: Results, series: Sequence[Series]) -> list[str]:
     """Return at which step the table's hours are, where they are of samples."""
-    if not _samples_bought(_shown(series)):
+    points = [point for one in _shown(series) for point in one.points if point.step_s]
+    if {point.device_hours_per for point in points} <= {None, "run"}:
         return []
     return sentence(parts.cost_note(_unit_of_cost(results)), NARROWEST)
 
@@ -93,7 +94,7 @@ def _cells(results: Results, shown: Sequence[Series]) -> tuple[list[str], list[l
         "efficiency": [
             _relative(one, p, f"{percent(p.parallel_efficiency)} %") for one, p in points
         ],
-        _hours(results, shown): [formats.trimmed(point.device_hours) for _, point in points],
+        **_hours(_unit_of_cost(results), [point for _, point in points]),
         "throughput": [_throughput(one, point) for one, point in points],
         "step time": [_step(point) for _, point in points],
         "cost": [number(point.cost) for _, point in points],
@@ -105,21 +106,19 @@ def _cells(results: Results, shown: Sequence[Series]) -> tuple[list[str], list[l
     return list(kept), [[list(next(lines)) for _ in one.points] for one in shown]
 
 
-def _hours(results: Results, shown: Sequence[Series]) -> str:
-    """Return what a point takes of the machine, and for how many samples."""
-    return "/".join(filter(None, (_unit_of_cost(results), _samples_bought(shown))))
+def _hours(unit: str, points: Sequence[Point]) -> dict[str, list[str]]:
+    """Return what points take of the machine, of a run and of so many samples apart."""
+    kinds = dict.fromkeys(p.device_hours_per for p in points if p.device_hours_per)
+    return {
+        (unit if per == "run" else f"{unit}/{per}"): [
+            formats.trimmed(p.device_hours if p.device_hours_per == per else None) for p in points
+        ]
+        for per in kinds
+    }
 
 
 def _unit_of_cost(results: Results) -> str:
     return "rank-hours" if results.on_cpus else "GPU-hours"
-
-
-def _samples_bought(shown: Sequence[Series]) -> str:
-    """Return how many samples hours are for; empty where some are for a run, or none is known."""
-    known = {p.device_hours_per for one in shown for p in one.points if p.device_hours_per}
-    if "run" in known:
-        return ""
-    return next(iter(known), "") if len(known) < 2 else "1e6 samples"
 
 
 def _relative(series: Series, point: Point, text: str) -> str:

@@ -45,9 +45,9 @@ class Headline:
     """What is to be said of a series.
 
     Attributes:
-        kind: `good`: a size above the baseline reaches the threshold. `below`: no size does.
-            `open`: none does, and of some it is not shown. `alone`: there is no size above the
-            baseline.
+        kind: `good`: a size above the baseline is shown to reach the threshold. `below`: no size
+            does. `open`: none is, and of some it is not shown that they do not. `alone`: there is
+            no size above the baseline.
             `blocked`: an error of the check forbids to say more.
         point: The largest good size, or the best where none is good.
         told: Where the loss is told: the smallest size below the threshold, or the largest.
@@ -74,10 +74,11 @@ class Headline:
 def judge(series: Series, threshold: float, why_blocked: str = "") -> Headline:
     """Return what is to be said of a series."""
     above, good = series.above, series.good(threshold)
+    kind: Kind = "good" if good else "open" if series.unshown(threshold) else "below"
     best = max(above, key=lambda point: point.parallel_efficiency, default=series.points[-1])
     told = verdict_card.telling(series, threshold)
     return Headline(
-        kind=_kind(series, above, good, threshold, why_blocked),
+        kind="blocked" if why_blocked else kind if above else "alone",
         series=series,
         threshold=threshold,
         point=good[-1] if good else best,
@@ -87,24 +88,6 @@ def judge(series: Series, threshold: float, why_blocked: str = "") -> Headline:
         late=slow.latest(told.rows),
         why_blocked=why_blocked,
     )
-
-
-def _kind(
-    series: Series, above: Sequence[Point], good: Sequence[Point], threshold: float, blocked: str
-) -> Kind:
-    if blocked:
-        return "blocked"
-    if not above:
-        return "alone"
-    if good:
-        return "good"
-    shown = series.row.origin != "measured" or all(shown_below(p, threshold) for p in above)
-    return "below" if shown else "open"
-
-
-def shown_below(point: Point, threshold: float) -> bool:
-    """Tell whether the whole interval of a point's efficiency misses the threshold."""
-    return point.efficiency_interval is not None and point.efficiency_interval[1] < threshold
 
 
 def sentence(headline: Headline) -> str:
@@ -138,10 +121,10 @@ def gives(headline: Headline) -> str:
         return f"no size above the baseline, {base}"
     given = _given(headline, base)
     if headline.kind == "good":
-        unsure = point.efficiency_interval and point.efficiency_interval[0] < headline.threshold
-        return f"{given}, its interval reaching below {goal}" if unsure else given
+        return given
     sure = "no size reaches" if headline.kind == "below" else "not shown whether any size reaches"
-    closest = "closest, " if point.speedup >= 1 else ""
+    near = "closest" if headline.kind == "below" else "as measured"
+    closest = f"{near}, " if point.speedup >= 1 else ""
     return f"{sure} {goal} efficiency; {closest}{given}"
 
 

@@ -11,7 +11,7 @@ from lockstep.report.load.results import Results, Row
 from lockstep.report.page.panels import losses
 from lockstep.report.words import verdict_card
 from lockstep.report.words.verdict_card import Judged
-from lockstep.vocabulary.text.formats import counted, listed, percent
+from lockstep.vocabulary.text.formats import counted, listed, percent, percent_span
 
 WANTED_LAUNCHES = 3
 LADDERS = ("strong", "weak")
@@ -19,6 +19,7 @@ UNMEASURED = "Mend why no case has a result, which is under Not measured, and ru
 CITED_ALONE = "Measure the same points on the machine you will use; cited numbers are no evidence."
 ON_GPUS = "Run the same campaign on the GPUs you will use: the suite works on this machine."
 OWN_ON_GPUS = "Then measure it on the GPUs you will use."
+THEN_ON_GPUS = "Then run the same campaign on the GPUs you will use."
 UNEXPLAINED = (
     "Give lockstep.measure the model in DDP, ddp=model: it then says what a step loses, and to "
     "which rank."
@@ -41,8 +42,10 @@ def next_step(
     if results.campaign.get(RECORDED):
         return "Measure your own machine: lockstep run."
     if results.on_cpus and not all(row.program for row in results.rows):
-        first = _of_own_tests(measured, threshold, judged)
-        return f"{first} {OWN_ON_GPUS}" if first else ON_GPUS
+        if first := _of_own_tests(measured, threshold, judged):
+            return f"{first} {OWN_ON_GPUS}"
+        first = _more_launches(measured) or _undecided(measured, threshold)
+        return f"{first} {THEN_ON_GPUS}" if first else ON_GPUS
     if slowest:
         return losses.slow_advice(slowest[0])
     if all(one.row.training for one in measured):
@@ -53,7 +56,7 @@ def next_step(
         return first
     if not without_laddered(measured):
         return "Change the program, and hold it against these runs: lockstep compare."
-    return _after_ladders(measured, threshold, judged)
+    return _undecided(measured, threshold) or _after_ladders(measured, threshold, judged)
 
 
 def _of_own_tests(measured: Sequence[Series], threshold: float, judged: Judged | None) -> str:
@@ -95,13 +98,33 @@ def _better_evidence(measured: Sequence[Series]) -> str:
     flagged = next((p.flags[0] for p in points if p.flags), None)
     if flagged:
         return f"Remove the cause of the flags and measure those points again, first: {flagged}."
+    return _more_launches(measured)
+
+
+def _more_launches(measured: Sequence[Series]) -> str:
+    """Return which launches are too few to conclude anything; empty where none are."""
     # What a ladder says is what most pages are about; a noisy collective does not outweigh it.
     ladders = [one for one in measured if one.row.study in LADDERS]
-    points = [point for one in ladders for point in one.points] or points
+    points = [point for one in ladders or measured for point in one.points]
     if min(point.num_launches for point in points) < WANTED_LAUNCHES:
         return f"Measure every point in at least {WANTED_LAUNCHES} launches, for tight intervals."
     if any(map(is_wide, points)):
         return "Measure more launches on quiet nodes: some intervals are too wide to compare."
+    return ""
+
+
+def _undecided(measured: Sequence[Series], threshold: float) -> str:
+    """Return of which size launches leave open whether it is good; empty where of none."""
+    for one in (each for each in measured if each.row.study in LADDERS and each.main is None):
+        good, unshown = one.good(threshold), one.unshown(threshold)
+        # Between a size that is good and one that is not, the ladder's end is known well enough.
+        if unshown and not (good and len(good) + len(unshown) < len(one.above)):
+            size, interval = unshown[0].world_size, unshown[0].efficiency_interval
+            span = f"{percent_span(interval)} %" if interval else "no interval"
+            return (
+                f"Measure more launches: it is not shown whether {counted(size, 'rank')} reach "
+                f"{100 * threshold:.0f} % efficiency in {one.name} ({span})."
+            )
     return ""
 
 
@@ -139,7 +162,7 @@ def _use(lost: Sequence[Series], kept: Sequence[Series], threshold: float) -> st
     goal = f"{100 * threshold:.0f} %"
     studies = dict.fromkeys(one.row.study for one in lost)
     text = (
-        f"Use the sizes named above: every larger one falls below {goal} efficiency in "
+        f"Use the sizes named above: no larger one is shown to reach {goal} efficiency in "
         f"{listed(studies)} scaling"
     )
     if not kept:

@@ -5,7 +5,7 @@ from typing import Any
 
 from lockstep.report.compute.alternatives.factor_ladders import FactorLadder, factor_ladders
 from lockstep.report.compute.alternatives.other_devices import Replaced, kind_of_device, replaced
-from lockstep.report.compute.scaling import Series
+from lockstep.report.compute.scaling import Series, reaches
 from lockstep.report.page.panels import parts
 from lockstep.report.words.headline import TIMES
 from lockstep.report.words.lines import numbers
@@ -27,7 +27,11 @@ def headlines(series: Sequence[Series], threshold: float) -> list[dict[str, Any]
 
 def _headline(ladder: FactorLadder, threshold: float) -> dict[str, Any]:
     above = ladder.rungs[1:]
-    good = [rung for rung in above if rung.efficiency >= threshold]
+    known = [
+        reaches(one.efficiency, one.efficiency_interval, threshold, one.point.rows[0])
+        for one in above
+    ]
+    good = [rung for rung, is_good in zip(above, known, strict=True) if is_good]
     best = good[-1] if good else max(above, key=lambda rung: rung.efficiency)
     span = percent_span(best.efficiency_interval) if best.efficiency_interval else "no interval"
     base = f"{ladder.factor}={ladder.base.value:g} at {parts.absolute(ladder.base.point)}"
@@ -35,8 +39,9 @@ def _headline(ladder: FactorLadder, threshold: float) -> dict[str, Any]:
         f"{ladder.factor}={best.value:g} gives {ratio(best.speedup)}{TIMES} the rate of {base} "
         f"({percent(best.efficiency)} % efficiency, {span})"
     )
-    goal = f"no value reaches {100 * threshold:.0f} % efficiency; at best "
-    kind, text = ("good", given) if good else ("below", goal + given)
+    open_ = "not shown whether any" if None in known else "no"
+    goal = f"{open_} value reaches {100 * threshold:.0f} % efficiency; at best "
+    kind, text = ("good", given) if good else ("open" if None in known else "below", goal + given)
     if ladder.is_blocked:
         kind, text = "blocked", BLOCKED
     fewest = min(rung.point.num_launches for rung in ladder.rungs)

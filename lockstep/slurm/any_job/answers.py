@@ -1,5 +1,6 @@
 """The answers about any job in words."""
 
+import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -24,20 +25,23 @@ WAITS = {
     "afterburstbuffer": "the data of job {} have been copied",
     "singleton": "your earlier jobs of the same name have ended",
 }
-# exit code and signal of a script as sacct writes them -> what they mostly mean; a shell reports a
-# signal as 128 and its number
+# exit code and signal as sacct writes them -> what they mostly mean
 ENDS = {
-    "0:53": "its node could not open its output file, or its folder was not there",
-    "126:0": "a command was found but may not be executed",
-    "127:0": "a command was not found: a module, an environment or a path is missing",
-    "134:0": "a program aborted (SIGABRT)",
-    "135:0": "a program died of a bus error (SIGBUS), as where /dev/shm is full",
-    "137:0": "a program was killed (SIGKILL), mostly for memory",
-    "0:9": "it was killed (SIGKILL), mostly for memory",
-    "139:0": "a program died of a segmentation fault (SIGSEGV)",
-    "143:0": "a program was ended by SIGTERM, as by scancel",
-    "0:15": "it was ended by SIGTERM, as by scancel",
+    "0:53": "it has no output: its node could not open the file, or its folder was not there",
+    "0:125": "it needed more memory than it had",
+    "126:0": "it ended, for a command was found but may not be executed",
+    "127:0": "it ended, for a command was not found: a module, an environment or a path is missing",
 }
+# the signals that end programs -> as by what
+SIGNALS: dict[int, str] = {
+    signal.SIGABRT: ", as a program does that aborts",
+    signal.SIGBUS: ", a bus error, as where /dev/shm is full",
+    signal.SIGKILL: ", mostly for memory",
+    signal.SIGSEGV: ", a segmentation fault",
+    signal.SIGTERM: ", as by scancel",
+    signal.SIGUSR1: ", as by --signal without B:, which sends it to the ranks",
+}
+MAX_STEPS = 5
 
 
 def job_line(job: Held) -> str:
@@ -98,15 +102,39 @@ def end_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
         yield f"  ran {ran}{limit} on {account['nodes'] or 'no node'}"
     code = account["exit_code"]
     if code not in (None, "0:0"):
-        means = f": {ENDS[code]}" if code in ENDS else ""
-        yield f"  exit code {code}{means}"
+        means = ENDS.get(code) or _signal(code)
+        yield f"  exit code {code}{means and f': {means}'}"
+    yield from _ends_of_steps(account)
     lost = state.name in ("NODE_FAIL", "BOOT_FAIL")
     yield "Next: lockstep nodes  # says which is down" if lost else f"Next: lockstep eff {job_id}"
+
+
+def _ends_of_steps(account: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how steps ended that did not end well."""
+    bad = account["bad_steps"]
+    for step in bad[:MAX_STEPS]:
+        code = "0:125" if step["state"] == "OUT_OF_MEMORY" else step["exit_code"]
+        how = ENDS.get(code) or _signal(code) or f"it ended {step['state']}, exit code {code}"
+        name = "script" if step["step"] == "batch" else f"step {step['step']}"
+        yield f"  its {name} {how.removeprefix('it ')}"
+    if len(bad) > MAX_STEPS:
+        yield f"  {len(bad) - MAX_STEPS} more steps did not end well"
+
+
+def _signal(code: str) -> str:
+    """Return which signal ended a program, as a shell reports it 128 and its number; "" if none."""
+    status, number = (slurm.count(part) or 0 for part in (code + ":").split(":")[:2])
+    number = number or max(0, status - 128)
+    if not 0 < number < signal.NSIG:
+        return ""
+    known = [f" ({each.name.removeprefix('SIG')})" for each in signal.Signals if each == number]
+    return f"it was ended by signal {number}{''.join(known)}{SIGNALS.get(number, '')}"
 
 
 def use_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
     """Yield how well a job used what it was given."""
     yield f"{job_id} {account['name']}: {account['state']}"
+    yield from _ends_of_steps(account)
     yield _share(
         "CPUs", account["cpu_efficiency"], in_words(account["total_cpu_s"]),
         f"{account['alloc_cpus']} CPUs x {in_words(account['elapsed_s'])}",
@@ -120,12 +148,18 @@ def use_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
         in_words(account["limit_s"]),
     )  # fmt: skip
     if account["gpu_hours"]:
-        hours = f"{account['gpu_hours']:.3g} GPU-hours"
-        yield f"  GPUs    {hours}; how busy they were, Slurm does not say"
+        yield f"  GPUs    {account['gpu_hours']:.3g} GPU-hours; {_gpu_use(account['gpu_use'])}"
     if account["state"] not in slurm.ENDED:
         then = "top" if account["state"] == "RUNNING" else "why"
         yield f"  It has not ended, so this is what sacct knows so far; lockstep {then} {job_id}"
     yield from (f"  Next time: {_suggested(hint)}" for hint in hints(account))
+
+
+def _gpu_use(use: Mapping[str, Any] | None) -> str:
+    if use is None:
+        return "how busy they were, Slurm does not say"
+    memory = "" if use["memory_bytes"] is None else f", {_mebibytes(use['memory_bytes'])} of memory"
+    return f"{use['busy_percent']}% busy{memory} ({use['column']} of step {use['step']})"
 
 
 def _share(what: str, fraction: float | None, used: str, given: str) -> str:
@@ -144,7 +178,7 @@ def _suggested(hint: Hint) -> str:
         "memory_near": f"{mem} a node or more; it was near its limit",
         "time_ample": f"{span} would do, and it may start earlier",
         "time_near": f"{span} or more; it was near its limit",
-        "cpus_idle": f"{hint.amount} CPUs would do",
+        "cpus_idle": f"{hint.amount} CPU{'s' * (hint.amount > 1)} would do",
     }[hint.kind]
 
 

@@ -55,23 +55,26 @@ def lately(user: str, hours: float) -> dict[str, accounting.Account]:
 
 
 def hints(account: Mapping[str, Any]) -> list[Hint]:
-    """Return what the next job might ask for; nothing of one that has not ended well."""
-    if account["state"] not in ("COMPLETED", "TIMEOUT", "OUT_OF_MEMORY"):
+    """Return what the next job might ask for; less only where this one and its steps ended well."""
+    states = (account["state"], *(step["state"] for step in account["bad_steps"]))
+    if "OUT_OF_MEMORY" in states:
+        return [*_of_memory(account, was_enough=False)]
+    if account["state"] not in ("COMPLETED", "TIMEOUT"):
         return []
-    return [*_of_memory(account), *_of_time(account), *_of_cpus(account)]
+    found = [*_of_memory(account, was_enough=True), *_of_time(account), *_of_cpus(account)]
+    has_ended_well = states == ("COMPLETED",)
+    return [hint for hint in found if has_ended_well or hint.kind in ("memory_near", "time_near")]
 
 
-def _of_memory(account: Mapping[str, Any]) -> Iterator[Hint]:
-    share, used = account["memory_efficiency"], account["memory_bytes"]
-    if share is None or used is None:
+def _of_memory(account: Mapping[str, Any], *, was_enough: bool) -> Iterator[Hint]:
+    used, requested = account["node_bytes"], account["requested_bytes"]
+    if used is None or not requested:
         return
-    num_nodes = account["num_nodes"] or 1
-    if account["state"] == "OUT_OF_MEMORY" or share >= NEAR:
-        yield Hint(
-            "memory_near", math.ceil(MARGIN * max(used, account["requested_bytes"]) / num_nodes)
-        )
-    elif share < AMPLE and account["requested_bytes"] > SMALL_BYTES:
-        yield Hint("memory_ample", math.ceil(MARGIN * used / num_nodes))
+    of_node = requested / (account["num_nodes"] or 1)
+    if not was_enough or used >= NEAR * of_node:
+        yield Hint("memory_near", math.ceil(MARGIN * max(used, of_node)))
+    elif used < AMPLE * of_node and requested > SMALL_BYTES:
+        yield Hint("memory_ample", math.ceil(MARGIN * used))
 
 
 def _of_time(account: Mapping[str, Any]) -> Iterator[Hint]:
@@ -88,6 +91,7 @@ def _of_cpus(account: Mapping[str, Any]) -> Iterator[Hint]:
     share, cpus = account["cpu_efficiency"], account["alloc_cpus"]
     if share is None or account["gpu_hours"] or cpus < 2:  # of GPU jobs CPUs wait, by rights
         return
-    enough = max(1, math.ceil(MARGIN * share * cpus))
+    least = max(account["num_nodes"] or 1, account["num_tasks"] or 1)  # one each
+    enough = max(least, math.ceil(MARGIN * share * cpus))
     if share < AMPLE and enough < cpus:
         yield Hint("cpus_idle", enough)

@@ -9,6 +9,7 @@ with commas between `FIELDS`: `SHELL_COMMAND` is that line without the ids. A ro
 has not ended says nothing final, and is not kept.
 """
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +26,8 @@ FIELDS = (
     *("JobID", "JobIDRaw", "State", "ExitCode", "Elapsed", "Submit", "Eligible", "Start"),
     *("End", "Timelimit", "MaxRSS"),
     *("MaxVMSize", "AveCPU", "TotalCPU", "ReqMem", "AllocTRES", "AllocCPUS", "NNodes", "NTasks"),
-    *("TRESUsageInTot", "NodeList", "User", "JobName"),  # the last may hold any character
+    *("TRESUsageInAve", "TRESUsageInMax", "TRESUsageInTot"),
+    *("NodeList", "User", "JobName"),  # the last may hold any character
 )
 COMMAND = ("sacct", "--parsable2", f"--format={','.join(FIELDS)}")
 SHELL_COMMAND = " ".join((*(f"{k}={v}" for k, v in slurm.ENVIRONMENT.items()), *COMMAND))
@@ -139,6 +141,10 @@ def _account(row: Row, steps: Sequence[Row]) -> Account:
         "ave_cpu_s": _largest(parse(step["AveCPU"]) for step in steps),
         "total_cpu_s": _total_cpu(row, steps),
         "memory_bytes": _largest(map(_memory, steps)),
+        "node_bytes": _largest(map(_memory_of_node, steps)),
+        "num_tasks": _largest(slurm.count(step["NTasks"]) for step in steps),
+        "bad_steps": list(_bad_steps(row, steps)),
+        "gpu_use": _gpu_use(steps),
         "alloc_tres": _tres(row["AllocTRES"]) or None,
         "alloc_cpus": slurm.count(row["AllocCPUS"]),
         "num_nodes": slurm.count(row["NNodes"]),
@@ -209,6 +215,50 @@ def _memory(step: Row) -> int | None:
         return total
     each, tasks = size(step["MaxRSS"]), slurm.count(step["NTasks"])
     return each * (tasks or 1) if each is not None else None
+
+
+def _memory_of_node(step: Row) -> int | None:
+    """Return what a step's tasks may have had together on one of its nodes, at most.
+
+    MaxRSS is the peak of its largest task (sacct(1)), and a node has as many tasks as an even
+    share; never more than all tasks together. Without MaxRSS all may have been on one node.
+    """
+    each, total = size(step["MaxRSS"]), _memory(step)
+    if each is None or total is None:
+        return total
+    tasks, nodes = slurm.count(step["NTasks"]) or 1, slurm.count(step["NNodes"]) or 1
+    return min(each * math.ceil(tasks / nodes), max(each, total))
+
+
+def _bad_steps(row: Row, steps: Sequence[Row]) -> Iterator[dict[str, str]]:
+    """Yield the steps that did not end well, where the job's own row does not say it.
+
+    Where Slurm ends a job it ends the steps, by SIGTERM and then SIGKILL.
+    """
+    ends_steps = _word(row["State"]) not in ("COMPLETED", "FAILED", "OUT_OF_MEMORY")
+    for step in steps:
+        name, state, code = step["JobID"].partition(".")[2], _word(step["State"]), step["ExitCode"]
+        is_said = name == "extern" or (name == "batch" and code == row["ExitCode"])
+        is_said = is_said or (ends_steps and code in ("0:0", "0:9", "0:15"))
+        if state in slurm.ENDED and not is_said and (state != "COMPLETED" or code != "0:0"):
+            yield {"step": name, "state": state, "exit_code": code}
+
+
+def _gpu_use(steps: Sequence[Row]) -> dict[str, Any] | None:
+    """Return what the busiest step had of its GPUs; None where Slurm does not gather it.
+
+    With AutoDetect of gres.conf Slurm gathers `gres/gpuutil`, in per cent, and `gres/gpumem` of
+    each task; the columns are of a task on average, of the largest, and of all together (sacct(1)).
+    """
+    for column in ("TRESUsageInAve", "TRESUsageInMax", "TRESUsageInTot"):
+        used = {step["JobID"].partition(".")[2]: _tres(step[column]) for step in steps}
+        busy = {name: slurm.count(tres.get("gres/gpuutil")) for name, tres in used.items()}
+        if known := {name: percent for name, percent in busy.items() if percent is not None}:
+            step = max(known, key=lambda name: known[name])
+            memory = size(used[step].get("gres/gpumem", ""))
+            facts = {"step": step, "column": column, "busy_percent": known[step]}
+            return facts | {"memory_bytes": memory}
+    return None
 
 
 def _requested(text: str, facts: Account) -> int | None:

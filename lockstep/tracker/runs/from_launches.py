@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from lockstep.report.load import sources
+from lockstep.report.page.checked import series_in
 from lockstep.tracker.runs.from_trainings import epoch_metrics, updates
 from lockstep.tracker.runs.tracked import (
     LONGEST_NAME,
@@ -24,7 +25,7 @@ from lockstep.tracker.runs.tracked import (
     texts,
 )
 from lockstep.vocabulary import metrics
-from lockstep.vocabulary.records import flags, journal
+from lockstep.vocabulary.records import journal
 from lockstep.vocabulary.records.record import KEY, case_name
 from lockstep.vocabulary.system import locks
 
@@ -35,6 +36,7 @@ SOFTWARE = ("lockstep_version", "git_commit", "project_commit", "project_dirty",
     "nccl", "driver", "image_sha256")  # fmt: skip
 CAMPAIGN_FILES = ("report.html", sources.CAMPAIGN, "accounting.json")
 LOG = "log.txt"
+EFFICIENCY = "parallel_efficiency"
 # field of an epoch's row -> the metric's name, with the unit where it has one
 EPOCH = {
     "loss": "train_loss",
@@ -141,13 +143,33 @@ def of_campaign(folder: Path) -> Found:
             launches.append(_read(source))
         except ValueError as error:
             unread.append(str(error))
-    made = [run for one in launches for run in _Campaign(folder, campaign, launches).runs(one)]
+    own = _Campaign(folder, campaign, launches)
+    try:
+        own = replace(own, efficiencies=_efficiencies(folder) if launches else {})
+    except ValueError as error:  # a file that no report reads; what can be sent is
+        unread.append(str(error))
+    made = [run for one in launches for run in own.runs(one)]
     whole = _whole(folder, campaign, made) if made else []
     return Found((*whole, *made), tuple(unread))
 
 
+def _efficiencies(folder: Path) -> dict[tuple[str, str], tuple[float, int]]:
+    """Return (launch, case) -> its point's efficiency as a page has it, and over how many launches.
+
+    It is of all repeats, so it is sent again, as a later step, where more of them are there.
+    """
+    return {
+        (row.launch, row.recorded_case): (
+            point.parallel_efficiency, len({id(each) for each in (*point.rows, *one.base.rows)})
+        )
+        for one in series_in(folder) if one.is_compared
+        for point in one.points if not point.blocked_by
+        for row in point.rows if not row.has_smaller_batch
+    }  # fmt: skip
+
+
 def _read(source: Path) -> Launch:
-    path, document = sources.read(source)
+    path, document, _ = sources.read(source)
     if not isinstance(document, dict) or KEY not in document:
         raise ValueError(f"{path}: no launch of Lockstep's, which alone makes runs of a tracker")
     own = path.with_name(sources.JOURNAL)
@@ -191,6 +213,7 @@ class _Campaign:
     folder: Path
     facts: dict[str, Any]
     launches: Sequence[Launch] = field(default_factory=list)
+    efficiencies: Mapping[tuple[str, str], tuple[float, int]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -221,7 +244,6 @@ class _Campaign:
             rate, series = _program(block)
             values = {
                 rate: _throughput(block),
-                "parallel_efficiency": self._efficiency(launch, case, block),
                 "mfu": block.get("mean_mfu"),
                 "peak_memory_bytes": max(filter(None, block["peak_memory_bytes"]), default=None),
             }
@@ -231,27 +253,10 @@ class _Campaign:
                 for name, own in series.items()
                 for step, value in enumerate(own)
             ]
+            if known := self.efficiencies.get((launch.name, case)):
+                value, step = known
+                made.append(Metric(metric_name(case, EFFICIENCY), value, step, time_ms))
         return made
-
-    def _efficiency(self, launch: Launch, case: str, block: Mapping[str, Any]) -> float | None:
-        """Return X(p) / X(p0) / (p / p0) to the same repeat's launch of the smallest world size.
-
-        The page divides medians over repeats; a run of a tracker is one launch, and its number must
-        not change when others follow. At a smaller batch than asked for, nothing is compared.
-        """
-        sizes = self.facts.get("world_sizes") or [
-            one.block.get("world_size") or 1 for one in self.launches
-        ]
-        smallest, repeat = min(sizes), launch.block.get("repeat")
-        for other in self.launches:
-            is_base = other.block.get("world_size") == smallest
-            base = other.measured.get(case) if is_base else None
-            if base and block["scaling"] and other.block.get("repeat") == repeat:
-                if any(map(flags.says_smaller_batch, (block, base))):
-                    return None
-                speedup = _throughput(block) / _throughput(base)
-                return float(speedup / (block["world_size"] / smallest))
-        return None
 
 
 def _settings(launch: Launch) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -83,9 +82,11 @@ class Run:
     @property
     def digest(self) -> str:
         """Digest of all that a tracker is told of it."""
-        counts = Counter(metric.name for metric in self.metrics)
+        steps: dict[str, int] = {}
+        for metric in self.metrics:
+            steps[metric.name] = max(metric.step, steps.get(metric.name, 0))
         sent = [(one.path.name, one.sha256) for one in self.artifacts]
-        told = [self.status, self.ended_ms, self.params, self.facts, counts, sent]
+        told = [self.status, self.ended_ms, self.params, self.facts, steps, sent]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 

@@ -16,16 +16,16 @@ WORDS = {
     "nccl-log": "{settings} logs every collective, which takes time",
     "dropped-environment": "the image did not get {names}; set it in the site's [env]",
     "sockets-beside-infiniband": (
-        "NCCL sends {links} links through sockets although {devices} are there; see NCCL_IB_HCA, "
-        "the image's libibverbs or its plugin for libfabric"
+        "NCCL sends {links} links through sockets although the nodes have {devices}{environment}; "
+        "see NCCL_IB_HCA, the image's libibverbs or its plugin for libfabric"
     ),
     "no-gpu-direct": (
         "NCCL copies {links} links between nodes through host memory ({transports}): GPU-direct is "
-        "not used; see NCCL_NET_GDR_LEVEL and the module nvidia_peermem"
+        "not used{environment}; see NCCL_NET_GDR_LEVEL and the module nvidia_peermem"
     ),
     "no-peer-to-peer": (
-        "ranks {ranks} on {host} exchange data by {transport}, not from GPU to GPU; see "
-        "NCCL_P2P_LEVEL and nvidia-smi topo -m"
+        "ranks {ranks} on {host} exchange data by {transport}, not from GPU to GPU{environment}; "
+        "see NCCL_P2P_LEVEL and nvidia-smi topo -m"
     ),
     "clock-off": "the clock of {host} is {offset_s:.0f} s off rank 0's",
     "git-dirty": "the suite's checkout holds changes that are not committed",
@@ -45,9 +45,16 @@ WORDS = {
         "left behind on rank {rank}: {what} was {before} before the case and {after} after it; the "
         "next cases are measured with it"
     ),
+    "ran-beside": (
+        "ran beside what {case} left on rank {rank}: {what} took {cores} cores meanwhile; end it "
+        "in that case"
+    ),
     "smaller-batch": (
         "measured at {measured} samples a rank, since rank {rank} on {host} had no memory for the "
         "{asked} asked for; it is compared with no other point"
+    ),
+    "other-samples": (
+        "samples={samples} was given, but the tensors of a batch hold {items} items each"
     ),
     "wide-margin": (
         "the margin of error is {margin:.2%} after {rounds} rounds, not the {goal:.2%} asked for"
@@ -75,6 +82,11 @@ WORDS = {
         "step, and use no_sync() where it sets require_backward_grad_sync"
     ),
     # of a case's rounds
+    "long-round": (
+        "long round: the longest takes {longest_s:.3g} s, the median {median_s:.3g} s, and what is "
+        "beyond the median is {share:.0%} of the time; device-hours and rates rest on the mean, so "
+        "measure this launch again"
+    ),
     "two-modes": (
         "two modes: rounds fall into two groups {apart:.0%} apart; measure again on idle nodes "
         "with --rounds {rounds} to see whether both stay"
@@ -105,6 +117,11 @@ WORDS = {
     ),
     "note": "{text}",
 }
+# Kinds that move all launches of a point alike, so that no interval over them shows it.
+SYSTEMATIC = frozenset({
+    "debug-detail", "nccl-log", "moved", "left-in-place", "throttled", "cpu-quota",
+    "warm-up-drift", "slows-down", "trend",
+})  # fmt: skip
 
 
 def threads_at_sizes(threads: Mapping[str, list[int]]) -> str:
@@ -119,6 +136,10 @@ def _hosts(groups: list[list[str]]) -> str:
     return " and ".join(map("+".join, groups))
 
 
+def _set_by_user(settings: list[str]) -> str:
+    return f": {', '.join(settings)} is set in the environment, so unset it"
+
+
 def _faster(change: float) -> str:
     return f"{abs(change):.0%} {'faster' if change > 0 else 'slower'}"
 
@@ -128,6 +149,9 @@ _OWN: dict[tuple[str, str], Callable[[Any], str]] = {
     ("unequal-threads", "threads"): threads_at_sizes,
     ("moved", "hosts"): _hosts,
     ("outlier", "change"): _faster,
+    ("sockets-beside-infiniband", "environment"): _set_by_user,
+    ("no-gpu-direct", "environment"): _set_by_user,
+    ("no-peer-to-peer", "environment"): _set_by_user,
 }
 
 
@@ -172,7 +196,7 @@ class Flag:
             return str(self.values["text"])
         try:
             shown = {name: _shown(self.kind, name, value) for name, value in self.values.items()}
-            return WORDS[self.kind].format_map(shown)
+            return WORDS[self.kind].format_map({"environment": ""} | shown)
         except (AttributeError, KeyError, TypeError, ValueError):  # of a later version
             facts = (f"{name}={value}" for name, value in self.values.items())
             return " ".join([self.kind, *facts])
@@ -204,11 +228,6 @@ def _of_sentence(text: str) -> Flag:
 def has(found: Iterable[Flag], kind: str) -> bool:
     """Return whether one of the flags is of a kind."""
     return any(one.kind == kind for one in found)
-
-
-def says_smaller_batch(block: Mapping[str, Any]) -> bool:
-    """Return whether a case as JSON holds it was measured at less than the batch asked for."""
-    return has(map(read, block.get("flags") or ()), "smaller-batch")
 
 
 def to_dicts(flags: Iterable[Flag]) -> list[dict[str, Any]]:

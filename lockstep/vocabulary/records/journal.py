@@ -18,14 +18,14 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from lockstep.vocabulary.records.record import KEY, SCHEMA_VERSION, check_schema
 from lockstep.vocabulary.system import files, locks
 
-# What a killed session leaves behind shares its lock: PyTorch's data loader workers look every 5 s
-# whether their parent lives (MP_STATUS_CHECK_INTERVAL of torch.utils.data._utils).
+# A session may follow one that was killed and is still on its way out.
 LOCK_WAIT_S = 10.0
 ENDS = ("case", "skip", "fail")
 # Of a whole journal, which may hold many launches; one line is one document.
@@ -46,7 +46,8 @@ _NEEDED: dict[str, dict[str, type]] = {
 class Journal:
     """An append-only file of JSON lines, each on disk when `append` returns.
 
-    Only one may be open at a time, wherever the file system has locks.
+    Only one may be open at a time, wherever the file system has locks. Where the file is deleted,
+    replaced or cut short meanwhile, it is written again with all that was in it.
 
     Args:
         path: The file; its folder is made, and a torn last line is cut off.
@@ -57,13 +58,13 @@ class Journal:
     """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._attempt = uuid.uuid4().hex
-        self._file = path.open("ab", buffering=0)  # one write a line
+        self._file = _opened(path)
         try:
-            _lock(self._file, path)
             _cut_torn_tail(path)
+            self._content = bytearray(path.read_bytes())
+            self._size_bytes = len(self._content)
             files.sync_folder(path.parent)
         except (OSError, ValueError):
             self._file.close()
@@ -87,18 +88,46 @@ class Journal:
         """
         self._write({"kind": "begin", "case": case})
 
+    def restore(self) -> None:
+        """Write again what the file has lost since the last write, by whatever has changed it.
+
+        A file that was moved with its folder is where its owner wants it, and holds everything.
+
+        Raises:
+            OSError: The disk is full, the file out of reach, or another launch writes into it.
+        """
+        own = os.fstat(self._file.fileno())
+        is_there = self.path.exists() and os.path.samestat(own, self.path.stat())
+        is_moved = not is_there and own.st_nlink > 0 and not self.path.parent.exists()
+        if is_moved or (is_there and own.st_size >= self._size_bytes):
+            return
+        if not is_there:
+            opened = _opened(self.path)
+            self._file.close()
+            self._file = opened
+        os.ftruncate(self._file.fileno(), 0)
+        self._put(bytes(self._content))
+        os.fsync(self._file.fileno())
+        files.sync_folder(self.path.parent)
+
     def _write(self, entry: Mapping[str, Any]) -> None:
+        self.restore()
         content = encode(_signed(entry, self._attempt))
-        whole_bytes = os.fstat(self._file.fileno()).st_size
-        if whole_bytes + len(content) > LIMIT_BYTES:
+        if self._size_bytes + len(content) > LIMIT_BYTES:
             limit = f"no more than {LIMIT_BYTES // files.MIB} MiB are read of one"
             raise OSError(errno.EFBIG, f"{limit}; go on in another folder")
+        self._put(content)
+        self._content += content
+
+    def _put(self, content: bytes) -> None:
+        whole_bytes = os.fstat(self._file.fileno()).st_size
         try:
             while content:  # a disk that is nearly full takes a part
                 content = content[self._file.write(content) :]
         except OSError:
             os.ftruncate(self._file.fileno(), whole_bytes)  # or the next line would join this one
             raise
+        self._size_bytes = os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
         """Close the file."""
@@ -151,21 +180,25 @@ def _signed(entry: Mapping[str, Any], attempt: str) -> dict[str, Any]:
     return {**entry, "attempt": attempt, "time": entry.get("time", now)}
 
 
-def _lock(file: IO[bytes], path: Path) -> None:
-    """Keep others out of a file until it is closed, where its file system can.
+def _opened(path: Path) -> FileIO:
+    """Open a file to append to, and keep others out until it is closed, where its system can.
 
     Raises:
         BlockingIOError: Another has it open.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = FileIO(path, "a")  # one write a line
     try:
         is_free = locks.take(file, LOCK_WAIT_S)
     except locks.NoLocksError:
-        return  # no locks here: the drivers' own refusals are then all there is
+        return file  # no locks here: the drivers' own refusals are then all there is
     if not is_free:
+        file.close()
         raise BlockingIOError(
             f"another launch writes into {path}, or a lost node still holds its lock; wait for its "
             "end"
         )
+    return file
 
 
 def _cut_torn_tail(path: Path) -> None:

@@ -1,6 +1,7 @@
 """Locks on files: one holder at a time among the processes of all hosts that see the file.
 
-The system frees a lock when its last holder closes the file, however that process ends.
+The system frees a lock when its last holder closes the file, however that process ends. A process
+that the holder forks would be another holder, so it closes the file at once.
 """
 
 import errno
@@ -9,6 +10,7 @@ import os
 import shlex
 import sys
 import time
+import weakref
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,6 +19,17 @@ from lockstep.vocabulary.system.host import hostname
 
 POLL_S = 0.2
 MAX_COMMAND_CHARACTERS = 200
+# The files whose locks this process has taken, those closed since included.
+_TAKEN = weakref.WeakSet[Any]()
+
+
+def _let_go() -> None:
+    """Close in a forked process the files that its parent has locked."""
+    for file in list(_TAKEN):
+        file.close()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 class NoLocksError(ValueError):
@@ -47,6 +60,7 @@ def take(file: IO[Any], wait_s: float = 0.0) -> bool:
         except OSError as error:
             raise NoLocksError(Path(file.name).parent, error) from None
         else:
+            _TAKEN.add(file)
             return True
 
 

@@ -51,7 +51,7 @@ lockstep_shape_of() { # lockstep_shape_of WORLD_SIZE: what srun is told of nodes
 }
 lockstep_enter MKL_NUM_THREADS NCCL_DEBUG OMP_NUM_THREADS OPENBLAS_NUM_THREADS
 
-lockstep_ask_accounting env SLURM_TIME_FORMAT=%s SLURM_BITSTR_LEN=0 sacct --parsable2 --format=JobID,JobIDRaw,State,ExitCode,Elapsed,Submit,Eligible,Start,End,Timelimit,MaxRSS,MaxVMSize,AveCPU,TotalCPU,ReqMem,AllocTRES,AllocCPUS,NNodes,NTasks,TRESUsageInTot,NodeList,User,JobName
+lockstep_ask_accounting env SLURM_TIME_FORMAT=%s SLURM_BITSTR_LEN=0 sacct --parsable2 --format=JobID,JobIDRaw,State,ExitCode,Elapsed,Submit,Eligible,Start,End,Timelimit,MaxRSS,MaxVMSize,AveCPU,TotalCPU,ReqMem,AllocTRES,AllocCPUS,NNodes,NTasks,TRESUsageInAve,TRESUsageInMax,TRESUsageInTot,NodeList,User,JobName
 lockstep_need_python
 lockstep_shape_of 1
 lockstep_step "$jobs/collect-$id.txt" python3 -m lockstep collect "$results" || failed=1

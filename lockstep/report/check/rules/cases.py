@@ -1,19 +1,27 @@
 """Rules about single results: precision, buckets, checks, flags, and where a number comes from."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from statistics import median
 from textwrap import shorten
 from typing import Any
 
 from lockstep.report.check.evidence import Evidence, Hit, hit
+from lockstep.report.compute.scaling import Point
 from lockstep.report.page.panels.settings import equal_buckets
+from lockstep.vocabulary.records.flags import SYSTEMATIC
 from lockstep.vocabulary.text.formats import listed
 
 FELL_BACK = {"bf16-emulated"}
 LONGEST_NOTE = 90
+# A loss that falls by less than this share of what it must does not fall. Where labels are noise,
+# the gradient of a batch n times as large is 1/sqrt(n) as long, and a step gains 1/n, its square.
+STAYS = 0.1
 LOSSES = ("loss_first", "loss_last")
 # What other rules say of the same results, in more words.
 OTHER_RULES = {
     "unequal-threads", "oversubscribed", "loader-oversubscribed", "logged-rate", "smaller-batch",
+    "other-samples",
 }  # fmt: skip
 
 
@@ -31,6 +39,14 @@ def fell_back(evidence: Evidence) -> Iterator[Hit]:
             yield hit("other-precision", series, point.world_size, asked=wanted, used=used)
         elif flag:
             yield hit("flag", series, point.world_size, flag=str(flag))
+
+
+def other_samples(evidence: Evidence) -> Iterator[Hit]:
+    """A step of a user's own was said to take other samples than its batch holds."""
+    for series, point in evidence.points:
+        for flag in point.flags:
+            if flag.kind == "other-samples":
+                yield hit("flag", series, point.world_size, flag=str(flag), **flag.values)
 
 
 def same_buckets(evidence: Evidence) -> Iterator[Hit]:
@@ -69,6 +85,34 @@ def _loss_rose(checks: dict[str, Any]) -> bool:
     return isinstance(first, int | float) and isinstance(last, int | float) and last > first
 
 
+def loss_stays(evidence: Evidence) -> Iterator[Hit]:
+    """The loss hardly falls at one size in the steps in which it falls at others."""
+    for series in evidence.measured:
+        known = {point.world_size: found for point in series.points if (found := _losses(point))}
+        for size, (first, last, batch) in known.items():
+            others = [
+                (min(1.0, its_batch / batch) * (start - end), other)
+                for other, (start, end, its_batch) in known.items()
+                if other != size
+            ]
+            least, other = max(others, default=(0.0, size))
+            # What rises is a wrong result.
+            if 0 <= first - last < STAYS * least:
+                values: dict[str, Any] = {"first": first, "last": last, "other": other}
+                values |= {"other_first": known[other][0], "other_last": known[other][1]}
+                yield hit("loss-stays", series, size, **values)
+
+
+def _losses(point: Point) -> tuple[float, float, float] | None:
+    """Return the median losses before and after the steps, and the batch of all ranks."""
+    pairs = [[row.checks.get(name) for name in LOSSES] for row in point.rows]
+    numbers = [pair for pair in pairs if all(isinstance(one, int | float) for one in pair)]
+    if not numbers:
+        return None
+    first, last = (median(column) for column in zip(*numbers, strict=True))
+    return first, last, float(point.rows[0].global_batch or 1)
+
+
 def flagged(evidence: Evidence) -> Iterator[Hit]:
     """A result carries a flag that no other rule speaks of."""
     for series, point in evidence.points:
@@ -77,10 +121,11 @@ def flagged(evidence: Evidence) -> Iterator[Hit]:
                 names = [row.launch for row in point.rows if flag in row.flags]
                 # Flags in an older file's words alone are each of their own kind.
                 kind = str(flag) if flag.kind == "note" else flag.kind
-                yield hit(
+                found = hit(
                     "flag", series, point.world_size, launches=names, flag=str(flag),
                     flag_kind=kind,
                 )  # fmt: skip
+                yield replace(found, doubts=flag.kind in SYSTEMATIC)
 
 
 def not_measured(evidence: Evidence) -> Iterator[Hit]:

@@ -1,6 +1,6 @@
 """Rules about launches: what they have in common, where they ran, how many there are."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -202,19 +202,37 @@ def _steps(row: Row) -> int:
 
 
 def unfinished(evidence: Evidence) -> Iterator[Hit]:
-    """A launch did not reach the end of its session."""
-    for launch in evidence.results.launches:
-        if not launch.complete:
+    """A launch ended before all of its cases were measured, skipped or failed."""
+    results = evidence.results
+    missed = [gap for gap in gaps.gaps(results) if gap.kind == "no-result"]
+    for launch in results.launches:
+        cases = [_pooled(gap.case, results) for gap in missed if gap.launch == launch.name]
+        # Of what failed, its own rule speaks.
+        if not launch.complete and (cases or not launch.facts.get("failed")):
             expected = len(launch.facts.get("expected") or []) or launch.num_cases
-            values = {"held": launch.num_cases, "expected": expected}
-            yield Hit("early-end", values, launches=(launch.name,))
+            values = {
+                "held": expected - len(cases),
+                "expected": expected,
+                "by": _measured_by(results),
+            }
+            size = launch.facts.get("world_size") if cases else None
+            yield Hit("early-end", values, tuple(cases), (size,) if size else (), (launch.name,))
 
 
 def journal_only(evidence: Evidence) -> Iterator[Hit]:
     """A launch reached its end, and yet was read from its journal."""
     for launch in evidence.results.launches:
-        if launch.complete and launch.path.name == JOURNAL:
+        is_whole = launch.complete and not launch.contradictions
+        if is_whole and launch.path.name == JOURNAL:
             yield Hit("from-journal", launches=(launch.name,))
+
+
+def journal_contradicts(evidence: Evidence) -> Iterator[Hit]:
+    """A launch's result.json holds other numbers or cases than the journal.jsonl beside it."""
+    for launch in evidence.results.launches:
+        for case, (result, journal) in list(launch.contradictions.items())[:1]:
+            values = {"case": case, "result": result, "journal": journal}
+            yield Hit("contradicted", values, launches=(launch.name,))
 
 
 def unreadable(evidence: Evidence) -> Iterator[Hit]:
@@ -241,24 +259,33 @@ def _planned_size(path: Path, results: Results) -> int | None:
 
 def failed(evidence: Evidence) -> Iterator[Hit]:
     """A case failed."""
-    pooled = training_runs.pooled(evidence.results.rows)
     for gap in gaps.gaps(evidence.results):
         if gap.kind == "failed":
-            yield _gap(gap, pooled)
+            yield _gap(gap, evidence.results)
 
 
 def missing(evidence: Evidence) -> Iterator[Hit]:
     """A case or a launch was planned and there is nothing of it."""
-    pooled = training_runs.pooled(evidence.results.rows)
+    ended_early = {one.name for one in evidence.results.launches if not one.complete}
     for gap in gaps.gaps(evidence.results):
-        if gap.kind != "failed" and gap.can_be_filled:
-            yield _gap(gap, pooled)
+        if gap.kind != "failed" and gap.can_be_filled and gap.launch not in ended_early:
+            yield _gap(gap, evidence.results)
 
 
-def _gap(gap: Gap, pooled: Mapping[str, str]) -> Hit:
+def _gap(gap: Gap, results: Results) -> Hit:
     """Return a gap; that of a training concerns all that it would be pooled with."""
-    case = gap.case and pooled.get(training_runs.without_seed(gap.case), gap.case)
-    return Hit(
-        gap.kind, {"reason": gap.reason}, (case,) if case else (),
-        (gap.world_size,) if gap.world_size else (), (gap.launch,),
-    )  # fmt: skip
+    values = {"reason": gap.reason, "by": _measured_by(results)}
+    cases = (_pooled(gap.case, results),) if gap.case else ()
+    return Hit(gap.kind, values, cases, (gap.world_size,) if gap.world_size else (), (gap.launch,))
+
+
+def _pooled(case: str | None, results: Results) -> str:
+    name = case or ""
+    return training_runs.pooled(results.rows).get(training_runs.without_seed(name), name)
+
+
+def _measured_by(results: Results) -> str:
+    """Return by what the launches were begun: jobs, a campaign's run, or pytest alone."""
+    if any((folder / sources.JOBS).is_dir() for folder in results.plans):
+        return "jobs"
+    return "run" if results.plans else "pytest"

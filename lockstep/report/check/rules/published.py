@@ -1,14 +1,17 @@
 """Rules about a published table alone: its own ratios, and lines that occur twice."""
 
 from collections.abc import Iterator, Mapping
+from itertools import permutations
 
 from lockstep.report.check.evidence import Evidence, Hit, hit
 from lockstep.report.compute.scaling import Series
+from lockstep.report.load.imports import TIMES
 from lockstep.report.load.results import Row
 from lockstep.vocabulary.text.durations import TIME_UNITS
 
 # Published numbers are rounded.
 ROUNDED = 0.05
+EPOCH = "epoch_time"
 SPEEDUPS = ("speedup", "speed_up", "speed-up")
 EFFICIENCIES = ("efficiency", "parallel_efficiency")
 # Repeats that agree to so many digits are one measurement, written down twice.
@@ -52,6 +55,28 @@ def _held_against(
                 "published-ratio", series, size, ratio=ratio, published=own,
                 computed=computed[size], baseline=series.baseline,
             )  # fmt: skip
+
+
+def epoch_against_run(evidence: Evidence) -> Iterator[Hit]:
+    """An epoch and the whole run of one import have other speed-ups."""
+    for part, whole in permutations((s for s in evidence.ladders if s.row.origin == "cited"), 2):
+        tables = evidence.table(part), evidence.table(whole)
+        metrics = tuple(table.get("metric") for table in tables)
+        if metrics[0] != EPOCH or metrics[1] not in set(TIMES) - {EPOCH}:
+            continue
+        stated = [
+            tuple(table.get(name) for table in tables) for name in ("path", "source", "model")
+        ]
+        runs = {point.world_size: point.speedup for point in whole.points}
+        if part.baseline != whole.baseline or any(one != other for one, other in stated):
+            continue
+        for point in part.points:
+            run = runs.get(point.world_size)
+            if run and abs(point.speedup / run - 1) > ROUNDED:
+                yield hit(
+                    "epoch-and-run", part, point.world_size, other_table=whole.case,
+                    epoch=point.speedup, run=run,
+                )  # fmt: skip
 
 
 def line_twice(evidence: Evidence) -> Iterator[Hit]:

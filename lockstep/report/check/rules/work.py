@@ -44,7 +44,9 @@ def _smaller_batches(evidence: Evidence) -> Iterator[Hit]:
     for series in evidence.measured:
         for point in series.points:
             for one in (flag for flag in point.flags if flag.kind == "smaller-batch"):
-                values = {name: one.values[name] for name in ("asked", "measured")}
+                values: dict[str, Any] = {
+                    name: one.values.get(name) for name in ("asked", "measured")
+                }
                 yield hit(one.kind, series, point.world_size, **values)
 
 

@@ -141,7 +141,7 @@ def _beside(series: Series) -> str:
         f"{ratio(point.rate / beside.rate)} times the throughput of {_layout(beside, point)}"
         + (f" ({ratio_span(between)})." if between else " (no interval).")
         for point in series.points
-        for beside in [main[point.world_size]]
+        for beside in filter(None, [main.get(point.world_size)])
         if not point.blocked_by and not beside.blocked_by
         for between in [ratio_interval(point.units, beside.units)]
     )

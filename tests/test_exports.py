@@ -1,0 +1,209 @@
+"""Every export holds the numbers of the page, and none that the page does not have."""
+
+import base64
+import csv
+import gzip
+import io
+import json
+import math
+import re
+import shutil
+import sqlite3
+from statistics import median
+
+import pytest
+from commands import ROOT, run
+from data.training_samples import seeds
+from tracker_server import KEY, serving
+
+import lockstep
+from lockstep.report.compute.scaling import series_of
+from lockstep.report.load.reading import gather
+from lockstep.report.page.content_of_page import page
+from lockstep.report.report_cli import demo, import_table, report
+from lockstep.tracker import other_formats, sending, target
+from lockstep.tracker.runs.tracked import metric_name
+from lockstep.vocabulary.text import formats
+
+pytest.importorskip("pandas")
+pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own, and what frames leave out
+
+# Of a table of the page: the start of a column's heading -> the point's column and its scale.
+SHOWN = {
+    "Step time ms": ("step_s", 1e3), "Throughput": ("throughput_samples_per_s", 1),
+    "Speed-up": ("speedup", 1), "Efficiency %": ("parallel_efficiency", 100),
+    "Time h": ("time_s", 1 / 3600),
+}  # fmt: skip
+of_all = pytest.mark.parametrize("folder", ["demo", "guide", "measured"], indirect=True)
+of_campaigns = pytest.mark.parametrize("folder", ["demo", "measured"], indirect=True)
+
+
+@pytest.fixture(scope="module")
+def folder(request, tmp_path_factory):
+    """Results of a kind, with their page."""
+    made = tmp_path_factory.mktemp(request.param) / "results"
+    if request.param == "demo":
+        run(demo, "--to", made)
+    elif request.param == "guide":
+        run(import_table, ROOT / "reports" / "seeds" / "guide.csv", "--to", made)
+    else:
+        shutil.copytree(ROOT / "tests" / "data" / "measured_before", made)
+    run(report, made, "--force")
+    return made
+
+
+@pytest.fixture(scope="module")
+def points(folder):
+    """The points as the written page has them."""
+    text = (folder / "report.html").read_text()
+    (packed,) = re.findall(r'<script type="text/plain" id="data">([^<]+)</script>', text)
+    return json.loads(gzip.decompress(base64.b64decode(packed)))["points"]
+
+
+def name_of(point, column):
+    return metric_name(point["case"], column), point["world_size"]
+
+
+@of_all
+def test_json_holds_the_numbers_of_the_page(folder, points):
+    assert json.loads(run(report, folder, "--json").stdout)["points"] == points
+
+
+@of_campaigns
+def test_a_pack_holds_the_numbers_of_the_page(folder, points, tmp_path):
+    run(report, folder, "--proposal", "generic", "--despite", "--to", tmp_path / "pack")
+    assert json.loads((tmp_path / "pack" / "numbers.json").read_text())["points"] == points
+
+
+@of_all
+def test_csv_and_data_frames_hold_each_number_of_the_page(folder, points):
+    lines = list(csv.DictReader(io.StringIO(run(report, folder, "--csv").stdout)))
+    frame = lockstep.read(folder)
+    rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    for point, line, row in zip(points, lines, rows, strict=True):
+        numbers = {name: value for name, value in point.items()
+                   if isinstance(value, int | float) or value is None}  # fmt: skip
+        assert {name: float(line[name]) if line[name] else None for name in numbers} == numbers
+        assert {name: row[name] for name in numbers} == numbers
+
+
+@of_all
+def test_the_tables_of_the_page_are_its_numbers_rounded(folder, points):
+    results = gather([folder])
+    data = page(results, series_of(results.split()[0]), 0.7)
+    tables = {
+        (table["caption"], part["id"]): table for part in data["sections"]
+        for table in part["tables"]
+    }  # fmt: skip
+    compared = 0
+    for point in points:
+        kind = point["study"] if point["origin"] == "measured" else point["origin"]
+        if (table := tables.get((point["series"], kind))) is None:
+            continue
+        labels = [f"{one['label']} {one['unit']}".strip() for one in table["columns"]]
+        (cells,) = [row for row in table["rows"] if row[0] == str(point["world_size"])]
+        for label, cell in zip(labels, cells, strict=True):
+            for begin, (name, scale) in SHOWN.items():
+                if label.startswith(begin):
+                    compared += 1
+                    assert read_number(cell) == rounded(point[name], scale, cell), (label, point)
+    assert compared >= 12
+
+
+def read_number(cell):
+    return None if cell == formats.DASH else float(re.sub(r"[^0-9.e+-]", "", cell))
+
+
+def rounded(value, scale, cell):
+    """Return a number with the digits that its cell has, three of a whole one at least."""
+    if value is None:
+        return None
+    decimals = len(cell.partition(".")[2])
+    return round(value * scale, decimals or min(0, 2 - math.floor(math.log10(value * scale))))
+
+
+@of_campaigns
+def test_bencher_and_github_hold_the_pages_points(folder, points):
+    made = other_formats.bencher(other_formats.points(folder))
+    for point in points:
+        values = made[f"{point['case']}, world_size={point['world_size']}"]
+        assert values["latency"]["value"] == point["step_s"] * 1e9
+        found = values.get("parallel-efficiency", {}).get("value")
+        is_base = point["world_size"] == point["baseline_world_size"]
+        assert found == (None if is_base else point["parallel_efficiency"])
+    for better in ("smaller", "bigger"):
+        for one in other_formats.github_benchmark(other_formats.points(folder), better):
+            name, _, measure = one["name"].rpartition(": ")
+            scale = 1e9 if measure == "latency" else 1
+            assert made[name][measure]["value"] == one["value"] * scale
+
+
+@of_campaigns
+def test_each_run_of_a_tracker_has_the_numbers_of_its_launch_and_its_point(folder, points):
+    ratios = {name_of(one, "parallel_efficiency"): one["parallel_efficiency"] for one in points}
+    frame = lockstep.read(folder, launches=True)
+    launches = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    runs = {one.name: one for one in sending.found(folder).runs if one.kind == "launch"}
+    for row in launches:
+        values = {}
+        for metric in runs[row["launch"]].metrics:
+            values.setdefault(metric.name, []).append(metric.value)
+        own = {name: values.get(metric_name(row["case"], name)) for name in (
+            "step_s", "throughput_samples_per_s", "mfu", "peak_memory_bytes")}  # fmt: skip
+        assert median(own.pop("step_s")) == pytest.approx(row["step_s"], rel=1e-12)
+        known = {name: row[name] for name in own if row[name] is not None}
+        # Equal but for the last digit of the arithmetic.
+        assert {name: one[0] for name, one in own.items() if one} == pytest.approx(known, rel=1e-12)
+        name = name_of(row, "parallel_efficiency")
+        assert values.get(name[0], [None])[-1] == ratios[name]
+
+
+@pytest.mark.parametrize("folder", ["guide"], indirect=True)
+def test_a_table_has_no_run_that_a_tracker_could_be_sent(folder):
+    assert sending.found(folder).runs == ()
+    with pytest.raises(ValueError, match="no point was measured"):
+        other_formats.points(folder)
+
+
+@of_campaigns
+def test_trackers_are_sent_those_numbers_unchanged(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv(target.KEY_VARIABLE, KEY)
+    runs = sending.found(folder).runs
+    expected = sorted((m.name, m.value, m.step) for one in runs for m in one.metrics)
+    with serving() as tracker:
+        assert sending.send(folder, target.given("http", tracker.uri)).kind == "sent"
+        found = [
+            (m["name"], m["value"], m["step"]) for one in tracker.runs.values()
+            for m in one["metrics"]
+        ]  # fmt: skip
+    assert sorted(found) == expected
+    pytest.importorskip("mlflow")
+    path = tmp_path / "m.db"
+    assert sending.send(folder, target.given("mlflow", f"sqlite:///{path}")).kind == "sent"
+    with sqlite3.connect(path) as database:
+        rows = database.execute("SELECT key, value, step FROM metrics").fetchall()
+    assert sorted(rows) == expected
+
+
+@pytest.mark.parametrize("folder", ["demo"], indirect=True)
+def test_the_demos_efficiency_is_one_number_everywhere(folder):
+    found = {
+        round(metric.value, 3)
+        for one in sending.found(folder).runs if one.name.startswith("w2-")
+        for metric in one.metrics
+        if "bucket_cap_mb_100-" in metric.name and metric.name.endswith("parallel_efficiency")
+    }  # fmt: skip
+    assert found == {0.542}
+
+
+def test_tensorboard_has_the_epochs_of_the_data_frame(tmp_path):
+    pytest.importorskip("tensorboard")
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    runs = tmp_path / "runs"
+    seeds(runs)
+    frame = lockstep.read(runs, epochs=True)
+    for written in other_formats.tensorboard(sending.found(runs).runs, tmp_path / "board"):
+        events = accumulator.EventAccumulator(str(written)).Reload()
+        own = frame[frame.launch == written.name].sort_values("epoch")
+        found = [(e.step, e.value) for e in events.Scalars("train_loss")]
+        assert found == [(one.epoch, pytest.approx(one.loss)) for one in own.itertuples()]
