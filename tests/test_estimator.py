@@ -59,8 +59,7 @@ def test_the_card_and_the_headline_part_the_step_time_of_the_table(told):
     for series, point in told.points:
         card = attribution.judged(series, point)
         assert card.step_s == point.step_s
-        parts = card.compute_s + sum(share.seconds for share in card.shares) + card.beyond_s
-        assert parts == pytest.approx(point.step_s)
+        assert card.compute_s + card.lost_s == pytest.approx(point.step_s)
         if lost := attribution.loss(series, point):
             assert lost.step_s == point.step_s
             assert sum(part.seconds for part in lost.parts) == pytest.approx(lost.seconds)

@@ -95,10 +95,10 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 
-def build():
+def build(local_batch):
     ddp = DistributedDataParallel(torch.nn.Linear(8, 8))
-    batch = torch.randn(4, 8)
-    return lambda: ddp(batch).sum().backward(), batch, ddp
+    batch = torch.randn(local_batch, 8)
+    return lambda: ddp(batch).sum().backward(), ddp
 
 
 """

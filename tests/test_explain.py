@@ -235,6 +235,56 @@ def test_a_slow_rank_is_named_on_every_rank(run_ranks, tmp_path):
     assert first["bound"]["slow"]["ratio"] == pytest.approx(2, rel=0.2)
 
 
+UNEVEN = """
+import random, sys, time
+from torch import distributed, nn, ones, tensor
+from torch.nn.parallel import DistributedDataParallel
+import lockstep
+
+distributed.init_process_group("gloo")
+rank, kind, count = distributed.get_rank(), sys.argv[1], 0
+model = DistributedDataParallel(nn.Linear(8, 1))
+
+def step(batch):
+    global count
+    model(batch["x"]).sum().backward()
+    time.sleep(0.02 * float(batch["length"]))
+    if kind == "together" and count % 4 == 3 or kind == "one" and count % 5 == 4 and rank == 1:
+        time.sleep(0.1)
+    count += 1
+
+draw = random.Random(rank)
+lengths = [draw.choice([0.5, 3.5]) if kind == "lengths" else 1.0 for _ in range(200)]
+batches = [{"x": ones(4, 8), "length": tensor(each)} for each in lengths]
+lockstep.explain(step, model=model, batches=batches, seconds=6, out=f"{rank}.json")
+distributed.barrier()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "waiting", "rare"),
+    [("together", 0.0, 0.56), ("one", 0.5, None), ("lengths", 0.43, None)],
+)
+def test_what_comes_in_some_steps_or_with_the_batch_is_told_from_what_ranks_wait_for(
+    run_ranks, tmp_path, kind, waiting, rare
+):
+    (tmp_path / "script.py").write_text(UNEVEN)
+    ended = run_ranks([["script.py", kind]] * 2, tmp_path)
+    assert [each.returncode for each in ended] == [0, 0], ended[0].stderr
+    record = json.loads((tmp_path / "0.json").read_text())
+    assert record["order_seed"] == json.loads((tmp_path / "1.json").read_text())["order_seed"]
+    bound = record["bound"]
+    shares = {share["cause"]: share["seconds"] / bound["step_s"] for share in bound["shares"]}
+    # Of a busy machine; how near it comes on a quiet one the division's own tests say.
+    assert shares["imbalance"] == pytest.approx(waiting, abs=0.15)
+    assert shares["input"] < 0.1
+    assert (bound["rare"] or {}).get("seconds", 0.0) / bound["step_s"] == pytest.approx(
+        rare or 0.0, abs=0.15
+    )
+    assert (bound["kind"] == "imbalance") == bool(waiting)
+
+
 BATCHES_OF_RANKS = """
 import json, sys
 from torch import distributed, nn, ones

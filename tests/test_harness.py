@@ -138,10 +138,11 @@ def test_of_what_a_step_holds_only_the_number_of_its_parts_is_no_number_of_sampl
         return pair, average
 
     own = OwnStep(step, 2, None, None, None, "weak", "rows", {})
-    assert [each.values["items"] for each in own.contradiction(None)] == [256]
-    assert [each.kind for each in replace(own, step=partial(print, pair)).contradiction(None)]
-    assert not replace(own, samples=256).contradiction(None)
-    assert not replace(own, samples=300).contradiction(None)
+    assert [each.values["items"] for each in own.contradiction(own.loop())] == [256]
+    other = replace(own, step=partial(print, pair))
+    assert [each.kind for each in other.contradiction(other.loop())] == ["other-samples"]
+    assert not replace(own, samples=256).contradiction(own.loop())
+    assert not replace(own, samples=300).contradiction(own.loop())
 
 
 def test_half_of_a_dataclass_is_half_of_its_tensors():

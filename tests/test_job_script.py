@@ -472,7 +472,9 @@ def run_sessions(job, *sessions):
     body = """
         for next in sessions/*.next; do break; done
         own=${next%.next}; mv "$next" "$own.done"
-        cat "$own.lines" >>"$JOURNAL"; cat "$own.said"; exit "$(cat "$own.done")" """
+        cat "$own.lines" >>"$JOURNAL"; cat "$own.said"
+        sed -n "s/^lockstep: //p" "$own.said" >"${JOURNAL%/*}/rank-1.said" # a rank keeps its words
+        exit "$(cat "$own.done")" """
     ended = job.run(STUB_DO=body, JOURNAL=str(journal))
     assert ended.stderr == ""
     assert list(folder.glob("*.next")) == []

@@ -9,10 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from lockstep.measure import timing
+from lockstep.measure.loop_variants import Loop
 from lockstep.measure.step import variants
 from lockstep.vocabulary.records.record import KEY
 from lockstep.vocabulary.sizes import find
@@ -45,6 +47,58 @@ def test_an_order_is_drawn_for_each_block_and_equal_on_all_ranks():
     blocks = [order[first : first + len(names)] for first in range(0, len(order), len(names))]
     assert all(Counter(block) == Counter(names) for block in blocks)
     assert len(set(map(tuple, blocks))) > 1
+
+
+def test_turns_of_a_step_of_ones_own_come_in_runs_of_one_variant():
+    order = variants.turns(["full", "own"], 10, seed=3, run=5)
+    runs = [order[first : first + 5] for first in range(0, len(order), 5)]
+    assert all(len(set(run)) == 1 for run in runs)
+    assert Counter(order) == {"full": 10, "own": 10}
+
+
+@pytest.mark.parametrize(
+    ("own_s", "blocks", "run"),
+    [(0.01, variants.LEAST_OWN, 5), (3.0, 10, 5), (15.0, variants.LEAST_BLOCKS, 1)],
+)
+def test_a_step_of_ones_own_takes_turns_enough_for_one_launch_unless_it_is_long(own_s, blocks, run):
+    rounds = replace(find("laptop"), rounds=2, warmup_rounds=0)
+    plan = variants.plan_turns(rounds, ["full", "own"], torch.device("cpu"), 0, own_s)
+    assert (plan.blocks, plan.run) == (blocks, run)
+
+
+def test_variants_take_the_batches_that_the_whole_step_has_drawn_one_after_the_other():
+    seen = []
+    loop = Loop(seen.append, [], [torch.full((4,), float(n)) for n in range(25)])
+    world = SimpleNamespace(world_size=1, device=torch.device("cpu"))
+    assert loop.problem() == ""
+    ways = loop.variants()
+    seen.clear()
+    plan = variants.Plan(blocks=20, steps=1, run=5)
+    found = loop.time_in_turns(world, ways, plan, seed=0)
+    assert {len(each) for each in found.values()} == {20}
+    laps = np.split(np.array([float(batch[0]) for batch in seen]), 2)
+    for lap in laps:
+        drawn, rest = lap[1:11], lap[11:]  # an untimed step, then the lap; the same for the others
+        assert len(set(drawn)) == 10
+        assert set(rest) == set(drawn)
+        assert {count for _, count in Counter(rest).items()} <= {3, 6}
+    assert not set(laps[0][1:11]) & set(laps[1][1:11])
+    assert {len(batch) for batch in seen} == {2, 4}
+
+
+def test_an_order_is_drawn_anew_in_each_run_and_by_one_rank():
+    asked = []
+
+    def settle_all(name, value, judge):
+        asked.append(name)
+        return judge([value, 7])
+
+    world = SimpleNamespace(control=SimpleNamespace(settle_all=settle_all))
+    torch.manual_seed(0)
+    first = variants.draw_order(world, "1")
+    torch.manual_seed(0)
+    assert variants.draw_order(world, "1") != first
+    assert asked == ["1/order"] * 2
 
 
 def test_waits_for_a_core_that_another_process_has_are_counted():

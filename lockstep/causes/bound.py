@@ -5,9 +5,12 @@ where there is one: what ranks that share a machine cost each other beyond waits
 memory bandwidth, shows only against a baseline.
 With several launches a launch gives one value and the intervals are over launches; with fewer they
 are over turns, and hold for these launches alone.
+
+Noise takes a difference of variants below 0, and the others then add up to more than the step. What
+is below 0 takes nothing of a step, and the rest is scaled to it (`Bound.excess`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any, Literal, get_args
@@ -16,8 +19,9 @@ import numpy as np
 
 from lockstep.causes import division
 from lockstep.causes.buckets import Buckets
-from lockstep.causes.division import Turns
-from lockstep.causes.stragglers import FEWEST_TURNS, LateInput, SlowRank, late_input, slow_rank
+from lockstep.causes.division import FEWEST_TURNS, Turns
+from lockstep.causes.drift import Drift, settled
+from lockstep.causes.stragglers import LateInput, SlowRank, late_input, slow_rank
 from lockstep.vocabulary import metrics
 from lockstep.vocabulary.metrics import NOTABLE
 
@@ -43,10 +47,17 @@ KINDS: dict[Cause, Kind] = {
 CONFIDENCE = 0.95
 # So much of a step may be lost in all where it is called bound by its computing.
 LITTLE = 0.1
+# A cause is what bounds a step where it takes so much of it.
+BOUND = 0.25
 RESAMPLES = 2000
 # Fewer launches, or turns, give no interval of use.
 FEWEST_LAUNCHES = 3
 LINK_SPEED = 2.0
+# What comes in more of the steps is nothing that comes in some.
+MOST_RARE = 0.4
+# The means of two kinds of turns are apart by so many times what both spread (those of two halves
+# of an even spread by 1.7).
+MODE_GAP = 2.0
 # Causes that are as large at every size, so that a ladder of equal batches loses nothing to them.
 UNSHARED = ("fixed", "ddp")
 # Samples of the bootstrap that are held at once.
@@ -79,15 +90,35 @@ class Share:
     """What of a step goes to a cause.
 
     Attributes:
-        seconds: Of a step, the mean of its turns; negative where noise exceeds it.
-        interval: 95 %; None where nothing is known of the spread.
-        is_shown: Whether it is worth a word and its interval leaves 0 out.
+        seconds: Of a step, 0 or more. A fixed cost that is not shown is 0, and part of computing.
+        interval: 95 %, of the difference that it is measured by, which noise may take below 0;
+            None where nothing is known of the spread.
+        is_shown: Whether it is worth a word, its interval leaves 0 out, and no turn carries it.
+        in_one_turn: Whether more than half of it comes from a single turn.
     """
 
     cause: Cause
     seconds: float
     interval: Interval | None
     is_shown: bool
+    in_one_turn: bool = False
+
+
+@dataclass(frozen=True)
+class Rare:
+    """What a rank's own work takes longer in some of its steps, on all ranks in the same ones.
+
+    Nobody waits for it.
+
+    Attributes:
+        seconds: Of a step, the mean over all steps; part of what a rank computes.
+        interval: 95 %; None where nothing is known of the spread.
+        every: It comes in about every such step.
+    """
+
+    seconds: float
+    interval: Interval | None
+    every: float
 
 
 @dataclass(frozen=True)
@@ -95,7 +126,7 @@ class Gain:
     """What a step would take after a change: modelled, not measured.
 
     Attributes:
-        interval: 95 %, of what is measured of it; None where nothing is known of the spread.
+        interval: 95 %, of what the change saves; None where nothing is known of the spread.
     """
 
     change: Change
@@ -108,20 +139,25 @@ class Bound:
     """What bounds a step.
 
     Attributes:
-        kind: By the largest cause that is shown. `compute`: all causes together are shown to take
+        kind: By the first cause that is shown. `compute`: all causes together are shown to take
             little. `own`: the same, where no half batch tells the fixed cost of a step from its
             computing. `open`: not enough evidence for either.
-        step_s: Mean step of the turns, or the step of the timed rounds. Shares and whether they are
-            shown are of `turns_s`.
-        compute_s: What the causes leave of the turns' step: a rank's own work in proportion to its
-            batch.
+        step_s: Mean step of the turns, or the step of the timed rounds, to which all is scaled.
+        compute_s: A rank's own work, less what is shown to be something else; with the seconds of
+            the shares it adds up to `step_s`.
         slow: The rank that the others wait for, where one is shown; of one launch alone, since in
             another a rank may be on another machine.
         exposed_bucket_s: What of the exposed communication goes to each bucket: shared out as the
             timeline does; empty where unknown.
-        num_turns: Turns of each variant in all of them.
-        beyond_s: What the timed rounds take beyond the turns; 0 where the turns are all there is.
+        num_turns: Turns of each variant in all of them, of which causes are told.
         late: The rank whose batches come late, where one is shown; of one launch, as `slow`.
+        rare: What all ranks take longer in some steps, where it is shown.
+        drift: A change of the step within the turns; causes are told of the turns after it.
+        rate: Share of the turns that are set apart, see `division`.
+        excess: What was measured of the parts beyond the step, as a share of it.
+        beyond_rounds: What the turns take beyond the rounds, as a share of these.
+        round_s: The step of the rounds where it is another: a median, it leaves out what is shown
+            to come in some steps, and `step_s` is the mean of the turns.
     """
 
     kind: Kind
@@ -134,12 +170,17 @@ class Bound:
     exposed_bucket_s: tuple[float, ...]
     num_launches: int
     num_turns: int
-    beyond_s: float = 0.0
     late: LateInput | None = None
+    rare: Rare | None = None
+    drift: Drift | None = None
+    rate: float = 0.0
+    excess: float = 0.0
+    beyond_rounds: float = 0.0
+    round_s: float | None = None
 
     @property
     def named(self) -> tuple[Share, ...]:
-        """The causes that are shown, the largest first."""
+        """The causes that are shown, that of `kind` first."""
         return tuple(share for share in self.shares if share.is_shown)
 
     @property
@@ -149,28 +190,35 @@ class Bound:
         return largest if largest and self.named and not largest.is_shown else None
 
     @property
-    def turns_s(self) -> float:
-        """Mean step of the turns, to which `compute_s` and the causes add up."""
-        return self.step_s - self.beyond_s
+    def lost_s(self) -> float:
+        """Seconds of a step that go to all causes, shown or not."""
+        return sum(share.seconds for share in self.shares)
 
     def of_rounds(self, step_s: float, interval: Interval | None) -> "Bound":
-        """Return it for the step of the timed rounds, to which it adds up with `beyond_s`.
+        """Return it for the step of the timed rounds: all seconds in proportion.
 
-        No change makes a step shorter than its computing, but for a captured one, of which the
-        fixed cost may be held for computing.
+        But for rounds that leave out what comes in some steps: their step is kept beside its own.
         """
-        beyond = step_s - self.step_s
-        least = min(self.compute_s, step_s)
-
-        gains = (
-            replace(
-                gain,
-                step_s=max(gain.step_s + beyond, 0.0 if gain.change == "captured step" else least),
-                interval=gain.interval and (gain.interval[0] + beyond, gain.interval[1] + beyond),
-            )
-            for gain in self.gains
+        scale = step_s / self.step_s
+        comes_rarely = self.rate and "imbalance" in {share.cause for share in self.named}
+        if (self.rare or comes_rarely) and 1 / scale - 1 >= NOTABLE:
+            return replace(self, round_s=step_s)
+        scaled: dict[str, Any] = {
+            name: tuple(_scaled(each, scale) for each in getattr(self, name))
+            for name in ("shares", "gains")
+        }
+        return replace(
+            self, step_s=step_s, interval=interval, compute_s=self.compute_s * scale,
+            rare=self.rare and _scaled(self.rare, scale), beyond_rounds=1 / scale - 1,
+            exposed_bucket_s=tuple(each * scale for each in self.exposed_bucket_s), **scaled,
         )  # fmt: skip
-        return replace(self, step_s=step_s, interval=interval, gains=tuple(gains), beyond_s=beyond)
+
+
+def _scaled(part: Any, scale: float) -> Any:
+    """Return a share, a gain or what is rare with its seconds scaled."""
+    name = "step_s" if isinstance(part, Gain) else "seconds"
+    interval = part.interval and (part.interval[0] * scale, part.interval[1] * scale)
+    return replace(part, **{name: getattr(part, name) * scale, "interval": interval})
 
 
 def judge(
@@ -178,37 +226,51 @@ def judge(
     bases: Sequence[Base] = (),
     buckets: Buckets | None = None,
     confidence: float = CONFIDENCE,
+    again: int | None = None,
 ) -> Bound:
     """Return what bounds the step of a point, by the turns of its variants in each launch.
 
-    They are arrays of shape (num_ranks, num_turns). `bases` are those of its baseline; none where
-    the point is held against nothing.
+    They are arrays of shape (num_ranks, num_turns), in the order of time; `again` is that of
+    `drift.settled`. `bases` are those of its baseline; none where the point is held against
+    nothing.
     """
-    over_launches = len(launches) >= FEWEST_LAUNCHES and (
-        not bases or len(bases) >= FEWEST_LAUNCHES
-    )
-    of = _over_launches if over_launches else _over_turns
-    found = of(launches, bases, buckets, confidence)
+    launches, drifts = zip(*(settled(turns, again) for turns in launches), strict=True)
+    if division.follows_batch(pool(launches)):
+        launches = [{name: turns[name] for name in turns if name != division.HALF}
+                    for turns in launches]  # fmt: skip
     pooled = pool(launches)
-    step = found["step"]
-    causes: list[Cause] = [cause for cause in KINDS if cause in found]
-    shares = sorted(
-        (_share(cause, found[cause], step.seconds) for cause in causes),
-        key=lambda share: -share.seconds,
-    )
+    fewest = min(len(launches), len(bases) or len(launches))
+    of = _over_launches if fewest >= FEWEST_LAUNCHES else _over_turns
+    found = of(launches, bases, buckets, confidence)
+    step_s = found["step"].seconds
+    shares = _shares(found, _in_one_turn(pooled, _pooled_base(bases), found))
+    taken = {share.cause: found[share.cause].seconds for share in shares}
+    taken |= {share.cause: share.seconds for share in shares if share.cause == "fixed"}
+    compute_s = max(step_s - sum(taken.values()), 0.0)
+    excess = (compute_s + sum(share.seconds for share in shares)) / step_s - 1
+    fits = 1 / (1 + excess)
+    shares = [_scaled(share, fits) for share in shares]
     return Bound(
-        kind=_kind(shares, found["lost"], step.seconds, division.HALF in pooled),
-        step_s=step.seconds,
-        interval=step.interval,
-        compute_s=step.seconds - found["lost"].seconds,
+        kind=_kind(shares, found["lost"], step_s, division.HALF in pooled),
+        step_s=step_s,
+        interval=found["step"].interval,
+        compute_s=compute_s * fits,
         shares=tuple(shares),
-        gains=tuple(_gains(found)),
+        gains=tuple(_gains(found, compute_s, fits)),
         slow=slow_rank(pooled[division.OWN].tolist()) if len(launches) == 1 else None,
-        late=late_input(launches[0]) if len(launches) == 1 else None,
-        exposed_bucket_s=_bucket_exposure(pooled, buckets, found),
+        late=late_input(pooled) if len(launches) == 1 else None,
+        exposed_bucket_s=_bucket_exposure(pooled, buckets, shares),
         num_launches=len(launches),
         num_turns=pooled[division.FULL].shape[-1],
+        rare=_rare(found, pooled, fits),
+        drift=next(filter(None, drifts), None),
+        rate=found["rate"].seconds,
+        excess=excess,
     )
+
+
+def _pooled_base(bases: Sequence[Base]) -> Base | None:
+    return Base(pool([one.turns for one in bases]), bases[0].share) if bases else None
 
 
 def pool(launches: Sequence[Turns]) -> Turns:
@@ -221,7 +283,7 @@ def pool(launches: Sequence[Turns]) -> Turns:
 
 
 def quantities(turns: Turns, base: Base | None, buckets: Buckets | None) -> dict[str, Array]:
-    """Return seconds of each cause, and of the step after each change; shape (...) each.
+    """Return seconds of each cause, and what each change saves of a step; shape (...) each.
 
     The turns, and those of the base, are of shape (..., num_ranks, num_turns).
     """
@@ -230,10 +292,10 @@ def quantities(turns: Turns, base: Base | None, buckets: Buckets | None) -> dict
     if base:
         against = _against(found, division.divide(base.turns), base.share)
         found = {name: value for name, value in found.items() if name not in UNSHARED} | against
-    if "fixed" in found:  # a half batch that computes less well takes it below 0
-        found["fixed"] = np.maximum(found["fixed"], 0.0)
-    found["lost"] = sum((found[cause] for cause in KINDS if cause in found), np.zeros(()))
-    step = found["step"]
+    found["lost"] = sum(
+        (np.clip(found[cause], 0.0, found["own"]) if cause == "fixed" else found[cause]
+         for cause in KINDS if cause in found), np.zeros(()),
+    )  # fmt: skip
     changes: dict[Change, Array | None] = {
         "even ranks": found.get("imbalance"),
         "perfect overlap": found.get("exposed"),
@@ -241,11 +303,7 @@ def quantities(turns: Turns, base: Base | None, buckets: Buckets | None) -> dict
         "link twice as fast": _saved(found, buckets),
         "input in time": found.get("input"),
     }
-    return found | {
-        change: step - np.maximum(saved, 0.0)
-        for change, saved in changes.items()
-        if saved is not None
-    }
+    return found | {change: saved for change, saved in changes.items() if saved is not None}
 
 
 def _against(
@@ -281,7 +339,7 @@ def _over_turns(
 ) -> dict[str, Amount]:
     """Return each quantity with its bootstrap interval over turns."""
     turns = pool(launches)
-    base = Base(pool([one.turns for one in bases]), bases[0].share) if bases else None
+    base = _pooled_base(bases)
     exact = quantities(turns, base, buckets)
     num_turns = turns[division.FULL].shape[-1]
     if num_turns < FEWEST_TURNS:
@@ -343,10 +401,71 @@ def _mean(values: Sequence[float], confidence: float) -> Amount:
     return Amount(middle, (middle - half, middle + half))
 
 
-def _share(cause: Cause, amount: Amount, step_s: float) -> Share:
+def _shares(found: Mapping[str, Amount], in_one_turn: Mapping[Cause, bool]) -> list[Share]:
+    """Return the share of each cause, the largest first.
+
+    What bounds a step by what ranks wait for comes before what each has alone, which scales.
+    """
+    shares = []
+    for cause, is_carried in in_one_turn.items():
+        seconds, interval = max(found[cause].seconds, 0.0), found[cause].interval
+        is_sure = interval is not None and interval[0] > 0
+        if cause == "fixed":
+            seconds = _between(found[cause], found["own"].seconds)
+        is_sure &= seconds >= NOTABLE * found["step"].seconds
+        is_shown = is_sure and not is_carried
+        seconds = 0.0 if cause == "fixed" and not is_shown else seconds
+        shares.append(Share(cause, seconds, interval, is_shown, is_sure and is_carried))
+    bound_s = BOUND * found["step"].seconds
+    waits = any(share.is_shown and share.cause not in UNSHARED and share.seconds >= bound_s
+                for share in shares)  # fmt: skip
+    return sorted(shares, key=lambda share: (waits and share.cause in UNSHARED, -share.seconds))
+
+
+def _rare(found: Mapping[str, Amount], turns: Turns, fits: float) -> Rare | None:
+    """Return what all ranks take longer in some steps, where that is shown.
+
+    Long and usual turns are apart by more than both spread, unlike those of batches of any length.
+    """
+    amount, rate = found["rare_own"], found["rate"].seconds
     is_sure = amount.interval is not None and amount.interval[0] > 0
-    is_shown = is_sure and amount.seconds >= NOTABLE * step_s
-    return Share(cause, amount.seconds, amount.interval, is_shown)
+    if not is_sure or amount.seconds < NOTABLE * found["step"].seconds or rate > MOST_RARE:
+        return None
+    own, usual = division.typical(turns), division.marked(turns)[division.USUAL[division.OWN]][0]
+    apart = own[~usual].mean() - own[usual].mean()
+    if apart < MODE_GAP * (own[~usual].std() + own[usual].std()):
+        return None
+    rare: Rare = _scaled(Rare(amount.seconds, amount.interval, 1 / rate), fits)
+    return rare
+
+
+def _between(amount: Amount, most: float) -> float:
+    """Return an amount that lies between 0 and the most, of an estimate that may lie beyond them.
+
+    The mean of the estimate's normal distribution there: it nears an end, and never is one.
+    """
+    normal, low_s, high_s = NormalDist(), *(amount.interval or (0.0, 0.0))
+    error = (high_s - low_s) / (2 * normal.inv_cdf(0.5 + CONFIDENCE / 2))
+    if error > 0:
+        low, high = ((end - amount.seconds) / error for end in (0.0, most))
+        if inside := normal.cdf(high) - normal.cdf(low):
+            return amount.seconds + error * (normal.pdf(low) - normal.pdf(high)) / inside
+    return min(max(amount.seconds, 0.0), most)
+
+
+def _in_one_turn(turns: Turns, base: Base | None, found: Mapping[str, Amount]) -> dict[Cause, bool]:
+    """Tell of each cause whether it is less than half as large without one of the turns."""
+    causes: list[Cause] = [cause for cause in KINDS if cause in found]
+    num_turns = turns[division.FULL].shape[-1]
+    if num_turns < FEWEST_TURNS:
+        return dict.fromkeys(causes, False)
+    turns = division.marked(turns)
+    whole = quantities(turns, base, None)
+    without = [
+        quantities({name: np.delete(each, at, axis=-1) for name, each in turns.items()}, base, None)
+        for at in range(num_turns)
+    ]  # fmt: skip
+    return {cause: any(one[cause] < whole[cause] / 2 for one in without) for cause in causes}
 
 
 def _kind(shares: Sequence[Share], lost: Amount, step_s: float, has_half: bool) -> Kind:
@@ -358,21 +477,31 @@ def _kind(shares: Sequence[Share], lost: Amount, step_s: float, has_half: bool) 
     return "compute" if has_half else "own"
 
 
-def _gains(found: Mapping[str, Amount]) -> list[Gain]:
-    return [
-        Gain(change, found[change].seconds, found[change].interval)
-        for change in get_args(Change)
-        if change in found
-    ]
+def _gains(found: Mapping[str, Amount], compute_s: float, fits: float) -> Iterator[Gain]:
+    """Yield the step after each change, no shorter than what the change leaves of it.
+
+    That is its computing, but for a captured step, of which the fixed cost may be held for that.
+    """
+    step_s, own_s = found["step"].seconds, found["own"].seconds
+    for change in get_args(Change):
+        if change not in found:
+            continue
+        saved, most = found[change], max(step_s / fits - compute_s, 0.0)
+        if change == "captured step":
+            saved, most = replace(saved, seconds=_between(saved, own_s)), own_s
+        ends = (saved.seconds, *reversed(saved.interval or ()))
+        left, *interval = (step_s - fits * min(max(end, 0.0), most) for end in ends)
+        yield Gain(change, left, (interval[0], interval[1]) if interval else None)
 
 
 def _bucket_exposure(
-    turns: Turns, buckets: Buckets | None, found: Mapping[str, Amount]
+    turns: Turns, buckets: Buckets | None, shares: Sequence[Share]
 ) -> tuple[float, ...]:
     reduce_s = division.divide(turns).get("reduce")
-    if buckets is None or reduce_s is None or "exposed" not in found:
+    exposed = next((share.seconds for share in shares if share.cause == "exposed"), None)
+    if buckets is None or reduce_s is None or exposed is None:
         return ()
     modelled_s = buckets.exposed_s(reduce_s)
     whole_s = float(modelled_s.sum())
-    scale = max(found["exposed"].seconds, 0.0) / whole_s if whole_s else 0.0
+    scale = exposed / whole_s if whole_s else 0.0
     return tuple((scale * modelled_s).tolist())

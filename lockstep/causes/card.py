@@ -3,16 +3,14 @@
 import shlex
 from collections.abc import Mapping, Sequence
 
-from lockstep.causes.bound import Bound, Cause, Change, Gain, Kind, Share
+from lockstep.causes.bound import BOUND, LITTLE, Bound, Cause, Change, Gain, Kind, Share
 from lockstep.causes.stragglers import LateInput
 from lockstep.causes.words import NAMES
 from lockstep.vocabulary.metrics import NOTABLE
-from lockstep.vocabulary.text.formats import DASH, counted, listed, number, percent
+from lockstep.vocabulary.text.formats import counted, listed, number, percent
 
 MILLI = 1e3
 WIDTH = 80
-# A cause is what bounds a step where it takes so much of it.
-BOUND = 0.25
 
 KINDS: dict[Kind, str] = {
     "communication": "communication",
@@ -48,7 +46,7 @@ NEXT: dict[Kind, str] = {
     "contention": "bind each rank to cores of its own; fewer ranks a node, or fewer threads a rank",
     "compute": f"{MORE} --studies precision  (a lower precision is quicker)",
     "own": "what of it is a fixed cost is not measured: give a half batch, or profile one rank",
-    "open": "measure longer, or in more launches: the same command with a larger --repeats",
+    "open": "measure in more launches: the same command with a larger --repeats",
 }
 LATE_NEXT = "that rank's node, its file system and cores, and its share of the data"
 # Of a step of the user's own, what the user can change in it.
@@ -60,7 +58,7 @@ NEXT_OWN: dict[Kind, str] = {
     "contention": "cores of its own for each rank; or the step does more work on more ranks",
     "compute": "autocast in bf16, torch.compile; more ranks will scale",
     "own": "what of it is a fixed cost is not measured: profile one rank",
-    "open": "more rounds, or more launches: the same command with a larger --repeats",
+    "open": "more rounds (--rounds), or more launches (--repeats)",
 }
 
 
@@ -84,7 +82,7 @@ def card(
     """
     if bound.late:
         latest = late_text(bound.late, hosts[bound.late.rank] if hosts else "")
-    lines = [headline(bound), *_table(bound)]
+    lines = [headline(bound), *_table(bound), *_unsteady(bound)]
     if slowest:
         lines.append(_row("slow rank", slowest))
     elif bound.num_launches == 1 and any(share.cause == "exposed" for share in bound.shares):
@@ -102,35 +100,39 @@ def next_text(kind: Kind, todo: Mapping[Kind, str], latest: str) -> str:
 
 def headline(bound: Bound) -> str:
     """Return what bounds a step in a sentence, with its figures."""
-    step = _step(bound)
-    if bound.kind == "compute":
-        return f"Compute-bound: {_kept(bound)} % of {step} is a rank's own work."
-    if bound.kind == "own":
-        kept = _kept(bound)
-        return f"Little is lost between ranks: {kept} % of {step} is a rank's own work."
+    step, named = f"a step of {_ms(bound.step_s)} ms", bound.named
+    if bound.round_s:
+        step += f" on average ({_ms(bound.round_s)} ms in the median round)"
     if bound.kind == "open":
         return f"Not enough evidence: no cause is shown to take {percent(NOTABLE)} % of {step}."
-    first = bound.named[0]
-    share = first.seconds / bound.turns_s
+    if bound.lost_s < LITTLE * bound.step_s or not named:
+        kept = f"{percent(bound.compute_s / bound.step_s)} % of {step} is a rank's own work"
+        most = [
+            f"{NAMES[one.cause]} takes {percent(one.seconds / bound.step_s)} %" for one in named
+        ]
+        return f"Little is lost: {', '.join([kept, *most[:1]])}."
+    share = named[0].seconds / bound.step_s
     name = KINDS[bound.kind]
     bound_by = "Bound by a fixed cost" if bound.kind == "launch" else f"{name.capitalize()}-bound"
     start = bound_by if share >= BOUND else f"Loses most to {name}"
-    said = f"{percent(share)} % of {step} is {NAMES[first.cause]}"
+    said = f"{percent(share)} % of {step} is {NAMES[named[0].cause]}"
     if larger := bound.larger_unshown:
         return f"Loses to {name}: {said}; {NAMES[larger.cause]} may be more, which is not shown."
     return f"{start}: {said}."
 
 
-def _step(bound: Bound) -> str:
-    """Name the step, and that of the turns, of which shares are, where it is notably another."""
-    if abs(bound.beyond_s) < NOTABLE * bound.turns_s:
-        return f"a step of {_ms(bound.step_s)} ms"
-    return f"a step of {_ms(bound.turns_s)} ms in turns ({_ms(bound.step_s)} ms in rounds)"
-
-
-def _kept(bound: Bound) -> str:
-    """Return what no cause takes of a step, in per cent."""
-    return percent(bound.compute_s / bound.turns_s)
+def _unsteady(bound: Bound) -> list[str]:
+    """Say what of the own work comes in some steps alone, and how the step changed meanwhile."""
+    lines = []
+    if rare := bound.rare:
+        share, each = percent(rare.seconds / bound.step_s), _ms(rare.seconds * rare.every)
+        text = f"{share} % of the step comes in one of {number(rare.every)} steps, {each} ms each "
+        lines.append(_row("in some", f"{text}time, on all ranks at once: nobody waits for it"))
+    if drift := bound.drift:
+        text = f"a step went from {_ms(drift.from_s)} to {_ms(drift.to_s)} ms after "
+        text += f"{percent(drift.share)} % of the turns; causes are of those {drift.told} that"
+        lines.append(_row("drift", text))
+    return lines
 
 
 def _table(bound: Bound) -> list[str]:
@@ -139,26 +141,23 @@ def _table(bound: Bound) -> list[str]:
         return []
     times = [("compute", bound.compute_s, "")]
     times += [(NAMES[one.cause], one.seconds, _interval(one)) for one in bound.shares]
-    lines = [_line(name, seconds, seconds / bound.turns_s, more) for name, seconds, more in times]
-    beyond = [_line(NAMES["remainder"], bound.beyond_s)] if bound.beyond_s else []
-    return lines + beyond
+    return [
+        f"  {name:<26}{_ms(seconds):>9} ms {percent(seconds / bound.step_s):>6} %   {more}".rstrip()
+        for name, seconds, more in times
+        if seconds > 0
+    ]
 
 
 def _has_interval(bound: Bound) -> bool:
     return any(share.interval for share in bound.shares)
 
 
-def _line(name: str, seconds: float, share: float | None = None, interval: str = "") -> str:
-    # More than the whole step is the difference of noisy times, and no share of it.
-    part = f"{percent(share)} %" if share is not None and abs(share) <= 1 else DASH
-    return f"  {name:<26}{_ms(seconds):>9} ms {part:>8}   {interval}".rstrip()
-
-
 def _interval(share: Share) -> str:
     if share.interval is None:
         return "no interval"
-    low, high = share.interval
-    shown = "" if low > 0 else ", not shown"
+    low, high = (max(end, 0.0) for end in share.interval)
+    shown = "" if share.is_shown or low > 0 else ", not shown"
+    shown = ", most of it in one turn" if share.in_one_turn else shown
     return f"{_ms(low)} to {_ms(high)} ms{shown}"
 
 
@@ -200,7 +199,8 @@ def _gains(bound: Bound) -> list[str]:
     if _may_wait_for_input(bound):
         shown &= {"input"}
     worth = sorted(
-        (one for one in bound.gains if TAKEN_AWAY[one.change] in shown), key=lambda one: one.step_s
+        (one for one in bound.gains if TAKEN_AWAY[one.change] in shown and one.step_s > 0),
+        key=lambda one: one.step_s,
     )
     return [_row("modelled", _gain(one, bound)) for one in worth[:3]]
 
@@ -211,26 +211,29 @@ def _may_wait_for_input(bound: Bound) -> bool:
     if waits is None:
         return False
     most = waits.interval[1] if waits.interval else waits.seconds
-    return most >= NOTABLE * bound.turns_s
+    return bool(most >= NOTABLE * bound.step_s)
 
 
 def _gain(gain: Gain, bound: Bound) -> str:
-    faster = percent(bound.step_s / gain.step_s - 1) if gain.step_s > 0 else "?"
-    span = ""
-    if gain.interval:
-        low, high = (max(end, 0.0) for end in gain.interval)
-        span = f" ({_ms(low)} to {_ms(high)})"
+    faster = percent(bound.step_s / gain.step_s - 1)
+    span = f" ({_ms(gain.interval[0])} to {_ms(gain.interval[1])})" if gain.interval else ""
     return f"{CHANGES[gain.change]}: {_ms(gain.step_s)} ms{span}, {faster} % faster"
 
 
 def _trust(bound: Bound) -> str:
+    """Return what the card rests on, and what of it did not fit the step by itself."""
     turns = counted(bound.num_turns, "turn")
-    if bound.num_launches > 1:
-        return f"{turns} of each variant in {counted(bound.num_launches, 'launch')}"
-    holds = (
-        "the intervals hold for this launch" if _has_interval(bound) else "too few for intervals"
-    )
-    return f"{turns} of each variant in one launch: {holds}"
+    said = [f"{turns} of each variant in {counted(bound.num_launches, 'launch')}"]
+    if bound.num_launches == 1:
+        said = [f"{turns} of each variant in one launch"]
+        said += [] if _has_interval(bound) else ["too few for intervals"]
+    if abs(bound.beyond_rounds) >= NOTABLE:
+        than = "longer" if bound.beyond_rounds > 0 else "shorter"
+        said.append(f"turns took {percent(abs(bound.beyond_rounds))} % {than} than the rounds")
+    if bound.excess >= NOTABLE:
+        said.append(f"the parts took {percent(bound.excess)} % more than the step")
+    scaled = ", and are scaled to it" if bound.excess >= NOTABLE else ""
+    return "; ".join(said) + scaled
 
 
 def _row(name: str, text: str) -> str:

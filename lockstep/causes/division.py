@@ -13,22 +13,26 @@ entered by all ranks together (`lockstep.measure.step.variants`):
 
 A rank's waits for a core, as the kernel counts them, are contention as far as the ranks have them
 in common: scaled to a mean of the lower median over ranks of their means. What one rank waits
-beyond that makes it a slow rank. With x[r] a rank's seconds in a turn, means over turns, alone[r]
-own[r] less the waits in common and m[r] the median over turns of alone[r]:
+beyond that makes it a slow rank. With x[r] a rank's seconds in a turn, alone[r] own[r] less the
+waits in common, and means over turns:
 
-    own       the lower median over ranks of m[r]
-    imbalance mean of max over ranks of alone[r], less `own`
+    own       mean of the lower median over ranks of alone[r], in the same turn
+    imbalance mean of max over ranks of alone[r], less `own`: what ranks of one turn differ by
     contention mean of max over ranks of own[r] less that of alone[r], where `running` is known
     exposed   mean of max over ranks of resident[r] (full, without an input pipeline) less own's
     ddp       the same of a single rank, which communicates with nobody: DDP's hooks and copies
     input     mean of max over ranks of full[r] less that of resident
-    fixed     the lower median over ranks of 2 half[r] - own[r], medians over turns: the c0 of
-              t = c0 + c1 b, and no more than `own`
+    fixed     the share of `own` that half a batch does not halve, the lower median over ranks of
+              2 half[r] / own[r] - 1, medians over usual turns: the c0 of t = c0 + c1 b
 
 `own`, `imbalance`, `contention`, `exposed` (or `ddp`) and `input` add up to the mean of the slowest
-rank's full step, by construction; `fixed` is a part of `own`. A median keeps a rank's usual pace
-where single turns are slow, so that what they add is imbalance: the others wait for them in each
-step. A single rank waits for nobody: its own is the mean, and it has no imbalance.
+rank's full step, by construction; `fixed` is a part of `own`.
+
+What comes in some steps alone, such as a checkpoint, falls by chance on more turns of one variant
+than of another, and would be taken for what these differ by. So turns that are `RARE` times their
+variant's lower quartile or longer are set apart where they come in each of the variants alike:
+variants are compared by their other turns, and what the long ones add to a step, over all variants,
+goes to `own`, `imbalance` and `contention` as it does in the long turns of `own`.
 
 Intervals are of a bootstrap over turns (`intervals`): all variants of one turn are drawn together,
 so what slows a whole turn cancels.
@@ -52,6 +56,21 @@ VARIANTS = (FULL, RESIDENT, OWN, HALF, REDUCE, RUNNING, DRAW)
 TINY_S = 1e-12
 # What adds up to the step.
 PARTS = ("own", "imbalance", "contention", "exposed", "ddp", "input")
+# A turn is set apart that is so many times its variant's lower quartile, so that it adds as much as
+# a cause takes of a step that is called bound by it.
+RARE = 1.25
+# Of more turns the quartile may be one of the long ones.
+MOST_RARE = 0.65
+# Of each variant which turns are not set apart, beside its turns; shape (..., 1, num_turns).
+USUAL = {FULL: "usual full", RESIDENT: "usual resident", OWN: "usual own", HALF: "usual half"}
+# Shares of rare turns are alike within so many standard errors of their difference.
+ERRORS = 3.0
+# Half of a batch tells nothing where what it does not halve follows the batch by so much.
+FOLLOWS = 0.5
+# Fewer turns show nothing of their spread.
+FEWEST_TURNS = 6
+# Turns of a lap, in which each variant takes the same batches, one after the other.
+LAP = 10
 
 
 def divide(turns: Turns) -> Division:
@@ -64,29 +83,99 @@ def divide(turns: Turns) -> Division:
     Returns:
         Seconds, shape (...): `own`, `imbalance`, `exposed` or for a single rank `ddp`,
         `contention`, `input` and `fixed` where their variants were measured, and `step`, the sum
-        of the parts.
+        of the parts. Of what is set apart `rare_own`, a part of `own`, and as a share of all
+        turns `rate`; both 0 where nothing is.
     """
-    full, own = _slowest(turns[FULL]), _slowest(turns[OWN])
-    resident = _slowest(turns[RESIDENT]) if RESIDENT in turns else full
+    whole = {name: turns[name].max(axis=-2) for name in (FULL, RESIDENT, OWN) if name in turns}
     alone = _alone(turns)
-    slowest = _slowest(alone)
-    least = lower_median(np.median(alone, axis=-1))
-    if turns[OWN].shape[-2] == 1:  # it waits for nobody: what single turns add is its own
-        found = {"step": full, "own": slowest, "ddp": resident - own}
-    else:
-        found = {"step": full, "own": least, "imbalance": slowest - least,
-                 "exposed": resident - own}  # fmt: skip
-    if RUNNING in turns:
-        found["contention"] = own - slowest
+    latest, own = alone.max(axis=-2), typical(turns)
+    turns = turns if USUAL[OWN] in turns else marked(turns)
+    usual = {name: turns[mark].max(axis=-2) for name, mark in USUAL.items() if name in turns}
+    level = {name: _mean_of(seconds, usual[name]) for name, seconds in whole.items()}
+    resident = level.get(RESIDENT, level[FULL])
+    found = {"own": own, "imbalance": latest - own, "contention": whole[OWN] - latest}
+    common = {name: _mean_of(seconds, usual[OWN]) for name, seconds in found.items()}
+    # What the rare turns of `own` add, by part; and over all variants, to a step.
+    beyond = {name: np.maximum(((seconds - common[name][..., None]) * ~usual[OWN]).sum(axis=-1), 0)
+              for name, seconds in found.items()}  # fmt: skip
+    total = np.maximum(sum(beyond.values()), TINY_S)
+    added = sum((whole[name] - level[name][..., None]) * ~usual[name] for name in whole)
+    rate = sum((~each).mean(axis=-1) for each in usual.values()) / len(usual)
+    num_long = np.maximum(sum((~usual[name]).sum(axis=-1) for name in whole), 1)
+    added_s = rate * added.sum(axis=-1) / num_long
+    found = {name: common[name] + added_s * beyond[name] / total for name in found}
+    is_single = turns[OWN].shape[-2] == 1
+    found["ddp" if is_single else "exposed"] = resident - level[OWN]
+    if is_single:
+        del found["imbalance"]
+    if RUNNING not in turns:
+        del found["contention"]
     if RESIDENT in turns:
-        found["input"] = full - resident
+        found["input"] = level[FULL] - resident
+    found["step"] = level[FULL] + added_s
+    found["rare_own"] = added_s * beyond["own"] / total
+    found["rate"] = rate
     if HALF in turns:
-        half, whole = (np.median(turns[name], axis=-1) for name in (HALF, OWN))
-        # Waits for a core are in both, and no part of a rank's own.
-        found["fixed"] = np.minimum(lower_median(2 * half - whole), found["own"])
+        half, own = _median_of(turns, HALF, turns[HALF]), _median_of(turns, OWN, alone)
+        found["fixed"] = common["own"] * lower_median(2 * half / own - 1)
     if REDUCE in turns:
-        found["reduce"] = _slowest(turns[REDUCE])
+        found["reduce"] = turns[REDUCE].max(axis=-2).mean(axis=-1)
     return found
+
+
+def marked(turns: Turns) -> Turns:
+    """Return turns with which of them are usual, all where long ones do not come in each alike.
+
+    Alike are shares of turns within so many standard errors of their difference.
+    """
+    whole = {name: turns[name].max(axis=-2) for name in USUAL if name in turns}
+    rare = {
+        name: seconds > RARE * np.quantile(seconds, 0.25, axis=-1, keepdims=True)
+        for name, seconds in whole.items()
+    }
+    shares = np.stack([each.mean(axis=-1) for name, each in rare.items() if name != HALF])
+    middle = shares.mean(axis=0)
+    error = np.sqrt(2 * middle * (1 - middle) / turns[OWN].shape[-1])
+    is_alike = np.ptp(shares, axis=0) <= ERRORS * error
+    is_alike &= (shares.min(axis=0) > 0) & (shares.max(axis=0) <= MOST_RARE)
+    marks = {
+        USUAL[name]: ~(each & is_alike[..., None])[..., None, :] for name, each in rare.items()
+    }
+    return {**turns, **marks}
+
+
+def _median_of(turns: Turns, name: str, seconds: Array) -> Array:
+    """Return each rank's median over its usual turns; (..., ranks, turns) to (..., ranks)."""
+    usual = turns[USUAL[name]]
+    chosen = np.where(usual.any(axis=-1, keepdims=True), usual, True)
+    return np.asarray(np.nanmedian(np.where(chosen, seconds, np.nan), axis=-1))
+
+
+def _mean_of(seconds: Array, which: Any) -> Array:
+    """Return the mean over the turns that are chosen, or all; (..., turns) to (...)."""
+    chosen = np.where(which.any(axis=-1, keepdims=True), which, True)
+    return np.asarray((seconds * chosen).sum(axis=-1) / chosen.sum(axis=-1))
+
+
+def follows_batch(turns: Turns) -> bool:
+    """Tell whether what half a batch does not halve is longer with a longer batch.
+
+    Then it is no fixed cost, as where a batch says by itself how long it takes. By the slope of
+    2 half - own over own in usual turns, less the mean of their lap: 1 where half a batch takes as
+    long as the whole, 0 where it takes half of what differs, -1 where own differs by noise.
+    """
+    if HALF not in turns:
+        return False
+    marks = marked(turns)
+    usual = np.logical_and(marks[USUAL[OWN]], marks[USUAL[HALF]])
+    own, half = (np.where(usual, turns[name], np.nan) for name in (OWN, HALF))
+    slope = spread = 0.0
+    for lap in np.split(np.arange(own.shape[-1]), range(LAP, own.shape[-1], LAP)):
+        if usual[..., lap].any():
+            x, y = (each[:, lap] - np.nanmean(each[:, lap], axis=-1, keepdims=True)
+                    for each in (own, 2 * half - own))  # fmt: skip
+            slope, spread = slope + float(np.nansum(x * y)), spread + float(np.nansum(x * x))
+    return slope > FOLLOWS * spread
 
 
 def _alone(turns: Turns) -> Array:
@@ -100,9 +189,9 @@ def _alone(turns: Turns) -> Array:
     return np.asarray(turns[OWN] - queued * share[..., np.newaxis])
 
 
-def _slowest(seconds: Array) -> Array:
-    """Return the mean over turns of the slowest rank's time; (..., ranks, turns) to (...)."""
-    return np.asarray(seconds.max(axis=-2).mean(axis=-1))
+def typical(turns: Turns) -> Array:
+    """Return the lower median over ranks of what each takes alone in a turn; shape (..., turns)."""
+    return lower_median(np.moveaxis(_alone(turns), -2, -1))
 
 
 def lower_median(ranks: Array) -> Array:
@@ -112,7 +201,11 @@ def lower_median(ranks: Array) -> Array:
 
 
 def resample(turns: Turns, num: int, seed: int) -> Turns:
-    """Return bootstrap samples of the turns; shape (num, num_ranks, num_turns) of each variant."""
+    """Return bootstrap samples of the turns; shape (num, num_ranks, num_turns) of each variant.
+
+    Which of them are usual is found before, or a few samples without a long one would differ much.
+    """
+    turns = marked(turns)
     num_turns = turns[FULL].shape[-1]
     drawn = np.random.default_rng(seed).integers(num_turns, size=(num, num_turns))
     return {name: np.moveaxis(seconds[:, drawn], 0, 1) for name, seconds in turns.items()}

@@ -14,15 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.causes.division import DRAW, FULL, RESIDENT
+from lockstep.causes.division import DRAW, FEWEST_TURNS, FULL, RESIDENT
 from lockstep.vocabulary import metrics
 
 # Chance that a launch of equal ranks has one of them named, over all ranks together.
 FALSE_ALARM = 0.01
 # A rank is named that is slower by this, and whose interval leaves out half of it.
 NOTABLE_RATIO = 1.05
-# Fewer turns show nothing of their spread.
-FEWEST_TURNS = 6
 
 Interval = tuple[float, float]
 

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-Cause = Literal["exposed", "imbalance", "input", "fixed", "contention", "own", "ddp", "remainder"]
+Cause = Literal["exposed", "imbalance", "input", "fixed", "contention", "own", "ddp"]
 NAMES: dict[Cause, str] = {
     "exposed": "exposed communication",
     "imbalance": "waiting for slow ranks",
@@ -11,5 +11,4 @@ NAMES: dict[Cause, str] = {
     "contention": "sharing cores and memory",
     "own": "own work",
     "ddp": "DDP's own work",
-    "remainder": "rounds beyond the turns",
 }

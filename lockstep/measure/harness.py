@@ -10,7 +10,7 @@ from lockstep.measure import own_step, result, timing
 from lockstep.measure.batches import Goal, Rounds, Step
 from lockstep.measure.own_step import OwnStep
 from lockstep.measure.result import Case, Conclusion, Part
-from lockstep.measure.step.variants import plan_turns, time_in_turns, waits
+from lockstep.measure.step.variants import draw_order, plan_turns, time_in_turns, waits
 from lockstep.vocabulary.records.flags import Flag
 from lockstep.vocabulary.records.record import KEY
 from lockstep.vocabulary.sizes import Size, case_id
@@ -115,13 +115,17 @@ class Harness:
                     watch.timeline.append_to(self.case.telemetry_file, name)
 
     def time_variants(
-        self, variants: Mapping[str, Step], loop: "Loop | None" = None
+        self,
+        variants: Mapping[str, Step],
+        loop: "Loop | None" = None,
+        own_s: float | None = None,
     ) -> dict[str, list[float]]:
         """Time the variants of a step in turns, after its rounds, to say where its time goes.
 
         Args:
             variants: Those of `lockstep.causes.division`, by name; equal on all ranks.
-            loop: What they are variants of, where they draw batches.
+            loop: What they are variants of, where the step is the user's own.
+            own_s: Seconds of a step of the user's own on this rank.
 
         Returns:
             This rank's seconds per step, shape (num_turns,), by name; empty where nothing is
@@ -134,10 +138,16 @@ class Harness:
         self.case.waits = waits(variants["own"]) if self.world.world_size > 1 else 0
         if self.case.waits:
             return {}
-        workers = loop.most_workers(self.world, str(self.number)) if loop else 0
-        plan = plan_turns(self.plan, variants, self.device, workers)
-        time = loop.time_in_turns if loop else time_in_turns
-        return time(self.world, variants, plan, self.seed + self.number)
+        case, ways = str(self.number), dict(variants)
+        self.case.order_seed = draw_order(self.world, case)
+        if loop is None:
+            plan = plan_turns(self.plan, ways, self.device, 0)
+            return time_in_turns(self.world, ways, plan, self.case.order_seed)
+        loop.keep_what_works(self.world, ways, case)
+        workers = loop.most_workers(self.world, case)
+        slowest_s = self.world.control.settle_all(f"{case}/step", own_s, max)
+        plan = plan_turns(self.plan, ways, self.device, workers, slowest_s)
+        return loop.time_in_turns(self.world, ways, plan, self.case.order_seed)
 
     def measure(
         self,

@@ -1,10 +1,11 @@
 """The variants of a user's own step, which may come with its batches."""
 
 import copy
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import islice
 from statistics import fmean
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from lockstep.causes.division import LAP
 from lockstep.measure import timing
 from lockstep.measure.loading.data import loader_settings
 from lockstep.measure.step import fitting, variants
@@ -40,7 +42,7 @@ class Loop:
             for any size.
         num_steps: Taken so far.
         draw_s: What each step that drew its batch waited for it.
-        first: The batch that is kept, once it is drawn.
+        first: The first batch, once it is drawn.
     """
 
     step: Callable[..., Any]
@@ -53,12 +55,17 @@ class Loop:
     def __post_init__(self) -> None:
         """Begin with no batch."""
         self.stream = None if self.batches is None else endless(apart(self.batches))
+        # The latest batches, and halves of them; the other variants take those of the whole step.
+        self._kept: deque[Any] = deque(maxlen=LAP)
+        self._halves: list[Any] = []
+        self._next: dict[str, int] = {}
         self.first: tuple[Any, ...] = ()
 
     def has_batch(self) -> bool:
         """Draw the batch that is kept, and tell whether there is one, or none is needed."""
         if self.stream is not None:
             self.first = tuple(islice(self.stream, 1))
+            self._kept.extend(self.first)
         return self.stream is None or bool(self.first)
 
     def problem(self) -> str:
@@ -82,6 +89,7 @@ class Loop:
         begun = time.perf_counter()
         for batch in self.stream or ():
             self.draw_s.append(time.perf_counter() - begun)
+            self._kept.append(batch)
             return (batch,)
         raise RuntimeError(
             f"batches is used up at step {self.num_steps}; give a DataLoader, or another iterable "
@@ -119,19 +127,42 @@ class Loop:
 
     def variants(self) -> dict[str, Step]:
         """Return the variants of the step by name, and warm up; see `lockstep.causes.division`."""
-        batch = self.first
-        step = self._take(lambda: batch)
+        self._rewind(1)
         for _ in range(WARM_UP):
-            step()
-        whole = self._of_each(variants.with_sync, step)
-        found = {"full": whole, "own": self.alone(step), **self._reduce()}
-        if self.stream is not None:
-            full = self._of_each(variants.with_sync, self.drawing())
-            found |= {"full": full, "resident": whole}
-            half = (halved(*batch) if self.can_halve else None,)
-            if half != (None,):
-                found["half"] = self.alone(self._take(lambda: half))
+            self._keeping("own")()
+        found = {"own": self.alone(self._keeping("own")), **self._reduce()}
+        if self.stream is None:
+            return {"full": self._of_each(variants.with_sync, self._keeping("full")), **found}
+        found["full"] = self._of_each(variants.with_sync, self.drawing())
+        found["resident"] = self._of_each(variants.with_sync, self._keeping("resident"))
+        if self.can_halve and halved(self._kept[0]) is not None:
+            found["half"] = self.alone(self._keeping("half"))
         return found
+
+    def keep_what_works(
+        self, world: "World", ways: dict[str, Step], of: str, reset: Step = lambda: None
+    ) -> None:
+        """Leave out what a rank does not have, such as half of a batch that its step can take.
+
+        A collective call. Removes from `ways` and calls `reset` after a half that fails.
+        """
+
+        def keep_shared() -> None:
+            shared = world.control.settle_all(
+                f"{of}/ways", list(ways), lambda given: sorted(set(given[0]).intersection(*given))
+            )
+            for name in set(ways) - set(shared):
+                del ways[name]
+
+        keep_shared()  # or the others would wait in the half for a rank that has none
+        if "half" not in ways:
+            return
+        try:
+            ways["half"]()
+        except Exception:  # noqa: BLE001, whatever the user's code says to a shape it does not know
+            del ways["half"]
+            reset()
+        keep_shared()
 
     def time_in_turns(
         self, world: "World", ways: Mapping[str, Step], plan: Plan, seed: int
@@ -139,10 +170,22 @@ class Loop:
         """Return the seconds of each turn; those of steps that draw batches follow each other.
 
         A loader's workers would fetch during the turns of the others what these have to wait for.
-        Plan and seed, which is that of their order, are equal on all ranks.
+        The others take the batches of the last lap of them, in their order. Plan and seed, which is
+        that of their order, are equal on all ranks.
         """
         if "resident" not in ways:
             return variants.time_in_turns(world, ways, plan, seed)
+        laps = math.ceil(plan.blocks / LAP)
+        found: dict[str, list[float]] = {}
+        for lap in range(laps):
+            some = replace(plan, blocks=min(LAP, plan.blocks - lap * LAP))
+            for name, seconds in self._lap(world, ways, some, seed + lap).items():
+                found.setdefault(name, []).extend(seconds)
+        return found
+
+    def _lap(
+        self, world: "World", ways: Mapping[str, Step], plan: Plan, seed: int
+    ) -> dict[str, list[float]]:
         full, drops = ways["full"], iter([self.drop_fetched])
 
         def untimed() -> None:
@@ -151,6 +194,7 @@ class Loop:
             full()
 
         _, *drawing = timing.time_turns(world, [untimed, *[full] * plan.blocks], plan.full_steps)
+        self._rewind(plan.blocks * plan.steps)
         others = {name: step for name, step in ways.items() if name != "full"}
         rest = variants.time_in_turns(world, others, plan, seed)
         found = {"full": [taken_s for taken_s, _ in drawing], "draw": self._draws_s(plan)}
@@ -168,6 +212,28 @@ class Loop:
 
     def _of_each(self, way: Callable[[Any, Step], Step], step: Step) -> Step:
         return reduce(lambda inner, ddp: way(ddp, inner), self.models, step)
+
+    def _rewind(self, num_steps: int) -> None:
+        """Let each variant take the last batches next, after an untimed step."""
+        first = max(len(self._kept) - num_steps, 0) - 1
+        self._next = dict.fromkeys(("full", "resident", "own", "half"), first)
+        if self.stream is not None and self.can_halve:
+            halves = map(halved, self._kept)
+            self._halves = [
+                whole if half is None else half
+                for whole, half in zip(self._kept, halves, strict=True)
+            ]
+
+    def _keeping(self, name: str) -> Step:
+        """Return a step of a variant on the batches that are kept, one after the other."""
+
+        def kept() -> tuple[Any, ...]:
+            batches = self._halves if name == "half" else self._kept
+            number = self._next[name]
+            self._next[name] = number + 1
+            return (batches[number % len(batches)],) if batches else ()
+
+        return self._take(kept)
 
     def _take(self, batch: Callable[[], tuple[Any, ...]]) -> Step:
         def take() -> None:

@@ -3,10 +3,10 @@
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from lockstep.measure.result import Part
-from lockstep.measure.step.variants import of_ddp
 from lockstep.vocabulary.records.flags import Flag, flag
 from lockstep.vocabulary.records.step_basis import BASIS, Basis
 from lockstep.world import refusing
@@ -33,15 +33,12 @@ class OwnStep:
     unit: str
     factors: Mapping[str, Any]
 
-    def loop(self) -> "Loop | None":
-        """Return the step with what it draws batches of; None where it draws none."""
-        if self.batches is None:
-            return None
+    def loop(self) -> "Loop":
+        """Return the step with what it draws batches of."""
         from lockstep.measure.loop_variants import Loop
 
-        # Half of a batch may be none that the user's step can take.
         models = [self.ddp] if _is_ddp(self.ddp) else []
-        return Loop(self.step, models, self.batches, can_halve=False)
+        return Loop(self.step, models, self.batches, can_halve=not _is_compiled(self))
 
     def problem(self, world_size: int) -> str:
         """Return what cannot be measured of it; empty where all can."""
@@ -60,12 +57,11 @@ class OwnStep:
             )
         return ""
 
-    def contradiction(self, loop: "Loop | None") -> list[Flag]:
+    def contradiction(self, loop: "Loop") -> list[Flag]:
         """Return a flag where a batch that is seen holds another number of items than is said."""
         from lockstep.workloads.trees import seen_items
 
-        first, one_each = loop.first if loop else (), self.unit in ITEMS
-        items = seen_items(self.step, first, self.samples, one_each=one_each)
+        items = seen_items(self.step, loop.first, self.samples, one_each=self.unit in ITEMS)
         return [flag("other-samples", samples=self.samples, items=items)] if items else []
 
 
@@ -73,13 +69,14 @@ def measure(harness: "Harness", own: OwnStep) -> list[float]:
     """Measure a step on every rank, and keep the result; see `Harness.measure`."""
     loop = own.loop()
     problem = own.problem(harness.world.world_size)
-    problem = problem or (loop.problem() if loop else "")
+    problem = problem or loop.problem()
     refusing.in_case(harness.world, harness.rank_hosts, problem)
-    if loop:
+    if own.batches is not None:
         harness = _in_bursts(harness, loop)
-    round_s = harness.time(loop.drawing() if loop else own.step)
+    round_s = harness.time(own.step if own.batches is None else loop.drawing())
     _check(own)
-    variant_s = _time_variants(harness, own, loop)
+    step_s = median(round_s) / harness.plan.steps_per_round
+    variant_s = _time_variants(harness, own, loop, step_s)
     factors = harness.factors | dict(own.factors)
     replace(harness, study=own.scaling, factors=factors).record(
         round_s,
@@ -91,7 +88,7 @@ def measure(harness: "Harness", own: OwnStep) -> list[float]:
         sample_unit=own.unit,
         flags=own.contradiction(loop),
         checks={} if own.check is None else {"own_check": True},
-        details={BASIS: Basis().to_dict(), **_buckets(own.ddp), **(loop.settings if loop else {})},
+        details={BASIS: Basis().to_dict(), **_buckets(own.ddp), **loop.settings},
     )
     return round_s
 
@@ -112,15 +109,24 @@ def _check(own: OwnStep) -> None:
         raise RuntimeError(f"the check of the measured step returned {answer}")
 
 
-def _time_variants(harness: "Harness", own: OwnStep, loop: "Loop | None") -> dict[str, list[float]]:
+def _time_variants(
+    harness: "Harness", own: OwnStep, loop: "Loop", step_s: float
+) -> dict[str, list[float]]:
     """Time the variants that are known: without DDP those of one rank at most."""
-    if not (harness.measures and harness.causes):
+    is_known = _is_ddp(own.ddp) or harness.world.world_size == 1
+    if not (harness.measures and harness.causes and is_known):
         return {}
-    if loop and (_is_ddp(own.ddp) or harness.world.world_size == 1):
-        return harness.time_variants(loop.variants(), loop)
-    if _is_ddp(own.ddp):
-        return harness.time_variants(of_ddp(own.ddp, own.step))
-    return {}
+    return harness.time_variants(loop.variants(), loop, step_s)
+
+
+def _is_compiled(own: OwnStep) -> bool:
+    """Tell whether a half batch would be compiled for, of what is seen of a step."""
+    modules = [*own.ddp.modules()] if hasattr(own.ddp, "modules") else []
+    each = [own.step, *modules, *(getattr(one, "forward", None) for one in modules)]
+    marks = ("_orig_mod", "_torchdynamo_orig_callable")
+    return any(hasattr(one, mark) for one in each for mark in marks) or any(
+        getattr(one, "_compiled_call_impl", None) is not None for one in modules
+    )
 
 
 def _is_ddp(ddp: Any) -> bool:

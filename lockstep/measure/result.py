@@ -61,6 +61,7 @@ class Case:
         room: What every rank may still take of memory, known once all are set up.
         peak: This rank's peak memory of the rounds, where more followed them.
         waits: Collectives in which ranks wait for each other in a step without synchronisation.
+        order_seed: Of the order of the turns; drawn anew in each run.
         part: What this rank measured; None until then.
         measured_by: pytest-benchmark's fixture of the test that measured it.
         conclude: Makes the result of all ranks' parts, on rank 0.
@@ -76,6 +77,7 @@ class Case:
     telemetry: dict[str, Any] = field(default_factory=dict)
     peak: Peak | None = None
     waits: int = 0
+    order_seed: int | None = None
     part: Part | None = None
     measured_by: Any = None
     conclude: Callable[[Sequence[Part]], None] | None = None
@@ -111,6 +113,8 @@ def make(
         ValueError: A count, a unit or a round is wrong, see `record.problem`.
     """
     details = said.get("details", {}) | found.get("details", {}) | _timed(parts)
+    if "rank_variant_s" in details:
+        details["order_seed"] = harness.case.order_seed
     against = [*harness.flags, *said.get("flags", []), *_seen(parts, harness)]
     known = {**said, **found, **(harness.facts or {})}
     made = CaseRecord(

@@ -26,6 +26,8 @@ class Part:
         bucket_bytes: Of each bucket, in the order in which they are reduced.
         collectives: Of a step that synchronises no gradients, see `variants.waits`.
         num_steps: Taken in all.
+        order_seed: Of the order of the turns; drawn anew in each run.
+        again: Turns after which the step was put back as it was.
         drawn: Names of iterators that the step may have drawn from.
         samples: In one step, where they are known.
     """
@@ -35,6 +37,8 @@ class Part:
     bucket_bytes: list[int] = field(default_factory=list)
     collectives: int = 0
     num_steps: int = 0
+    order_seed: int = 0
+    again: int | None = None
     drawn: list[str] = field(default_factory=list)
     samples: int | None = None
 
@@ -63,6 +67,8 @@ class Explanation:
     Attributes:
         device: Name of rank 0's device.
         seconds: That it took.
+        order_seed: Of the order of the turns, drawn anew in each run; and `again`, after how many
+            turns the step was put back as it was.
         samples_per_s: Of all ranks in the whole step, where the samples are known.
         rank_variant_s: Seconds of a step in each turn, shape (num_ranks, num_turns), by variant.
     """
@@ -73,6 +79,8 @@ class Explanation:
     device: str
     num_steps: int
     seconds: float
+    order_seed: int
+    again: int | None
     samples_per_s: float | None
     rank_variant_s: dict[str, list[list[float]]]
 
@@ -93,12 +101,13 @@ def made(met: Met, parts: Sequence[Part], seconds: float) -> Explanation:
     """Return what all ranks' parts come to."""
     names = [name for name in parts[0].turns if all(name in part.turns for part in parts)]
     turns = {name: [part.turns[name] for part in parts] for name in names}
-    bound = judge([{name: np.array(each) for name, each in turns.items()}], buckets=_buckets(parts))
+    arrays = {name: np.array(each) for name, each in turns.items()}
+    bound = judge([arrays], buckets=_buckets(parts), again=parts[0].again)
     notes = _notes(parts)
     if any(note.kind == "collectives" for note in notes):
         bound = replace(
             bound, kind="open", compute_s=bound.step_s, shares=(), gains=(), slow=None, late=None,
-            exposed_bucket_s=(),
+            exposed_bucket_s=(), rare=None, drift=None,
         )  # fmt: skip
     samples = [part.samples for part in parts if part.samples is not None]
     is_known = len(samples) == len(parts)
@@ -109,6 +118,8 @@ def made(met: Met, parts: Sequence[Part], seconds: float) -> Explanation:
         device=_device_name(met.world.device),
         num_steps=parts[0].num_steps,
         seconds=seconds,
+        order_seed=parts[0].order_seed,
+        again=parts[0].again,
         samples_per_s=sum(samples) / bound.step_s if is_known else None,
         rank_variant_s=turns,
     )

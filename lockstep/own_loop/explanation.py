@@ -21,10 +21,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from lockstep.causes.division import LAP
 from lockstep.measure.loop_variants import Loop, Step
 from lockstep.measure.step import variants
 from lockstep.measure.step.train_step import bucket_bytes
-from lockstep.measure.step.variants import Plan
+from lockstep.measure.step.variants import RUN, Plan
 from lockstep.own_loop import explain_wording
 from lockstep.own_loop.explain_record import Explanation, Part, made
 from lockstep.own_loop.meeting import Met, meet
@@ -40,10 +41,10 @@ SECONDS = 60.0
 # A turn is no shorter, or the barrier before it is felt in it.
 LEAST_TURN_S = 0.02
 MOST_STEPS = 20
-# Turns of each variant between two restorations: often enough that weights which drift apart
-# without synchronisation stay near those of the training.
-LEAST_BLOCKS, MOST_BLOCKS = 2, 10
-LEAST_CHUNKS = 3
+# Steps between two restorations: often enough that weights which drift apart without
+# synchronisation stay near those of the training, and enough to see the end of a slow beginning.
+CHUNK_STEPS = 100
+LEAST_LAPS, LEAST_BLOCKS = 3, 2
 # More turns of each variant narrow no interval that matters.
 MOST_TURNS = 100
 
@@ -164,21 +165,32 @@ def _measured(world: World, loop: Loop, seconds: float, reset: Callable[[], None
     reset()
     ways = loop.variants()
     inner = variants.waits(ways["own"])
-    _drop_what_fails(world, ways, inner, reset)
+    if inner:  # a rank would wait in a half for one that fails there
+        ways.pop("half", None)
+    loop.keep_what_works(world, ways, "explain", reset)
     leads, sizes = _buckets(loop, ways["own"])
     plan = _plan(world, loop, ways, seconds)
+    laps = _laps(plan, ways)
+    order = variants.draw_order(world, "explain")
     turns: dict[str, list[float]] = defaultdict(list)
     for number in count(1):
-        reset()
         now = time.monotonic()
-        found = loop.time_in_turns(world, ways, plan, seed=number)
+        if number % laps == 1 or laps == 1:
+            reset()
+        found = loop.time_in_turns(world, ways, plan, seed=order + number)
         for name, taken_s in found.items():
             turns[name] += taken_s
         took = time.monotonic() - now
         has_time = time.monotonic() + took - begun < seconds and len(turns["own"]) < MOST_TURNS
-        if not world.control.settle_all("more", has_time or number < LEAST_CHUNKS, _first):
+        if not world.control.settle_all("more", has_time or number < LEAST_LAPS, _first):
             break
-    return Part(dict(turns), leads, sizes, inner, loop.num_steps)
+    return Part(dict(turns), leads, sizes, inner, loop.num_steps, order, laps * plan.blocks)
+
+
+def _laps(plan: Plan, ways: Mapping[str, Step]) -> int:
+    """Return how many laps come between two restorations."""
+    steps = sum(plan.full_steps if name == "full" else plan.steps for name in {*ways} - {"reduce"})
+    return max(round(CHUNK_STEPS / (plan.blocks * steps)), 1)
 
 
 def _buckets(loop: Loop, own: Step) -> tuple[list[float], list[int]]:
@@ -193,42 +205,10 @@ def _first(of_ranks: list[Any]) -> Any:
     return of_ranks[0]
 
 
-def _drop_what_fails(
-    world: World, ways: dict[str, Step], inner: int, reset: Callable[[], None]
-) -> None:
-    """Leave out what a rank does not have, such as half of a batch that its step can take.
-
-    Half of a batch is tried where all ranks have it, and none would wait in it for one that fails.
-    They are removed from `ways`; `inner` collectives make ranks wait for each other without
-    synchronisation.
-    """
-    if inner:
-        ways.pop("half", None)
-    _keep_shared(world, ways)
-    if "half" not in ways:
-        return
-    try:
-        ways["half"]()
-    except Exception:  # noqa: BLE001, whatever the user's code says to a shape it does not know
-        del ways["half"]
-        reset()
-    _keep_shared(world, ways)
-
-
-def _keep_shared(world: World, ways: dict[str, Step]) -> None:
-    shared = world.control.settle_all("ways", list(ways), _on_all)
-    for name in set(ways) - set(shared):
-        del ways[name]
-
-
-def _on_all(of_ranks: list[list[str]]) -> list[str]:
-    return sorted(set(of_ranks[0]).intersection(*of_ranks[1:]))
-
-
 def _plan(world: World, loop: Loop, ways: Mapping[str, Step], seconds: float) -> Plan:
     """Agree on the steps of a turn, and on the turns between two restorations."""
     workers = loop.most_workers(world, "explain")
-    found = loop.time_in_turns(world, ways, Plan(1, 1, workers), seed=0)
+    found = loop.time_in_turns(world, ways, Plan(1, 1, workers), seed=0)  # one of each
     once = {name: found[name][0] for name in ways}
     return Plan(**world.control.settle_all("plan", once, partial(_planned, seconds, workers)))
 
@@ -238,8 +218,12 @@ def _planned(seconds: float, workers: int, of_ranks: list[dict[str, float]]) -> 
     steps = min(max(round(LEAST_TURN_S / slowest["full"]), 1), MOST_STEPS)
     full_steps = Plan(1, steps, workers).full_steps
     block_s = steps * sum(slowest.values()) + (full_steps - steps) * slowest["full"]
-    blocks = min(max(int(seconds / (LEAST_CHUNKS * block_s)), LEAST_BLOCKS), MOST_BLOCKS)
-    return {"blocks": blocks, "steps": steps, "workers": workers}
+    fitting = int(seconds / (LEAST_LAPS * block_s))
+    blocks = next((each for each in (LAP, RUN) if each <= fitting), LEAST_BLOCKS)
+    return {
+        "blocks": blocks, "steps": steps, "workers": workers,
+        "run": RUN if blocks > LEAST_BLOCKS else 1,
+    }  # fmt: skip
 
 
 def _concluded(met: Met, part: Part, took_s: float, out: str | Path | None) -> dict[str, Any]:

@@ -17,6 +17,7 @@ world_sizes = [1, 2, 4]
 repeats = 1
 rounds = 2
 warmup_rounds = 0
+threads_per_rank = 1
 until_efficiency = 0.6
 [command]
 line = 'echo rank $SLURM_PROCID of $SLURM_NTASKS; [ $SLURM_PROCID != 0 ] || echo rate {rate}'

@@ -1,12 +1,14 @@
 """The variants of a training step that say where its time goes, run in turns.
 
 `lockstep.causes.division` says what each variant is for. A turn is entered by all ranks together;
-a block of turns runs each variant once, in an order drawn anew for each block and equal on all
-ranks, so that what slows the machine for a while slows no variant more than the others.
+a block of turns runs each variant as often, in an order drawn anew in every run and equal on all
+ranks, so that what slows the machine for a while slows no variant more than the others, and what
+comes in every n-th step falls on each.
 """
 
 import math
 import random
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -27,6 +29,9 @@ COST = {"full": 1.0, "resident": 1.0, "own": 1.0, "half": 0.5, "reduce": 0.5}
 # The variants may add so much to the time of the rounds of a case.
 SHARE = 0.6
 LEAST_BLOCKS, MOST_BLOCKS = 2, 24
+# Turns of a variant in a row, of steps that may have something periodic in them; and turns of each,
+# unless they take longer than so many seconds: what comes in every tenth step is then seen twice.
+RUN, LEAST_OWN, LONGEST_S = 5, 20, 60.0
 # Steps of a turn, at the most: many short turns tell more than few long ones.
 MOST_STEPS = 5
 # That are looked at to see when buckets are ready.
@@ -41,11 +46,13 @@ class Plan:
         blocks: Turns of each.
         steps: Of a turn.
         workers: Processes that fetch batches; 0 where a step fetches its own.
+        run: Turns of a variant in a row, in a block; `blocks` is a multiple.
     """
 
     blocks: int
     steps: int
     workers: int = 0
+    run: int = 1
 
     @property
     def full_steps(self) -> int:
@@ -54,15 +61,34 @@ class Plan:
         return math.ceil(self.steps / together) * together
 
 
-def plan_turns(rounds: Size, variants: Iterable[str], device: "torch.device", workers: int) -> Plan:
-    """Return turns that add at most `SHARE` to the rounds of a case, but no fewer than needed."""
+def plan_turns(
+    rounds: Size,
+    variants: Iterable[str],
+    device: "torch.device",
+    workers: int,
+    own_s: float | None = None,
+) -> Plan:
+    """Return turns that add at most `SHARE` to the rounds of a case, but no fewer than needed.
+
+    `own_s` are the seconds of a step of the user's own, which takes its turns in runs.
+    """
     # A CPU has nothing in flight between two steps, so its turns need not be longer.
     steps = 1 if device.type == "cpu" else min(rounds.steps_per_round, MOST_STEPS)
     plan = Plan(LEAST_BLOCKS, steps, workers)
     cost = sum(COST[name] for name in variants) * steps + COST["full"] * (plan.full_steps - steps)
     num_steps = (rounds.rounds + rounds.warmup_rounds) * rounds.steps_per_round
     blocks = int(SHARE * num_steps / cost - 1 / steps)  # each first runs once untimed
-    return replace(plan, blocks=min(max(blocks, LEAST_BLOCKS), MOST_BLOCKS))
+    if own_s is not None:
+        blocks = max(blocks, min(LEAST_OWN, int(LONGEST_S / (cost * own_s))))
+    blocks = min(max(blocks, LEAST_BLOCKS), MOST_BLOCKS)
+    run = RUN if own_s is not None and blocks >= RUN else 1
+    return replace(plan, blocks=math.ceil(blocks / run) * run, run=run)
+
+
+def draw_order(world: "World", of: str) -> int:
+    """Return the seed of an order, drawn by rank 0 anew in each run; a collective call."""
+    drawn = secrets.randbits(32)  # and not by the generators that a user may have seeded
+    return int(world.control.settle_all(f"{of}/order", drawn, lambda given: given[0]))
 
 
 def time_in_turns(
@@ -79,7 +105,7 @@ def time_in_turns(
     """
     for step in variants.values():
         step()  # the first one after another variant allocates again
-    order = turns(list(variants), plan.blocks, seed)
+    order = turns(list(variants), plan.blocks, seed, plan.run)
     timed = timing.time_turns(world, [variants[name] for name in order], plan.steps)
     found: dict[str, list[float]] = {name: [] for name in variants}
     for name, (seconds, running_s) in zip(order, timed, strict=True):
@@ -89,10 +115,11 @@ def time_in_turns(
     return found
 
 
-def turns(names: Sequence[str], blocks: int, seed: int) -> list[str]:
-    """Return the names in the order of their turns, each once in a block."""
+def turns(names: Sequence[str], blocks: int, seed: int, run: int = 1) -> list[str]:
+    """Return the names in the order of their turns, each so often in a row and in a block."""
     draw = random.Random(seed)  # noqa: S311, equal on all ranks is what matters
-    return [name for _ in range(blocks) for name in draw.sample(names, len(names))]
+    order = [name for _ in range(blocks // run) for name in draw.sample(names, len(names))]
+    return [name for name in order for _ in range(run)]
 
 
 def without_sync(ddp: Any, step: Step) -> Step:

@@ -169,6 +169,8 @@ def lost_text(headline: Headline) -> str:
     if why.kind == "little":
         return "little is lost"
     if why.kind == "open":
+        if why.loss.seconds <= 0:
+            return "no loss is shown"
         return f"{lost_ms(headline)} over the ideal, no cause shown"
     return f"{lost_ms(headline)} {cause_text(headline)}"
 
@@ -182,14 +184,15 @@ def lost_ms(headline: Headline) -> str:
 
 
 def all_lost_ms(headline: Headline) -> str:
-    """Return the milliseconds that are lost to all causes, of the step's."""
+    """Return the milliseconds that are lost to all causes, of the step's, where there are some."""
     assert headline.why
+    if headline.why.loss.seconds <= 0:
+        return "none shown"
     return _ms_of_step(headline.why.loss.seconds, headline.why.loss)
 
 
 def _ms_of_step(seconds: float, lost: Loss) -> str:
-    sign = "-" if seconds < 0 else ""
-    return f"{sign}{number(abs(seconds) * parts.MILLI)} of {number(lost.step_s * parts.MILLI)} ms"
+    return f"{number(seconds * parts.MILLI)} of {number(lost.step_s * parts.MILLI)} ms"
 
 
 def cause_text(headline: Headline) -> str:

@@ -55,7 +55,7 @@ class Judged:
     @property
     def lost_share(self) -> float:
         """Share of the step that the largest cause shown takes; 0 without one."""
-        return max((one.seconds for one in self.bound.named), default=0.0) / self.bound.turns_s
+        return max((one.seconds for one in self.bound.named), default=0.0) / self.bound.step_s
 
     @property
     def _todo(self) -> Mapping[Kind, str]:

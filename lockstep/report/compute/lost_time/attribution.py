@@ -1,12 +1,11 @@
 """Where the time of a step goes, and what of it a ladder loses to its baseline.
 
 A launch's turns divide a step by cause (`lockstep.causes.division`). The step itself is the median
-that every table and figure shows. What that takes beyond the turns of the whole step, which are
-means, is the remainder, negative where single turns were long; so the parts add up to the one step
-time. With f the time an ideal step has over the baseline's (p0/p for strong scaling, 1
-where the local batch is fixed), a cause's loss is its time less f times its time at the baseline,
-and the losses add up to s - f s0, of which the efficiency is what is left: 1 - loss / s. Three
-causes show only, or wholly, against a baseline:
+that every table and figure shows, to which the parts, means over turns, are scaled. With f the time
+an ideal step has over the baseline's (p0/p for strong scaling, 1 where the local batch is fixed), a
+cause's loss is its time less f times its time at the baseline, and the losses add up to s - f s0,
+of which the efficiency is what is left: 1 - loss / s. Three causes show only, or wholly, against a
+baseline:
 
 - of a ladder from one rank, DDP's own cost is known apart from communication, since that rank
   communicates with nobody. It is as large at every size, so (1 - f) of it is lost;
@@ -19,14 +18,14 @@ causes show only, or wholly, against a baseline:
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from lockstep.causes import bound
 from lockstep.causes.bound import Base, Bound
 from lockstep.causes.buckets import Buckets
-from lockstep.causes.division import FULL, OWN, Turns, divide
+from lockstep.causes.division import FULL, OWN, REDUCE, Turns, divide
 from lockstep.causes.words import Cause
 from lockstep.report.compute import replicates
 from lockstep.report.compute.scaling import Point, Series
@@ -38,9 +37,7 @@ Kind = Literal["little", "named", "open"]
 
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 # The causes that add up to a point's step.
-WHOLE: tuple[Cause, ...] = (
-    "own", "imbalance", "contention", "exposed", "ddp", "input", "remainder"
-)  # fmt: skip
+WHOLE: tuple[Cause, ...] = ("own", "imbalance", "contention", "exposed", "ddp", "input")
 
 # Phase of a step -> its column.
 PHASES = {"forward": "forward_s", "backward": "backward_s", "optimizer": "optimizer_s"}
@@ -55,8 +52,7 @@ class Part:
     """Seconds of a step that go to one cause, or are lost to it.
 
     Attributes:
-        seconds: The mean over launches; negative where it took less. Of the remainder, what makes
-            all parts add up.
+        seconds: The mean over launches; of a loss, negative where it took less.
         interval: 95 % over launches, or over several jobs, about `seconds`; None without repeats.
     """
 
@@ -108,22 +104,31 @@ def turns(row: Row) -> Turns | None:
 
 
 def split(row: Row) -> Split | None:
-    """Return how a launch's step divides by cause; None where no variant was timed."""
+    """Return how a launch's step divides by cause; None where no variant was timed.
+
+    The causes are scaled to the step of the rounds; noise may take one below 0.
+    """
     found = turns(row)
     if found is None or row.step_s is None:
         return None
     seconds = {name: float(value) for name, value in divide(found).items()}
-    has_whole = FULL in row.rank_variant_s
-    return seconds | {"remainder": row.step_s - seconds["step"] if has_whole else 0.0}
+    if "fixed" in seconds:
+        seconds["fixed"] = min(max(seconds["fixed"], 0.0), seconds["own"])
+    scale = row.step_s / seconds["step"]
+    return {name: value * (1.0 if name == REDUCE else scale) for name, value in seconds.items()}
 
 
 def parts(point: Point) -> tuple[Part, ...] | None:
-    """Return where a point's step goes; None where a launch timed no variant, or it is blocked."""
+    """Return where a point's step goes; None where a launch timed no variant, or it is blocked.
+
+    What noise takes below 0 takes nothing of the step, to which the others are scaled.
+    """
     here = _splits(point)
     if here is None:
         return None
-    found = [Part(cause, *_sum([(1.0, here[cause])])) for cause in WHOLE if cause in here]
-    return _adding_up(found, point.step_s)
+    taken = {cause: here[cause] for cause in WHOLE if cause in here and fmean(here[cause]) > 0}
+    scale = _scale(point, taken)
+    return tuple(Part(cause, *_sum([(scale, values)])) for cause, values in taken.items())
 
 
 def pooled(point: Point, name: str) -> tuple[float | None, Interval | None]:
@@ -157,8 +162,11 @@ def loss(series: Series, point: Point) -> Loss | None:
     whole_s = step_s - factor * base_s
     mean_s, around = _sum([(1.0, _steps(point)), (-factor, _steps(series.base))])
     interval = _moved(around, whole_s - mean_s)
-    parts = [Part(cause, *_sum(terms)) for cause, terms in _terms(here, base, factor).items()]
-    found = _adding_up(parts, whole_s)
+    here, base = (
+        {name: [_scale(one, found) * each for each in values] for name, values in found.items()}
+        for one, found in ((point, here), (series.base, base))
+    )
+    found = tuple(Part(cause, *_sum(terms)) for cause, terms in _terms(here, base, factor).items())
     return Loss(step_s, whole_s, interval, found)
 
 
@@ -171,7 +179,7 @@ def reason(series: Series, point: Point) -> Reason | None:
     lost = loss(series, point)
     if lost is None:
         return None
-    found = _bound(series, point)
+    found = _bound(series, point, series.base)
     named = [Part(one.cause, one.seconds, one.interval) for one in found.named] if found else []
     named += [
         part
@@ -185,15 +193,10 @@ def reason(series: Series, point: Point) -> Reason | None:
     return Reason(_kind(lost, named), lost, tuple(named))
 
 
-def _adding_up(found: Sequence[Part], whole_s: float | None) -> tuple[Part, ...]:
-    """Return parts with what the whole has beyond them, a median beyond means, as the remainder."""
-    beyond = (whole_s or 0.0) - sum(part.seconds for part in found)
-    return tuple(
-        replace(part, seconds=part.seconds + beyond, interval=_moved(part.interval, beyond))
-        if part.cause == "remainder"
-        else part
-        for part in found
-    )
+def _scale(point: Point, splits: Mapping[Any, Sequence[float]]) -> float:
+    """Return what makes means over launches add up to the point's step, their median."""
+    whole_s = sum(fmean(splits[cause]) for cause in WHOLE if cause in splits)
+    return (point.step_s or whole_s) / whole_s
 
 
 def _moved(interval: Interval | None, seconds: float) -> Interval | None:
@@ -201,16 +204,20 @@ def _moved(interval: Interval | None, seconds: float) -> Interval | None:
 
 
 def judged(series: Series, point: Point) -> Bound | None:
-    """Return what bounds a point's step; None where a launch timed no variant, or it is blocked."""
+    """Return what bounds a point's step; None where a launch timed no variant, or it is blocked.
+
+    A step of a test of one's own is held against nothing, as `lockstep.explain` does it.
+    """
     has_whole = all(FULL in row.rank_variant_s for row in point.rows)
-    return _bound(series, point) if has_whole else None
+    base = None if series.row.is_own_test else series.base
+    return _bound(series, point, base) if has_whole else None
 
 
-def _bound(series: Series, point: Point) -> Bound | None:
+def _bound(series: Series, point: Point, base: Point | None) -> Bound | None:
     if point.blocked_by or any(turns(row) is None for row in point.rows):
         return None
-    base = [] if point is series.base else _units(series.base)
-    bases = [Base(one, _ideal(series, point)) for one in base]
+    units = [] if base is None or point is base else _units(base)
+    bases = [Base(one, _ideal(series, point)) for one in units]
     found = bound.judge(_units(point), bases, _buckets(point.rows[0]))
     found = replace(found, num_launches=point.num_launches)
     return found if point.step_s is None else found.of_rounds(point.step_s, point.step_interval)
@@ -238,7 +245,7 @@ def _terms(
     here: Mapping[str, Sequence[float]], base: Mapping[str, Sequence[float]], factor: float
 ) -> dict[Cause, list[Term]]:
     """Return the weighted times whose sum is the loss to each cause."""
-    shared: tuple[Cause, ...] = ("exposed", "imbalance", "input", "remainder")
+    shared: tuple[Cause, ...] = ("exposed", "imbalance", "input")
     terms: dict[Cause, list[Term]] = {
         cause: [*_weighted(1.0, here, cause), *_weighted(-factor, base, cause)]
         for cause in shared

@@ -26,7 +26,7 @@ FARTHEST = 2.0
 COLOURS = {
     "own": SERIES_COLOURS[0], "exposed": SERIES_COLOURS[1], "imbalance": SERIES_COLOURS[2],
     "input": SERIES_COLOURS[3], "fixed": SERIES_COLOURS[4], "contention": SERIES_COLOURS[5],
-    "ddp": FAINT, "remainder": INK,
+    "ddp": FAINT,
 }  # fmt: skip
 
 

@@ -54,8 +54,7 @@ def loss_table(series: Series) -> Table | None:
     note = (
         "The whole step is the step time of every table, a median of timed rounds. Its causes are "
         "means over turns of the step, of the same without gradient synchronisation and of that on "
-        "half of the batch, interleaved after those rounds; what turns and rounds differ by is "
-        "a line of its own and no cause, below 0 where single turns were long. Own work is what a "
+        "half of the batch, interleaved after those rounds, and scaled to it. Own work is what a "
         "rank takes that need not wait, imbalance what the slowest rank of a turn takes longer, "
         "exposed communication what the whole step takes beyond that. A loss is the time less its "
         "share of the baseline's. DDP's own work is known of one rank, which communicates with "

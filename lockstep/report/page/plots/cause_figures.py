@@ -12,7 +12,7 @@ from lockstep.vocabulary.text.formats import capital, number
 
 # From the foot of a bar to its top: the work itself, then what is added to it.
 STACKED: tuple[Cause, ...] = (
-    "own", "ddp", "fixed", "contention", "input", "imbalance", "exposed", "remainder"
+    "own", "ddp", "fixed", "contention", "input", "imbalance", "exposed"
 )  # fmt: skip
 # Series of a study that have a figure of their own; tables have the others.
 MAX_SPLIT = 2

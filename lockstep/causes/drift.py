@@ -1,0 +1,88 @@
+"""Whether a step takes another time at the end of its turns than at their beginning.
+
+A slow first minute, of caches that fill or kernels that are compiled, is no cause of what the steps
+after it lose. So causes are told of the turns after the change alone, and the change by itself.
+"""
+
+import math
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Literal
+
+import numpy as np
+
+from lockstep.causes.division import FEWEST_TURNS, FULL, RESIDENT, Turns, typical
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+# Chance that turns in which nothing changes are said to.
+FALSE_ALARM = 0.01
+# A smaller change of the step is not worth a word.
+NOTABLE_CHANGE = 0.1
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A change of a rank's own step.
+
+    Attributes:
+        from_s: Of the turns before it, the median of the own step or of the whole one.
+        to_s: Of those after it.
+        share: Of the turns that come before it.
+        told: Of which turns causes are told: those after it, unless they are too few.
+    """
+
+    from_s: float
+    to_s: float
+    share: float
+    told: Literal["before", "after"]
+
+
+def settled(turns: Turns, again: int | None = None) -> tuple[Turns, Drift | None]:
+    """Return the turns after a change, all of them where there is none, and the change.
+
+    Pettitt's test (Applied Statistics 28, 1979, 126) on the own step: with U_k twice the sum of the
+    first k ranks less k (n + 1) and K the largest |U_k|, p is 2 exp(-6 K^2 / (n^3 + n^2)).
+
+    Where several variants change, the last of their changes counts.
+
+    Args:
+        turns: Of one launch in the order of time, shape (num_ranks, num_turns) of each variant.
+        again: After so many turns the step is put back as it was, so that what comes in its first
+            steps comes again; None where it is not.
+    """
+    own = typical(turns)
+    series = [own, *(np.max(turns[name], axis=0) for name in (FULL, RESIDENT) if name in turns)]
+    number = np.arange(len(own))
+    orders = [number, np.argsort(number % again, kind="stable")] if again else [number]
+    found = [[_change(each[order]) for each in series] for order in orders]
+    order, changes = min(zip(orders, found, strict=True), key=lambda one: min(one[1])[0])
+    sure = [(at, each) for (chance, at), each in zip(changes, series, strict=True)
+            if chance < FALSE_ALARM]  # fmt: skip
+    if not sure:
+        return turns, None
+    at, seconds = max(sure, key=itemgetter(0))
+    before, after = np.split(order, [at])
+    is_after = len(after) >= FEWEST_TURNS
+    kept = np.sort(after if is_after else before)
+    from_s, to_s = (float(np.median(seconds[part])) for part in (before, after))
+    change = Drift(from_s, to_s, at / len(own), "after" if is_after else "before")
+    return {name: np.asarray(each)[:, kept] for name, each in turns.items()}, change
+
+
+def _change(seconds: Array) -> tuple[float, int]:
+    """Return the chance of the likeliest change, and how many values come before it.
+
+    The chance of one that is not worth a word is 1.
+    """
+    count = len(seconds)
+    less = seconds[:, None] > seconds
+    ranks = (less.sum(axis=1) + (~less.T).sum(axis=1) + 1) / 2  # equal values share their ranks
+    sums = np.abs(2 * np.cumsum(ranks) - np.arange(1, count + 1) * (count + 1))
+    at = int(sums.argmax()) + 1
+    if at == count:
+        return 1.0, at
+    before, after = np.median(seconds[:at]), np.median(seconds[at:])
+    is_notable = abs(after / before - 1) >= NOTABLE_CHANGE
+    chance = 2 * math.exp(-6 * float(sums.max()) ** 2 / (count**3 + count**2))
+    return chance if is_notable else 1.0, at
