@@ -11,7 +11,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 from unittest.mock import patch
 
@@ -226,40 +226,35 @@ def main() -> None:
         powers = [(s, p, sd) for s in SIDES for p in FAMILIES for sd in (0.02, 0.01)]
         found = [pool.submit(power, *one, power_draws) for one in powers]
 
-        print(
-            "false claims of compare over looks, %: goal at most 5 (! above it, ? within its bounds)"
-        )
+        print("false claims of compare over looks, %: goal at most 5; ! above it, ? perhaps")
         _table(cells, compared, draws, 0.05)
-        print(
-            "\nfalse claims of compare by who follows its advice once from 3 a side: goal at most 5 %"
-        )
+        print("\nfalse claims of compare, its advice followed once from 3 a side: goal at most 5 %")
         for (kind, points), one in zip(advised, followed, strict=True):
             share, mean = one.result()
-            print(
-                f"{kind:<18} {points} points  {cell(share, draws, 0.05)}  {mean:.0f} launches on average"
-            )
-        print(
-            "\ngates passed of which one target lies exactly at the truth, over looks, %: goal at most 5"
-        )
+            said = cell(share, draws, 0.05)
+            print(f"{kind:<18} {points} points  {said}  {mean:.0f} launches on average")
+        print("\ngates passed with one target exactly at the truth, over looks, %: goal at most 5")
         _table(cells, gated, gate_draws, 0.05)
         print("\ngates passed with the truth 2 % below the target, over looks, %: goal at most 1")
         names = [(f"{k}, one job" if j else k, s, 1) for k, s, j in below]
         _table(names, under, draws, 0.01)
         print("\n5 % slower, one point: share found at the planned look; goal 0.9 of before")
-        print(
-            f"{'a side':>6} {'points':>6} {'vary':>5}  before  planned  ratio  {'  '.join(OTHERS)}"
-        )
+        print(f"a side points  vary  before  planned  ratio  {'  '.join(OTHERS)}")
         for (side, points, sd), one in zip(powers, found, strict=True):
             before, planned, *others = one.result()
             ratio = planned / before if before else 1.0
             rest = "  ".join(f"{100 * o:>{len(n)}.1f}" for o, n in zip(others, OTHERS, strict=True))
             mark = "" if ratio >= 0.9 else "  NO"
-            print(
-                f"{side:>6} {points:>6} {100 * sd:>3.0f} %  {100 * before:>6.1f}  {100 * planned:>7.1f}  {ratio:>5.2f}  {rest}{mark}"
-            )
+            shown = f"{100 * before:>6.1f}  {100 * planned:>7.1f}  {ratio:>5.2f}"
+            print(f"{side:>6} {points:>6} {100 * sd:>3.0f} %  {shown}  {rest}{mark}")
 
 
-def _table(cells, done, draws, most):  # type: ignore[no-untyped-def]
+def _table(
+    cells: Sequence[tuple[str, int, int]],
+    done: Sequence["Future[list[float]]"],
+    draws: int,
+    most: float,
+) -> None:
     print(f"{'noise':<18} a side points  " + "".join(f"{n} looks".ljust(22) for n in LOOKS))
     for (kind, side, points), one in zip(cells, done, strict=True):
         said = "".join(cell(share, draws, most).ljust(22) for share in one.result())
