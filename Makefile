@@ -84,6 +84,7 @@ house: ## Print how large the house is, beside what it should be
 statistics: venv ## Print how often intervals, verdicts, findings and predictions hold where the truth is known
 	$(BIN)/python tests/validation/figures_statistics.py
 	$(BIN)/python tests/validation/figures_compare.py
+	$(BIN)/python tests/validation/figures_looks.py
 	$(BIN)/python tests/validation/figures_models.py
 	$(BIN)/python tests/validation/figures_check.py
 

@@ -56,7 +56,7 @@ def test_the_json_is_the_published_form(sides):
     assert point["case"] == "test_strong_scaling[workload=mlp-global_batch=64]"
     assert (point["world_size"], point["verdict"]) == (1, "slower")
     assert point["low"] < point["ratio"] < point["high"] < 1
-    assert document["level"] == pytest.approx(0.95)
+    assert document["level"] == pytest.approx(0.955)  # the rest is for later looks
 
 
 def test_a_point_that_an_error_of_either_side_touches_is_blocked(sides):

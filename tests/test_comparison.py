@@ -34,16 +34,29 @@ def table(folder, text, name="t.csv"):
     return load([folder])
 
 
+def logs(*values):
+    """Return rates with such logarithms."""
+    return [math.exp(value) for value in values]
+
+
 def test_one_point_by_hand():
-    # Logs of A: 0 and 0.02; of B: 0.09 and 0.11. Each variance 0.0002, standard error
-    # sqrt(0.0002), freedom 2; the difference 0.09 is 6.36 of them, beyond t = 4.303.
-    (found,), error = judge([([1, math.exp(0.02)], [math.exp(0.09), math.exp(0.11)])])
-    half = t_quantile(2) * math.sqrt(0.0002)
+    # Logs of A: 0, 0.01 and 0.02; of B: 0.09 to 0.11. Each variance 0.0001, standard error
+    # sqrt(0.0002 / 3), freedom 4; the difference 0.09 is 11.0 of them, beyond t = 2.776.
+    (found,), error = judge([(logs(0, 0.01, 0.02), logs(0.09, 0.10, 0.11))])
+    half = t_quantile(4) * math.sqrt(0.0002 / 3)
     assert error == pytest.approx(0.05)
     assert found.ratio == pytest.approx(math.exp(0.09))
     assert found.interval == pytest.approx((math.exp(0.09 - half), math.exp(0.09 + half)))
     assert found.verdict == "faster"
-    assert found.spread == pytest.approx(math.sqrt(0.0002))
+    assert found.spread == pytest.approx(0.01)
+
+
+def test_fewer_than_six_launches_may_all_be_of_one_mode_a_side():
+    # Standard error sqrt(0.0002) and t = 6.36, beyond that of 2 freedoms and not of 1, 12.7.
+    (found,), _ = judge([(logs(0, 0.02), logs(0.09, 0.11))])
+    half = t_quantile(1) * math.sqrt(0.0002)
+    assert found.interval == pytest.approx((math.exp(0.09 - half), math.exp(0.09 + half)))
+    assert found.verdict == "not-enough-evidence"
 
 
 @pytest.mark.parametrize(
@@ -80,12 +93,12 @@ def test_rounded_launches_are_no_certainty():
 
 
 def test_a_family_asks_more_of_each_point_than_one_point_does():
-    # Logs 0 and 0.02 against 0.08 and 0.10: t = 5.66 with freedom 2, p = 0.030: enough for one
-    # point, not for the first of three, which is asked for 0.05 / 3.
-    found = ([1, math.exp(0.02)], [math.exp(0.08), math.exp(0.10)])
-    equal = ([1.0, 1.2], [1.0, 1.2])
+    # Logs 0.027 apart: t = 3.31 with freedom 4, p = 0.030: enough for one point, not for the first
+    # of three, which is asked for 0.05 / 3.
+    found = logs(0, 0.01, 0.02), logs(0.027, 0.037, 0.047)
+    loud = logs(0, 0.1, 0.2), logs(0, 0.1, 0.2)
     assert judge([found])[0][0].verdict == "faster"
-    assert judge([found, equal, equal])[0][0].verdict == "not-enough-evidence"
+    assert judge([found, loud, loud])[0][0].verdict == "not-enough-evidence"
     assert {one.verdict for one in judge([found] * 3)[0]} == {"faster"}
 
 
@@ -404,5 +417,5 @@ def test_the_simulated_launches_vary_as_asked():
     draw = np.random.default_rng(1)
     for kind in noise.KINDS:
         rates = noise.rates(noise.round_times(draw, kind, 0.02, np.ones((4000, 1))))
-        expected = 0.026 if kind == "drift" else 0.0205
+        expected = 0.026 if "drift" in kind else 0.0205
         assert np.log(rates).std() == pytest.approx(expected, rel=0.15)

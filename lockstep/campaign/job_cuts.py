@@ -113,6 +113,11 @@ class Jobs(BaseModel):
         description="keep all repeats in the jobs of one, where a centre wants few jobs; repeats "
         "on the same nodes are not independent",
     )
+    is_machine: StrictBool = Field(
+        default=False,
+        description="the nodes of the one job are the machine that verdicts are about, not a "
+        "sample of it: compare and gate judge repeats that share a job",
+    )
     max_running: Count | None = Field(
         default=None, description="elements of the arrays that run at once; all by default"
     )

@@ -18,6 +18,10 @@ SHARED = 0.5
 AUTOCORRELATION = 0.3
 # From the first launch of a campaign to its last, in standard deviations of a launch.
 DRIFT = 2.0
+# Share of launches in the slow mode, and how launches of one mode vary, in standard deviations.
+SLOW_SHARE, MODE_WITHIN = 0.3, 0.15
+# Where a launch's noise is wholly its own, for all its points alike, or wholly each point's.
+SHARED_OF = {"modes of launches": 1.0, "modes of points": 0.0, "modes of jobs": 1.0}
 
 
 def _normal(draw: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -48,12 +52,35 @@ def _autocorrelated(draw: np.random.Generator, shape: tuple[int, ...]) -> np.nda
     return values
 
 
+def _two_modes(draw: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Some launches get slower clocks or a worse place; all vary a little; variance 1."""
+    within = MODE_WITHIN * draw.standard_normal(shape)
+    apart = np.sqrt((1 - MODE_WITHIN**2) / (SLOW_SHARE * (1 - SLOW_SHARE)))
+    return within + apart * (draw.random(shape) < SLOW_SHARE)
+
+
+def _modes_of_jobs(draw: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Two modes, the same for both launches of a job, which follow each other but one."""
+    modes = _two_modes(draw, (-(-shape[0] // 4) * 2, shape[1]))
+    of_jobs = np.repeat(modes.reshape(-1, 2, shape[1]), 2, axis=0).reshape(-1, shape[1])
+    return of_jobs[: shape[0]] + MODE_WITHIN * draw.standard_normal(shape)
+
+
+def _drifting_memory(draw: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """A machine that slows down steadily, each launch of which resembles the one before."""
+    return _autocorrelated(draw, shape) + np.linspace(0, DRIFT, shape[0])[:, None]
+
+
 KINDS: dict[str, Draw] = {
     "normal": _normal,
     "heavy tails": _heavy,
     "skew": _skewed,
     "drift": _drifting,
     "autocorrelation": _autocorrelated,
+    "modes of launches": _two_modes,
+    "modes of points": _two_modes,
+    "modes of jobs": _modes_of_jobs,
+    "drift with memory": _drifting_memory,
 }
 
 
@@ -82,7 +109,8 @@ def round_times(
     num_launches, num_points = true_s.shape
     own = KINDS[kind](draw, (num_launches, num_points))
     common = KINDS[kind](draw, (num_launches, 1))
-    added = np.sqrt(1 - SHARED) * own + np.sqrt(SHARED) * common
+    shared = SHARED_OF.get(kind, SHARED)
+    added = np.sqrt(1 - shared) * own + np.sqrt(shared) * common
     each = draw.standard_normal((num_launches, num_points, rounds))
     return true_s[..., None] * np.exp(launch_sd * added[..., None] + round_sd * each)
 

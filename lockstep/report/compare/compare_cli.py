@@ -36,7 +36,8 @@ with a lower max_ranks_per_node in the site file. Set threads_per_rank in the ca
 that have a node to themselves use all of its CPUs.
 A point is blocked where lockstep check finds an error in the results of a side behind it. Where a
 point cannot be judged, the text says which change it could have seen, and how many launches would
-be enough.
+be enough. A verdict is a look at the launches that there are, recorded in looks.jsonl beside B's
+results: looks at more launches share what one look may claim wrongly.
 Exit code: 0 nothing is slower, 1 some point is slower or blocked, 2 the sides cannot be compared.
 """
 # Keys of pairing.MUST_AGREE, here so that --help needs no numpy; a test compares them.
@@ -83,6 +84,7 @@ def compare(
     ratio is the rate of B over that of A, so above 1 B is faster. Each further C is held against A
     as B is, all side by side.
     """
+    from lockstep.report import looks
     from lockstep.report.check import checker
     from lockstep.report.compare import comparison
     from lockstep.report.compare.side_by_side.compared_page import page as compared_page
@@ -93,7 +95,10 @@ def compare(
     redacted = _redactor(campaigns, redact)
     findings = [checker.check(one) for one in campaigns]
     names = _names(paths, redact)
-    made = comparison.compare_all(campaigns, names, margin, allowed, findings)
+    history = looks.history("compare", paths)
+    made = comparison.compare_all(campaigns, names, margin, allowed, findings, history)
+    for one in made:
+        one.look = history.record(one.look) if one.has_interval else one.look
     for one in made:  # before a long one is cut, in the middle of a name
         one.environment = redacted(one.environment)
     _say_problems(campaigns, findings)

@@ -134,7 +134,8 @@ def caution(one: "Caution", sides: tuple[str, str] = ("A", "B")) -> str:
     if one.kind == "one-job":
         return (
             f"the launches of {counted(found['count'], 'point')} of {called[found['side']]} ran in "
-            "one job each: a difference may be that of the nodes; repeat in several jobs"
+            "one job each: a difference may be that of the nodes; repeat in several jobs, or say "
+            "is_machine = true under [jobs] of both campaigns where these nodes are meant"
         )
     share = found["share"]
     return (
@@ -228,8 +229,9 @@ def _time_name(times: "Times") -> str:
 
 
 def judging_notes(made: "Comparison") -> list[str]:
-    """Say what would settle the open points."""
-    return [*_without_interval(made), *_remedy(made)]
+    """Say which look it is, where there is an interval, and what would settle the open points."""
+    look = [made.look.sentence] if made.has_interval else []
+    return [*look, *_without_interval(made), *_remedy(made)]
 
 
 def flag_notes(*comparisons: "Comparison") -> list[str]:
@@ -276,7 +278,7 @@ def _without_interval(made: "Comparison") -> list[str]:
 
 def _remedy(made: "Comparison") -> list[str]:
     """Say which change the open points could have shown, and how many launches would be enough."""
-    unsure = [one for _, one in made.points if one.verdict == UNKNOWN and one.spread]
+    unsure = [one for _, one in made.points if outcome.counted_as(one) == UNKNOWN and one.spread]
     if not unsure:
         return []
     spread = max(one.spread or 0.0 for one in unsure)
@@ -284,7 +286,7 @@ def _remedy(made: "Comparison") -> list[str]:
     finite = [change for change in changes if change is not None]
     is_known = len(finite) == len(changes) and max(finite) < MOST_CHANGE
     largest = f"a change of {100 * max(finite):.2g} % or more" if is_known else "no change"
-    needed = launches_needed(spread, made.margin, made.error)
+    needed = launches_needed(spread, made.margin, made.next_error)
     launches = f"more than {MOST_LAUNCHES}" if needed is None else str(needed)
     return [
         f"cannot be judged: {counted(len(unsure), 'point')}, whose launches vary by up to "

@@ -11,11 +11,13 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
+from lockstep.report import looks
 from lockstep.report.check.checker import NOT_OF_SPEED, OF_SPEED, Finding, blocked_by
 from lockstep.report.compare import circumstances, compare_wording, pairing, training_times
 from lockstep.report.compare.circumstances import Caution
-from lockstep.report.compare.judging import BLOCKED, MARGIN, SLOWER, Judged, judge
+from lockstep.report.compare.judging import BLOCKED, MARGIN, SLOWER, UNKNOWN, Judged, judge
 from lockstep.report.compare.pairing import MUST_AGREE, Ambiguous, Key, Pair
+from lockstep.report.compute import replicates
 from lockstep.report.compute.lost_time import quantities
 from lockstep.report.compute.statistics import CONFIDENCE, t_quantile, welch
 from lockstep.report.load.results import Launch, Results, Row
@@ -38,6 +40,7 @@ class Comparison:
         allowing: What `--allow` would pair beyond these points: its key -> number of points.
         sides: What A and B are called in texts; beside a third one, B may be C.
         comparisons: How many are made with one base, each at its share of the false claims.
+        look: Which look at these launches this is, and what it may claim.
     """
 
     margin: float
@@ -52,6 +55,17 @@ class Comparison:
     allowing: dict[str, int] = field(default_factory=dict)
     sides: Sides = ("A", "B")
     comparisons: int = 1
+    look: looks.Look = field(default_factory=lambda: looks.UNRECORDED.look((), ()))
+
+    @property
+    def next_error(self) -> float:
+        """Error rate at which the next look would judge more launches."""
+        return self.error * self.look.next_share / self.look.share
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether some point was judged, so that this was a look."""
+        return any(judged.interval for _, judged in self.points)
 
     @property
     def slower(self) -> bool:
@@ -71,11 +85,12 @@ def compare(
     allowed: Collection[str] = (),
     findings: tuple[Sequence[Finding], Sequence[Finding]] = ((), ()),
     comparisons: int = 1,
+    history: looks.History = looks.UNRECORDED,
 ) -> Comparison:
     """Match the points of two sets of results and judge each.
 
     Errors of the check in A or in B block the points that they touch. Several comparisons share the
-    false claims that one alone may make.
+    false claims that one alone may make, and so do the looks of a history.
 
     Raises:
         ValueError: The sides have no point in common, or differ in what makes them incomparable.
@@ -93,9 +108,12 @@ def compare(
     launches = _launches(a, [p.a for p in pairs]), _launches(b, [p.b for p in pairs])
     _refuse_devices(launches, allowed)
     pairs.sort(key=lambda pair: pair.world_size)
-    judged = _judged_pairs(pairs, margin, findings, comparisons)
-    made = Comparison(margin, *judged, comparisons=comparisons)
     rows = [row for pair in pairs for row in pair.a], [row for pair in pairs for row in pair.b]
+    look = history.look(rows, (a, b))
+    judged = _judged_pairs(pairs, margin, findings, look.share / comparisons)
+    if not (looks.is_machine(a) and looks.is_machine(b)):
+        judged = [(pair, _of_jobs(pair, one)) for pair, one in judged[0]], judged[1]
+    made = Comparison(margin, *judged, comparisons=comparisons, look=look)
     made.environment, made.same_facts = circumstances.environment(launches, rows)
     made.cautions = circumstances.cautions(launches, [(pair.a, pair.b) for pair in pairs])
     made.ambiguous, made.allowing = ambiguous, pairing.allowing(*sides, allowed)
@@ -112,6 +130,7 @@ def compare_all(
     margin: float,
     allowed: Collection[str],
     findings: Sequence[Sequence[Finding]],
+    history: looks.History = looks.UNRECORDED,
 ) -> list[Comparison]:
     """Compare each campaign but the first with the first, as `compare` does.
 
@@ -125,7 +144,7 @@ def compare_all(
     for number, other in enumerate(others, start=1):
         found = findings[0], findings[number]
         try:
-            one = compare(base, other, margin, allowed, found, len(others))
+            one = compare(base, other, margin, allowed, found, len(others), history)
         except ValueError as error:
             if len(others) == 1:
                 raise
@@ -138,13 +157,15 @@ def _judged_pairs(
     pairs: Sequence[Pair],
     margin: float,
     findings: tuple[Sequence[Finding], Sequence[Finding]],
-    comparisons: int,
+    share: float,
 ) -> tuple[list[tuple[Pair, Judged]], float]:
-    """Return each pair with what the rule says of it, and the family's error rate."""
+    """Return each pair with what the rule says of it, and the family's error rate.
+
+    `share` is of the false claims that all looks and comparisons may make.
+    """
     rules = [_blocked_by(pair, findings) for pair in pairs]
     sound = [pair for pair, by in zip(pairs, rules, strict=True) if not by]
-    share = (1 - CONFIDENCE) / comparisons
-    judged, error = judge([pair.units for pair in sound], margin, share)
+    judged, error = judge([pair.units for pair in sound], margin, share * (1 - CONFIDENCE))
     verdicts = iter(judged)
     found = [
         (pair, Judged(pair.ratio, None, BLOCKED, blocked_by=by) if by
@@ -152,6 +173,14 @@ def _judged_pairs(
         for pair, by in zip(pairs, rules, strict=True)
     ]  # fmt: skip
     return found, error
+
+
+def _of_jobs(pair: Pair, judged: Judged) -> Judged:
+    """Leave a point open where the repeats of a side share a job, which is not that of all."""
+    alone = any(map(replicates.in_one_job, (pair.a, pair.b)))
+    if judged.interval is None or not alone or replicates.in_one_job([*pair.a, *pair.b]):
+        return judged
+    return replace(judged, verdict=UNKNOWN, in_one_job=True)
 
 
 def _blocked_by(
@@ -244,6 +273,7 @@ def document(made: Comparison, names: tuple[str, str]) -> dict[str, Any]:
         "ratio": "rate of B over rate of A: above 1, B is faster",
         "margin": made.margin,
         "level": 1 - made.error,
+        "look": made.look.to_dict(),
         "environment": [
             {"fact": name, "a": a, "b": b} for name, (a, b) in made.environment.items()
         ],

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 JudgedPair = tuple[Pair, Judged]
 # Of the points without enough evidence, those whose noise is unknown: without repeats on a side,
-# and with repeats that are equal to the last digit.
-BARE, EQUAL = "no-interval", "no-spread"
+# with repeats that are equal to the last digit, and with repeats that share a job.
+BARE, EQUAL, ONE_JOB = "no-interval", "no-spread", "one-job"
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Outcome:
     Attributes:
         kind: "differs": a point is shown to be slower or faster; "same": all points are the same
             within the margin; "blocked": errors of the check block all of them; "unshown": else.
-        counts: How many points have each verdict, `BARE` and `EQUAL` among them.
+        counts: How many points have each verdict, `BARE`, `EQUAL`, `ONE_JOB` among them.
         slower: The points shown to be slower, the one that lost most first.
         faster: The points shown to be faster, the one that gained most first.
         smallest_change: The relative change that each point without enough evidence would have
@@ -72,7 +72,9 @@ def _kind(counts: Mapping[str, int]) -> str:
 
 
 def counted_as(judged: Judged) -> str:
-    """Return a point's verdict, or `BARE` or `EQUAL` where its noise is unknown."""
+    """Return a point's verdict, or `BARE`, `EQUAL` or `ONE_JOB` where its noise is unknown."""
+    if judged.in_one_job:
+        return ONE_JOB
     if judged.verdict != UNKNOWN or judged.interval:
         return judged.verdict
     return EQUAL if judged.is_repeated else BARE

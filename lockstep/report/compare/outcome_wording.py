@@ -14,7 +14,7 @@ from lockstep.report.compare.judging import (
     UNKNOWN,
     launches_needed,
 )
-from lockstep.report.compare.outcome import BARE, EQUAL, JudgedPair, Outcome
+from lockstep.report.compare.outcome import BARE, EQUAL, ONE_JOB, JudgedPair, Outcome
 from lockstep.vocabulary.text.formats import DASH, counted, listed, percent
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _NAMES = {
 # In a cell; a verdict of the rule, and why there is none.
 SHORT = {
     SLOWER: "slower", FASTER: "faster", SAME: "same", UNKNOWN: "too noisy", BARE: "no repeat",
-    EQUAL: "no spread known", BLOCKED: "blocked",
+    EQUAL: "no spread known", ONE_JOB: "one job", BLOCKED: "blocked",
 }  # fmt: skip
 
 
@@ -113,6 +113,7 @@ def _counts(found: Outcome, margin: float) -> str:
         UNKNOWN: f"too noisy to tell{_noise(found)}",
         BARE: "without the repeats to tell",
         EQUAL: "of unknown noise, as launches are equal to the last digit",
+        ONE_JOB: "of unknown noise, as repeats share a job",
         BLOCKED: "blocked by the check",
     }
     if len(found.counts) > 1:
@@ -154,6 +155,8 @@ def advice(made: "Comparison") -> str:
         return "Measure five launches a side: without repeats the noise is unknown."
     if found.counts[EQUAL]:
         return "Give rates with more digits, of launches that are no copies: these show no noise."
+    if found.counts[ONE_JOB]:
+        return f"Measure the repeats of {a} and of {b} in several jobs: share_job = false."
     if found.kind == "differs" and "not-in-turn" in cautions:
         return f"Measure {a} and {b} in turn, {a} {b} {b} {a}: so far it may be a drift."
     if found.kind == "differs":
@@ -168,7 +171,7 @@ def advice(made: "Comparison") -> str:
 
 def _more_launches(made: "Comparison") -> str:
     spread = max(one.spread or 0.0 for _, one in made.points if one.verdict == UNKNOWN)
-    needed = launches_needed(spread, made.margin, made.error)
+    needed = launches_needed(spread, made.margin, made.next_error)
     goal = f"a change of {100 * made.margin:.2g} % at the noisiest point"
     if needed is None or needed > MOST_SENSIBLE:
         number = "more than 1,000" if needed is None else str(needed)

@@ -26,6 +26,12 @@ CONFIDENCE = 0.95
 # families, this in 3.8 %. Plain Welch claims none too many either, but finds one slow point of
 # eight in 52 % of families, this in 71 %.
 TRUST = 0.4
+# No point's variance counts for less than this share of its family's median variance. Launches in
+# two modes are sometimes parted by their modes, all of A in one and all of B in the other, a
+# distance d apart and each side seemingly quiet: the family then knows variances of about d^2 / 4,
+# and with the share f three launches a side give t = sqrt(6 / f). The least f at which that is no
+# claim in a family of two (4 freedoms, error 0.025: t below 3.5) is a half.
+LEAST_OF_MEDIAN = 0.5
 # Logarithms that vary by less are equal but for the last digits of the arithmetic.
 ROUNDING = 1e-12
 # The logarithm of an end of an interval; beyond it a number would be none, or infinite.
@@ -148,15 +154,18 @@ def moderated(ratios: Sequence[Ratio]) -> list[Ratio]:
     Few launches tell little of a point's spread, many points more: each variance is drawn towards
     the family's, as far as the family's own variances agree (Smyth 2004, as in limma). The pull is
     `TRUST` of Smyth's, and no more than a point's own launches say, so that a family of quiet and
-    of noisy points claims no more than it may. Launches equal to the last digit tell the family
-    nothing; where two other points do, they are drawn like the rest.
+    of noisy points claims no more than it may; upwards, to `LEAST_OF_MEDIAN`, each is raised.
+    Launches equal to the last digit tell the family nothing; where two other points do, they are
+    drawn like the rest.
     """
     known = [one for one in ratios if one.error > 0]
     if len(known) < 2:
         return list(ratios)
     prior, common = _prior([one.spread**2 for one in known], [one.freedom for one in known])
     most = sum(one.freedom for one in known)
-    return [_drawn(one, TRUST * prior, common, most) for one in ratios]
+    least = math.sqrt(LEAST_OF_MEDIAN * median(one.spread**2 for one in known))
+    drawn = [_drawn(one, TRUST * prior, common, most) for one in ratios]
+    return [replace(o, error=max(o.spread, least) * math.sqrt(o.per_launch)) for o in drawn]
 
 
 def _drawn(one: Ratio, prior: float, common: float, most: float) -> Ratio:

@@ -12,6 +12,7 @@ from lockstep.report.compare.compare_cli import ALLOWABLE
 if TYPE_CHECKING:
     from lockstep.report.check.checker import Finding
     from lockstep.report.gate.verdicts import Verdict
+    from lockstep.report.looks import Look
 
 EXAMPLES = """
 \b
@@ -50,12 +51,15 @@ def gate(
     """Say of each target whether the results meet it, miss it, or do not show it.
 
     DIR is anything that `lockstep report` reads. A target is met where the whole 95 % interval
-    reaches it, missed where none of it does, and not shown between, nor by a single launch. An
-    accuracy is a mean over training runs that agree in all but their seed and repeat; any other
-    value is of medians over launches, as in a report, the interval of their geometric mean. A
-    target is blocked where lockstep check finds an error in the results behind it. A ratio is not
-    shown where its whole interval lies above 100 %, or a warning of the check may make it wrong.
+    reaches it, missed where none of it does, and not shown between, nor by a single launch, nor by
+    repeats of one Slurm job, unless is_machine under [jobs] says that its nodes are meant. A look
+    at more launches than before claims less: looks.jsonl has them. An accuracy is a mean over
+    training runs that agree in all but their seed and repeat; any other value is of medians over
+    launches, as in a report, the interval of their geometric mean. A target is blocked where
+    lockstep check finds an error in the results behind it. A ratio is not shown where its whole
+    interval lies above 100 %, or a warning of the check may make it wrong.
     """
+    from lockstep.report import looks
     from lockstep.report.check import checker, terminal
     from lockstep.report.compare.comparison import compare, renamed
     from lockstep.report.gate import gates, verdicts
@@ -73,21 +77,26 @@ def gate(
         base_findings = checker.check(base)
         judged = verdicts.block(judged, base, base_findings)
         findings = [*findings, *base_findings]
+    sides = [side for side in (results, base) if side is not None]
+    if not all(map(looks.is_machine, sides)):
+        judged = list(map(verdicts.of_one_job, judged))
+    history = looks.history("gate", [one for one in (against, path) if one is not None])
+    judged, look = verdicts.at_look(judged, history, sides)
     terminal.say_errors(findings)
     warnings = verdicts.heard(judged, findings)
     if as_json:
-        click.echo(json.dumps(verdicts.document(judged, warnings), indent=1, allow_nan=False))
+        click.echo(json.dumps(verdicts.document(judged, warnings, look), indent=1, allow_nan=False))
     else:
-        _print(judged, warnings)
+        _print(judged, warnings, look)
     return 0 if all(one.verdict == verdicts.MET for one in judged) else 1
 
 
-def _print(judged: "list[Verdict]", warnings: "list[Finding]") -> None:
+def _print(judged: "list[Verdict]", warnings: "list[Finding]", look: "Look | None") -> None:
     from lockstep.report.gate import gate_wording
     from lockstep.report.words import lines
 
     for line in lines.table([_HEADER, *map(gate_wording.row, judged)]):
         click.echo(line)
     click.echo()
-    for text in gate_wording.notes(judged, warnings):
+    for text in [*([look.sentence] if look else []), *gate_wording.notes(judged, warnings)]:
         click.echo("\n".join(lines.sentence(text)))

@@ -17,6 +17,7 @@ REASONS = {
     "too-much": "{gap} too much",
     "no-repeat": "no repeat: no interval",
     "no-spread": "equal to the last digit: rounded or copied, no spread known",
+    "one-job": "one job, {job}: other nodes may differ by more",
     "straddles": "the interval contains the target",
     "expected": "expected rather than measured",
     "no-scaling": "no series is of strong scaling but of {kinds} scaling; parallel_efficiency "
@@ -104,7 +105,7 @@ def notes(verdicts: "Sequence[Verdict]", warnings: "Sequence[Finding]" = ()) -> 
     alone = sum(one.in_one_job for one in verdicts)
     job = (
         f"{counted(alone, 'interval')} over launches of one job: another job may get other nodes "
-        "and differ by more; repeat in several jobs"
+        "and differ by more; repeat in several jobs, or say is_machine = true under [jobs]"
     )
     groups = terminal.grouped(one for one in warnings if one.rule != FLAGGED)
     told = (

@@ -99,7 +99,7 @@ def _ratio(goal: Goal, series: Series, point: Point, value: Value) -> Verdict:
         )  # fmt: skip
     verdict = goal.judge([point, series.base], where, ratio, interval)
     ends = point.efficiency_interval
-    return verdict.doubted(Reason("above-linear")) if ends and ends[0] > 1 else verdict
+    return verdict.unshown(Reason("above-linear")) if ends and ends[0] > 1 else verdict
 
 
 def _increases(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]:

@@ -9,7 +9,7 @@ from lockstep.report.check.checker import Finding
 from lockstep.report.compare import compare_wording, comparison, outcome, outcome_wording
 from lockstep.report.compare.comparison import LETTERS, Comparison
 from lockstep.report.compare.judging import BLOCKED, FASTER, SAME, SLOWER, UNKNOWN
-from lockstep.report.compare.outcome import BARE, EQUAL, Line
+from lockstep.report.compare.outcome import BARE, EQUAL, ONE_JOB, Line
 from lockstep.report.compare.side_by_side import compared_figures, compared_tables
 from lockstep.report.load.results import Results
 from lockstep.report.page import checked, folding
@@ -124,8 +124,8 @@ def _tiles(found: outcome.Outcome, made: Comparison) -> list[dict[str, str]]:
         for kind, points in ((SLOWER, found.slower), (FASTER, found.faster)) if points
     }  # fmt: skip
     told |= {SAME: f"within {100 * made.margin:g} %", UNKNOWN: seen, BARE: "no interval",
-             EQUAL: "no interval", BLOCKED: "by the check"}  # fmt: skip
-    rare = [kind for kind in (BARE, EQUAL, BLOCKED) if found.counts[kind]]
+             EQUAL: "no interval", ONE_JOB: "nodes unknown", BLOCKED: "by the check"}  # fmt: skip
+    rare = [kind for kind in (BARE, EQUAL, ONE_JOB, BLOCKED) if found.counts[kind]]
     kinds = [SLOWER, FASTER, SAME, UNKNOWN, *rare]
     return [
         {
