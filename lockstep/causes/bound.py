@@ -372,7 +372,7 @@ def _bootstrap(samples: Array, centre: float, confidence: float, num_turns: int)
     tail, freedom = (1 - confidence) / 2, num_turns - 1
     border = metrics.student_quantile(freedom, confidence)
     wider = (num_turns / freedom) ** 0.5 * border / NormalDist().inv_cdf(1 - tail)
-    low, high = np.quantile(samples, (tail, 1 - tail))
+    low, high = np.nanquantile(samples, (tail, 1 - tail))
     return centre + wider * (float(low) - centre), centre + wider * (float(high) - centre)
 
 
@@ -465,7 +465,7 @@ def _in_one_turn(turns: Turns, base: Base | None, found: Mapping[str, Amount]) -
         quantities({name: np.delete(each, at, axis=-1) for name, each in turns.items()}, base, None)
         for at in range(num_turns)
     ]  # fmt: skip
-    return {cause: any(one[cause] < whole[cause] / 2 for one in without) for cause in causes}
+    return {cause: not all(one[cause] >= whole[cause] / 2 for one in without) for cause in causes}
 
 
 def _kind(shares: Sequence[Share], lost: Amount, step_s: float, has_half: bool) -> Kind:

@@ -103,6 +103,8 @@ def divide(turns: Turns) -> Division:
     rate = sum((~each).mean(axis=-1) for each in usual.values()) / len(usual)
     num_long = np.maximum(sum((~usual[name]).sum(axis=-1) for name in whole), 1)
     added_s = rate * added.sum(axis=-1) / num_long
+    # A sample of the bootstrap without a long turn of `own` does not tell whose they are.
+    added_s = np.where((rate > 0) & usual[OWN].all(axis=-1), np.nan, added_s)
     found = {name: common[name] + added_s * beyond[name] / total for name in found}
     is_single = turns[OWN].shape[-2] == 1
     found["ddp" if is_single else "exposed"] = resident - level[OWN]

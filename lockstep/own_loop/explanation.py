@@ -43,7 +43,7 @@ LEAST_TURN_S = 0.02
 MOST_STEPS = 20
 # Steps between two restorations: often enough that weights which drift apart without
 # synchronisation stay near those of the training, and enough to see the end of a slow beginning.
-CHUNK_STEPS = 100
+CHUNK_STEPS = 200
 LEAST_LAPS, LEAST_BLOCKS = 3, 2
 # More turns of each variant narrow no interval that matters.
 MOST_TURNS = 100
