@@ -103,8 +103,9 @@ def test_what_one_rank_pauses_in_some_steps_is_waited_for(names, every, seconds)
         lambda draw, shape: draw.uniform(0.5, 1.5, shape),
         lambda draw, shape: draw.lognormal(0, 0.4, shape),
         lambda draw, shape: draw.choice([0.6, 1.4], shape),
+        lambda draw, shape: draw.choice([1.0, 1.0, 1.0, 2.0], shape),
     ],
-    ids=["even", "long-tailed", "two"],
+    ids=["even", "long-tailed", "two", "some are long"],
 )
 def test_ranks_wait_for_the_longer_batch_and_none_is_slow(length, halves):
     for seed in range(5):

@@ -163,13 +163,14 @@ def follows_batch(turns: Turns) -> bool:
     """Tell whether what half a batch does not halve is longer with a longer batch.
 
     Then it is no fixed cost, as where a batch says by itself how long it takes. By the slope of
-    2 half - own over own in usual turns, less the mean of their lap: 1 where half a batch takes as
-    long as the whole, 0 where it takes half of what differs, -1 where own differs by noise.
+    2 half - own over own, less the mean of their lap: 1 where half a batch takes as long as the
+    whole, 0 where it takes half of what differs, -1 where own differs by noise. Of turns that are
+    usual or long in all variants: a long batch is so in each, what comes in some steps is not.
     """
     if HALF not in turns:
         return False
     marks = marked(turns)
-    usual = np.logical_and(marks[USUAL[OWN]], marks[USUAL[HALF]])
+    usual = np.ptp([marks[USUAL[name]].astype(int) for name in (FULL, OWN, HALF)], axis=0) == 0
     own, half = (np.where(usual, turns[name], np.nan) for name in (OWN, HALF))
     slope = spread = 0.0
     for lap in np.split(np.arange(own.shape[-1]), range(LAP, own.shape[-1], LAP)):

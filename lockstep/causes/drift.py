@@ -15,7 +15,7 @@ from lockstep.causes.division import FEWEST_TURNS, FULL, RESIDENT, Turns, typica
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
-# Chance that turns in which nothing changes are said to.
+# Chance that turns in which nothing changes are said to, over all variants and orders.
 FALSE_ALARM = 0.01
 # A smaller change of the step is not worth a word.
 NOTABLE_CHANGE = 0.1
@@ -59,12 +59,13 @@ def settled(turns: Turns, again: int | None = None) -> tuple[Turns, Drift | None
     orders = [number, np.argsort(number % again, kind="stable")] if again else [number]
     found = [[_change(each[order]) for each in series] for order in orders]
     order, changes = min(zip(orders, found, strict=True), key=lambda one: min(one[1])[0])
+    level = FALSE_ALARM / (len(series) * len(orders))
     sure = [(at, each) for (chance, at), each in zip(changes, series, strict=True)
-            if chance < FALSE_ALARM]  # fmt: skip
+            if chance < level]  # fmt: skip
     if not sure:
         return turns, None
     at, seconds = max(sure, key=itemgetter(0))
-    is_whole = changes[0][0] < FALSE_ALARM
+    is_whole = changes[0][0] < level
     is_after = len(own) - at >= FEWEST_TURNS and (is_whole or at < len(own) / 2)
     if not is_after:
         at, seconds = min(sure, key=itemgetter(0))

@@ -33,7 +33,7 @@ def draw(kind: str, seed: int) -> Run:
         run |= {"every": of.randint(3, 7), "extra_s": of.uniform(0.03, 0.2)}
         run |= {"phase": of.randrange(run["every"]), "rank": of.randrange(2)}
     if kind == "lengths":
-        forms = ("even", "long-tailed", "two", "sorted pairs")
+        forms = ("even", "long-tailed", "two", "some are long")
         run |= {"batches": True, "form": forms[seed % len(forms)], "halves": of.random() < 0.5}
     if kind == "beginning":
         run |= {"extra_s": device_s * of.uniform(0.5, 2.5)}
@@ -116,7 +116,7 @@ def lengths(run: Run, rank: int) -> list[float]:
         "even": lambda: of.uniform(0.5, 1.5),
         "long-tailed": lambda: of.lognormvariate(-0.08, 0.4),
         "two": lambda: of.choice([0.6, 1.4]),
-        "sorted pairs": lambda: sorted(of.uniform(0.4, 1.6) for _ in range(2))[of.randrange(2)],
+        "some are long": lambda: of.choice([1.0, 1.0, 1.0, 2.0]),
     }
     one = drawn.get(run.get("form", ""), lambda: 1.0)
     return [one() for _ in range(NUM_BATCHES)]
