@@ -158,6 +158,18 @@ def test_one_turn_that_carries_a_cause_shows_none(variant):
     assert found.rare is None
 
 
+@pytest.mark.parametrize("waits", [0.1, 0.4])
+@pytest.mark.parametrize("halves", [True, False])
+def test_waits_for_a_core_are_no_fixed_cost_and_computing_is_left(waits, halves):
+    for seed in range(5):
+        made = Made(halves=halves).turns(50, seed=seed)
+        found = judge([made | {"running": (1 - waits) * made["own"]}])
+        shares = shares_of(found)
+        assert shares["contention"] == pytest.approx(waits, abs=0.05)
+        assert shares["fixed"] == pytest.approx(0.0 if halves else 1 - waits, abs=0.1)
+        assert shares["compute"] > 0
+
+
 def test_a_clean_step_has_no_cause():
     for seed in range(20):
         found = judge([Made().turns(20, seed=seed)])

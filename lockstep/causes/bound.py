@@ -450,6 +450,7 @@ def _between(amount: Amount, most: float) -> float:
         low, high = ((end - amount.seconds) / error for end in (0.0, most))
         if inside := normal.cdf(high) - normal.cdf(low):
             return amount.seconds + error * (normal.pdf(low) - normal.pdf(high)) / inside
+        return max(most + error / high, 0.0) if high < 0 else min(error / low, most)  # far beyond
     return min(max(amount.seconds, 0.0), most)
 
 

@@ -118,7 +118,8 @@ def divide(turns: Turns) -> Division:
     found["rare_own"] = added_s * beyond["own"] / total
     found["rate"] = rate
     if HALF in turns:
-        half, own = _median_of(turns, HALF, turns[HALF]), _median_of(turns, OWN, alone)
+        # With the waits for a core, which are not known of half a batch.
+        half, own = (_median_of(turns, name) for name in (HALF, OWN))
         found["fixed"] = common["own"] * lower_median(2 * half / own - 1)
     if REDUCE in turns:
         found["reduce"] = turns[REDUCE].max(axis=-2).mean(axis=-1)
@@ -146,11 +147,11 @@ def marked(turns: Turns) -> Turns:
     return {**turns, **marks}
 
 
-def _median_of(turns: Turns, name: str, seconds: Array) -> Array:
-    """Return each rank's median over its usual turns; (..., ranks, turns) to (..., ranks)."""
+def _median_of(turns: Turns, name: str) -> Array:
+    """Return each rank's median over a variant's usual turns, shape (..., num_ranks)."""
     usual = turns[USUAL[name]]
     chosen = np.where(usual.any(axis=-1, keepdims=True), usual, True)
-    return np.asarray(np.nanmedian(np.where(chosen, seconds, np.nan), axis=-1))
+    return np.asarray(np.nanmedian(np.where(chosen, turns[name], np.nan), axis=-1))
 
 
 def _mean_of(seconds: Array, which: Any) -> Array:

@@ -5,8 +5,8 @@
 What comes in some steps on all ranks or on one, lengths that come with the batch, a slow beginning
 and pauses of the whole machine, and clean steps (`lab_kinds.py`), on two gloo ranks; their numbers
 are drawn at random with a seed. Most of a step is a sleep, so explain and the fixture are measured
-side by side. Wants a quiet machine, and takes about twenty minutes; runs that are there are kept,
-and with --judge only their figures are printed.
+side by side. Wants a quiet machine, and takes about twenty minutes; what is measured is kept until
+the product changes, and with --judge only the figures of that are printed.
 """
 
 import argparse
@@ -17,11 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-
-import lab_kinds  # noqa: E402, this script's own folder
-import lab_runs  # noqa: E402
-from lab_runs import Run, Told  # noqa: E402
+import lab_kinds
+import lab_runs
+from lab_runs import Run, Told
 
 RANKS, LAUNCHES, NUM_CLEAN = 2, 3, 10
 KINDS = ("together", "one rank", "lengths", "beginning", "pauses")
@@ -183,7 +181,7 @@ def _row(*cells: str) -> str:
 def main() -> None:
     """Measure what was asked for, and print the figures of all that is kept."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "lab-kinds")
+    parser.add_argument("--out", type=Path, default=lab_runs.kept("lab-kinds"))
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--only", default="explain,fixture")
     parser.add_argument("--judge", action="store_true", help="print the figures of what is kept")

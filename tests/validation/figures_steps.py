@@ -3,18 +3,17 @@
     python tests/validation/figures_steps.py [--out FOLDER] [--only explain,fixture] [--judge]
 
 Both must tell the same kind, and shares that add up to the step (`lab_steps.py`). Takes about ten
-minutes; runs that are there are kept, and with --judge only their figures are printed.
+minutes; what is measured is kept until the product changes, and with --judge only the figures of
+that are printed.
 """
 
 import argparse
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-
-import lab_runs  # noqa: E402, this script's own folder
-import lab_steps  # noqa: E402
-from lab_runs import Told  # noqa: E402
+import lab_runs
+import lab_steps
+from lab_runs import Told
 
 RANKS = (1, 2)
 RUNS = [{"kind": kind, "seed": 0} for kind in lab_steps.STEPS]
@@ -97,7 +96,7 @@ def _row(*cells: str) -> str:
 def main() -> None:
     """Measure what was asked for, and print the figures of all that is kept."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "lab-steps")
+    parser.add_argument("--out", type=Path, default=lab_runs.kept("lab-steps"))
     parser.add_argument("--only", default="explain,fixture")
     parser.add_argument("--judge", action="store_true", help="print the figures of what is kept")
     asked = parser.parse_args()

@@ -4,6 +4,7 @@ A run is a step by the name of its kind and its numbers, as JSON can hold it; a 
 folder makes the step. What was measured is kept, so that a driver that is started again goes on.
 """
 
+import hashlib
 import importlib
 import json
 import os
@@ -52,6 +53,14 @@ class Made:
     ddp: Any
     batches: Any
     samples: int
+
+
+def kept(name: str) -> Path:
+    """Return the folder in which runs are kept: another one once the product or a step changes."""
+    digest = hashlib.sha256()
+    for path in sorted([*(ROOT / "lockstep").rglob("*.py"), *HERE.glob("lab_*.py")]):
+        digest.update(path.read_bytes())
+    return ROOT / "results" / name / digest.hexdigest()[:12]
 
 
 def name_of(run: Run) -> str:
