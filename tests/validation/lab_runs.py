@@ -163,8 +163,9 @@ def main() -> None:
     dist.init_process_group("gloo")
     for run in json.loads(plan.read_text(encoding="utf-8")):
         made = module.make(run, dist.get_rank())
+        options = {name: run[name] for name in ("seconds",) if name in run}
         try:
-            lockstep.explain(made.step, made.ddp, batches=made.batches, out=latest)
+            lockstep.explain(made.step, made.ddp, batches=made.batches, out=latest, **options)
         except ValueError as error:
             found = {"refused": str(error)}
         else:

@@ -13,10 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 LOCAL_BATCH, WIDTH = 32, 128
 # What a device takes for a batch; a sleep, so that other work on the cores matters little.
-DEVICE_S = 0.05
-LATER_S, FETCH_S = 0.03, 0.04
+DEVICE_S = 0.1
+LATER_S, FETCH_S = 0.05, 0.07
 MICRO_BATCHES = 4
-TINY_OPERATIONS = 6000
+TINY_OPERATIONS = 12_000
 
 
 def make(run: Run, rank: int) -> Made:
@@ -83,7 +83,7 @@ def _tiny(_rank: int) -> Made:
         for _ in range(TINY_OPERATIONS):
             weights.add(1.0)
 
-    return _plain(more=tiny, device_s=0.01, batches=[_batch() for _ in range(20)])
+    return _plain(more=tiny, device_s=0.02, batches=[_batch() for _ in range(20)])
 
 
 def _accumulated(syncs: bool) -> Made:
@@ -128,7 +128,7 @@ STEPS: Mapping[str, Callable[[int], Made]] = {
     "tiny operations": _tiny,
     "accumulation, no_sync": lambda rank: _accumulated(syncs=False),
     "accumulation": lambda rank: _accumulated(syncs=True),
-    "scales, but slow": lambda rank: _plain(device_s=4 * DEVICE_S),
+    "scales, but slow": lambda rank: _plain(device_s=3 * DEVICE_S),
     "FSDP2": _sharded,
     "compiled": _compiled,
     "dict batch": _of_dict,
