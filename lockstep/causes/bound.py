@@ -55,8 +55,8 @@ FEWEST_LAUNCHES = 3
 LINK_SPEED = 2.0
 # What comes in more of the steps is nothing that comes in some.
 MOST_RARE = 0.4
-# The means of two kinds of turns are apart by so many times what both spread (those of two halves
-# of an even spread by 1.7).
+# The medians of two kinds of turns are apart by so many times what both spread (those of two halves
+# of an even spread by 1.3).
 MODE_GAP = 2.0
 # Causes that are as large at every size, so that a ladder of equal batches loses nothing to them.
 UNSHARED = ("fixed", "ddp")
@@ -432,11 +432,17 @@ def _rare(found: Mapping[str, Amount], turns: Turns, fits: float) -> Rare | None
     if not is_sure or amount.seconds < NOTABLE * found["step"].seconds or rate > MOST_RARE:
         return None
     own, usual = division.typical(turns), division.marked(turns)[division.USUAL[division.OWN]][0]
-    apart = own[~usual].mean() - own[usual].mean()
-    if apart < MODE_GAP * (own[~usual].std() + own[usual].std()):
+    (long_s, spread_s), (usual_s, other_s) = map(_middle, (own[~usual], own[usual]))
+    if long_s - usual_s <= MODE_GAP * (spread_s + other_s):
         return None
     rare: Rare = _scaled(Rare(amount.seconds, amount.interval, 1 / rate), fits)
     return rare
+
+
+def _middle(values: Array) -> tuple[float, float]:
+    """Return the median, and by the median distance from it the standard deviation of a normal."""
+    middle = float(np.median(values))
+    return middle, float(np.median(np.abs(values - middle))) / NormalDist().inv_cdf(0.75)
 
 
 def _between(amount: Amount, most: float) -> float:
