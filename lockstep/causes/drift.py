@@ -29,7 +29,8 @@ class Drift:
         from_s: Of the turns before it, the median of the own step or of the whole one.
         to_s: Of those after it.
         share: Of the turns that come before it.
-        told: Of which turns causes are told: those after it, unless they are too few.
+        told: Of which turns causes are told: those after it, unless these are too few, or the turns
+            of the whole step all lie before it.
     """
 
     from_s: float

@@ -15,7 +15,7 @@ import lab_runs
 import lab_steps
 from lab_runs import Told
 
-RANKS, SECONDS = (1, 2), 25.0
+RANKS, SECONDS = (1, 2), 20.0
 RUNS = [{"kind": kind, "seed": 0, "seconds": SECONDS} for kind in lab_steps.STEPS]
 # Of a sum of shares.
 ROUNDING = 1e-6

@@ -15,7 +15,7 @@ LOCAL_BATCH, WIDTH = 32, 128
 # What a device takes for a batch; a sleep, so that other work on the cores matters little.
 DEVICE_S = 0.1
 LATER_S, FETCH_S = 0.05, 0.07
-MICRO_BATCHES = 4
+MICRO_BATCHES = 8
 TINY_OPERATIONS = 12_000
 
 
