@@ -14,7 +14,7 @@ DURATIONS := --durations=0 --durations-min=1
 # Each process of the tests would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo test test-here test-testbed unit lint docs format bench house statistics lab recording screen chaos faults fuzz soak clean
+.PHONY: help venv demo test test-here test-testbed unit lint docs format bench house statistics lab lab-steps recording screen chaos faults fuzz soak clean
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -88,8 +88,13 @@ statistics: venv ## Print how often intervals, verdicts, findings and prediction
 	$(BIN)/python tests/validation/figures_models.py
 	$(BIN)/python tests/validation/figures_check.py
 
-lab: venv ## Put causes of known size into real steps and find them again; root, half an hour, a quiet machine
+lab: venv ## Put causes of known size into real steps and find them again; root, an hour, a quiet machine
 	$(BIN)/python tests/validation/figures_lab.py $(OPTIONS)
+	@[ -n "$(OPTIONS)" ] || $(MAKE) --no-print-directory lab-steps
+
+lab-steps: venv ## The part of it without root: causes that come unevenly, and steps of many kinds
+	$(BIN)/python tests/validation/figures_kinds.py
+	$(BIN)/python tests/validation/figures_steps.py
 
 recording: venv ## Record the campaign of `lockstep demo` over links of a known rate; root, a quiet machine
 	$(BIN)/python tests/validation/record_demo.py $(OPTIONS)

@@ -111,6 +111,13 @@ def test_each_recorded_fact_is_compared_or_listed_with_the_rule_or_the_reason():
     assert recorded_facts.OTHER_RULES.keys() <= {rule.name for rule in RULES}
 
 
+def test_an_order_of_turns_that_each_launch_draws_is_no_circumstance(tmp_path):
+    for number in range(3):
+        case = record(world_size=2, details={"order_seed": number})
+        write(tmp_path, document(f"w2-r{number}", 2, {"strong[64]": case}))
+    assert "circumstances" not in rules(tmp_path)
+
+
 def test_options_that_advice_names_are_those_of_run_and_keys_of_a_campaign():
     advice = " ".join([*WORDS.values(), *(rule.action for rule in RULES)])
     named = set(re.findall(r"--[a-z-]+", advice))

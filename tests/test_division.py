@@ -78,6 +78,14 @@ def test_what_comes_on_all_ranks_in_some_steps_is_own_work_that_nobody_waits_for
 
 
 @pytest.mark.parametrize("names", [("full", "own"), WITH_LOADER])
+@pytest.mark.parametrize("made", [together(6, 0.17), together(7, 0.17), on_one(6, 0.2)])
+def test_few_turns_show_what_comes_in_few_of_them(made, names):
+    for seed in range(10):
+        found = judge([made.turns(20, names, seed=seed)])
+        assert found.rare or found.kind == "imbalance"
+
+
+@pytest.mark.parametrize("names", [("full", "own"), WITH_LOADER])
 @pytest.mark.parametrize(("every", "seconds"), [(3, 0.06), (5, 0.1), (5, 0.2), (8, 0.3)])
 def test_what_one_rank_pauses_in_some_steps_is_waited_for(names, every, seconds):
     for seed in range(5):
@@ -95,8 +103,9 @@ def test_what_one_rank_pauses_in_some_steps_is_waited_for(names, every, seconds)
         lambda draw, shape: draw.uniform(0.5, 1.5, shape),
         lambda draw, shape: draw.lognormal(0, 0.4, shape),
         lambda draw, shape: draw.choice([0.6, 1.4], shape),
+        lambda draw, shape: draw.choice([1.0, 1.0, 1.0, 2.0], shape),
     ],
-    ids=["even", "long-tailed", "two"],
+    ids=["even", "long-tailed", "two", "some are long"],
 )
 def test_ranks_wait_for_the_longer_batch_and_none_is_slow(length, halves):
     for seed in range(5):
@@ -124,6 +133,17 @@ def test_a_slow_beginning_is_a_drift_and_no_cause(again):
     assert not found.named
 
 
+@pytest.mark.parametrize("first", [4, 13, 45, 60])
+@pytest.mark.parametrize("longer", [0.5, 2])
+def test_a_slow_beginning_that_one_variant_has_more_of_is_no_cause_either(first, longer):
+    def extra_s(number):  # put back after two laps of four variants
+        return longer * STEP_S if number % (8 * LAP) < first else 0.0
+
+    for seed in range(5):
+        found = judge([Made(extra_s).turns(100, seed=seed)], again=2 * LAP)
+        assert not [share for share in found.named if share.cause != "fixed"]
+
+
 def test_equal_turns_seldom_seem_to_drift():
     found = [settled(Made().turns(50, seed=seed), 20)[1] for seed in range(200)]
     assert sum(one is not None for one in found) <= 2
@@ -136,6 +156,18 @@ def test_one_turn_that_carries_a_cause_shows_none(variant):
     found = judge([made])
     assert not [share for share in found.named if share.cause in ("imbalance", "exposed")]
     assert found.rare is None
+
+
+@pytest.mark.parametrize("waits", [0.1, 0.4])
+@pytest.mark.parametrize("halves", [True, False])
+def test_waits_for_a_core_are_no_fixed_cost_and_computing_is_left(waits, halves):
+    for seed in range(5):
+        made = Made(halves=halves).turns(50, seed=seed)
+        found = judge([made | {"running": (1 - waits) * made["own"]}])
+        shares = shares_of(found)
+        assert shares["contention"] == pytest.approx(waits, abs=0.05)
+        assert shares["fixed"] == pytest.approx(0.0 if halves else 1 - waits, abs=0.1)
+        assert shares["compute"] > 0
 
 
 def test_a_clean_step_has_no_cause():

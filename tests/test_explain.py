@@ -256,8 +256,9 @@ def step(batch):
 draw = random.Random(rank)
 lengths = [draw.choice([0.5, 3.5]) if kind == "lengths" else 1.0 for _ in range(200)]
 batches = [{"x": ones(4, 8), "length": tensor(each)} for each in lengths]
-lockstep.explain(step, model=model, batches=batches, seconds=6, out=f"{rank}.json")
+found = lockstep.explain(step, model=model, batches=batches, seconds=6, out=f"{rank}.json")
 distributed.barrier()
+print(found["order_seed"])
 """
 
 
@@ -273,7 +274,7 @@ def test_what_comes_in_some_steps_or_with_the_batch_is_told_from_what_ranks_wait
     ended = run_ranks([["script.py", kind]] * 2, tmp_path)
     assert [each.returncode for each in ended] == [0, 0], ended[0].stderr
     record = json.loads((tmp_path / "0.json").read_text())
-    assert record["order_seed"] == json.loads((tmp_path / "1.json").read_text())["order_seed"]
+    assert {int(each.stdout.split()[-1]) for each in ended} == {record["order_seed"]}
     bound = record["bound"]
     shares = {share["cause"]: share["seconds"] / bound["step_s"] for share in bound["shares"]}
     # Of a busy machine; how near it comes on a quiet one the division's own tests say.

@@ -167,6 +167,15 @@ def test_a_wrapper_with_no_sync_and_no_buckets_is_no_ddp_model():
     assert not replace(own, ddp=None).problem(2)
 
 
+@pytest.mark.slow
+def test_no_half_batch_is_tried_of_a_step_that_reaches_what_is_compiled():
+    model = torch.nn.Linear(1, 1)
+    compiled = torch.compile(model)
+    own = OwnStep(lambda batch: compiled(batch), 1, [zeros(2, 1)], None, None, "weak", "rows", {})
+    assert not own.loop().can_halve
+    assert replace(own, step=lambda batch: model(batch)).loop().can_halve
+
+
 def test_a_single_round_has_no_margin_and_no_infinite_one_either():
     goal = Goal(margin=0.01, confidence=0.99)
     assert result.goal_flags([[1.0]], goal) == [flag("no-margin", goal=0.01)]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lockstep.machine import memory
-from lockstep.own_loop.reach import reach
+from lockstep.measure.reach import reach
 from lockstep.own_loop.snapshot import Snapshot
 from lockstep.vocabulary.system.files import MIB
 

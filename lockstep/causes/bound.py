@@ -55,8 +55,8 @@ FEWEST_LAUNCHES = 3
 LINK_SPEED = 2.0
 # What comes in more of the steps is nothing that comes in some.
 MOST_RARE = 0.4
-# The means of two kinds of turns are apart by so many times what both spread (those of two halves
-# of an even spread by 1.7).
+# The medians of two kinds of turns are apart by so many times what both spread (those of two halves
+# of an even spread by 1.3).
 MODE_GAP = 2.0
 # Causes that are as large at every size, so that a ladder of equal batches loses nothing to them.
 UNSHARED = ("fixed", "ddp")
@@ -372,7 +372,7 @@ def _bootstrap(samples: Array, centre: float, confidence: float, num_turns: int)
     tail, freedom = (1 - confidence) / 2, num_turns - 1
     border = metrics.student_quantile(freedom, confidence)
     wider = (num_turns / freedom) ** 0.5 * border / NormalDist().inv_cdf(1 - tail)
-    low, high = np.quantile(samples, (tail, 1 - tail))
+    low, high = np.nanquantile(samples, (tail, 1 - tail))
     return centre + wider * (float(low) - centre), centre + wider * (float(high) - centre)
 
 
@@ -432,11 +432,17 @@ def _rare(found: Mapping[str, Amount], turns: Turns, fits: float) -> Rare | None
     if not is_sure or amount.seconds < NOTABLE * found["step"].seconds or rate > MOST_RARE:
         return None
     own, usual = division.typical(turns), division.marked(turns)[division.USUAL[division.OWN]][0]
-    apart = own[~usual].mean() - own[usual].mean()
-    if apart < MODE_GAP * (own[~usual].std() + own[usual].std()):
+    (long_s, spread_s), (usual_s, other_s) = map(_middle, (own[~usual], own[usual]))
+    if long_s - usual_s <= MODE_GAP * (spread_s + other_s):
         return None
     rare: Rare = _scaled(Rare(amount.seconds, amount.interval, 1 / rate), fits)
     return rare
+
+
+def _middle(values: Array) -> tuple[float, float]:
+    """Return the median, and by the median distance from it the standard deviation of a normal."""
+    middle = float(np.median(values))
+    return middle, float(np.median(np.abs(values - middle))) / NormalDist().inv_cdf(0.75)
 
 
 def _between(amount: Amount, most: float) -> float:
@@ -450,6 +456,7 @@ def _between(amount: Amount, most: float) -> float:
         low, high = ((end - amount.seconds) / error for end in (0.0, most))
         if inside := normal.cdf(high) - normal.cdf(low):
             return amount.seconds + error * (normal.pdf(low) - normal.pdf(high)) / inside
+        return max(most + error / high, 0.0) if high < 0 else min(error / low, most)  # far beyond
     return min(max(amount.seconds, 0.0), most)
 
 
@@ -465,7 +472,7 @@ def _in_one_turn(turns: Turns, base: Base | None, found: Mapping[str, Amount]) -
         quantities({name: np.delete(each, at, axis=-1) for name, each in turns.items()}, base, None)
         for at in range(num_turns)
     ]  # fmt: skip
-    return {cause: any(one[cause] < whole[cause] / 2 for one in without) for cause in causes}
+    return {cause: not all(one[cause] >= whole[cause] / 2 for one in without) for cause in causes}
 
 
 def _kind(shares: Sequence[Share], lost: Amount, step_s: float, has_half: bool) -> Kind:

@@ -103,6 +103,8 @@ def divide(turns: Turns) -> Division:
     rate = sum((~each).mean(axis=-1) for each in usual.values()) / len(usual)
     num_long = np.maximum(sum((~usual[name]).sum(axis=-1) for name in whole), 1)
     added_s = rate * added.sum(axis=-1) / num_long
+    # A sample of the bootstrap without a long turn of `own` does not tell whose they are.
+    added_s = np.where((rate > 0) & usual[OWN].all(axis=-1), np.nan, added_s)
     found = {name: common[name] + added_s * beyond[name] / total for name in found}
     is_single = turns[OWN].shape[-2] == 1
     found["ddp" if is_single else "exposed"] = resident - level[OWN]
@@ -116,7 +118,8 @@ def divide(turns: Turns) -> Division:
     found["rare_own"] = added_s * beyond["own"] / total
     found["rate"] = rate
     if HALF in turns:
-        half, own = _median_of(turns, HALF, turns[HALF]), _median_of(turns, OWN, alone)
+        # With the waits for a core, which are not known of half a batch.
+        half, own = (_median_of(turns, name) for name in (HALF, OWN))
         found["fixed"] = common["own"] * lower_median(2 * half / own - 1)
     if REDUCE in turns:
         found["reduce"] = turns[REDUCE].max(axis=-2).mean(axis=-1)
@@ -144,11 +147,11 @@ def marked(turns: Turns) -> Turns:
     return {**turns, **marks}
 
 
-def _median_of(turns: Turns, name: str, seconds: Array) -> Array:
-    """Return each rank's median over its usual turns; (..., ranks, turns) to (..., ranks)."""
+def _median_of(turns: Turns, name: str) -> Array:
+    """Return each rank's median over a variant's usual turns, shape (..., num_ranks)."""
     usual = turns[USUAL[name]]
     chosen = np.where(usual.any(axis=-1, keepdims=True), usual, True)
-    return np.asarray(np.nanmedian(np.where(chosen, seconds, np.nan), axis=-1))
+    return np.asarray(np.nanmedian(np.where(chosen, turns[name], np.nan), axis=-1))
 
 
 def _mean_of(seconds: Array, which: Any) -> Array:
@@ -161,13 +164,14 @@ def follows_batch(turns: Turns) -> bool:
     """Tell whether what half a batch does not halve is longer with a longer batch.
 
     Then it is no fixed cost, as where a batch says by itself how long it takes. By the slope of
-    2 half - own over own in usual turns, less the mean of their lap: 1 where half a batch takes as
-    long as the whole, 0 where it takes half of what differs, -1 where own differs by noise.
+    2 half - own over own, less the mean of their lap: 1 where half a batch takes as long as the
+    whole, 0 where it takes half of what differs, -1 where own differs by noise. Of turns that are
+    usual or long in all variants: a long batch is so in each, what comes in some steps is not.
     """
     if HALF not in turns:
         return False
     marks = marked(turns)
-    usual = np.logical_and(marks[USUAL[OWN]], marks[USUAL[HALF]])
+    usual = np.ptp([marks[USUAL[name]].astype(int) for name in (FULL, OWN, HALF)], axis=0) == 0
     own, half = (np.where(usual, turns[name], np.nan) for name in (OWN, HALF))
     slope = spread = 0.0
     for lap in np.split(np.arange(own.shape[-1]), range(LAP, own.shape[-1], LAP)):

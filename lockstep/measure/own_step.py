@@ -36,9 +36,11 @@ class OwnStep:
     def loop(self) -> "Loop":
         """Return the step with what it draws batches of."""
         from lockstep.measure.loop_variants import Loop
+        from lockstep.measure.reach import reach
 
         models = [self.ddp] if _is_ddp(self.ddp) else []
-        return Loop(self.step, models, self.batches, can_halve=not _is_compiled(self))
+        compiled = reach(step=self.step, model=self.ddp, batches=self.batches).compiled
+        return Loop(self.step, models, self.batches, can_halve=not compiled)
 
     def problem(self, world_size: int) -> str:
         """Return what cannot be measured of it; empty where all can."""
@@ -117,16 +119,6 @@ def _time_variants(
     if not (harness.measures and harness.causes and is_known):
         return {}
     return harness.time_variants(loop.variants(), loop, step_s)
-
-
-def _is_compiled(own: OwnStep) -> bool:
-    """Tell whether a half batch would be compiled for, of what is seen of a step."""
-    modules = [*own.ddp.modules()] if hasattr(own.ddp, "modules") else []
-    each = [own.step, *modules, *(getattr(one, "forward", None) for one in modules)]
-    marks = ("_orig_mod", "_torchdynamo_orig_callable")
-    return any(hasattr(one, mark) for one in each for mark in marks) or any(
-        getattr(one, "_compiled_call_impl", None) is not None for one in modules
-    )
 
 
 def _is_ddp(ddp: Any) -> bool:

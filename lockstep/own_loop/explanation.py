@@ -23,13 +23,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.causes.division import LAP
 from lockstep.measure.loop_variants import Loop, Step
+from lockstep.measure.reach import Reached, reach
 from lockstep.measure.step import variants
 from lockstep.measure.step.train_step import bucket_bytes
 from lockstep.measure.step.variants import RUN, Plan
 from lockstep.own_loop import explain_wording
 from lockstep.own_loop.explain_record import Explanation, Part, made
 from lockstep.own_loop.meeting import Met, meet
-from lockstep.own_loop.reach import Reached, reach
 from lockstep.own_loop.snapshot import Snapshot
 from lockstep.vocabulary.system.files import MIB
 from lockstep.workloads.trees import seen_items
@@ -43,7 +43,7 @@ LEAST_TURN_S = 0.02
 MOST_STEPS = 20
 # Steps between two restorations: often enough that weights which drift apart without
 # synchronisation stay near those of the training, and enough to see the end of a slow beginning.
-CHUNK_STEPS = 100
+CHUNK_STEPS = 200
 LEAST_LAPS, LEAST_BLOCKS = 3, 2
 # More turns of each variant narrow no interval that matters.
 MOST_TURNS = 100

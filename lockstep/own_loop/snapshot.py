@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from lockstep.machine import memory
-from lockstep.own_loop.reach import Binding, Reached
+from lockstep.measure.reach import Binding, Reached
 
 # Of free memory copies take no more than half, or they would change what is measured; on the host,
 # those of models apart, of this rank's share.

@@ -30,8 +30,9 @@ COST = {"full": 1.0, "resident": 1.0, "own": 1.0, "half": 0.5, "reduce": 0.5}
 SHARE = 0.6
 LEAST_BLOCKS, MOST_BLOCKS = 2, 24
 # Turns of a variant in a row, of steps that may have something periodic in them; and turns of each,
-# unless they take longer than so many seconds: what comes in every tenth step is then seen twice.
-RUN, LEAST_OWN, LONGEST_S = 5, 20, 60.0
+# unless they take longer than so many seconds: what comes in every tenth step is then seen often
+# enough to tell how much it takes.
+RUN, LEAST_OWN, LONGEST_S = 5, 40, 60.0
 # Steps of a turn, at the most: many short turns tell more than few long ones.
 MOST_STEPS = 5
 # That are looked at to see when buckets are ready.
@@ -77,10 +78,10 @@ def plan_turns(
     plan = Plan(LEAST_BLOCKS, steps, workers)
     cost = sum(COST[name] for name in variants) * steps + COST["full"] * (plan.full_steps - steps)
     num_steps = (rounds.rounds + rounds.warmup_rounds) * rounds.steps_per_round
-    blocks = int(SHARE * num_steps / cost - 1 / steps)  # each first runs once untimed
+    blocks = min(int(SHARE * num_steps / cost - 1 / steps), MOST_BLOCKS)  # each first runs untimed
     if own_s is not None:
         blocks = max(blocks, min(LEAST_OWN, int(LONGEST_S / (cost * own_s))))
-    blocks = min(max(blocks, LEAST_BLOCKS), MOST_BLOCKS)
+    blocks = max(blocks, LEAST_BLOCKS)
     run = RUN if own_s is not None and blocks >= RUN else 1
     return replace(plan, blocks=math.ceil(blocks / run) * run, run=run)
 

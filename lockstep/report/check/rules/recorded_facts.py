@@ -77,7 +77,7 @@ MAY_DIFFER: dict[str, tuple[str, ...]] = {
     ),
     "it is drawn anew for each launch, so that no order and no seed is always the same": (
         *("order_seed", "case.position", "provenance.seed", "case.training.seed"),
-        "case.factors.seed",
+        "case.factors.seed", f"{DETAILS}.order_seed",
     ),
     "it is a form of the file": ("schema", "case.schema"),
     # What a session was started with beside; of it the record has what a case was measured with.
