@@ -1,5 +1,6 @@
-"""Rules about a published table alone: its own ratios, and lines that occur twice."""
+"""Rules about a published table alone: its ratios, and lines that are impossible or twice."""
 
+import re
 from collections.abc import Iterator, Mapping
 from itertools import permutations
 
@@ -12,8 +13,12 @@ from lockstep.vocabulary.text.durations import TIME_UNITS
 # Published numbers are rounded.
 ROUNDED = 0.05
 EPOCH = "epoch_time"
-SPEEDUPS = ("speedup", "speed_up", "speed-up")
-EFFICIENCIES = ("efficiency", "parallel_efficiency")
+SPEEDUPS = "speed_?up"
+EFFICIENCIES = "(parallel_)?efficiency"
+DATA = "(data(set)?|train\\w*)_(size|samples)|num_samples|samples_per_epoch"
+ACCURACIES = "((final|best|val|validation|test|eval)_)*(top_?1(_acc(uracy)?)?|acc(uracy)?)"
+# Ten times the 0.1 of a point by which seeds differ on ImageNet (Goyal et al. 2017, table 1).
+LESS_ACCURATE = 0.01
 # Repeats that agree to so many digits are one measurement, written down twice.
 DIGITS = 4
 # An efficiency above it is written in per cent.
@@ -32,12 +37,15 @@ def published_ratio(evidence: Evidence) -> Iterator[Hit]:
         yield from _held_against("efficiency", series, published, computed)
 
 
-def _column(series: Series, names: tuple[str, ...]) -> dict[int, float]:
-    """Return the column of a table that has one of these names, by world size."""
+def _column(series: Series, names: str) -> dict[int, float]:
+    """Return the column of a table whose name the expression matches, by world size."""
     found = {}
     for point in series.points:
-        details = {name.lower(): value for name, value in point.rows[0].details.items()}
-        text = next((str(details[name]) for name in names if name in details), "")
+        details = {
+            re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_"): value
+            for name, value in point.rows[0].details.items()
+        }
+        text = next((str(details[name]) for name in details if re.fullmatch(names, name)), "")
         number = text.strip().removesuffix("%").removesuffix("x").strip()
         if number.replace(".", "", 1).isdecimal() and float(number) > 0:
             found[point.world_size] = float(number)
@@ -77,6 +85,39 @@ def epoch_against_run(evidence: Evidence) -> Iterator[Hit]:
                     "epoch-and-run", part, point.world_size, other_table=whole.case,
                     epoch=point.speedup, run=run,
                 )  # fmt: skip
+
+
+def impossible(evidence: Evidence) -> Iterator[Hit]:
+    """A line of a table has more nodes than ranks, nodes for ranks, or more batch than data."""
+    for series in (one for one in evidence.series if one.row.origin != "measured"):
+        data = _column(series, DATA)
+        rows = [row for point in series.points for row in point.rows]
+        for row in rows:
+            size, nodes, batch = row.world_size, row.num_nodes or 0, row.global_batch or 0
+            of_run = round((row.time_s or 0) * (row.throughput_samples_per_s or 0))
+            samples = round(data.get(size, 0)) or of_run
+            if nodes > size:
+                yield hit("more-nodes", series, size, size=size, nodes=nodes)
+            if 0 < samples < batch:
+                yield hit("small-data", series, size, batch=batch, samples=samples)
+            # n counts nodes there, where it has as many as more ranks on fewer nodes are slower.
+            slower = [
+                one for one in rows
+                if one.world_size > size == nodes > (one.num_nodes or size) and one.rate < row.rate
+            ]  # fmt: skip
+            for one in slower[-1:]:
+                larger, fewer = one.world_size, one.num_nodes
+                yield hit("nodes-as-n", series, size, size=size, larger=larger, fewer=fewer)
+
+
+def accuracy_falls(evidence: Evidence) -> Iterator[Hit]:
+    """The accuracy that a table gives falls from its smallest size to its largest."""
+    for series in evidence.ladders:
+        reached = _column(series, ACCURACIES)
+        first, last = reached.get(series.baseline), reached.get(series.points[-1].world_size)
+        if first and last and first - last > LESS_ACCURATE * (100 if first > 1 else 1):
+            sizes = series.points[-1].world_size
+            yield hit("less-accurate", series, sizes, first=first, last=last)
 
 
 def line_twice(evidence: Evidence) -> Iterator[Hit]:
