@@ -124,6 +124,7 @@ LONG = "n,value,metric,unit"
     (f"{LONG},basis", ",throughput,images/s,measured per card"),
     ("# all numbers per GPU, bf16\ngpus,samples/s", ""), ("num_gpus,tokens_per_sec_per_gpu", ""),
     ("gpus,Throughput (per GPU),unit", ",img/s"), ("n,samples/s/node,nodes", ",{n}"),
+    ("gpus,Per-GPU throughput (img/s)", ""), ("gpus,speed [tok/s/gpu]", ""),
 ])  # fmt: skip
 def test_a_rate_of_one_device_or_node_becomes_that_of_all_with_a_word_said(tmp_path, columns, rest):
     lines = (f"{n},{rate}{rest.format(n=n)}" for n, rate in ((4, 100), (8, 95)))
@@ -143,6 +144,13 @@ def test_what_else_is_per_device_changes_no_rate(tmp_path, text):
     imported = table_of(tmp_path, text)
     assert throughputs(imported) == [400.0, 760.0]
     assert not any("conversion" in table for table in imported.tables.values())
+
+
+def test_a_note_on_some_lines_alone_leaves_out_the_others(tmp_path):
+    text = "gpus,img/s,remarks\n4,100,values are averaged per GPU\n8,95,\n"
+    imported = table_of(tmp_path, text)
+    assert throughputs(imported) == [400.0]
+    assert "line 3 is left out" in imported.warnings[0]
 
 
 @pytest.mark.parametrize(("columns", "lines"), [
@@ -198,7 +206,7 @@ def test_times_may_be_written_as_a_clock_shows_them(tmp_path, heading, cells, se
 
 @pytest.mark.parametrize(("text", "advice"), [
     ("gpus,throughput\n1,100\n", "'throughput .samples/s.'"), ("gpus,time\n1,9\n", "'time .s.'"),
-    ("speed,images/s\n1,100\n", "name it n, or gpus"), ("gpus,result\n1,100\n", "images/s"),
+    ("speed,images/s\n1,100\n", "name it n, or gpus"), ("gpus,result\n1,100\n", "samples/s/GPU"),
     ("gpus,ranks,images/s\n1,2,100\n", "both give n"), ("gpus,time (h)\n1,12:30\n", "h:mm:ss"),
     ("gpus,nodes,gpus_per_node,img/s\n8,2,2,100\n", "2 nodes of 2"),
 ])  # fmt: skip

@@ -53,12 +53,19 @@ class Imported:
     facts: list[str] = field(default_factory=list)
 
     def add(self, base: str, row: dict[str, Any], facts: Mapping[str, Any], note: str = "") -> None:
-        """Put a row into its table; another metric or origin under that name is another table."""
+        """Put a row into its table; another metric or origin under that name is another table.
+
+        Raises:
+            ValueError: Its value was brought to all ranks otherwise than the table's.
+        """
         metric, origin = facts["metric"], facts["origin"]
         for name in (base, f"{base} {metric}", f"{base} {metric} {origin}"):
             table = self.tables.setdefault(name, {**facts, "notes": [], "rows": []})
             if (table["metric"], table["origin"]) == (metric, origin):
                 break
+        if (mine := facts.get("conversion")) != (other := table.get("conversion")):
+            said = " and ".join(str(one or "as they stand") for one in (other, mine))
+            raise ValueError(f"values of table {name} are {said}; write all of them in one unit")
         table["rows"].append(row | {"case": name})
         if note and note not in table["notes"]:
             table["notes"].append(note)
@@ -156,10 +163,10 @@ def _read_plain(path: Path, sheet: Sheet, imported: Imported) -> None:
     for number, cells in lines:
         try:
             name, row, facts = _plain_row(path, number, cells)
+            imported.add(name, row, facts, cells.get("note", ""))
         except ValueError as error:
             imported.warnings.append(f"{path.name} line {number} is left out: {error}")
             continue
-        imported.add(name, row, facts, cells.get("note", ""))
         _warn_of_scaling(path, number, cells, row, imported)
 
 

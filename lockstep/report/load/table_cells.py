@@ -39,9 +39,11 @@ _TIME = re.compile(
     r"iteration|iter|epoch) time|time(?: ?(?:per|/) ?(?P<per>step|iteration|iter|epoch))?|runtime|"
     r"time to train) ?[(\[]?(?P<unit>[a-z:]*)[)\]]?"
 )
-_RATE = re.compile(r"(?i)(?:(?:training|train|mean|avg|average) )*(throughput|value)\b\W*?(.*)")
+_RATE = re.compile(
+    r"(?i)(?:(?:training|train|mean|avg|average|per[ -]\w+) )*(throughput|value|speed)\b[ :,]*(.*)"
+)
 _SAMPLES = re.compile(
-    r"(?i)(?:(?:[kmgtpe]|train\w*) ?)?(?:ima?ge?s?|samples?|tok(?:en)?s?|seq(?:uence)?s?|"
+    r"(?i)(?:(?:[kmgtpe]|train\w*|mean|avg) ?)?(?:ima?ge?s?|samples?|tok(?:en)?s?|seq(?:uence)?s?|"
     r"sentences?|examples?|frames?|records?|rows|words|queries|videos|graphs|events|flops?)"
 )
 _NOT_MEASURED = re.compile(r"(?i)\b(?:ideal|linear|theoretical|expected|target)\b")
@@ -123,14 +125,14 @@ def values(sheet: Sheet) -> Iterator[tuple[int, dict[str, str]]]:
     }
     if "value" in named.values():
         found = {"value": {"metric": "", "unit": ""}}
-    needed = [] if found else ["no column of values; name it 'throughput (samples/s)', 'images/s'"]
+    advice = "'throughput (samples/s)', or 'throughput (samples/s/GPU)' if it is of one GPU"
+    needed = [] if found else [f"no column of values; name it {advice}"]
     if "n" not in named.values() and not {"nodes", "ranks_per_node"} <= {*named.values()}:
         needed.append("no column n for the number of ranks; name it n, or gpus")
     for heading, said in found.items():
         if any(not said[what] and what not in named.values() for what in said):
-            example = "throughput (samples/s)', or 'throughput (samples/s/GPU)' if of one GPU"
-            example = f"{heading} (s)'" if "time" in said["metric"] else example
-            needed.append(f"column {heading!r} does not say its unit; name it '{example}")
+            name = f"'{heading} (s)'" if "time" in said["metric"] else advice
+            needed.append(f"column {heading!r} does not say its unit; name it {name}")
     if needed:
         raise ValueError(f"{'; '.join(needed)}; a table needs n, value, metric and unit")
     metrics = [said["metric"] for said in found.values()]
@@ -176,7 +178,8 @@ def _quantity(heading: str) -> dict[str, str] | None:
         return {"metric": of, "unit": match["unit"]}
     word, unit = match.groups() if (match := _RATE.fullmatch(plain)) else ("", plain)
     if word and not table_units.PART.sub("", unit).strip(" ()[]"):
-        return {"metric": "" if word.lower() == "value" else "throughput", "unit": ""}
+        metric = {"value": "", "throughput": "throughput"}.get(word.lower())
+        return None if metric is None else {"metric": metric, "unit": ""}
     with suppress(ValueError):
         found = table_units.parse(unit)
         if found.counts_steps and found.time:
