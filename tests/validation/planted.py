@@ -337,6 +337,11 @@ PLANTED: dict[str, Planted] = {
             {1: 100, 2: 1480, 4: 390, 8: 750}, nodes=lambda n: {1: 1, 2: 2, 4: 1, 8: 1}[n])),
         also=("super-linear", "break", "outlier"),
     ),
+    "nodes below the ranks of one": Planted(
+        "impossible-line", "table table0 at world size 2",
+        lambda root: cited(root, joined(
+            table({1: 100, 2: 195, 4: 390}, nodes=1), table({2: 770}, nodes=2))),
+    ),
     "a batch of more than the data": Planted(
         "impossible-line", "table table0 at world size 8",
         lambda root: cited(root, table(

@@ -145,8 +145,8 @@ FACTS = {
     "epoch-and-run": "an epoch is {epoch:ratio} times as fast, and the whole run {run:ratio} times",
     "more-nodes": "{size:rank} on {nodes} nodes, where each node has one at least",
     "small-data": "a global batch of {batch} is more than the {samples} samples of the data",
-    "nodes-as-n": "{size:rank} on as many nodes are faster than {larger} on {fewer}: does n "
-    "count nodes there?",
+    "nodes-as-n": "{size:rank} on as many nodes are faster than {larger} on {fewer}, as where n "
+    "counts nodes",
     "less-accurate": "the accuracy falls from {first:.4g} to {last:.4g}",
     "same-line": "{names} hold the same value to the last digit",
 }

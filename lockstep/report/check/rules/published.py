@@ -1,8 +1,9 @@
 """Rules about a published table alone: its ratios, and lines that are impossible or twice."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import permutations
+from typing import Any
 
 from lockstep.report.check.evidence import Evidence, Hit, hit
 from lockstep.report.compute.scaling import Series
@@ -39,17 +40,17 @@ def published_ratio(evidence: Evidence) -> Iterator[Hit]:
 
 def _column(series: Series, names: str) -> dict[int, float]:
     """Return the column of a table whose name the expression matches, by world size."""
-    found = {}
-    for point in series.points:
-        details = {
-            re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_"): value
-            for name, value in point.rows[0].details.items()
-        }
-        text = next((str(details[name]) for name in details if re.fullmatch(names, name)), "")
-        number = text.strip().removesuffix("%").removesuffix("x").strip()
-        if number.replace(".", "", 1).isdecimal() and float(number) > 0:
-            found[point.world_size] = float(number)
-    return found
+    found = {point.world_size: _number(point.rows[0], names) for point in series.points}
+    return {size: number for size, number in found.items() if number}
+
+
+def _number(row: Row, names: str) -> float:
+    """Return what a line has in the column whose name matches; 0 where that is no number."""
+    for name, value in row.details.items():
+        if re.fullmatch(names, re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")):
+            number = str(value).strip().removesuffix("%").removesuffix("x").strip()
+            return float(number) if number.replace(".", "", 1).isdecimal() else 0.0
+    return 0.0
 
 
 def _held_against(
@@ -89,25 +90,27 @@ def epoch_against_run(evidence: Evidence) -> Iterator[Hit]:
 
 def impossible(evidence: Evidence) -> Iterator[Hit]:
     """A line of a table has more nodes than ranks, nodes for ranks, or more batch than data."""
-    for series in (one for one in evidence.series if one.row.origin != "measured"):
-        data = _column(series, DATA)
-        rows = [row for point in series.points for row in point.rows]
-        for row in rows:
-            size, nodes, batch = row.world_size, row.num_nodes or 0, row.global_batch or 0
-            of_run = round((row.time_s or 0) * (row.throughput_samples_per_s or 0))
-            samples = round(data.get(size, 0)) or of_run
-            if nodes > size:
-                yield hit("more-nodes", series, size, size=size, nodes=nodes)
-            if 0 < samples < batch:
-                yield hit("small-data", series, size, batch=batch, samples=samples)
-            # n counts nodes there, where it has as many as more ranks on fewer nodes are slower.
-            slower = [
-                one for one in rows
-                if one.world_size > size == nodes > (one.num_nodes or size) and one.rate < row.rate
-            ]  # fmt: skip
-            for one in slower[-1:]:
-                larger, fewer = one.world_size, one.num_nodes
-                yield hit("nodes-as-n", series, size, size=size, larger=larger, fewer=fewer)
+    lines = [row for row in evidence.results.rows if row.origin != "measured"]
+    for row in lines:
+        for kind, values in _faults(row, [one for one in lines if one.case == row.case]):
+            yield Hit(kind, values, (row.case,), (row.world_size,), is_table=True)
+
+
+def _faults(row: Row, lines: Sequence[Row]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what is impossible in one of a table's lines: kind and values of the fact."""
+    size, nodes, batch = row.world_size, row.num_nodes or 0, row.global_batch or 0
+    of_run = (row.time_s or 0) * (row.throughput_samples_per_s or 0)
+    samples = round(_number(row, DATA) or of_run)
+    if nodes > size:
+        yield "more-nodes", {"size": size, "nodes": nodes}
+    if 0 < samples < batch:
+        yield "small-data", {"batch": batch, "samples": samples}
+    # n counts nodes there, where it has as many as more ranks on fewer nodes are slower.
+    larger = [one for one in lines if one.world_size > size > (one.num_nodes or size)]
+    slower = [one for one in larger if nodes == size and one.rate < row.rate]
+    if slower:
+        one = slower[-1]
+        yield "nodes-as-n", {"size": size, "larger": one.world_size, "fewer": one.num_nodes}
 
 
 def accuracy_falls(evidence: Evidence) -> Iterator[Hit]:
