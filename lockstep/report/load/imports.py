@@ -1,7 +1,8 @@
 """Other people's tables as results: `lockstep import TABLE.csv --to DIR`.
 
-Two kinds of CSV are read. A plain table has the columns n, value, metric and unit, and may add
-table_id, scaling, source, global_batch, steps, samples and note. A log of epochs has the fifteen
+Two kinds are read. A plain table has the columns n, value, metric and unit, or columns that say
+what they are, and may add table_id, scaling, source, global_batch, steps, samples and note; rates
+of one device and of steps become those of all ranks in samples. A log of epochs has the fifteen
 columns timestamp, jobid, ..., epoch_time_s, images_per_sec, one line per epoch and one file or
 more per job.
 
@@ -22,7 +23,7 @@ from typing import Any, get_args
 from lockstep import content
 from lockstep.report.load import table_cells, table_parts, table_units
 from lockstep.report.load.sources import IMPORTED
-from lockstep.report.load.table_cells import COLUMNS, Sheet
+from lockstep.report.load.table_cells import COLUMNS, Lines
 from lockstep.vocabulary.records.flags import Flag, flag
 from lockstep.vocabulary.records.record import SCHEMA_VERSION, Scaling
 from lockstep.vocabulary.system import files
@@ -90,11 +91,11 @@ def read(paths: Iterable[Path], dataset_size: int) -> Imported:
     imported = Imported()
     epochs: list[tuple[Path, list[dict[str, str]]]] = []
     for path in paths:
-        sheet = table_cells.read(path)
-        if {*EPOCH_COLUMNS} <= {*sheet.headings}:
-            epochs.append((path, [line for _, line in sheet.lines]))
+        lines, comments = table_cells.read(path)
+        if {*EPOCH_COLUMNS} <= {*lines[0][1]}:
+            epochs.append((path, [line for _, line in lines]))
         else:
-            _read_plain(path, sheet, imported)
+            _read_plain(path, lines, comments, imported)
     _part(imported)
     _call_weak(imported)
     imported.facts += [
@@ -155,12 +156,12 @@ def write(imported: Imported, paths: Iterable[Path], folder: Path, force: bool =
     return target
 
 
-def _read_plain(path: Path, sheet: Sheet, imported: Imported) -> None:
+def _read_plain(path: Path, lines: Lines, comments: str, imported: Imported) -> None:
     try:
-        lines = list(table_cells.values(sheet))
+        values = list(table_cells.values(lines, comments))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    for number, cells in lines:
+    for number, cells in values:
         try:
             name, row, facts = _plain_row(path, number, cells)
             imported.add(name, row, facts, cells.get("note", ""))

@@ -10,12 +10,13 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from lockstep.report.load import table_units
 from lockstep.report.load.table_units import DEVICES
 from lockstep.vocabulary.system import files
 
+# Each line's number in the file, and its cells by heading.
+Lines = list[tuple[int, dict[str, str]]]
 # Of the known columns, note is the first and what stands beside the table the last.
 COLUMNS = (
     "note", "n", "value", "metric", "unit", "table_id", "scaling", "source", "global_batch",
@@ -51,20 +52,10 @@ _NOT_MEASURED = re.compile(r"(?i)\b(?:ideal|linear|theoretical|expected|target)\
 _RULE = re.compile(r"\s*\|[\s|:]*-[\s|:-]*")
 
 
-class Sheet(NamedTuple):
-    """A table: its headings, its lines with their numbers in the file, and what stands beside it.
+def read(path: Path) -> tuple[Lines, str]:
+    """Return the lines of a table, and what stands beside it.
 
-    Attributes:
-        lines: Each line's number and its cells by heading.
-    """
-
-    headings: list[str]
-    lines: list[tuple[int, dict[str, str]]]
-    comments: str
-
-
-def read(path: Path) -> Sheet:
-    """Return the lines of a table: UTF-8 with or without a mark, or Windows-1252.
+    It is UTF-8 with or without a mark, or Windows-1252.
 
     Raises:
         ValueError: The file is missing, empty or no table.
@@ -85,7 +76,7 @@ def read(path: Path) -> Sheet:
         raise ValueError(f"{path}: not CSV after line {reader.line_num}: {error}") from None
     if not lines:
         raise ValueError(f"{path}: the table is empty; it needs a header and at least one line")
-    return Sheet(list(lines[0][1]), lines, comments)
+    return lines, comments
 
 
 def _parted(text: list[tuple[int, str]]) -> tuple[list[tuple[int, str]], str]:
@@ -111,13 +102,13 @@ def _decoded(content: bytes) -> str:
         return content.decode("cp1252", errors="replace")
 
 
-def values(sheet: Sheet) -> Iterator[tuple[int, dict[str, str]]]:
+def values(lines: Lines, comments: str) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield each value of a table: its line, and its cells by the known names of their columns.
 
     Raises:
         ValueError: The table has no number of ranks, no value, or two columns for one thing.
     """
-    named = _named(sheet)
+    named = _named(lines)
     found = {
         heading: said
         for heading in named.values()
@@ -136,29 +127,29 @@ def values(sheet: Sheet) -> Iterator[tuple[int, dict[str, str]]]:
     if needed:
         raise ValueError(f"{'; '.join(needed)}; a table needs n, value, metric and unit")
     metrics = [said["metric"] for said in found.values()]
-    for number, line in sheet.lines:
+    for number, line in lines:
         own = {named[heading]: cell for heading, cell in line.items()}
         beside = {name: cell for name, cell in own.items() if name not in found}
         for heading, said in found.items():
             more = {name: text for name, text in said.items() if text}
             if metrics.count(said["metric"]) > 1:
                 more["table_id"] = f"{own.get('table_id', '')} {heading}".strip()
-            more |= {"value": own[heading], "heading": heading, "comments": sheet.comments}
+            more |= {"value": own[heading], "heading": heading, "comments": comments}
             yield number, beside | more
 
 
-def _named(sheet: Sheet) -> dict[str, str]:
+def _named(lines: Lines) -> dict[str, str]:
     """Return the known name of each heading, else the heading.
 
     Raises:
         ValueError: Two give one thing, and neither by its known name.
     """
-    lowered = {heading: heading.lower() for heading in sheet.headings}
+    lowered = {heading: heading.lower() for heading in lines[0][1]}
     named = {one: low if low in COLUMNS else one for one, low in lowered.items()}
-    for heading in sheet.headings:
+    for heading in lowered:
         plain = re.sub(r"[^a-z0-9]+", "_", lowered[heading]).strip("_")
         alias = next((name for name, others in _NAMES.items() if re.fullmatch(others, plain)), "")
-        is_count = alias != "n" or any(line[heading].isdecimal() for _, line in sheet.lines)
+        is_count = alias != "n" or any(line[heading].isdecimal() for _, line in lines)
         if not alias or not is_count or alias in lowered.values():
             continue
         if alias in named.values() and alias != "note":

@@ -90,10 +90,14 @@ def epoch_against_run(evidence: Evidence) -> Iterator[Hit]:
 
 def impossible(evidence: Evidence) -> Iterator[Hit]:
     """A line of a table has more nodes than ranks, nodes for ranks, or more batch than data."""
-    lines = [row for row in evidence.results.rows if row.origin != "measured"]
-    for row in lines:
-        for kind, values in _faults(row, [one for one in lines if one.case == row.case]):
-            yield Hit(kind, values, (row.case,), (row.world_size,), is_table=True)
+    tables: dict[str, list[Row]] = {}
+    for row in evidence.results.rows:
+        if row.origin != "measured":
+            tables.setdefault(row.case, []).append(row)
+    for case, lines in tables.items():
+        for row in lines:
+            for kind, values in _faults(row, lines):
+                yield Hit(kind, values, (case,), (row.world_size,), is_table=True)
 
 
 def _faults(row: Row, lines: Sequence[Row]) -> Iterator[tuple[str, dict[str, Any]]]:
