@@ -8,9 +8,12 @@ import commands
 import pytest
 from commands import ROOT, lockstep
 from data.report_samples import document, provenance, record, strong_tree, write
+from planted import others
 from planted_errors import copied, scaled
 
+from lockstep.report.compare.circumstances import environment
 from lockstep.report.compare.compare_cli import compare
+from lockstep.report.load.reading import load
 from lockstep.report.words.lines import WIDTH
 
 run = partial(commands.run, compare)
@@ -142,6 +145,19 @@ def test_the_text_names_what_differs_what_is_missing_and_what_cannot_be_read(tmp
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("about", "differing", "equal"), [
+    ({"machine_info": [{"node": "ci-1"}, {"node": "ci-2"}]}, ["hosts"], []),
+    ({"commit_info": [{"id": "1f0c"}, {"id": "92be"}], "machine_info": [{"node": "ci-1"}] * 2},
+     ["project_commit"], ["hosts"]),
+    ({"commit_info": [None, "unversioned"]}, [], []),
+])  # fmt: skip
+def test_others_benchmarks_say_of_what_commit_and_host_they_are(tmp_path, about, differing, equal):
+    root = others(tmp_path / "history", **about)
+    a, b = (load([root / name]) for name in ("0.json", "1.json"))
+    found, same = environment((a.launches, b.launches), (a.rows, b.rows))
+    assert (list(found), [name for name in same if name == "hosts"]) == (differing, equal)
+
+
 def test_the_assembled_command_loads_no_torch_and_ends_with_its_codes(tmp_path):
     a = strong_tree(tmp_path / "a", {1: STEADY})
     b = strong_tree(tmp_path / "b", {1: SLOW})

@@ -106,6 +106,128 @@ def test_other_work_or_another_source_is_no_replacement(tmp_path, changed):
     assert replaced(points_of(table_of(tmp_path, text.getvalue()), tmp_path)) == []
 
 
+def throughputs(imported):
+    (table,) = imported.tables.values()
+    return [round(row["throughput_samples_per_s"], 6) for row in table["rows"]]
+
+
+LONG = "n,value,metric,unit"
+
+
+@pytest.mark.parametrize(("columns", "rest"), [
+    (LONG, ",throughput,tokens/s/GPU"), (LONG, ",throughput,seq/s per device"),
+    (LONG, ",throughput,img/(s*GPU)"), (LONG, ",throughput,per-rank samples/s"),
+    (LONG, ",throughput,TFLOPS/GPU"), (LONG, ",throughput,TGS"),
+    (LONG, ",throughput_per_gpu,samples s^-1"),
+    (LONG, ",throughput,samples\u00b7s\u207b\u00b9\u00b7GPU\u207b\u00b9"),
+    (f"{LONG},note", ",throughput,images/s,per GPU"),
+    (f"{LONG},basis", ",throughput,images/s,measured per card"),
+    ("# all numbers per GPU, bf16\ngpus,samples/s", ""), ("num_gpus,tokens_per_sec_per_gpu", ""),
+    ("gpus,Throughput (per GPU),unit", ",img/s"), ("n,samples/s/node,nodes", ",{n}"),
+    ("gpus,Per-GPU throughput (img/s)", ""), ("gpus,speed [tok/s/gpu]", ""),
+])  # fmt: skip
+def test_a_rate_of_one_device_or_node_becomes_that_of_all_with_a_word_said(tmp_path, columns, rest):
+    lines = (f"{n},{rate}{rest.format(n=n)}" for n, rate in ((4, 100), (8, 95)))
+    imported = table_of(tmp_path, "\n".join([columns, *lines, ""]))
+    assert throughputs(imported) == [400.0, 760.0]
+    assert imported.tables["table"]["conversion"] in " ".join(imported.facts)
+    assert imported.tables["table"]["unit"].count("/") == 1
+
+
+@pytest.mark.parametrize("text", [
+    "gpus,samples/s,note\n4,400,batch 32 per GPU\n8,760,4 GPUs per node; 6 loaders per GPU\n",
+    "gpus,samples/s (bf16),batch_policy\n4,400,fixed per GPU\n8,760,fixed per GPU\n",
+    "gpus,total samples/s,note\n4,400,n x the published rate per GPU\n8,760,summed over ranks\n",
+    "Measured on 4 GPUs per node:\n\n| GPUs | samples/s |\n|---|--:|\n| 4 | 400 |\n| 8 | 760 |\n",
+])  # fmt: skip
+def test_what_else_is_per_device_changes_no_rate(tmp_path, text):
+    imported = table_of(tmp_path, text)
+    assert throughputs(imported) == [400.0, 760.0]
+    assert not any("conversion" in table for table in imported.tables.values())
+
+
+def test_a_note_on_some_lines_alone_leaves_out_the_others(tmp_path):
+    text = "gpus,img/s,remarks\n4,100,values are averaged per GPU\n8,95,\n"
+    imported = table_of(tmp_path, text)
+    assert throughputs(imported) == [400.0]
+    assert "line 3 is left out" in imported.warnings[0]
+
+
+@pytest.mark.parametrize(("columns", "lines"), [
+    ("gpus,value,metric,unit,local_batch", ("4,5,throughput,it/s,20", "8,4.75,throughput,it/s,20")),
+    ("gpus,steps/s,global_batch", ("4,5,80", "8,4.75,160")),
+    ("gpus,batches per second,batch size per GPU", ("4,5,20", "8,4.75,20")),
+    ("gpus,sec/it,global_batch", ("4,0.2,80", "8,0.2105263157894737,160")),
+    ("gpus,value,metric,unit,batch_per_device",
+     ("4,200,throughput,ms/batch,20", "8,210.5263157894737,step_time,ms/step,20")),
+])  # fmt: skip
+def test_a_rate_of_steps_is_one_of_the_samples_in_their_batch(tmp_path, columns, lines):
+    imported = table_of(tmp_path, "\n".join([columns, *lines, ""]))
+    rates = [row["throughput_samples_per_s"] for one in imported.tables.values()
+             for row in one["rows"]]  # fmt: skip
+    assert rates == pytest.approx([400.0, 760.0])
+
+
+@pytest.mark.parametrize(("unit", "advice"), [
+    ("it/s", "global_batch"), ("iterations per second", "global_batch"), ("s/it", "global_batch"),
+    ("samples/s/A100", "samples/s/GPU"), ("tokens/s/8 GPUs", "samples/s/GPU"),
+    ("images/GPU", "samples/s/GPU"), ("samples/s per core", "samples/s/GPU"),
+    ("ms/image", "samples/s"), ("micro-batches/s", "samples/s"), ("samples/s/node", "nodes"),
+    ("images", "samples/s"), ("samples/step", "samples/s"), ("tokens/s/node/GPU", "all ranks"),
+])  # fmt: skip
+def test_a_unit_that_is_not_understood_is_refused_with_what_to_write(tmp_path, unit, advice):
+    with pytest.raises(ValueError, match=advice):
+        table_of(tmp_path, f"n,value,metric,unit\n8,100,throughput,{unit}\n")
+
+
+def test_tables_are_read_as_people_head_them(tmp_path):
+    text = (
+        "# Nodes,GPUs per node,batch/GPU,Img/sec,Step time (ms),Speed-up\n"
+        "1,4,32,1000,128,1\n2,4,32,1950,131,1.95\n"
+    )
+    rate, step = points_of(table_of(tmp_path, text), tmp_path)
+    assert [(p.world_size, p.rows[0].num_nodes, p.rows[0].local_batch) for p in rate.points] == [
+        (4, 1, 32), (8, 2, 32),
+    ]  # fmt: skip
+    assert (rate.row.sample_unit, rate.row.scaling) == ("images", "weak")
+    assert [p.step_s for p in step.points] == [0.128, 0.131]
+
+
+@pytest.mark.parametrize(("heading", "cells", "seconds"), [
+    ("time [h]", ("1:30:00", "48:12:00"), [5400.0, 173520.0]),
+    ("epoch time (mm:ss)", ("48:12", "09:05.5"), [2892.0, 545.5]),
+    ("Time per epoch (s)", ("0:01:40", "55"), [100.0, 55.0]),
+])  # fmt: skip
+def test_times_may_be_written_as_a_clock_shows_them(tmp_path, heading, cells, seconds):
+    lines = [f"{n},{cell}" for n, cell in enumerate(cells, start=1)]
+    (table,) = table_of(tmp_path, "\n".join([f"ranks,{heading}", *lines, ""])).tables.values()
+    assert [row["time_s"] for row in table["rows"]] == seconds
+
+
+@pytest.mark.parametrize(("text", "advice"), [
+    ("gpus,throughput\n1,100\n", "'throughput .samples/s.'"), ("gpus,time\n1,9\n", "'time .s.'"),
+    ("speed,images/s\n1,100\n", "name it n, or gpus"), ("gpus,result\n1,100\n", "samples/s/GPU"),
+    ("gpus,ranks,images/s\n1,2,100\n", "both give n"), ("gpus,time (h)\n1,12:30\n", "h:mm:ss"),
+    ("gpus,nodes,gpus_per_node,img/s\n8,2,2,100\n", "2 nodes of 2"),
+])  # fmt: skip
+def test_a_table_that_leaves_something_open_is_refused_with_what_to_write(tmp_path, text, advice):
+    with pytest.raises(ValueError, match=advice):
+        table_of(tmp_path, text)
+
+
+@pytest.mark.parametrize(("column", "cell", "origin"), [
+    ("note", "ideal (linear)", "target"), ("kind", "extrapolated from 4", "target"),
+    ("table_id", "theoretical peak", "target"), ("note", "near ideal, as expected", "cited"),
+    ("lr_schedule", "linear", "cited"), ("note", "estimated time of arrival 5 h", "cited"),
+])  # fmt: skip
+def test_a_row_that_calls_itself_ideal_is_no_result(tmp_path, column, cell, origin):
+    text = f"gpus,images/s,{column}\n1,100,\n2,200,{cell}\n"
+    imported = table_of(tmp_path, text)
+    assert [row["origin"] for table in imported.tables.values() for row in table["rows"]] == [
+        "cited", origin,
+    ]  # fmt: skip
+
+
 def test_what_was_expected_is_a_target(tmp_path):
     (series,) = points_of(read([DATA / "hours.csv"]), tmp_path)
     assert series.row.origin == "target"
@@ -182,18 +304,6 @@ def test_a_scaling_that_says_nothing_is_named_once(tmp_path):
         "table.csv line 2: scaling 'stong' begins with none of strong, weak, fixed-epochs, so it "
         "is taken as unknown"
     ]
-
-
-@pytest.mark.parametrize(("scaling", "samples", "warned"), [
-    ("strong", (1000, 2000), ["table t: strong scaling keeps the work, but the samples are 1000, "
-                              "2000; correct them, or call it weak"]),
-    ("strong", (1000, 1000), []),
-    ("weak", (1000, 2000), []),
-])  # fmt: skip
-def test_strong_scaling_of_other_samples_is_warned_of(tmp_path, scaling, samples, warned):
-    text = f"table_id,n,value,metric,unit,scaling,samples\nt,1,10,time,s,{scaling},{samples[0]}\n"
-    imported = table_of(tmp_path, text + f"t,2,6,time,s,{scaling},{samples[1]}\n")
-    assert imported.warnings == warned
 
 
 def test_a_table_without_a_usable_line_is_refused(tmp_path):

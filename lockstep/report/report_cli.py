@@ -50,7 +50,10 @@ A table has the columns n, value, metric, unit and may add table_id, scaling, so
 global_batch, local_batch, steps, samples, precision, model, nodes and note:
   metric   time, time_to_train, epoch_time, step_time or throughput
   unit     ms, s, min, h, d, or something per second: samples/s, images/s, tokens/s
+           what is that of one device or node (tokens/s/GPU), or of steps (it/s beside a batch),
+           is multiplied, with a word said
   scaling  strong, weak or fixed-epochs
+In place of value, metric and unit, columns may say what they are: Img/sec, step time (ms).
 Further columns are kept: lockstep report --json and --csv print them as details. One that names
 what was varied at a size, such as strategy, makes a table of each of its values.
 """

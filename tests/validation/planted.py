@@ -327,6 +327,64 @@ PLANTED: dict[str, Planted] = {
             table({1: 900, 2: 480, 4: 918}, "time", "s"))),
         also=("break",),
     ),
+    "more nodes than ranks": Planted(
+        "impossible-line", "table table0 at world size 2",
+        lambda root: cited(root, table(RATES, nodes=lambda n: {1: 1, 2: 4, 4: 1, 8: 1}[n])),
+    ),
+    "a node beside ranks of one": Planted(
+        "impossible-line", "table table0 at world size 2",
+        lambda root: cited(root, table(
+            {1: 100, 2: 1480, 4: 390, 8: 750}, nodes=lambda n: {1: 1, 2: 2, 4: 1, 8: 1}[n])),
+        also=("super-linear", "break", "outlier"),
+    ),
+    "nodes below the ranks of one": Planted(
+        "impossible-line", "table table0 at world size 2",
+        lambda root: cited(root, joined(
+            table({1: 100, 2: 195, 4: 390}, nodes=1), table({2: 770}, nodes=2))),
+    ),
+    "a batch of more than the data": Planted(
+        "impossible-line", "table table0 at world size 8",
+        lambda root: cited(root, table(
+            RATES, local_batch=512, global_batch=lambda n: 512 * n, dataset_size=2500)),
+    ),
+    "a weak ladder that learns less": Planted(
+        "less-accurate", "table table0 at world size 8",
+        lambda root: cited(root, table(
+            RATES, scaling="weak", top1=lambda n: {1: 76.2, 2: 76.3, 4: 75.9, 8: 73.1}[n])),
+    ),
+    "weak scaling of one global batch": Planted(
+        "constant-work", "table table0 at world size 1, 2, 4, 8",
+        lambda root: cited(root, table(
+            {1: 400, 2: 206, 4: 107, 8: 57}, "step_time", "ms", scaling="weak",
+            global_batch=256)),
+        also=("super-linear",),
+    ),
+    "a step time and a throughput of one line that part": Planted(
+        "contradiction", "table table0 throughput and table table0 at world size 4",
+        lambda root: cited(root, "gpus,step time (ms),samples/s,global_batch\n1,100,640,64\n"
+                           "2,105,1220,128\n4,110,2100,256\n"),
+    ),
+    "a row of ideal numbers": Planted(
+        "not-measured", "table table0 throughput",
+        lambda root: cited(root, table({1: 100, 2: 190, 4: 400}, note=lambda n: {
+            4: "ideal linear scaling"}.get(n, "measured"))),
+    ),
+    "saturation within a node": Planted(
+        "break", "table table0 at world size 4",
+        lambda root: cited(root, table({1: 350, 2: 690, 4: 700, 8: 1400, 16: 2790},
+                                       scaling="weak", nodes=lambda n: max(1, n // 4))),
+    ),
+    "a history of two commits": Planted(
+        "circumstances", "test_sort at world size 1",
+        lambda root: others(root, commit_info=[{"id": "1f0c"}, {"id": "92be"}],
+                            machine_info=[{"node": "build3"}] * 2),
+    ),
+    "a history of two machines, one of another Python": Planted(
+        "circumstances", "test_sort at world size 1",
+        lambda root: others(root, machine_info=[
+            {"node": "ci-7", "python_version": "3.11.2", "cpu": {"brand_raw": "CPU A"}},
+            {"node": "ci-9", "python_version": "3.12.1", "cpu": {"brand_raw": "CPU B"}}]),
+    ),
     "a result of half the times of its journal": Planted(
         "journal-contradicts", "launch w2-r1", halved_beside_journal),
     "a baseline of another host": Planted(
@@ -552,13 +610,14 @@ PLANTED: dict[str, Planted] = {
 # Clean: as near to each rule as it may come.
 
 
-def others(root: Path) -> Path:
-    """Write two launches of someone else's benchmark."""
-    root.mkdir()
+def others(root: Path, **about: list[dict[str, Any]]) -> Path:
+    """Write two launches of someone else's benchmark, with what each says of itself."""
+    root.mkdir(parents=True)
     for number, median in enumerate((0.2, 0.203)):
         stats = {"median": median, "mean": 0.21 + number / 1e3, "min": 0.19, "max": 0.25,
                  "stddev": 0.01, "rounds": 7}  # fmt: skip
-        content = {"benchmarks": [{"name": "test_sort", "stats": stats}]}
+        content: dict[str, Any] = {"benchmarks": [{"name": "test_sort", "stats": stats}]}
+        content |= {name: each[number] for name, each in about.items()}
         (root / f"{number}.json").write_text(json.dumps(content))
     return root
 
@@ -681,6 +740,18 @@ CLEAN: dict[str, Callable[[Path], Path]] = {
     "parts of launches": in_parts,
     "nothing stored but the rounds": without_stored,
     "someone else's benchmark": others,
+    "someone else's benchmark of one commit and host": lambda root: others(
+        root, commit_info=[{"id": "1f0c", "dirty": False}] * 2,
+        machine_info=[{"node": "build3", "cpu": {"count": 4}}] * 2,
+    ),
+    "a cited ladder of clean nodes and accuracies": lambda root: cited(
+        root, table({1: 100, 2: 196, 4: 384, 8: 744, 16: 1420}, scaling="weak", local_batch=64,
+                    global_batch=lambda n: 64 * n, nodes=lambda n: max(1, n // 8),
+                    dataset_size=50_000, top1=lambda n: 76.2 - 0.01 * n),
+    ),
+    "a step time and tokens of one cited ladder": lambda root: cited(
+        root, "gpus,step time (ms),tokens/s/GPU,batch/GPU,note\n"
+        "1,100,163840,8,batch 8 per GPU\n2,104,157538,8,2 loaders per GPU\n"),
     "a cited weak table": lambda root: cited(
         root, table({1: 100, 2: 196, 4: 384, 8: 744}, scaling="weak", **FIXED)
     ),

@@ -164,6 +164,16 @@ TABLE: tuple[tuple[Any, ...], ...] = (
         "find out which the source measured, and correct the other", published.published_ratio,
     ),
     (
+        "impossible-line", "error", "one of its numbers is wrong, or counts something else",
+        "correct the line in the table, and import it again", published.impossible,
+    ),
+    (
+        "less-accurate", "warning", "more ranks are faster and learn less, so the speed-up is not "
+        "one of the same training",
+        "quote the accuracy beside it, or compare the times to one accuracy",
+        published.accuracy_falls, False,
+    ),
+    (
         "epoch-against-run", "warning", "a run has more than its epochs, or more epochs",
         "say which of both a speed-up is of, and find out where the rest of the run goes",
         published.epoch_against_run,
@@ -273,7 +283,7 @@ TABLE: tuple[tuple[Any, ...], ...] = (
         identical.identical_work, False,
     ),
     (
-        "circumstances", "warning", "it may be the cause of a difference between world sizes",
+        "circumstances", "warning", "it may be the cause of a difference between them",
         "measure all sizes in turn, on the same hosts, with one commit and the same settings",
         recorded_facts.circumstances,
     ),

@@ -71,6 +71,8 @@ FACTS = {
     "steps-doubled": "a step counts its global batch {factor:.3g} times",
     "speed-ups-differ": "throughput grows {grown:ratio} times from {base} to {size}, but the time "
     "says {time_grown:ratio} times",
+    "rates-differ": "throughput is stated as {stated:.4g}, but the batch over the time gives "
+    "{given:.4g}",
     "efficiency": "efficiency is {efficiency:percent} ({span} %)",
     "efficiency-alone": "efficiency is {efficiency:percent}, without an interval",
     "gap": "no size between {small} and {large} was measured",
@@ -80,6 +82,10 @@ FACTS = {
     "at {below}",
     "cliff": "cliff: each rank does {loss:percent} less than at {below}",
     "node-boundary": "node boundary: each rank does {loss:percent} less than at {below}",
+    "within-node": "within one node {factor:g} times the ranks give {growth:ratio} times the "
+    "throughput at {below}",
+    "node-shares": "within one node {factor:g} times the ranks give {growth:ratio} times the "
+    "throughput at {below}, and {nodes} nodes {grown:ratio} times that of one",
     "odd-point": "{loss:percent} below the line through {left} and {right}",
     "crowded": "{threads} threads of ranks share {cores:core}",
     "unequal-threads": "{threads:threads}",
@@ -120,6 +126,7 @@ FACTS = {
     "circumstance": "{fact} is {value} at world size {sizes}, and {usual} in most launches",
     "circumstances-differ": "the launches differ: {fact} is {usual} at world size {usual_sizes}, "
     "and {value} in as many at {sizes}",
+    "history": "its files are no repeats but a history: {fact} is {found}",
     "gauge": "{fact} is {value:.3g}, and {usual:.3g} at the other sizes",
     "not-in-turn": "the launches at world size {sizes} came all or nearly all before, or after, "
     "those at {base}",
@@ -136,6 +143,11 @@ FACTS = {
     "published-ratio": "its {ratio} over {baseline} is stated as {published:ratio}, but its values "
     "give {computed:ratio}",
     "epoch-and-run": "an epoch is {epoch:ratio} times as fast, and the whole run {run:ratio} times",
+    "more-nodes": "{size:rank} on {nodes} nodes, where each node has one at least",
+    "small-data": "a global batch of {batch} is more than the {samples} samples of the data",
+    "nodes-as-n": "{size:rank} on as many nodes are faster than {larger} on {fewer}, as where n "
+    "counts nodes",
+    "less-accurate": "the accuracy falls from {first:.4g} to {last:.4g}",
     "same-line": "{names} hold the same value to the last digit",
 }
 # What to do where the rule's own action does not fit.
@@ -144,6 +156,9 @@ ACTIONS = {
     "failed": "mend its cause, then {by:again}",
     "no-result": "{by:again}: it measures what is missing",
     "not-run": "{by:again}: it measures what is missing",
+    "history": "compare two of them, lockstep compare A B, or name those of one commit and host",
+    "within-node": "look at what the ranks of a node share: input workers, cores, memory, links",
+    "node-shares": "look at the input first: each node brings its own workers, cores and disks",
     "samples-of-table": "correct the samples, or the scaling: strong keeps them, weak multiplies "
     "them by n",
 }

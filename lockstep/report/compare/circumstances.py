@@ -84,12 +84,12 @@ def _facts(launches: Sequence[Launch], rows: Iterable[Row]) -> dict[str, dict[st
 
 
 def _provenance(launch: Launch) -> dict[str, Any]:
-    provenance = launch.provenance
+    provenance = launch.provenance or launch.about
     slurm = provenance.get("slurm") or {}
     variables = provenance.get("environment") or {}
     return (
         {name: value for name, value in provenance.items() if name not in OWN_FACTS}
-        | {"hosts": sorted({str(rank.get("host")) for rank in launch.ranks})}
+        | {"hosts": ", ".join(sorted(launch.named_hosts)) or launch.about.get("hosts")}
         | {"cores_per_rank": layout.settings(provenance).get("cores_per_rank")}
         | {"partition": slurm.get("SLURM_JOB_PARTITION")}
         | {f"variable {name}": value for name, value in variables.items()}

@@ -1,7 +1,8 @@
 """Other people's tables as results: `lockstep import TABLE.csv --to DIR`.
 
-Two kinds of CSV are read. A plain table has the columns n, value, metric and unit, and may add
-table_id, scaling, source, global_batch, steps, samples and note. A log of epochs has the fifteen
+Two kinds are read. A plain table has the columns n, value, metric and unit, or columns that say
+what they are, and may add table_id, scaling, source, global_batch, steps, samples and note; rates
+of one device and of steps become those of all ranks in samples. A log of epochs has the fifteen
 columns timestamp, jobid, ..., epoch_time_s, images_per_sec, one line per epoch and one file or
 more per job.
 
@@ -9,32 +10,37 @@ What is imported was not measured here: its origin is "cited", or "target" where
 that it was expected rather than measured, and it stays apart from measured rows everywhere.
 """
 
-import csv
 import hashlib
-import io
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
 from lockstep import content
-from lockstep.report.load import table_parts
+from lockstep.report.load import table_cells, table_parts, table_units
 from lockstep.report.load.sources import IMPORTED
+from lockstep.report.load.table_cells import COLUMNS, Lines
 from lockstep.vocabulary.records.flags import Flag, flag
 from lockstep.vocabulary.records.record import SCHEMA_VERSION, Scaling
 from lockstep.vocabulary.system import files
+from lockstep.vocabulary.text import durations
 from lockstep.vocabulary.text.durations import TIME_UNITS
 from lockstep.vocabulary.text.formats import counted, listed
 
 EPOCH_COLUMNS = ("jobid", "epoch", "world_size", "global_batch", "epoch_time_s", "images_per_sec")
-# The header names under which tables give the number of ranks.
-ALIASES = {"gpus": "n", "world_size": "n", "ranks": "n", "batch_per_device": "local_batch"}
 TIMES = ("time", "training_time", "epoch_time", "time_to_train")
 SCALINGS = get_args(Scaling)
 NOT_MEASURED = re.compile(r"EXPECTED|TARGETS?\b|NOT MEASURED")
+# A whole cell or clause that says so: "ideal", "ideal linear scaling", "extrapolated from 4".
+IDEAL = re.compile(
+    r"(?i)\W*((an?|the|linear(ly)?) )?((ideal|theoretical|perfect|expected|estimated?|simulated|"
+    r"assumed|target|goal|not measured)(\W+(linear|scaling|speed-?up|value|rate|throughput|line|"
+    r"peak|limit))*|(extrapolat|project|predict)(ed|ion)( (from|by) .*)?)\W*"
+)
 # A log's images/s may differ from its own epoch times by rounding, not by a fifth.
 LOGGED_TOLERANCE = 0.2
 
@@ -48,12 +54,19 @@ class Imported:
     facts: list[str] = field(default_factory=list)
 
     def add(self, base: str, row: dict[str, Any], facts: Mapping[str, Any], note: str = "") -> None:
-        """Put a row into its table; another metric or origin under that name is another table."""
+        """Put a row into its table; another metric or origin under that name is another table.
+
+        Raises:
+            ValueError: Its value was brought to all ranks otherwise than the table's.
+        """
         metric, origin = facts["metric"], facts["origin"]
         for name in (base, f"{base} {metric}", f"{base} {metric} {origin}"):
             table = self.tables.setdefault(name, {**facts, "notes": [], "rows": []})
             if (table["metric"], table["origin"]) == (metric, origin):
                 break
+        if (mine := facts.get("conversion")) != (other := table.get("conversion")):
+            said = " and ".join(str(one or "as they stand") for one in (other, mine))
+            raise ValueError(f"values of table {name} are {said}; write all of them in one unit")
         table["rows"].append(row | {"case": name})
         if note and note not in table["notes"]:
             table["notes"].append(note)
@@ -78,14 +91,19 @@ def read(paths: Iterable[Path], dataset_size: int) -> Imported:
     imported = Imported()
     epochs: list[tuple[Path, list[dict[str, str]]]] = []
     for path in paths:
-        lines = _lines(path)
-        if all(column in lines[0] for column in EPOCH_COLUMNS):
-            epochs.append((path, lines))
+        lines, comments = table_cells.read(path)
+        if {*EPOCH_COLUMNS} <= {*lines[0][1]}:
+            epochs.append((path, [line for _, line in lines]))
         else:
-            _read_plain(path, lines, imported)
+            _read_plain(path, lines, comments, imported)
     _part(imported)
+    _call_weak(imported)
+    imported.facts += [
+        f"table {name}: its values are {table['conversion']}"
+        for name, table in imported.tables.items()
+        if "conversion" in table
+    ]
     _read_epochs(epochs, dataset_size, imported)
-    imported.warnings += _uneven_work(imported)
     if not imported.tables:
         detail = f": {imported.warnings[0]}" if imported.warnings else ""
         raise ValueError(f"no line can be used{detail}")
@@ -100,6 +118,18 @@ def _part(imported: Imported) -> None:
         imported.tables |= parts
         if len(parts) > 1:
             imported.facts.append(f"table {name} holds several experiments: {listed(parts)}")
+
+
+def _call_weak(imported: Imported) -> None:
+    """Call a table weak that gives no scaling and one batch of a rank at all sizes, and say so."""
+    for name, table in imported.tables.items():
+        sizes = {row["world_size"] for row in table["rows"]}
+        batches = {row["local_batch"] for row in table["rows"]}
+        is_open = not table["scaling_text"] and table["metric"] not in TIMES
+        if is_open and len(sizes) > 1 and len(batches) == 1 and None not in batches:
+            table["scaling"] = "weak"
+            table["rows"] = [row | {"scaling": "weak"} for row in table["rows"]]
+            imported.facts.append(f"table {name}: weak scaling, with one local_batch at all sizes")
 
 
 def write(imported: Imported, paths: Iterable[Path], folder: Path, force: bool = False) -> Path:
@@ -126,74 +156,31 @@ def write(imported: Imported, paths: Iterable[Path], folder: Path, force: bool =
     return target
 
 
-def _lines(path: Path) -> list[dict[str, str]]:
-    if path.is_dir() or not path.exists():
-        why = "is a folder; give its tables one by one" if path.is_dir() else "does not exist"
-        raise ValueError(f"{path}: cannot be read: it {why}")
-    reader = csv.DictReader(io.StringIO(_decoded(files.content(path)), newline=""))
+def _read_plain(path: Path, lines: Lines, comments: str, imported: Imported) -> None:
     try:
-        lines = [
-            {k.strip(): (v or "").strip() for k, v in line.items() if isinstance(k, str)}
-            for line in reader
-        ]
-    except csv.Error as error:
-        raise ValueError(f"{path}: not CSV after line {reader.line_num}: {error}") from None
-    if not lines:
-        raise ValueError(f"{path}: the table is empty; it needs a header and at least one line")
-    return lines
-
-
-def _decoded(content: bytes) -> str:
-    """Return the text; what is not UTF-8 was written by a spreadsheet in Windows-1252."""
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        return content.decode("cp1252", errors="replace")
-
-
-def _read_plain(path: Path, lines: list[dict[str, str]], imported: Imported) -> None:
-    renamed = {
-        k: ALIASES.get(k.lower(), k.lower() if k.lower() in COLUMNS else k) for k in lines[0]
-    }
-    if len(set(renamed.values())) < len(renamed):
-        renamed = {k: k for k in lines[0]}
-    missing = [column for column in REQUIRED if column not in renamed.values()]
-    if missing:
-        raise ValueError(
-            f"{path}: no column {', '.join(missing)}; a table needs n, value, metric and unit"
-        )
-    for number, line in enumerate(lines, start=2):
-        cells = {renamed[k]: v for k, v in line.items()}
+        values = list(table_cells.values(lines, comments))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    for number, cells in values:
         try:
             name, row, facts = _plain_row(path, number, cells)
+            imported.add(name, row, facts, cells.get("note", ""))
         except ValueError as error:
             imported.warnings.append(f"{path.name} line {number} is left out: {error}")
             continue
-        imported.add(name, row, facts, cells.get("note", ""))
         _warn_of_scaling(path, number, cells, row, imported)
-
-
-# Times that a throughput may not be per, as in samples/ms.
-NOT_SECONDS = {*TIME_UNITS, "us", "minute", "hour", "day"} - {"s", "sec"}
-REQUIRED = ("n", "value", "metric", "unit")
-COLUMNS = (
-    *REQUIRED, "table_id", "scaling", "source", "global_batch", "local_batch", "steps", "samples",
-    "note", "precision", "model", "nodes",
-)  # fmt: skip
 
 
 def _plain_row(
     path: Path, number: int, cells: dict[str, str]
 ) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    metric, unit = cells["metric"].lower(), cells["unit"]
     scaling = _scaling(cells.get("scaling", ""))
-    size, value = _count(cells["n"], "n"), _positive(cells["value"], "value")
     row: dict[str, Any] = {
         "launch": f"line {number}",
         # Where n counts workers or processors, a cost in device hours means nothing.
         "study": "other" if "instead of" in cells.get("scaling", "") else "imported",
         "workload": cells.get("model") or cells.get("table_id") or path.stem,
-        "world_size": size,
+        "world_size": _ranks(cells),
         "scaling": scaling,
         "precision": cells.get("precision") or None,
         "num_nodes": _optional_count(cells, "nodes"),
@@ -201,38 +188,93 @@ def _plain_row(
         "global_batch": _optional_count(cells, "global_batch"),
         "origin": _origin(cells),
     }
-    row |= _quantities(metric, unit, value, row, cells)
+    found, facts = _quantities(row, cells)
+    row |= found
     row["details"] = {k: v for k, v in cells.items() if k not in COLUMNS and v}
-    facts = {
-        "metric": metric, "unit": unit, "origin": row["origin"], "scaling": scaling,
+    facts |= {
+        "origin": row["origin"], "scaling": scaling,
         "scaling_text": cells.get("scaling", ""), "source": cells.get("source", ""),
         "model": cells.get("model", ""), "file": path.name,
     }  # fmt: skip
     return cells.get("table_id") or path.stem, row, facts
 
 
+def _ranks(cells: Mapping[str, str]) -> int:
+    """Return the number of ranks of a line: its own, or nodes times those of each."""
+    parts = [_optional_count(cells, name) or 0 for name in ("nodes", "ranks_per_node")]
+    size = _count(cells["n"], "n") if "n" in cells else math.prod(parts)
+    if all(parts) and size != math.prod(parts):
+        raise ValueError(f"n is {size}, but {parts[0]} nodes of {parts[1]} ranks are given")
+    return _count(str(size), "n")
+
+
 def _quantities(
-    metric: str, unit: str, value: float, row: Mapping[str, Any], cells: dict[str, str]
-) -> dict[str, Any]:
-    """Return what a line says in seconds and samples, and the rate its ratios divide.
+    row: Mapping[str, Any], cells: dict[str, str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what a line says in seconds and samples with the rate its ratios divide.
+
+    And its metric, the unit that the value is in then, and how it was brought there.
 
     Raises:
         ValueError: The metric or the unit is not one that can be scaled.
     """
-    if metric == "throughput":
-        relative = "relative" in unit
-        if not relative and NOT_SECONDS & set(re.split(r"[/ ]+", unit)):
-            raise ValueError(f"unit {unit!r} is not per second; give the throughput per second")
-        rate = {"rate": value, "sample_unit": unit.split("/s")[0].split(" per ")[0]}
-        return rate if relative else rate | {"throughput_samples_per_s": value}
+    metric, unit = cells["metric"].lower(), cells["unit"]
+    if table_units.PART.sub("", metric.replace("_", " ")).strip(" -()") == "throughput":
+        if "relative" not in unit:
+            return _from_rate(row, cells)
+        sample = unit.split("/s")[0].split(" per ")[0]
+        found = {"rate": _positive(cells["value"], "value"), "sample_unit": sample}
+        return found, {"metric": "throughput", "unit": unit}
     if metric not in TIMES and not metric.startswith("step_time"):
         raise ValueError(f"metric {metric!r} is no time and no throughput")
-    if unit not in TIME_UNITS:
+    read = table_units.Unit()
+    with suppress(ValueError):
+        read = table_units.parse(unit)
+    if not read.time:
         raise ValueError(f"unit {unit!r} is not one of {', '.join(TIME_UNITS)}")
-    seconds = value * TIME_UNITS[unit]
-    if metric in TIMES:
-        return _from_time(seconds, row, cells)
-    return _from_step(seconds, row)
+    seconds = _seconds(cells["value"], read.time)
+    of_run = metric in TIMES and not read.counts_steps
+    found = _from_time(seconds, row, cells) if of_run else _from_step(seconds, row)
+    return found, {"metric": metric, "unit": read.time}
+
+
+def _from_rate(
+    row: Mapping[str, Any], cells: dict[str, str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a throughput of all ranks in samples a second, from one of steps or of one rank."""
+    unit, value = cells["unit"], _positive(cells["value"], "value")
+    read = table_units.parse(unit)
+    whose = read.whose or table_units.part(f"{cells['metric']} ; {cells['heading']}")
+    if not whose:
+        notes = [cell for name, cell in cells.items() if name not in COLUMNS[1:-1]]
+        whose = table_units.part_of_rates(" ; ".join(notes))
+    if read.counts_steps and not (row["local_batch"] or (row["global_batch"] and not whose)):
+        needed = "local_batch" if whose else "global_batch, or local_batch"
+        raise ValueError(f"unit {unit!r} counts steps; add a column {needed}: samples of a step")
+    if read.counts_steps:
+        step_s = value * TIME_UNITS[read.time] if read.time else 1 / value
+        facts = {"unit": "samples/s", "conversion": f"{unit} times the batch of all ranks"}
+        return _from_step(step_s, row), {"metric": "throughput"} | facts
+    if read.time:
+        raise ValueError(f"unit {unit!r} is a time; a throughput is in samples/s")
+    facts = {"metric": "throughput", "unit": unit}
+    if whose:
+        count = row["world_size"] if whose == "device" else row["num_nodes"]
+        if count is None:
+            raise ValueError("its throughput is that of one node; add a column nodes")
+        value, rate = value * count, f"{read.counted}/s"
+        facts |= {"unit": rate, "conversion": f"{rate} of one {whose} times the {whose}s"}
+    return {"rate": value, "sample_unit": read.counted, "throughput_samples_per_s": value}, facts
+
+
+def _seconds(text: str, unit: str) -> float:
+    """Return a time in seconds: a number of its unit, or minutes:seconds, or h:mm:ss."""
+    clock = durations.parse(text)
+    if clock is None:
+        return _positive(text, "value") * TIME_UNITS[unit]
+    if text.count(":") == 1 and TIME_UNITS[unit] > TIME_UNITS["min"]:
+        raise ValueError(f"value {text!r} may be h:mm or mm:ss; write h:mm:ss")
+    return _positive(str(clock), "value")
 
 
 def _from_time(seconds: float, row: Mapping[str, Any], cells: dict[str, str]) -> dict[str, Any]:
@@ -252,11 +294,11 @@ def _from_time(seconds: float, row: Mapping[str, Any], cells: dict[str, str]) ->
 
 
 def _from_step(seconds: float, row: Mapping[str, Any]) -> dict[str, Any]:
-    if row["global_batch"]:
-        rate = row["global_batch"] / seconds
+    if batch := row["global_batch"] or (row["local_batch"] or 0) * row["world_size"]:
+        rate = batch / seconds
         return {
             "step_s": seconds, "rate": rate, "throughput_samples_per_s": rate,
-            "sample_unit": "samples", "samples_per_step": row["global_batch"],
+            "sample_unit": "samples", "samples_per_step": batch,
         }  # fmt: skip
     if row["scaling"] is None:
         raise ValueError("a step time needs its scaling (strong or weak) or its global_batch")
@@ -281,24 +323,11 @@ def _warn_of_scaling(
         imported.warnings.append(f"{path.name} line {number}: {said}")
 
 
-def _uneven_work(imported: Imported) -> Iterator[str]:
-    """Yield a warning for each table of strong scaling whose runs hold different samples."""
-    for name, table in imported.tables.items():
-        samples = dict.fromkeys(
-            round(row["throughput_samples_per_s"] * row["time_s"])
-            for row in table["rows"]
-            if row.get("time_s") and row.get("throughput_samples_per_s")
-        )
-        if table["scaling"] == "strong" and len(samples) > 1:
-            yield (
-                f"table {name}: strong scaling keeps the work, but the samples are "
-                f"{', '.join(map(str, samples))}; correct them, or call it weak"
-            )
-
-
 def _origin(cells: Mapping[str, str]) -> str:
     said = f"{cells.get('note', '')} {cells.get('source', '')}"
-    return "target" if NOT_MEASURED.search(said) else "cited"
+    clauses = [*re.split(r"[;,.:(]\s*", cells.get("note", "")), cells.get("table_id", "")]
+    clauses += [cell for name, cell in cells.items() if name not in COLUMNS]
+    return "target" if NOT_MEASURED.search(said) or any(map(IDEAL.fullmatch, clauses)) else "cited"
 
 
 def _count(text: str, name: str) -> int:

@@ -134,12 +134,29 @@ def _read_launch(path: Path, document: Any, results: Results) -> Launch | None:
         results.conflicts.append(copy)
         return None
     launch = Launch(_unique(name, path, results.launches), path, facts, len(entries), entries)
+    launch.about = {} if facts else _about(document)
     results.launches.append(launch)
     kept, left_out = rows.read_launch(path, launch.name, entries)
     results.unread += left_out
     _place(kept, launch)
     results.rows += kept
     return launch
+
+
+def _about(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what pytest-benchmark itself says of a file's commit, host and machine."""
+    commit, machine = (
+        known if isinstance(known := document.get(name), dict) else {}
+        for name in ("commit_info", "machine_info")
+    )
+    cpu = machine.get("cpu")
+    found = {
+        "project_commit": commit.get("id"), "project_dirty": commit.get("dirty"),
+        "hosts": machine.get("node"), "python": machine.get("python_version"),
+        "system": machine.get("system"),
+        "cpu": cpu.get("brand_raw") if isinstance(cpu, dict) else None,
+    }  # fmt: skip
+    return {name: str(value) for name, value in found.items() if value is not None}
 
 
 def _place(kept: Iterable[Row], launch: Launch) -> None:

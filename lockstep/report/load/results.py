@@ -137,6 +137,7 @@ class Launch:
         entries: Its cases as its file has them.
         contradictions: Case -> a fact of it in the result and in the journal beside it, where they
             differ; then it was read from the journal.
+        about: Commit, host and machine of a file of pytest-benchmark's that is no launch.
     """
 
     name: str
@@ -145,6 +146,7 @@ class Launch:
     num_cases: int = 0
     entries: list[dict[str, Any]] = field(default_factory=list, repr=False)
     contradictions: dict[str, tuple[str, str]] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
 
     @property
     def provenance(self) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 from lockstep.report.check.evidence import UNIT, Evidence, Hit, are_apart, hit
+from lockstep.report.check.rules.work import NOTABLE_LOSS
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.predict.ladder_rules import between
@@ -72,7 +74,19 @@ def broken_curve(evidence: Evidence) -> Iterator[Hit]:
             # Where launches disagree, it is unknown which of them the curve goes through.
             apart = any(map(are_apart, series.points[index - 1 : index + 1]))
             if found.world_size not in odd and not apart:
-                yield hit(found.kind, series, found.world_size, **found.values)
+                kind, over = _within_node(series, index, nodes)
+                yield hit(kind or found.kind, series, found.world_size, **found.values, **over)
+
+
+def _within_node(series: Series, index: int, nodes: list[int]) -> tuple[str, dict[str, Any]]:
+    """Return what a break within one node is, by whether whole nodes add up; of others nothing."""
+    if nodes[index] != 1 or not all(nodes):
+        return "", {}
+    grown = [(count, series.points[i].rate) for i, count in enumerate(nodes) if count > 1]
+    over = [(count, rate / series.points[index].rate) for count, rate in grown]
+    if over and all(growth > (1 - NOTABLE_LOSS) * count for count, growth in over):
+        return "node-shares", {"nodes": over[-1][0], "grown": over[-1][1]}
+    return "within-node", {}
 
 
 def outlier(evidence: Evidence) -> Iterator[Hit]:

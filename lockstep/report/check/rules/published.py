@@ -1,7 +1,9 @@
-"""Rules about a published table alone: its own ratios, and lines that occur twice."""
+"""Rules about a published table alone: its ratios, and lines that are impossible or twice."""
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import permutations
+from typing import Any
 
 from lockstep.report.check.evidence import Evidence, Hit, hit
 from lockstep.report.compute.scaling import Series
@@ -12,8 +14,12 @@ from lockstep.vocabulary.text.durations import TIME_UNITS
 # Published numbers are rounded.
 ROUNDED = 0.05
 EPOCH = "epoch_time"
-SPEEDUPS = ("speedup", "speed_up", "speed-up")
-EFFICIENCIES = ("efficiency", "parallel_efficiency")
+SPEEDUPS = "speed_?up"
+EFFICIENCIES = "(parallel_)?efficiency"
+DATA = "(data(set)?|train\\w*)_(size|samples)|num_samples|samples_per_epoch"
+ACCURACIES = "((final|best|val|validation|test|eval)_)*(top_?1(_acc(uracy)?)?|acc(uracy)?)"
+# Ten times the 0.1 of a point by which seeds differ on ImageNet (Goyal et al. 2017, table 1).
+LESS_ACCURATE = 0.01
 # Repeats that agree to so many digits are one measurement, written down twice.
 DIGITS = 4
 # An efficiency above it is written in per cent.
@@ -32,16 +38,19 @@ def published_ratio(evidence: Evidence) -> Iterator[Hit]:
         yield from _held_against("efficiency", series, published, computed)
 
 
-def _column(series: Series, names: tuple[str, ...]) -> dict[int, float]:
-    """Return the column of a table that has one of these names, by world size."""
-    found = {}
-    for point in series.points:
-        details = {name.lower(): value for name, value in point.rows[0].details.items()}
-        text = next((str(details[name]) for name in names if name in details), "")
-        number = text.strip().removesuffix("%").removesuffix("x").strip()
-        if number.replace(".", "", 1).isdecimal() and float(number) > 0:
-            found[point.world_size] = float(number)
-    return found
+def _column(series: Series, names: str) -> dict[int, float]:
+    """Return the column of a table whose name the expression matches, by world size."""
+    found = {point.world_size: _number(point.rows[0], names) for point in series.points}
+    return {size: number for size, number in found.items() if number}
+
+
+def _number(row: Row, names: str) -> float:
+    """Return what a line has in the column whose name matches; 0 where that is no number."""
+    for name, value in row.details.items():
+        if re.fullmatch(names, re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")):
+            number = str(value).strip().removesuffix("%").removesuffix("x").strip()
+            return float(number) if number.replace(".", "", 1).isdecimal() else 0.0
+    return 0.0
 
 
 def _held_against(
@@ -77,6 +86,45 @@ def epoch_against_run(evidence: Evidence) -> Iterator[Hit]:
                     "epoch-and-run", part, point.world_size, other_table=whole.case,
                     epoch=point.speedup, run=run,
                 )  # fmt: skip
+
+
+def impossible(evidence: Evidence) -> Iterator[Hit]:
+    """A line of a table has more nodes than ranks, nodes for ranks, or more batch than data."""
+    tables: dict[str, list[Row]] = {}
+    for row in evidence.results.rows:
+        if row.origin != "measured":
+            tables.setdefault(row.case, []).append(row)
+    for case, lines in tables.items():
+        for row in lines:
+            for kind, values in _faults(row, lines):
+                yield Hit(kind, values, (case,), (row.world_size,), is_table=True)
+
+
+def _faults(row: Row, lines: Sequence[Row]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what is impossible in one of a table's lines: kind and values of the fact."""
+    size, nodes, batch = row.world_size, row.num_nodes or 0, row.global_batch or 0
+    of_run = (row.time_s or 0) * (row.throughput_samples_per_s or 0)
+    samples = round(_number(row, DATA) or of_run)
+    if nodes > size:
+        yield "more-nodes", {"size": size, "nodes": nodes}
+    if 0 < samples < batch:
+        yield "small-data", {"batch": batch, "samples": samples}
+    # n counts nodes there, where it has as many as more ranks on fewer nodes are slower.
+    larger = [one for one in lines if one.world_size > size > (one.num_nodes or size)]
+    slower = [one for one in larger if nodes == size and one.rate < row.rate]
+    if slower:
+        one = slower[-1]
+        yield "nodes-as-n", {"size": size, "larger": one.world_size, "fewer": one.num_nodes}
+
+
+def accuracy_falls(evidence: Evidence) -> Iterator[Hit]:
+    """The accuracy that a table gives falls from its smallest size to its largest."""
+    for series in evidence.ladders:
+        reached = _column(series, ACCURACIES)
+        first, last = reached.get(series.baseline), reached.get(series.points[-1].world_size)
+        if first and last and first - last > LESS_ACCURATE * (100 if first > 1 else 1):
+            sizes = series.points[-1].world_size
+            yield hit("less-accurate", series, sizes, first=first, last=last)
 
 
 def line_twice(evidence: Evidence) -> Iterator[Hit]:

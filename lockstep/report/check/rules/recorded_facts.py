@@ -145,8 +145,21 @@ def circumstances(evidence: Evidence) -> Iterator[Hit]:
     sizes: dict[int, list[Launch]] = {}
     for launch in evidence.results.launches:
         sizes.setdefault(int(launch.facts.get("world_size") or 0), []).append(launch)
+    yield from _histories(evidence)
     yield from _other_hosts(sizes)
     yield from _other_days(sizes)
+
+
+def _histories(evidence: Evidence) -> Iterator[Hit]:
+    """Yield what differs in the files of pytest-benchmark's that are taken for repeats."""
+    about = {launch.name: launch.about for launch in evidence.results.launches}
+    for series in evidence.measured:
+        for point in series.points:
+            known = [about.get(row.launch, {}) for row in point.rows]
+            for fact in dict.fromkeys(name for one in known for name in one):
+                found = list(dict.fromkeys(one[fact] for one in known if fact in one))
+                if len(found) > 1:
+                    yield hit("history", series, point.world_size, fact=fact, found=found)
 
 
 def idle_devices(evidence: Evidence) -> Iterator[Hit]:

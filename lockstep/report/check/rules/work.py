@@ -1,5 +1,6 @@
 """Rules about the work done: the same at every point, counted once, and what its time says."""
 
+import re
 from collections.abc import Iterator
 from itertools import permutations
 from statistics import fmean, median
@@ -10,6 +11,8 @@ from lockstep.report.compute.lost_time import attribution
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.conflicts import BATCHES
 
+# What rates count that are no samples, of which a batch has a number.
+PARTS_OF_SAMPLES = re.compile(r"(?i).*\b(tok\w*|words|frames|pixels|\w*flops?|[kmgt]?i?b(ytes)?)")
 # Stored numbers are copies of one another; published ones are rounded.
 EXACT = 1e-6
 ROUNDED = 0.05
@@ -30,7 +33,7 @@ def constant_work(evidence: Evidence) -> Iterator[Hit]:
     yield from _smaller_batches(evidence)
     for series in evidence.ladders:
         name = {"strong": "global_batch", "weak": "local_batch"}.get(series.row.scaling or "")
-        kept = _whole(series) if name == "global_batch" else batches(series, name) if name else []
+        kept = _whole(series) if name == "global_batch" else _local(series) if name else []
         if len(set(kept)) > 1 and not _fixed_local(series):
             scaling = series.row.scaling
             yield hit(
@@ -234,6 +237,12 @@ def contradiction(evidence: Evidence) -> Iterator[Hit]:
         for size, (factor, grown) in factors.items():
             if abs(factor - 1) > ROUNDED and not _is_size(factor, grown, ROUNDED):
                 base = min(factors)
+                if _is_known(time, rate):
+                    stated = next(p.rate for p in rate.points if p.world_size == size)
+                    values = {"stated": stated, "given": stated / factor}
+                    both = rate.case, time.case
+                    yield Hit("rates-differ", values, both, (size,), is_table=True)
+                    continue
                 yield hit(
                     "speed-ups-differ", rate, size, other_table=time.case, base=base, size=size,
                     grown=_grown(rate, size, base), time_grown=_grown(time, size, base),
@@ -264,8 +273,8 @@ def _twins(evidence: Evidence) -> Iterator[Twin]:
 
 
 def _may_be_twins(evidence: Evidence, time: Series, rate: Series) -> bool:
-    """Tell whether nothing stated parts a table of times from one of throughput."""
-    if time.base.time_s is None or rate.base.time_s is not None:
+    """Tell whether nothing stated parts a table of times, or of steps, from one of throughput."""
+    if not _is_time(time) or _is_time(rate):
         return False
     one, two = evidence.table(time), evidence.table(rate)
     stated = [
@@ -277,6 +286,10 @@ def _may_be_twins(evidence: Evidence, time: Series, rate: Series) -> bool:
         return False
     together = one.get("path") == two.get("path") and _sizes(time) == _sizes(rate)
     return time.row.origin == rate.row.origin and (together or _are_stated(evidence, time, rate))
+
+
+def _is_time(series: Series) -> bool:
+    return series.base.time_s is not None or series.base.step_s is not None
 
 
 def _are_stated(evidence: Evidence, time: Series, rate: Series) -> bool:
@@ -302,12 +315,16 @@ def _factors(time: Series, rate: Series) -> dict[int, tuple[float, float]]:
     if not pairs:
         return {}
     base = min(pairs)
-    both_known = all(p.throughput_samples_per_s and q.throughput_samples_per_s
-                for p, q in pairs.values())  # fmt: skip
-    if both_known:
+    if _is_known(time, rate):
         return {size: (_over(q, p), float(size)) for size, (p, q) in pairs.items()}
     first = pairs[base][1].rate / pairs[base][0].rate
     return {size: (q.rate / p.rate / first, size / base) for size, (p, q) in pairs.items()}
+
+
+def _is_known(time: Series, rate: Series) -> bool:
+    """Tell whether the times give a throughput, too, and of what the rates count."""
+    known = all(point.throughput_samples_per_s for one in (time, rate) for point in one.points)
+    return known and not PARTS_OF_SAMPLES.fullmatch(rate.row.sample_unit)
 
 
 def _over(one: Point, two: Point) -> float:
@@ -324,6 +341,12 @@ def _fixed_local(series: Series) -> bool:
     whole = _whole(series)
     each = {b / n for b, n in zip(whole, _sizes(series), strict=True)} if whole else set()
     return len(each) == 1
+
+
+def _local(series: Series) -> list[int]:
+    """Return the batch of a rank at each size, from the global where no point gives it."""
+    whole = zip(batches(series, "global_batch"), _sizes(series), strict=False)
+    return batches(series, "local_batch") or [batch // size for batch, size in whole]
 
 
 def _whole(series: Series) -> list[int]:

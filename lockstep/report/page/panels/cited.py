@@ -77,6 +77,7 @@ def _imported_table(series: Series, facts: dict[str, Any], threshold: float) -> 
     rows = [_imported_row(p, per, fixed, relative) for p in series.points]
     said = [_scaling_text(series, facts), f"Ratios are relative to {baseline_text(series)}."]
     said += [repeat_text(series).strip()] if len(series.points) > 1 else []
+    said += [f"Its values are {facts['conversion']}."] if facts.get("conversion") else []
     said += [f"Source: {facts['source']}."] if facts.get("source") else []
     said += [f"Note: {note}." for note in (facts.get("notes") or [])[:2]]
     return table(
