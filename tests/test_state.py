@@ -11,8 +11,13 @@ from lockstep.vocabulary.records.record import KEY, case_name
 CASES = """
 import gc
 import os
+import random
+import signal
+import sys
+import tempfile
 import threading
 import time
+import numpy
 import pytest
 import torch
 from torch import distributed
@@ -30,6 +35,14 @@ def patch():
     whole = distributed.all_reduce
     distributed.all_reduce = lambda *a, **k: whole(*a, **k)
 
+def nowhere():
+    folder = tempfile.mkdtemp()
+    os.chdir(folder)
+    os.rmdir(folder)
+
+def drawn():
+    return [float(torch.rand(1)), random.random(), float(numpy.random.rand())]
+
 SLIPS = {
     "healthy": lambda: None,
     "dtype": lambda: torch.set_default_dtype(torch.float64),
@@ -40,7 +53,13 @@ SLIPS = {
     "device": lambda: torch.set_default_device("meta"),
     "deterministic": lambda: torch.use_deterministic_algorithms(True),
     "precision": lambda: torch.set_float32_matmul_precision("medium"),
+    "tf32": lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32"),
+    "flushed": lambda: torch.set_flush_denormal(True),
     "folder": lambda: os.chdir("/"),
+    "nowhere": nowhere,
+    "seeds": lambda: (torch.manual_seed(1), random.seed(1), numpy.random.seed(1)),
+    "handler": lambda: signal.signal(signal.SIGUSR2, signal.SIG_IGN),
+    "profiled": lambda: sys.setprofile(lambda *_: None),
     "variable": lambda: os.environ.update(SLIPPED="1"),
     "collector": gc.disable,
     "leak": lambda: KEPT.append(torch.ones(100_000_000)),
@@ -55,7 +74,10 @@ SLIPS = {
     "number, slip", list(enumerate(slip for name in SLIPS for slip in (name, "healthy")))
 )
 def test_case(lockstep, number, slip, workload, precision, local_batch):
+    first = drawn()
     measure_training(lockstep, workload=workload, precision=precision, local_batch=local_batch)
+    with open("drawn.txt", "a") as file:
+        file.write(f"{os.environ['RANK']} {first}\\n")
     SLIPS[slip]()
 """
 # slip -> kind, whether it is put back
@@ -65,9 +87,9 @@ EXPECTED = {
     "threads": [("num_threads", 1, 2, True)],
     "anomaly": [("anomaly_mode", False, True, True)],
     "device": [("default_device", "cpu", "meta", True)],
-    "deterministic": [("deterministic", False, True, True)],
-    "precision": [("matmul_precision", "highest", "medium", True)],
-    "collector": [("collector", True, False, True)],
+    "deterministic": [("deterministic", 0, 2, True)],
+    "flushed": [("flush_denormal", False, True, True)],
+    "handler": [("signals", {"SIGUSR2": 0}, {"SIGUSR2": 1}, True)],
     "variable": [("environment", {}, {"SLIPPED": "1"}, True)],
     "destroyed": [("process_group", True, False, False)],
 }
@@ -84,7 +106,8 @@ def launch(run_ranks, tmp_path_factory):
         "--benchmark-json=out.json",
     ]
     run_ranks([arguments] * 2, folder, PYTHONPATH=str(folder))
-    return json.loads((folder / "out.json").read_text())
+    drawn = (folder / "drawn.txt").read_text().splitlines()
+    return json.loads((folder / "out.json").read_text()) | {"drawn": drawn}
 
 
 def slip_of(case):
@@ -103,7 +126,12 @@ def test_what_a_case_leaves_behind_is_a_record_that_names_it(launch):
         name: [(one[0], one[3]) for one in found[name]] for name in found.keys() - EXPECTED
     } == {
         "affinity": [("affinity", True)],
+        "collector": [("collector", True)],
         "folder": [("folder", True)],
+        "nowhere": [("folder", True)],
+        "precision": [("backends", True)],
+        "profiled": [("profiler", True)],
+        "tf32": [("backends", True)],
         "leak": [("memory_bytes", False)],
         "spin": [("python_threads", False)],
         "patched": [("collectives", True)],
@@ -119,9 +147,10 @@ def test_the_next_case_is_measured_as_if_nothing_had_been_and_is_not_blamed(laun
         ]
         for entry in launch["benchmarks"]
     }
-    assert {slip_of(name) for name, own in flags.items() if own} == {*EXPECTED} | {
-        "affinity", "folder", "leak", "spin", "patched",
-    }  # fmt: skip
+    assert {slip_of(name) for name, own in flags.items() if own} == {
+        slip_of(one["case"]) for one in launch[KEY]["left_behind"]
+    }
+    assert len(set(launch["drawn"])) == 2  # each case of a rank begins with the same numbers
     assert "parameter-dtypes" not in json.dumps(launch["benchmarks"])
 
 
@@ -138,3 +167,19 @@ def test_each_case_that_runs_beside_a_busy_thread_says_who_left_it(launch):
     after = next(i for i, name in enumerate(names) if slip_of(name) == "spin") + 1
     assert not any(beside[name] for name in names[:after])
     assert all((1, "spin") in beside[name] for name in names[after:])
+
+
+def test_each_case_that_runs_under_what_is_not_put_back_says_who_left_it(launch):
+    under = {
+        case_name(entry): [
+            (flag["rank"], slip_of(flag["case"]), flag["what"])
+            for flag in entry["extra_info"][KEY]["flags"]
+            if flag["kind"] == "ran-under"
+        ]
+        for entry in launch["benchmarks"]
+    }
+    names = list(under)
+    after = next(i for i, name in enumerate(names) if slip_of(name) == "leak") + 1
+    assert not any(under[name] for name in names[:after])
+    held = [(rank, "leak", "memory_bytes") for rank in (0, 1)]
+    assert all(under[name] == held for name in names[after:])

@@ -210,18 +210,18 @@ class CaseEnd:
         self._keep({"kind": "fail", "case": self.case, "reason": reason} | facts)
 
     def finish(
-        self, left: Sequence[Mapping[str, Any]], busy: Sequence[Mapping[str, Any]] = ()
+        self, left: Sequence[Mapping[str, Any]], under: Sequence[Mapping[str, Any]] = ()
     ) -> bool:
         """Write what the case left behind, and how it ended; return whether that is new.
 
-        Each fact is one of `state.LeftBehind`, or of `state.Busy` for what earlier cases left, with
-        its rank.
+        Each fact is one of `state.LeftBehind`, or for what earlier cases left one of
+        `state.Earlier`, with its rank.
         """
         for each in left:
             self.keeper.keep({"kind": "left", "case": self.case, "left": each})
         if not self.pending or self.is_kept:
             return False
-        _flag(self.pending, left, busy)
+        _flag(self.pending, left, under)
         self._keep(self.pending)
         return True
 
@@ -232,7 +232,7 @@ class CaseEnd:
 
 
 def _flag(
-    end: dict[str, Any], left: Sequence[Mapping[str, Any]], busy: Sequence[Mapping[str, Any]]
+    end: dict[str, Any], left: Sequence[Mapping[str, Any]], under: Sequence[Mapping[str, Any]]
 ) -> None:
     """Flag a case that was measured in another state than its launch has."""
     block = end.get("benchmark", {}).get("extra_info", {}).get(KEY, {})
@@ -240,5 +240,5 @@ def _flag(
         facts = {name: each[name] for name in ("rank", "before", "after")} | {"what": each["kind"]}
         made = flag("left-behind" if each["is_restored"] else "left-in-place", **facts)
         block.setdefault("flags", []).append(made.to_dict())
-    for each in busy:
-        block.setdefault("flags", []).append(flag("ran-beside", **each).to_dict())
+    for each in under:
+        block.setdefault("flags", []).append(flag(**each).to_dict())

@@ -24,7 +24,7 @@ from lockstep.world.control import LostError, Waits
 
 if TYPE_CHECKING:
     from lockstep.launch.session import LaunchSession
-    from lockstep.measure.state import Beside, State
+    from lockstep.measure.state import Earlier, State
 
 MAX_REASON_CHARACTERS = 4000
 MAX_ERROR_CHARACTERS = 1000
@@ -58,7 +58,7 @@ class Cases:
         self.is_in_step = False
         self._num_groups = 1
         self._state: State | None = None
-        self._beside: Beside | None = None
+        self._earlier: Earlier | None = None
         self._kept = CaseEnd(launch.keeper, "")
 
     def begin(self, name: str) -> None:
@@ -67,7 +67,7 @@ class Cases:
             self._enter_first(name)
         if self.launch.ending:
             return
-        from lockstep.measure.state import Beside, State  # which imports torch
+        from lockstep.measure.state import Earlier, State  # which imports torch
 
         self.number += 1
         if self.number == 2:
@@ -81,8 +81,8 @@ class Cases:
         self._kept = CaseEnd(keeper, name)
         self._give_time()
         self._state = State(is_first=self.number == 1)
-        self._beside = self._beside or Beside()
-        self._beside.begin()
+        self._earlier = self._earlier or Earlier()
+        self._earlier.begin()
         keeper.note_begin(name)
 
     def _give_time(self) -> None:
@@ -150,9 +150,7 @@ class Cases:
 
         Rank 0 writes down how the case has ended before any rank may begin the next one.
         """
-        left = _left_behind(self._state)
-        busy = [asdict(each) for each in self._beside.end(self.name)] if self._beside else []
-        end = _end(self.launch, ended) | {"next": next_name or NO_CASE, "left": left, "busy": busy}
+        end = _end(self.launch, ended) | {"next": next_name or NO_CASE} | self._left()
         control, patience_s = self.launch.control, self.launch.patience_s
         # Writing to a slow disk comes on top of the case's time, which may be nearly over.
         self.launch.watchdog.arm((control.left_s() or 0.0) + patience_s)
@@ -166,6 +164,15 @@ class Cases:
             self._num_groups += 1
         self.is_in_step = _is_in_order(self.launch.ending)
         return settled
+
+    def _left(self) -> dict[str, list[dict[str, Any]]]:
+        """Return what the case leaves on this rank, put back where it can be, and ran with."""
+        gc.collect()  # free what the case held before any rank begins the next one
+        if not (self._state and self._earlier):
+            return {"left": []}
+        left = self._state.left_behind()
+        under = self._earlier.end(self.name, self._state, left)
+        return {"left": [asdict(each) for each in left], "under": under}
 
     def _enter_first(self, name: str) -> None:
         """Shake hands before the first case: every rank must be about to run the same one."""
@@ -217,8 +224,8 @@ class Cases:
         settled = verdict.of_leaving(ends, facts)
         if self.name:
             self._note(settled)
-            busy = _by_rank(ends, "busy")
-            self.num_left -= self._kept.finish(_by_rank(ends, "left"), busy)
+            left, under = _by_rank(ends, "left"), _by_rank(ends, "under")
+            self.num_left -= self._kept.finish(left, under)
         assert ends[0] is not None
         settings = self.launch.settings
         if ends[0]["next"] != NO_CASE and _is_stop_asked(settings):
@@ -301,18 +308,12 @@ def _recover(cases: Cases, epoch: int) -> None:
 
 
 def _by_rank(ends: Ends, name: str) -> list[dict[str, Any]]:
-    """Return what each rank says that a case left behind, or that was busy beside it."""
+    """Return what each rank says that a case left behind, or ran with."""
     return [
         {"rank": rank, **each}
         for rank, end in enumerate(ends)
         for each in (end.get(name, []) if end else [])
     ]
-
-
-def _left_behind(state: "State | None") -> list[dict[str, Any]]:
-    """Return what the case that ends leaves behind on this rank, put back where that can be."""
-    gc.collect()  # free what the case held before any rank begins the next one
-    return [asdict(each) for each in state.left_behind()] if state else []
 
 
 def _is_in_order(ending: Ending | None) -> bool:

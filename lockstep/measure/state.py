@@ -1,24 +1,30 @@
 """What a case may leave behind in its process, for the next case to be measured in.
 
 The state is read before each case and after its teardown. What can be put back is; the rest is
-reported. Either way the case that left it is named, not the one that follows.
+reported, of the case that left it and of each one that runs under it.
 """
 
 import contextlib
 import ctypes
 import gc
 import os
+import random
+import signal
+import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from inspect import isroutine
 from typing import Any
 
 import psutil
 import torch
 from torch import distributed
 
+from lockstep.vocabulary.system.environment import steers_torch
 from lockstep.vocabulary.system.files import MIB
 
 # Of less, the allocators of Python and of the C library keep as much for themselves.
@@ -27,6 +33,17 @@ LEAK_BYTES = 256 * MIB
 BUSY_CORES = 0.01
 # Threads of a DataLoader whose workers persist: they wait until a step asks for a batch.
 IDLE = ("QueueFeederThread", "_pin_memory_loop")
+# What is left idle costs the next case nothing, and a lost group is built again before it.
+HARMLESS = ("python_threads", "process_group")
+# Set by pytest in each phase of a case, and by torch when it first compiles.
+NOT_OF_CASES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
+# Of torch.backends: which kernels convolutions and products of matrices take.
+SWITCHES = (
+    *("cudnn.enabled", "cudnn.benchmark", "cudnn.deterministic", "cudnn.allow_tf32"),
+    *("mkldnn.enabled", "fp32_precision", "cuda.matmul.fp32_precision", "cudnn.fp32_precision"),
+    *("cudnn.conv.fp32_precision", "cudnn.rnn.fp32_precision", "mkldnn.fp32_precision"),
+    *("mkldnn.matmul.fp32_precision", "mkldnn.conv.fp32_precision", "mkldnn.rnn.fp32_precision"),
+)
 COLLECTIVES = (
     "all_reduce", "broadcast", "reduce", "barrier", "all_gather_into_tensor",
     "reduce_scatter_tensor", "all_gather_object", "init_process_group", "destroy_process_group",
@@ -38,7 +55,7 @@ class LeftBehind:
     """One difference between the state before a case and that after it.
 
     Attributes:
-        kind: What differs: a key of `_facts`, or `memory_bytes`.
+        kind: What differs: a key of `_facts` or of `_memory`.
         is_restored: Whether the next case finds it as it was.
     """
 
@@ -50,10 +67,14 @@ class LeftBehind:
 
 @dataclass(frozen=True)
 class _Fact:
-    """One part of the state: how it is read, and how it is put back, where it can be."""
+    """One part of the state: how it is read, and how it is put back, where it can be.
+
+    What every case may use, such as random numbers, is put back in silence.
+    """
 
     read: Callable[[], Any]
     write: Callable[[Any], object] | None = None
+    is_silent: bool = False
 
 
 def _facts() -> dict[str, _Fact]:
@@ -64,13 +85,17 @@ def _facts() -> dict[str, _Fact]:
         "grad_mode": _Fact(torch.is_grad_enabled, torch.set_grad_enabled),
         "default_device": _Fact(torch.get_default_device, torch.set_default_device),
         "deterministic": _Fact(
-            torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms
+            torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode
         ),
-        "matmul_precision": _Fact(
-            torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
-        ),
-        "collector": _Fact(gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
-        "folder": _Fact(os.getcwd, os.chdir),
+        "backends": _Fact(_backends, _put_backends),
+        "flush_denormal": _Fact(_flushes_denormal, torch.set_flush_denormal),
+        "collector": _Fact(lambda: [gc.isenabled(), *gc.get_threshold()], _put_collector),
+        "folder": _Fact(_folder, os.chdir),
+        "priority": _Fact(_priority, lambda nice: os.setpriority(os.PRIO_PROCESS, 0, nice)),
+        "signals": _Fact(_signals, _put_signals),
+        "profiler": _Fact(sys.getprofile, sys.setprofile),
+        "tracer": _Fact(sys.gettrace, sys.settrace),
+        "random": _Fact(_random, _put_random, is_silent=True),
         "environment": _Fact(_environment, _put_environment),
         "collectives": _Fact(_collectives, _put_collectives),
         "process_group": _Fact(distributed.is_initialized),
@@ -94,9 +119,91 @@ def _put_collectives(functions: dict[str, Any]) -> None:
         setattr(distributed, name, function)
 
 
+def _backends() -> dict[str, Any]:
+    """Return torch's precisions and its libraries' switches, but older ones that others rule."""
+    found: dict[str, Any] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there are newer ones
+        for name, switch in _switches().items():
+            with contextlib.suppress(RuntimeError):
+                found[name] = switch.read()
+    return found
+
+
+def _put_backends(values: dict[str, Any]) -> None:
+    for name, switch in _switches().items():
+        if name in values and switch.write:
+            switch.write(values[name])
+
+
+def _switches() -> dict[str, _Fact]:
+    """Return the switches by their names below `torch.backends`, those that rule others last."""
+    found = {
+        "matmul_precision": _Fact(
+            torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
+        )
+    }
+    for name in SWITCHES:
+        *parts, switch = name.split(".")
+        owner: Any = torch.backends
+        for part in parts:
+            owner = getattr(owner, part, None)
+        if switch in dir(owner):  # of this version of torch
+            found[name] = _Fact(partial(getattr, owner, switch), partial(setattr, owner, switch))
+    return found
+
+
+def _flushes_denormal() -> bool:
+    normal = torch.tensor(sys.float_info.min, dtype=torch.float64, device="cpu")
+    return bool(normal / 2 == 0)
+
+
+def _put_collector(values: list[Any]) -> None:
+    gc.set_threshold(*values[1:])
+    (gc.enable if values[0] else gc.disable)()
+
+
+def _folder() -> str | None:
+    try:
+        return os.getcwd()  # noqa: PTH109, as `os.chdir`
+    except FileNotFoundError:  # a case has removed it
+        return None
+
+
+def _priority() -> int:
+    return os.getpriority(os.PRIO_PROCESS, 0)
+
+
+def _signals() -> dict[str, Any]:
+    # A DataLoader with workers sets SIGCHLD's once, to hear of those that die.
+    return {one.name: signal.getsignal(one) for one in signal.Signals if one != signal.SIGCHLD}
+
+
+def _put_signals(handlers: dict[str, Any]) -> None:
+    for name, handler in handlers.items():
+        if signal.getsignal(signal.Signals[name]) != handler:
+            signal.signal(signal.Signals[name], handler)
+
+
+def _random() -> list[tuple[Callable[[Any], object], Any]]:
+    """Return where the generators of random numbers are, each behind what puts it back."""
+    found: list[tuple[Callable[[Any], object], Any]] = [
+        (random.setstate, random.getstate()), (torch.set_rng_state, torch.get_rng_state()),
+    ]  # fmt: skip
+    if numpy := sys.modules.get("numpy"):
+        found.append((numpy.random.set_state, numpy.random.get_state()))
+    if torch.cuda.is_initialized():
+        found.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+    return found
+
+
+def _put_random(states: list[tuple[Callable[[Any], object], Any]]) -> None:
+    for put, state in states:
+        put(state)
+
+
 def _environment() -> dict[str, str]:
-    own = "PYTEST_CURRENT_TEST"  # which pytest sets in each phase of a case
-    return {name: value for name, value in os.environ.items() if name != own}
+    return {name: value for name, value in os.environ.items() if name not in NOT_OF_CASES}
 
 
 def _put_environment(variables: dict[str, str]) -> None:
@@ -116,34 +223,20 @@ def _put_affinity(cores: list[int]) -> None:
             os.sched_setaffinity(thread.id, cores)
 
 
-def _memory_bytes() -> int | None:
-    """Return the bytes that this process holds, on its GPU and resident on its host.
+def _memory(is_first: bool) -> dict[str, int]:
+    """Return the bytes that this process holds on its GPU, and on its host without libraries' code.
 
-    None where it cannot be read: a case may have left no file descriptor.
+    What a host holds for CUDA, a first case begins; and a case may have left no file descriptor to
+    read it with.
     """
-    gc.collect()
+    found = {"gpu_memory_bytes": torch.cuda.memory_allocated()}
     with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
         ctypes.CDLL(None).malloc_trim(0)
-    on_gpu = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
-    try:
-        return int(psutil.Process().memory_info().rss) + on_gpu
-    except OSError:
-        return None
-
-
-@dataclass(frozen=True)
-class Busy:
-    """A thread or process that an earlier case left, and that worked while this one ran.
-
-    Attributes:
-        case: The case that left it.
-        what: Its name.
-        cores: Processor time it took over the time of this case.
-    """
-
-    case: str
-    what: str
-    cores: float
+    if not (is_first and torch.cuda.is_available()):
+        with contextlib.suppress(OSError):
+            known = psutil.Process().memory_info()
+            found["memory_bytes"] = known.rss - getattr(known, "shared", 0)
+    return found
 
 
 def _workers() -> dict[tuple[str, int], tuple[str, float]]:
@@ -163,31 +256,6 @@ def _workers() -> dict[tuple[str, int], tuple[str, float]]:
     return found
 
 
-class Beside:
-    """What cases of this process leave running beside those that follow."""
-
-    def __init__(self) -> None:
-        self._left_by: dict[tuple[str, int], str] = {}
-        self._at_start = _workers()
-        self._begun_s = time.monotonic()
-
-    def begin(self) -> None:
-        """Note what runs as a case begins."""
-        self._at_start, self._begun_s = _workers(), time.monotonic()
-
-    def end(self, case: str) -> list[Busy]:
-        """Return what earlier cases left and worked beside this one; note what this one leaves."""
-        now, elapsed_s = _workers(), time.monotonic() - self._begun_s
-        busy = []
-        for key, (name, spent_s) in now.items():
-            left_by = self._left_by.setdefault(key, "" if key in self._at_start else case)
-            cores = (spent_s - self._at_start.get(key, ("", spent_s))[1]) / elapsed_s
-            if left_by not in ("", case) and cores > BUSY_CORES:
-                busy.append(Busy(left_by, f"{key[0]} {name}", round(cores, 2)))
-        self._left_by = {key: self._left_by[key] for key in now}
-        return busy
-
-
 class State:
     """The state before a case.
 
@@ -196,29 +264,83 @@ class State:
     """
 
     def __init__(self, is_first: bool) -> None:
+        self._is_first = is_first
         self._facts = _facts()
-        if is_first:  # what is imported may set variables
-            del self._facts["environment"]
         self._before = {name: fact.read() for name, fact in self._facts.items()}
-        self._memory_bytes = None if is_first else _memory_bytes()
+        self._memory = _memory(is_first)
 
     def left_behind(self) -> list[LeftBehind]:
         """Put back what can be, and return all that differs, as values that JSON knows."""
-        return [*self._differences(), *self._leak()]
+        return [*self._differences(), *self._leaks()]
+
+    def is_under(self, left: LeftBehind) -> bool:
+        """Tell whether the case began with what an earlier one had left."""
+        if left.kind in self._facts:
+            return bool(self._before[left.kind] != left.before)
+        return bool(self._memory.get(left.kind, 0) - left.before > LEAK_BYTES)
 
     def _differences(self) -> Iterator[LeftBehind]:
         for name, fact in self._facts.items():
             before, after = self._before[name], fact.read()
-            if after == before or (name == "python_threads" and not _more(before, after)):
+            is_equal = not fact.is_silent and after == before
+            if is_equal or (name == "python_threads" and not _more(before, after)):
                 continue
             if fact.write:
-                fact.write(before)
-            yield LeftBehind(name, _plain(before, after), _plain(after, before), bool(fact.write))
+                with contextlib.suppress(OSError, TypeError, ValueError):  # as of a lost folder
+                    fact.write(before)
+            is_import = self._is_first and name == "environment" and _is_import(before, after)
+            if not (fact.is_silent or is_import):
+                is_restored = fact.write is not None and fact.read() == before
+                yield LeftBehind(name, _plain(before, after), _plain(after, before), is_restored)
 
-    def _leak(self) -> Iterator[LeftBehind]:
-        before, after = self._memory_bytes, _memory_bytes()
-        if before is not None and after is not None and after - before > LEAK_BYTES:
-            yield LeftBehind("memory_bytes", before, after, is_restored=False)
+    def _leaks(self) -> Iterator[LeftBehind]:
+        after = _memory(self._is_first)
+        for kind, before in self._memory.items():
+            if after.get(kind, 0) - before > LEAK_BYTES:
+                yield LeftBehind(kind, before, after[kind], is_restored=False)
+
+
+class Earlier:
+    """What cases of this process have left for those that follow: what runs, and what stays."""
+
+    def __init__(self) -> None:
+        self._started_by: dict[tuple[str, int], str] = {}
+        self._in_place: list[tuple[str, LeftBehind]] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Note what runs as a case begins."""
+        self._at_start, self._begun_s = _workers(), time.monotonic()
+
+    def end(self, case: str, state: State, left: list[LeftBehind]) -> list[dict[str, Any]]:
+        """Return what earlier cases left that this one ran with, and note what this one leaves.
+
+        Each is the kind of a flag with its values.
+        """
+        under = [pair for pair in self._in_place if state.is_under(pair[1])]
+        stays = [one for one in left if not one.is_restored and one.kind not in HARMLESS]
+        self._in_place = [*under, *((case, one) for one in stays)]
+        return [
+            *({"kind": "ran-under", "case": by, "what": one.kind, "before": one.before,
+               "after": one.after} for by, one in under),
+            *self._busy(case),
+        ]  # fmt: skip
+
+    def _busy(self, case: str) -> Iterator[dict[str, Any]]:
+        now, elapsed_s = _workers(), time.monotonic() - self._begun_s
+        for key, (name, spent_s) in now.items():
+            by = self._started_by.setdefault(key, "" if key in self._at_start else case)
+            cores = (spent_s - self._at_start.get(key, ("", spent_s))[1]) / elapsed_s
+            if by not in ("", case) and cores > BUSY_CORES:
+                what = f"{key[0]} {name}"
+                yield {"kind": "ran-beside", "case": by, "what": what, "cores": round(cores, 2)}
+        self._started_by = {key: self._started_by[key] for key in now}
+
+
+def _is_import(before: dict[str, str], after: dict[str, str]) -> bool:
+    """Tell whether variables differ as by what a case imports: new ones that steer no torch."""
+    added = after.keys() - before.keys()
+    return before.items() <= after.items() and not any(map(steers_torch, added))
 
 
 def _more(before: list[str], after: list[str]) -> list[str]:
@@ -226,10 +348,10 @@ def _more(before: list[str], after: list[str]) -> list[str]:
 
 
 def _plain(value: Any, other: Any) -> Any:
-    """Return a value as JSON knows it; of the collectives, those that differ by their modules."""
+    """Return a value as JSON knows it: of several those that differ, functions by modules."""
     if isinstance(value, dict):
         return {
-            name: one if isinstance(one, str) else str(getattr(one, "__module__", None))
+            name: str(getattr(one, "__module__", None)) if isroutine(one) else _plain(one, None)
             for name, one in value.items()
             if one != other.get(name)
         }

@@ -49,6 +49,10 @@ WORDS = {
         "ran beside what {case} left on rank {rank}: {what} took {cores} cores meanwhile; end it "
         "in that case"
     ),
+    "ran-under": (
+        "ran under what {case} left on rank {rank}: {what} was {before} before that case and "
+        "{after} after it; put it back in that case"
+    ),
     "smaller-batch": (
         "measured at {measured} samples a rank, since rank {rank} on {host} had no memory for the "
         "{asked} asked for; it is compared with no other point"
