@@ -589,12 +589,22 @@ def test_edited_tests_are_not_measured_into_a_folder_of_before(tmp_path, edit, k
     kept.close()
     test.write_text(test.read_text() + edit)
     if not is_refused:
-        run_plan.refuse_changed(rungs, replace=False)
+        assert run_plan.to_replace(rungs, (), replace=False) == []
         return
     with pytest.raises(ValueError, match="--replace"):
-        run_plan.refuse_changed(rungs, replace=False)
-    run_plan.refuse_changed(rungs, replace=True)
+        run_plan.to_replace(rungs, (), replace=False)
+    run_plan.set_aside(rungs, run_plan.to_replace(rungs, (), replace=True))
     assert not rungs.results.launch(W1.name).exists()
     (aside,) = (rungs.folder / "replaced").glob(f"*/{W1.name}/journal.jsonl")
     assert journal.measured(aside)
-    run_plan.refuse_changed(rungs, replace=False)
+    assert run_plan.to_replace(rungs, (), replace=False) == []
+
+
+def test_a_launch_is_measured_again_by_its_name(tmp_path):
+    rungs = Ladder(campaign(), tmp_path / "mine")
+    for name in ("w1-r0", "w2-r0"):
+        Journal(rungs.results.journal(name)).close()
+    with pytest.raises(ValueError, match=r"no launch w9-r0; it holds w1-r0, w2-r0"):
+        run_plan.to_replace(rungs, ["w9-r0"], replace=False)
+    run_plan.set_aside(rungs, run_plan.to_replace(rungs, ["w2-r0"], replace=False))
+    assert rungs.results.names() == ["w1-r0"]

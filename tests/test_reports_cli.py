@@ -1,6 +1,7 @@
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +63,16 @@ def test_a_report_is_written_beside_the_results_and_the_points_are_printed(tmp_p
         f"open it in a browser: {page.as_uri()}",
     ]
     assert max(map(len, done.stdout.splitlines()[:-2])) <= 80
+
+
+def test_a_cost_that_rests_on_a_long_round_is_said_to(tmp_path):
+    strong_tree(tmp_path)
+    rounds = [0.125] * 9 + [20.0]
+    case = record("strong", 2, rank_round_s=[rounds, rounds])
+    write(tmp_path, document("w2-r0", 2, {STRONG: case}))
+    done = run(report, tmp_path)
+    (note,) = re.findall(r"GPU-hours are at.*?again\.", " ".join(done.stdout.split()))
+    assert f"{STRONG} at 2" in note
 
 
 def test_the_terminal_tells_the_points_of_a_sweep_apart_at_every_width(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,6 +117,10 @@ def _words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
     is_flag=True,
     help="Move aside the launches of tests that were edited since, and measure them again.",
 )
+@click.option(
+    "--replace-launch", "replaced", multiple=True, metavar="LAUNCH",
+    help="Move aside a launch, such as w2-r0, and measure it again; may be given again.",
+)  # fmt: skip
 @click.option("-n", "--dry-run", is_flag=True, help="Print the launches without starting them.")
 @click.option("--json", "as_json", is_flag=True, help="Print how each launch ended, as JSON.")
 def run(
@@ -126,6 +130,7 @@ def run(
     factors: tuple[str, ...],
     traces: Path | None,
     replace: bool,
+    replaced: tuple[str, ...],
     dry_run: bool,
     as_json: bool,
     **changes: Any,
@@ -155,7 +160,9 @@ def run(
     chosen = load_with(campaign, parse(factors), **_with_tests(changes))
     if traces is not None:
         return _trace(chosen, traces, dry_run=dry_run)
-    return measure(chosen, root, dry_run=dry_run, as_json=as_json, replace=replace)
+    return measure(
+        chosen, root, dry_run=dry_run, as_json=as_json, replace=replace, replaced=replaced
+    )
 
 
 def _trace(chosen: "Campaign", folder: Path, *, dry_run: bool) -> int:
@@ -179,6 +186,7 @@ def measure(
     as_json: bool = False,
     limit_s: float = math.inf,
     replace: bool = False,
+    replaced: Sequence[str] = (),
 ) -> int:
     """Measure what is missing of a campaign, and return the command's exit code.
 
@@ -201,11 +209,12 @@ def measure(
     chosen, left_out = (chosen, []) if absent or is_program else _within_gpus(chosen)
     ladder = ladders.Ladder(chosen, folder, tuple(left_out))
     if dry_run:
+        run_plan.to_replace(ladder, replaced, replace=replace)
         run_plan.show(ladder, as_json=as_json)
         return 0
     with ladders.only_driver(folder, on_wait=_say_waiting) as lock:
         ladder = dataclasses.replace(ladder, lock=lock)
-        run_plan.refuse_changed(ladder, replace=replace)
+        run_plan.set_aside(ladder, run_plan.to_replace(ladder, replaced, replace=replace))
         ladder.claim()
         try:
             return _measure(ladder, limit_s, as_json=as_json)

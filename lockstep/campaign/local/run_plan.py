@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shlex
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -108,22 +109,33 @@ def changed_tests(ladder: Ladder) -> dict[str, list[str]]:
     return {file: sorted(launches) for file, launches in sorted(found.items())}
 
 
-def refuse_changed(ladder: Ladder, *, replace: bool) -> None:
-    """Refuse to measure edited tests into a folder of what they were, or move that aside.
+def to_replace(ladder: Ladder, named: Sequence[str], *, replace: bool) -> list[str]:
+    """Return the launches to measure again: those named, and those of tests edited since.
 
     Raises:
-        ValueError: Tests were edited since launches of the folder measured them.
+        ValueError: No launch has a name, or tests were edited and `replace` is not given.
     """
+    names = ladder.results.names()
+    if unknown := sorted(set(named) - set(names)):
+        raise ValueError(
+            f"--replace-launch: {ladder.folder} holds no launch {listed(unknown)}; it holds "
+            f"{listed(names, 8) or 'none'}"
+        )
     changed = changed_tests(ladder)
-    launches = sorted({name for names in changed.values() for name in names})
-    if not launches:
-        return
-    if not replace:
+    launches = sorted({name for of_file in changed.values() for name in of_file} - set(named))
+    if launches and not replace:
         raise ValueError(
             f"{listed(list(changed), 3)} changed after {listed(launches, 3)} of {ladder.folder} "
             "measured it; give --name for a folder of what the tests measure now, or --replace to "
             "move those launches aside and measure them again"
         )
+    return sorted({*launches, *named})
+
+
+def set_aside(ladder: Ladder, launches: Sequence[str]) -> None:
+    """Move launches into a folder of their own beside those that count, and say where."""
+    if not launches:
+        return
     aside = ladder.folder / "replaced" / datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     aside.mkdir(parents=True)
     for name in launches:

@@ -38,7 +38,7 @@ def cost_lines(results: Results, series: Sequence[Series]) -> list[str]:
     points = [point for one in _shown(series) for point in one.points if point.step_s]
     if {point.device_hours_per for point in points} <= {None, "run"}:
         return []
-    return sentence(parts.cost_note(_unit_of_cost(results)), NARROWEST)
+    return sentence(parts.cost_note(_unit_of_cost(results), points), NARROWEST)
 
 
 def _shown(series: Sequence[Series]) -> list[Series]:

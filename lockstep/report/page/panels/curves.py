@@ -178,8 +178,9 @@ def _cost_table(series: Series, hours: str) -> Table:
     least, most = (formats.trimmed(series.points[i].device_hours) for i in (0, -1))
     said = f"{series.label} {least} to {most} {extra} per 10\u2076 {unit}"
     return table(
-        f"What it takes: {_caption(series)}", columns, rows, note=cost_note(hours), folded=True,
-        group="What each point takes: batch, hours, memory", finding=said,
+        f"What it takes: {_caption(series)}", columns, rows, folded=True,
+        note=cost_note(hours, series.points), finding=said,
+        group="What each point takes: batch, hours, memory",
     )  # fmt: skip
 
 

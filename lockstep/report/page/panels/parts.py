@@ -4,7 +4,7 @@ A panel is a dict of id, title, origin, lead sentences, figures, tables and note
 descriptions that `lockstep.report.page.figures` draws. Nothing here knows HTML.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from lockstep.report.compute.scaling import Point, Series
@@ -12,7 +12,7 @@ from lockstep.report.compute.statistics import Interval
 from lockstep.report.load.results import OTHER
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.durations import in_words
-from lockstep.vocabulary.text.formats import counted, number
+from lockstep.vocabulary.text.formats import counted, listed, number
 
 Panel = dict[str, Any]
 Table = dict[str, Any]
@@ -91,9 +91,12 @@ def shown(value: object) -> str:
     return formats.DASH if value is None else str(value)
 
 
-def cost_note(hours: str) -> str:
-    """Say at which step a cost is, whose table has another beside it."""
-    return f"{hours} are at the mean step, since a cost adds up; step times are medians."
+def cost_note(hours: str, points: Iterable[Point]) -> str:
+    """Say at which step a cost is, whose table has another beside it, and which are unsure."""
+    long = [p for p in points if any(flag.kind == "long-round" for flag in p.flags)]
+    places = listed(list(dict.fromkeys(f"{p.rows[0].case} at {p.world_size}" for p in long)), 3)
+    unsure = f" Those of {places} rest on a long round: measure again." if long else ""
+    return f"{hours} are at the mean step, since a cost adds up; step times are medians.{unsure}"
 
 
 def flagged(point: Point) -> str:
