@@ -55,9 +55,9 @@ def gate(
     repeats of one Slurm job, unless is_machine under [jobs] says that its nodes are meant. A look
     at more launches than before claims less: looks.jsonl has them. An accuracy is a mean over
     training runs that agree in all but their seed and repeat; any other value is of medians over
-    launches, as in a report, the interval of their geometric mean. A target is blocked where
-    lockstep check finds an error in the results behind it. A ratio is not shown where its whole
-    interval lies above 100 %, or a warning of the check may make it wrong.
+    launches, as in a report, the interval of their geometric mean. Where the check finds an error
+    in the results behind a target, it is blocked. A ratio is not shown where its whole interval
+    lies above 100 %, or a warning of the check may make it wrong.
     """
     from lockstep.report import looks
     from lockstep.report.check import checker, terminal
