@@ -264,11 +264,11 @@ print(found["order_seed"])
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "waiting", "rare"),
-    [("together", 0.0, 0.56), ("one", 0.5, None), ("lengths", 0.43, None)],
+    ("kind", "waiting_s", "rare_s"),
+    [("together", 0.0, 0.025), ("one", 0.02, 0.0), ("lengths", 0.0236, 0.0)],
 )
 def test_what_comes_in_some_steps_or_with_the_batch_is_told_from_what_ranks_wait_for(
-    run_ranks, tmp_path, kind, waiting, rare
+    run_ranks, tmp_path, kind, waiting_s, rare_s
 ):
     (tmp_path / "script.py").write_text(UNEVEN)
     ended = run_ranks([["script.py", kind]] * 2, tmp_path)
@@ -276,14 +276,13 @@ def test_what_comes_in_some_steps_or_with_the_batch_is_told_from_what_ranks_wait
     record = json.loads((tmp_path / "0.json").read_text())
     assert {int(each.stdout.split()[-1]) for each in ended} == {record["order_seed"]}
     bound = record["bound"]
-    shares = {share["cause"]: share["seconds"] / bound["step_s"] for share in bound["shares"]}
-    # Of a busy machine; how near it comes on a quiet one the division's own tests say.
-    assert shares["imbalance"] == pytest.approx(waiting, abs=0.15)
-    assert shares["input"] < 0.1
-    assert (bound["rare"] or {}).get("seconds", 0.0) / bound["step_s"] == pytest.approx(
-        rare or 0.0, abs=0.15
-    )
-    assert (bound["kind"] == "imbalance") == bool(waiting)
+    seconds = {share["cause"]: share["seconds"] for share in bound["shares"]}
+    # The sleeps are known in seconds; their share falls where a busy machine draws out the rest.
+    near = 0.15 * bound["step_s"]
+    assert seconds["imbalance"] == pytest.approx(waiting_s, abs=near)
+    assert seconds["input"] < near
+    assert (bound["rare"] or {}).get("seconds", 0.0) == pytest.approx(rare_s, abs=near)
+    assert (bound["kind"] == "imbalance") == bool(waiting_s)
 
 
 BATCHES_OF_RANKS = """

@@ -190,6 +190,13 @@ def test_a_step_never_inherits_the_switches_of_the_one_before(one_rank: None) ->
     assert not torch.backends.cudnn.allow_tf32
 
 
+def test_a_case_leaves_the_switches_as_it_found_them() -> None:
+    with pytest.raises(RuntimeError), train_step.keeping_precision_switches():
+        train_step.set_precision_switches("tf32")
+        raise RuntimeError
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
 @pytest.mark.parametrize(
     ("precision", "capability", "refused"),
     [

@@ -223,16 +223,17 @@ def _put_affinity(cores: list[int]) -> None:
             os.sched_setaffinity(thread.id, cores)
 
 
-def _memory(is_first: bool) -> dict[str, int]:
+def _memory() -> dict[str, int]:
     """Return the bytes that this process holds on its GPU, and on its host without libraries' code.
 
-    What a host holds for CUDA, a first case begins; and a case may have left no file descriptor to
-    read it with.
+    Where there is a GPU, the host's are left out: CUDA loads a library's kernels into them in
+    whichever case first needs them, hundreds of MB at once, which is no leak of that case. And a
+    case may have left no file descriptor to read them with.
     """
     found = {"gpu_memory_bytes": torch.cuda.memory_allocated()}
     with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
         ctypes.CDLL(None).malloc_trim(0)
-    if not (is_first and torch.cuda.is_available()):
+    if not torch.cuda.is_available():
         with contextlib.suppress(OSError):
             known = psutil.Process().memory_info()
             found["memory_bytes"] = known.rss - getattr(known, "shared", 0)
@@ -267,7 +268,7 @@ class State:
         self._is_first = is_first
         self._facts = _facts()
         self._before = {name: fact.read() for name, fact in self._facts.items()}
-        self._memory = _memory(is_first)
+        self._memory = _memory()
 
     def left_behind(self) -> list[LeftBehind]:
         """Put back what can be, and return all that differs, as values that JSON knows."""
@@ -294,7 +295,7 @@ class State:
                 yield LeftBehind(name, _plain(before, after), _plain(after, before), is_restored)
 
     def _leaks(self) -> Iterator[LeftBehind]:
-        after = _memory(self._is_first)
+        after = _memory()
         for kind, before in self._memory.items():
             if after.get(kind, 0) - before > LEAK_BYTES:
                 yield LeftBehind(kind, before, after[kind], is_restored=False)

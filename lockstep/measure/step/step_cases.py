@@ -59,6 +59,8 @@ def measure_training(
         RuntimeError: The step was fast but wrong: loss or parameters are not as they must be; or
             `make_batch` of another rank returned another number of items.
     """
+    from lockstep.measure.step.train_step import keeping_precision_switches
+
     skip_unless_supported(harness, precision)
     _skip_without_exchange(harness)
     model = workloads.make(workload)
@@ -67,8 +69,9 @@ def measure_training(
         local_batch = local_batch_of(global_batch, harness.world.world_size)
     config = _config(harness, precision, bucket_cap_mb, accumulation, no_sync)
     _skip_unsuited(config, model)
-    with fitting.advising(local_batch, config, is_strong=global_batch is not None):
-        _measure(harness, model, config, local_batch, "weak" if global_batch is None else "strong")
+    is_strong = global_batch is not None
+    with keeping_precision_switches(), fitting.advising(local_batch, config, is_strong=is_strong):
+        _measure(harness, model, config, local_batch, "strong" if is_strong else "weak")
 
 
 def _config(

@@ -8,7 +8,7 @@ caller stops the clock.
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -240,6 +240,17 @@ def set_precision_switches(precision: str) -> None:
     allow_tf32 = precision == "tf32"
     torch.set_float32_matmul_precision("high" if allow_tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = allow_tf32
+
+
+@contextlib.contextmanager
+def keeping_precision_switches() -> Iterator[None]:
+    """Put back afterwards what `set_precision_switches` sets, so that a case leaves nothing."""
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def unsupported(precision: str, device: torch.device) -> str | None:
