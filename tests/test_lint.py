@@ -29,7 +29,7 @@ TOGETHER = "--nnodes=2 --rdzv-endpoint=n1:$port"
 # rule -> (a script that breaks it, one that breaks none); both follow HEAD
 EXAMPLES = {
     "DIRECTIVE-LATE": ("cd /tmp\n#SBATCH --mem=1G\n", "#SBATCH --mem=1G\ncd /tmp\n"),
-    "DIRECTIVE-SPELLING": ("# SBATCH --mem=1G\n", "# SBATCH options come first.\n"),
+    "DIRECTIVE-SPELLING": ("#sbatch --mem=1G\n", "#sbatch -N 4 this.sh\n"),
     "DIRECTIVE-OFF": ("##SBATCH --mem=1G\n", "## SBATCH: all of them\n"),
     "DIRECTIVE-OPTION": ("#SBATCH --nodess=2\n", "#SBATCH --container-image=a.sqsh --nodes=1\n"),
     "DIRECTIVE-VARIABLE": ("#SBATCH -o $HOME/%j.out\n", "#SBATCH -o %j.out\n"),
@@ -42,6 +42,9 @@ EXAMPLES = {
         f"{TWO_NODES}#SBATCH --gpus-per-task=1\n{SRUN} python a.py\n",
         f"#SBATCH -N 2 --ntasks-per-node=1 --gpus-per-task=4\n"
         f"{SRUN} -c 8 torchrun {TOGETHER} a.py\n",
+    ),
+    "TASKS-CONTRADICT": (
+        "#SBATCH --ntasks=1 --ntasks-per-node=2\n", "#SBATCH -N 1 -n 2 --ntasks-per-node=2\n",
     ),
     "SIGNAL-STEPS": ("#SBATCH --signal=USR1@60\n", "#SBATCH --signal=B:USR1@60\n"),
     "EXPORT-NAMES": ("srun --export=DATA hostname\n", "srun --export=ALL,DATA=/d hostname\n"),
@@ -60,6 +63,23 @@ EXAMPLES = {
     "TORCHRUN-ONE-NODE": (
         "#SBATCH -N 2 --ntasks-per-node=1\ntorchrun --nnodes=2 a.py\n",
         "#SBATCH -N 1\ntorchrun --standalone a.py\n",
+    ),
+    "NO-SRUN": (f"{TWO_NODES}python -u train.py\n", f"{TWO_NODES}mpirun python train.py\n"),
+    "TASKS-GPUS": (
+        f"{TWO_NODES}#SBATCH --gres=gpu:a100:8\n{SRUN} -c 8 python ddp.py\n",
+        f"{TWO_NODES}#SBATCH --gres=gpu:a100:4\n{SRUN} -c 8 python ddp.py\n",
+    ),
+    "WORKERS-GPUS": (
+        "#SBATCH --gres=gpu:2\ntorchrun --standalone --nproc_per_node=4 a.py\n",
+        "#SBATCH --gres=gpu:4\ntorchrun --standalone --nproc_per_node=4 a.py\n",
+    ),
+    "WORLD-SIZE": (
+        f"{TWO_NODES}export WORLD_SIZE=4\n{SRUN} python a.py\n",
+        f"{TWO_NODES}N=2\nexport WORLD_SIZE=$(($N * 4))\n{SRUN} python a.py\n",
+    ),
+    "GLOO": (
+        f"{TWO_NODES}#SBATCH --gres=gpu:4\n{SRUN} -c 8 python a.py --dist-backend gloo\n",
+        f"{TWO_NODES}#SBATCH --gres=gpu:4\n{SRUN} -c 8 python a.py --dist-backend nccl\n",
     ),
     "PROFILER-AROUND-SRUN": (
         f"nsys profile -o trace {SRUN} python a.py\n",
@@ -92,6 +112,11 @@ EXAMPLES = {
         f"{TWO_NODES}export MASTER_ADDR=127.0.0.1\n",
         "#SBATCH -N 1\nexport MASTER_ADDR=127.0.0.1\n",
     ),
+    "MEETS-ITSELF": (
+        f"#SBATCH -N 2\n{SRUN} bash -c 'MASTER_ADDR=$(hostname) python a.py'\n",
+        f"#SBATCH -N 2\nMASTER_ADDR=$(hostname)\n{SRUN} python a.py\n",
+    ),
+    "BROKEN-LINE": ("python a.py \\ \n  --lr 1\n", "python a.py \\\n  --lr 1\n"),
     "NO-KILL": (f"{TWO_NODES}srun python a.py\n", f"{TWO_NODES}srun -K1 python a.py\n"),
     "NO-CPUS": (
         f"#SBATCH -c 8\n{SRUN} python a.py\n",
@@ -119,6 +144,8 @@ EXAMPLES = {
         "#SBATCH --gres=gpu:1\napptainer --quiet exec -B /data --nv a.sif nvidia-smi\n",
     ),
     "NCCL-VARIABLE": ("export NCCL_P2P_LEVEL=NVLINK\n", "export NCCL_P2P_LEVEL=NVL\n"),
+    "DOCKER-SHM": ("docker run --gpus all a b\n", "docker run --gpus all --ipc=host a b\n"),
+    "COSTLY-VARIABLE": ("export CUDA_LAUNCH_BLOCKING=1\n", "export CUDA_LAUNCH_BLOCKING=0\n"),
     "INTERFACE-MISSING": ("NCCL_SOCKET_IFNAME=^eth,lo ls\n", "NCCL_SOCKET_IFNAME=^lo ls\n"),
     "DEBUG-IN-TIMING": (f"{SRUN} env NCCL_DEBUG=TRACE python a.py\n", "export NCCL_DEBUG=WARN\n"),
     "HARD-INTERFACE": ("export GLOO_SOCKET_IFNAME=eth0\n", "export GLOO_SOCKET_IFNAME=$FAST\n"),
@@ -173,7 +200,7 @@ SEEDS = {
     "19 MASTER-ADDR, 20 MASTER-PORT, 21 NCCL-VARIABLE, 22 NCCL-VARIABLE, 23 INTERFACE-MISSING, "
     "23 HARD-INTERFACE, 24 NCCL-VARIABLE, 26 TASKS-X-NPROC, 26 NO-KILL, 26 NO-CPUS, "
     "29 NODE-RANK-BATCH, 34 SACCT-IN-JOB, 35 EXIT-CODE",
-    "seed_profile.sbatch": "1 NO-TIME, 1 NO-TASKS-PER-NODE, 1 REQUEUE, 7 DIRECTIVE-SPELLING, "
+    "seed_profile.sbatch": "1 NO-TIME, 1 NO-TASKS-PER-NODE, 1 REQUEUE, 7 DIRECTIVE-OFF, "
     "8 DIRECTIVE-OFF, 9 EXPORT-COMMA, 12 DEBUG-IN-TIMING, 13 NODE-RANK-BATCH, "
     "15 MASTER-PORT, 24 PROFILER-AROUND-SRUN, 24 NO-KILL, 24 NO-CPUS, 25 SACCT-IN-JOB, "
     "25 EXIT-CODE",
@@ -203,12 +230,12 @@ def test_a_finding_names_place_fact_reason_and_action():
     [
         # Options, launcher and image stand in variables and arrays.
         ('a=(--ntasks-per-node=4 -K1)\nr="torchrun --nproc_per_node=2"\nsrun "${a[@]}" $r a.py\n',
-         {"TASKS-X-NPROC"}),
+         {"TASKS-X-NPROC", "MASTER-PORT"}),
         ("if ! srun -n 4 python a.py; then exit 1; fi\nexit 0\n", {"NO-KILL"}),
         ("exec timeout 60 srun -n 4 python a.py\n", {"NO-KILL"}),
         ("train() {\n  srun -n 4 python a.py\n}\ntrain\nexit 0\n", {"NO-KILL"}),
         # One agent for each task is torchrun's business; what is not known is not judged.
-        ("srun -K1 --ntasks-per-node=4 torchrun --nproc_per_node=1 a.py\n", set()),
+        ("srun -K1 --ntasks-per-node=4 torchrun --nproc_per_node=1 --master-port=0 a.py\n", set()),
         ("#SBATCH -t 1 --requeue -n 4\nsrun $OPTIONS torchrun --nproc_per_node=4 a.py\n", set()),
         # A task's own script is no batch script.
         ("export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID\nexec python a.py\n", set()),
@@ -227,6 +254,108 @@ def test_a_finding_names_place_fact_reason_and_action():
 )  # fmt: skip
 def test_commands_are_found_where_they_stand(text, rules):
     assert names("#!/bin/bash\n" + text) == rules
+
+
+GPUS = f"{TWO_NODES}#SBATCH --gpus-per-node=4 -c 8\n"
+KEPT = f"{SRUN} -c 8"
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        # A comment that shows how to submit is none that was meant to be a directive.
+        ("#   sbatch -N 4 check.sh\n# sbatch --array=0-9 check.sh\n", ""),
+        ("#sbatch -N 4 check.sh   # or with 8\n", ""),
+        (" #SBATCH --mem=1G\n", "DIRECTIVE-SPELLING error"),
+        ("# SBATCH --mem=1G\n", "DIRECTIVE-OFF note"),
+        # GPUs of AMD need no option of Apptainer's; what starts no rank needs no GPU.
+        (f"{GPUS}ml purge; ml rocm/6.2\n{KEPT} apptainer exec a.sif python a.py\n", ""),
+        (f"{GPUS}#SBATCH -C MI250\n{KEPT} singularity exec a.sif python a.py\n", ""),
+        (f"{GPUS}v=$(apptainer exec a.sif python -c 'print(torch.__version__)')\n", ""),
+        (f"{GPUS}{KEPT} singularity_wrapper exec python a.py\n", ""),
+        (f"{GPUS}{KEPT} apptainer exec a.sif python a.py\n", "NO-NV error"),
+        # The base environment of conda is no venv.
+        ("source /opt/miniforge3/bin/activate\nconda activate x\npython a.py\n", ""),
+        (". ~/anaconda3/bin/activate\nmamba activate x\npython a.py\n", ""),
+        ("source venv/bin/activate\nconda activate x\n", "TWO-ENVIRONMENTS warning"),
+        # Tasks that share their GPUs, Cray's modules, and a signal that Lightning's ranks handle.
+        (f"{GPUS}#SBATCH --gres-flags=allow-task-sharing --gpus-per-task=1\n", ""),
+        (f"{GPUS}{KEPT} --accel-bind=g python a.py\n", "GPU-PER-TASK warning"),
+        ("module load PrgEnv-gnu\nmodule load craype-accel-amd-gfx90a\n", ""),
+        ("#SBATCH -C gpu&hbm80g\nmodule load pytorch\n", ""),
+        ("#SBATCH --signal=SIGUSR1@90\nsrun python train_lightning.py\n", ""),
+        # Variables that cost speed, wherever they are set.
+        ("NCCL_IB_DISABLE=1 python a.py\n", "COSTLY-VARIABLE warning"),
+        ("export APPTAINERENV_NCCL_P2P_DISABLE=1\n", "COSTLY-VARIABLE warning"),
+        ("srun --export=ALL,NCCL_SHM_DISABLE=1 hostname\n", "COSTLY-VARIABLE warning"),
+        ("NET=Socket\nexport NCCL_NET=$NET\n", "COSTLY-VARIABLE warning"),
+        ("export NCCL_ALGO=Ring\n", "COSTLY-VARIABLE warning"),
+        ("export NCCL_PROTO=^LL128\nexport NCCL_IB_DISABLE=0\n", ""),
+        # Commands that a blank, a comment or a missing backslash cut in two.
+        ("python a.py \\  # the model\n  --lr 1\n", "BROKEN-LINE error"),
+        ("python a.py \\\n  # --lr 1 \\\n  --epochs 2\n", "BROKEN-LINE error"),
+        ("python a.py\n  --epochs 2\n", "BROKEN-LINE error"),
+        ("if [[ $1 == a ||\n  -z $2 ]]; then true; fi\n", ""),
+        ("case $1 in\n  -h | --help) exit ;;\n  --lr)\n    x=1 ;;\nesac\n", ""),
+        # As many ranks as tasks and GPUs.
+        (f"{GPUS}srun hostname\nbash run.sh\npython3 train.py\n", "NO-SRUN error"),
+        ("#SBATCH -N 1 -n 4 --gres=gpu:4\npython -m train\n", "NO-SRUN warning"),
+        ("#SBATCH -N 1 -n 1 --gres=gpu:4\npython train.py\n", ""),
+        (f"{GPUS}{KEPT} -n 1 python plot_ddp.py\n", ""),
+        (f"{GPUS}{KEPT} --ntasks-per-node=2 python ddp.py\n", "TASKS-GPUS warning"),
+        (f"{GPUS}{KEPT} -N 2 -n 4 bash -c 'python fsdp.py'\n", "TASKS-GPUS warning"),
+        (f"{GPUS}{KEPT} --ntasks-per-node=1 python ddp.py --multiprocessing-distributed\n", ""),
+        ("#SBATCH -N 1 --gpus=2\nn=8\ntorchrun --standalone --nproc-per-node $n a.py\n",
+         "WORKERS-GPUS error"),
+        ("#SBATCH -N 1 --gres=gpu:8\npython -m torch.distributed.run --standalone "
+         "--nproc_per_node=4 a.py\n", "WORKERS-GPUS warning"),
+        ("#SBATCH -n 8 -N 2 --ntasks-per-node=2\n", "TASKS-CONTRADICT error"),
+        ("#SBATCH -n 6 -N 2 --ntasks-per-node=4\n", ""),
+        (f"{TWO_NODES}WORLD_SIZE=16 MASTER_PORT=$port\n{SRUN} python a.py\n", "WORLD-SIZE error"),
+        # Where nodes meet: one host, one number, of the batch shell.
+        (f"{TWO_NODES}MASTER_ADDR=${{SLURM_JOB_NODELIST}}\n", "MASTER-ADDR error"),
+        ("#SBATCH -N 1\nMASTER_ADDR=$SLURM_NODELIST\n", ""),
+        ("#SBATCH -N 2\nc='torchrun --nnodes=2 --rdzv_endpoint=`hostname`:$port a.py'\n"
+         f"{SRUN} bash -c \"$c\"\n", "MEETS-ITSELF error"),
+        (f"#SBATCH -N 2\n{SRUN} bash -c 'export MASTER_ADDR=$HOSTNAME; python a.py'\n",
+         "MEETS-ITSELF error"),
+        (f"#SBATCH -N 2\n{SRUN} bash -c \"torchrun {TOGETHER} --rdzv_id=\\$RANDOM a.py\"\n",
+         "MEETS-ITSELF error"),
+        ('a=(--nnodes=2 --rdzv-endpoint="$(hostname):$port" --rdzv-id=$RANDOM)\n'
+         f'#\n{SRUN} -N 2 torchrun "${{a[@]}}" a.py\n', ""),
+        # The exit code of torch's launcher, and its default port.
+        ("torchrun --standalone a.py | tee log\n", "EXIT-CODE warning"),
+        ('l="python -m torch.distributed.run --standalone"\n$l a.py 2>&1 | tee log\n',
+         "EXIT-CODE warning"),
+        ("accelerate launch --main_process_port=0 a.py\necho done\n", "EXIT-CODE warning"),
+        ("torchrun --nproc_per_node=2 a.py\n", "MASTER-PORT warning"),
+        ("#SBATCH --exclusive\ntorchrun --nproc_per_node=2 a.py\n", ""),
+        ("podman run --rm --shm-size=8g a python b.py\n", ""),
+        ("srun docker container run a python b.py\n", "DOCKER-SHM warning"),
+    ],
+)  # fmt: skip
+def test_costly_and_wrong_launches_are_found_and_usual_ones_are_not(text, rule):
+    found = [
+        f"{one.rule} {one.severity}" for one in findings(f"{HEAD}#SBATCH --job-name=a\n{text}")
+    ]
+    assert found == ([rule] if rule else [])
+
+
+def test_a_missing_folder_is_an_error_only_where_slurm_is_known_to_be_old():
+    script = Script("job.sh", f"{HEAD}#SBATCH -o logs/%j/out\n")
+    severities = {
+        slurm: [one.severity for one in lint(script, INTERFACES, slurm)]
+        for slurm in (None, (22, 5), (23, 2), (24, 11))
+    }
+    assert severities == {None: ["note"], (22, 5): ["error"], (23, 2): [], (24, 11): []}
+
+
+def test_with_c10d_a_rank_of_the_batch_shell_is_no_error():
+    text = (
+        f"{GPUS}{KEPT} torchrun --rdzv-backend=c10d --node_rank=$SLURM_NODEID --standalone a.py\n"
+    )
+    (severity,) = [one.severity for one in findings(HEAD + text) if one.rule == "NODE-RANK-BATCH"]
+    assert severity == "warning"
 
 
 @pytest.mark.parametrize(
@@ -435,6 +564,16 @@ def test_the_command_reports_a_level_and_an_interface_that_do_not_exist(tmp_path
     assert "a.sh:4: NCCL-VARIABLE warning: NCCL_P2P_LEVEL=NVLINK" in ended.stdout
     assert "a.sh:4: INTERFACE-MISSING note: " in ended.stdout
     assert ended.stderr == "1 script: 0 errors, 1 warning, 2 notes\n"
+
+
+def test_what_every_script_lacks_is_said_once_a_run(tmp_path):
+    for name in "abc":
+        (tmp_path / f"{name}.sh").write_text("#!/bin/bash\n#SBATCH --time=1\n")
+    ended = lockstep("a.sh", "b.sh", "c.sh", cwd=tmp_path)
+    (line,) = ended.stdout.splitlines()
+    assert line.startswith("a.sh:1: REQUEUE note: ")
+    assert line.endswith(" (and in 2 more scripts)")
+    assert ended.stderr == "3 scripts: 0 errors, 0 warnings, 3 notes\n"
 
 
 def test_the_command_prints_json_and_takes_notes_for_clean(tmp_path):

@@ -25,12 +25,41 @@ FORM = "dist.init_process_group()\n"
 EXAMPLES = {
     "SET-EPOCH": (SAMPLED.format("pass"), SAMPLED.format("sampler.set_epoch(epoch)")),
     "NO-SAMPLER": (
-        f"{FORM}loader = DataLoader(data, shuffle=True)\n",
-        f"{FORM}loader = DataLoader(data, sampler=DistributedSampler(data, shuffle=False))\n",
+        f"{FORM}loader = DataLoader(data, shuffle=True, num_workers=4)\n",
+        f"{FORM}s = DistributedSampler(data, shuffle=False)\n"
+        "loader = DataLoader(data, sampler=s, num_workers=n)\n",
     ),
     "SYNC-IN-STEP": (
         LOOP.format("total += loss.item()"),
         LOOP.format("if batch % 100 == 0: print(loss.item())"),
+    ),
+    "STEP-COLLECTIVE": (
+        LOOP.format("dist.all_reduce(loss)"),
+        LOOP.format("if batch % 100 == 0: dist.all_reduce(loss)"),
+    ),
+    "UNUSED-PARAMETERS": (
+        "model = DDP(model, find_unused_parameters=True)\n",
+        "model = DDP(model)\n",
+    ),
+    "NO-WORKERS": (
+        f"{FORM}loader = DataLoader(data, num_workers=0)\n",
+        f"{FORM}loader = DataLoader(data, **options)\n",
+    ),
+    "NO-SYNC": (
+        "model = DDP(model)\n" + LOOP.format("if (batch + 1) % 8 == 0: optimizer.step()"),
+        "model = DDP(model)\n" + LOOP.format("optimizer.step()"),
+    ),
+    "RANK-FILES": (
+        f"{FORM}torch.save(state, 'model.pt')\n",
+        f"{FORM}if rank == 0:\n    torch.save(state, 'model.pt')\n",
+    ),
+    "RANK-DEVICE": (
+        "torch.cuda.set_device(dist.get_rank())\n",
+        "torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())\n",
+    ),
+    "GLOO": (
+        "dist.init_process_group('gloo')\nmodel.cuda()\n",
+        "dist.init_process_group('cpu:gloo,cuda:nccl')\nmodel.cuda()\n",
     ),
     "RANK-COLLECTIVE": (
         "if dist.get_rank() == 0:\n    dist.all_reduce(total)\n",
@@ -52,7 +81,11 @@ def found(text):
 
 def head_of(rule, is_good):
     """Return what comes before an example; the bad one of some rules lacks a part of it."""
-    without = {"GPU-ZERO": "torch.cuda.set_device", "NO-SEED": "torch.manual_seed"}.get(rule)
+    without = {
+        "GPU-ZERO": "torch.cuda.set_device",
+        "RANK-DEVICE": "torch.cuda.set_device",
+        "NO-SEED": "torch.manual_seed",
+    }.get(rule)
     lines = HEAD.splitlines(keepends=True)
     return "".join(line for line in lines if is_good or not without or without not in line)
 
@@ -79,6 +112,79 @@ def test_a_rule_finds_the_bad_script_and_not_the_good_one(rule):
 )
 def test_collectives_that_some_ranks_leave_out(text, is_found):
     assert found(HEAD + text) == (["RANK-COLLECTIVE"] if is_found else [])
+
+
+IN_FUNCTION = """def one(batch):
+    loss = model(batch)
+    loss.backward()
+    {}
+for batch in loader:
+    one(batch)
+    {}
+"""
+SAVING = """def save():
+    torch.save(state, "model.pt")
+dist.init_process_group()
+{}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "rules"),
+    [
+        # A validation's order does not matter; of a wrapped model DDP sends the parameters.
+        ("val_sampler = DistributedSampler(data)\n", []),
+        ("loader = DataLoader(x, sampler=DistributedSampler(test_set))\n", []),
+        ("sampler = DistributedSampler(train_set)\n", ["SET-EPOCH"]),
+        # What is done in each step, also where a function is the step, or rank 0 does it.
+        (IN_FUNCTION.format("print(f'{loss}')", "pass"), ["SYNC-IN-STEP"]),
+        (IN_FUNCTION.format("pass", "torch.cuda.synchronize()"), ["SYNC-IN-STEP"]),
+        (IN_FUNCTION.format("print(loss.shape)", "time.sleep(1)"), []),
+        (LOOP.format("if rank == 0: writer.add_scalar('loss', loss)"), ["SYNC-IN-STEP"]),
+        (LOOP.format("torch.cuda.empty_cache()"), ["SYNC-IN-STEP"]),
+        (LOOP.format("for group in groups: dist.barrier()"), []),
+        (LOOP.format("dist.barrier()"), ["STEP-COLLECTIVE"]),
+        # One rank writes, or each its own file, or they take turns.
+        (SAVING.format("if rank == 0: save()"), []),
+        (SAVING.format("save()"), ["RANK-FILES"]),
+        (f"{FORM}torch.save(state, f'model-{{rank}}.pt')\n", []),
+        (f"{FORM}if rank != 0: dist.barrier()\ndata = CIFAR10(download=True)\n"
+         "if rank == 0: dist.barrier()\n", []),
+        (f"{FORM}data = torchvision.datasets.CIFAR10('.', download=True)\n", ["RANK-FILES"]),
+        # The GPU of a rank: by its number on the node.
+        ('rank = int(os.environ["RANK"])\ntorch.cuda.set_device(rank)\n', ["RANK-DEVICE"]),
+        ('torch.cuda.set_device(int(os.environ["SLURM_PROCID"]))\n', ["RANK-DEVICE"]),
+        ('rank = int(os.environ["LOCAL_RANK"])\ntorch.cuda.set_device(rank)\n', []),
+        # DDP's forward is a collective call where the model has buffers.
+        ("model = DDP(net)\nif rank == 0:\n    model(x)\n", ["RANK-COLLECTIVE"]),
+        ("model = DDP(net)\nif rank == 0:\n    model.module(x)\n", []),
+        ("net = nn.parallel.DistributedDataParallel(net)\nif is_main:\n    y = net(x)\n"
+         "else:\n    net(x)\n", []),
+        ("model = DDP(net)\nfor x in data:\n    with model.no_sync():\n        f(x).backward()\n"
+         "    if i % 4 == 0:\n        optimizer.step()\n", []),
+        ("kwargs = DistributedDataParallelKwargs(find_unused_parameters=True)\n",
+         ["UNUSED-PARAMETERS"]),
+        (f"{FORM}loader = DataLoader(data, 32, False, None, None, workers)\n", []),
+        (f"{FORM}loader = torch.utils.data.DataLoader(data, batch_size=32)\n", ["NO-WORKERS"]),
+    ],
+)  # fmt: skip
+def test_what_costs_each_step_or_fails_on_a_second_node(text, rules):
+    assert found(HEAD + text) == rules
+
+
+@pytest.mark.parametrize(
+    ("text", "rules"),
+    [
+        (f"{FORM}model.cuda(0)\n", ["GPU-ZERO"]),
+        (f"{FORM}model.to('cuda:0')\n", ["GPU-ZERO"]),
+        (f"{FORM}fully_shard(model)\nmodel.to_empty(device=torch.device('cuda'))\n", []),
+        (f"{FORM}mesh = init_device_mesh('cuda', (8,))\nmodel.to('cuda')\n", []),
+        ("model = DDP(model)\nloss.backward()\n", []),
+        ("loss.backward()\n", ["NO-SEED"]),
+    ],
+)
+def test_a_mesh_sets_the_gpu_and_ddp_sends_the_parameters(text, rules):
+    assert found(text) == rules
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)

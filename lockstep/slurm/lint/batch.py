@@ -1,5 +1,6 @@
 """What a batch script asks Slurm for, and what it starts: steps, containers, variables."""
 
+import math
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from lockstep.slurm.lint.shell.sbatch_options import SRUN_SHORT, Option, options
 from lockstep.slurm.lint.shell.shell_commands import Command
 from lockstep.slurm.lint.shell.shell_script import Script
 from lockstep.slurm.lint.shell.shell_words import Word, WordReader, base_name, value_of
+from lockstep.slurm.lint.variables import COSTLY
 from lockstep.vocabulary.system.environment import COMMUNICATION_PREFIXES
 
 CONTAINERS = ("apptainer", "singularity")
@@ -21,7 +23,16 @@ STARTERS = {
 # Programs that only print what they are given.
 SAYING = ("echo", "printf")
 LAUNCH = re.compile(r"(python[0-9.]*|torchrun|pytest|accelerate|deepspeed|.*\.py|.*\.sh)")
-VARIABLE_PREFIXES = (*COMMUNICATION_PREFIXES, "TORCH_DISTRIBUTED_DEBUG")
+VARIABLE_PREFIXES = (*COMMUNICATION_PREFIXES, "TORCH_DISTRIBUTED_DEBUG", *COSTLY)
+ENV_OF_IMAGE = re.compile("^(APPTAINER|SINGULARITY)ENV_")
+# What says that GPUs are AMD's: ROCm and its libraries, its GPUs' names, partitions of LUMI.
+AMD = re.compile(
+    r"rocm|miopen|\brocr_|\bhip_|\bhsa_|amd-?gpu|accel-amd|\bmi(50|100|210|250x?|300[ax]?|325x?|355x?)\b"
+    r"|\bgfx9|\b(standard|small|dev)-g\b|\blumi",
+    re.IGNORECASE,
+)
+# The GPUs in a value of --gres, or of --gpus behind gpu:, such as gpu:a100:4(S:0-1).
+GPUS = re.compile(r"(?:^|,)gpu(?:$|,|:(?:[A-Za-z][\w.-]*(?:$|,|:))?([0-9]{1,4})?)")
 # Options of apptainer exec whose value may be the next word.
 CONTAINER_VALUES = {
     *("-B", "--bind", "--env", "--env-file", "-H", "--home", "--pwd", "--cwd", "-W", "--workdir"),
@@ -32,11 +43,16 @@ CONTAINER_VALUES = {
 
 @dataclass(frozen=True)
 class Hit:
-    """What a rule has found: where, and the fact; an action of its own comes with its own why."""
+    """What a rule has found: where, and the fact; an action of its own comes with its own why.
+
+    Attributes:
+        severity: Where it is not the rule's: error, warning or note.
+    """
 
     line: int
     fact: str
     action: str = ""
+    severity: str = ""
 
 
 @dataclass(frozen=True)
@@ -73,6 +89,7 @@ class Container:
     line: int
     options: tuple[str, ...]
     step: Step | None
+    program: tuple[str, ...] = ()
 
     def has(self, *names: str) -> bool:
         """Return whether it has one of these options."""
@@ -95,10 +112,12 @@ class Job:
 
     Attributes:
         interfaces: Network interfaces of this machine, or None not to look for them.
+        slurm: The version of Slurm that the script is for, as (23, 2); None where it is not known.
     """
 
     script: Script
     interfaces: Collection[str] | None = None
+    slurm: tuple[int, ...] | None = None
 
     @cached_property
     def sequence(self) -> list[Command]:
@@ -153,10 +172,20 @@ class Job:
         names = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
         return bool(self.script.directive(*names) or (gres and "gpu" in (gres.value or "")))
 
+    @cached_property
+    def is_amd(self) -> bool:
+        """Whether anything in it says that its GPUs are AMD's."""
+        return bool(AMD.search(self.script.text))
+
     def number(self, text: str | None) -> int | None:
-        """Return the number that a text, or its variable, holds."""
-        found = self.script.resolve(text or "")
-        return int(found) if re.fullmatch("[0-9]{1,6}", found, re.ASCII) else None
+        """Return the number that a text, its variable or a product of such holds."""
+        found = self.script.resolve(text or "").strip()
+        product = re.fullmatch(r"\$\(\(([^()]*)\)\)", found)
+        factors = product[1].split("*") if product else [found]
+        numbers = [self.script.resolve(_dollar(one)) for one in factors]
+        if not all(re.fullmatch("[0-9]{1,6}", one, re.ASCII) for one in numbers):
+            return None
+        return math.prod(map(int, numbers))
 
     def asked(self, name: str, step: Step | None = None) -> int | None:
         """Return the number that a step asks for, else the job."""
@@ -176,6 +205,28 @@ class Job:
         tasks = self.asked("ntasks", step)
         return tasks and -(-tasks // nodes)
 
+    def num_tasks(self, step: Step | None = None) -> int | None:
+        """Return how many tasks a step has in all, or the job; None where that is not said."""
+        for one in (step, None) if step else (None,):
+            given = self.asked("ntasks", one) if one is None or "ntasks" in one.options else None
+            if given:
+                return given
+        per_node = self.asked("ntasks-per-node", step)
+        return per_node and per_node * (self.asked("nodes", step) or self.nodes or 1)
+
+    def gpus_per_node(self, step: Step | None = None) -> int | None:
+        """Return how many GPUs a step has on a node, or the job; None where that is not said."""
+        for name in ("gpus-per-node", "gres", "gpus"):
+            option = self.script.directive(name)
+            value = (step and step.options.get(name)) or (option and option.value) or ""
+            found = GPUS.search(f"gpu:{value}" if name != "gres" and value else value)
+            if not found:
+                continue
+            number = int(found[1]) if found[1] else 1
+            nodes = (step and self.number(step.options.get("nodes"))) or self.nodes or 1
+            return number if name != "gpus" else number // nodes if number % nodes == 0 else None
+        return None
+
     def is_single(self, step: Step) -> bool:
         """Return whether a step has one task only, as far as is known."""
         if "ntasks" in step.options:
@@ -189,7 +240,7 @@ class Job:
         found: dict[str, tuple[int, str]] = {}
         for command in self.script.commands:
             for name, word in command.assigns:
-                bare = re.sub("^(APPTAINER|SINGULARITY)ENV_", "", name)
+                bare = ENV_OF_IMAGE.sub("", name)
                 if bare.startswith(VARIABLE_PREFIXES):
                     found[bare] = word.line, self.script.resolve(value_of(word))
             declared = {word for _, word in command.assigns}
@@ -234,13 +285,17 @@ def _containers(tokens: list[str], line: int, step: Step | None) -> Iterator[Con
         rest = iter(tokens[at + 1 :])
         action = next((one for one in rest if not one.startswith("-")), "")
         if action in ("exec", "run", "shell"):
-            yield Container(line, tuple(_container_options(rest)), step)
+            given: list[str] = []
+            for token in rest:
+                if not token.startswith("-"):  # the image
+                    break
+                given.append(token)
+                if token in CONTAINER_VALUES:
+                    next(rest, "")
+            yield Container(line, tuple(given), step, tuple(rest))
 
 
-def _container_options(tokens: Iterator[str]) -> Iterator[str]:
-    for token in tokens:
-        if not token.startswith("-"):
-            return
-        yield token
-        if token in CONTAINER_VALUES:
-            next(tokens, "")
+def _dollar(name: str) -> str:
+    """Return a variable of an arithmetic expression, whose $ may be left out, with it."""
+    name = name.strip()
+    return f"${name}" if name.isidentifier() else name

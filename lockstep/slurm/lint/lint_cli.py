@@ -1,7 +1,9 @@
 """The command `lockstep lint`."""
 
 import json
-from collections.abc import Callable
+import re
+import subprocess
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,6 +12,8 @@ import click
 if TYPE_CHECKING:
     from lockstep.slurm.lint.linter import Finding
 
+# Notes that most scripts get; several scripts get them once.
+FOLDED = ("REQUEUE", "HARD-ACCOUNT")
 EXAMPLES = """\b
 Examples:
   lockstep lint train.sbatch
@@ -42,8 +46,8 @@ def lint(ctx: click.Context, scripts: tuple[str, ...], as_json: bool, lists_rule
     if as_json:
         click.echo(json.dumps({"findings": [vars(one) for one in found]}, indent=1))
     else:
-        for one in found:
-            click.echo(one)
+        for text in _lines(found):
+            click.echo(text)
         click.echo(_summary(found, len(scripts)), err=True)
     ctx.exit(any(one.severity != "note" for one in found))
 
@@ -55,14 +59,40 @@ def _findings(scripts: tuple[str, ...]) -> "list[Finding]":
     from lockstep.slurm.lint.training import training_linter as training
 
     interfaces = [name for _, name in socket.if_nameindex()]
+    slurm = _slurm_version()
     # All are read before the first is judged, so that a wrong name costs no output.
     judges: list[Callable[[], list[Finding]]] = []
     for path in scripts:
         if path.endswith(training.SUFFIX):
             judges.append(partial(training.lint, training.load(path)))
         else:
-            judges.append(partial(linter.lint, linter.load(path), interfaces))
+            judges.append(partial(linter.lint, linter.load(path), interfaces, slurm))
     return [one for judge in judges for one in judge()]
+
+
+def _slurm_version() -> tuple[int, ...] | None:
+    """Return the version of the sbatch of this machine, as (23, 2); None where there is none."""
+    try:
+        said = subprocess.run(
+            ["sbatch", "--version"], capture_output=True, text=True, timeout=5, check=False
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = re.match(r"slurm\S* (\d+)\.(\d+)", said)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _lines(found: "list[Finding]") -> Iterator[str]:
+    """Yield a line for each finding; those nearly every script has, once for all scripts."""
+    by_rule: dict[str, list[Finding]] = {name: [] for name in FOLDED}
+    for one in found:
+        if one.rule in by_rule:
+            by_rule[one.rule].append(one)
+        else:
+            yield str(one)
+    for first, *more in filter(None, by_rule.values()):
+        others = f" (and in {len(more)} more script{'s' * (len(more) > 1)})" if more else ""
+        yield f"{first}{others}"
 
 
 def _summary(found: "list[Finding]", num_scripts: int) -> str:

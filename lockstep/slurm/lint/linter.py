@@ -46,7 +46,7 @@ class Finding:
     path: str
     line: int
     rule: str
-    severity: Severity
+    severity: str
     message: str
     action: str
 
@@ -98,18 +98,26 @@ TABLE: tuple[tuple[str, Severity, str, str, Callable[[Job], Iterator[Hit]]], ...
         "add #SBATCH --ntasks-per-node, one task for each GPU", directive.no_tasks_per_node,
     ),
     (
-        "OUTPUT-FOLDER", "error", "the job fails at once (0:53) and leaves no log",
-        "make it before you submit", directive.missing_folder,
+        "OUTPUT-FOLDER", "note",
+        "Slurm before 23.02 does not make it, and the job fails at once (0:53) without a log",
+        "make it before you submit, where Slurm is older", directive.missing_folder,
     ),
     (
-        "GPU-PER-TASK", "warning", "NCCL then misses NVLink and P2P without a word",
+        "GPU-PER-TASK", "warning",
+        'a rank that asks for cuda:LOCAL_RANK fails with "invalid device ordinal", and else NCCL '
+        "does without NVLink and P2P",
         "use --gpus-per-node, with one task for each GPU and cuda:LOCAL_RANK",
         directive.one_gpu_per_task,
     ),
     (
         "SIGNAL-STEPS", "warning",
-        "ranks without a handler die of it, those in an image of SIGBUS, and the script goes on",
-        "write --signal=B:USR1@120 and trap USR1 in this script", directive.signal_to_steps,
+        "ranks that do not handle it are ended by it, and the script goes on",
+        "write --signal=B:USR1@120 and trap USR1 in this script, unless the ranks handle it",
+        directive.signal_to_steps,
+    ),
+    (
+        "TASKS-CONTRADICT", "error", "Slurm starts another number of tasks than one of them says",
+        "give --nodes and --ntasks-per-node, and leave --ntasks out", directive.tasks_contradict,
     ),
     (
         "EXPORT-NAMES", "error", "the tasks do not even find their program",
@@ -135,6 +143,26 @@ TABLE: tuple[tuple[str, Severity, str, str, Callable[[Job], Iterator[Hit]]], ...
     (
         "TORCHRUN-ONE-NODE", "error", "the other nodes idle or are waited for",
         "start it with srun --ntasks-per-node=1", launchers.one_node_only,
+    ),
+    (
+        "NO-SRUN", "error", "it runs on the first node only, and ranks that wait for others hang",
+        "start it with srun, or with torchrun on each node", launchers.no_srun,
+    ),
+    (
+        "TASKS-GPUS", "warning", "one rank drives one GPU",
+        "ask for as many tasks a node as GPUs: --ntasks-per-node", launchers.tasks_against_gpus,
+    ),
+    (
+        "WORKERS-GPUS", "error", 'the ranks beyond them fail with "invalid device ordinal"',
+        "start one rank for each GPU: --nproc-per-node", launchers.workers_against_gpus,
+    ),
+    (
+        "WORLD-SIZE", "error", "the ranks wait for some that never come, or are refused",
+        'set it from Slurm: export WORLD_SIZE="$SLURM_NTASKS"', launchers.world_size,
+    ),
+    (
+        "GLOO", "warning", "gloo copies each gradient through the host",
+        "use nccl, which is torch's default for GPUs", launchers.gloo_for_gpus,
     ),
     (
         "TORCHRUN-APART", "error", "each node then trains alone, and its result passes for all",
@@ -174,8 +202,15 @@ TABLE: tuple[tuple[str, Severity, str, str, Callable[[Job], Iterator[Hit]]], ...
     ),
     (
         "MASTER-ADDR", "error", "those of other nodes wait until their time is out",
-        'take the first host: scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1',
-        command.local_address,
+        command.FIRST_HOST, command.local_address,
+    ),
+    (
+        "MEETS-ITSELF", "error", "the nodes never meet, and wait until their time is out",
+        "let the batch shell expand it once, before srun", command.meets_itself,
+    ),
+    (
+        "BROKEN-LINE", "error", "what follows is no part of the command",
+        "let the backslash be the line's last character", command.broken_line,
     ),
     (
         "NO-KILL", "warning", "when one rank fails the others wait, and the nodes are billed",
@@ -211,8 +246,17 @@ TABLE: tuple[tuple[str, Severity, str, str, Callable[[Job], Iterator[Hit]]], ...
         "add --nv, or --rocm for AMD", container.no_gpus_inside,
     ),
     (
+        "DOCKER-SHM", "warning",
+        "the image has 64 MB of /dev/shm, and loaders or NCCL end with a bus error",
+        "add --ipc=host, or --shm-size=8g", container.docker_without_shared_memory,
+    ),
+    (
         "NCCL-VARIABLE", "warning", "what NCCL does not know it passes over without a word",
         "correct it", command.wrong_variable,
+    ),
+    (
+        "COSTLY-VARIABLE", "warning", "every step is slower", "leave it out",
+        command.costly_variable,
     ),
     (
         "INTERFACE-MISSING", "note", "ranks that find no interface do not meet",
@@ -249,14 +293,19 @@ def load(path: str) -> Script:
     return Script(path, content.decode("utf-8", "replace"))
 
 
-def lint(script: Script, interfaces: Collection[str] | None = None) -> list[Finding]:
+def lint(
+    script: Script,
+    interfaces: Collection[str] | None = None,
+    slurm: tuple[int, ...] | None = None,
+) -> list[Finding]:
     """Return what is wrong with a script, from its first line to its last.
 
     Args:
         script: What is judged.
         interfaces: Network interfaces of this machine, or None not to look for those it names.
+        slurm: The version of Slurm that it is for, as (23, 2); None where it is not known.
     """
-    return judged(script.path, Job(script, interfaces), RULES)
+    return judged(script.path, Job(script, interfaces, slurm), RULES)
 
 
 def judged(path: str, subject: Subject, rules: Iterable[Rule[Subject]]) -> list[Finding]:
@@ -269,4 +318,4 @@ def _finding(path: str, rule: Rule[Subject], hit: Hit) -> Finding:
     fact = one_line(hit.fact[:MAX_FACT])
     message = fact if hit.action else f"{fact}: {rule.why}"
     action = one_line(hit.action[:MAX_FACT]) or rule.action
-    return Finding(path, hit.line, rule.name, rule.severity, message, action)
+    return Finding(path, hit.line, rule.name, hit.severity or rule.severity, message, action)

@@ -23,7 +23,7 @@ from lockstep.slurm.lint.nccl_variables import (
 )
 from lockstep.vocabulary.system.environment import INTERFACE_NAMES
 
-Kind = Literal["name", "value", "interface", "slow"]
+Kind = Literal["name", "value", "interface", "slow", "costly"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Problem:
     Attributes:
         message: What is wrong, and what is allowed.
         kind: `name`, not a variable of NCCL's (or not any more); `value`, not a value it takes;
-            `interface`, not on this machine; `slow`, good but not while something is timed.
+            `interface`, not on this machine; `slow`, good but not while something is timed;
+            `costly`, it slows every step.
     """
 
     name: str
@@ -43,6 +44,31 @@ class Problem:
     kind: Kind
 
 
+_TO_DEBUG = "leave it out, except to debug"
+_BLOCKING = ("the host waits for each kernel, so nothing overlaps", _TO_DEBUG)
+_SLOWER_PATH = "leave it out, unless a fault of this machine needs it; then name the fault there"
+_BY_HOST = ("GPUs of a node then talk through the host's memory, not NVLink", _SLOWER_PATH)
+_BY_TCP = ("nodes then talk over TCP, not InfiniBand or RoCE", _SLOWER_PATH)
+_CHOSEN = ("NCCL alone would take the fastest for each message", "leave it out, except to test it")
+# variable -> (values that cost speed, as a pattern; what they do; what to do instead)
+COSTLY: dict[str, tuple[str, str, str]] = {
+    "CUDA_LAUNCH_BLOCKING": ("1", *_BLOCKING),
+    "HIP_LAUNCH_BLOCKING": ("1", *_BLOCKING),
+    "AMD_SERIALIZE_KERNEL": ("[123]", *_BLOCKING),
+    "AMD_SERIALIZE_COPY": ("[123]", *_BLOCKING),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": ("1", "the driver then allocates each tensor", _TO_DEBUG),
+    "NCCL_IB_DISABLE": ("1", *_BY_TCP),
+    "NCCL_NET": ("(?i:socket)", *_BY_TCP),
+    "NCCL_P2P_DISABLE": ("1", *_BY_HOST),
+    "NCCL_P2P_LEVEL": ("LOC|0", *_BY_HOST),
+    "NCCL_SHM_DISABLE": ("1", "ranks of a node may then talk over the network", _SLOWER_PATH),
+    "NCCL_NET_GDR_LEVEL": ("LOC|0", "the network then reaches a GPU by the host", _SLOWER_PATH),
+    "FI_PROVIDER": ("(?i:tcp|sockets)", "libfabric then talks over TCP", _SLOWER_PATH),
+    "NCCL_PROTO": ("[^^].*", *_CHOSEN),
+    "NCCL_ALGO": ("[^^].*", *_CHOSEN),
+    "NCCL_CHECK_POINTERS": ("1", "NCCL then checks every pointer", _TO_DEBUG),
+    "TORCH_NCCL_BLOCKING_WAIT": ("1", "the host then waits for each collective", _TO_DEBUG),
+}
 MAX_INTERFACE_NAME = 15  # IFNAMSIZ of Linux, less its final zero
 MAX_SOCKETS = 64  # NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD
 
@@ -113,6 +139,9 @@ def _too_many_sockets(sockets: str, threads: str) -> Problem | None:
 
 
 def _slow(name: str, value: str, environ: Mapping[str, str]) -> Problem | None:
+    pattern, effect, instead = COSTLY.get(name, ("", "", ""))
+    if pattern and re.fullmatch(pattern, value):
+        return Problem(name, value, f"{name}={value}: {effect}", instead, "costly")
     level = value.upper()
     if name == "TORCH_DISTRIBUTED_DEBUG" and level == "DETAIL":
         why = "checks every collective among all ranks, which slows what is timed"

@@ -14,7 +14,7 @@ from lockstep.slurm.lint.batch import (
     tokens_of,
 )
 from lockstep.slurm.lint.rules.endings import hidden_by_a_pipe, hidden_by_the_end
-from lockstep.slurm.lint.rules.launchers import option_values, torch_launch
+from lockstep.slurm.lint.rules.launchers import TORCHRUN, option_values, torch_launch
 from lockstep.slurm.lint.shell.shell_commands import Command
 from lockstep.slurm.lint.shell.shell_words import base_name, value_of
 from lockstep.slurm.lint.variables import Kind, problems
@@ -32,6 +32,21 @@ CONDA = "an environment of conda"
 ML_WORDS = {"", "list", "avail", "use", "unuse", "spider", "show", "unload", "help", "save"}
 OWN_JOB = {"SLURM_JOB_ID", "SLURM_JOBID", "SLURM_ARRAY_JOB_ID"}
 PURGES_NOTHING = re.compile(r"^/etc/|/init/|/activate$|/?\.\w*(bashrc|profile)$")
+# What says that a machine is Cray's; Perlmutter's GPUs are asked for by --constraint=gpu.
+CRAY = re.compile(r"PrgEnv-|\bcray|\bcpe\b|\bLUMI\b|frontier|perlmutter|nersc|olcf", re.IGNORECASE)
+CRAY_GPUS = re.compile(r"gpu($|&)")
+CUT = re.compile(r"\\[ \t]+(#.*)?$")
+CASE = re.compile(r"\s*\(?-[\w-]*\*?(\s*\|\s*[\w*-]+)*\s*\)")  # patterns of a case
+NODE_LIST = re.compile(r"\$\{?SLURM_(JOB_)?NODELIST\}?")
+# What each task that expands it gets another value of.
+OF_ONE_TASK = {
+    "host": re.compile(
+        r"\$\(\s*hostname\b[^)]*\)|`\s*hostname\b[^`]*`|\$\{?(HOSTNAME|SLURMD_NODENAME)\b"
+    ),
+    "number": re.compile(r"\$\{?RANDOM\b|\$\(\s*(shuf|uuidgen|date)\b|\$\$"),
+}
+FIRST_HOST = 'take the first host: scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1'
+MEETING_OPTIONS = ("rdzv_endpoint", "master_addr", "rdzv_id", "master_port")
 LOCAL_ADDRESSES = {"localhost", "127.0.0.1", "0.0.0.0", "::1"}  # noqa: S104, none is bound
 
 
@@ -73,7 +88,9 @@ def rank_in_batch_shell(job: Job) -> Iterator[Hit]:
     for line, names in found.items():
         if names:
             listed = " and ".join(f"${name}" for name in sorted(names))
-            yield Hit(line, f"the batch shell expands {listed}")
+            # With c10d the nodes are numbered as they come, and this number is not read.
+            severity = "warning" if re.search("c10d", job.script.text) else ""
+            yield Hit(line, f"the batch shell expands {listed}", severity=severity)
 
 
 def _functions_of_tasks(job: Job) -> set[str]:
@@ -130,6 +147,8 @@ def fixed_port(job: Job) -> Iterator[Hit]:
     found = list(_settings_of(job, "MASTER_PORT", "master_port", "main_process_port"))
     found += [(n, v.rpartition(":")[2]) for n, v in _settings_of(job, "", "rdzv_endpoint")]
     facts: dict[str, int] = {}  # said once, where it is first set
+    for line in _default_port(job):
+        facts.setdefault("torchrun before 2.12 takes its default port, 29500", line)
     for line, value in found:
         known = job.script.resolve(value)
         if "RANDOM" in known or "shuf" in known:
@@ -137,6 +156,18 @@ def fixed_port(job: Job) -> Iterator[Hit]:
         elif known.isdigit() and known != "0" and not job.script.directive("exclusive"):
             facts.setdefault(f"the port is always {known[:9]}", line)
     yield from (Hit(line, fact) for fact, line in facts.items())
+
+
+def _default_port(job: Job) -> Iterator[int]:
+    """Yield the lines of torchrun that say no port, on nodes that others may use."""
+    told = ("standalone", "rdzv_endpoint", "master_port", "rdzv_conf", "$")
+    if job.script.directive("exclusive") or "PET_" in job.script.text:
+        return
+    for command in job.commands:
+        tokens = tokens_of(command.words)
+        is_told = any(one.lstrip("-").replace("-", "_").startswith(told) for one in tokens)
+        if torch_launch(tokens) in TORCHRUN and command.name not in SAYING and not is_told:
+            yield command.line
 
 
 def local_address(job: Job) -> Iterator[Hit]:
@@ -148,6 +179,27 @@ def local_address(job: Job) -> Iterator[Hit]:
         if known in LOCAL_ADDRESSES:
             yield Hit(line, f"the ranks of {job.nodes} nodes meet at {known}")
             return  # the options that repeat it say nothing new
+        if NODE_LIST.fullmatch(known):
+            fact = f"{known} is a list of hosts, such as n[01-02], where one host is needed"
+            yield Hit(line, fact, FIRST_HOST)
+            return
+
+
+def meets_itself(job: Job) -> Iterator[Hit]:
+    """Look for a meeting point that each task expands, and so has one of its own."""
+    for command in job.script.commands if (job.nodes or 1) > 1 else ():
+        if not any(base_name(word.text) == "srun" for word in command.words):
+            continue
+        held = [job.script.known[name] for name in command.live if name in job.script.known]
+        words = [one for word in (*command.words, *held) for one in (word, *(word.items or ()))]
+        for word in words:
+            tokens = tokens_of([word]) if not word.inner else []  # else this shell expands it
+            found = [*option_values(tokens, *MEETING_OPTIONS)]
+            found += [one.partition("=")[2] for one in tokens if one.startswith("MASTER_")]
+            for what, pattern in OF_ONE_TASK.items():
+                own = next((match[0] for one in found if (match := pattern.search(one))), "")
+                if own and own.strip("${}") not in word.live:
+                    yield Hit(command.line, f"each task expands {own}, to a {what} of its own")
 
 
 def no_kill(job: Job) -> Iterator[Hit]:
@@ -186,7 +238,13 @@ def _no_cpus_at_all(job: Job) -> Iterator[Hit]:
 
 
 def modules_on_top(job: Job) -> Iterator[Hit]:
-    """Look for modules on top of those that the submitting shell had."""
+    """Look for modules on top of those that the submitting shell had.
+
+    On a Cray a purge takes the programming environment away.
+    """
+    constraint = job.script.directive("constraint")
+    if CRAY.search(job.script.text) or (constraint and CRAY_GPUS.match(constraint.value or "")):
+        return
     for command in job.commands:
         first, *rest = [word.text for word in command.words]
         if first in ("source", ".") and rest and not PURGES_NOTHING.search(rest[0]):
@@ -214,19 +272,41 @@ def two_environments(job: Job) -> Iterator[Hit]:
 def _activates(command: Command) -> str | None:
     first, *rest = [word.text for word in command.words]
     if first in ("source", ".") and rest and base_name(rest[0]) == "activate":
-        return CONDA if len(rest) > 1 else "a venv"
+        begins_conda = re.search("conda|mamba|miniforge", rest[0], re.IGNORECASE)
+        return CONDA if len(rest) > 1 or begins_conda else "a venv"
     if first in ("conda", "mamba", "micromamba") and rest[:1] == ["activate"]:
         return CONDA
     return None
 
 
 def lost_exit_code(job: Job) -> Iterator[Hit]:
-    """Look for a pipe, or a last command, that hides how srun ended."""
-    for command in hidden_by_a_pipe(job):
-        yield Hit(command.line, "the exit code of srun is lost in a pipe without pipefail")
+    """Look for a pipe, or a last command, that hides how the ranks ended."""
+    piped = [*hidden_by_a_pipe(job)]
+    for command in piped:
+        what = "srun" if step_of(command) else torch_launch(tokens_of(command.words))
+        yield Hit(command.line, f"the exit code of {what} is lost in a pipe without pipefail")
     last = hidden_by_the_end(job)
-    if last:
-        yield Hit(last.line, f"the script ends with {last.name[:40]}, whatever srun said")
+    if last and last.line not in [one.line for one in piped]:
+        yield Hit(last.line, f"the script ends with {last.name[:40]}, however its ranks ended")
+
+
+def broken_line(job: Job) -> Iterator[Hit]:
+    """Look for commands that a blank, a comment or nothing behind their backslash cuts in two."""
+    lines = job.script.reader.text.split("\n")
+    cut: dict[int, str] = {}
+    for command in job.script.commands:
+        last = command.words[-1] if command.words else None
+        if last and last.text in (" ", "\t") and CUT.search(lines[last.line - 1]):
+            cut[last.line] = "a blank behind the backslash ends the command"
+        first = command.words[0].text if command.words else ""
+        line, before = lines[command.line - 1], command.line - 1  # its text, the line above
+        begins = re.match("--?[a-zA-Z]", first) and line.lstrip().startswith(first)
+        text = lines[before - 1].strip() if begins and before and not CASE.match(line) else ""
+        if text.startswith("#"):
+            cut[before] = "a comment between the lines of a command ends it"
+        elif text and before not in cut and not text.endswith(("|", "&&")):
+            cut[before] = "the line has no backslash at its end"
+    yield from (Hit(line, f"{fact}; the next line is run by itself") for line, fact in cut.items())
 
 
 def _problems(job: Job, *kinds: Kind) -> Iterator[Hit]:
@@ -245,6 +325,11 @@ def wrong_variable(job: Job) -> Iterator[Hit]:
 def missing_interface(job: Job) -> Iterator[Hit]:
     """Look for the network interfaces on this machine."""
     return _problems(job, "interface")
+
+
+def costly_variable(job: Job) -> Iterator[Hit]:
+    """Look for variables that slow every step."""
+    return _problems(job, "costly")
 
 
 def debugging(job: Job) -> Iterator[Hit]:

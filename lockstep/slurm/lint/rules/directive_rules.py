@@ -8,13 +8,18 @@ from pathlib import Path
 
 from lockstep.slurm.lint.batch import Hit, Job
 from lockstep.slurm.lint.rules.launchers import torch_launch
-from lockstep.slurm.lint.shell.sbatch_options import SBATCH_OPTIONS
+from lockstep.slurm.lint.shell.sbatch_options import SBATCH_OPTIONS, SHORT, options
 from lockstep.slurm.lint.shell.shell_script import Script
+from lockstep.slurm.lint.shell.shell_words import WordReader
 
 TIME = re.compile(
     r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}|INFINITE|UNLIMITED|-1", re.IGNORECASE
 )
-MISSPELT = re.compile(r"\s*#+\s*sbatch\s*-", re.IGNORECASE)
+# A comment that is a directive but for its spelling, and one that somebody has switched off.
+MISSPELT = re.compile(r"(?:\s*#sbatch|\s+#SBATCH)(\s+-.*)", re.IGNORECASE)
+OFF = re.compile(r"\s*(?:##+\s*|#\s+)SBATCH\s+-")
+# The first version of Slurm that makes the folders of --output and --error.
+MAKES_FOLDERS = (23, 2)
 
 
 def no_shebang(job: Job) -> Iterator[Hit]:
@@ -39,16 +44,19 @@ def late_directive(job: Job) -> Iterator[Hit]:
 
 
 def misspelt_directive(job: Job) -> Iterator[Hit]:
-    """Look for comments that were meant to be directives."""
+    """Look for comments that were meant to be directives: options alone, and no script to send."""
     for line, text in job.script.reader.comments:
-        if MISSPELT.match(text) and not text.startswith(("#SBATCH", "##")):
-            yield Hit(line, f"{text[:60].rstrip()!r} does not begin with #SBATCH")
+        match = MISSPELT.fullmatch(text)
+        if match and not text.startswith("#SBATCH"):
+            rest = options([*WordReader(match[1]).words()], SHORT)[1]
+            if not rest:
+                yield Hit(line, f"{text[:60].rstrip()!r} does not begin with #SBATCH")
 
 
 def disabled_directive(job: Job) -> Iterator[Hit]:
-    """Look for directives behind a second #."""
+    """Look for directives behind a second # or a blank, which somebody has switched off."""
     for line, text in job.script.reader.comments:
-        if MISSPELT.match(text) and text.startswith("##"):
+        if OFF.match(text):
             yield Hit(line, f"{text[:60].strip()!r} is a comment")
 
 
@@ -81,7 +89,8 @@ def wrong_time(job: Job) -> Iterator[Hit]:
     """Look for a time limit in a form that sbatch does not take (sbatch(1), --time)."""
     option = job.script.directive("time")
     value = (option and option.value) or ""
-    if option and "$" not in value and not TIME.fullmatch(value):
+    is_filled_in = re.search(r"[${}<>@#%]", value)  # by the shell's user, or by a template
+    if option and not is_filled_in and not TIME.fullmatch(value):
         yield Hit(option.line, f"--time={value} is no time to sbatch")
 
 
@@ -98,12 +107,18 @@ def no_tasks_per_node(job: Job) -> Iterator[Hit]:
 
 
 def missing_folder(job: Job) -> Iterator[Hit]:
-    """Look for the folders of --output and --error, as far as this machine can tell."""
+    """Look for the folders of --output and --error, as far as this machine can tell.
+
+    Slurm makes them since 23.02 (its release notes), also where %j is in their name.
+    """
+    if job.slurm and job.slurm >= MAKES_FOLDERS:
+        return
     for name in ("output", "error"):
         option = job.script.directive(name)
         folder = Path(option.value).parent if option and option.value else Path()
         if option and not _may_exist(folder, job.script):
-            yield Hit(option.line, f"the folder {folder} of --{name} does not exist")
+            fact = f"the folder {folder} of --{name} does not exist"
+            yield Hit(option.line, fact, severity="error" if job.slurm else "")
 
 
 def _may_exist(folder: Path, script: Script) -> bool:
@@ -123,27 +138,49 @@ def _may_exist(folder: Path, script: Script) -> bool:
 
 def one_gpu_per_task(job: Job) -> Iterator[Hit]:
     """Look for what shows each of several tasks of a node its own GPU only."""
+    sharing = job.script.directive("gres-flags")
+    if sharing and "allow-task-sharing" in (sharing.value or ""):
+        return
     option = job.script.directive("gpus-per-task")
     if option and (job.tasks_per_node() or 1) > 1:
         yield Hit(option.line, "--gpus-per-task shows each task one GPU")
     for step in job.steps:
-        bind = step.options.get("gpu-bind") or ""
+        bind, nearest = (step.options.get(name) or "" for name in ("gpu-bind", "accel-bind"))
+        if "allow-task-sharing" in (step.options.get("gres-flags") or ""):
+            continue
         several = step.is_certain and (job.tasks_per_node(step) or 2) > 1
         several = several and not job.is_single(step)
         if several and "gpus-per-task" in step.options:
             yield Hit(step.line, "srun --gpus-per-task shows each task one GPU")
         elif several and bind.startswith(("single", "per_task")):
             yield Hit(step.line, f"srun --gpu-bind={bind} shows each task one GPU")
+        elif several and "g" in nearest:
+            yield Hit(step.line, f"srun --accel-bind={nearest} shows each task its nearest GPU")
         elif any(re.match(r"CUDA_VISIBLE_DEVICES=\S*LOCAL", one) for one in step.tokens):
             yield Hit(step.line, "CUDA_VISIBLE_DEVICES is set to one GPU in each task")
 
 
 def signal_to_steps(job: Job) -> Iterator[Hit]:
-    """Look for a warning before the time limit that goes to the ranks."""
+    """Look for a warning before the time limit that goes to the ranks; Lightning wants it there."""
+    if re.search("lightning", job.script.text, re.IGNORECASE):
+        return
     option = job.script.directive("signal")
     target, colon, _ = ((option and option.value) or "").partition(":")
     if option and not (colon and "B" in target):
         yield Hit(option.line, f"--signal={option.value} goes to the ranks, not to this script")
+
+
+def tasks_contradict(job: Job) -> Iterator[Hit]:
+    """Look for a number of tasks that the number of a node's tasks contradicts."""
+    tasks, per_node = job.script.directive("ntasks"), job.script.directive("ntasks-per-node")
+    numbers = [job.number(one.value) if one else None for one in (tasks, per_node)]
+    if not (tasks and numbers[0] and numbers[1]):
+        return
+    num_tasks, num_of_node = numbers[0], numbers[1]
+    if num_tasks < num_of_node or (job.nodes and num_tasks > job.nodes * num_of_node):
+        nodes = f" on {job.nodes} node{'s' * (job.nodes > 1)}" if job.nodes else ""
+        fact = f"--ntasks={num_tasks} contradicts --ntasks-per-node={num_of_node}{nodes}"
+        yield Hit(tasks.line, fact)
 
 
 def exported_names(job: Job) -> Iterator[Hit]:

@@ -1,9 +1,10 @@
-"""Whether a batch script hears how the ranks that it starts have ended."""
+"""Whether a batch script ends with an error when the ranks that it starts do."""
 
 import re
 from collections.abc import Iterator
 
-from lockstep.slurm.lint.batch import SAYING, Job, step_of
+from lockstep.slurm.lint.batch import LAUNCH, SAYING, Job, step_of, tokens_of
+from lockstep.slurm.lint.rules.launchers import torch_launch
 from lockstep.slurm.lint.shell.shell_commands import Command
 
 
@@ -11,10 +12,16 @@ def hidden_by_a_pipe(job: Job) -> Iterator[Command]:
     """Yield each launch whose exit code a pipe hides."""
     if "pipefail" in _settings(job) or "PIPESTATUS" in job.script.text:
         return
-    for command in job.commands:
+    for command in job.commands if job.is_batch else ():
         step = step_of(command)
-        if step and step.is_launch and command.is_piped:
+        is_launch = step.is_launch if step else _starts_ranks(command)
+        if is_launch and command.is_piped:
             yield command
+
+
+def _starts_ranks(command: Command) -> bool:
+    """Return whether a command is a launcher of torch's, without srun."""
+    return bool(LAUNCH.fullmatch(command.name) and torch_launch(tokens_of(command.words)))
 
 
 def hidden_by_the_end(job: Job) -> Command | None:
@@ -24,6 +31,8 @@ def hidden_by_the_end(job: Job) -> Command | None:
     if not top or "errexit" in _settings(job):
         return None
     last, heard = commands[top[-1]], _heard(commands)
+    if last.name.startswith("-"):
+        return None  # a part of the command before it, as another rule says
     ends = _ends_as_ranks(commands, heard)
     if last.name in ("exit", "return") or top[-1] in ends:
         return None
@@ -43,6 +52,9 @@ def _ends_as_ranks(commands: list[Command], heard: set[int]) -> dict[int, bool]:
         if step:
             found[at] = step.is_launch and step.is_certain
             is_beside = is_beside or (found[at] and command.ends == "&")
+        elif _starts_ranks(command):
+            found[at] = True
+            is_beside = is_beside or command.ends == "&"
         elif command.name in functions:
             found[at] = functions[command.name]
         elif _waits(command):

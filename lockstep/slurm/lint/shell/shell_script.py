@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from lockstep.slurm.lint.shell.sbatch_options import SHORT, Option, options
@@ -137,7 +137,7 @@ class Script:
         match = VARIABLE.fullmatch(word.text) if len(word.text) < 200 and word.live else None
         setting = self.known.get(match[1] or match[2]) if match else None
         if setting and setting.items is not None:
-            return [Word(word.line, one.text, one.live, one.quoted) for one in setting.items]
+            return [replace(one, line=word.line, items=None) for one in setting.items]
         if setting and not word.quoted:
             parts = WordReader(value_of(setting)[:MAX_LENGTH]).words()
             # What a variable holds is not expanded once more.

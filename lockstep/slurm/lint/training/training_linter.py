@@ -26,6 +26,35 @@ RULES: tuple[Rule[Script], ...] = (
         rules.read_each_step,
     ),
     Rule(
+        "STEP-COLLECTIVE", "warning", "each rank waits there for the slowest, beside the gradients",
+        "do it every hundred steps or at the epoch's end", rules.collective_each_step,
+    ),
+    Rule(
+        "UNUSED-PARAMETERS", "warning", "DDP walks the whole graph in each step",
+        "leave it out, unless some parameters really get no gradient", rules.unused_parameters,
+    ),
+    Rule(
+        "NO-WORKERS", "warning", "the process that trains reads each batch itself, meanwhile idle",
+        "give num_workers, such as the cores of a rank less one, and persistent_workers=True",
+        rules.no_workers,
+    ),
+    Rule(
+        "NO-SYNC", "warning", "each backward exchanges all gradients, and only the last must",
+        "do the other backwards within `with model.no_sync():`", rules.no_sync,
+    ),
+    Rule(
+        "RANK-FILES", "warning", "the ranks write over each other, and the file may be torn",
+        "do it on rank 0 alone, and let the others wait at a barrier", rules.files_of_all_ranks,
+    ),
+    Rule(
+        "RANK-DEVICE", "error", 'the second node fails with "invalid device ordinal"',
+        'use int(os.environ["LOCAL_RANK"])', rules.device_of_global_rank,
+    ),
+    Rule(
+        "GLOO", "warning", "gloo copies each gradient through the host",
+        "use nccl, which is torch's default for GPUs", rules.gloo_for_gpus,
+    ),
+    Rule(
         "RANK-COLLECTIVE", "error", "the other ranks wait for it until the time-out",
         "call it on every rank, and let only what prints or writes depend on the rank",
         rules.some_ranks_only,

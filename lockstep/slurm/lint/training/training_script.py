@@ -7,6 +7,9 @@ from functools import cached_property
 
 Block = ast.For | ast.While | ast.If | ast.FunctionDef | ast.AsyncFunctionDef
 Loop = ast.For | ast.While
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+# Wraps a model for several ranks.
+WRAPS = ("DistributedDataParallel", "DDP")
 # How a script asks which rank it is.
 OF_RANKS = ("rank", "is_main_process", "is_master", "is_main", "is_global_zero")
 # Each rank must call these, or the others wait (torch.distributed, "Collective functions").
@@ -49,7 +52,7 @@ class Script:
     @property
     def is_distributed(self) -> bool:
         """Whether it forms a process group, or wraps a model for one."""
-        return bool(self.named("init_process_group", "DistributedDataParallel", "DDP"))
+        return bool(self.named("init_process_group", *WRAPS))
 
     @property
     def is_training(self) -> bool:
@@ -71,10 +74,58 @@ class Script:
                 return None
         return None
 
+    def assigned(self, *names: str) -> set[str]:
+        """Return the variables that calls of these last names are assigned to."""
+        return {
+            name_of(target)
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+            and name_of(node.value.func).rpartition(".")[2] in names
+            for target in node.targets
+        } - {""}  # fmt: skip
+
+    @cached_property
+    def step_blocks(self) -> set[ast.AST]:
+        """The loops, and the functions called in a loop, in which gradients are computed."""
+        found: set[ast.AST] = set()
+        for backward in self.named("backward"):
+            function = self.function_of(backward)
+            if loop := self.loop_of(backward):
+                found.add(loop)
+            elif isinstance(function, Function):
+                callers = {loop for one in self.named(function.name) if (loop := self.loop_of(one))}
+                found |= {function, *callers} if callers else set()
+        return found
+
+    def in_each_step(self, call: ast.Call) -> bool:
+        """Return whether a call is made in each step, of some ranks at least."""
+        for holder in self.around(call):
+            if holder in self.step_blocks:
+                return not (isinstance(holder, ast.For) and call in ast.walk(holder.iter))
+            if isinstance(holder, Loop | Function | ast.Lambda):
+                return False
+            if isinstance(holder, ast.If | ast.IfExp):
+                is_of_ranks = isinstance(holder.test, ast.Compare | ast.Call | ast.Name)
+                if not (is_of_ranks and asks_for_rank(holder.test)):
+                    return False
+        return False
+
+    def is_for_some_ranks(self, node: ast.AST, seen: frozenset[str] = frozenset()) -> bool:
+        """Return whether a condition about the rank leads to a node, or to its function's calls."""
+        function = self.function_of(node)
+        tests = [one.test for one in self.around(node) if isinstance(one, ast.If | ast.IfExp)]
+        for one in ast.walk(function):
+            if isinstance(one, ast.If) and isinstance(one.body[-1], ast.Return | ast.Continue):
+                tests += [one.test] if one.lineno < getattr(node, "lineno", 0) else []
+        if any(map(asks_for_rank, tests)) or not isinstance(function, Function):
+            return any(map(asks_for_rank, tests))
+        name = function.name
+        calls = self.named(name) if name not in seen else []
+        return any(self.is_for_some_ranks(call, seen | {name}) for call in calls)
+
     def function_of(self, node: ast.AST) -> ast.AST:
         """Return the function around a node, or the whole script."""
-        kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-        return next((one for one in self.around(node) if isinstance(one, kinds)), self.tree)
+        return next((one for one in self.around(node) if isinstance(one, Function)), self.tree)
 
 
 def name_of(node: ast.AST) -> str:
