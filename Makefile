@@ -21,28 +21,38 @@ help: ## Show what can be made
 
 venv: .venv/complete ## Make .venv with all that measuring, testing and reporting need
 
-# uv installs in seconds; where it cannot be had, pip does the same in minutes. Without a GPU torch
-# for CPUs is enough, a thirtieth of the download; its index is not in reach everywhere.
-.venv/complete: pyproject.toml constraints.txt
-	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv || true
-	@if [ -x $(BIN)/uv ]; then \
-		install() { $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python \
-			-c constraints.txt -e '.[$(EXTRAS)]' "$$@"; }; \
-		install --torch-backend=auto || { \
-			echo "Once more, with the torch of the usual index: about 6 GB with CUDA's libraries."; \
-			install; }; \
-	else \
-		echo "Without uv: about 6 GB with torch's CUDA libraries, in some minutes."; \
-		$(BIN)/python -m pip install -c constraints.txt -e '.[$(EXTRAS)]'; \
-	fi
-	@touch $@
+# $(call install,EXTRAS): uv installs in seconds; where it cannot be had, pip does in minutes. Without
+# a GPU torch for CPUs is enough, a thirtieth of the download; its index is not in reach everywhere.
+define install
+@[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv
+@[ -x $(BIN)/uv ] || $(BIN)/python -m pip install --quiet --disable-pip-version-check uv || true
+@if [ -x $(BIN)/uv ]; then \
+	install() { $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python \
+		-c constraints.txt -e '.[$(1)]' "$$@"; }; \
+	install --torch-backend=auto 2>/dev/null || { \
+		echo "Installing the torch of the usual index: about 6 GB with CUDA's libraries."; \
+		install; }; \
+else \
+	echo "Installing without uv: about 6 GB with torch's CUDA libraries, in some minutes."; \
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$(1)]'; \
+fi
+@touch $@
+endef
 
-# Where a launch or the check failed, what was measured still becomes a page.
-demo: venv ## Measure world sizes 1 and 2 on this machine and make the report
+.venv/bench: pyproject.toml constraints.txt
+	$(call install,bench)
+
+.venv/complete: .venv/bench
+	$(call install,$(EXTRAS))
+
+# What was measured becomes a page also where a launch or the check failed. What `run` prints of it
+# the report prints, too.
+demo: .venv/bench ## Measure world sizes 1 and 2 on this machine and make the report
 	@worst=0; for step in "run $(DEMO)" verify "report results/laptop"; do \
 		echo "$(BIN)/lockstep $$step"; \
-		code=0; $(BIN)/lockstep $$step || code=$$?; \
+		code=0; \
+		case $$step in run*) exec 3>/dev/null ;; *) exec 3>&1 ;; esac; \
+		$(BIN)/lockstep $$step >&3 || code=$$?; \
 		[ $$code -le 1 ] || exit $$code; \
 		[ $$code = 0 ] || worst=$$code; \
 	done; exit $$worst

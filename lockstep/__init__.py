@@ -14,7 +14,10 @@ def __getattr__(name: str) -> Any:
 
         return read
     if name == "explain":
-        from lockstep.own_loop.explanation import explain
-
+        try:
+            from lockstep.own_loop.explanation import explain
+        except ModuleNotFoundError as error:
+            lacks = f"lockstep.explain needs {error.name}, which this Python lacks"
+            raise ImportError(f"{lacks}; pip install '/path/to/checkout[bench]'") from None
         return explain
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -145,6 +145,14 @@ GROUPS = {
 }
 COMMANDS = {name: facts for group in GROUPS.values() for name, facts in group.items()}
 
+# What people type as a command, and is a function.
+FUNCTIONS = {
+    "explain": "call lockstep.explain(step, model=ddp, batches=loader) in the training script; "
+    "docs/how-to/own-training-script.md shows it",
+    "measure": "call lockstep.measure(step, samples=N, ddp=ddp) in a test with the fixture "
+    "lockstep; lockstep run --tests FOLDER runs such tests",
+    "read": "call lockstep.read(FOLDER) in Python; lockstep report FOLDER --csv prints the same",
+}
 EXIT_INPUT = 2
 EXIT_MACHINE = 3
 EXIT_INTERRUPTED = 130
@@ -173,6 +181,7 @@ class LazyGroup(click.Group):
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             near = difflib.get_close_matches(args[0], COMMANDS, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}?" if near else "lockstep --help lists them"
+            hint = FUNCTIONS.get(args[0], hint)
             ctx.fail(f"No such command {args[0]!r}; {hint}")
         return super().resolve_command(ctx, args)
 

@@ -63,7 +63,7 @@ def test_the_demo_on_one_gpu_measures_what_it_can_and_makes_the_page(machine, tm
         f'exec {sys.executable} -m lockstep "$@"\n'
     )
     command.chmod(0o755)
-    demo = ["make", "-f", ROOT / "Makefile", "demo", "-o", ".venv/complete", "BIN=bin"]
+    demo = ["make", "-f", ROOT / "Makefile", "demo", "-o", ".venv/bench", "BIN=bin"]
     ended = machine(of_gpus(), *demo, NUM_GPUS="1")
     assert ended.returncode == 0, ended.stderr
     assert (
@@ -84,7 +84,7 @@ def test_the_demo_makes_the_page_where_launches_failed(code, ends, commands, tmp
     command = tmp_path / "lockstep"
     command.write_text(f'#!/bin/sh\necho "$@" >> said\n[ "$1" != run ] || exit {code}\n')
     command.chmod(0o755)
-    demo = ["make", "-f", ROOT / "Makefile", "demo", "-o", ".venv/complete", f"BIN={tmp_path}"]
+    demo = ["make", "-f", ROOT / "Makefile", "demo", "-o", ".venv/bench", f"BIN={tmp_path}"]
     ended = subprocess.run(demo, cwd=tmp_path, capture_output=True, text=True, check=False)
     wanted = ["run laptop", "verify", "report results/laptop"]
     assert (tmp_path / "said").read_text().splitlines() == wanted[:commands]

@@ -156,6 +156,7 @@ class Bound:
         rate: Share of the turns that are set apart, see `division`.
         excess: What was measured of the parts beyond the step, as a share of it.
         beyond_rounds: What the turns take beyond the rounds, as a share of these.
+        queued: What ranks waited for cores that were in use, as a share of the step.
         round_s: The step of the rounds where it is another: a median, it leaves out what is shown
             to come in some steps, and `step_s` is the mean of the turns.
     """
@@ -176,6 +177,7 @@ class Bound:
     rate: float = 0.0
     excess: float = 0.0
     beyond_rounds: float = 0.0
+    queued: float = 0.0
     round_s: float | None = None
 
     @property
@@ -188,6 +190,11 @@ class Bound:
         """The largest cause where it is not shown and another one is; None elsewhere."""
         largest = max(self.shares, key=lambda share: share.seconds, default=None)
         return largest if largest and self.named and not largest.is_shown else None
+
+    @property
+    def shares_cores(self) -> bool:
+        """Whether ranks waited for cores, so that no cause below `LITTLE` of the step is named."""
+        return self.queued >= NOTABLE
 
     @property
     def lost_s(self) -> float:
@@ -266,6 +273,7 @@ def judge(
         drift=next(filter(None, drifts), None),
         rate=found["rate"].seconds,
         excess=excess,
+        queued=found["queued"].seconds / step_s,
     )
 
 
@@ -288,6 +296,7 @@ def quantities(turns: Turns, base: Base | None, buckets: Buckets | None) -> dict
     The turns, and those of the base, are of shape (..., num_ranks, num_turns).
     """
     found = division.divide(turns)
+    found["queued"] = found.get("contention", np.zeros_like(found["own"]))
     whole = found.get("fixed")  # of which a baseline's shared step loses a part
     if base:
         against = _against(found, division.divide(base.turns), base.share)
@@ -404,19 +413,23 @@ def _mean(values: Sequence[float], confidence: float) -> Amount:
 def _shares(found: Mapping[str, Amount], in_one_turn: Mapping[Cause, bool]) -> list[Share]:
     """Return the share of each cause, the largest first.
 
-    What bounds a step by what ranks wait for comes before what each has alone, which scales.
+    What bounds a step by what ranks wait for comes before what each has alone, which scales. Where
+    ranks waited for cores, that unevenness is in every difference, so a cause must be shown to take
+    `LITTLE` of the step.
     """
     shares = []
+    step_s = found["step"].seconds
+    least_s = LITTLE * step_s if found["queued"].seconds >= NOTABLE * step_s else 0.0
     for cause, is_carried in in_one_turn.items():
         seconds, interval = max(found[cause].seconds, 0.0), found[cause].interval
-        is_sure = interval is not None and interval[0] > 0
+        is_sure = interval is not None and interval[0] > (0.0 if cause == "contention" else least_s)
         if cause == "fixed":
             seconds = _between(found[cause], found["own"].seconds)
-        is_sure &= seconds >= NOTABLE * found["step"].seconds
+        is_sure &= seconds >= NOTABLE * step_s
         is_shown = is_sure and not is_carried
         seconds = 0.0 if cause == "fixed" and not is_shown else seconds
         shares.append(Share(cause, seconds, interval, is_shown, is_sure and is_carried))
-    bound_s = BOUND * found["step"].seconds
+    bound_s = BOUND * step_s
     waits = any(share.is_shown and share.cause not in UNSHARED and share.seconds >= bound_s
                 for share in shares)  # fmt: skip
     return sorted(shares, key=lambda share: (waits and share.cause in UNSHARED, -share.seconds))

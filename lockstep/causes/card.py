@@ -230,6 +230,9 @@ def _trust(bound: Bound) -> str:
     if abs(bound.beyond_rounds) >= NOTABLE:
         than = "longer" if bound.beyond_rounds > 0 else "shorter"
         said.append(f"turns took {percent(abs(bound.beyond_rounds))} % {than} than the rounds")
+    if bound.shares_cores:
+        waited = f"ranks waited {percent(bound.queued)} % of the step for cores in use"
+        said.append(f"{waited}, so no other cause below {percent(LITTLE)} % is named")
     if bound.excess >= NOTABLE:
         said.append(f"the parts took {percent(bound.excess)} % more than the step")
     scaled = ", and are scaled to it" if bound.excess >= NOTABLE else ""

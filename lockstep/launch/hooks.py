@@ -13,6 +13,7 @@ import traceback
 import warnings
 from collections.abc import Generator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -226,11 +227,25 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Say what makes a page of results whose folder the user did not choose."""
+    """Say what bounds each test of one's own, and what makes a page of them."""
     launch = config.stash.get(SESSION, None)
     path = launch and launch.keeper.journal and launch.settings.journal_path
     if path and path.parent.parent == options.UNNAMED and journal.outcomes(path):
+        for line in _cards(path.parent):
+            terminalreporter.write_line(line)
         terminalreporter.write_line(f"lockstep: for a page: lockstep report {path.parent}")
+
+
+def _cards(folder: Path) -> list[str]:
+    from lockstep.report.page.checked import series_in
+    from lockstep.report.words.verdict_card import printed
+    from lockstep.vocabulary.metrics import GOOD_EFFICIENCY
+
+    try:
+        own = [one for one in series_in(folder) if one.row.is_own_test]
+    except ValueError:  # every case has failed
+        return []
+    return [*printed(own, GOOD_EFFICIENCY), ""] if own else []
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 REPORT = "report.html"
 # Lines of the table on stdout; the rest is in the page and in --csv.
-MAX_LINES = 60
 
 REPORT_EXAMPLES = """
 \b
@@ -246,17 +245,11 @@ def _command(
 
 
 def _print_points(results: "Results", series: "list[Series]", threshold: float) -> None:
-    from lockstep.report.words import console, rate_cards, verdict_card
+    from lockstep.report.words import console, verdict_card
 
-    lines = console.console_table(results, series)
-    for line in lines[: MAX_LINES + 1]:
+    lines = console.point_lines(results, series)
+    for line in [*lines, *verdict_card.printed(series, threshold, has_next=False)]:
         click.echo(line)
-    if len(lines) > MAX_LINES + 1:
-        click.echo(f"... {len(lines) - MAX_LINES - 1} further lines: use --csv")
-    for line in [*console.cost_lines(results, series), *rate_cards.lines(series)]:
-        click.echo(line)
-    for judged in verdict_card.judge_all(series, threshold):
-        click.echo("\n".join(["", f"{judged.title}:", *judged.measured]))
 
 
 def _publish(page: dict[str, Any], findings: "list[Finding]", target: Path) -> None:

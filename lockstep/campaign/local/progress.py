@@ -146,7 +146,10 @@ class View:
             self._draw(_merged(self._times, step_times(self._ladder, [launch])))
         elif new and not self._has_told:
             self._has_told = True
-            self._console.print(f"launch {launch.name}{self._left_in_words()}", highlight=False)
+            first = _first(step_times(self._ladder, [launch]))
+            self._console.print(
+                f"launch {launch.name}{first}{self._left_in_words()}", highlight=False
+            )
 
     def end(self, outcome: Outcome) -> None:
         """Count a launch as made and show its points."""
@@ -217,6 +220,14 @@ def short_names(cases: list[str]) -> dict[str, str]:
         own = [f for f in factors[case] if not others or any(f not in other for other in others)]
         names[case] = f"{test.removeprefix('test_')} {', '.join(own)}"
     return names
+
+
+def _first(times: Times) -> str:
+    """Return the first step time of a launch in words; empty where a case has none."""
+    found = ((case, step_s) for case, by_size in times.items() for step_s in by_size.values())
+    case, step_s = next(found, ("", []))
+    what = f": {short_names(list(times))[case].strip()}" if step_s else ""
+    return what and f"{what} takes {_cell(step_s).partition(' ')[0]} ms a step"
 
 
 def _cell(step_s: list[float]) -> str:

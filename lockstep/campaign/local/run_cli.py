@@ -355,21 +355,19 @@ def _say_left(ladder: "Ladder", left: "list[Launch]") -> bool:
 
 
 def _show_verdict(folder: Path, factors: Collection[str]) -> None:
-    """Print which values of the factors are best, what was learned, and what bounds a step."""
-    from lockstep.report.page.checked import series_in
-    from lockstep.report.words import loader_card, ranking_card, training_words, verdict_card
+    """Print the best factors, what was learned, what bounds a step, and the report's table."""
+    from lockstep.report.page.checked import results_in
+    from lockstep.report.words import console, loader_card, ranking_card, training_words
+    from lockstep.report.words.verdict_card import printed
     from lockstep.vocabulary.metrics import GOOD_EFFICIENCY
 
-    series = series_in(folder)
+    results, series = results_in(folder)
     if factors and (ranked := ranking_card.of_folder(folder, factors)):
         click.echo("\n".join(["", *ranked]))
     if trained := training_words.sentences(series):
         click.echo("\n".join(["", *(f"{name}: {text}" for name, text in trained), ""]))
-    cards = verdict_card.judge_all(series, GOOD_EFFICIENCY)
-    for judged in cards:
-        click.echo("\n".join(["", f"{judged.title}:", *judged.lines, ""]))
-    if not cards and (lines := loader_card.card(series)):
-        click.echo("\n".join(["", *lines, ""]))
+    cards = printed(series, GOOD_EFFICIENCY) or loader_card.card(series)
+    click.echo("\n".join(["", *cards, "", *console.point_lines(results, series), ""]))
 
 
 def _facts(launch: "Launch", outcome: "Outcome") -> dict[str, Any]:

@@ -8,7 +8,7 @@ from lockstep.report.check import checker, terminal, wording
 from lockstep.report.check.checker import Finding, blocked_by
 from lockstep.report.compute.scaling import Series, series_of
 from lockstep.report.load.reading import gather
-from lockstep.report.load.results import Row
+from lockstep.report.load.results import Results, Row
 from lockstep.report.page.panels.parts import Panel, panel, table
 from lockstep.vocabulary.text.formats import counted, listed
 
@@ -53,7 +53,12 @@ def mark(series: Sequence[Series], found: Sequence[Finding]) -> None:
 
 
 def series_in(folder: Path, coming: Collection[str] = ()) -> list[Series]:
-    """Return the series of a folder's results that may be pooled, marked by the check.
+    """Return the series of `results_in`."""
+    return results_in(folder, coming)[1]
+
+
+def results_in(folder: Path, coming: Collection[str] = ()) -> tuple[Results, list[Series]]:
+    """Return a folder's results and their series that may be pooled, marked by the check.
 
     What may not be pooled is left out, not refused: a campaign that was resumed on another machine
     still ends with what its other launches say. What a launch lacks that is still `coming` is not
@@ -69,7 +74,7 @@ def series_in(folder: Path, coming: Collection[str] = ()) -> list[Series]:
         one for one in found
         if one.hit.kind not in UNTIL_COMPLETE or not set(one.hit.launches) <= set(coming)
     ])  # fmt: skip
-    return series
+    return results, series
 
 
 def not_pooled(left_out: Sequence[Row]) -> str:

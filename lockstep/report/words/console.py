@@ -7,13 +7,14 @@ from typing import Any
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.results import Results
 from lockstep.report.page.panels import parts
-from lockstep.report.words import training_words
+from lockstep.report.words import rate_cards, training_words
 from lockstep.report.words.lines import numbers, sentence
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.durations import in_words
 from lockstep.vocabulary.text.formats import number, percent, ratio
 
 NARROWEST, WIDEST = 80, 120
+MAX_LINES = 60
 
 
 def console_table(
@@ -31,6 +32,15 @@ def console_table(
     if not trained:
         return lines
     return [*lines, *[""] * bool(lines), *_training(trained, columns)]
+
+
+def point_lines(results: Results, series: Sequence[Series]) -> list[str]:
+    """Return the table, as far as a terminal has room for it, and what belongs below it."""
+    lines = console_table(results, series)
+    if len(lines) > MAX_LINES + 1:
+        left = len(lines) - MAX_LINES - 1
+        lines = [*lines[: MAX_LINES + 1], f"... {left} further lines: use --csv"]
+    return [*lines, *cost_lines(results, series), *rate_cards.lines(series)]
 
 
 def cost_lines(results: Results, series: Sequence[Series]) -> list[str]:

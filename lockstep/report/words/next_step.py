@@ -40,7 +40,7 @@ def next_step(
     if not measured:
         return UNMEASURED if results.launches else CITED_ALONE
     if results.campaign.get(RECORDED):
-        return "Measure your own machine: lockstep run."
+        return "Measure your own machine: lockstep run, which needs the extra [bench] (torch)."
     if results.on_cpus and not all(row.program for row in results.rows):
         if first := _of_own_tests(measured, threshold, judged):
             return f"{first} {OWN_ON_GPUS}"

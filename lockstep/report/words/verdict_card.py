@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from lockstep.causes.bound import Bound, Kind
-from lockstep.causes.card import NEXT_OWN, card, late_text, next_text, next_with
+from lockstep.causes.card import NEXT_OWN, card, headline, late_text, next_text, next_with
 from lockstep.report.compute.lost_time import attribution, slow
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.page.panels import losses
@@ -13,7 +13,7 @@ from lockstep.report.page.panels.parts import sound
 
 # The first of these that was measured is what a card is of.
 STUDIES = ("strong", "weak")
-# Tests of one's own are steps of their own: so many are judged, and so many get a card.
+# Tests of one's own are steps of their own: so many are judged, and so many are printed in full.
 MOST_JUDGED, MOST_CARDS = 20, 4
 
 
@@ -96,9 +96,17 @@ def judge_all(series: Sequence[Series], threshold: float) -> list[Judged]:
         return [first] if first else []
     own = [first, *(one for one in islice(found, MOST_JUDGED - 1) if one.is_own)]
     # As the headlines, so that the page is about one test.
-    return sorted(
-        own, key=lambda one: (one.series.points[-1].parallel_efficiency, -one.lost_share)
-    )[:MOST_CARDS]
+    return sorted(own, key=lambda one: (one.series.points[-1].parallel_efficiency, -one.lost_share))
+
+
+def printed(series: Sequence[Series], threshold: float, *, has_next: bool = True) -> list[str]:
+    """Return the cards as lines; of more than a few tests of one's own the headline alone."""
+    cards = judge_all(series, threshold)
+    lines = []
+    for one in cards[:MOST_CARDS]:
+        lines += ["", f"{one.title}:", *(one.lines if has_next else one.measured)]
+    further = [f"{one.title}: {headline(one.bound)}" for one in cards[MOST_CARDS:]]
+    return [*lines, *[""] * bool(further), *further]
 
 
 def _judged(series: Sequence[Series], threshold: float) -> Iterator[Judged]:

@@ -1,0 +1,123 @@
+"""README and the tutorial, typed from their first command to the last, in one folder each.
+
+A laptop's commands run here; those of a login node as the testbed's user, who has no torch. A
+command is typed shorter where it would take minutes, and what the text leaves to its reader, such
+as a model, is given; nothing else lies in the folder but what the commands before have made.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from cluster import SHARED, STATE, USUAL_STATE, as_user, need_image
+from test_examples import BUILD
+from test_slurm_campaign import change
+
+from examples import _BLOCK, _REMARK, ROOT, _joined
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+# CI makes these, in minutes, and an environment of its own is entered already.
+MADE_BY_CI = ("make ", ". ")
+# Commands that judge: what was measured may well miss a target.
+JUDGES = ("check", "gate", "compare", "predict", "doctor")
+ON_LOGIN_NODE = ("init", "doctor", "plan", "submit", "status", "resume")
+QUICK = "--size smoke --device cpu --repeats 1 --studies strong"
+SHORTER = {
+    "--nproc-per-node 8": "--nproc-per-node 2",
+    "--world-sizes 1,2,4": "--world-sizes 1,2 --size smoke --repeats 1",
+    "pytest bench/": "pytest bench/ --size=smoke -k strong",
+    "lockstep run ladder.toml --dry-run": "lockstep run ladder.toml --device cpu --dry-run",
+    "lockstep run --set": "lockstep run --dry-run --set",
+    "lockstep diagnose strong": "lockstep diagnose strong --dry-run",
+    "lockstep screen": "lockstep screen --repeats 12",
+    "smoke --torch-trace": "smoke --studies weak --repeats 1 --torch-trace",
+    "--site site.toml --slurm": "--site site.toml",
+    "--at 16": "--at 4",
+}
+# What the draft of a campaign is shrunk to, so that its jobs end within a minute.
+CAMPAIGN = {
+    "studies": ["strong"], "world_sizes": [1, 2], "repeats": 1, "size": "smoke", "device": "cpu",
+    "threads_per_rank": 1,
+}  # fmt: skip
+
+
+def commands(document):
+    """Return the commands of a document's blocks, in order."""
+    blocks = _BLOCK.findall((ROOT / document).read_text())
+    lines = [_REMARK.sub("", line).strip() for block in blocks for line in _joined(block)]
+    return [line for line in lines if line and not line.startswith(MADE_BY_CI)]
+
+
+@pytest.fixture
+def desk():
+    need_image()
+    folder = Path(tempfile.mkdtemp(prefix="walk-", dir=SHARED))
+    yield folder
+    as_user("lockstep", "cancel", "results/first", cwd=folder)
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/tutorial.md"])
+def test_the_commands_of_a_text_run_one_after_another(desk, document):
+    _give_what_the_reader_has(desk, document)
+    for line in commands(document):
+        ended = _typed(desk, line)
+        allowed = (0, 1) if line.split()[1] in JUDGES else (0,)
+        said = f"{line}\n{ended.stdout}{ended.stderr}"
+        assert ended.returncode in allowed, said
+        assert "Traceback" not in said
+        if line.startswith("lockstep init"):
+            _fill_in(desk)
+        if line.startswith("lockstep submit"):
+            _wait(desk)
+
+
+def _give_what_the_reader_has(desk, document):
+    """Give the checkout where the text says so, and the reader's own step and campaign."""
+    if document.startswith("docs"):
+        made = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True)
+        subprocess.run(["tar", "-x"], cwd=desk, input=made.stdout, check=True)
+    text = (ROOT / document).read_text()
+    for own in re.findall(r"^```python\n(def test_.*?)^```", text, re.M | re.S):
+        (desk / "benchmarks").mkdir()
+        (desk / "benchmarks" / "test_step.py").write_text(BUILD + own)
+    for name, toml in re.findall(r"^```toml\n# (\S+)\n(.*?)^```", text, re.M | re.S):
+        (desk / name).write_text(toml)
+        shutil.chown(desk / name, "lockstep")
+
+
+def _typed(desk, line):
+    for long, short in SHORTER.items():
+        line = line.replace(long, short)
+    if line.startswith("lockstep run ladder.toml") and "--dry-run" not in line:
+        change(desk / "ladder.toml", **CAMPAIGN, precision="fp32", global_batch=16)
+    if line == "lockstep run" or line.startswith("lockstep run --device"):
+        line = f"lockstep run {QUICK}"
+    subprocess.run(["chown", "-R", "lockstep", desk], check=True)
+    if line.split()[1] in ON_LOGIN_NODE:
+        return as_user(*line.split(), cwd=desk)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return subprocess.run(
+        shlex.split(line), cwd=desk, env=os.environ | {"PATH": path}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+
+
+def _fill_in(desk):
+    """Fill in what the drafts leave open, and shrink the campaign."""
+    site = (ROOT / "slurm_templates" / "sites" / "testbed.toml").read_text()
+    (desk / "site.toml").write_text(site.replace(USUAL_STATE, str(STATE)))
+    change(desk / "campaign.toml", **CAMPAIGN)
+
+
+def _wait(desk):
+    """Wait until the jobs that were sent have ended, as the reader does."""
+    ended = as_user("lockstep", "status", "results/first", "--watch", cwd=desk, timeout=300)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
