@@ -6,6 +6,7 @@ known to measure, by a checkout's conftest.py or by `lockstep run`, loads it at 
 """
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -70,3 +71,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _asks_for_it(item: pytest.Item) -> bool:
     return FIXTURE in getattr(item, "fixturenames", ())
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Say what bounds each test of one's own, and what makes a page of them."""
+    hooks = config.pluginmanager.get_plugin(HOOKS)
+    folder = hooks.results_of_session(config) if hooks else None
+    if folder:
+        for line in _cards(folder):
+            terminalreporter.write_line(line)
+        terminalreporter.write_line(f"lockstep: for a page: lockstep report {folder}")
+
+
+def _cards(folder: Path) -> list[str]:
+    try:
+        from lockstep.report.page.checked import series_in
+        from lockstep.report.words.verdict_card import printed
+        from lockstep.vocabulary.metrics import GOOD_EFFICIENCY
+    except ImportError:  # an image needs less to measure than a report needs
+        return []
+    try:
+        own = [one for one in series_in(folder) if one.row.is_own_test]
+    except ValueError:  # every case has failed
+        return []
+    return [*printed(own, GOOD_EFFICIENCY), ""] if own else []

@@ -25,6 +25,12 @@ def collected() -> list[tuple[str, str]]:
     return [*_of_help(), *_of_documents()]
 
 
+def files_given(document: str) -> list[tuple[str, str]]:
+    """Return (name, text) of each TOML file that a document gives whole, with its name at the top."""
+    text = (ROOT / document).read_text()
+    return re.findall(r"^```toml\n# (\S+\.toml)\n(.*?)^```", text, re.M | re.S)
+
+
 def _of_help() -> Iterator[tuple[str, str]]:
     for name, command in _commands("lockstep", lockstep):
         for line in _joined(f"{command.help or ''}\n{command.epilog or ''}"):

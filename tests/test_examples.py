@@ -17,7 +17,7 @@ from data.training_samples import seeds
 from launched import environ
 from measured import CAMPAIGNS, SHARED, write_campaign
 
-from examples import DOCUMENTS, ROOT, collected
+from examples import DOCUMENTS, ROOT, collected, files_given
 from lockstep.report.load import recorded
 
 pytestmark = pytest.mark.slow
@@ -31,7 +31,7 @@ RESULTS = {
         "fp32",
     ),
     "tabular": "fp32",
-    "bf16": "bf16",
+    **dict.fromkeys(("bf16", "bf16-ladder"), "bf16"),
     "b": "batch",
     "cpu/rungs": "fp32",
     "gpu/rungs": "bf16",
@@ -72,6 +72,7 @@ SHORTER = {
     "shell.toml": "shell.toml --repeats 1 --rounds 1",
     "lockstep screen": "lockstep screen --repeats 12",
     "run rungs": "run rungs --dry-run",
+    "run ladder.toml": "run ladder.toml --dry-run",
     "run smoke": "run smoke --studies weak",
     "run train": "run train --size smoke",
     "--augment --precision bf16": "--augment",  # which some CPUs emulate, in minutes
@@ -152,6 +153,9 @@ def _write_texts(folder):
     (folder / "benchmarks" / "test_step.py").write_text(
         BUILD + _block("python", "def test_my_step")
     )
+    for document in DOCUMENTS:
+        for name, toml in files_given(document):
+            (folder / name).write_text(toml)
     (folder / "mine.py").write_text(_block("python", "# mine.py"))
     (folder / "my.targets.toml").write_text(_targets())
 

@@ -224,28 +224,12 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     return lines + [f"lockstep: flag: {flag}" for flag in launch.flags]
 
 
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    """Say what bounds each test of one's own, and what makes a page of them."""
+def results_of_session(config: pytest.Config) -> Path | None:
+    """Return the folder of what was measured; None where the caller has named one, or is no rank 0."""
     launch = config.stash.get(SESSION, None)
     path = launch and launch.keeper.journal and launch.settings.journal_path
-    if path and path.parent.parent == options.UNNAMED and journal.outcomes(path):
-        for line in _cards(path.parent):
-            terminalreporter.write_line(line)
-        terminalreporter.write_line(f"lockstep: for a page: lockstep report {path.parent}")
-
-
-def _cards(folder: Path) -> list[str]:
-    from lockstep.report.page.checked import series_in
-    from lockstep.report.words.verdict_card import printed
-    from lockstep.vocabulary.metrics import GOOD_EFFICIENCY
-
-    try:
-        own = [one for one in series_in(folder) if one.row.is_own_test]
-    except ValueError:  # every case has failed
-        return []
-    return [*printed(own, GOOD_EFFICIENCY), ""] if own else []
+    unnamed = path and path.parent.parent == options.UNNAMED and journal.outcomes(path)
+    return path.parent if path and unnamed else None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -19,7 +19,7 @@ from cluster import SHARED, STATE, USUAL_STATE, as_user, need_image
 from test_examples import BUILD
 from test_slurm_campaign import change
 
-from examples import _BLOCK, _REMARK, ROOT, _joined
+from examples import _BLOCK, _REMARK, ROOT, _joined, files_given
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -88,7 +88,7 @@ def _give_what_the_reader_has(desk, document):
     for own in re.findall(r"^```python\n(def test_.*?)^```", text, re.M | re.S):
         (desk / "benchmarks").mkdir()
         (desk / "benchmarks" / "test_step.py").write_text(BUILD + own)
-    for name, toml in re.findall(r"^```toml\n# (\S+)\n(.*?)^```", text, re.M | re.S):
+    for name, toml in files_given(document):
         (desk / name).write_text(toml)
         shutil.chown(desk / name, "lockstep")
 

@@ -51,6 +51,8 @@ def all_data_everywhere(script: Script) -> Iterator[Hit]:
 
 def read_each_step(script: Script) -> Iterator[Hit]:
     """Look for what waits for the GPU in every step: reading a value, waiting, freeing memory."""
+    if script.is_for_cpus:
+        return
     losses = {name_of(call.func).rpartition(".")[0] for call in script.named("backward")} - {""}
     for call in filter(script.in_each_step, script.calls):
         name = name_of(call.func)
@@ -85,8 +87,10 @@ def unused_parameters(script: Script) -> Iterator[Hit]:
 
 
 def no_workers(script: Script) -> Iterator[Hit]:
-    """Look for loaders that read their batches in the process that trains."""
-    for call in script.named("DataLoader") if script.is_distributed else ():
+    """Look for loaders that read their batches in the process that trains, but not from memory."""
+    if not script.is_distributed or script.named("TensorDataset"):
+        return
+    for call in script.named("DataLoader"):
         given = argument(call, "num_workers")
         is_hidden = any(word.arg is None for word in call.keywords) or len(call.args) > 5
         if is_constant(given, 0) or (given is None and not is_hidden):

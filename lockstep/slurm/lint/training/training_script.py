@@ -55,6 +55,11 @@ class Script:
         return bool(self.named("init_process_group", *WRAPS))
 
     @property
+    def is_for_cpus(self) -> bool:
+        """Whether it asks for gloo, and names no device and no GPU."""
+        return self.mentions("gloo") and not self.mentions("cuda", "device", "nccl", "to")
+
+    @property
     def is_training(self) -> bool:
         """Whether it computes gradients."""
         return bool(self.named("backward"))
