@@ -26,7 +26,7 @@ def collected() -> list[tuple[str, str]]:
 
 
 def files_given(document: str) -> list[tuple[str, str]]:
-    """Return (name, text) of each TOML file that a document gives whole, with its name at the top."""
+    """Return (name, text) of each TOML file that a document gives whole and by name."""
     text = (ROOT / document).read_text()
     return re.findall(r"^```toml\n# (\S+\.toml)\n(.*?)^```", text, re.M | re.S)
 

@@ -177,7 +177,9 @@ def test_the_vocabulary_and_campaigns_load_neither_torch_nor_pytest():
     assert not loaded & {"torch", "torchvision", "numpy", "pytest", "_pytest"}
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "smoke", "--dry-run"], ["run", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["run", "smoke", "--dry-run"], ["run", "--help"]]
+)
 def test_the_command_starts_without_the_heavy_libraries(arguments, tmp_path):
     ended = run("-X", "importtime", "-m", "lockstep", *arguments, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr

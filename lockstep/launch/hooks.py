@@ -225,7 +225,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 
 
 def results_of_session(config: pytest.Config) -> Path | None:
-    """Return the folder of what was measured; None where the caller has named one, or is no rank 0."""
+    """Return where rank 0 keeps what was measured; None where the caller has named a place."""
     launch = config.stash.get(SESSION, None)
     path = launch and launch.keeper.journal and launch.settings.journal_path
     unnamed = path and path.parent.parent == options.UNNAMED and journal.outcomes(path)

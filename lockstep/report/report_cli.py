@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from lockstep.report.load.results import Results, Row
 
 REPORT = "report.html"
-# Lines of the table on stdout; the rest is in the page and in --csv.
 
 REPORT_EXAMPLES = """
 \b
@@ -40,6 +39,7 @@ IMPORT_EXAMPLES = """
 \b
 Examples:
   lockstep import table.csv --to results/cited
+  lockstep import table.csv --to results/cited --dry-run      how each column is read
   lockstep import job_1gpu.csv job_2gpu.csv --to results/epochs --dataset-size 50000
   lockstep import guide --to results/guide      ships with Lockstep, as do cyclone, hpc_t4 and
                                                 hpc_expected
@@ -52,7 +52,8 @@ global_batch, local_batch, steps, samples, precision, model, nodes and note:
            what is that of one device or node (tokens/s/GPU), or of steps (it/s beside a batch),
            is multiplied, with a word said
   scaling  strong, weak or fixed-epochs
-In place of value, metric and unit, columns may say what they are: Img/sec, step time (ms).
+In place of value, metric and unit, columns may say what they are: Img/sec, step time (ms); cells
+may be typed as usual: 2,470 or 938 img/s or 1:30:00 or 8x V100.
 Further columns are kept: lockstep report --json and --csv print them as details. One that names
 what was varied at a size, such as strategy, makes a table of each of its values.
 """
@@ -278,24 +279,36 @@ def _publish(page: dict[str, Any], findings: "list[Finding]", target: Path) -> N
     help="Samples in one epoch, for logs of epochs.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an imported.json that is there.")
-def import_table(tables: tuple[Path, ...], folder: Path, dataset_size: int, force: bool) -> None:
+@click.option("--dry-run", is_flag=True, help="Print how the tables are read, and write nothing.")
+def import_table(
+    tables: tuple[Path, ...], folder: Path, dataset_size: int, force: bool, dry_run: bool
+) -> None:
     """Bring published tables or logs of epochs in as cited results, for `lockstep report`.
 
-    Each TABLE is a CSV file, or the name of one that ships with Lockstep.
+    Each TABLE is a file of CSV or Markdown, or the name of one that ships with Lockstep.
     """
     from lockstep.report.load import imports
+    from lockstep.report.words import lines
     from lockstep.vocabulary.text.formats import counted
 
     known = imports.built_in()
     files = [path if path.exists() else known.get(str(path), path) for path in tables]
     imported = imports.read(files, dataset_size)
-    target = imports.write(imported, files, folder, force)
+    for columns in imported.columns.values():
+        header = ("column", "read as", "unit", "first cell", "read")
+        for line in lines.table([header, *[[cell or "-" for cell in one] for one in columns]]):
+            click.echo(line)
+    target = folder if dry_run else imports.write(imported, files, folder, force)
     for warning in imported.warnings:
         click.echo(f"warning: {warning}", err=True)
     for fact in imported.facts:
         click.echo(fact)
     rows = sum(len(table["rows"]) for table in imported.tables.values())
-    click.echo(f"{counted(rows, 'row')} in {counted(len(imported.tables), 'table')}: {target}")
+    found = f"{counted(rows, 'row')} in {counted(len(imported.tables), 'table')}"
+    if dry_run:
+        click.echo(f"{found}; nothing was written")
+        return
+    click.echo(f"{found}: {target}")
     click.echo(f"next: lockstep report {folder}")
 
 

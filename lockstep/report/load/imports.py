@@ -23,7 +23,7 @@ from typing import Any, get_args
 from lockstep import content
 from lockstep.report.load import table_cells, table_parts, table_units
 from lockstep.report.load.sources import IMPORTED
-from lockstep.report.load.table_cells import COLUMNS, Lines
+from lockstep.report.load.table_cells import COLUMNS, Table, Understood
 from lockstep.vocabulary.records.flags import Flag, flag
 from lockstep.vocabulary.records.record import SCHEMA_VERSION, Scaling
 from lockstep.vocabulary.system import files
@@ -52,6 +52,8 @@ class Imported:
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     facts: list[str] = field(default_factory=list)
+    # File -> each of its columns: heading, meaning, unit, first cell as typed and as read.
+    columns: dict[str, list[Understood]] = field(default_factory=dict)
 
     def add(self, base: str, row: dict[str, Any], facts: Mapping[str, Any], note: str = "") -> None:
         """Put a row into its table; another metric or origin under that name is another table.
@@ -91,11 +93,11 @@ def read(paths: Iterable[Path], dataset_size: int) -> Imported:
     imported = Imported()
     epochs: list[tuple[Path, list[dict[str, str]]]] = []
     for path in paths:
-        lines, comments = table_cells.read(path)
-        if {*EPOCH_COLUMNS} <= {*lines[0][1]}:
-            epochs.append((path, [line for _, line in lines]))
+        table = table_cells.read(path)
+        if {*EPOCH_COLUMNS} <= {*table.lines[0][1]}:
+            epochs.append((path, [line for _, line in table.lines]))
         else:
-            _read_plain(path, lines, comments, imported)
+            _read_plain(path, table, imported)
     _part(imported)
     _call_weak(imported)
     imported.facts += [
@@ -156,9 +158,9 @@ def write(imported: Imported, paths: Iterable[Path], folder: Path, force: bool =
     return target
 
 
-def _read_plain(path: Path, lines: Lines, comments: str, imported: Imported) -> None:
+def _read_plain(path: Path, table: Table, imported: Imported) -> None:
     try:
-        values = list(table_cells.values(lines, comments))
+        imported.columns[str(path)], values = table_cells.values(table)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     for number, cells in values:
@@ -233,7 +235,7 @@ def _quantities(
     if not read.time:
         raise ValueError(f"unit {unit!r} is not one of {', '.join(TIME_UNITS)}")
     seconds = _seconds(cells["value"], read.time)
-    of_run = metric in TIMES and not read.counts_steps
+    of_run = metric in TIMES and read.of != "step"
     found = _from_time(seconds, row, cells) if of_run else _from_step(seconds, row)
     return found, {"metric": metric, "unit": read.time}
 
@@ -248,22 +250,27 @@ def _from_rate(
     if not whose:
         notes = [cell for name, cell in cells.items() if name not in COLUMNS[1:-1]]
         whose = table_units.part_of_rates(" ; ".join(notes))
-    if read.counts_steps and not (row["local_batch"] or (row["global_batch"] and not whose)):
+    counts_steps = read.of == "step"
+    if counts_steps and not (row["local_batch"] or (row["global_batch"] and not whose)):
         needed = "local_batch" if whose else "global_batch, or local_batch"
         raise ValueError(f"unit {unit!r} counts steps; add a column {needed}: samples of a step")
-    if read.counts_steps:
-        step_s = value * TIME_UNITS[read.time] if read.time else 1 / value
+    if counts_steps:
+        step_s = value * TIME_UNITS[read.time] if read.time else 1 / (value * read.factor)
         facts = {"unit": "samples/s", "conversion": f"{unit} times the batch of all ranks"}
         return _from_step(step_s, row), {"metric": "throughput"} | facts
     if read.time:
         raise ValueError(f"unit {unit!r} is a time; a throughput is in samples/s")
     facts = {"metric": "throughput", "unit": unit}
+    if read.factor != 1:
+        value, rate = value * read.factor, f"{read.counted}/s"
+        facts |= {"unit": rate, "conversion": f"{unit} as {rate}"}
     if whose:
         count = row["world_size"] if whose == "device" else row["num_nodes"]
         if count is None:
             raise ValueError("its throughput is that of one node; add a column nodes")
         value, rate = value * count, f"{read.counted}/s"
-        facts |= {"unit": rate, "conversion": f"{rate} of one {whose} times the {whose}s"}
+        given = rate if read.factor == 1 else unit
+        facts |= {"unit": rate, "conversion": f"{given} of one {whose} times the {whose}s"}
     return {"rate": value, "sample_unit": read.counted, "throughput_samples_per_s": value}, facts
 
 
@@ -301,7 +308,10 @@ def _from_step(seconds: float, row: Mapping[str, Any]) -> dict[str, Any]:
             "sample_unit": "samples", "samples_per_step": batch,
         }  # fmt: skip
     if row["scaling"] is None:
-        raise ValueError("a step time needs its scaling (strong or weak) or its global_batch")
+        raise ValueError(
+            "a step time needs its global_batch or its scaling; add a column, for example: "
+            f"n,step time (s),global_batch / {row['world_size']},{seconds:g},1024"
+        )
     work = 1 if row["scaling"] == "strong" else row["world_size"]
     return {"step_s": seconds, "rate": work / seconds}
 

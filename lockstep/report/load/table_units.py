@@ -6,17 +6,21 @@ from typing import Literal, NamedTuple
 from lockstep.vocabulary.text.durations import TIME_UNITS
 
 Whose = Literal["", "device", "node"]
-DEVICES = "gpus?|devices?|ranks?|accelerators?|cards?|chips?|gcds?|[ntx]pus?|process(?:es)?|procs?"
+Of = Literal["", "step", "epoch", "run"]
+DEVICES = (
+    "gpus?|devices?|ranks?|workers?|accelerators?|cards?|chips?|gcds?|[ntx]pus?|process(?:es)?|"
+    "procs?"
+)
 NODES = "nodes?|hosts?|servers?|machines?"
 # Other spellings of the units of time.
-_TIMES = {name: name for name in TIME_UNITS} | {
-    **dict.fromkeys(("secs", "second", "seconds"), "s"),
-    **dict.fromkeys(("msec", "millisecond", "milliseconds"), "ms"),
-    **dict.fromkeys(("mins", "minute", "minutes", "mm:ss"), "min"),
-    **dict.fromkeys(("hr", "hrs", "hour", "h:mm:ss", "hh:mm:ss"), "h"),
+TIMES = {name: name for name in TIME_UNITS} | {
+    **dict.fromkeys(("secs", "second", "seconds", '"', "\u2033"), "s"),
+    **dict.fromkeys(("msec", "msecs", "millisecond", "milliseconds"), "ms"),
+    **dict.fromkeys(("\u00b5s", "\u03bcs", "usec", "microseconds"), "us"),
+    **dict.fromkeys(("m", "mins", "minute", "minutes", "'", "\u2032", "mm:ss"), "min"),
+    **dict.fromkeys(("hr", "hrs", "hour", "h:mm", "hh:mm", "h:mm:ss", "hh:mm:ss"), "h"),
     **dict.fromkeys(("day", "days"), "d"),
 }
-_SECONDS = [name for name, unit in _TIMES.items() if TIME_UNITS[unit] == 1]
 _SHORT = {
     "tps": "tokens/s", "tgs": "tokens/s/gpu", "ips": "images/s", "fps": "frames/s",
     "sps": "samples/s", "qps": "queries/s", "wps": "words/s", "ups": "updates/s",
@@ -25,6 +29,13 @@ _NOUNS = {
     **dict.fromkeys(("img", "imgs", "image"), "images"), "sample": "samples", "seq": "sequences",
     **dict.fromkeys(("tok", "toks", "token"), "tokens"),
 }  # fmt: skip
+SAMPLES = (
+    r"(?i:ima?ge?s?|samples?|tok(?:en)?s?|seq(?:uence)?s?|sentences?|examples?|frames?|records?|"
+    r"rows|words|queries|videos|graphs|events|epochs?)"
+)
+_PREFIX = re.compile(rf"(k|K|M|G|thousands?|millions?)[ -]?(?:of )?({SAMPLES})")
+# What a number may end with where its heading has the unit.
+THOUSANDS = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}
 _STEPS = re.compile(
     r"(?i)(?:(?:train\w*|optimi[sz]er|global) )?"
     r"(?:its?|iter(?:ation)?s?|steps?|(?:mini[- ]?)?batch(?:es)?|updates?)"
@@ -59,40 +70,45 @@ class Unit(NamedTuple):
         counted: What a rate counts each second; empty of a time.
         time: Of a time, a key of `TIME_UNITS`; else empty.
         whose: Whether a rate is that of one device or node; empty where it is that of all.
-        counts_steps: Whether it is a rate of steps, or the time of one.
+        of: Whether it is a rate of steps, or the time of a step, an epoch or a run.
+        factor: What a rate is multiplied by for one of whole samples a second.
     """
 
     counted: str = ""
     time: str = ""
     whose: Whose = ""
-    counts_steps: bool = False
+    of: Of = ""
+    factor: float = 1.0
 
 
 def parse(text: str) -> Unit:
     """Return what a unit says.
 
     Raises:
-        ValueError: It is no time and not per second, or holds a word that is not understood.
+        ValueError: It is no time and no rate, or holds a word that is not understood.
     """
     counted, *below = _divided(_OF_ALL.sub(" ", text.replace("_", " ")))
     is_step = bool(_STEPS.fullmatch(counted))
-    if counted.lower() in _TIMES and len(below) < 2:
-        of_step = bool(below and _STEPS.fullmatch(below[0]))
-        if of_step or below in ([], ["epoch"], ["run"]):
-            return Unit(time=_TIMES[counted.lower()], counts_steps=of_step)
-    if any(one in _TIMES and one not in _SECONDS for one in below):
-        raise ValueError(f"unit {text!r} is not per second; give the throughput per second")
-    of_one = [one for one in below if one not in _SECONDS]
+    if counted.lower() in TIMES and len(below) < 2:
+        of: Of = "epoch" if below == ["epoch"] else "run" if below == ["run"] else ""
+        of = "step" if below and _STEPS.fullmatch(below[0]) else of
+        if of or not below:
+            return Unit(time=TIMES[counted.lower()], of=of)
+    times = [TIMES[one] for one in below if one in TIMES]
+    of_one = [one for one in below if one not in TIMES]
     whose = part("".join(f"/{one}" for one in of_one))
-    is_known = len(below) == 1 + len(of_one) and len(of_one) == bool(whose)
-    is_clear = counted and counted.lower() not in _TIMES and not _UNCLEAR.search(counted)
+    is_known = len(times) == 1 and len(of_one) == bool(whose)
+    is_clear = counted and counted.lower() not in TIMES and not _UNCLEAR.search(counted)
     if not (is_known and (is_clear or is_step)):
         raise ValueError(
             f"unit {text!r} is not understood; write samples/s where the value is that of all "
             "ranks, samples/s/GPU where it is that of one, or it/s beside a column global_batch"
         )
+    factor = 1 / TIME_UNITS[times[0]]
+    if prefixed := _PREFIX.fullmatch(counted):
+        factor, counted = factor * {**THOUSANDS, "t": 1e3, "m": 1e6}[prefixed[1][0]], prefixed[2]
     counted = _NOUNS.get(counted.lower(), counted)
-    return Unit(counted, "", whose, is_step)
+    return Unit(counted, "", whose, "step" if is_step else "", factor)
 
 
 def _divided(text: str) -> list[str]:
@@ -107,7 +123,7 @@ def _divided(text: str) -> list[str]:
         plain = f"{plain[first.end() :]}/{first[1]}"
     top, *below = (" ".join(one.split()) for one in plain.split("/"))
     below = [one.lower() for one in below]
-    if not {*below} & {*_TIMES}:
+    if not {*below} & {*TIMES}:
         top = re.sub(r"(?i)^([kmgtpe]?flop)s$", r"\1/s", top)
     top, *implied = _SHORT.get(top.lower(), top).split("/")
     return [top, *implied, *below]

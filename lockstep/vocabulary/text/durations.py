@@ -6,6 +6,7 @@ from lockstep.vocabulary.text.formats import DASH, trimmed
 
 # Seconds in each unit that a table of times may use.
 TIME_UNITS = {
+    "us": 1e-6,
     "ms": 1e-3,
     "s": 1.0,
     "sec": 1.0,
