@@ -131,6 +131,7 @@ def test_the_node_that_failed_is_the_one_that_srun_or_the_job_names(results):
     [
         ("ladder", True, "container.image", "container.image"),
         ("ladder", False, "", ""),
+        ("ladder", False, "device", "device"),  # of the campaign, where no GPU is
         ("ladder", True, "", None),
         ("preflight", False, "", ""),
         ("collect", False, "", None),
@@ -141,7 +142,7 @@ def test_the_node_that_failed_is_the_one_that_srun_or_the_job_names(results):
         ("ladder", True, "NCCL_SOCKET_IFNAME", "env.NCCL_SOCKET_IFNAME"),
     ],
 )
-def test_what_resume_cannot_mend_is_named_by_the_site_s_key(results, kind, begun, mend, key):
+def test_what_resume_cannot_mend_is_named_by_its_key(results, kind, begun, mend, key):
     site = {"schema": 1, "name": "s", "cpus_per_node": 4, "gpus_per_node": 0, "time": "01:00:00"}
     site |= {"container": {"image": "/x.sif"}, "interface": "ib0"}
     site |= {"env": {"NCCL_SOCKET_IFNAME": "ib1"}}
@@ -150,7 +151,7 @@ def test_what_resume_cannot_mend_is_named_by_the_site_s_key(results, kind, begun
     assert key_to_mend(standing, results) == key
     advice = advise(standing, results, "results/x", is_last=True)
     assert ("--site SITE" in advice) is (key is not None)
-    assert ("lockstep submit CAMPAIGN" in advice) is (key == "command")
+    assert ("lockstep submit CAMPAIGN" in advice) is (key in ("", "command", "device"))
     assert "once the other jobs have ended" in advise(standing, results, "x", is_last=False)
 
 

@@ -211,7 +211,7 @@ def test_times_may_be_written_as_a_clock_shows_them(tmp_path, heading, cells, se
     ("GPUs;images/s\n1;938\n4;2,470\n8;4,800\n", [1, 4, 8], [938, 2470, 4800]),
     ("gpus,img/s\n1,1 234\n2,2 345\n", [1, 2], [1234, 2345]),
     ("GPUs,throughput\n1,352 img/s\n2,~690 img/s\n", [1, 2], [352, 690]),
-    ("GPUs,images/s\n1,352 ± 3\n2,690 +/- 8 (1.96x)\n", [1, 2], [352, 690]),
+    ("GPUs,images/s\n1,352 \u00b1 3\n2,690 +/- 8 (1.96x)\n", [1, 2], [352, 690]),
     ("gpus,tokens/s\n8,10.5k\n16,1.5e4\n", [8, 16], [10500, 15000]),
     ("gpus,samples/min\n1,6000\n", [1], [100]),
     ("config,img/s\n1x V100,345\n8x V100,2500\n", [1, 8], [345, 2500]),

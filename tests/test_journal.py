@@ -23,7 +23,7 @@ from lockstep.vocabulary.records.record import KEY, SCHEMA_VERSION
 from lockstep.vocabulary.system import files
 
 LIMIT = 4096
-REASON = st.text(st.characters(codec="utf-8"), max_size=12)
+REASON = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), max_size=12)
 
 
 def launch(*expected, resumed=False, **facts):

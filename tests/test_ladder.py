@@ -128,8 +128,16 @@ def test_a_folder_is_claimed_once_and_grows(rungs):
     assert len(json.loads(path.read_text())["launches"]) == 12
 
 
+def test_a_folder_in_which_nothing_was_measured_holds_nothing(rungs):
+    rungs.claim()
+    keep(rungs, plan(rungs.campaign)[0], ("fail", "a"))
+    Ladder(campaign(size="laptop"), rungs.folder).claim()
+    assert json.loads((rungs.folder / "campaign.json").read_text())["size"] == "laptop"
+
+
 def test_a_folder_of_another_campaign_is_refused_and_left_alone(rungs):
     rungs.claim()
+    keep(rungs, plan(rungs.campaign)[0], ("case", "a"))
     before = (rungs.folder / "campaign.json").read_bytes()
     with pytest.raises(ValueError, match="size smoke, now it is laptop"):
         Ladder(campaign(size="laptop"), rungs.folder).claim()
@@ -139,9 +147,10 @@ def test_a_folder_of_another_campaign_is_refused_and_left_alone(rungs):
 def test_the_command_of_a_launch(tmp_path):
     rungs = Ladder(campaign(workload="mlp:width=8,depth=1", rounds=4), tmp_path / "a folder")
     command = rungs.command(W2)
-    assert command[:6] == launcher.torchrun(2)
-    assert command[6:9] == ["-m", "pytest", str(ROOT / "bench")]
-    assert command[9:] == [
+    start = launcher.torchrun(2)
+    assert command[: len(start)] == start
+    assert command[len(start) :] == [
+        *("-m", "pytest", str(ROOT / "bench")),
         *("-p", "lockstep.launch.hooks", "-m", "strong or collective"),
         *("--size=smoke", "--workload=mlp:width=8,depth=1", "--rounds=4"),
         *("--seed=0", "--threads-per-rank=1"),

@@ -220,7 +220,7 @@ def test_further_columns_of_a_table_reach_json_and_csv(tmp_path):
     assert json.loads(line["details"]) == point["details"]
 
 
-@pytest.mark.parametrize("first", ["=", "+", "-", "@", "\t", "\r"])
+@pytest.mark.parametrize("first", ["=", "+", "-", "@", "\t"])
 def test_no_text_in_the_csv_is_a_formula(tmp_path, first):
     hostile = f"{first}cmd|' /C calc'!A1"
     case = record(workload=hostile, flags=[hostile], factors={})

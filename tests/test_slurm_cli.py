@@ -275,6 +275,7 @@ def test_what_ran_here_is_run_again_although_a_submission_failed(folder):
 
 def test_other_results_are_not_mixed_in(folder):
     assert lockstep("render campaign.toml --site site.toml", folder).returncode == 0
+    keep(folder / "results/ladder/launches/w1-r0/journal.jsonl", "a")
     (folder / "campaign.toml").write_text(CAMPAIGN.replace("smoke", "node"))
     ended = lockstep("render campaign.toml --site site.toml --force", folder)
     assert ended.returncode == 2

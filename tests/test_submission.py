@@ -259,6 +259,7 @@ def test_results_measured_otherwise_are_named_by_a_plan_and_refused_by_submit(
     folder, command, code
 ):
     assert submit(folder).returncode == 0
+    measured(folder, "w1-r0", "a")
     campaign = folder / "campaign.toml"
     campaign.write_text(f'precision = "bf16"\n{campaign.read_text()}')
     verb, *options = command.split()

@@ -1,7 +1,13 @@
 """Durations and texts of others: read and written in one place for all rooms."""
 
-import pytest
+import json
+import sys
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.vocabulary.system import commands, files
 from lockstep.vocabulary.text import durations
 from lockstep.vocabulary.text.printable import last_line, one_line
 
@@ -64,3 +70,16 @@ def test_one_line_cannot_act_on_a_terminal(text, line):
 def test_the_last_line_is_the_last_that_is_not_empty():
     assert last_line("Traceback:\n \x1b[31mOSError: full\x1b[0m\n\n") == "OSError: full"
     assert last_line(" \n") == ""
+
+
+def test_what_a_program_prints_cannot_act_on_a_terminal():
+    said = r"print('\x1b[31mred\x1b[0m\x1b[2J\tbell\x07\nend')"
+    assert commands.output([sys.executable, "-c", said], 60) == "red\\x1b[2J\tbell\\x07\nend\n"
+
+
+@given(text=st.text())
+def test_a_text_of_a_json_file_cannot_act_on_a_terminal(text):
+    controls = {*range(9), *range(11, 32), *range(127, 160)}
+    safe = "".join(f"\\x{ord(c):02x}" if ord(c) in controls else c for c in text)
+    for document in (json.dumps(text), json.dumps(text, ensure_ascii=False)):
+        assert files.parse(document.encode()) == safe

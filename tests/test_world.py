@@ -301,7 +301,7 @@ def test_a_wrong_address_is_named_with_the_way_there(run_ranks, tmp_path):
         LOCKSTEP_STORE_PREFIX="x",
     )
     assert re.match(
-        r"rank 1 on \S+ cannot reach the store at 127\.0\.0\.1:1 within 2 s "
+        r"rank 1 on \S+ cannot reach the store at 127\.0\.0\.1:1, tried for 2 s "
         r"\(through lo, 127\.0\.0\.1; .*\); check this address, and that the nodes "
         "reach each other$",
         ended.stdout,

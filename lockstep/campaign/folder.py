@@ -74,9 +74,9 @@ class Folder:
         Raises:
             ValueError: The name leads elsewhere, or would act on a terminal.
         """
-        if name in ("", ".", "..") or "/" in name or not name.isprintable():
+        if name in ("", ".", "..") or {"/", "\\"} & {*name} or not name.isprintable():
             raise ValueError(
-                f"{self.path}: {name[:80]!r} is no name of a launch; leave no / and no control "
+                f"{self.path}: {name[:80]!r} is no name of a launch; leave no slash and no control "
                 "character in it"
             )
         return self.path / "launches" / name
@@ -167,11 +167,12 @@ class Folder:
             ValueError: The folder holds results that were measured otherwise, or cases that only
                 the JSON of a launch still has.
         """
-        for key, (then, now) in differences(self.claimed() or campaign.facts(), campaign).items():
+        for key, (then, now) in self.held(campaign).items():
             before, here = ("unset" if one is None else one for one in (then, now))
             raise ValueError(
                 f"{self.path} holds results measured with {key} {before}, now it is {here}; "
-                "measure as before, or give the campaign another name, or --to another folder"
+                "measure as before, or keep both: give the campaign another name (--name of "
+                "`lockstep run`); or move the launches aside (--replace of `lockstep run`)"
             )
         for name in (launch.name for launch in launches):
             if journal_copies.lacks(self.journal(name), self.result(name)):
@@ -179,6 +180,18 @@ class Folder:
                     f"{self.result_file(name)} holds measured cases that its journal lacks; "
                     "move it away to measure again, or give --to another folder"
                 )
+
+    def held(self, campaign: Campaign) -> dict[str, tuple[Any, Any]]:
+        """Return the keys in which what was measured differs from a campaign, then and now.
+
+        Where no case was measured nothing is held: a typo can be mended.
+
+        Raises:
+            ValueError: A journal is corrupt.
+        """
+        if not any(journal.measured(self.journal(name)) for name in self.names()):
+            return {}
+        return differences(self.claimed() or campaign.facts(), campaign)
 
     def claimed(self) -> dict[str, Any] | None:
         """Return the campaign that the folder's results were measured for, if there are any.

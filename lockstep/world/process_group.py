@@ -4,7 +4,8 @@ import contextlib
 import gc
 import os
 import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 PORTS = range(1, 2**16)
+# So long a host is looked for that has no address, or does not answer.
+NO_WAY_S = 6.0
 # Said once, by rank 0 or who starts the ranks, where the CPU is taken and no device was asked for.
 NO_GPU = (
     "torch sees no GPU here, so the CPU is measured; --device cpu says that this is meant, and "
@@ -209,7 +212,10 @@ def _device(
     is_cpu = asked == "cpu" or not torch.cuda.is_available()
     problem = "" if asked == "cpu" else _missing_gpu(asked, local_rank)
     backend = "gloo" if is_cpu else "nccl"
-    problem = problem or _missing_backend(backend) or _missing_interface(backend, environ)
+    problem = problem or _missing_backend(backend)
+    if problem and asked == "cuda":
+        _record_mend("device", environ)
+    problem = problem or _missing_interface(backend, environ)
     answers = control.exchange("join", {"host": hostname(), "problem": problem})
     try:
         _refuse_apart(answers, timeout_s)
@@ -280,10 +286,15 @@ def _missing_interface(backend: str, environ: Mapping[str, str]) -> str:
         is_here = named.startswith("^") or any(one.startswith(names) for one in here)
     if is_here:
         return ""
-    if "LOCKSTEP_MEND" in environ:  # the job's script records what is to be mended
-        with contextlib.suppress(OSError):  # its folder, on this node, is judged elsewhere
-            Path(environ["LOCKSTEP_MEND"]).write_text(f"{variable}\n")
+    _record_mend(variable, environ)
     return f"{variable}={named} names no interface of this host, which has {', '.join(here)}"
+
+
+def _record_mend(key: str, environ: Mapping[str, str]) -> None:
+    """Leave the job's script the key that is to be mended, which `lockstep status` then names."""
+    if "LOCKSTEP_MEND" in environ:
+        with contextlib.suppress(OSError):  # its folder, on this node, is judged elsewhere
+            Path(environ["LOCKSTEP_MEND"]).write_text(f"{key}\n")
 
 
 def _store(place: Placement, timeout_s: float, environ: Mapping[str, str]) -> "Store":
@@ -342,23 +353,63 @@ def _check_meeting(place: Placement, environ: Mapping[str, str]) -> None:
 def _connect(rank: int, host: str, port: int, timeout_s: float, *, serves: bool) -> "Store":
     from torch import distributed
 
+    began = time.monotonic()
     try:
-        return distributed.TCPStore(
-            host,
-            port,
-            is_master=serves,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=timeout_s),
-        )
-    except RuntimeError as error:
+        if serves:
+            socket.getaddrinfo(host, port)
+        else:
+            _wait_for_port(host, port, timeout_s)
+        with _without_stderr():
+            return distributed.TCPStore(
+                host,
+                port,
+                is_master=serves,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=timeout_s),
+            )
+    except (RuntimeError, OSError) as error:
         reason = str(error).partition("\n")[0]
         act = "serve" if serves else "reach"
         raise RankError(
-            f"rank {rank} on {hostname()} cannot {act} the store at {host}:{port} within "
-            f"{timeout_s:g} s ({_way_to(host)}; {reason}); check "
+            f"rank {rank} on {hostname()} cannot {act} the store at {host}:{port}, tried for "
+            f"{time.monotonic() - began:.0f} s ({_way_to(host)}; {reason}); check "
             "this address, and that the nodes reach each other",
             rank,
         ) from error
+
+
+def _wait_for_port(host: str, port: int, timeout_s: float) -> None:
+    """Wait until a port of another host takes connections, as torch would for three times as long.
+
+    A host that refuses may serve it soon. One that has no address, or does not answer, is not
+    waited for.
+
+    Raises:
+        OSError: It takes none.
+    """
+    began = time.monotonic()
+    while True:
+        try:
+            socket.create_connection((host, port), min(timeout_s, NO_WAY_S)).close()
+            return
+        except OSError as error:
+            limit_s = timeout_s if isinstance(error, ConnectionRefusedError) else NO_WAY_S
+            if time.monotonic() - began >= min(timeout_s, limit_s):
+                raise
+        time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Drop what torch's C++ prints meanwhile: fifty lines of its frames before our sentence."""
+    kept = os.dup(2)
+    with Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _way_to(host: str) -> str:

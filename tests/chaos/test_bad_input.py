@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import re
 import shlex
@@ -22,6 +23,7 @@ from launched import environ
 from stand_ins import ROOT, StandIns
 
 from lockstep import cli
+from lockstep.vocabulary.records.record import SCHEMA_VERSION
 
 COMMAND = Path(sys.executable).with_name("lockstep")
 TIMEOUT_S = 300
@@ -34,6 +36,15 @@ RESULT = (
 # A header as Apptainer writes it: magic word, architecture arm64, where its data end.
 SIF = bytearray(200)
 SIF[32:42], SIF[45:48], SIF[112], SIF[120] = b"SIF_MAGIC\0", b"04\0", 150, 50
+
+JOURNAL = "".join(
+    f"{json.dumps(line)}\n"
+    for line in (
+        {"kind": "launch", "schema": SCHEMA_VERSION, "resumed": False, "document": {},
+         "launch": {"world_size": 1}, "expected": ["a"]},
+        {"kind": "case", "case": "a", "benchmark": {"name": "a", "stats": {}}},
+    )
+)  # fmt: skip
 
 # What a command leaves that has begun to work in the folder of the results.
 CLAIMED = ("results", "results/ladder", "results/ladder/.lock", "results/ladder/jobs")
@@ -119,6 +130,7 @@ def sparse(num_bytes):
 def claimed(text, names):
     """A folder of results whose campaign file holds a text."""
     files = {"results/smoke/campaign.json": text}
+    files |= {"results/smoke/launches/w1-r0/journal.jsonl": JOURNAL}
     return Row("run smoke", names, files, leaves=("results/smoke/.lock",))
 
 
@@ -270,7 +282,10 @@ RESULTS = {
     "results: another campaign, dry": Row(
         "run smoke --size laptop --dry-run",
         "results/smoke laptop",
-        {"results/smoke/campaign.json": '{"schema": 1, "size": "smoke"}'},
+        {
+            "results/smoke/campaign.json": '{"schema": 1, "size": "smoke"}',
+            "results/smoke/launches/w1-r0/journal.jsonl": JOURNAL,
+        },
     ),
     "results: cut short": claimed('{"schema": ', "campaign.json"),
     "results: newer": claimed('{"schema": 99}', "99"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import faults_slurm
 import pytest
-from cluster import SHARED, TESTBED, need_testbed
+from cluster import SHARED, TESTBED, as_user, need_login, need_testbed
 from ground import until
 from stand_ins import lockstep, now
 
@@ -192,3 +192,22 @@ def sent(folder, name, command, *options, num=1):
 def row_of(folder, name, path):
     found = json.loads(lockstep(f"status {folder} --json", folder, path).stdout)
     return next(row for row in found["jobs"] if row["job"] == name)
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+def test_a_full_queue_is_not_a_missing_one():
+    need_login()
+    sent = as_user(
+        "sbatch", "--parsable", "--exclusive", "--nodes=4", "--output=/dev/null", "--wrap=sleep 100"
+    )
+    job = sent.stdout.strip()
+    try:
+        listed = ("squeue", f"--jobs={job}", "--format=%T")
+        until(lambda: "RUNNING" in as_user(*listed).stdout, "the job that fills the nodes")
+        ended = as_user("lockstep", "doctor", "--slurm", "--json", timeout=90)
+    finally:
+        as_user("scancel", job)
+    (found,) = (one for one in json.loads(ended.stdout)["checks"] if one["check"] == "Nodes")
+    assert (found["status"], "busy" in found["says"]) == ("warning", True)
+    assert as_user("squeue", "--me", "--name=doctor", "--noheader").stdout == ""

@@ -388,6 +388,28 @@ def test_what_ends_a_preflight_is_named_by_the_site_s_key(folder, key, before, a
     assert (preflight["state"], preflight["mend"]) == ("FAILED", key), texts(folder)
 
 
+def test_a_mended_campaign_is_sent_by_the_same_command(folder):
+    change(folder / "campaign.toml", device="cuda", studies=["weak"], world_sizes=[1], repeats=1)
+    site = (folder / "site.toml").read_text()
+    write(folder / "site.toml", site.replace("gpus_per_node = 0\n", GPUS))
+    submit(folder)
+    failed = until(folder, has_ended)
+    assert failed["num_complete"] == 0
+    assert {job["mend"] for job in failed["jobs"]} == {"device"}
+    said = lockstep(folder, "status", "results/campaign").stdout
+    assert "mend device in the campaign file, then lockstep submit" in " ".join(said.split())
+    change(folder / "campaign.toml", device="cpu")
+    write(folder / "site.toml", site)
+    submit(folder)
+    assert until(folder, has_ended)["num_complete"] == 1
+    change(folder / "campaign.toml", precision="bf16")
+    refused = lockstep(folder, "submit", "campaign.toml", "--site", "site.toml")
+    assert refused.returncode == 2
+    assert "results measured with precision unset, now it is bf16" in refused.stderr
+    assert "--name" in refused.stderr
+    assert "--replace" in refused.stderr
+
+
 def test_every_rank_sees_all_gpus_of_its_node(folder):
     change(folder / "campaign.toml", world_sizes=[1, 4], repeats=1, studies=["weak"])
     text = (folder / "campaign.toml").read_text().replace('device = "cpu"\n', "")

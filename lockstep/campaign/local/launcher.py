@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal
 
 import psutil
@@ -144,10 +145,12 @@ def num_gpus() -> int:
 def torchrun(nproc: int) -> list[str]:
     """Return the start of a command, for `-m module` to follow: `nproc` ranks of one launch.
 
-    They meet by address: the host's name, which torchrun would take, may resolve nowhere.
+    They meet by address: the host's name, which torchrun would take, may resolve nowhere. By -P a
+    checkout of Lockstep in the working folder does not mix with the code that runs now.
     """
     launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-    return [sys.executable, *launcher, f"--nproc-per-node={nproc}"]
+    ranks = ["--no-python", sys.executable, "-P", "-u"]
+    return [sys.executable, *launcher, f"--nproc-per-node={nproc}", *ranks]
 
 
 def program_driver(world_size: int) -> list[str]:
@@ -166,7 +169,8 @@ def local_environment(environ: Mapping[str, str], threads_per_rank: int) -> dict
     # gloo would look up the host's name, which a laptop or a sandbox may not resolve.
     if "lo" in (name for _, name in socket.if_nameindex()):
         kept.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    paths = [str(content.IMPORTABLE_FROM), *filter(None, [environ.get("PYTHONPATH")])]
+    given = filter(None, [environ.get("PYTHONPATH")])
+    paths = [str(content.IMPORTABLE_FROM), *given, str(Path.cwd())]
     return kept | {
         "OMP_NUM_THREADS": str(threads_per_rank),
         "PYTHONPATH": os.pathsep.join(paths),

@@ -147,9 +147,8 @@ class View:
         elif new and not self._has_told:
             self._has_told = True
             first = _first(step_times(self._ladder, [launch]))
-            self._console.print(
-                f"launch {launch.name}{first}{self._left_in_words()}", highlight=False
-            )
+            text = f"launch {launch.name}{first}{self._left_in_words()}"
+            self._console.print(text, highlight=False, soft_wrap=True)
 
     def end(self, outcome: Outcome) -> None:
         """Count a launch as made and show its points."""

@@ -200,7 +200,8 @@ def measure(
 
     before = Folder(folder := root / chosen.name).claimed() or {}
     chosen = with_threads(chosen, before.get("threads_per_rank"), usable_cores())
-    ladders.Ladder(chosen, folder).refuse()
+    if not replace:
+        ladders.Ladder(chosen, folder).refuse()
     # A program brings its own packages, and says itself what it computes on.
     is_program = chosen.command is not None
     absent = "" if is_program else launcher.missing_packages()

@@ -110,7 +110,7 @@ def changed_tests(ladder: Ladder) -> dict[str, list[str]]:
 
 
 def to_replace(ladder: Ladder, named: Sequence[str], *, replace: bool) -> list[str]:
-    """Return the launches to measure again: those named, and those of tests edited since.
+    """Return the launches to measure again: those named, and those of other settings or tests.
 
     Raises:
         ValueError: No launch has a name, or tests were edited and `replace` is not given.
@@ -121,6 +121,8 @@ def to_replace(ladder: Ladder, named: Sequence[str], *, replace: bool) -> list[s
             f"--replace-launch: {ladder.folder} holds no launch {listed(unknown)}; it holds "
             f"{listed(names, 8) or 'none'}"
         )
+    if replace and ladder.results.held(ladder.campaign):
+        return names
     changed = changed_tests(ladder)
     launches = sorted({name for of_file in changed.values() for name in of_file} - set(named))
     if launches and not replace:

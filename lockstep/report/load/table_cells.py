@@ -15,6 +15,7 @@ from typing import NamedTuple
 from lockstep.report.load import table_numbers, table_units
 from lockstep.report.load.table_units import DEVICES, THOUSANDS
 from lockstep.vocabulary.system import files
+from lockstep.vocabulary.text.printable import visible
 
 # Each line's number in the file, and its cells by heading.
 Lines = list[tuple[int, dict[str, str]]]
@@ -86,7 +87,7 @@ def read(path: Path) -> Table:
     if path.is_dir() or not path.exists():
         why = "is a folder; give its tables one by one" if path.is_dir() else "does not exist"
         raise ValueError(f"{path}: cannot be read: it {why}")
-    text = enumerate(io.StringIO(_decoded(files.content(path)), newline=""), start=1)
+    text = enumerate(io.StringIO(visible(_decoded(files.content(path))), newline=""), start=1)
     rows, comments = _parted([(number, line) for number, line in text if line.strip()])
     sign = max(",;\t|", key=rows[0][1].count) if rows else ","
     reader = csv.DictReader((line for _, line in rows), delimiter=sign)

@@ -21,13 +21,15 @@ from lockstep.slurm.doctor.checks import (
 from lockstep.slurm.doctor.machine_checks import named_interfaces
 from lockstep.slurm.programs.no_answer import FailedError, NotInstalledError
 from lockstep.slurm.site import Site
+from lockstep.slurm.status.causes import FOR_EVER
 from lockstep.slurm.submit.resources import gpus_on_node
 from lockstep.vocabulary.text.durations import clock, parse_limit
 from lockstep.vocabulary.text.formats import listed
 from lockstep.vocabulary.text.printable import last_line
 
-# A job of a minute fits into any gap of a queue; where there is no gap, waiting longer is no help.
-NODES_TIMEOUT_S = 120
+# A job of a minute fits into any gap of a queue: one that still waits has found none. Nodes that
+# are being woken are given longer.
+QUEUED_S, NODES_TIMEOUT_S = 20, 120
 GRACE_S = 20
 NUM_NODES = 2
 # Of nodes out of service so many states are shown, with so many nodes of each.
@@ -260,6 +262,8 @@ def nodes(subject: Subject) -> Finding:
     command = srun(subject.site, num_nodes)
     try:
         printed = _patiently(command)
+    except BusyError as error:
+        return warning(str(error), "go on, or ask again when nodes are free", *_states(gone))
     except RuntimeError as error:
         do = f"try: {shlex.join(command[:-3])} hostname"
         return missing(str(error), do, *_states(gone))
@@ -342,22 +346,48 @@ def _end(started: "subprocess.Popen[str]") -> str:
     return "its job is cancelled"
 
 
+class BusyError(RuntimeError):
+    """A job waits in the queue for nodes that others use."""
+
+
 def _patiently(command: Sequence[str]) -> str:
     """Return what srun prints; a job that does not start in time is cancelled by it.
 
     Raises:
-        RuntimeError: It fails, or the queue is too long.
+        BusyError: It waits in the queue.
+        RuntimeError: It fails, or its nodes do not come.
     """
     pipe = subprocess.PIPE
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
     ) as started:
         try:
-            printed, complaint = started.communicate(timeout=NODES_TIMEOUT_S)
+            printed, complaint = started.communicate(timeout=QUEUED_S)
         except subprocess.TimeoutExpired:
-            raise RuntimeError(
-                f"no nodes within {NODES_TIMEOUT_S} s, the queue is too long; {_end(started)}"
-            ) from None
+            reason, begins = _waits_for()
+            if reason and reason not in FOR_EVER:
+                raise BusyError(
+                    "the nodes are busy, so they were not looked at: a job of a minute still "
+                    f"waits after {QUEUED_S} s ({reason}){begins}; {_end(started)}"
+                ) from None
+            printed, complaint = _communicate(started)
     if started.returncode:
         raise RuntimeError(last_line(complaint) or f"srun ended with {started.returncode}")
     return printed
+
+
+def _waits_for() -> tuple[str, str]:
+    """Return Slurm's reason why our job waits, and when it expects it to start, in words."""
+    states = ["--me", "--name=doctor", "--states=PENDING", "--noheader", "--format=%r|%S"]
+    try:
+        reason, _, start = last_line(slurm.ask("squeue", *states)).partition("|")
+    except RuntimeError:
+        return "", ""
+    return reason, f", and is expected to start at {start}" if start not in ("", "N/A") else ""
+
+
+def _communicate(started: "subprocess.Popen[str]") -> tuple[str, str]:
+    try:
+        return started.communicate(timeout=NODES_TIMEOUT_S - QUEUED_S)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"no nodes within {NODES_TIMEOUT_S} s; {_end(started)}") from None

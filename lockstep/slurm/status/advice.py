@@ -3,7 +3,7 @@
 import shlex
 
 from lockstep.slurm.scheduler import NEVER_SATISFIED
-from lockstep.slurm.status.causes import COMMAND, Cause, find_cause, key_to_mend, waits_for_ever
+from lockstep.slurm.status.causes import OF_CAMPAIGN, Cause, find_cause, key_to_mend, waits_for_ever
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.status.standing import Standing
 
@@ -60,13 +60,11 @@ def _next(key: str | None, folder: str, when: str) -> str:
     if not key:
         return (
             "nothing was measured, and the same scripts would end in the same way: mend the cause "
-            f"in the site file, then {when}lockstep resume {folder} --site SITE"
+            "in the campaign's or the site's file, then "
+            f"{when}lockstep submit CAMPAIGN --site SITE"
         )
-    if key == COMMAND:
-        return (
-            f"mend its command in the campaign file, then {when}lockstep submit CAMPAIGN "
-            "--site SITE"
-        )
+    if key in OF_CAMPAIGN:
+        return f"mend {key} in the campaign file, then {when}lockstep submit CAMPAIGN --site SITE"
     return f"mend {key} in the site file, then {when}lockstep resume {folder} --site SITE"
 
 

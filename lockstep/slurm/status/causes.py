@@ -26,6 +26,8 @@ NO_OUTPUT = "0:53"
 KILLED = ("137:0", "0:9", "9:0")
 # What must be mended of a stage whose own lines failed: resume would send them as they are.
 COMMAND = "command"
+# What is mended in the campaign's file: resume would send the scripts as they are.
+OF_CAMPAIGN = (COMMAND, "device")
 SIDE_KINDS = ("preflight", "collect")
 # Why a job waits that will never begin, in Slurm's words: what its site file asks for is at fault.
 FOR_EVER = {
@@ -174,12 +176,12 @@ def log_of(standing: Standing, results: Results) -> Path:
 
 
 def key_to_mend(standing: Standing, results: Results) -> str | None:
-    """Return the site's key that must change before a job can end well.
+    """Return the key that must change before a job can end well.
 
     Returns:
-        The key, or keys; `COMMAND` of the campaign, of a stage that failed by itself; nothing ("")
-        where something must change that no record names; None where the same scripts may well
-        measure the rest.
+        The site's key, or keys; one of `OF_CAMPAIGN`, of which a stage's own lines are `COMMAND`;
+        nothing ("") where something must change that no record names; None where the same scripts
+        may well measure the rest.
     """
     record = standing.record or {}
     if standing.state.name == "OUT_OF_MEMORY":

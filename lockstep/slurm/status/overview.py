@@ -12,7 +12,7 @@ from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.scheduler import State
 from lockstep.slurm.status import by_hand
 from lockstep.slurm.status.advice import advise
-from lockstep.slurm.status.causes import COMMAND, key_to_mend
+from lockstep.slurm.status.causes import OF_CAMPAIGN, key_to_mend
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.status.standing import Campaign, Standing, counts
 from lockstep.vocabulary.text.durations import in_words
@@ -286,8 +286,8 @@ def next_commands(campaign: Campaign, results: Results, folder: str) -> list[str
     if campaign.jobs:
         verb = _after_jobs(campaign, results)
         keys = _to_mend(campaign, results) if verb == "resume" else set()
-        if COMMAND in keys:
-            return ["lockstep submit CAMPAIGN --site SITE  # once the stage's command is mended"]
+        if keys & {"", *OF_CAMPAIGN}:
+            return ["lockstep submit CAMPAIGN --site SITE  # once the cause is mended"]
         if keys:
             return [f"lockstep resume {typed} --site SITE  # once that file is mended"]
         return [f"lockstep {verb} {typed}"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lockstep.vocabulary.text.printable import last_line
+from lockstep.vocabulary.text.printable import last_line, visible
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ def run(
     """Run a command and return how it ended, whatever its exit code.
 
     `text` is its standard input. With `merge_errors` its standard error is in `output`, in the
-    order of printing. Without a time limit it is waited for as long as it takes.
+    order of printing. Without a time limit it is waited for as long as it takes. What it printed
+    cannot act on a terminal: it has no colours, and escapes for control characters.
 
     Raises:
         CommandError: It cannot be started, or takes longer than its limit.
@@ -66,7 +67,7 @@ def run(
         raise CommandError(message, "late") from None
     except OSError as error:
         raise CommandError(f"{command[0]}: {error.strerror}", "absent") from error
-    return Ended(ended.returncode, ended.stdout, ended.stderr or "")
+    return Ended(ended.returncode, visible(ended.stdout), visible(ended.stderr or ""))
 
 
 def output(

@@ -10,6 +10,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, NoReturn
 
+from lockstep.vocabulary.text.printable import visible_json
+
 MIB = 2**20
 LIMIT_BYTES = 64 * MIB
 # Integers beyond it, and floats beyond float's own range, measure nothing and overflow arithmetic.
@@ -77,7 +79,7 @@ def parse(
     constant: Callable[[str], Any] = refuse_constant,
     quick: Callable[[bytes], Any] | None = None,
 ) -> Any:
-    """Return the value of a JSON document in UTF-8.
+    """Return the value of a JSON document in UTF-8, with escapes for control characters in texts.
 
     `constant` makes something of NaN and the infinities, which are refused by default; what `quick`
     refuses with a ValueError is read without it.
@@ -86,6 +88,7 @@ def parse(
         ValueError: It is not JSON in UTF-8, holds a number that is NaN, infinite or out of range,
             or is nested too deep.
     """
+    document = visible_json(document)
     digits = document.translate(_DIGITS, b"+")
     if any(long in digits for long in _LONG_NUMBERS):
         hooks: dict[str, Any] = {"parse_int": _whole, "parse_float": _float}
