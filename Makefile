@@ -85,26 +85,27 @@ format: venv ## Bring all files into style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+define figures
+worst=0; for one in $(1); do \
+	PYTHONUNBUFFERED=1 $(BIN)/python tests/validation/figures_$$one.py $(2) || worst=1; \
+done; exit $$worst
+endef
+
 bench: venv ## Print what the suite itself costs, beside the goals; never fails on a figure
 	$(BIN)/python tests/validation/figures.py
 
 house: ## Print how large the house is, beside what it should be
 	@$(PYTHON) tests/validation/figures_house.py
 
+# Each script prints what it has as it goes; one that fails does not take the others along.
 statistics: venv ## Print how often intervals, verdicts, findings and predictions hold where the truth is known
-	$(BIN)/python tests/validation/figures_statistics.py
-	$(BIN)/python tests/validation/figures_compare.py
-	$(BIN)/python tests/validation/figures_looks.py
-	$(BIN)/python tests/validation/figures_models.py
-	$(BIN)/python tests/validation/figures_check.py
+	@$(call figures,statistics compare looks models check)
 
 lab: venv ## Put causes of known size into real steps and find them again; root, an hour, a quiet machine
-	$(BIN)/python tests/validation/figures_lab.py $(OPTIONS)
-	@[ -n "$(OPTIONS)" ] || $(MAKE) --no-print-directory lab-steps
+	@$(call figures,lab $(if $(OPTIONS),,kinds steps),$(OPTIONS))
 
 lab-steps: venv ## The part of it without root: causes that come unevenly, and steps of many kinds
-	$(BIN)/python tests/validation/figures_kinds.py
-	$(BIN)/python tests/validation/figures_steps.py
+	@$(call figures,kinds steps)
 
 recording: venv ## Record the campaign of `lockstep demo` over links of a known rate; root, a quiet machine
 	$(BIN)/python tests/validation/record_demo.py $(OPTIONS)

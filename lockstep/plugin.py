@@ -73,6 +73,7 @@ def _asks_for_it(item: pytest.Item) -> bool:
     return FIXTURE in getattr(item, "fixturenames", ())
 
 
+@pytest.hookimpl(trylast=True)  # after pytest-benchmark's table
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:

@@ -200,6 +200,16 @@ def test_the_largest_cause_that_is_shown_bounds_a_step(kind, means):
     assert len(card(found)) <= 12
 
 
+@pytest.mark.parametrize(("running", "kinds"), [(1.0, {"exposed"}), (0.8, {"contention"})])
+def test_no_small_cause_is_named_where_ranks_waited_for_cores(running, kinds):
+    draw = np.random.default_rng(1)
+    found = bound.judge([
+        noisy(draw, 2, full=[1.07, 1.07], own=[1, 1], half=[0.5, 0.5], running=[running, running])
+    ])  # fmt: skip
+    assert {share.cause for share in found.named} == kinds
+    assert found.shares_cores is ("contention" in kinds)
+
+
 def test_contention_beyond_waits_for_a_core_shows_against_a_baseline_alone():
     draw = np.random.default_rng(1)
     here = noisy(draw, 2, full=[1.3, 1.3], own=[1.3, 1.3])

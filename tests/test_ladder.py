@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import commands
 import pytest
 from commands import BOUNDED
 
@@ -424,10 +425,14 @@ def test_a_finished_campaign_is_left_as_it_is(killed):
     before = contents(folder / "results" / "ladder" / "launches")
     ended = run(folder, "--json")
     assert (ended.returncode, json.loads(ended.stdout)) == (0, [])
+    lines = run(folder).stdout.splitlines()
+    reported = commands.lockstep("report", folder / "results" / "ladder").stdout.splitlines()
+    table = reported[reported.index(lines[-4]) :]
+    assert table[:4] == lines[-4:]
     assert run(folder, "--global-batch", "32").returncode == 2
     planned = run(folder, "--dry-run", "--repeats", "2").stdout.splitlines()
-    commands = [line for line in planned if "--label" in line]
-    assert ["-r1" in line for line in commands] == [True, True]
+    launches = [line for line in planned if "--label" in line]
+    assert ["-r1" in line for line in launches] == [True, True]
     assert contents(folder / "results" / "ladder" / "launches") == before
 
 

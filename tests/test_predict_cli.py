@@ -141,6 +141,16 @@ def test_karp_flatt_and_overhead_of_the_tutorial_are_printed(cited):
     assert "expected at 8 (predicted, not measured):" in out
 
 
+@pytest.mark.parametrize("rates", [(105,), (105, 100), (190, 200)])
+def test_no_size_is_asked_for_beside_measure_no_larger_size(tmp_path, rates):
+    lines = [f"{2**doubling},{rate},strong\n" for doubling, rate in enumerate((100, *rates))]
+    (tmp_path / "table.csv").write_text("".join(["n,samples/s,scaling\n", *lines]))
+    run(import_table, tmp_path / "table.csv", "--to", tmp_path / "out")
+    found = json.loads(run(predict, tmp_path / "out", "--json").stdout)
+    assert found["next_step"]["kind"] == "stop"
+    assert found["expected"]["refusal"]["measure"] == []
+
+
 def test_nothing_is_recommended_from_what_an_error_touches(tmp_path):
     folder = tmp_path / "out"
     assert run(import_table, "guide", "--to", folder).exit_code == 0

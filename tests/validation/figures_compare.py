@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ import noise  # noqa: E402, this script's own folder
 
 from lockstep.report.compare.judging import FASTER, SAME, SLOWER, judge  # noqa: E402
 
+HEADER = ["figure", "measured", "goal", "reached"]
 LAUNCHES = 5
 PAIRS = 1000
 FAMILIES = (1, 4, 8)
@@ -106,37 +108,34 @@ def power(
     return said.count(SLOWER) / len(said), said.count(SAME) / len(said), some
 
 
-def simulated(pairs: int) -> list[list[str]]:
-    """Return the rows of the table of simulated campaigns."""
-    rows = [["figure", "measured", "goal", "reached"]]
+def simulated(pairs: int) -> Iterator[list[str]]:
+    """Yield the rows of the table of simulated campaigns."""
+    yield HEADER
     for kind in noise.KINDS:
         for points in FAMILIES:
             for sd in LAUNCH_SDS:
                 share = false_claims(kind, points, sd, pairs)
                 name = f"A/A false claims, {kind}, {points} points, launches vary {100 * sd:g} %"
-                rows.append(_row(name, share, "<=", 0.05))
+                yield _row(name, share, "<=", 0.05)
     for launches in (LAUNCHES_A_SIDE, LAUNCHES):
         share = false_claims("normal", len(UNEQUAL_SDS), UNEQUAL_SDS, pairs, launches=launches)
         name = f"A/A false claims, normal, 1 % in one point, 5 % in three, {launches} launches"
-        rows.append(_row(name, share, "<=", 0.05))
+        yield _row(name, share, "<=", 0.05)
     for sds in (ONE_NOISY_QUIET, ONE_NOISY):
         for launches in (2, LAUNCHES_A_SIDE, LAUNCHES):
             share = false_claims("normal", len(sds), sds, pairs, launches=launches)
             name = f"A/A false claims, normal, 5 % in one point, {100 * sds[0, 0]:g} % in seven"
-            rows.append(_row(f"{name}, {launches} launches", share, "<=", 0.05))
+            yield _row(f"{name}, {launches} launches", share, "<=", 0.05)
     apart = false_claims("drift", 4, 0.02, pairs, in_turn=False)
-    rows.append(
-        ["A/A false claims, drift, 4 points, first all of A", f"{100 * apart:.1f} %", "", ""]
-    )
+    yield ["A/A false claims, drift, 4 points, first all of A", f"{100 * apart:.1f} %", "", ""]
     for points in FAMILIES:
         for all_slow in (True, False) if points > 1 else (True,):
             found, same, some = power(points, all_slow, pairs)
             name = f"5 % slower, {points if all_slow else 1} of {points} points, 2 %, 5 launches"
-            rows.append(_row(f"{name}: found", found, ">=", 0.90))
-            rows.append(_row(f"{name}: called the same", same, "<=", 0.05))
+            yield _row(f"{name}: found", found, ">=", 0.90)
+            yield _row(f"{name}: called the same", same, "<=", 0.05)
             if all_slow and points > 1:
-                rows.append(_row(f"{name}: some point found", some, ">=", 0.90))
-    return rows
+                yield _row(f"{name}: some point found", some, ">=", 0.90)
 
 
 def _row(name: str, share: float, sign: str, goal: float) -> list[str]:
@@ -155,7 +154,7 @@ def measured(num_pairs: int, folder: Path) -> list[list[str]]:
         points += len(said)
         open_points += len(said) - said.count(SAME)
     name = f"A/A false claims, {num_pairs} measured pairs, {points} points, {open_points} not same"
-    return [["figure", "measured", "goal", "reached"], _row(name, wrong / num_pairs, "<=", 0.05)]
+    return [HEADER, _row(name, wrong / num_pairs, "<=", 0.05)]
 
 
 def _measured_pair(folder: Path, seed: int) -> list[str]:
@@ -193,11 +192,11 @@ def _run(*arguments: str, codes: tuple[int, ...] = (0,)) -> str:
     return done.stdout
 
 
-def table(rows: list[list[str]]) -> str:
-    """Return rows as aligned lines."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
+def show(rows: Iterable[list[str]]) -> None:
+    """Print rows as aligned lines, each as it is known."""
+    for name, *cells in rows:
+        line = "  ".join([name.ljust(78), *(cell.ljust(8) for cell in cells)])
+        print(line.rstrip(), flush=True)
 
 
 def main() -> None:
@@ -208,10 +207,9 @@ def main() -> None:
     asked = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if asked.measured:
-        rows = measured(int(asked.measured[0]), Path(asked.measured[1]))
+        show(measured(int(asked.measured[0]), Path(asked.measured[1])))
     else:
-        rows = simulated(asked.pairs)
-    sys.stdout.write(table(rows) + "\n")
+        show(simulated(asked.pairs))
 
 
 if __name__ == "__main__":

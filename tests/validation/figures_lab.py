@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import figures_of_lab  # noqa: E402, this script's own folder
+import kept  # noqa: E402
 from namespaces import linked  # noqa: E402
 
 UNLIMITED = 20e9
@@ -151,8 +152,8 @@ def measure(plan: Sequence[dict[str, Any]], out: Path) -> None:
             raise RuntimeError("a rank of the laboratory failed; its error is above")
 
 
-def main() -> None:
-    """Measure what was asked for, and print the figures of all that is kept."""
+def main() -> int:
+    """Measure what was asked for, and print the figures of all that is kept; 1 if a rank failed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "lab.jsonl")
     parser.add_argument("--repeats", type=int, default=3)
@@ -160,16 +161,21 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(SECTIONS))
     parser.add_argument("--judge", action="store_true", help="print the figures of what is kept")
     asked = parser.parse_args()
+    is_lost = False
     if not asked.judge:
         plan = [run for name in asked.only.split(",") for run in SECTIONS[name](asked.repeats)]
         if asked.computes:
             plan = [run | {"computes": asked.computes} for run in plan]
         random.Random(SEED).shuffle(plan)  # noqa: S311
         asked.out.parent.mkdir(parents=True, exist_ok=True)
-        asked.out.unlink(missing_ok=True)
-        measure(plan, asked.out)
+        if asked.out.exists():
+            asked.out.rename(asked.out.with_suffix(".before.jsonl"))
+        with kept.going("laboratory") as part:
+            measure(plan, asked.out)
+        is_lost = part.is_lost
     figures_of_lab.show(asked.out)
+    return int(is_lost)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

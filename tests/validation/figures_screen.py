@@ -18,7 +18,8 @@ from statistics import median
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-import screened  # noqa: E402, this script's own folder
+import kept  # noqa: E402, this script's own folder
+import screened  # noqa: E402
 from simulated_screens import Noise, Slow  # noqa: E402
 from simulated_screens import screened as simulated  # noqa: E402
 
@@ -48,15 +49,20 @@ def of_simulated() -> None:
             print(f"simulated, 8 nodes, one {kind} {factor:g}: {right} of {len(found)} name it")
 
 
-def of_real(what: str, screen: Callable[[int | None], screened.Ended], draws: int) -> None:
-    """Print how real screenings end, slowed and clean ones in turn at random."""
+def of_real(what: str, screen: Callable[[int | None], screened.Ended], draws: int) -> int:
+    """Print how real screenings end, slowed and clean ones in turn at random; return those lost."""
     order = Random(SEED)  # noqa: S311, no secret
     slowed = [i % screened.NUM_NODES for i in range(draws)]
     plan = order.sample([*slowed, *[None] * draws], 2 * draws)
     right, beside, alarms, within, seconds = 0, 0, 0, 0, []
+    lost = 0
     for number, slow in enumerate(plan):
         start = time.monotonic()
-        ended = screen(slow)
+        with kept.going(f"{number} {what}, slowed {slow}") as part:
+            ended = screen(slow)
+        lost += part.is_lost
+        if part.is_lost:
+            continue
         seconds.append(time.monotonic() - start)
         names = {list(ended.lines)[slow]} if slow is not None else set()
         right += slow is not None and names <= set(ended.kinds)
@@ -65,29 +71,35 @@ def of_real(what: str, screen: Callable[[int | None], screened.Ended], draws: in
         within += ended.is_within_promise
         steps = max(line["steps"] for line in ended.lines.values())
         print(f"  {number:>2} {what}, slowed {slow}: {ended.kinds}, {steps} steps", flush=True)
+    if lost:
+        print(f"{what}: {lost} of {2 * draws} screenings were not measured, and count as not named")
     print(f"{what}, one slowed: named in {right} of {draws}, another beside it in {beside}")
     print(f"{what}, clean: anything named in {alarms} of {draws}")
     print(f"{what}: within the promised steps in {within} of {2 * draws}")
-    print(f"{what}: {median(seconds):.0f} s a screening, {max(seconds):.0f} s at most")
+    if seconds:
+        print(f"{what}: {median(seconds):.0f} s a screening, {max(seconds):.0f} s at most")
+    return lost
 
 
-def main() -> None:
-    """Print all that is asked for."""
+def main() -> int:
+    """Print all that is asked for; return 1 where a screening could not be measured."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--draws", type=int, default=20)
     parser.add_argument("--only", choices=["simulated", "testbed", "links"])
     asked = parser.parse_args()
     if asked.only in (None, "simulated"):
         of_simulated()
+    lost = 0
     if asked.only in (None, "testbed"):
-        of_real(
+        lost += of_real(
             "testbed",
             lambda slow: screened.on_testbed(None if slow is None else NODES[slow]),
             asked.draws,
         )
     if asked.only in (None, "links"):
-        of_real("links", screened.over_links, asked.draws)
+        lost += of_real("links", screened.over_links, asked.draws)
+    return int(lost > 0)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -53,13 +53,26 @@ def test_a_figure_is_judged_by_its_median(values: list[float], reached: bool) ->
 
 
 def test_the_table_names_the_goal_and_the_spread_beside_each_figure() -> None:
-    header, line = figures.table([figures.Figure("a / b", [1.0, 1.25, 3.0], 2.0, "busy")]).split(
-        "\n"
-    )
+    header = figures.line(figures.HEADER)
+    line = figures.line(figures.Figure("a / b", [1.0, 1.25, 3.0], 2.0, "busy").row())
     assert line.split("  ")[0] == "a / b"
     assert line[header.index("measured") :].split() == [
         *("1.25", "<=", "2", "yes", "1..3", "3", "busy"),
     ]
+
+
+def test_a_figure_that_cannot_be_measured_is_named_and_the_others_are_kept(monkeypatch, capsys):
+    def broken(_bench: figures.Bench) -> list[figures.Figure]:
+        raise RuntimeError("11 cases were measured, 20 were expected")
+
+    found = [figures.Figure("a / b", [1.0], 2.0)]
+    parts = {"first": lambda _: found, "broken": broken, "last": lambda _: found}
+    monkeypatch.setattr(figures, "FIGURES", parts)
+    monkeypatch.setattr("sys.argv", ["figures.py"])
+    assert figures.main() == 1
+    said = capsys.readouterr()
+    assert [line.split()[0] for line in said.out.splitlines()[:3]] == ["figure", "a", "a"]
+    assert said.err == "broken: not measured: 11 cases were measured, 20 were expected\n"
 
 
 def test_generated_files_hold_so_many_points_of_two_world_sizes(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """What `lockstep predict` prints without --at, as a record."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from lockstep.report.check.wording import of_break
@@ -14,7 +14,7 @@ from lockstep.report.predict.models import (
     marginal_efficiencies,
     peak_size,
 )
-from lockstep.report.predict.prediction import Candidate, Prediction, predict
+from lockstep.report.predict.prediction import Candidate, predict
 from lockstep.report.predict.recommendation import Recommendation, diminishing, next_step
 from lockstep.report.predict.unpredictable import FARTHEST
 
@@ -42,19 +42,11 @@ def record(
             {"world_size": one.world_size, "kind": one.kind, "what": of_break(one)}
             for one in ladder.breaks
         ],
-        "expected": expected(series, ladder, level).record(),
+        "expected": predict(ladder, FARTHEST * ladder.sizes[-1], level).record(),
         "recommendation": asdict(advice), "blocked_by": [],
         "diminishing_returns": diminishing(series),
         "next_step": asdict(step) | {"text": step.text},
     }  # fmt: skip
-
-
-def expected(series: Series, ladder: Ladder, level: float) -> Prediction:
-    """Return what twice the largest size would give; it asks for no size that is not worth it."""
-    found = predict(ladder, FARTHEST * ladder.sizes[-1], level)
-    if found.refusal and next_step(series).kind == "stop":
-        return replace(found, refusal=replace(found.refusal, measure=()))
-    return found
 
 
 def point_records(series: Series, ladder: Ladder) -> list[dict[str, Any]]:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from lockstep.report.check.wording import blocked, of_break
 from lockstep.report.compute.scaling import Series
 from lockstep.report.predict.known import Ladder
-from lockstep.report.predict.predict_record import expected, peak, point_records
-from lockstep.report.predict.prediction import Candidate, Prediction, used_from
+from lockstep.report.predict.predict_record import peak, point_records
+from lockstep.report.predict.prediction import Candidate, Prediction, predict, used_from
 from lockstep.report.predict.recommendation import Recommendation, diminishing, next_step
 from lockstep.report.predict.unpredictable import FARTHEST
 from lockstep.report.words.lines import numbers
@@ -117,21 +117,22 @@ def _peak_text(peak: float | None, ladder: Ladder) -> str:
 def _advice(series: Series, ladder: Ladder, advice: Recommendation, level: float) -> list[str]:
     size = "none" if advice.world_size is None else str(advice.world_size)
     lines = [f"break at {one.world_size}: {of_break(one)}" for one in ladder.breaks]
-    lines.append(_next(expected(series, ladder, level), level, ORIGINS[ladder.origin]))
+    lines.append(_next(ladder, level))
     given = ORIGINS[ladder.origin]
     lines.append(f"recommended: {size} ({advice.rule}): {advice.why}{given}")
     lines += [verdict] if (verdict := diminishing(series)) else []
     return [*lines, next_step(series).text]
 
 
-def _next(found: Prediction, level: float, origin: str) -> str:
+def _next(ladder: Ladder, level: float) -> str:
     """Say what twice the largest size would give, or why that is not predicted."""
+    found = predict(ladder, FARTHEST * ladder.sizes[-1], level)
     if found.refusal:
         return f"{found.at} ranks are not predicted: {found.refusal.text}"
     assert found.low is not None and found.high is not None
     return (
         f"expected at {found.at} (predicted, not measured): {number(found.value, 4)} {found.unit}, "
-        f"{trimmed(100 * level)} % interval {span((found.low, found.high))}{origin}"
+        f"{trimmed(100 * level)} % interval {span((found.low, found.high))}{ORIGINS[ladder.origin]}"
     )
 
 
