@@ -134,7 +134,7 @@ GROUPS = {
         ),
         "export": (
             "lockstep.tracker.export_cli:export",
-            "Give results to MLflow, TensorBoard, Bencher or another program.",
+            "Give results to MLflow, TensorBoard or another program.",
         ),
         "sync": ("lockstep.tracker.export_cli:sync", "Send a tracker what it lacks of results."),
         "bundle": (

@@ -21,7 +21,7 @@ from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import gather
 from lockstep.report.page.content_of_page import page
 from lockstep.report.report_cli import demo, import_table, report
-from lockstep.tracker import other_formats, sending, target
+from lockstep.tracker import event_files, sending, target
 from lockstep.tracker.runs.tracked import metric_name
 from lockstep.vocabulary.text import formats
 
@@ -123,22 +123,6 @@ def rounded(value, scale, cell):
 
 
 @of_campaigns
-def test_bencher_and_github_hold_the_pages_points(folder, points):
-    made = other_formats.bencher(other_formats.points(folder))
-    for point in points:
-        values = made[f"{point['case']}, world_size={point['world_size']}"]
-        assert values["latency"]["value"] == point["step_s"] * 1e9
-        found = values.get("parallel-efficiency", {}).get("value")
-        is_base = point["world_size"] == point["baseline_world_size"]
-        assert found == (None if is_base else point["parallel_efficiency"])
-    for better in ("smaller", "bigger"):
-        for one in other_formats.github_benchmark(other_formats.points(folder), better):
-            name, _, measure = one["name"].rpartition(": ")
-            scale = 1e9 if measure == "latency" else 1
-            assert made[name][measure]["value"] == one["value"] * scale
-
-
-@of_campaigns
 def test_each_run_of_a_tracker_has_the_numbers_of_its_launch_and_its_point(folder, points):
     ratios = {name_of(one, "parallel_efficiency"): one["parallel_efficiency"] for one in points}
     frame = lockstep.read(folder, launches=True)
@@ -161,8 +145,6 @@ def test_each_run_of_a_tracker_has_the_numbers_of_its_launch_and_its_point(folde
 @pytest.mark.parametrize("folder", ["guide"], indirect=True)
 def test_a_table_has_no_run_that_a_tracker_could_be_sent(folder):
     assert sending.found(folder).runs == ()
-    with pytest.raises(ValueError, match="no point was measured"):
-        other_formats.points(folder)
 
 
 @of_campaigns
@@ -202,7 +184,7 @@ def test_tensorboard_has_the_epochs_of_the_data_frame(tmp_path):
     runs = tmp_path / "runs"
     seeds(runs)
     frame = lockstep.read(runs, epochs=True)
-    for written in other_formats.tensorboard(sending.found(runs).runs, tmp_path / "board"):
+    for written in event_files.write(sending.found(runs).runs, tmp_path / "board"):
         events = accumulator.EventAccumulator(str(written)).Reload()
         own = frame[frame.launch == written.name].sort_values("epoch")
         found = [(e.step, e.value) for e in events.Scalars("train_loss")]

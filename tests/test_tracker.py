@@ -14,17 +14,15 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import jsonschema
 import pytest
 from data.training_samples import seeds
 from launched import environ
 from tracker_server import KEY, serving
 
 from lockstep.report.compute.point_table import table
-from lockstep.report.load import imports
 from lockstep.report.load.reading import load
 from lockstep.report.page.checked import series_in
-from lockstep.tracker import live, other_formats, sending, target
+from lockstep.tracker import event_files, live, sending, target
 from lockstep.tracker.apis import mlflow_store, stores
 from lockstep.tracker.apis.stores import LARGEST_BATCH
 from lockstep.tracker.runs.from_launches import of_campaign
@@ -34,21 +32,6 @@ from lockstep.vocabulary.records.record import KEY as RECORD
 ROOT = Path(__file__).parents[1]
 BEFORE = ROOT / "tests" / "data" / "measured_before"
 CASE = "bench/test_train.py::test_train[workload=mlp-lr=0.1-seed=0]"
-# bencher.dev/docs/reference/bencher-metric-format, "JSON Schema"
-BMF = {
-    "type": "object",
-    "additionalProperties": {
-        "type": "object",
-        "additionalProperties": {
-            "type": "object",
-            "properties": {
-                name: {"type": "number"} for name in ("value", "lower_value", "upper_value")
-            },
-            "required": ["value"],
-            "additionalProperties": False,
-        },
-    },
-}
 
 
 @pytest.fixture
@@ -199,8 +182,8 @@ def test_a_training_in_flight_is_a_run_with_its_epochs_so_far(folder):
     assert losses == [(1, 1.0, 1795420801000), (2, 0.5, 1795420802000)]
     assert (run.name, run.status) == ("w2-r1 seed=0", "KILLED")
     needed("tensorboard")
-    (written,) = list(other_formats.tensorboard([run], folder / "tensorboard"))
-    list(other_formats.tensorboard([run], folder / "tensorboard"))  # again: nothing twice
+    (written,) = list(event_files.write([run], folder / "tensorboard"))
+    list(event_files.write([run], folder / "tensorboard"))  # again: nothing twice
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     read = EventAccumulator(str(written)).Reload()
@@ -480,34 +463,6 @@ def test_results_are_collected_where_what_a_tracker_keeps_cannot_be_written(fold
     assert str(folder / "tracker") in said[0]
 
 
-def test_bencher_and_github_get_values_with_intervals(folder):
-    found = other_formats.points(folder)
-    document = other_formats.bencher(found)
-    jsonschema.validate(document, BMF)
-    ladder = [one for name, one in document.items() if name.startswith("test_weak")]
-    assert {*map(tuple, ladder)} == {("latency", "throughput"),
-                                     ("latency", "throughput", "parallel-efficiency")}  # fmt: skip
-    # Two launches that differ much have no interval.
-    name, latency = next(
-        (name, one["latency"]) for name, one in document.items() if "lower_value" in one["latency"]
-    )
-    assert latency["lower_value"] < latency["value"] < latency["upper_value"]
-    smaller = other_formats.github_benchmark(found, "smaller")
-    step = next(one for one in smaller if one["name"] == f"{name}: latency")
-    assert (step["unit"], step["value"]) == ("s", pytest.approx(latency["value"] / 1e9))
-    assert " to " in step["range"]
-    bigger = other_formats.github_benchmark(found, "bigger")
-    assert {one["unit"] for one in bigger} == {"samples/s", "ratio"}
-    assert all(("interval" in one["extra"]) == ("range" in one) for one in [*smaller, *bigger])
-
-
-def test_a_folder_without_a_measured_point_is_refused(tmp_path):
-    table = imports.built_in()["cyclone"]
-    imports.write(imports.read([table], 50_000), [table], tmp_path)
-    with pytest.raises(ValueError, match="no point was measured"):
-        other_formats.points(tmp_path)
-
-
 @pytest.mark.parametrize(("better", "unit"), [("higher", "rows/s"), ("lower", "s")])
 def test_a_program_has_its_own_units_and_a_step_only_where_it_gives_a_time(folder, better, unit):
     facts = {"unit": unit, "better": better, "primary": True, "values": [3.0, 4.0]}
@@ -523,7 +478,3 @@ def test_a_program_has_its_own_units_and_a_step_only_where_it_gives_a_time(folde
     assert {f"speed_{unit.replace('/', '_per_')}", "throughput_rows_per_s"} <= sent
     assert "throughput_samples_per_s" not in sent
     assert ("step_s" in sent) is is_time
-    point = other_formats.points(folder)[0]
-    point |= {"details": {"command": [program]}, "sample_unit": "rows"}
-    (measures,) = other_formats.bencher([point]).values()
-    assert set(measures) == {"throughput-rows-s"} | ({"latency"} if is_time else set())

@@ -1,6 +1,5 @@
 """The commands `lockstep export` and `lockstep sync`."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,12 +14,12 @@ FOLDER = click.argument("folder", type=click.Path(path_type=Path, exists=True, f
 
 @click.group()
 def export() -> None:
-    """Give results to another program: an experiment tracker, or a file in its format.
+    """Give results to an experiment tracker, or training curves to TensorBoard.
 
     \b
     Examples:
       lockstep export mlflow results/laptop
-      lockstep export bmf results/laptop > bmf.json
+      lockstep export tensorboard results/run
     """
 
 
@@ -63,52 +62,15 @@ def tensorboard(folder: Path, to: Path | None) -> None:
     Example:
       lockstep export tensorboard results/run
     """
-    from lockstep.tracker import other_formats, sending
+    from lockstep.tracker import event_files, sending
 
     target = to or folder / "tensorboard"
-    written = list(other_formats.tensorboard(sending.found(folder).runs, target))
+    written = list(event_files.write(sending.found(folder).runs, target))
     if not written:
         raise ValueError(
             f"{folder} holds no training run; measure the study train, or give another"
         )
     click.echo(f"{len(written)} runs: tensorboard --logdir {click.format_filename(target)}")
-
-
-@export.command()
-@FOLDER
-def bmf(folder: Path) -> None:
-    """Print the points of FOLDER in Bencher Metric Format, with their intervals.
-
-    \b
-    Example:
-      lockstep export bmf results/laptop > bmf.json
-    """
-    from lockstep.tracker import other_formats
-
-    click.echo(
-        json.dumps(other_formats.bencher(other_formats.points(folder)), indent=1, allow_nan=False)
-    )
-
-
-@export.command("github-benchmark")
-@FOLDER
-@click.option("--better", type=click.Choice(["smaller", "bigger"]), default="smaller",
-              show_default=True, help="Step times, or throughput and efficiency.")  # fmt: skip
-def github_benchmark(folder: Path, better: str) -> None:
-    """Print the points of FOLDER as github-action-benchmark reads them.
-
-    Its tool is customSmallerIsBetter or customBiggerIsBetter, as --better says.
-
-    \b
-    Examples:
-      lockstep export github-benchmark results/laptop > step-times.json
-      lockstep export github-benchmark results/laptop --better bigger > rates.json
-    """
-    from lockstep.tracker import other_formats
-
-    direction: other_formats.Direction = "bigger" if better == "bigger" else "smaller"
-    found = other_formats.github_benchmark(other_formats.points(folder), direction)
-    click.echo(json.dumps(found, indent=1, allow_nan=False))
 
 
 @click.command()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from lockstep.launch.meetings import Cases
 
-WORLD_SIZES = (8, 64, 256, 1024)
+WORLD_SIZES = (8, 64, 256)
 NUM_CASES = 2
 TIMEOUT_S = 120.0
 
