@@ -299,14 +299,6 @@ def test_a_stage_that_waits_for_a_good_end_does_not_follow_time_that_is_up(writt
     assert not (tmp_path / "test" / "done").exists()
 
 
-def test_on_end_also_tells_of_a_stage_before_that_failed(written, tmp_path):
-    asked = {"stage": [{"name": "prepare", "command": "false", "folder": "/"}]}
-    path = written("line = 'echo rate 1'\n" + RATE, sizes="1")
-    chosen = load(str(path), jobs=asked, on_end="touch told")
-    assert run_cli.measure(chosen, tmp_path) == 1
-    assert (tmp_path / "test" / "told").exists()
-
-
 @pytest.mark.slow
 def test_an_edited_program_is_not_pooled_with_what_it_was(written, tmp_path):
     script = tmp_path / "mine.sh"

@@ -15,7 +15,7 @@ import pytest
 from data.job_samples import campaign_of, site_of
 from stand_ins import StandIns, keep, leave, lockstep, now, sacct, send
 
-from lockstep.campaign import floor, on_end
+from lockstep.campaign import floor
 from lockstep.campaign.campaign import plan
 from lockstep.follow import ladder_end
 from lockstep.report.page.checked import series_in
@@ -420,7 +420,6 @@ def test_a_ladder_that_ended_below_its_floor_has_lost_nothing(here, folder, aske
     sizes = {f"w{size}-r0": size for size in (1, 4, 8)}
     claim = {
         "schema": 1, "studies": ["weak"], "until_efficiency": 0.6,
-        "on_end": "echo $LOCKSTEP_STATE >end",
         "launches": [{"name": name, "world_size": size} for name, size in sizes.items()],
     }  # fmt: skip
     (folder / "campaign.json").write_text(json.dumps(claim))
@@ -432,8 +431,6 @@ def test_a_ladder_that_ended_below_its_floor_has_lost_nothing(here, folder, aske
     record = json.loads(ended.stdout)
     assert (ended.returncode, record["abandoned"], record["num_planned"]) == (0, [], 2)
     assert record["next"] == ["lockstep collect results/x"]
-    on_end.run(Results(folder), print)
-    assert (folder / "end").read_text() == "complete\n"
 
 
 def test_a_floor_judges_no_halved_batch_and_no_other_device(folder):

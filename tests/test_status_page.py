@@ -264,26 +264,3 @@ def test_what_strangers_wrote_is_text(tmp_path):
     served = status_page.html(record, None, is_served=True)
     assert served.count("<script>") == 1
     assert "connect-src 'self'" in served
-
-
-@pytest.mark.parametrize(("moment", "state"), [("done", "complete"), ("failed", "incomplete")])
-def test_the_user_s_command_runs_once_for_each_end(tmp_path, moment, state):
-    asked = campaign_at(moment, tmp_path)
-    folder = tmp_path / "results" / "x"
-    told = 'echo "$LOCKSTEP_CAMPAIGN $LOCKSTEP_STATE" >>told; exit 3'
-    (folder / "campaign.json").write_text(json.dumps(CLAIM | {"on_end": told}))
-    ended = lockstep("collect results/x", tmp_path, asked.folder)
-    assert "on_end: it ended with 3" in ended.stderr
-    lockstep("status results/x --watch", tmp_path, asked.folder)
-    assert (folder / "told").read_text() == f"{folder} {state}\n"
-    keep(folder, "w4-r0", "a", "b", job_id="19")  # it went on, and ended again
-    lockstep("status results/x --watch", tmp_path, asked.folder)
-    assert (folder / "told").read_text() == f"{folder} {state}\n{folder} complete\n"
-
-
-def test_while_a_job_may_write_the_user_s_command_waits(tmp_path):
-    asked = campaign_at("running", tmp_path)
-    folder = tmp_path / "results" / "x"
-    (folder / "campaign.json").write_text(json.dumps(CLAIM | {"on_end": "touch told"}))
-    lockstep("collect results/x", tmp_path, asked.folder)
-    assert not (folder / "told").exists()

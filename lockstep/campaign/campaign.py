@@ -104,9 +104,6 @@ class Campaign(BaseModel):
         default={}, description="values in the place of a study's own: bucket_cap_mb = [1, 5, 10]"
     )
     jobs: Jobs = Field(default=Jobs(), description="how a cluster's jobs are cut")
-    on_end: str | None = Field(
-        default=None, description="your command at the end, such as a mail; see LOCKSTEP_STATE"
-    )
 
     @model_validator(mode="before")
     @classmethod

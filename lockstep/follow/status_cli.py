@@ -127,8 +127,6 @@ def status(
         page = board.results.path / IN_FOLDER
     view = _View(board.results, folder, wanted, page, as_json=as_json, cancels_below=cancel_below)
     campaign = view.show(board.look()) if watch is None else view.watch(board, watch)
-    if watch is not None and campaign.jobs:
-        _run_on_end(board.results)
     if as_json or watch is None or not sys.stdout.isatty():
         click.echo(view.text(campaign))
     for error in campaign.errors:
@@ -138,12 +136,6 @@ def status(
     if campaign.is_unknown:
         return EXIT_UNKNOWN
     return EXIT_BAD if campaign.is_bad else 0
-
-
-def _run_on_end(results: "Results") -> None:
-    from lockstep.campaign import on_end
-
-    on_end.run(results, lambda text: click.echo(text, err=True))
 
 
 def _refuse_interval(watch: float | None) -> None:

@@ -258,7 +258,6 @@ def _say_waiting() -> None:
 
 
 def _measure(ladder: "Ladder", limit_s: float, *, as_json: bool) -> int:
-    from lockstep.campaign import on_end
     from lockstep.campaign.local import local_stages, run_plan, time_needed
     from lockstep.campaign.local.ladder import only_skip
 
@@ -269,7 +268,6 @@ def _measure(ladder: "Ladder", limit_s: float, *, as_json: bool) -> int:
     if missing and not stages.before():
         click.echo("Nothing was measured, for a stage before it failed.", err=True)
         stages.after(is_well=False, has_measured=True)
-        on_end.run(ladder.results, _say)
         return 1
     needed = time_needed.estimate(ladder.campaign, ladder.folder, missing) if missing else None
     if missing:
@@ -285,7 +283,6 @@ def _measure(ladder: "Ladder", limit_s: float, *, as_json: bool) -> int:
     click.echo(f"Results: {ladder.folder}", err=True)
     is_all = is_end and not incomplete
     is_well = stages.after(is_well=is_all, has_measured=bool(outcomes))
-    on_end.run(ladder.results, _say)
     if incomplete:
         click.echo("The same command goes on with what is left.", err=True)
     elif is_all and (reason := only_skip(ladder)):

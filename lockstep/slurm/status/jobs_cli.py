@@ -131,16 +131,12 @@ def collect(folder: str, *, as_json: bool) -> None:
     Example:
       lockstep collect results/campaign
     """
-    from lockstep.campaign import on_end
     from lockstep.slurm.status import collection
-    from lockstep.slurm.status.standing import Board
     from lockstep.tracker import live
 
     results = results_of(folder)
     made = collection.collect(results, _say)
     live.tell(results.path, _say)
-    if (results.claimed() or {}).get("on_end") and Board(results).look().has_ended:
-        on_end.run(results, _say)
     if as_json:
         click.echo(json.dumps(made, indent=1))
         return

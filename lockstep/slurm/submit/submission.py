@@ -128,7 +128,8 @@ def stored(results: Results) -> tuple[Campaign, Site]:
         ran_here = campaign is not None and not results.submissions_file.exists()
         todo = "run lockstep run again" if ran_here else "lockstep submit CAMPAIGN --site SITE"
         raise ValueError(f"{results.path}: no jobs were sent from here; {todo}")
-    of_claim = ("launches", "left_out")  # what a claim holds besides the campaign
+    # What a claim holds besides the campaign, and what older ones held.
+    of_claim = ("launches", "left_out", "on_end")
     kept = {key: value for key, value in campaign.items() if key not in of_claim}
     try:
         return Campaign.model_validate(kept), stored_site(results)
