@@ -3,12 +3,10 @@
 import re
 
 import pytest
-from click.shell_completion import ShellComplete
 from data.report_samples import document, record, write
 
 from lockstep.campaign import campaign
 from lockstep.campaign.choosing.sweep import load_with
-from lockstep.cli import lockstep
 from lockstep.report.compute.alternatives.ranking import rank
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
@@ -147,23 +145,6 @@ def test_a_site_is_the_options_else_the_variables_else_the_folders(
     assert find_site(None, None, tmp_path) is None
     (tmp_path / "site.toml").touch()
     assert find_site(given, variable, tmp_path) == found
-
-
-@pytest.mark.parametrize(
-    ("words", "incomplete", "offered"),
-    [
-        ("run", "sm", "smoke"),
-        ("run --size", "la", "laptop"),
-        ("run --studies", "weak,bu", "weak,bucket"),
-        ("run --set", "bu", "bucket_cap_mb="),
-        ("run --workload", "resnet5", "resnet50"),
-        ("plan x --site", "exa", "example"),
-    ],
-)
-def test_a_shell_completes(words, incomplete, offered):
-    shell = ShellComplete(lockstep, {}, "lockstep", "_LOCKSTEP_COMPLETE")
-    found = [item.value for item in shell.get_completions(words.split(), incomplete)]
-    assert offered in found
 
 
 def test_other_studies_or_own_tests_leave_a_built_in_campaign_s_factors_out(tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.measure.harness import Harness
+from lockstep.measure.batches import Rounds
 from lockstep.measure.step.step_cases import measure_training
 
 pytestmark = [pytest.mark.cases("weak"), pytest.mark.parametrize("turn", range(4))]
@@ -13,5 +13,5 @@ def test_warmed(lockstep, workload, precision, local_batch, turn):
 
 
 def test_cold(monkeypatch, lockstep, workload, precision, local_batch, turn):
-    monkeypatch.setattr(Harness, "_warm_up", lambda self, step: None)
+    monkeypatch.setattr(Rounds, "warm_up", lambda self, step: None)
     measure_training(lockstep, workload=workload, precision=precision, local_batch=local_batch)

@@ -43,9 +43,9 @@ TWENTY_CASES = (
 POINTS = (1_000, 10_000)
 SAME_CASES = "tests/samples/same_cases.py"
 # A ratio within a launch of six steps a case is noisy.
-FIRST_REPEATS = 9
+FIRST_REPEATS = 5
 # Starts of pytest with the plugin, and as many without.
-NUM_STARTS = 20
+NUM_STARTS = 10
 ENTRY_POINT = (
     "from importlib.metadata import entry_points\n"
     "print(*(e.name for e in entry_points(group='pytest11') if e.value == 'lockstep.plugin'))"
@@ -307,7 +307,7 @@ def _measure(path: Path, *selection: str) -> list[str]:
 def causes(bench: Bench) -> list[Figure]:
     """What does it cost a case to say where its time goes?"""
     values = figures_causes.ratios(bench.wall_s, torchrun, bench.repeats)
-    return [Figure("a case / the same with --no-causes", values, 1.6, "2 ranks, 125 steps")]
+    return [Figure("a case / the same with --no-causes", values, 1.6, "2 ranks, 85 steps")]
 
 
 def start(bench: Bench) -> list[Figure]:
@@ -414,7 +414,7 @@ def main() -> int:
     """Measure what was asked for and print it; return 1 where a figure could not be measured."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=list(FIGURES), action="append", help="measure only this")
-    parser.add_argument("--repeats", type=int, default=3, help="repeats of each (default: 3)")
+    parser.add_argument("--repeats", type=int, default=2, help="repeats of each (default: 2)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     asked = parser.parse_args()
     if asked.repeats < 1:

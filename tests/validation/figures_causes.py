@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-# One case of the weak study, whose rounds take seconds: 5 warm-up rounds and 20 of 5 steps.
+# One case of the weak study, whose rounds take seconds: 5 warm-up rounds and 12 of 5 steps.
 CASE = (
-    *("bench", "-m", "weak", "-q", "--size=smoke", "--device=cpu", "--rounds=20"),
+    *("bench", "-m", "weak", "-q", "--size=smoke", "--device=cpu", "--rounds=12"),
     *("--warmup-rounds=5", "--steps-per-round=5", "--workload=mlp:width=512,depth=3"),
 )
 

@@ -23,5 +23,6 @@ def going(name: str) -> Iterator[Part]:
         part.is_lost = True
         said = str(error).strip().splitlines() or [type(error).__name__]
         sys.stderr.write(f"{name}: not measured: {said[0]}\n")
-        sys.stderr.writelines(f"  {line}\n" for line in said[1:][-8:])
+        causes = [line for line in said if line.startswith("E  ")][:2]
+        sys.stderr.writelines(f"  {line}\n" for line in causes or said[1:][-8:])
         sys.stderr.flush()

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.campaign.choosing import completing
 from lockstep.vocabulary.records import failed_case
 from lockstep.vocabulary.sizes import PRECISIONS, SIZES
 from lockstep.vocabulary.text.formats import counted
@@ -39,7 +38,7 @@ def _words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
 
 
 @click.command()
-@click.argument("campaign", default="laptop", shell_complete=completing.campaigns)
+@click.argument("campaign", default="laptop")
 @click.option(
     "--to",
     "root",
@@ -58,7 +57,6 @@ def _words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
     "--studies",
     callback=_words,
     metavar="NAME,NAME",
-    shell_complete=completing.listed(completing.studies),
     help="The questions to answer.",
 )
 @click.option(
@@ -66,7 +64,6 @@ def _words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
     "factors",
     multiple=True,
     metavar="FACTOR=V,V",
-    shell_complete=completing.listed(completing.factors, mark="\0"),
     help="Values to compare, such as bucket_cap_mb=1,5,10; the end ranks them.",
 )
 @click.option(
@@ -77,7 +74,6 @@ def _words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
 )
 @click.option(
     "--workload",
-    shell_complete=completing.workloads,
     help="Model of every training study, e.g. mlp:width=512.",
 )
 @click.option(

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.campaign.choosing import completing
 from lockstep.slurm.submit.cli_options import (
     FoundSite,
     as_json_option,
@@ -245,7 +244,7 @@ def _show_now(job: "Held", table: Path | None, *, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("campaign", shell_complete=completing.campaigns)
+@click.argument("campaign")
 @site_option("site", "Site file, or a built-in one: example, lumi-g ...")
 @click.option("--partition", help="Another partition of the site.")
 @click.option(

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
-from click.shell_completion import CompletionItem
 
-from lockstep.campaign.choosing import completing
 from lockstep.slurm.submit.budget import UNITS, Budget
 
 if TYPE_CHECKING:
@@ -107,27 +105,14 @@ def _found_site(
     return found
 
 
-def _complete_site(
-    ctx: click.Context,  # noqa: ARG001, click's signature
-    parameter: click.Parameter,  # noqa: ARG001
-    incomplete: str,
-) -> list[CompletionItem]:
-    from lockstep.slurm.site import built_in
-
-    names = [CompletionItem(name) for name in built_in() if name.startswith(incomplete)]
-    return [*names, CompletionItem(incomplete, type="file")]
-
-
 def site_option(name: str, of: str) -> Callable[[Command], Command]:
     """Return the option --site, whose value is a `FoundSite`."""
     where = f"{of}; ${SITE_VARIABLE} or ./{SITE_FILE} by default."
-    return click.option(
-        "--site", name, callback=_found_site, shell_complete=_complete_site, help=where
-    )
+    return click.option("--site", name, callback=_found_site, help=where)
 
 
 campaign_options = with_options(
-    click.argument("campaign", shell_complete=completing.campaigns),
+    click.argument("campaign"),
     site_option("site", "Site file, or a built-in one: example, lumi-g ..."),
     click.option(
         "--to",

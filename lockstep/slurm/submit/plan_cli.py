@@ -49,7 +49,7 @@ def plan(overhead: float, budget: "Budget | None", *, as_json: bool, **options: 
 
     On a login node also which of them a limit of the QOS or the account would hold or refuse,
     how full the partitions are and when its jobs would start. Where results in the folder of --to
-    hold the memory of such steps, also what each batch takes, and whether it fits.
+    hold the memory of such steps at this batch, also that.
 
     \b
     Examples:
@@ -78,7 +78,7 @@ def plan(overhead: float, budget: "Budget | None", *, as_json: bool, **options: 
     # All of it before the first line: what does not fit the site is refused alone.
     points, table, summary = _points(todo), _table(todo.jobs), _summary(todo, overhead, memory)
     console.print(points, "")
-    if todo.jobs and any(one.by for one in memory):
+    if todo.jobs and any(one.peak_bytes for one in memory):
         console.print(memory_table(memory), "")
     console.print(table, "")
     for line in [*summary, *(excess.text for excess in over or ()), *_prospect_lines(prospects)]:
