@@ -280,6 +280,7 @@ def test_an_import_prints_how_it_reads_each_column(tmp_path):
 
 @pytest.mark.parametrize(("text", "advice"), [
     ("gpus,throughput\n1,100\n", "'throughput .samples/s.'"), ("gpus,time\n1,9\n", "'time .s.'"),
+    ("p50,images/s\n8,9\n", "name it n, or gpus"),
     ("speed,images/s\n1,100\n", "name it n, or gpus"), ("gpus,result\n1,100\n", "samples/s/GPU"),
     ("gpus,ranks,images/s\n1,2,100\n", "both give n"), ("gpus,time (h)\n1,12:30\n", "h:mm:ss"),
     ("gpus,nodes,gpus_per_node,img/s\n8,2,2,100\n", "2 nodes of 2"),

@@ -9,6 +9,7 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -307,19 +308,16 @@ def _named(lines: Lines) -> dict[str, str]:
             raise ValueError(f"columns {other!r} and {heading!r} both give {alias}; keep one")
         named[heading] = alias
     if "n" not in named.values():
-        named |= dict.fromkeys(_ranks_by_cells(lines)[:1], "n")
+        named |= dict.fromkeys(islice(filter(lambda one: _says_ranks(lines, one), named), 1), "n")
     return named
 
 
-def _ranks_by_cells(lines: Lines) -> list[str]:
-    """Return the headings whose cells alone say that they are ranks, or that name a GPU."""
-    found = []
-    for heading in lines[0][1]:
-        cells = [line[heading] for _, line in lines if line[heading]]
-        says = table_numbers.may_be_ranks if table_numbers.is_model(heading) else None
-        if cells and all(map(says or table_numbers.says_ranks, cells)):
-            found.append(heading)
-    return found
+def _says_ranks(lines: Lines, heading: str) -> bool:
+    """Return whether a column's cells say that they are ranks, or numbers of the GPU it names."""
+    cells = [line[heading] for _, line in lines if line[heading]]
+    of_gpu = table_numbers.is_gpu(heading)
+    says = table_numbers.may_be_ranks if of_gpu else table_numbers.says_ranks
+    return bool(cells) and all(map(says, cells))
 
 
 def _quantity(heading: str) -> dict[str, str] | None:

@@ -27,11 +27,12 @@ _CLOCK = re.compile(
     re.A,
 )
 _PIECE = r"([0-9]+(?:\.[0-9]+)?) ?([a-z]+|['\"\u2032\u2033]) ?(?:, ?|and )?"
-# The names of GPUs, which hold digits.
-_MODEL = (
-    r"(?:nvidia|amd|tesla|geforce|[ahvpbl]\d{2,3}s?|[kt][48]0?s?|mi\d{3}\w?|rtx ?\w+|gh\d+|gb\d+|"
-    r"\d+ ?gi?b|sxm\d?|pcie|nvlink|-)"
+# The names of GPUs, which hold digits, and what is said beside them.
+_GPU = (
+    r"(?:a10|a30|a40|a100|a800|h20|h100|h200|h800|v100|p100|t4|l4|l40s?|k80|b[123]00|g[bh]200|"
+    r"mi\d{3}\w?|rtx ?\w+)s?"
 )
+_MODEL = rf"(?:nvidia|amd|tesla|geforce|{_GPU}|\d+ ?gi?b|sxm\d?|pcie|nvlink|-)"
 _COUNT = re.compile(
     rf"(?i)(?:(?:{_MODEL} ?)+[x*\u00d7] ?)?(?:(?P<nodes>\d+) ?(?P<of>(?:{NODES}) ?)?[x*\u00d7] ?)?"
     rf"(?P<n>{_NUMBER})(?![0-9]) ?[x*\u00d7]? ?"
@@ -117,9 +118,9 @@ def says_ranks(text: str) -> bool:
     return bool(match and any(match[one] for one in ("nodes", "model", "device", "on")))
 
 
-def is_model(text: str) -> bool:
+def is_gpu(text: str) -> bool:
     """Return whether a text is the name of a GPU: `A100`, `V100s`."""
-    return bool(re.fullmatch(rf"(?i){_MODEL}", text))
+    return bool(re.fullmatch(rf"(?i)(?:nvidia |amd |tesla )?{_GPU}", text))
 
 
 def count(text: str, mark: str) -> dict[str, str]:
