@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lockstep.campaign import campaign, launch_options
 from lockstep.campaign.campaign import Campaign, Launch
-from lockstep.vocabulary import sizes
+from lockstep.vocabulary import studies
 
 SCHEMA = Path(campaign.__file__).with_name("campaign.schema.json")
 REGENERATE = (
@@ -70,7 +70,7 @@ def test_the_schema_takes_what_we_ship_and_refuses_what_we_refuse():
 def test_the_rungs_are_those_of_the_tutorial_that_they_are_from():
     # CaSToRC-CyI/eurocc-tutorials, t04: 60000 digits in batches of 16, 5 epochs, Adam, 1e-3.
     rungs = campaign.load("rungs")
-    (row,) = sizes.rows("train", rungs.measured_size())
+    (row,) = studies.rows("train", rungs.measured_size())
     wanted = {"workload": "mnist_cnn", "data": "mnist", "local_batch": 16, "optimizer": "adam"}
     assert wanted | {"lr": 0.001, "epochs": 5, "global_batch": None} == {
         name: row[name] for name in (*wanted, "lr", "epochs", "global_batch")

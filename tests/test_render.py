@@ -17,7 +17,7 @@ from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.imports import read
 from lockstep.report.load.imports import write as write_import
 from lockstep.report.load.reading import load
-from lockstep.report.load.results import OTHER, Results, Row
+from lockstep.report.load.results import Results, Row
 from lockstep.report.page import checked, top
 from lockstep.report.page.content_of_page import CPU_BAND, page
 from lockstep.report.page.panels import parts
@@ -25,6 +25,7 @@ from lockstep.report.page.panels.settings import settings_panel
 from lockstep.report.page.render import MARK, embedded, html
 from lockstep.report.words import headline, next_step
 from lockstep.vocabulary.records.flags import Flag
+from lockstep.vocabulary.studies import OTHER
 from lockstep.vocabulary.text import formats
 
 HOSTILE = "</script><script>alert('x')</script><img src=x onerror=alert(1)> & \"q\""

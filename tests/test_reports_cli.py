@@ -23,7 +23,7 @@ from planted_errors import copied, scaled
 
 from lockstep.report.page.render import MARK
 from lockstep.report.report_cli import _cells, import_table, report
-from lockstep.vocabulary import sizes
+from lockstep.vocabulary import sizes, studies
 
 DATA = Path(__file__).parent / "data"
 
@@ -76,7 +76,7 @@ def test_a_cost_that_rests_on_a_long_round_is_said_to(tmp_path):
 
 
 def test_the_terminal_tells_the_points_of_a_sweep_apart_at_every_width(tmp_path, monkeypatch):
-    rows = sizes.rows("sensitivity", sizes.find("node"))
+    rows = studies.rows("sensitivity", sizes.find("node"))
     cases = {
         sizes.case_id(row): record("sensitivity", 4, factors=row, workload="resnet18")
         for row in rows

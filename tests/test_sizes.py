@@ -7,16 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.vocabulary import sizes
-from lockstep.vocabulary.records.record import STUDIES
+from lockstep.vocabulary import sizes, studies
 
 ALL = pytest.mark.parametrize("name", sizes.SIZES)
 
 
 @ALL
-@pytest.mark.parametrize("study", STUDIES)
+@pytest.mark.parametrize("study", studies.NAMES)
 def test_ids_are_unique_and_say_name_equals_value(name, study):
-    rows = sizes.rows(study, sizes.find(name))
+    rows = studies.rows(study, sizes.find(name))
     ids = [sizes.case_id(row) for row in rows]
     assert len(ids) == len(set(ids)) > 0
     for row, case_id in zip(rows, ids, strict=True):
@@ -28,7 +27,7 @@ def test_ids_are_unique_and_say_name_equals_value(name, study):
 @ALL
 def test_the_sensitivity_study_is_the_full_product(name):
     size = sizes.find(name)
-    rows = sizes.rows("sensitivity", size)
+    rows = studies.rows("sensitivity", size)
     found = {(row["bucket_cap_mb"], row["local_batch"], row["precision"]) for row in rows}
     full = product((25, 50, 100), (64, 128, 256), ("fp32", "fp16", "bf16"))
     assert len(rows) == 27
@@ -40,15 +39,15 @@ def test_the_sensitivity_study_is_the_full_product(name):
 def test_the_strong_study_fixes_the_global_batch_and_the_weak_one_the_local(name):
     size = sizes.find(name)
     common = {"workload": size.workload, "precision": "fp32"}
-    assert sizes.rows("strong", size) == [common | {"global_batch": size.global_batch}]
-    assert sizes.rows("weak", size) == [common | {"local_batch": size.local_batch}]
+    assert studies.rows("strong", size) == [common | {"global_batch": size.global_batch}]
+    assert studies.rows("weak", size) == [common | {"local_batch": size.local_batch}]
 
 
 def test_what_the_other_studies_vary():
     size = sizes.find("laptop")
 
     def column(study, name):
-        return [row[name] for row in sizes.rows(study, size)]
+        return [row[name] for row in studies.rows(study, size)]
 
     assert column("precision", "precision") == ["fp32", "tf32", "bf16", "fp16"]
     assert column("bucket", "bucket_cap_mb") == [1, 25, 50, 100]
@@ -62,7 +61,7 @@ def test_what_the_other_studies_vary():
 
 def loader_rows(**factors):
     size = sizes.adapt(sizes.find("laptop"), factors=tuple(factors.items()))
-    return sizes.rows("loader", size)
+    return studies.rows("loader", size)
 
 
 def test_a_cache_is_asked_about_for_files_alone_and_its_values_are_cases_of_their_own():
@@ -85,11 +84,11 @@ def test_a_cache_is_asked_about_for_files_alone_and_its_values_are_cases_of_thei
     ],
 )
 def test_a_training_has_a_global_batch_or_a_local_one(factors, batches):
-    (row,) = sizes.rows("train", sizes.adapt(sizes.find("smoke"), factors=factors))
+    (row,) = studies.rows("train", sizes.adapt(sizes.find("smoke"), factors=factors))
     assert (row["global_batch"], row["local_batch"]) == batches
     both = (("global_batch", (64,)), ("local_batch", (16,)))
     with pytest.raises(ValueError, match="global_batch or local_batch as a factor, not both"):
-        sizes.rows("train", sizes.adapt(sizes.find("smoke"), factors=both))
+        studies.rows("train", sizes.adapt(sizes.find("smoke"), factors=both))
 
 
 @ALL
@@ -124,7 +123,7 @@ def test_adapt_changes_what_is_given():
 def test_a_workload_is_that_of_every_training_study():
     changed = sizes.adapt(sizes.find("laptop"), workload="mlp")
     for study in ("strong", "weak", "precision", "bucket", "sensitivity", "accumulation"):
-        assert {row["workload"] for row in sizes.rows(study, changed)} == {"mlp"}
+        assert {row["workload"] for row in studies.rows(study, changed)} == {"mlp"}
 
 
 @pytest.mark.parametrize(

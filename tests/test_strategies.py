@@ -18,7 +18,7 @@ from lockstep.report.load.reading import gather, load
 from lockstep.report.page.checked import mark
 from lockstep.report.page.panels.curves import ladder_panel
 from lockstep.report.words.ranking_card import lines
-from lockstep.vocabulary import factors, sizes
+from lockstep.vocabulary import factors, sizes, studies
 
 ROOT = Path(__file__).parents[1]
 # Run by two processes: what each configuration trains to, and what it holds meanwhile.
@@ -94,8 +94,8 @@ def test_a_study_that_asks_about_a_factor_goes_before_one_that_may_have_it(names
 
 def test_what_ddp_alone_has_is_no_study_of_fsdp():
     size = sizes.adapt(sizes.find("smoke"), factors=(("strategy", ("ddp", "fsdp")),))
-    assert [row["strategy"] for row in sizes.rows("weak", size)] == ["ddp", "fsdp"]
-    assert "strategy" not in sizes.rows("bucket", size)[0]
+    assert [row["strategy"] for row in studies.rows("weak", size)] == ["ddp", "fsdp"]
+    assert "strategy" not in studies.rows("bucket", size)[0]
     with pytest.raises(ValueError, match="no study has all of bucket_cap_mb, strategy"):
         factors.study_of(["bucket_cap_mb", "strategy"], [], size)
 

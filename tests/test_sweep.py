@@ -13,15 +13,16 @@ from lockstep.report.load.reading import load
 from lockstep.report.page import content_of_page
 from lockstep.report.words.ranking_card import lines
 from lockstep.slurm.submit.cli_options import FoundSite, find_site
-from lockstep.vocabulary import factors, sizes
+from lockstep.vocabulary import factors, sizes, studies
 
 
 def test_values_of_ones_own_take_the_place_of_a_studys_in_each_of_its_settings():
     given = factors.read(["bucket_cap_mb=1,2.5", "precision=fp32,bf16"])
     size = sizes.adapt(sizes.find("smoke"), factors=tuple(given.items()))
-    found = [(row["precision"], row["bucket_cap_mb"]) for row in sizes.rows("bucket", size)]
+    found = [(row["precision"], row["bucket_cap_mb"]) for row in studies.rows("bucket", size)]
     assert found == [("fp32", 1), ("bf16", 1), ("fp32", 2.5), ("bf16", 2.5)]
-    assert len(sizes.rows("collective", size)) == len(sizes.rows("collective", sizes.find("smoke")))
+    usual = studies.rows("collective", sizes.find("smoke"))
+    assert len(studies.rows("collective", size)) == len(usual)
 
 
 def test_a_comma_within_a_models_options_parts_no_values():

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -29,16 +29,19 @@ from lockstep import content, workloads
 from lockstep.campaign.job_cuts import Count, Jobs
 from lockstep.command.table import Command
 from lockstep.vocabulary import factors, sizes
-from lockstep.vocabulary.records.record import Study
 from lockstep.vocabulary.sizes import CHANGES, MAX_COUNT, Size
+from lockstep.vocabulary.studies import NAMES, STEPS, STUDIES, rows
 from lockstep.vocabulary.text import inputs
+from lockstep.vocabulary.text.formats import listed
 
 # Each is a folder, looked at every time; a campaign of more is never finished.
 MAX_LAUNCHES = 10_000
 
+if TYPE_CHECKING:
+    Asked = str
+else:
+    Asked = Literal[(*NAMES, "command")]
 Value = StrictBool | StrictInt | StrictFloat | str
-# Of these none takes a step whose batch is the suite's to halve.
-NOT_HALVED = {"collective", "loader", "train", "command"}
 IDENTITY = ("size", *CHANGES, "seed", "device", "threads_per_rank")
 
 
@@ -52,7 +55,7 @@ class Campaign(BaseModel):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
         description="name of its results folder: letters, digits and . _ -",
     )
-    studies: tuple[Literal[Study, "command"], ...] = Field(
+    studies: tuple[Asked, ...] = Field(
         default=(), description="the questions to answer; command for the program of [command]"
     )
     tests: tuple[str, ...] = Field(
@@ -132,10 +135,10 @@ class Campaign(BaseModel):
                 'allocation = "array" needs studies, whose cases are known before they run; '
                 'for tests choose "ladder" or "job"'
             )
-        if self.on_oom is not None and NOT_HALVED.issuperset(self.studies):
+        if self.on_oom is not None and not {*STEPS} & {*self.studies}:
             raise ValueError(
-                "on_oom halves the batch of strong, weak, precision, bucket, sensitivity and "
-                "accumulation; leave it out for other studies, a program and your own tests"
+                f"on_oom halves the batch of {listed(STEPS)}; leave it out for other studies, a "
+                "program and your own tests"
             )
         if ("command" in self.studies) != (self.command is not None):
             raise ValueError('studies = ["command"] and a table [command] belong together')
@@ -199,7 +202,7 @@ class Campaign(BaseModel):
         """Return study -> how many cases of it one launch holds."""
         if self.command is not None:
             return {"command": math.prod(map(len, self.factors.values()))}
-        return {study: len(sizes.rows(study, self.measured_size())) for study in self.studies}
+        return {study: len(rows(study, self.measured_size())) for study in self.studies}
 
 
 @dataclass(frozen=True)
@@ -336,9 +339,9 @@ def _where(changes: Mapping[str, Any]) -> str:
 def _check(campaign: Campaign, where: str) -> None:
     """Refuse before the first launch what a launch would refuse."""
     try:
-        for study in (one for one in campaign.studies if one in ("strong", "train")):
-            rows = sizes.rows(study, campaign.measured_size())
-            for batch in {row["global_batch"] for row in rows} - {None}:
+        for study in (one for one in campaign.studies if one in STUDIES):
+            cases = rows(study, campaign.measured_size())
+            for batch in filter(None, {row.get("global_batch") for row in cases}):
                 for world_size in campaign.world_sizes:
                     sizes.local_batch_of(batch, world_size)
         for spec in campaign.factors.get("workload", filter(None, [campaign.workload])):

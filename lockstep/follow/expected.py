@@ -13,14 +13,13 @@ from typing import Any, Literal
 from lockstep.report.compute.scaling import Point, Series, best_efficiencies, series_of
 from lockstep.report.gate import targets
 from lockstep.report.load import imports, reading
+from lockstep.vocabulary.studies import CURVES, LADDERS
 from lockstep.vocabulary.system import files
 from lockstep.vocabulary.text.durations import TIME_UNITS
 
 Quantity = Literal["parallel_efficiency", "speedup", "throughput", "step_s", "time_s",
                    "device_hours"]  # fmt: skip
 Meets = Literal["pending", "met", "below", "above", "blocked"]
-SCALINGS = ("strong", "weak")
-LADDERS = (*SCALINGS, "train")
 # In a campaign's folder, what is expected of it where no file is named.
 USUAL = ("expected.json", "expected.targets.toml", "expected.csv")
 
@@ -122,7 +121,7 @@ def _of_table(path: Path) -> Iterator[Expected]:
         for point in series.points:
             for quantity, value in values(series, point).items():
                 if value is not None:
-                    scaling = series.row.scaling if series.row.scaling in SCALINGS else None
+                    scaling = series.row.scaling if series.row.scaling in LADDERS else None
                     yield Expected(point.world_size, quantity, value, scaling=scaling)
 
 
@@ -145,7 +144,7 @@ def values(series: Series, point: Point) -> dict[Quantity, float | None]:
 
 def ladders(series: Iterable[Series]) -> list[Series]:
     """Return the ladders among what is measured."""
-    return [one for one in series if one.row.study in LADDERS and not one.layout]
+    return [one for one in series if one.row.study in CURVES and not one.layout]
 
 
 def points(series: Sequence[Series]) -> list[dict[str, Any]]:

@@ -25,9 +25,9 @@ from lockstep.launch.torch_trace import Tracing
 from lockstep.launch.verdict import Ended
 from lockstep.measure.harness import Harness
 from lockstep.plugin import leave_files
-from lockstep.vocabulary import sizes
+from lockstep.vocabulary import sizes, studies
 from lockstep.vocabulary.records import journal, said
-from lockstep.vocabulary.records.record import KEY, STUDIES, sized_name
+from lockstep.vocabulary.records.record import KEY, sized_name
 from lockstep.vocabulary.system.host import hostname
 from lockstep.vocabulary.text.formats import counted
 from lockstep.world.placement import placement
@@ -56,7 +56,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    for study in STUDIES:
+    for study in studies.NAMES:
         config.addinivalue_line("markers", f"{study}: cases of the {study} study")
     config.addinivalue_line("markers", "cases(study): parametrize from the named size")
     if folder := getattr(config.option, "torch_trace", None):
@@ -91,11 +91,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     _tolerate_warnings(metafunc.config)
     (study,) = marker.args
-    rows = sizes.rows(study, _settings(metafunc.config).size)
+    rows = studies.rows(study, _settings(metafunc.config).size)
     mark = getattr(pytest.mark, study)
     params = [pytest.param(*row.values(), id=sizes.case_id(row), marks=[mark]) for row in rows]
     # What is set on request is no argument of the test; `measure_training` finds it in the case.
-    metafunc.fixturenames.extend({*rows[0]} & {*sizes.on_request(study)} - {*metafunc.fixturenames})
+    asked = studies.STUDIES[study].on_request
+    metafunc.fixturenames.extend({*rows[0]} & {*asked} - {*metafunc.fixturenames})
     metafunc.parametrize(list(rows[0]), params)
 
 

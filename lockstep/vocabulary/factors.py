@@ -7,7 +7,7 @@ or a campaign file's table `[factors]`, puts the user's values in the place of a
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from lockstep.vocabulary import sizes
+from lockstep.vocabulary import sizes, studies
 from lockstep.vocabulary.sizes import Factors, Size, Value
 
 DATASETS = ("tensor", "memmap", "files")
@@ -124,24 +124,24 @@ def study_of(names: Sequence[str], offered: Sequence[str], size: Size) -> str:
     """
 
     def merit(study: str) -> tuple[bool, int, int, bool]:
-        varied = _varied(sizes.rows(study, size))
+        varied = _varied(studies.rows(study, size))
         is_offered = study in offered
         # Whole epochs are no answer to a question about a step.
         is_far = study == "train" and not is_offered
         return is_far, len(varied - {*names}), -len(varied & {*names}), not is_offered
 
-    having = [study for study in sizes.STUDIES if has(study, names, size)]
+    having = [study for study in studies.NAMES if has(study, names, size)]
     if not having:
         raise ValueError(f"no study has all of {', '.join(names)}; set fewer of them")
-    asking = [study for study in having if {*names} <= {*sizes.rows(study, size)[0]}]
+    asking = [study for study in having if {*names} <= {*studies.rows(study, size)[0]}]
     return min(asking or having, key=merit)
 
 
 def has(study: str, names: Sequence[str], size: Size) -> bool:
     """Return whether there is such a study, whose cases have all these factors or may have them."""
-    if study not in sizes.STUDIES:
+    if study not in studies.STUDIES:
         return False
-    return {*names} <= {*sizes.rows(study, size)[0], *sizes.on_request(study)}
+    return {*names} <= {*studies.rows(study, size)[0], *studies.STUDIES[study].on_request}
 
 
 def kept(

@@ -1,14 +1,8 @@
-"""The cases of each study, and the named sizes that scale them from a smoke test to a cluster.
-
-A row of a study is one case; its keys are the arguments of the test and, as `name=value`, its id,
-so all rows of a study have the same keys in the same order.
-The rows are equal on all ranks, because they rest on the size and the options alone.
-"""
+"""The named sizes, which scale the cases of each study from a smoke test to a cluster."""
 
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any, TypeVar
 
 Row = dict[str, Any]
@@ -18,16 +12,12 @@ Factors = tuple[tuple[str, tuple[Value, ...]], ...]
 Item = TypeVar("Item")
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-BUCKET_CAPS_MB = (1, 25, 50, 100)
 COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
 DATA = ("digits", "synthetic", "mnist", "cifar10")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULERS = ("none", "cosine", "step", "multistep")
 LR_SCALES = ("none", "linear", "sqrt")
 STRATEGIES = ("ddp", "fsdp")
-# What a step may do otherwise, too: factors of these studies only where a user sets them.
-ON_REQUEST = ("strategy", "activation_checkpointing", "accumulation")
-WITH_REQUESTS = ("strong", "weak", "precision")
 CACHES = ("warm", "cold")
 # Of samples at once: batch normalisation cannot train on one.
 LEAST_BATCH = 2
@@ -181,47 +171,6 @@ def adapt(size: Size, **changes: Any) -> Size:
     return replace(size, **given)
 
 
-def rows(study: str, size: Size) -> list[Row]:
-    """Return the cases of a study at a size, in the order in which a report lists them.
-
-    Raises:
-        ValueError: The factors do not go together.
-    """
-    found = _ROWS[study](size)
-    for name, values in size.factors:
-        if name in found[0] or name in on_request(study):
-            found = _with_values(found, name, values)
-            if not found:
-                shown = ",".join(map(str, values))
-                raise ValueError(
-                    f"no case of the study {study} is left with {name}={shown}; cache needs "
-                    "dataset=files, prefetch_factor and persistent_workers need workers"
-                )
-    return found
-
-
-def on_request(study: str) -> tuple[str, ...]:
-    """Return the factors that a study's cases have only where they are set."""
-    if study == "loader":
-        return ("cache",)
-    return ON_REQUEST if study in WITH_REQUESTS else ()
-
-
-def _with_values(found: list[Row], name: str, values: Sequence[Value]) -> list[Row]:
-    """Return each row with each of the values, once."""
-    rows = {case_id(row | {name: value}): row | {name: value} for row in found for value in values}
-    return [row for row in rows.values() if _is_possible(row)]
-
-
-def _is_possible(row: Row) -> bool:
-    """Return whether a case's factors go together."""
-    if "cache" in row and row["dataset"] != "files":  # the others' pages are mapped, or no file's
-        return False
-    # DataLoader refuses these two without workers.
-    has_workers = row.get("num_workers") != 0
-    return has_workers or not (row.get("persistent_workers") or row.get("prefetch_factor"))
-
-
 def shuffled(items: Sequence[Item], name_of: Callable[[Item], str], seed: int) -> list[Item]:
     """Return the cases in the order in which a launch runs them: random, and equal for equal seeds.
 
@@ -233,118 +182,6 @@ def shuffled(items: Sequence[Item], name_of: Callable[[Item], str], seed: int) -
         return hashlib.sha256(f"{seed} {name_of(item)}".encode()).digest()
 
     return sorted(items, key=place)
-
-
-def _strong(size: Size) -> list[Row]:
-    return [_model(size, size.workload) | {"global_batch": size.global_batch}]
-
-
-def _weak(size: Size) -> list[Row]:
-    return [_model(size, size.workload) | {"local_batch": size.local_batch}]
-
-
-def _model(size: Size, workload: str) -> Row:
-    return {"workload": workload, "precision": size.precision}
-
-
-def _precision(size: Size) -> list[Row]:
-    return [
-        {"workload": size.workload, "precision": p, "local_batch": size.local_batch}
-        for p in PRECISIONS
-    ]
-
-
-def _bucket(size: Size) -> list[Row]:
-    return [
-        _model(size, size.bucket_workload) | {"bucket_cap_mb": cap, "local_batch": size.local_batch}
-        for cap in BUCKET_CAPS_MB
-    ]
-
-
-def _sensitivity(size: Size) -> list[Row]:
-    sweep = product((25, 50, 100), (64, 128, 256), ("fp32", "fp16", "bf16"))
-    return [
-        {
-            "workload": size.sensitivity_workload,
-            "bucket_cap_mb": cap,
-            "local_batch": batch,
-            "precision": precision,
-        }
-        for cap, batch, precision in sweep
-    ]
-
-
-def _accumulation(size: Size) -> list[Row]:
-    settings = ((1, True), (4, True), (4, False))
-    return [
-        _model(size, size.workload)
-        | {"accumulation": accumulation, "no_sync": no_sync, "local_batch": size.local_batch}
-        for accumulation, no_sync in settings
-    ]
-
-
-def _loader(size: Size) -> list[Row]:
-    plain: Row = {"pin_memory": False, "persistent_workers": False, "prefetch_factor": None}
-    piped: Row = {"pin_memory": True, "persistent_workers": True, "prefetch_factor": 4}
-    most = max(size.num_workers)
-    settings = [("tensor", n, plain) for n in size.num_workers]
-    settings += [("tensor", most, piped), ("memmap", 0, plain), ("memmap", most, piped)]
-    if "cache" in dict(size.factors):  # which matters to files alone
-        settings = [("files", n, plain) for n in size.num_workers]
-    return [
-        {"dataset": dataset, "num_workers": n, **options, "local_batch": size.local_batch}
-        for dataset, n, options in settings
-    ]
-
-
-def _collective(size: Size) -> list[Row]:
-    return [
-        {"collective": collective, "message_bytes": message_bytes}
-        for collective, message_bytes in product(COLLECTIVES, size.message_bytes)
-    ]
-
-
-def _train(size: Size) -> list[Row]:
-    given = dict(size.factors)  # whose values take the place of None
-    is_local = "local_batch" in given
-    if is_local and "global_batch" in given:
-        raise ValueError("the study train takes global_batch or local_batch as a factor, not both")
-    return [
-        {
-            "workload": size.train_workload,
-            "data": "digits",
-            "precision": size.precision,
-            "optimizer": "sgd",
-            "lr": 0.1,
-            "lr_scale": "none",
-            "weight_decay": 0.0,
-            "scheduler": "none",
-            "warmup_epochs": 0,
-            "epochs": size.epochs,
-            "augment": False,
-            "accumulation": 1,
-            "num_workers": 0,
-            "global_batch": None if is_local else size.train_batch,
-            "local_batch": None,
-            "checkpoint_every": None,
-            "target_accuracy": None,
-            "seed": None,
-        }
-    ]
-
-
-_ROWS: dict[str, Callable[[Size], list[Row]]] = {
-    "strong": _strong,
-    "weak": _weak,
-    "precision": _precision,
-    "bucket": _bucket,
-    "sensitivity": _sensitivity,
-    "accumulation": _accumulation,
-    "loader": _loader,
-    "collective": _collective,
-    "train": _train,
-}
-STUDIES = tuple(_ROWS)
 
 
 def case_id(row: Row) -> str:

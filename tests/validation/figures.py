@@ -43,9 +43,14 @@ TWENTY_CASES = (
 POINTS = (1_000, 10_000)
 SAME_CASES = "tests/samples/same_cases.py"
 # A ratio within a launch of six steps a case is noisy.
-FIRST_REPEATS = 5
+FIRST_REPEATS = 4
 # Starts of pytest with the plugin, and as many without.
 NUM_STARTS = 10
+PEAK_OF = (
+    "import resource, subprocess, sys\n"
+    "subprocess.run(sys.argv[1:], capture_output=True, check=True)\n"
+    "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+)
 ENTRY_POINT = (
     "from importlib.metadata import entry_points\n"
     "print(*(e.name for e in entry_points(group='pytest11') if e.value == 'lockstep.plugin'))"
@@ -137,14 +142,12 @@ class Bench:
         return done.stdout
 
     def peak_bytes(self, command: Sequence[str]) -> int:
-        """Return the most memory that a command held at once."""
-        with subprocess.Popen(
-            [sys.executable, *command], cwd=ROOT, env=self._environment(),
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        ) as running:  # fmt: skip
-            _, status, used = os.wait4(running.pid, 0)
-            running.returncode = os.waitstatus_to_exitcode(status)
-        return used.ru_maxrss * 1024
+        """Return the most memory that a command held at once.
+
+        A small process starts it: of one that this process starts, its own size would count.
+        """
+        said = self.output(("-c", PEAK_OF, sys.executable, *command))
+        return int(said.split()[-1]) * 1024
 
     def _environment(self) -> dict[str, str]:
         # Bytecode is cached, as where a user works; without it imports would take several times

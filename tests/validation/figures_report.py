@@ -8,7 +8,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-from lockstep.vocabulary import sizes
+from lockstep.vocabulary import sizes, studies
 from lockstep.vocabulary.records.record import KEY, SCHEMA_VERSION, CaseRecord
 
 STUDIES = ("strong", "weak", "precision", "bucket", "sensitivity", "accumulation")
@@ -47,7 +47,7 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
             sensitivity_workload=f"mlp:width={width}",
         )
         for study in STUDIES:
-            yield from ((study, row) for row in sizes.rows(study, size))
+            yield from ((study, row) for row in studies.rows(study, size))
 
 
 def entry(study: str, row: dict[str, Any], world_size: int, draw: random.Random) -> dict[str, Any]:

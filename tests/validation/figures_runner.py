@@ -54,7 +54,7 @@ class Plan:
 PLANS = {
     "resnet18": Plan("resnet18", local_batch=16, steps=1, rounds=4, turns=8, goal=1.005),
     "0.3 ms step": Plan(
-        "mlp:width=16,depth=2", local_batch=32, steps=20, rounds=8, turns=16, goal=1.02
+        "mlp:width=16,depth=2", local_batch=32, steps=20, rounds=8, turns=12, goal=1.02
     ),
 }
 

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 GOAL = 1.005
 PLANS = {
-    "resnet18": Plan("resnet18", local_batch=16, steps=1, rounds=4, turns=6, goal=GOAL),
+    "resnet18": Plan("resnet18", local_batch=16, steps=1, rounds=4, turns=5, goal=GOAL),
     "0.3 ms step": Plan(
-        "mlp:width=16,depth=2", local_batch=32, steps=60, rounds=8, turns=16, goal=GOAL
+        "mlp:width=16,depth=2", local_batch=32, steps=60, rounds=8, turns=10, goal=GOAL
     ),
 }
 

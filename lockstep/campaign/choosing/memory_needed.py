@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.campaign.campaign import Campaign
-from lockstep.vocabulary import sizes
+from lockstep.vocabulary import sizes, studies
 
 if TYPE_CHECKING:
     from lockstep.report.load.results import Launch, Row
 
-# Studies that take the suite's own step, by a batch.
-STUDIES = ("strong", "weak", "precision", "bucket", "sensitivity", "accumulation")
 # What a step's memory depends on beside its batch, and what holds where a case does not say.
 USUAL: dict[str, Any] = {
     "workload": None,
@@ -94,8 +92,8 @@ def needs(campaign: Campaign, root: Path, *, is_gpu: bool) -> list[Need]:
 def planned(campaign: Campaign) -> list[Step]:
     """Return the steps of a campaign's studies, alike ones once, with their world sizes."""
     found: list[Step] = []
-    for study in (one for one in campaign.studies if one in STUDIES):
-        for row in sizes.rows(study, campaign.measured_size()):
+    for study in (one for one in campaign.studies if one in studies.STEPS):
+        for row in studies.rows(study, campaign.measured_size()):
             for world_size in sorted(campaign.world_sizes):
                 _add(found, step_of(row, world_size))
     return found
@@ -153,7 +151,7 @@ def _held(row: "Row", launch: "Launch | None") -> Iterator[Held]:
 
     on_gpu = launch is not None and any(one.startswith("cuda") for one in launch.devices)
     held = row.peak_reserved_bytes if on_gpu else row.peak_memory_bytes
-    if launch is None or row.study not in STUDIES or not row.local_batch or held is None:
+    if launch is None or row.study not in studies.STEPS or not row.local_batch or held is None:
         return
     basis = step_basis.of(row.details)
     devices = ", ".join(launch.provenance.get("device_names") or [])

@@ -16,7 +16,8 @@ from lockstep.measure.step.strategies import is_sharded, unsuited
 from lockstep.measure.step.variants import Step, bucket_leads, of_ddp, without_sync
 from lockstep.vocabulary.records.flags import Flag, flag
 from lockstep.vocabulary.records.step_basis import BASIS, Basis
-from lockstep.vocabulary.sizes import ON_REQUEST, local_batch_of
+from lockstep.vocabulary.sizes import local_batch_of
+from lockstep.vocabulary.studies import ON_REQUEST
 from lockstep.workloads import trees
 from lockstep.workloads.costs import batch_bytes, flop_per_item, model_bytes
 from lockstep.world import refusing
@@ -44,7 +45,7 @@ def measure_training(
     """Measure training steps of a workload on one batch that stays on the device.
 
     Args:
-        harness: The case's view of the launch; its factors may set those of `sizes.ON_REQUEST`.
+        harness: The case's view of the launch; its factors may set those of `studies.ON_REQUEST`.
         workload: Name of the model, see `lockstep.workloads`.
         precision: fp32, tf32, bf16 or fp16; skipped where the hardware cannot do it.
         local_batch: Samples per rank and update; give this or `global_batch`.

@@ -9,11 +9,11 @@ from lockstep.report.compute.scaling import Point, Series, series_of
 from lockstep.report.load.results import Conflict, Launch, Results
 from lockstep.vocabulary import metrics
 from lockstep.vocabulary.records.record import KEY, case_name
+from lockstep.vocabulary.studies import IMPORTED, LADDERS
 
 # Case and world size.
 Place = tuple[str, int]
 # Studies whose points are meant to be compared over world sizes.
-LADDERS = ("strong", "weak", "imported")
 # Launches of one point vary by a few per cent; a fastest so many times the slowest is another run.
 APART = 1.25
 # No noise and no fault makes a launch so many times as fast as another; a unit does.
@@ -101,7 +101,11 @@ class Evidence:
     @cached_property
     def ladders(self) -> list[Series]:
         """Return the series of two sizes or more that are meant to show scaling."""
-        return [one for one in self.series if one.row.study in LADDERS and len(one.points) > 1]
+        return [
+            one
+            for one in self.series
+            if one.row.study in (*LADDERS, IMPORTED) and len(one.points) > 1
+        ]
 
     def table(self, series: Series) -> dict[str, Any]:
         """Return what an imported table says of itself; empty where it has another name."""

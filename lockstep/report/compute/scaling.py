@@ -23,17 +23,13 @@ from lockstep.report.load import layout
 from lockstep.report.load.results import Row, largest
 from lockstep.report.load.training_runs import USUAL
 from lockstep.vocabulary.records.flags import Flag
+from lockstep.vocabulary.studies import WITHOUT_COST, WITHOUT_RATIO
 from lockstep.vocabulary.text.formats import counted
 
 SECONDS_PER_HOUR = 3600.0
 SAMPLES_PER_COST = 1e6
 # An interval of two orders of magnitude would say no more than that nothing is known.
 WIDEST = 100.0
-# Studies whose rows do no training step, so a cost in device hours means nothing.
-WITHOUT_COST = ("loader", "collective", "other")
-# Studies whose cases mean nothing beside another world size: a collective moves other bytes there,
-# and each rank's loader works for itself.
-WITHOUT_RATIO = ("loader", "collective")
 
 
 @dataclass(slots=True)

@@ -7,12 +7,13 @@ from lockstep.report.check.checker import Finding, errors
 from lockstep.report.compare.comparison import Comparison
 from lockstep.report.compute.alternatives import compared
 from lockstep.report.compute.lost_time import quantities
-from lockstep.report.compute.scaling import WITHOUT_COST, Point, Series, series_of
+from lockstep.report.compute.scaling import Point, Series, series_of
 from lockstep.report.compute.statistics import Interval, welch
 from lockstep.report.gate.references import judge_reference, name_of
 from lockstep.report.gate.targets import Targets
 from lockstep.report.gate.verdicts import MET, MISSED, NOT_SHOWN, Goal, Reason, Verdict
 from lockstep.report.load.results import Results
+from lockstep.vocabulary.studies import IMPORTED, LADDERS, WITHOUT_COST
 
 AT_LEAST = ("mfu", "validation_accuracy", "gpu_utilisation")
 Value = Callable[[Point], tuple[float, Interval | None]]
@@ -38,7 +39,7 @@ def verdicts(
 
 
 def _efficiencies(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]:
-    ladders = [one for one in series if one.row.study in ("strong", "weak", "imported")]
+    ladders = [one for one in series if one.row.study in (*LADDERS, IMPORTED)]
     for size, least in (targets.strong_efficiency or {}).items():
         goal = Goal(f"strong_efficiency at {size}", least=least)
         strong = _scaled(series, "strong")

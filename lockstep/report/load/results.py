@@ -17,7 +17,6 @@ from lockstep.vocabulary.records.training_record import Training
 
 ORIGINS = ("measured", "cited", "target")
 # A pytest-benchmark file of someone else's tests: timed in one process, with no samples.
-OTHER = "other"
 # What a campaign's plan lists.
 PLANNED = ("launches", "left_out")
 # The fact of a conflict between a launch and its copy.

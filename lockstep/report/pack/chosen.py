@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.pack.planned_runs import Production
+from lockstep.vocabulary.studies import LADDERS
 
 # Tables that two pages hold; the rest is in the numbers.
 MAX_SERIES = 2
@@ -70,7 +71,7 @@ def choose(series: Sequence[Series], wanted: Production | None, threshold: float
     Raises:
         ValueError: Neither strong nor weak scaling was measured, or not the production point.
     """
-    ladders = {study: _ladders(series, study) for study in ("strong", "weak")}
+    ladders = {study: _ladders(series, study) for study in LADDERS}
     if not any(ladders.values()):
         raise ValueError(
             "no strong or weak scaling was measured in these results, and a proposal rests on it; "

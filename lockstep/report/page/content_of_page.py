@@ -31,6 +31,7 @@ from lockstep.report.words import (
 from lockstep.report.words.headline import Headline
 from lockstep.report.words.next_step import WIDE, is_wide, next_step
 from lockstep.vocabulary.metrics import NOTABLE
+from lockstep.vocabulary.studies import TRAINING
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.formats import counted, number
 
@@ -191,7 +192,7 @@ def _measured_summary(results: Results, series: Sequence[Series]) -> str:
     trained_on = (row.training.device_name for row in results.rows if row.training)
     devices = dict.fromkeys([*results.device_names, *trained_on])
     days = method.days(results.days)
-    steps = (one for one in measured if one.row.study in basis.TRAINING)
+    steps = (one for one in measured if one.row.study in TRAINING)
     workloads = dict.fromkeys(one.row.workload for one in steps)
     what = formats.listed(workloads or ["Benchmarks"], 4)
     ranks = f"{formats.listed(sizes)} rank{'' if sizes == [1] else 's'}"

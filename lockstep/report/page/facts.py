@@ -8,10 +8,11 @@ from lockstep.report.compute.lost_time import quantities
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load import gaps as missing
 from lockstep.report.load.gaps import Gap
-from lockstep.report.load.results import OTHER, Launch, Results, Row
+from lockstep.report.load.results import Launch, Results, Row
 from lockstep.report.page.panels.parts import GIGA, Panel, panel, table
 from lockstep.report.words.method import timing
 from lockstep.vocabulary.records.record import DDP_SETTINGS, LOADER_SETTINGS
+from lockstep.vocabulary.studies import OTHER
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.formats import counted
 

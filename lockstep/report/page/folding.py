@@ -6,7 +6,7 @@ What is folded keeps a line that says what it finds, so that no verdict is hidde
 from collections.abc import Iterator, Sequence
 
 from lockstep.report.page.panels.parts import Figure, Panel, Table
-from lockstep.report.words.next_step import LADDERS
+from lockstep.vocabulary.studies import LADDERS
 from lockstep.vocabulary.text.formats import counted
 
 # A longer table is folded, but for that of a ladder, which is read as a whole.

@@ -5,11 +5,11 @@ from typing import Any
 
 from lockstep.report.check.wording import joined
 from lockstep.report.compute.scaling import Series
-from lockstep.report.load.results import OTHER
 from lockstep.report.page.panels import parts
 from lockstep.report.page.plots import scaling_figures
 from lockstep.report.words import headline, next_step
 from lockstep.report.words.headline import Headline
+from lockstep.vocabulary.studies import OTHER
 from lockstep.vocabulary.text.formats import counted, percent, percent_span
 
 TITLES = {"strong": "Strong scaling", "weak": "Weak scaling", "cited": "Cited", "target": "Target"}

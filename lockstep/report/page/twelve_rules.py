@@ -17,12 +17,12 @@ from lockstep.report.check.rules.ladders import WIDEST_STEP
 from lockstep.report.compute.alternatives.factor_ladders import FactorLadder, factor_ladders
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval
-from lockstep.report.load.results import OTHER, Results, Row
+from lockstep.report.load.results import Results, Row
 from lockstep.report.page import facts
 from lockstep.report.page.panels.collective_tables import message_bytes
 from lockstep.report.page.panels.parts import Panel, absolute, baseline_text, panel, table
-from lockstep.report.page.plots.basis import TRAINING
 from lockstep.vocabulary.metrics import NOTABLE
+from lockstep.vocabulary.studies import LADDERS, OTHER, TRAINING
 from lockstep.vocabulary.text.formats import DASH, counted, listed, size_of
 
 State = Literal["held", "not held", "does not apply"]
@@ -283,7 +283,7 @@ def _bounds_shown(given: _Given) -> Verdict:
     if not steps:
         return None, "no training step was measured here"
     held, share = _share(steps, lambda point: any(row.mfu is not None for row in point.rows))
-    has_ladder = any(one.row.study in ("strong", "weak") for one in given.compared)
+    has_ladder = any(one.row.study in LADDERS for one in given.compared)
     ideal = "ideal scaling is drawn; " if has_ladder else ""
     return held, f"{ideal}the peak of the device is known at {share}"
 

@@ -12,6 +12,7 @@ from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.predict import models
 from lockstep.report.predict.models import Array
 from lockstep.report.predict.unpredictable import forbidding
+from lockstep.vocabulary.studies import LADDERS
 from lockstep.vocabulary.text.durations import TIME_UNITS
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def can_be_modelled(series: Series) -> bool:
     """Tell whether a series is a ladder: measured strong or weak, or an imported table."""
     if series.row.origin != "measured":
         return True
-    return series.row.study in ("strong", "weak") and not series.row.has_smaller_batch
+    return series.row.study in LADDERS and not series.row.has_smaller_batch
 
 
 def ladder_of(series: Series, facts: dict[str, Any], findings: "Iterable[Finding]" = ()) -> Ladder:

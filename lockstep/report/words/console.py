@@ -9,6 +9,7 @@ from lockstep.report.load.results import Results
 from lockstep.report.page.panels import parts
 from lockstep.report.words import rate_cards, training_words
 from lockstep.report.words.lines import numbers, sentence
+from lockstep.vocabulary.studies import LADDERS
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.durations import in_words
 from lockstep.vocabulary.text.formats import number, percent, ratio
@@ -55,7 +56,7 @@ def _shown(series: Sequence[Series]) -> list[Series]:
     """Return the ladders and what was not measured here; where there are none, all but training."""
     others = [one for one in series if one.row.training is None]
     return [
-        one for one in others if one.row.study in ("strong", "weak") or one.row.origin != "measured"
+        one for one in others if one.row.study in LADDERS or one.row.origin != "measured"
     ] or others
 
 

@@ -11,10 +11,10 @@ from lockstep.report.load.results import Results, Row
 from lockstep.report.page.panels import losses
 from lockstep.report.words import verdict_card
 from lockstep.report.words.verdict_card import Judged
+from lockstep.vocabulary.studies import LADDERS
 from lockstep.vocabulary.text.formats import counted, listed, percent, percent_span
 
 WANTED_LAUNCHES = 3
-LADDERS = ("strong", "weak")
 UNMEASURED = "Mend why no case has a result, which is under Not measured, and run it again."
 CITED_ALONE = "Measure the same points on the machine you will use; cited numbers are no evidence."
 ON_GPUS = "Run the same campaign on the GPUs you will use: the suite works on this machine."

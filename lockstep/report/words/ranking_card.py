@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.report.compute.alternatives import compared
-from lockstep.report.compute.alternatives.ranking import WITHOUT_RANKING, Place, Ranking, rank
+from lockstep.report.compute.alternatives.ranking import Place, Ranking, rank
 from lockstep.report.compute.scaling import Series
-from lockstep.report.load.results import OTHER
-from lockstep.report.page.panels.parts import TITLES
 from lockstep.report.words.rate_cards import entry
 from lockstep.vocabulary.metrics import GIGA
+from lockstep.vocabulary.studies import LADDERS, NAMES, TITLES, WITHOUT_RANKING
 from lockstep.vocabulary.text.formats import (
     capital,
     counted,
@@ -21,7 +20,7 @@ from lockstep.vocabulary.text.formats import (
 )
 
 # Studies that measure settings of one step.
-STUDIES = [name for name in TITLES if name not in ("strong", "weak", OTHER, *WITHOUT_RANKING)]
+STUDIES = [name for name in NAMES if name not in (*LADDERS, *WITHOUT_RANKING)]
 # Settings that are named in a sentence.
 MOST_NAMED = 4
 

@@ -10,9 +10,9 @@ from lockstep.report.compute.lost_time import attribution, slow
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.page.panels import losses
 from lockstep.report.page.panels.parts import sound
+from lockstep.vocabulary.studies import LADDERS
 
 # The first of these that was measured is what a card is of.
-STUDIES = ("strong", "weak")
 # Tests of one's own are steps of their own: so many are judged, and so many are printed in full.
 MOST_JUDGED, MOST_CARDS = 20, 4
 
@@ -117,14 +117,14 @@ def _judged(series: Sequence[Series], threshold: float) -> Iterator[Judged]:
 
 
 def _place(series: Series) -> tuple[int, float]:
-    """Put ladders first, as `STUDIES` has them, then the quickest setting of all others.
+    """Put ladders first, as `LADDERS` has them, then the quickest setting of all others.
 
     Of tests of one's own the one that scales worst comes first, as in the headlines.
     """
-    if series.row.study in STUDIES:
+    if series.row.study in LADDERS:
         efficiency = series.points[-1].parallel_efficiency
-        return STUDIES.index(series.row.study), efficiency if series.row.is_own_test else 0.0
-    return len(STUDIES), -series.points[-1].rate
+        return LADDERS.index(series.row.study), efficiency if series.row.is_own_test else 0.0
+    return len(LADDERS), -series.points[-1].rate
 
 
 def telling(series: Series, threshold: float) -> Point:

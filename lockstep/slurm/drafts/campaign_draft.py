@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from lockstep.campaign.campaign import Campaign
 from lockstep.slurm.cluster import Kind
 from lockstep.slurm.drafts.draft import Draft, line
+from lockstep.vocabulary import studies
 
 MAX_LADDER_NODES = 4
-STUDIES = ("strong", "weak", "precision", "bucket", "collective")
+STUDIES = tuple(name for name, study in studies.STUDIES.items() if study.is_usual)
 
 
 def campaign_file(

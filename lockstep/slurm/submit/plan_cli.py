@@ -19,6 +19,7 @@ from lockstep.slurm.submit.cli_options import (
     work_of,
 )
 from lockstep.slurm.submit.memory_wording import empty, memory_lines, memory_table
+from lockstep.vocabulary.studies import STUDIES, rows
 from lockstep.vocabulary.text.formats import counted
 
 if TYPE_CHECKING:
@@ -218,8 +219,8 @@ def _points(todo: "Work") -> "Table":
 
 def _batches(campaign: "Campaign") -> list[str]:
     """Say what the ranks share, and what each has in the other studies."""
-    size, others = campaign.measured_size(), set(campaign.studies)
-    others -= {"strong", "collective", "train", "command"}
+    size, known = campaign.measured_size(), [one for one in campaign.studies if one in STUDIES]
+    others = [one for one in known if rows(one, size)[0].get("local_batch")]
     said = []
     if "strong" in campaign.studies:
         said.append(f"Strong scaling shares a global batch of {size.global_batch:,}.")

@@ -9,27 +9,19 @@ refused.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from lockstep.vocabulary import metrics
+from lockstep.vocabulary import metrics, studies
 from lockstep.vocabulary.records.described import About, Amount, Count, Positive, Whole
 from lockstep.vocabulary.records.training_record import Training
 
 KEY = "lockstep"
 SCHEMA_VERSION = 1
 
-Study = Literal[
-    "strong",
-    "weak",
-    "precision",
-    "bucket",
-    "sensitivity",
-    "accumulation",
-    "loader",
-    "collective",
-    "train",
-]
-STUDIES = get_args(Study)
+if TYPE_CHECKING:
+    Study = str
+else:
+    Study = Literal[studies.NAMES]
 # What a launch of a user's own tests is asked for; each says itself how it scales.
 OWN = "own"
 # Under these names a case's details have the settings in force of DDP and of its loader.

@@ -13,10 +13,11 @@ from lockstep.report.compare.outcome import BARE, EQUAL, ONE_JOB, Line
 from lockstep.report.compare.side_by_side import compared_figures, compared_tables
 from lockstep.report.load.results import Results
 from lockstep.report.page import checked, folding
-from lockstep.report.page.panels.parts import ORIGINS, TITLES, Figure, Panel, panel
+from lockstep.report.page.panels.parts import ORIGINS, Figure, Panel, panel
 from lockstep.report.page.plots import basis
 from lockstep.report.words import method
 from lockstep.report.words.lines import plain
+from lockstep.vocabulary.studies import TITLES
 from lockstep.vocabulary.text.formats import counted, listed
 
 MEANING = (

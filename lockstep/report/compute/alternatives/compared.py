@@ -5,14 +5,8 @@ from dataclasses import dataclass
 
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval, ratio_interval
+from lockstep.vocabulary.studies import STUDIES
 
-# What each study compares its cases with: the factor it varies, and that factor's reference.
-REFERENCES = {
-    "precision": ("precision", "fp32"),
-    "bucket": ("bucket_cap_mb", 25),
-    "loader": ("num_workers", 0),
-    "accumulation": ("accumulation", 1),
-}
 # What a step does where nobody asks for another.
 USUAL = {"strategy": "ddp", "activation_checkpointing": False, "accumulation": 1}
 
@@ -63,8 +57,8 @@ def groups(study: str, series: Sequence[Series]) -> list[tuple[Key, Cases]]:
     found: dict[Key, Cases] = {}
     for one in series:
         others = ""
-        if study in ("precision", "bucket"):
-            kept = REFERENCES[study][0]
+        if (known := STUDIES.get(study)) and known.varies_one and known.compared_with:
+            kept = known.compared_with[0]
             others = str(sorted((k, str(v)) for k, v in one.row.factors.items() if k != kept))
         others += one.layout
         for point in one.points:
@@ -74,7 +68,8 @@ def groups(study: str, series: Sequence[Series]) -> list[tuple[Key, Cases]]:
 
 def reference(study: str, cases: Cases) -> int:
     """Return the index of the case the others are compared with: the most usual one."""
-    usual = USUAL | dict([REFERENCES[study]] if study in REFERENCES else [])
+    known = STUDIES.get(study)
+    usual = USUAL | dict([known.compared_with] if known and known.compared_with else [])
 
     def merit(index: int) -> int:
         factors = cases[index][0].row.factors

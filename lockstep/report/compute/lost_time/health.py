@@ -16,13 +16,13 @@ from lockstep.report.compute.lost_time import quantities
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.results import Row
 from lockstep.vocabulary.metrics import NOTABLE
+from lockstep.vocabulary.studies import CURVES
 
 Kind = Literal["use", "memory", "power", "loader", "network"]
 # Fractions, and GB/s of the network: 100 Gbit/s.
 LIMITS: dict[Kind, float] = {
     "use": 0.9, "memory": 0.9, "power": 0.9, "loader": NOTABLE, "network": 12.5,
 }  # fmt: skip
-LADDERS = ("strong", "weak", "train")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def readings(series: Sequence[Series]) -> list[Reading]:
     return [
         Reading(kind, value, one.label, one.points[-1].world_size)
         for one in series
-        if one.row.study in LADDERS and one.row.origin == "measured"
+        if one.row.study in CURVES and one.row.origin == "measured"
         for kind, value in _of_devices(one.points[-1]).items()
         if value is not None
     ]

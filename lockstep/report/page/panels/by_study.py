@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 from lockstep.report.compute.alternatives.factor_ladders import without_laddered
 from lockstep.report.compute.lost_time import slow
 from lockstep.report.compute.scaling import Series
-from lockstep.report.load.results import OTHER, Results
+from lockstep.report.load.results import Results
 from lockstep.report.page.panels.cited import imported_panel
 from lockstep.report.page.panels.collective_tables import collective_panel
 from lockstep.report.page.panels.curves import ladder_panel
 from lockstep.report.page.panels.parts import (
     MAX_CURVES,
     MILLI,
-    TITLES,
     Panel,
     drawn,
     flagged,
@@ -25,6 +24,7 @@ from lockstep.report.page.panels.settings import settings_panel
 from lockstep.report.page.panels.training_panel import training_panel
 from lockstep.report.page.plots.pace_figures import pace
 from lockstep.report.predict.prediction import Curve
+from lockstep.vocabulary.studies import LADDERS, OTHER, TITLES
 from lockstep.vocabulary.text.formats import number
 
 # Fewer hosts, or ranks of one host, are compared in the tables.
@@ -61,7 +61,7 @@ def panels(
 def ladders(series: Sequence[Series]) -> list[Series]:
     """Return the series whose efficiency is drawn."""
     found: list[Series] = []
-    for study in ("strong", "weak", "cited", "target"):
+    for study in (*LADDERS, "cited", "target"):
         origin = study if study in ("cited", "target") else "measured"
         chosen = [
             one for one in series if one.row.origin == origin and study in (one.row.study, origin)
@@ -87,7 +87,7 @@ def _panel(
     wires: Mapping[str, float],
     predicted: Mapping[str, Curve],
 ) -> Panel:
-    if study in ("strong", "weak"):
+    if study in LADDERS:
         return ladder_panel(study, series, threshold, hours, predicted)
     if series[0].row.training:
         return training_panel(study, series)

@@ -9,7 +9,6 @@ from lockstep.report.page.panels.parts import (
     FLAGS,
     MAX_CURVES,
     MICRO,
-    TITLES,
     Panel,
     Table,
     flagged,
@@ -19,6 +18,7 @@ from lockstep.report.page.panels.parts import (
 )
 from lockstep.report.page.plots import link_figures
 from lockstep.vocabulary import metrics
+from lockstep.vocabulary.studies import TITLES
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.formats import counted, number, percent, span
 

@@ -13,7 +13,6 @@ from lockstep.report.page.panels.parts import (
     KILO,
     MAX_TABLES,
     MILLI,
-    TITLES,
     Figure,
     Panel,
     Table,
@@ -33,6 +32,7 @@ from lockstep.report.page.panels.settings import requested
 from lockstep.report.page.plots import cause_figures, scaling_figures
 from lockstep.report.predict.prediction import Curve
 from lockstep.report.words import headline
+from lockstep.vocabulary.studies import TITLES
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.formats import (
     counted,

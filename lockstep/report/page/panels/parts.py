@@ -9,7 +9,6 @@ from typing import Any
 
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval
-from lockstep.report.load.results import OTHER
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.durations import in_words
 from lockstep.vocabulary.text.formats import counted, listed, number
@@ -34,18 +33,6 @@ MICRO = 1e6
 GIGA = 1e9
 MEGA = 1e6
 
-TITLES = {
-    "strong": "Strong scaling",
-    "weak": "Weak scaling",
-    "train": "Training",
-    "precision": "Precision",
-    "bucket": "DDP bucket size",
-    "sensitivity": "Sensitivity to settings",
-    "accumulation": "Gradient accumulation",
-    "loader": "Data loader",
-    "collective": "Collectives",
-    OTHER: "Other benchmarks",
-}
 # Of what nobody measured here, by its origin.
 ORIGINS = {"cited": "Cited numbers", "target": "Targets"}
 

@@ -14,7 +14,6 @@ from lockstep.report.page.panels.parts import (
     MAX_TABLES,
     MEGA,
     MILLI,
-    TITLES,
     Panel,
     Table,
     absolute,
@@ -25,7 +24,7 @@ from lockstep.report.page.panels.parts import (
     table,
 )
 from lockstep.report.page.plots import setting_figures
-from lockstep.vocabulary import sizes
+from lockstep.vocabulary.studies import ON_REQUEST, TITLES
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.formats import counted, number, percent, ratio, ratio_span, span
 
@@ -74,7 +73,7 @@ def settings_panel(study: str, series: list[Series]) -> Panel:
 
 def requested(study: str, series: Sequence[Series]) -> list[Table]:
     """Return the settings of a step beside one another, time and memory, where they vary."""
-    if not any(len({str(one.row.factors.get(n)) for one in series}) > 1 for n in sizes.ON_REQUEST):
+    if not any(len({str(one.row.factors.get(n)) for one in series}) > 1 for n in ON_REQUEST):
         return []
     groups = compared.groups(study, series)
     largest = max(size for (_, size, _), _ in groups)

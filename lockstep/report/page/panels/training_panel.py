@@ -5,9 +5,10 @@ from typing import Any
 
 from lockstep.report.compute import learning
 from lockstep.report.compute.scaling import Series
-from lockstep.report.page.panels.parts import TITLES, Figure, Panel, flagged, panel, shown, table
+from lockstep.report.page.panels.parts import Figure, Panel, flagged, panel, shown, table
 from lockstep.report.page.plots import training_figures
 from lockstep.report.words import training_words
+from lockstep.vocabulary.studies import TITLES
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.formats import counted
 

@@ -7,10 +7,10 @@ from lockstep.report.compute.scaling import Series
 from lockstep.report.load.results import Results, Row
 from lockstep.report.words import method
 from lockstep.vocabulary.records import step_basis
+from lockstep.vocabulary.studies import TRAINING
 from lockstep.vocabulary.text import formats
 
 # Studies that take training steps.
-TRAINING = ("strong", "weak", "precision", "bucket", "sensitivity", "accumulation", "train")
 IMPORTED = {
     "cited": "Cited: published or logged by others, not measured by Lockstep.",
     "target": "Targets: expected by their authors, measured by nobody.",

@@ -7,7 +7,8 @@ from lockstep.causes.words import NAMES, Cause
 from lockstep.report.compute.lost_time import attribution
 from lockstep.report.compute.lost_time.attribution import Part
 from lockstep.report.compute.scaling import Point, Series
-from lockstep.report.page.panels.parts import MILLI, TITLES, Figure
+from lockstep.report.page.panels.parts import MILLI, Figure
+from lockstep.vocabulary.studies import TITLES
 from lockstep.vocabulary.text.formats import capital, number
 
 # From the foot of a bar to its top: the work itself, then what is added to it.

@@ -10,7 +10,6 @@ from lockstep.report.page.panels.parts import (
     MAX_NAMED,
     MILLI,
     ORIGINS,
-    TITLES,
     Figure,
     baseline_text,
     curve_figure,
@@ -19,6 +18,7 @@ from lockstep.report.page.panels.parts import (
     step_ms,
 )
 from lockstep.report.predict.prediction import Curve
+from lockstep.vocabulary.studies import TITLES
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.formats import percent, percent_span
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from lockstep.report.compute.alternatives import compared
 from lockstep.report.compute.alternatives.compared import Cases, Grid, Key
-from lockstep.report.page.panels.parts import MAX_ITEMS, TITLES, Figure, ends
+from lockstep.report.page.panels.parts import MAX_ITEMS, Figure, ends
+from lockstep.vocabulary.studies import TITLES
 from lockstep.vocabulary.text.formats import counted, number, ratio
 
 # Sizes from which on a study has a grid; of fewer, each has a figure with intervals.
