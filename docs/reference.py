@@ -11,10 +11,13 @@ from typing import Any
 
 import click
 
+from lockstep.campaign.campaign import Campaign
 from lockstep.cli import lockstep
 from lockstep.report import columns
+from lockstep.report.gate.targets import Targets
+from lockstep.report.load import contents
+from lockstep.slurm.site import Site
 
-ROOT = Path(__file__).parents[1]
 _PLACE = re.compile(r"^<!-- made: (\w+) -->$", re.MULTILINE)
 
 
@@ -37,8 +40,15 @@ def _command(name: str, command: click.Command, level: str) -> Iterator[str]:
             yield from _command(f"{name} {word}", below, "##" if name == "lockstep" else "###")
 
 
-def _keys(schema: Path) -> str:
-    content = json.loads(schema.read_text())
+def on_post_build(config: Any) -> None:
+    """Write the JSON Schemas of our files beside the pages: schemas/campaign.json and others."""
+    folder = Path(config["site_dir"]) / "schemas"
+    folder.mkdir(exist_ok=True)
+    for name, schema in SCHEMAS.items():
+        (folder / f"{name}.json").write_text(json.dumps(schema(), indent=1))
+
+
+def _keys(content: dict[str, Any]) -> str:
     parts = [_table(content)]
     for name, below in content.get("$defs", {}).items():
         parts.append(f"## {name}\n\n{below.get('description', '')}\n\n{_table(below)}")
@@ -97,9 +107,15 @@ def _columns() -> str:
     return "\n\n".join(parts)
 
 
+SCHEMAS = {
+    "campaign": Campaign.model_json_schema,
+    "site": Site.model_json_schema,
+    "targets": Targets.model_json_schema,
+    "record": contents.json_schema,
+}
 MADE = {
     "commands": _commands,
-    "campaign": lambda: _keys(ROOT / "lockstep" / "campaign" / "campaign.schema.json"),
-    "site": lambda: _keys(ROOT / "lockstep" / "slurm" / "site.schema.json"),
+    "campaign": lambda: _keys(SCHEMAS["campaign"]()),
+    "site": lambda: _keys(SCHEMAS["site"]()),
     "columns": _columns,
 }

@@ -1,6 +1,6 @@
 """A campaign: the launches that answer one question, read from a TOML file.
 
-The published JSON Schema is `lockstep/campaign/campaign.schema.json`.
+`make docs` publishes its JSON Schema.
 """
 
 import math

@@ -1,12 +1,12 @@
 """A site: what a centre's Slurm needs to know, read from a TOML file.
 
-The published JSON Schema is `lockstep/slurm/site.schema.json`.
+`make docs` publishes its JSON Schema.
 """
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -315,8 +315,3 @@ def load(source: str, *, is_draft: bool = False) -> Site:
     if site.to_fill_in and not is_draft:
         raise ValueError(f"{source}: still to be filled in: {', '.join(site.to_fill_in)}")
     return site
-
-
-def json_schema() -> dict[str, Any]:
-    """Return the published JSON Schema of a site file."""
-    return Site.model_json_schema()

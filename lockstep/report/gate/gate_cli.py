@@ -29,7 +29,7 @@ A targets file:
   weak_time_increase = 0.10
   speedup = {4 = [3.5, 3.8]}
   throughput_gain = -0.05  # with --against: at most 5 % less throughput
-All keys: lockstep/report/gate/targets.schema.json and the built-in file, proposal.
+All keys are in the built-in file, proposal.
 Exit code: 0 all targets are met, 1 one is missed, not shown or blocked, 2 a file cannot be read.
 """
 _HEADER = ["verdict", "target", "wanted: value (interval); where"]

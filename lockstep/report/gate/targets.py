@@ -1,6 +1,6 @@
 """What results must reach, read from a TOML file.
 
-The published JSON Schema is `lockstep/report/gate/targets.schema.json`; `gates` judges by it.
+`make docs` publishes its JSON Schema; `gates` judges by it.
 """
 
 import re

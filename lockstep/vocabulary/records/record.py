@@ -2,9 +2,8 @@
 
 Each benchmark entry carries a `CaseRecord` under `extra_info["lockstep"]`; the file carries the
 facts of its launch under the top-level key `lockstep`, a `launch_block.LaunchBlock`. Readers and
-the published `record.schema.json` beside this file follow from these classes. Readers keep keys
-they do not know, so a file of a later minor change still loads; a file of another schema version is
-refused.
+the JSON Schema that `make docs` publishes follow from these classes. Readers keep keys that they do
+not know, so a file of a later minor change still loads; one of another schema version is refused.
 """
 
 from collections.abc import Mapping
