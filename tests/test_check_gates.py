@@ -14,7 +14,7 @@ from lockstep.report.gate.verdicts import block
 from lockstep.report.load.reading import gather
 from lockstep.report.page.content_of_page import page
 from lockstep.report.page.render import html
-from lockstep.report.page.top import TITLES
+from lockstep.report.page.top import KINDS
 from lockstep.report.report_cli import report
 
 # Of wide limits: what is really measured meets them, or is too noisy to show it.
@@ -58,7 +58,7 @@ def test_an_error_blocks_each_verdict_it_touches_and_comes_first_on_the_page(
     assert clean.verdict == "missed"
     shown = page(results, series_of(results.split()[0]), 0.7)
     assert plant.rule in {one.partition(":")[0] for one in shown["errors"]}
-    titles = [TITLES[study] for study in plant.studies if study in TITLES]
+    titles = [KINDS[study] for study in plant.studies if study in KINDS]
     kinds = {one["kind"] for one in shown["headlines"] if one["title"] in titles}
     assert kinds == {"blocked"}
     assert not any(

@@ -22,10 +22,10 @@ from lockstep.report.compare.comparison import compare
 from lockstep.report.compute.lost_time import quantities
 from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import Point, series_of
-from lockstep.report.gate import gate_wording, gates, targets
+from lockstep.report.gate import gates, targets
 from lockstep.report.gate.gate_cli import gate
 from lockstep.report.gate.targets import Targets
-from lockstep.report.gate.verdicts import Goal
+from lockstep.report.gate.verdicts import REASONS, Goal
 from lockstep.report.load.reading import gather, load
 from lockstep.report.load.results import Row
 from lockstep.report.report_cli import import_table
@@ -642,7 +642,7 @@ def test_an_error_of_the_check_blocks_a_gain_over_a_table_of_another_name(tmp_pa
 
 def test_every_kind_of_reason_has_a_sentence_and_every_line_fits(tree):
     used = {reason.kind for one in judged(load([tree]), mfu=0.1) for reason in one.reasons}
-    assert used <= set(gate_wording.REASONS)
+    assert used <= set(REASONS)
     done = run(tree, "--targets", "proposal")
     assert done.return_value == 1
     assert "strong_efficiency at 8" in done.stdout

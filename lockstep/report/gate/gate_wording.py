@@ -1,79 +1,21 @@
-"""The sentences of `lockstep gate`: from the records of its verdicts to English."""
+"""What `lockstep gate` prints: a row a verdict, and the notes below the table."""
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
-from lockstep.report.check import terminal, wording
+from lockstep.report.check import terminal
 from lockstep.report.check.checker import FLAGGED, Finding
-from lockstep.vocabulary.text.formats import counted, listed, number, percent
-
-if TYPE_CHECKING:
-    from lockstep.report.gate.verdicts import Verdict
-
-# Each kind of reason, with the values of its record.
-REASONS = {
-    "short": "{gap} short",
-    "too-much": "{gap} too much",
-    "no-repeat": "no repeat: no interval",
-    "no-spread": "equal to the last digit: rounded or copied, no spread known",
-    "one-job": "one job, {job}: other nodes may differ by more",
-    "straddles": "the interval contains the target",
-    "expected": "expected rather than measured",
-    "no-scaling": "no series is of strong scaling but of {kinds} scaling; parallel_efficiency "
-    "takes any",
-    "no-size": "no series was measured at world size {size}",
-    "is-baseline": "{label} has its baseline there, whose ratio is 1 by definition",
-    "no-interval": "the launches differ too much for an interval",
-    "no-weak": "no series of weak scaling was measured at two world sizes",
-    "no-base": "there is nothing to gain over; pass --against BASE",
-    "no-training": "no common point trains",
-    "no-quantity": "no result holds the {what}",
-    "no-nodes": "no result says on how many nodes it was measured",
-    "problems": "{problems}",
-    "no-case": "no result is of {case} at {size}; known: {known}",
-    "other-system": "{name} was measured on {systems}, not {wanted}",
-    "no-unit": "{name} has no value in {unit}",
-    "above-linear": "the whole interval lies above 100 % efficiency, more than each rank can do "
-    "alone; measure the baseline again with this size, and say why",
-    "warned": "check warns: {rules}; mend that and measure again",
-    "blocked": "blocked by check: {rules}",
-}
+from lockstep.report.gate.verdicts import Verdict, reason, shown
+from lockstep.vocabulary.text.formats import counted, listed
 
 
-def reason(verdict: "Verdict") -> str:
-    """Return why a verdict is what it is; empty where value and interval show it."""
-    texts = []
-    for one in verdict.reasons:
-        values: dict[str, Any] = {
-            name: listed(value, 4) if isinstance(value, list) else value
-            for name, value in one.values.items()
-        }
-        if "gap" in values:
-            values["gap"] = _gap(values["gap"], values["unit"])
-        texts.append(wording.fill(REASONS[one.kind], values))
-    return "; ".join(texts)
-
-
-def _gap(gap: float, unit: str) -> str:
-    return f"{percent(gap)} percentage points" if unit == "%" else shown(gap, unit)
-
-
-def shown(value: float | None, unit: str) -> str:
-    """Return a value in its unit: fractions in per cent, counts whole."""
-    if unit == "%":
-        return f"{percent(value)} %"
-    text = str(value) if isinstance(value, int) else number(value)
-    return text if unit == "x" else f"{text} {unit}"
-
-
-def row(verdict: "Verdict") -> list[str]:
+def row(verdict: Verdict) -> list[str]:
     """Return a verdict as a row of the terminal's table: verdict, target, and all else."""
     about = (f"{_wanted(verdict)}{_value(verdict)}", verdict.where, reason(verdict))
     return [verdict.verdict, verdict.target, "; ".join(filter(None, about))]
 
 
-def _wanted(verdict: "Verdict") -> str:
+def _wanted(verdict: Verdict) -> str:
     least, most, unit = verdict.least, verdict.most, verdict.unit
     if least is not None and most is not None:
         return f"{shown(least, unit)} to {shown(most, unit)} wanted"
@@ -85,7 +27,7 @@ def _wanted(verdict: "Verdict") -> str:
     return f"{sign} {shown(limit, unit)} wanted"
 
 
-def _value(verdict: "Verdict") -> str:
+def _value(verdict: Verdict) -> str:
     """Return the value, and its interval in brackets."""
     if verdict.value is None:
         return ""
@@ -96,7 +38,7 @@ def _value(verdict: "Verdict") -> str:
     return f": {shown(verdict.value, verdict.unit)}{interval}"
 
 
-def notes(verdicts: "Sequence[Verdict]", warnings: "Sequence[Finding]" = ()) -> list[str]:
+def notes(verdicts: Sequence[Verdict], warnings: Sequence[Finding] = ()) -> list[str]:
     """Return the flags of the points, check's warnings of them, and the summary.
 
     The summary is the last; before it comes what the intervals of one job leave out.
@@ -116,7 +58,7 @@ def notes(verdicts: "Sequence[Verdict]", warnings: "Sequence[Finding]" = ()) -> 
             summary(verdicts)]  # fmt: skip
 
 
-def _apart(verdicts: "Sequence[Verdict]") -> list[str]:
+def _apart(verdicts: Sequence[Verdict]) -> list[str]:
     """Say why a target on training runs has several verdicts."""
     groups = Counter((one.target, one.apart) for one in verdicts if one.apart)
     return [
@@ -126,7 +68,7 @@ def _apart(verdicts: "Sequence[Verdict]") -> list[str]:
     ]
 
 
-def summary(verdicts: "Sequence[Verdict]") -> str:
+def summary(verdicts: Sequence[Verdict]) -> str:
     """Return in a sentence whether the gate is passed, and which targets fail it."""
     failing = {
         kind: list(dict.fromkeys(one.target for one in verdicts if one.verdict == kind))

@@ -27,13 +27,14 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from lockstep.report import looks
+from lockstep.report.check import wording
 from lockstep.report.check.checker import NOT_OF_SPEED, Finding, blocked_by, touching
 from lockstep.report.compute.scaling import Point
 from lockstep.report.compute.statistics import CONFIDENCE, Interval, t_quantile
-from lockstep.report.gate import gate_wording
 from lockstep.report.load.results import Results, Row
 from lockstep.vocabulary.records import flags, record
 from lockstep.vocabulary.records.flags import Flag
+from lockstep.vocabulary.text.formats import listed, number, percent
 
 MET, MISSED, NOT_SHOWN, BLOCKED = "met", "missed", "not-shown", "blocked"
 # Relative: a value that equals its target but for the last digits of the arithmetic reaches it.
@@ -42,9 +43,39 @@ ROUNDING = 1e-9
 RATIOS = ("strong_efficiency", "parallel_efficiency", "speedup", "weak_time_increase")
 
 
+# Kind of reason -> its sentence, with the values of its record.
+REASONS = {
+    "short": "{gap} short",
+    "too-much": "{gap} too much",
+    "no-repeat": "no repeat: no interval",
+    "no-spread": "equal to the last digit: rounded or copied, no spread known",
+    "one-job": "one job, {job}: other nodes may differ by more",
+    "straddles": "the interval contains the target",
+    "expected": "expected rather than measured",
+    "no-scaling": "no series is of strong scaling but of {kinds} scaling; parallel_efficiency "
+    "takes any",
+    "no-size": "no series was measured at world size {size}",
+    "is-baseline": "{label} has its baseline there, whose ratio is 1 by definition",
+    "no-interval": "the launches differ too much for an interval",
+    "no-weak": "no series of weak scaling was measured at two world sizes",
+    "no-base": "there is nothing to gain over; pass --against BASE",
+    "no-training": "no common point trains",
+    "no-quantity": "no result holds the {what}",
+    "no-nodes": "no result says on how many nodes it was measured",
+    "problems": "{problems}",
+    "no-case": "no result is of {case} at {size}; known: {known}",
+    "other-system": "{name} was measured on {systems}, not {wanted}",
+    "no-unit": "{name} has no value in {unit}",
+    "above-linear": "the whole interval lies above 100 % efficiency, more than each rank can do "
+    "alone; measure the baseline again with this size, and say why",
+    "warned": "check warns: {rules}; mend that and measure again",
+    "blocked": "blocked by check: {rules}",
+}
+
+
 @dataclass(frozen=True)
 class Reason:
-    """Why a verdict is what it is; `gate_wording` has the sentence of each kind."""
+    """Why a verdict is what it is: a kind of `REASONS`, and the values of its sentence."""
 
     kind: str
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -97,8 +128,8 @@ class Verdict:
         """Return the verdict as `--json` prints it, without the results behind it."""
         names = [one.name for one in fields(self) if one.name not in ("rows", "num_units")]
         return {name: getattr(self, name) for name in names} | {
-            "reason": gate_wording.reason(self),
-            "reasons": [asdict(reason) for reason in self.reasons],
+            "reason": reason(self),
+            "reasons": [asdict(one) for one in self.reasons],
             "flags": flags.to_dicts(self.flags),
         }
 
@@ -173,6 +204,32 @@ class Goal:
         if reached and (self.most is None or high <= self.most + _rounding(self.most)):
             return MET, []
         return NOT_SHOWN, [Reason("straddles")]
+
+
+def reason(verdict: Verdict) -> str:
+    """Return why a verdict is what it is; empty where value and interval show it."""
+    texts = []
+    for one in verdict.reasons:
+        values: dict[str, Any] = {
+            name: listed(value, 4) if isinstance(value, list) else value
+            for name, value in one.values.items()
+        }
+        if "gap" in values:
+            values["gap"] = _gap(values["gap"], values["unit"])
+        texts.append(wording.fill(REASONS[one.kind], values))
+    return "; ".join(texts)
+
+
+def _gap(gap: float, unit: str) -> str:
+    return f"{percent(gap)} percentage points" if unit == "%" else shown(gap, unit)
+
+
+def shown(value: float | None, unit: str) -> str:
+    """Return a value in its unit: fractions in per cent, counts whole."""
+    if unit == "%":
+        return f"{percent(value)} %"
+    text = str(value) if isinstance(value, int) else number(value)
+    return text if unit == "x" else f"{text} {unit}"
 
 
 def _rounding(limit: float) -> float:

@@ -223,7 +223,7 @@ def _verdicts(found: Mapping[str, Sequence[Headline]]) -> list[str]:
     """Return every headline with its study, and why each series falls short where that is known."""
     sentences = []
     for kind, own in found.items():
-        title = top.TITLES[kind]
+        title = top.KINDS[kind]
         sentences += [f"{title}, {one.series.label}: {headline.sentence(one)}" for one in own]
         sound = [one for one in own if one.kind != "blocked"]
         whys = (losses.sentence(one.series, one.told, one.why) for one in sound)

@@ -9,10 +9,10 @@ from lockstep.report.page.panels import parts
 from lockstep.report.page.plots import scaling_figures
 from lockstep.report.words import headline, next_step
 from lockstep.report.words.headline import Headline
-from lockstep.vocabulary.studies import OTHER
+from lockstep.vocabulary.studies import LADDERS, OTHER, TITLES
 from lockstep.vocabulary.text.formats import counted, percent, percent_span
 
-TITLES = {"strong": "Strong scaling", "weak": "Weak scaling", "cited": "Cited", "target": "Target"}
+KINDS = {name: TITLES[name] for name in LADDERS} | {"cited": "Cited", "target": "Target"}
 # In a figure as small as the one beside the headlines.
 MAX_CURVES = 4
 
@@ -27,7 +27,7 @@ def headlines(
     `blocked` gives why nothing is concluded of a series, which is empty where something is.
     """
     found: dict[str, list[Headline]] = {}
-    for kind in TITLES:
+    for kind in KINDS:
         chosen = [one for one in series if _kind(one) == kind]
         if made := [headline.judge(one, threshold, blocked(one)) for one in chosen]:
             found[kind] = sorted(made, key=_is_blocked_test)
@@ -58,7 +58,7 @@ def lines(found: dict[str, list[Headline]]) -> list[dict[str, Any]]:
     """Return the headline of each study, with those of its other series."""
     return [
         {
-            "title": TITLES[kind],
+            "title": KINDS[kind],
             "of": first.series.label,
             "kind": first.kind,
             "text": headline.sentence(first),
@@ -141,7 +141,7 @@ def figure(found: dict[str, list[Headline]], threshold: float) -> dict[str, Any]
         drawn = [one.series for one in own if one.kind not in ("blocked", "alone")][:MAX_CURVES]
         if drawn:
             made = scaling_figures.efficiency(kind, drawn, threshold, {})
-            title = f"{TITLES[kind]}: parallel efficiency"
+            title = f"{KINDS[kind]}: parallel efficiency"
             left = f"First {len(drawn)} of {len(own)} series. " if len(own) > len(drawn) else ""
             noun = "Ranks" if own[0].noun == "rank" else "Devices"
             return made | {"id": "top-efficiency", "title": title, "note": left, "xlabel": noun}
