@@ -21,7 +21,7 @@ from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import gather
 from lockstep.report.page.content_of_page import page
 from lockstep.report.report_cli import demo, import_table, report
-from lockstep.tracker import event_files, sending, target
+from lockstep.tracker import export_cli, sending, target
 from lockstep.tracker.runs.tracked import metric_name
 from lockstep.vocabulary.text import formats
 
@@ -184,7 +184,7 @@ def test_tensorboard_has_the_epochs_of_the_data_frame(tmp_path):
     runs = tmp_path / "runs"
     seeds(runs)
     frame = lockstep.read(runs, epochs=True)
-    for written in event_files.write(sending.found(runs).runs, tmp_path / "board"):
+    for written in export_cli.write_event_files(sending.found(runs).runs, tmp_path / "board"):
         events = accumulator.EventAccumulator(str(written)).Reload()
         own = frame[frame.launch == written.name].sort_values("epoch")
         found = [(e.step, e.value) for e in events.Scalars("train_loss")]

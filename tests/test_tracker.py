@@ -22,7 +22,7 @@ from tracker_server import KEY, serving
 from lockstep.report.compute.point_table import table
 from lockstep.report.load.reading import load
 from lockstep.report.page.checked import series_in
-from lockstep.tracker import event_files, live, sending, target
+from lockstep.tracker import export_cli, live, sending, target
 from lockstep.tracker.apis import mlflow_store, stores
 from lockstep.tracker.apis.stores import LARGEST_BATCH
 from lockstep.tracker.runs.from_launches import of_campaign
@@ -182,8 +182,8 @@ def test_a_training_in_flight_is_a_run_with_its_epochs_so_far(folder):
     assert losses == [(1, 1.0, 1795420801000), (2, 0.5, 1795420802000)]
     assert (run.name, run.status) == ("w2-r1 seed=0", "KILLED")
     needed("tensorboard")
-    (written,) = list(event_files.write([run], folder / "tensorboard"))
-    list(event_files.write([run], folder / "tensorboard"))  # again: nothing twice
+    (written,) = list(export_cli.write_event_files([run], folder / "tensorboard"))
+    list(export_cli.write_event_files([run], folder / "tensorboard"))  # again: nothing twice
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     read = EventAccumulator(str(written)).Reload()

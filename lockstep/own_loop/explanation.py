@@ -27,8 +27,7 @@ from lockstep.measure.reach import Reached, reach
 from lockstep.measure.step import variants
 from lockstep.measure.step.train_step import bucket_bytes
 from lockstep.measure.step.variants import RUN, Plan
-from lockstep.own_loop import explain_wording
-from lockstep.own_loop.explain_record import Explanation, Part, made
+from lockstep.own_loop.explain_record import Explanation, Part, lines, made
 from lockstep.own_loop.meeting import Met, meet
 from lockstep.own_loop.snapshot import Snapshot
 from lockstep.vocabulary.system.files import MIB
@@ -237,8 +236,8 @@ def _concluded(met: Met, part: Part, took_s: float, out: str | Path | None) -> d
     control = met.world.control
     summary = control.settle_all("turns", vars(part), judge)
     for explanation in shown:
-        lines = explain_wording.lines(explanation, _keep(explanation, out))
-        print("\n".join(lines), flush=True)  # noqa: T201, what it is called for
+        text = "\n".join(lines(explanation, _keep(explanation, out)))
+        print(text, flush=True)  # noqa: T201, what it is called for
     control.part()
     return dict(json.loads(json.dumps(summary)))  # as other ranks have it, also where there is none
 

@@ -1,11 +1,13 @@
 """The commands `lockstep export` and `lockstep sync`."""
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
+    from lockstep.tracker.runs.tracked import Run
     from lockstep.tracker.sending import Sent
     from lockstep.tracker.target import Tracker
 
@@ -62,10 +64,10 @@ def tensorboard(folder: Path, to: Path | None) -> None:
     Example:
       lockstep export tensorboard results/run
     """
-    from lockstep.tracker import event_files, sending
+    from lockstep.tracker import sending
 
     target = to or folder / "tensorboard"
-    written = list(event_files.write(sending.found(folder).runs, target))
+    written = list(write_event_files(sending.found(folder).runs, target))
     if not written:
         raise ValueError(
             f"{folder} holds no training run; measure the study train, or give another"
@@ -118,3 +120,31 @@ def _say(sent: "Sent", folder: Path) -> None:
         click.echo(text, err=True)
     if sent.kind not in ("unreadable", "empty"):
         click.echo(tracker_wording.line(sent, folder), err=sent.kind != "sent")
+
+
+def write_event_files(runs: "Iterable[Run]", folder: Path) -> Iterator[Path]:
+    """Write the curves of training runs, a folder for each run.
+
+    Args:
+        runs: Those of kind `training` are written.
+        folder: What TensorBoard's --logdir is to name; what it holds of a run is replaced.
+
+    Raises:
+        RuntimeError: torch or tensorboard is not installed.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise RuntimeError(f"{error}; pip install tensorboard beside torch") from None
+    from lockstep.tracker.runs.tracked import metric_name
+
+    for run in runs:
+        if run.kind != "training":
+            continue
+        own = folder / metric_name(run.name, "")[:-1]
+        for old in own.glob("events.out.tfevents.*"):
+            old.unlink()
+        with SummaryWriter(str(own)) as writer:
+            for one in run.metrics:
+                writer.add_scalar(one.name, one.value, one.step, walltime=one.time_ms / 1000)
+        yield own

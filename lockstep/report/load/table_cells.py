@@ -315,8 +315,7 @@ def _named(lines: Lines) -> dict[str, str]:
 def _says_ranks(lines: Lines, heading: str) -> bool:
     """Return whether a column's cells say that they are ranks, or numbers of the GPU it names."""
     cells = [line[heading] for _, line in lines if line[heading]]
-    of_gpu = table_numbers.is_gpu(heading)
-    says = table_numbers.may_be_ranks if of_gpu else table_numbers.says_ranks
+    says = table_numbers.may_be_ranks if table_numbers.is_gpu(heading) else table_numbers.says_ranks
     return bool(cells) and all(map(says, cells))
 
 

@@ -370,7 +370,11 @@ def _patiently(command: Sequence[str]) -> str:
                     "the nodes are busy, so they were not looked at: a job of a minute still "
                     f"waits after {QUEUED_S} s ({reason}){begins}; {_end(started)}"
                 ) from None
-            printed, complaint = _communicate(started)
+            try:
+                printed, complaint = started.communicate(timeout=NODES_TIMEOUT_S - QUEUED_S)
+            except subprocess.TimeoutExpired:
+                late = f"no nodes within {NODES_TIMEOUT_S} s; {_end(started)}"
+                raise RuntimeError(late) from None
     if started.returncode:
         raise RuntimeError(last_line(complaint) or f"srun ended with {started.returncode}")
     return printed
@@ -384,10 +388,3 @@ def _waits_for() -> tuple[str, str]:
     except RuntimeError:
         return "", ""
     return reason, f", and is expected to start at {start}" if start not in ("", "N/A") else ""
-
-
-def _communicate(started: "subprocess.Popen[str]") -> tuple[str, str]:
-    try:
-        return started.communicate(timeout=NODES_TIMEOUT_S - QUEUED_S)
-    except subprocess.TimeoutExpired:
-        raise RuntimeError(f"no nodes within {NODES_TIMEOUT_S} s; {_end(started)}") from None

@@ -18,9 +18,9 @@ from lockstep.slurm.submit.cli_options import (
     say_dropped,
     work_of,
 )
-from lockstep.slurm.submit.memory_wording import empty, memory_lines, memory_table
+from lockstep.vocabulary.metrics import GIGA
 from lockstep.vocabulary.studies import STUDIES, rows
-from lockstep.vocabulary.text.formats import counted
+from lockstep.vocabulary.text.formats import DASH, counted, number
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from lockstep.slurm.submit.excess import Excess
     from lockstep.slurm.submit.job_spec import JobSpec
     from lockstep.slurm.submit.submission import Work
+
+TEXTS = ("job", "after", "cases of a launch")
+HOW = "first send a copy of the campaign with one repeat of its smallest world size"
 
 
 @click.command()
@@ -80,7 +83,7 @@ def plan(overhead: float, budget: "Budget | None", *, as_json: bool, **options: 
     points, table, summary = _points(todo), _table(todo.jobs), _summary(todo, overhead, memory)
     console.print(points, "")
     if todo.jobs and any(one.peak_bytes for one in memory):
-        console.print(memory_table(memory), "")
+        console.print(_memory_table(memory), "")
     console.print(table, "")
     for line in [*summary, *(excess.text for excess in over or ()), *_prospect_lines(prospects)]:
         console.print(line, markup=False)
@@ -210,7 +213,7 @@ def _cost(specs: "Sequence[JobSpec]", site: "Site") -> float | None:
 
 def _points(todo: "Work") -> "Table":
     strong = ["batch a rank, strong"] if "strong" in todo.campaign.studies else []
-    table = empty("ranks", "nodes", "ranks a node", "launches", *strong, "cases of a launch")
+    table = _empty("ranks", "nodes", "ranks a node", "launches", *strong, "cases of a launch")
     for world_size in sorted(todo.campaign.world_sizes):
         facts = [value for value in _point(todo, world_size).values() if value is not None]
         table.add_row(*(f"{value:,}" for value in facts), _cases(todo))
@@ -240,7 +243,7 @@ def _table(specs: "Sequence[JobSpec]") -> "Table":
     from lockstep.vocabulary.text.durations import clock
 
     on_gpus = ["GPU-hours"] if _gpu_hours(specs) else []
-    table = empty("job", "nodes", "time", "node-hours", *on_gpus, "after")
+    table = _empty("job", "nodes", "time", "node-hours", *on_gpus, "after")
     for spec in specs:
         name = spec.name if spec.kind != "array" else f"{spec.name} x {spec.num_elements:,}"
         after = "all above" if spec.kind == "collect" else ", ".join(d.job for d in spec.after)
@@ -253,7 +256,7 @@ def _summary(todo: "Work", overhead: float, memory: "Sequence[Need]") -> list[st
     if not todo.jobs:
         return ["Nothing is missing."]
     lines = [at_most(todo), *_batches(todo.campaign), *_of_repeats(todo.campaign)]
-    lines += memory_lines(memory)
+    lines += _memory_lines(memory)
     if overhead:
         padded = [(amount * (1 + overhead), unit) for amount, unit in _amounts(todo)]
         lines.append(f"With {overhead:.0%} overhead: {_said(padded)}.")
@@ -296,3 +299,47 @@ def _of_repeats(campaign: "Campaign") -> list[str]:
 
 def _said(amounts: Sequence[tuple[float, str]]) -> str:
     return ", ".join(f"{rounded_up(amount)} {unit}" for amount, unit in amounts)
+
+
+def _empty(*headings: str) -> "Table":
+    """Return a table without rows, as a plan has them."""
+    from rich.table import Table
+
+    table = Table(box=None, header_style="", pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in TEXTS else "right", overflow="fold")
+    return table
+
+
+def _memory_table(needs: "Sequence[Need]") -> "Table":
+    """Return a line for each step: its batch, and the memory that it took where it was measured."""
+    every = [one.step.settings for one in needs]
+    names = [name for name in every[0] if len({str(one.get(name)) for one in every}) > 1]
+    names = [name for name in names if name != "world_size"]  # which the ranks are
+    head = (name.replace("_", " ") for name in names)
+    table = _empty("ranks", *head, "batch a rank", "accumulation", "memory, GB")
+    for one in needs:
+        table.add_row(
+            ", ".join(map(str, one.step.world_sizes)),
+            *(str(one.step.settings.get(name, DASH)) for name in names),
+            f"{one.step.local_batch:,}",
+            str(one.step.accumulation),
+            number(one.peak_bytes / GIGA) if one.peak_bytes else DASH,
+        )
+    return table
+
+
+def _memory_lines(needs: "Sequence[Need]") -> list[str]:
+    """Say what the memory is of, and how to find out what is not known of it."""
+    if not needs:
+        return []
+    measured = [one for one in needs if one.peak_bytes]
+    if not measured:
+        return [f"No result in the folder of --to says whether a batch fits: {HOW}."]
+    said = []
+    for name, total in dict.fromkeys((one.devices, one.total_bytes) for one in measured):
+        has = f", which has {number(total / GIGA)} GB" if total else ""
+        said.append(f"Memory is the peak of a rank on {name or 'an unknown device'}{has}.")
+    if len(measured) < len(needs):
+        said.append(f"Whether a batch fits that was not measured is not known: {HOW}.")
+    return said
