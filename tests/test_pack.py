@@ -210,7 +210,8 @@ def test_the_other_forms_compile(measured, tmp_path, form):
         cwd=tmp_path / form, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True,
     )  # fmt: skip
     (pages,) = re.findall(r"Output written on proposal.pdf \((\d+) page", ended.stdout)
-    assert int(pages) == 5 or form != "slides"
+    # A slide a page; the longest takes two where what was measured needs more words.
+    assert int(pages) in (5, 6) or form != "slides"
 
 
 @pytest.mark.slow
