@@ -162,7 +162,8 @@ def test_a_campaign_runs_from_its_preflight_to_its_report_although_a_job_is_kill
     assert refused.returncode == 2, refused.stdout
     done(lockstep(folder, "cancel", "results/campaign", "--job", middle))
     found = until(folder, has_ended)
-    assert states(found) == {before: "COMPLETED", middle: "CANCELLED", last: "COMPLETED"}
+    wanted = {before: "COMPLETED", middle: "CANCELLED", last: "COMPLETED"}
+    assert states(found) == wanted, texts(folder)
 
     done(lockstep(folder, "resume", "results/campaign"))
     again = dict(sent(folder)[3:])[middle]
