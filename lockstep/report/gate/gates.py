@@ -13,7 +13,7 @@ from lockstep.report.gate.references import judge_reference, name_of
 from lockstep.report.gate.targets import Targets
 from lockstep.report.gate.verdicts import MET, MISSED, NOT_SHOWN, Goal, Reason, Verdict
 from lockstep.report.load.results import Results
-from lockstep.vocabulary.studies import IMPORTED, LADDERS, WITHOUT_COST
+from lockstep.vocabulary.studies import IMPORTED, LADDERS, OTHER, WITHOUT_COST
 
 AT_LEAST = ("mfu", "validation_accuracy", "gpu_utilisation")
 Value = Callable[[Point], tuple[float, Interval | None]]
@@ -58,7 +58,7 @@ def _efficiencies(targets: Targets, series: Sequence[Series]) -> Iterator[Verdic
 
 def _scaled(series: Sequence[Series], scaling: str) -> list[Series]:
     """Return the series of a scaling: its own study's, and tables that say so."""
-    studies = (scaling, "imported", "other")
+    studies = (scaling, IMPORTED, OTHER)
     return [one for one in series if one.row.scaling == scaling and one.row.study in studies]
 
 
