@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lockstep.own_loop.explanation import explain as explain
+    from lockstep.measure.explain.explanation import explain as explain
     from lockstep.report.frames import read as read
 
 
@@ -15,7 +15,7 @@ def __getattr__(name: str) -> Any:
         return read
     if name == "explain":
         try:
-            from lockstep.own_loop.explanation import explain
+            from lockstep.measure.explain.explanation import explain
         except ModuleNotFoundError as error:
             lacks = f"lockstep.explain needs {error.name}, which this Python lacks"
             raise ImportError(f"{lacks}; pip install '/path/to/checkout[bench]'") from None

@@ -12,7 +12,7 @@ import sys
 
 import click
 
-from lockstep.vocabulary.text.printable import one_line
+from lockstep.core.text.printable import one_line
 
 # group -> command -> (where it is, one line for --help), in the order a user meets them
 GROUPS = {
@@ -38,11 +38,11 @@ GROUPS = {
     },
     "Before measuring": {
         "doctor": (
-            "lockstep.slurm.doctor.doctor_cli:doctor",
+            "lockstep.before.doctor.doctor_cli:doctor",
             "Say whether this machine can measure.",
         ),
         "screen": (
-            "lockstep.screen.screen_cli:screen",
+            "lockstep.before.screen.screen_cli:screen",
             "Find a slow node, device or link before a campaign.",
         ),
         "system": (
@@ -50,10 +50,10 @@ GROUPS = {
             "Describe this machine, as SYSTEM.md or JSON.",
         ),
         "init": (
-            "lockstep.slurm.drafts.init_cli:init",
+            "lockstep.before.init.init_cli:init",
             "Write a site and a campaign file for this place.",
         ),
-        "lint": ("lockstep.slurm.lint.lint_cli:lint", "Find errors in your own scripts."),
+        "lint": ("lockstep.before.lint.lint_cli:lint", "Find errors in your own scripts."),
         "image": ("lockstep.image.image_cli:image", "Build, inspect, verify or hash the image."),
     },
     "Measure on Slurm": {
@@ -133,10 +133,13 @@ GROUPS = {
             "Read a published or hand-made table into points.",
         ),
         "export": (
-            "lockstep.tracker.export_cli:export",
+            "lockstep.report.tracker.export_cli:export",
             "Give results to MLflow, TensorBoard or another program.",
         ),
-        "sync": ("lockstep.tracker.export_cli:sync", "Send a tracker what it lacks of results."),
+        "sync": (
+            "lockstep.report.tracker.export_cli:sync",
+            "Send a tracker what it lacks of results.",
+        ),
         "bundle": (
             "lockstep.report.bundle.bundle_cli:bundle",
             "Pack results, their page and how to reproduce them.",

@@ -45,7 +45,7 @@ def _is_further_rank() -> bool:
     launcher = os.environ.get("LOCKSTEP_LAUNCHER", "torchrun" if by_torchrun else "")
     if not launcher:
         return False
-    from lockstep.world.placement import VARIABLES
+    from lockstep.ranks.placement import VARIABLES
 
     rank, *_ = VARIABLES.get(launcher, [""])
     return os.environ.get(rank, "0") != "0"
@@ -88,9 +88,9 @@ def pytest_terminal_summary(
 
 def _cards(folder: Path) -> list[str]:
     try:
+        from lockstep.core.metrics import GOOD_EFFICIENCY
         from lockstep.report.page.checked import series_in
         from lockstep.report.words.verdict_card import printed
-        from lockstep.vocabulary.metrics import GOOD_EFFICIENCY
     except ImportError:  # an image needs less to measure than a report needs
         return []
     try:

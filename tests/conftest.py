@@ -153,7 +153,7 @@ def _variables(launcher: str, rank: int, world_size: int, port: int) -> dict[str
 @pytest.fixture
 def group() -> Iterator[None]:
     """A process group of this process alone."""
-    from lockstep.world import process_group
+    from lockstep.ranks import process_group
 
     process_group.join(device="cpu", threads_per_rank=1)
     yield

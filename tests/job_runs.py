@@ -13,9 +13,9 @@ from pathlib import Path
 
 from data.job_samples import site_of, small
 
+from lockstep.core.records.record import SCHEMA_VERSION
 from lockstep.slurm.submit.job import jobs
 from lockstep.slurm.submit.script import LIBRARY, library, render
-from lockstep.vocabulary.records.record import SCHEMA_VERSION
 
 ROOT = Path(__file__).parents[1]
 STUBS = ROOT / "tests" / "data" / "stubs"

@@ -314,7 +314,7 @@ def store(folder: Path) -> Iterator[tuple[str, int]]:
     """Serve a store outside the ranks, as a job script does: its address and its process."""
     path = folder / "store"
     path.unlink(missing_ok=True)  # of a launch before this one
-    serve = [*("-m", "lockstep.world.store", "--host", "127.0.0.1"), "--address-file", str(path)]
+    serve = [*("-m", "lockstep.ranks.store", "--host", "127.0.0.1"), "--address-file", str(path)]
     with subprocess.Popen(
         [sys.executable, *serve], cwd=folder, env=environ(folder), stdin=subprocess.PIPE
     ) as process:

@@ -10,9 +10,9 @@ import stand_ins
 from stand_ins import sacct
 
 from examples import collected
+from lockstep.core.text.formats import DASH
 from lockstep.slurm.any_job import inventory, nodes_now
 from lockstep.slurm.any_job.held import FORMAT
-from lockstep.vocabulary.text.formats import DASH
 
 GIB = 1024**3
 NAMES = ("job_id", "state", "reason", "user", "partition", "num_nodes", "elapsed", "limit")

@@ -8,11 +8,12 @@ from data.report_samples import document, record, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.causes import bound
-from lockstep.causes.bound import Base
-from lockstep.causes.buckets import Buckets
-from lockstep.causes.card import CHANGES, card
-from lockstep.causes.words import NAMES
+from lockstep.core.text.formats import number, percent
+from lockstep.measure.causes import bound
+from lockstep.measure.causes.bound import Base
+from lockstep.measure.causes.buckets import Buckets
+from lockstep.measure.causes.card import CHANGES, card
+from lockstep.measure.causes.words import NAMES
 from lockstep.report.columns import POINTS
 from lockstep.report.compute.lost_time import attribution, quantities
 from lockstep.report.compute.lost_time.attribution import loss, reason
@@ -24,7 +25,6 @@ from lockstep.report.page.content_of_page import page
 from lockstep.report.page.panels.curves import ladder_panel
 from lockstep.report.page.panels.losses import phase_table, sentence
 from lockstep.report.words import next_step, verdict_card
-from lockstep.vocabulary.text.formats import number, percent
 
 NUM_TURNS = 8
 # Of three launches that differ by a thousandth.

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.core.records.errors import OtherRankError
+from lockstep.core.records.launch_block import FailureCause
 from lockstep.launch import blame, verdict
 from lockstep.launch.verdict import NO_CASE, Ended, Facts, Verdict
-from lockstep.vocabulary.records.errors import OtherRankError
-from lockstep.vocabulary.records.launch_block import FailureCause
-from lockstep.world.control import LostError
+from lockstep.ranks.control import LostError
 
 RANKS = [{"host": f"n{rank // 4}", "device": f"cuda:{rank % 4}"} for rank in range(12)]
 PASSED = asdict(Ended())

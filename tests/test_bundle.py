@@ -17,10 +17,10 @@ from data.training_samples import seeds
 from launched import environ
 
 from lockstep.cli import lockstep
+from lockstep.core.records import record
 from lockstep.follow.serve_cli import KEY_FILE
 from lockstep.follow.signature import read_key
 from lockstep.report.bundle import archive, opening
-from lockstep.vocabulary.records import record
 
 ROOT = Path(__file__).parents[1]
 SC_HEADINGS = (

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lockstep.campaign import campaign, launch_options
 from lockstep.campaign.campaign import Campaign, Launch
-from lockstep.vocabulary import studies
+from lockstep.core import studies
 
 GIVEN = {
     "schema": 1,

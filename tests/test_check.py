@@ -18,6 +18,11 @@ from planted_errors import WARNED
 
 from lockstep.campaign.campaign import Campaign
 from lockstep.campaign.local import run_cli
+from lockstep.core.records.flags import WORDS
+from lockstep.core.records.launch_block import LaunchBlock, Provenance, RankFacts, Transport
+from lockstep.core.records.record import CaseRecord, Derived
+from lockstep.core.records.step_basis import Basis
+from lockstep.core.records.training_record import Training
 from lockstep.machine.gpus.nvml import GAUGES
 from lockstep.machine.provenance import SLURM_NAMES
 from lockstep.machine.telemetry import TOTALS
@@ -33,11 +38,6 @@ from lockstep.report.load.contents import Details
 from lockstep.report.load.reading import gather, load
 from lockstep.report.load.results import Results, Row
 from lockstep.report.page.twelve_rules import checklist
-from lockstep.vocabulary.records.flags import WORDS
-from lockstep.vocabulary.records.launch_block import LaunchBlock, Provenance, RankFacts, Transport
-from lockstep.vocabulary.records.record import CaseRecord, Derived
-from lockstep.vocabulary.records.step_basis import Basis
-from lockstep.vocabulary.records.training_record import Training
 
 ROOT = Path(__file__).parents[1]
 

@@ -12,7 +12,7 @@ import pytest
 from commands import BOUNDED
 
 from lockstep.campaign.local.run_cli import _with_tests
-from lockstep.vocabulary.records.failed_case import gist
+from lockstep.core.records.failed_case import gist
 
 ROOT = Path(__file__).parents[1]
 

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 from stand_ins import StandIns, keep, leave, lockstep, now, sacct, send
 
+from lockstep.core.records.journal import Journal
+from lockstep.core.system import files
 from lockstep.slurm.status import collection
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.submit.submission import set_aside
-from lockstep.vocabulary.records.journal import Journal
-from lockstep.vocabulary.system import files
 
 GPU_JOB = {
     "JobID": "17",

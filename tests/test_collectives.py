@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from lockstep.core.sizes import COLLECTIVES
 from lockstep.measure import collective_cases as collectives
 from lockstep.measure.collective_cases import Collective
-from lockstep.vocabulary.sizes import COLLECTIVES
 
 # Run by two ranks: every collective is right, and every wrong expectation is caught.
 TWO_RANKS = """
@@ -15,7 +15,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 import torch
 from lockstep.measure import collective_cases as collectives
-from lockstep.world import process_group as world
+from lockstep.ranks import process_group as world
 
 joined = world.join(60, device="cpu", threads_per_rank=1)
 harness = SimpleNamespace(world=joined)

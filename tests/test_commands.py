@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from lockstep.vocabulary.system import commands
-from lockstep.vocabulary.system.commands import CommandError, Ended
+from lockstep.core.system import commands
+from lockstep.core.system.commands import CommandError, Ended
 
 SHELL = ("/bin/sh", "-c")
 

@@ -8,6 +8,7 @@ import commands
 import pytest
 from data.report_samples import document, provenance, record, strong_tree, write
 
+from lockstep.core.text.formats import DASH
 from lockstep.report.compare import outcome, outcome_wording
 from lockstep.report.compare.compare_cli import compare as command
 from lockstep.report.compare.comparison import Comparison, compare, compare_all
@@ -15,7 +16,6 @@ from lockstep.report.compare.judging import Judged
 from lockstep.report.compare.side_by_side import compared_page
 from lockstep.report.load.reading import load
 from lockstep.report.page.render import MARK, html
-from lockstep.vocabulary.text.formats import DASH
 
 run = partial(commands.run, command)
 SIZES = (1, 2, 4, 16)

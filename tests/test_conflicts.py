@@ -9,11 +9,11 @@ from data.report_samples import (
     write,
 )
 
+from lockstep.core.records.flags import flag
 from lockstep.report.check.checker import check, errors
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import gather, load
 from lockstep.report.predict.known import can_be_modelled
-from lockstep.vocabulary.records.flags import flag
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import figures_exchanges
 import pytest
 from torch.distributed import HashStore, TCPStore
 
-from lockstep.world.control import Control, LostError, Waits
+from lockstep.ranks.control import Control, LostError, Waits
 
 SHORT_S = 0.5
 
@@ -261,7 +261,7 @@ def test_a_lost_store_is_told_from_a_silent_rank(tmp_path):
         [
             sys.executable,
             "-m",
-            "lockstep.world.store",
+            "lockstep.ranks.store",
             "--host",
             "127.0.0.1",
             "--address-file",

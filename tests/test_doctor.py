@@ -14,19 +14,19 @@ import pytest
 from cluster import TESTBED, need_testbed, without_namespaces
 from stand_ins import StandIns, lockstep
 
+from lockstep.before.doctor import checks
+from lockstep.before.doctor import cluster_checks as slurm_checks
+from lockstep.before.doctor import examination as diagnosis
+from lockstep.before.doctor import image_checks as image
+from lockstep.before.doctor import machine_checks as machine
+from lockstep.before.doctor.checks import Subject
+from lockstep.before.doctor.examination import Diagnosis, Result
+from lockstep.core.system.host import hostname
 from lockstep.image.image_record import Record, write_record
 from lockstep.slurm import associations
 from lockstep.slurm.cluster import Cluster, Kind, Node, Partition
-from lockstep.slurm.doctor import checks
-from lockstep.slurm.doctor import cluster_checks as slurm_checks
-from lockstep.slurm.doctor import examination as diagnosis
-from lockstep.slurm.doctor import image_checks as image
-from lockstep.slurm.doctor import machine_checks as machine
-from lockstep.slurm.doctor.checks import Subject
-from lockstep.slurm.doctor.examination import Diagnosis, Result
 from lockstep.slurm.programs.no_answer import NotInstalledError
 from lockstep.slurm.site import Site
-from lockstep.vocabulary.system.host import hostname
 
 ROOT = Path(__file__).parents[1]
 ABSENT = NotInstalledError("scontrol")

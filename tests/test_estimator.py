@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from lockstep.core.text.formats import number, percent
 from lockstep.report.compare.comparison import compare
 from lockstep.report.compare.comparison import document as compared
 from lockstep.report.compute.lost_time import attribution
@@ -15,7 +16,6 @@ from lockstep.report.load.reading import gather
 from lockstep.report.page.content_of_page import page
 from lockstep.report.page.panels.parts import MILLI, allowed
 from lockstep.report.words.console import console_table
-from lockstep.vocabulary.text.formats import number, percent
 
 LADDERS = ("strong", "weak")
 

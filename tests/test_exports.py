@@ -17,13 +17,13 @@ from data.training_samples import seeds
 from tracker_server import KEY, serving
 
 import lockstep
+from lockstep.core.text import formats
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import gather
 from lockstep.report.page.content_of_page import page
 from lockstep.report.report_cli import demo, import_table, report
-from lockstep.tracker import export_cli, sending, target
-from lockstep.tracker.runs.tracked import metric_name
-from lockstep.vocabulary.text import formats
+from lockstep.report.tracker import export_cli, sending, target
+from lockstep.report.tracker.runs.tracked import metric_name
 
 pytest.importorskip("pandas")
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own, and what frames leave out

@@ -10,11 +10,11 @@ import pytest
 from data.report_samples import document, record, write
 
 import lockstep
+from lockstep.core.records.record import KEY
 from lockstep.report import columns
 from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
-from lockstep.vocabulary.records.record import KEY
 
 if not os.environ.get("CI"):
     pytest.importorskip("pandas")

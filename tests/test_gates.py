@@ -17,6 +17,8 @@ from data.training_samples import seeds
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.core.records.flags import flag
+from lockstep.core.records.record import KEY
 from lockstep.report.check.checker import check
 from lockstep.report.compare.comparison import compare
 from lockstep.report.compute.lost_time import quantities
@@ -30,8 +32,6 @@ from lockstep.report.load.reading import gather, load
 from lockstep.report.load.results import Row
 from lockstep.report.report_cli import import_table
 from lockstep.report.words.lines import WIDTH
-from lockstep.vocabulary.records.flags import flag
-from lockstep.vocabulary.records.record import KEY
 
 DATA = Path(__file__).parent / "data"
 # Published by KempnerInstitute/scalable-vision-workflows, commit 42d82e2: seconds of a training.

@@ -15,6 +15,8 @@ import torch
 from launched import suite
 from torch import zeros
 
+from lockstep.core.records.flags import flag
+from lockstep.core.records.record import KEY
 from lockstep.measure import result
 from lockstep.measure.batches import Goal
 from lockstep.measure.harness import Harness
@@ -22,8 +24,6 @@ from lockstep.measure.loop_variants import Loop, halved
 from lockstep.measure.own_step import OwnStep
 from lockstep.measure.result import Part
 from lockstep.report.load.reading import gather
-from lockstep.vocabulary.records.flags import flag
-from lockstep.vocabulary.records.record import KEY
 from lockstep.workloads import trees
 
 ROOT = Path(__file__).parents[1]

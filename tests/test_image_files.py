@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from launched import environ
 
+from lockstep.core.records.record import KEY
 from lockstep.machine import storage
 from lockstep.measure.loading import data, image_files
 from lockstep.measure.loading.image_files import IN_MEMORY, SHAPE, ImageFiles
-from lockstep.vocabulary.records.record import KEY
 
 ROOT = Path(__file__).parents[1]
 NUM_IMAGES = 32

@@ -12,18 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep import content
+from lockstep.before.doctor import cluster_checks, image_checks
+from lockstep.before.doctor.checks import Subject
+from lockstep.before.init import init_cli
+from lockstep.before.init.campaign_draft import ladder
+from lockstep.before.init.first_files import drafts
+from lockstep.before.init.site_draft import choose, cluster_campaign, site_file
+from lockstep.before.init.surroundings import Surroundings, look_around
 from lockstep.campaign import campaign as campaigns
 from lockstep.slurm import associations
 from lockstep.slurm import cluster as clusters
 from lockstep.slurm import site as sites
 from lockstep.slurm.associations import Accounts
-from lockstep.slurm.doctor import cluster_checks, image_checks
-from lockstep.slurm.doctor.checks import Subject
-from lockstep.slurm.drafts import init_cli
-from lockstep.slurm.drafts.campaign_draft import ladder
-from lockstep.slurm.drafts.first_files import drafts
-from lockstep.slurm.drafts.site_draft import choose, cluster_campaign, site_file
-from lockstep.slurm.drafts.surroundings import Surroundings, look_around
 
 ROOT = Path(__file__).parents[1]
 

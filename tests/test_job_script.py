@@ -163,7 +163,7 @@ def test_a_rank_of_any_runtime_measures_and_knows_its_image(job, runtime, image,
     assert job.seen("arguments")[:3] == ["-m", "pytest", "/opt/lockstep/bench"]
     known = {"LOCKSTEP_IMAGE": image, "LOCKSTEP_IMAGE_SHA256": sha256}
     assert known.items() <= job.environment.items()
-    assert job.seen("store").count("lockstep.world.store") == 1  # its input has not ended
+    assert job.seen("store").count("lockstep.ranks.store") == 1  # its input has not ended
     assert not [name for name in job.environment if name.startswith("_") and name != "_"]
 
 
@@ -350,7 +350,7 @@ def test_the_end_is_on_record_before_what_slurm_may_cut(job):
 def test_ranks_meet_in_a_store_that_serves_the_whole_job(job):
     note = 'echo "$LOCKSTEP_STORE $LOCKSTEP_STORE_PREFIX" >>"$SEEN.met"'
     assert is_well(job.run(campaign_of(), STUB_DO=note))
-    assert job.seen("store")[:4] == ["-m", "lockstep.world.store", "--host", "node1"]
+    assert job.seen("store")[:4] == ["-m", "lockstep.ranks.store", "--host", "node1"]
     assert len(job.seen("store")) == 6
     met = [line.split() for line in (job.folder / "seen.met").read_text().splitlines()]
     assert {store for store, _ in met} == {"node1:4711"}
@@ -362,7 +362,7 @@ def test_ranks_meet_in_a_store_that_serves_the_whole_job(job):
 def test_a_store_that_died_is_started_again_before_the_next_step(job):
     kills = 'kill "$(cat "$SEEN.store-pid")"; sleep 0.2'
     assert is_well(job.run(campaign_of(repeats=1), STUB_DO=kills))
-    assert job.seen("store").count("lockstep.world.store") == 4
+    assert job.seen("store").count("lockstep.ranks.store") == 4
 
 
 def test_a_store_that_does_not_come_ends_the_job_with_what_it_said(job):

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.vocabulary.records import journal, journal_copies
-from lockstep.vocabulary.records.journal import Journal
-from lockstep.vocabulary.records.record import KEY, SCHEMA_VERSION
-from lockstep.vocabulary.system import files
+from lockstep.core.records import journal, journal_copies
+from lockstep.core.records.journal import Journal
+from lockstep.core.records.record import KEY, SCHEMA_VERSION
+from lockstep.core.system import files
 
 LIMIT = 4096
 REASON = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), max_size=12)
@@ -349,7 +349,7 @@ def test_a_line_that_no_longer_fits_is_an_error_and_leaves_no_part(tmp_path):
     limit = path.stat().st_size + 20
     code = (
         "import pathlib, resource, signal, sys\n"
-        "from lockstep.vocabulary.records.journal import Journal\n"
+        "from lockstep.core.records.journal import Journal\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, -1))\n"
         "kept = Journal(pathlib.Path(sys.argv[1]))\n"
@@ -526,7 +526,7 @@ def test_a_journal_without_a_launch_was_no_measurement(tmp_path):
 WRITER = """
 import sys
 from pathlib import Path
-from lockstep.vocabulary.records.journal import Journal
+from lockstep.core.records.journal import Journal
 kept = Journal(Path(sys.argv[1]))
 for number in range(10**9):
     kept.append({"kind": "case", "case": str(number), "benchmark": {"fill": "x" * 2000}})

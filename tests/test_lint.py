@@ -13,11 +13,11 @@ from cluster import missing, need
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.slurm.lint.linter import RULES, lint, load
-from lockstep.slurm.lint.shell.sbatch_options import SBATCH_OPTIONS
-from lockstep.slurm.lint.shell.shell_commands import CommandReader
-from lockstep.slurm.lint.shell.shell_script import Script
-from lockstep.slurm.lint.training import training_linter
+from lockstep.before.lint.linter import RULES, lint, load
+from lockstep.before.lint.shell.sbatch_options import SBATCH_OPTIONS
+from lockstep.before.lint.shell.shell_commands import CommandReader
+from lockstep.before.lint.shell.shell_script import Script
+from lockstep.before.lint.training import training_linter
 from lockstep.slurm.submit.script import LIBRARY, library
 
 ROOT = Path(__file__).parents[1]

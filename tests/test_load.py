@@ -19,12 +19,12 @@ from data.report_samples import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.core.records.record import KEY, case_name
 from lockstep.report.check.checker import check
 from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import gather, load
 from lockstep.report.page.content_of_page import page
-from lockstep.vocabulary.records.record import KEY, case_name
 
 
 def settings(world_size, drift):

@@ -20,7 +20,7 @@ CHILD = """
 import sys
 import torch
 from lockstep.measure.loading import loader_cases
-from lockstep.world import process_group as world
+from lockstep.ranks import process_group as world
 
 joined = world.join(60, device="cpu", threads_per_rank=1)
 rank = 0 if sys.argv[1] == "same" else joined.rank

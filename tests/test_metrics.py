@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.vocabulary import metrics
+from lockstep.core import metrics
 
 
 def test_a_round_lasts_as_long_as_its_slowest_rank():

@@ -8,9 +8,9 @@ import pytest
 
 from lockstep.campaign.last_words import last_words
 from lockstep.campaign.next import Facts, Next, decide, gather, mark, words_of
-from lockstep.vocabulary.records import said
-from lockstep.vocabulary.records.journal import Journal, settled
-from lockstep.vocabulary.records.record import SCHEMA_VERSION
+from lockstep.core.records import said
+from lockstep.core.records.journal import Journal, settled
+from lockstep.core.records.record import SCHEMA_VERSION
 
 WORDS = "rank 1 ended with SIGKILL"
 AGAIN = Next("again", ("--skip-failed", f"--after={WORDS}"))

@@ -12,10 +12,10 @@ from data.report_samples import document, full_tree, record, strong_tree, write
 
 from lockstep import content
 from lockstep.cli import lockstep
+from lockstep.core.text import formats
 from lockstep.report.pack import pack_cli, pack_tables, planned_runs, writing
 from lockstep.report.pack.node_hours import budget
 from lockstep.report.words import escapes
-from lockstep.vocabulary.text import formats
 
 EUROHPC = (
     *("Testing of your code on the requested machine", "Strong and weak scalability"),

@@ -9,6 +9,7 @@ import torch
 from data.report_samples import document, record, write
 from torch import nn
 
+from lockstep.core.records.record import KEY
 from lockstep.measure.step import phases, step_cases, variants
 from lockstep.measure.step.train_step import StepConfig, TrainStep
 from lockstep.report.compute.point_table import table
@@ -16,7 +17,6 @@ from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
 from lockstep.report.page.content_of_page import page
 from lockstep.report.page.panels.losses import phase_table
-from lockstep.vocabulary.records.record import KEY
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[1]

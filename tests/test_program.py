@@ -20,14 +20,14 @@ from launched import environ
 from lockstep.campaign import floor
 from lockstep.campaign.campaign import Campaign, load, plan
 from lockstep.campaign.local import run_cli
-from lockstep.command import programs, table
-from lockstep.command.table import Command
+from lockstep.campaign.program import programs, table
+from lockstep.campaign.program.table import Command
+from lockstep.core.records import journal as journals
+from lockstep.core.records.record import KEY
+from lockstep.core.system.host import hostname
 from lockstep.report.compute.alternatives.factor_ladders import factor_ladders
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import gather
-from lockstep.vocabulary.records import journal as journals
-from lockstep.vocabulary.records.record import KEY
-from lockstep.vocabulary.system.host import hostname
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 120
@@ -193,8 +193,8 @@ def test_a_run_that_does_not_count_is_a_failed_case_with_its_kind(written, tmp_p
 
 
 def test_a_metric_is_the_last_match_or_a_path_into_the_last_json(tmp_path):
-    from lockstep.command import program_output
-    from lockstep.command.programs import Run
+    from lockstep.campaign.program import program_output
+    from lockstep.campaign.program.programs import Run
 
     output = 'rate 1\nrate 2e3\n{"a": [{"b": 7}]}\nbye\n'
     metrics = [
@@ -206,7 +206,7 @@ def test_a_metric_is_the_last_match_or_a_path_into_the_last_json(tmp_path):
 
 
 def test_the_last_match_is_searched_at_the_end_of_a_long_output(tmp_path):
-    from lockstep.command import programs
+    from lockstep.campaign.program import programs
 
     line = f"echo rate 1; head -c {programs.MAX_OUTPUT_BYTES} /dev/zero; echo rate 2"
     ended = programs.run(["bash", "-c", line], tmp_path, ".", os.environ, PATIENCE_S)
@@ -216,8 +216,8 @@ def test_the_last_match_is_searched_at_the_end_of_a_long_output(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("wait", "is_late"), [("", False), ("; sleep 60", True)])
 def test_nothing_that_a_run_started_outlives_it(tmp_path, wait, is_late):
-    from lockstep.command import programs
-    from lockstep.command.failed_runs import RunError
+    from lockstep.campaign.program import programs
+    from lockstep.campaign.program.failed_runs import RunError
 
     child = f"(trap '' TERM; echo $BASHPID >{tmp_path}/child; while :; do sleep 1; done) &"
     line = f"{child} until [ -s {tmp_path}/child ]; do sleep 0.05; done{wait}"
@@ -231,7 +231,7 @@ def test_nothing_that_a_run_started_outlives_it(tmp_path, wait, is_late):
 
 
 def test_the_digest_of_a_program_is_of_its_scripts_and_not_of_its_data(tmp_path):
-    from lockstep.command.program_record import source_sha256
+    from lockstep.campaign.program.program_record import source_sha256
 
     line = "./solve mine.py in.dat >out.sh | tee log.sh"
     command = Command(line=line, workdir=str(tmp_path))

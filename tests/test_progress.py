@@ -4,8 +4,8 @@ from lockstep.campaign.campaign import Campaign, Launch, plan
 from lockstep.campaign.folder import Folder
 from lockstep.campaign.local.progress import TimeLeft, short_names
 from lockstep.campaign.local.time_needed import estimate
-from lockstep.vocabulary.records.journal import Journal
-from lockstep.vocabulary.system.host import hostname
+from lockstep.core.records.journal import Journal
+from lockstep.core.system.host import hostname
 
 CAMPAIGN = {"schema": 1, "name": "own", "studies": ["weak"], "world_sizes": [1, 2], "size": "smoke"}
 

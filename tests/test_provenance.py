@@ -8,9 +8,9 @@ import pytest
 from launched import git
 
 from lockstep import content
+from lockstep.core.records import record
 from lockstep.launch import preflight
 from lockstep.machine import provenance
-from lockstep.vocabulary.records import record
 
 UNKNOWN = {"git_commit": None, "git_dirty": None}
 # In CI a missing git is a failure.

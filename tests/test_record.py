@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.core.records import record, step_basis
+from lockstep.core.records.record import CaseRecord
+from lockstep.core.records.step_basis import Basis
 from lockstep.machine import provenance
 from lockstep.report.load.contents import checked, json_schema
-from lockstep.vocabulary.records import record, step_basis
-from lockstep.vocabulary.records.record import CaseRecord
-from lockstep.vocabulary.records.step_basis import Basis
 
 SCHEMA = json_schema()
 

@@ -9,6 +9,9 @@ from html.parser import HTMLParser
 import pytest
 from data.report_samples import document, full_tree, provenance, record, strong_tree, write
 
+from lockstep.core.records.flags import Flag
+from lockstep.core.studies import OTHER
+from lockstep.core.text import formats
 from lockstep.report.check.checker import check
 from lockstep.report.compute.alternatives import compared
 from lockstep.report.compute.lost_time.attribution import Loss, Part, Reason
@@ -24,9 +27,6 @@ from lockstep.report.page.panels import parts
 from lockstep.report.page.panels.settings import settings_panel
 from lockstep.report.page.render import MARK, embedded, html
 from lockstep.report.words import headline, next_step
-from lockstep.vocabulary.records.flags import Flag
-from lockstep.vocabulary.studies import OTHER
-from lockstep.vocabulary.text import formats
 
 HOSTILE = "</script><script>alert('x')</script><img src=x onerror=alert(1)> & \"q\""
 

@@ -21,9 +21,9 @@ from data.report_samples import (
 )
 from planted_errors import copied, scaled
 
+from lockstep.core import sizes, studies
 from lockstep.report.page.render import MARK
 from lockstep.report.report_cli import _cells, import_table, report
-from lockstep.vocabulary import sizes, studies
 
 DATA = Path(__file__).parent / "data"
 

@@ -9,6 +9,7 @@ from data.report_samples import full_tree, strong_tree
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.core.records.flags import Flag
 from lockstep.report.compare.comparison import compare
 from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import pooled_step_s, series_of
@@ -20,7 +21,6 @@ from lockstep.report.page.panels.curves import ladder_panel
 from lockstep.report.page.panels.programs_panel import programs_panels
 from lockstep.report.words import next_step, rate_cards
 from lockstep.report.words.method import timing
-from lockstep.vocabulary.records.flags import Flag
 
 
 def row(world_size, rate, scaling="strong", case="c", **more):

@@ -17,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launched import store
 
+from lockstep.core.metrics import relative_margin
+from lockstep.core.records import journal
+from lockstep.core.records.record import KEY, CaseRecord, case_name
+from lockstep.core.system.host import hostname
 from lockstep.launch import refusals
 from lockstep.launch.items import of_part
 from lockstep.report.load.contents import checked
-from lockstep.vocabulary.metrics import relative_margin
-from lockstep.vocabulary.records import journal
-from lockstep.vocabulary.records.record import KEY, CaseRecord, case_name
-from lockstep.vocabulary.system.host import hostname
 
 pytestmark = pytest.mark.slow
 
@@ -903,7 +903,7 @@ import pytest
 import torch  # its import is to take none of the time that the ranks have to meet
 from lockstep.launch import preflight
 from lockstep.launch import session
-from lockstep.world import process_group as world
+from lockstep.ranks import process_group as world
 
 session.MIN_PATIENCE_S = 0  # to see in seconds what else takes minutes
 PARTS = {

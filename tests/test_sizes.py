@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.vocabulary import sizes, studies
+from lockstep.core import sizes, studies
 
 ALL = pytest.mark.parametrize("name", sizes.SIZES)
 

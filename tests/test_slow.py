@@ -5,14 +5,14 @@ import shutil
 
 import pytest
 
-from lockstep.causes.stragglers import LateInput
+from lockstep.core.records.record import KEY
+from lockstep.measure.causes.stragglers import LateInput
 from lockstep.report.compute.lost_time.slow import latest, slowest
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
 from lockstep.report.load.results import Row
 from lockstep.report.page.content_of_page import page
 from lockstep.report.words import verdict_card
-from lockstep.vocabulary.records.record import KEY
 
 HOSTS = ["node01", "node02"]
 # Of the turns of a variant, whose mean is 1.

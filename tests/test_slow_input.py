@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from launched import environ
 
-from lockstep.causes.card import LATE_NEXT
+from lockstep.measure.causes.card import LATE_NEXT
 from lockstep.report.check.checker import check
 from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import series_of

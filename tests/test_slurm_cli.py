@@ -10,10 +10,10 @@ from data.job_samples import SITE_FILE as SITE
 
 from lockstep.campaign.campaign import load
 from lockstep.campaign.folder import Folder
+from lockstep.core.records.journal import Journal
+from lockstep.core.records.record import SCHEMA_VERSION
 from lockstep.slurm import site as sites
 from lockstep.slurm.submit.job import settle
-from lockstep.vocabulary.records.journal import Journal
-from lockstep.vocabulary.records.record import SCHEMA_VERSION
 
 CAMPAIGN = CAMPAIGN_FILE + "[jobs]\nshare_job = true\n"
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from lockstep.core.system.files import MIB
 from lockstep.machine import memory
+from lockstep.measure.explain.snapshot import Snapshot
 from lockstep.measure.reach import reach
-from lockstep.own_loop.snapshot import Snapshot
-from lockstep.vocabulary.system.files import MIB
 
 STEPS = 5
 num_taken = 0

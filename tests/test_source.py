@@ -7,8 +7,8 @@ import shutil
 import pytest
 from launched import suite
 
+from lockstep.core.records.record import KEY
 from lockstep.report.load.reading import gather
-from lockstep.vocabulary.records.record import KEY
 
 # A user's own workload, whose width may be edited, and a suite of one case.
 MINE = """

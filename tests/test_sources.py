@@ -4,12 +4,12 @@ import os
 import pytest
 from data.report_samples import CASE, document, one_launch, provenance, record, strong_tree, write
 
+from lockstep.core.records.journal import Journal, write_result
+from lockstep.core.records.record import KEY
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.gaps import gaps
 from lockstep.report.load.reading import gather, load
 from lockstep.report.page.content_of_page import page
-from lockstep.vocabulary.records.journal import Journal, write_result
-from lockstep.vocabulary.records.record import KEY
 
 
 def test_a_single_file_is_read(tmp_path):

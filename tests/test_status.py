@@ -17,13 +17,13 @@ from stand_ins import StandIns, keep, leave, lockstep, now, sacct, send
 
 from lockstep.campaign import floor
 from lockstep.campaign.campaign import plan
+from lockstep.core.records.journal import Journal
+from lockstep.core.system.locks import NoLocksError
 from lockstep.follow import ladder_end
 from lockstep.report.page.checked import series_in
 from lockstep.slurm.scheduler import own_name
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.status.standing import Board
-from lockstep.vocabulary.records.journal import Journal
-from lockstep.vocabulary.system.locks import NoLocksError
 
 DISABLED = "Slurm accounting storage is disabled"
 

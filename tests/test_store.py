@@ -19,7 +19,7 @@ def served(folder, environ, host="127.0.0.1"):
     """Give a store's process and the file of its address."""
     path = folder / "address"
     process = subprocess.Popen(
-        [sys.executable, "-m", "lockstep.world.store", "--host", host, "--address-file", path],
+        [sys.executable, "-m", "lockstep.ranks.store", "--host", host, "--address-file", path],
         env=environ,
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -9,6 +9,7 @@ from data.report_samples import document, record, write
 from launched import printed_by_two
 
 from lockstep.campaign.choosing.sweep import load_with
+from lockstep.core import factors, sizes, studies
 from lockstep.measure.step import fitting
 from lockstep.measure.step.train_step import StepConfig
 from lockstep.report.check import checker
@@ -18,7 +19,6 @@ from lockstep.report.load.reading import gather, load
 from lockstep.report.page.checked import mark
 from lockstep.report.page.panels.curves import ladder_panel
 from lockstep.report.words.ranking_card import lines
-from lockstep.vocabulary import factors, sizes, studies
 
 ROOT = Path(__file__).parents[1]
 # Run by two processes: what each configuration trains to, and what it holds meanwhile.

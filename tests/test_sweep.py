@@ -7,13 +7,13 @@ from data.report_samples import document, record, write
 
 from lockstep.campaign import campaign
 from lockstep.campaign.choosing.sweep import load_with
+from lockstep.core import factors, sizes, studies
 from lockstep.report.compute.alternatives.ranking import rank
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
 from lockstep.report.page import content_of_page
 from lockstep.report.words.ranking_card import lines
 from lockstep.slurm.submit.cli_options import FoundSite, find_site
-from lockstep.vocabulary import factors, sizes, studies
 
 
 def test_values_of_ones_own_take_the_place_of_a_studys_in_each_of_its_settings():

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from lockstep.core.records.record import KEY
 from lockstep.machine import cgroup, telemetry, timeline
 from lockstep.machine.telemetry import Host, Telemetry
-from lockstep.vocabulary.records.record import KEY
 
 BUSY_S = 0.6
 CPU = torch.device("cpu")

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.vocabulary.system import commands, files
-from lockstep.vocabulary.text import durations
-from lockstep.vocabulary.text.printable import last_line, one_line
+from lockstep.core.system import commands, files
+from lockstep.core.text import durations
+from lockstep.core.text.printable import last_line, one_line
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lockstep.measure import timing
 from lockstep.measure.timing import ReplayClock
-from lockstep.world import process_group as world
+from lockstep.ranks import process_group as world
 
 ROUND_S = [0.25, 0.1, 1e-7, 3.0]
 

@@ -19,15 +19,15 @@ from data.training_samples import seeds
 from launched import environ
 from tracker_server import KEY, serving
 
+from lockstep.core.records.record import KEY as RECORD
 from lockstep.report.compute.point_table import table
 from lockstep.report.load.reading import load
 from lockstep.report.page.checked import series_in
-from lockstep.tracker import export_cli, live, sending, target
-from lockstep.tracker.apis import mlflow_store, stores
-from lockstep.tracker.apis.stores import LARGEST_BATCH
-from lockstep.tracker.runs.from_launches import of_campaign
-from lockstep.tracker.runs.tracked import metric_name
-from lockstep.vocabulary.records.record import KEY as RECORD
+from lockstep.report.tracker import export_cli, live, sending, target
+from lockstep.report.tracker.apis import mlflow_store, stores
+from lockstep.report.tracker.apis.stores import LARGEST_BATCH
+from lockstep.report.tracker.runs.from_launches import of_campaign
+from lockstep.report.tracker.runs.tracked import metric_name
 
 ROOT = Path(__file__).parents[1]
 BEFORE = ROOT / "tests" / "data" / "measured_before"

@@ -11,9 +11,9 @@ import pytest
 from launched import ROOT, environ, inside, read_lines, until
 from measured import SHARED, write_campaign
 
+from lockstep.core.records import journal
+from lockstep.core.records.record import KEY, CaseRecord
 from lockstep.report.load.contents import checked
-from lockstep.vocabulary.records import journal
-from lockstep.vocabulary.records.record import KEY, CaseRecord
 
 pytestmark = pytest.mark.slow
 EPOCHS = 8

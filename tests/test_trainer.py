@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from launched import ROOT, environ, inside, until
 
 from lockstep import workloads
+from lockstep.core.system import locks
 from lockstep.measure.loading import data
 from lockstep.report.load.reading import load
 from lockstep.trainer import epoch_progress as progress
@@ -29,7 +30,6 @@ from lockstep.trainer import train_cli as cli
 from lockstep.trainer.failures import DivergedError
 from lockstep.trainer.plan import Batch, TrainConfig, plan_epoch
 from lockstep.trainer.verification import compare
-from lockstep.vocabulary.system import locks
 
 FAILING_WORKLOAD = """
 import os, signal, time

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.slurm.lint.variables import GONE, KNOWN, problems
+from lockstep.before.lint.variables import GONE, KNOWN, problems
 
 INTERFACES = ("lo", "eth0", "eth1", "ib0")
 # variable and value -> the kind of the problem, a part of its message, its action

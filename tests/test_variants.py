@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
+from lockstep.core.records.record import KEY
+from lockstep.core.sizes import find
 from lockstep.measure import timing
 from lockstep.measure.loop_variants import Loop
 from lockstep.measure.step import variants
-from lockstep.vocabulary.records.record import KEY
-from lockstep.vocabulary.sizes import find
 
 ROOT = Path(__file__).parents[1]
 STEPS = dict.fromkeys(("full", "own", "reduce", "half"), lambda: None)  # 3 whole steps a block

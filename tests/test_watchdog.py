@@ -11,8 +11,8 @@ import pytest
 
 from lockstep.launch import session
 from lockstep.launch.options import Settings
-from lockstep.world.placement import Placement
-from lockstep.world.watchdog import GRACE_S, Watchdog, stacks_file
+from lockstep.ranks.placement import Placement
+from lockstep.ranks.watchdog import GRACE_S, Watchdog, stacks_file
 
 ROOT = Path(__file__).parents[1]
 # Far beyond the bound, so that a process that its watchdog forgot is told from a slow machine.
@@ -21,7 +21,7 @@ HANG_S = 120
 SCRIPT = """
 import atexit, ctypes, threading, time
 from pathlib import Path
-from lockstep.world.watchdog import Watchdog
+from lockstep.ranks.watchdog import Watchdog
 
 def overrun():
     time.sleep(600)
@@ -175,7 +175,7 @@ def test_outside_a_case_a_rank_may_take_three_time_outs_and_a_minute_at_least(
 @pytest.mark.slow
 def test_a_process_that_could_not_join_is_not_ended_later(tmp_path):
     deed = """
-from lockstep.launch import session; from lockstep.world import process_group as world
+from lockstep.launch import session; from lockstep.ranks import process_group as world
 session.MIN_PATIENCE_S = 0.1
 def fail(*args, **kwargs):
     raise RuntimeError("no GPU")

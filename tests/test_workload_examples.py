@@ -11,9 +11,9 @@ import yaml
 from launched import ROOT
 
 from lockstep.cli import COMMANDS
-from lockstep.vocabulary.records import step_basis
-from lockstep.vocabulary.records.record import KEY
-from lockstep.vocabulary.records.step_basis import Basis
+from lockstep.core.records import step_basis
+from lockstep.core.records.record import KEY
+from lockstep.core.records.step_basis import Basis
 from lockstep.workloads import Workload, trees
 
 EXAMPLES = ROOT / "examples"

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.world import process_group as world
-from lockstep.world.placement import Placement, find_ranks_per_node, placement
+from lockstep.ranks import process_group as world
+from lockstep.ranks.placement import Placement, find_ranks_per_node, placement
 
 SLURM = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8"}
 TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
@@ -255,7 +255,7 @@ def test_nccl_takes_a_prefix_for_an_interface_and_gloo_a_name(backend, named, is
 # Each of the ranks asks for a GPU that is not there, or for ranks that nobody started.
 JOIN = """
 import sys
-from lockstep.world import process_group as world
+from lockstep.ranks import process_group as world
 try:
     world.join(float(sys.argv[2]), device=sys.argv[1])
 except RuntimeError as error:

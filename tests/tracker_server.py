@@ -1,4 +1,4 @@
-"""A stand-in of a tracker's HTTP interface, as `lockstep.tracker.apis.http_store` describes it.
+"""A stand-in of a tracker's HTTP interface, see `lockstep.report.tracker.apis.http_store`.
 
 It keeps what it is told, like a server that honours Idempotency-Key, and dies when it is asked to.
 """

@@ -27,12 +27,12 @@ from pydantic import (
 
 from lockstep import content, workloads
 from lockstep.campaign.job_cuts import Count, Jobs
-from lockstep.command.table import Command
-from lockstep.vocabulary import factors, sizes
-from lockstep.vocabulary.sizes import CHANGES, MAX_COUNT, Size
-from lockstep.vocabulary.studies import NAMES, STEPS, STUDIES, rows
-from lockstep.vocabulary.text import inputs
-from lockstep.vocabulary.text.formats import listed
+from lockstep.campaign.program.table import Command
+from lockstep.core import factors, sizes
+from lockstep.core.sizes import CHANGES, MAX_COUNT, Size
+from lockstep.core.studies import NAMES, STEPS, STUDIES, rows
+from lockstep.core.text import inputs
+from lockstep.core.text.formats import listed
 
 # Each is a folder, looked at every time; a campaign of more is never finished.
 MAX_LAUNCHES = 10_000

@@ -9,11 +9,11 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from lockstep.campaign.campaign import Campaign, Launch, LeftOut, differences
-from lockstep.command.table import START_S, Command
-from lockstep.vocabulary import sizes
-from lockstep.vocabulary.records import journal, journal_copies
-from lockstep.vocabulary.records.record import KEY, check_schema
-from lockstep.vocabulary.system import files
+from lockstep.campaign.program.table import START_S, Command
+from lockstep.core import sizes
+from lockstep.core.records import journal, journal_copies
+from lockstep.core.records.record import KEY, check_schema
+from lockstep.core.system import files
 
 if TYPE_CHECKING:
     from lockstep.campaign.local.launcher import Ended

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from lockstep.campaign.campaign import IDENTITY, Campaign, Launch
-from lockstep.command.table import Command
-from lockstep.vocabulary import factors
-from lockstep.vocabulary.records.record import OWN
+from lockstep.campaign.program.table import Command
+from lockstep.core import factors
+from lockstep.core.records.record import OWN
 
 
 def common_options(campaign: Campaign) -> Iterator[str]:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 from lockstep.campaign.last_words import last_words
-from lockstep.vocabulary.records import journal, said
-from lockstep.vocabulary.records.record import KEY
+from lockstep.core.records import journal, said
+from lockstep.core.records.record import KEY
 
 EXIT_STOPPED = 75  # of a session that the stop file ended, see launch/ending.py
 MARK = "lockstep-next: "  # before the first line that a script reads

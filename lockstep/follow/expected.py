@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from lockstep.core.studies import CURVES, LADDERS
+from lockstep.core.system import files
+from lockstep.core.text.durations import TIME_UNITS
 from lockstep.report.compute.scaling import Point, Series, best_efficiencies, series_of
 from lockstep.report.gate import targets
 from lockstep.report.load import imports, reading
-from lockstep.vocabulary.studies import CURVES, LADDERS
-from lockstep.vocabulary.system import files
-from lockstep.vocabulary.text.durations import TIME_UNITS
 
 Quantity = Literal["parallel_efficiency", "speedup", "throughput", "step_s", "time_s",
                    "device_hours"]  # fmt: skip

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from lockstep.core.records.journal import Journal
+from lockstep.core.system import files
 from lockstep.follow.signature import SIGNATURE_HEADER, TIMESTAMP_HEADER, Guard, Refusal
 from lockstep.slurm.status import by_hand, job_events
 from lockstep.slurm.status.sent import Results
-from lockstep.vocabulary.records.journal import Journal
-from lockstep.vocabulary.system import files
 
 EVENTS_PATH = "/events"
 CHANGES_PATH = "/changes"

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lockstep.core.records import journal
 from lockstep.follow import kept_answers
 from lockstep.follow.kept_answers import stamp
 from lockstep.slurm.status import job_events, overview
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.status.standing import Campaign
 from lockstep.slurm.submit.submission import stored_site
-from lockstep.vocabulary.records import journal
 
 if TYPE_CHECKING:
     from lockstep.report.compute.scaling import Series

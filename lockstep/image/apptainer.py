@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.vocabulary.system import commands
-from lockstep.vocabulary.text.printable import COLOUR
+from lockstep.core.system import commands
+from lockstep.core.text.printable import COLOUR
 
 TAIL_BYTES = 1 << 16
 LOOK_EVERY_S = 0.2

@@ -10,11 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from lockstep.core.system import git, locks
 from lockstep.image import apptainer, definition
 from lockstep.image.definition import COMMIT, Definition
 from lockstep.image.image_record import Record, log_path, read_record, record_path, write_record
 from lockstep.image.inspection import check_whole
-from lockstep.vocabulary.system import git, locks
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from lockstep.vocabulary.system import files
-from lockstep.vocabulary.system.files import write_atomically
+from lockstep.core.system import files
+from lockstep.core.system.files import write_atomically
 
 SCHEMA_VERSION = 1
 

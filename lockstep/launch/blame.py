@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.vocabulary.records.errors import OtherRankError
-from lockstep.vocabulary.records.launch_block import CauseKind, FailureCause
-from lockstep.world.control import LostError
-from lockstep.world.watchdog import stacks_file
+from lockstep.core.records.errors import OtherRankError
+from lockstep.core.records.launch_block import CauseKind, FailureCause
+from lockstep.ranks.control import LostError
+from lockstep.ranks.watchdog import stacks_file
 
 EXIT_LOST = 70
 EXIT_OUT_OF_STEP = 76

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
+from lockstep.core.records import journal, said
 from lockstep.launch.blame import EXIT_LOST
-from lockstep.vocabulary.records import journal, said
-from lockstep.world.watchdog import GRACE_S
+from lockstep.ranks.watchdog import GRACE_S
 
 if TYPE_CHECKING:
     from lockstep.launch.session import LaunchSession

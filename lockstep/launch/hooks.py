@@ -18,6 +18,11 @@ from typing import Any
 
 import pytest
 
+from lockstep.core import sizes, studies
+from lockstep.core.records import journal, said
+from lockstep.core.records.record import KEY, sized_name
+from lockstep.core.system.host import hostname
+from lockstep.core.text.formats import counted
 from lockstep.launch import blame, ending, options, refusals, session, voice
 from lockstep.launch.ending import EXIT_IO, EXIT_MACHINE, EXIT_USAGE
 from lockstep.launch.items import case_of, is_measured, of_part, params_of, study_of
@@ -25,12 +30,7 @@ from lockstep.launch.torch_trace import Tracing
 from lockstep.launch.verdict import Ended
 from lockstep.measure.harness import Harness
 from lockstep.plugin import leave_files
-from lockstep.vocabulary import sizes, studies
-from lockstep.vocabulary.records import journal, said
-from lockstep.vocabulary.records.record import KEY, sized_name
-from lockstep.vocabulary.system.host import hostname
-from lockstep.vocabulary.text.formats import counted
-from lockstep.world.placement import placement
+from lockstep.ranks.placement import placement
 
 # True where these hooks came after the command line was read.
 CAME_LATE = pytest.StashKey[bool]()

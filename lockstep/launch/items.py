@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lockstep import content, workloads
+from lockstep.core.records.record import OWN
 from lockstep.plugin import FIXTURE
-from lockstep.vocabulary.records.record import OWN
 
 
 def case_of(item: pytest.Item) -> str:

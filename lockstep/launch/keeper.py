@@ -7,16 +7,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lockstep.core.records import journal
+from lockstep.core.records.errors import AgreedError, RankError
+from lockstep.core.records.flags import flag
+from lockstep.core.records.journal import Journal
+from lockstep.core.records.launch_block import FailureCause
+from lockstep.core.records.record import KEY, SCHEMA_VERSION
 from lockstep.launch.options import Settings
 from lockstep.machine import timeline
-from lockstep.vocabulary.records import journal
-from lockstep.vocabulary.records.errors import AgreedError, RankError
-from lockstep.vocabulary.records.flags import flag
-from lockstep.vocabulary.records.journal import Journal
-from lockstep.vocabulary.records.launch_block import FailureCause
-from lockstep.vocabulary.records.record import KEY, SCHEMA_VERSION
-from lockstep.world.control import Control
-from lockstep.world.watchdog import stacks_file
+from lockstep.ranks.control import Control
+from lockstep.ranks.watchdog import stacks_file
 
 # An NFS client may go on for so long by what it knows of a folder (nfs(5), acdirmax).
 SHARED_WITHIN_S = 60.0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from lockstep.core.records import said
 from lockstep.launch import verdict
 from lockstep.launch.blame import EXIT_LOST
 from lockstep.launch.ending import EXIT_FAILED, EXIT_IO, EXIT_STOPPED, Ending
@@ -18,9 +19,8 @@ from lockstep.launch.verdict import NO_CASE, Ended, Ends, Facts, Verdict
 from lockstep.machine import memory
 from lockstep.measure.result import Case, Part
 from lockstep.measure.timing import synchronise
-from lockstep.vocabulary.records import said
-from lockstep.world import process_group as world
-from lockstep.world.control import LostError, Waits
+from lockstep.ranks import process_group as world
+from lockstep.ranks.control import LostError, Waits
 
 if TYPE_CHECKING:
     from lockstep.launch.session import LaunchSession

@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from lockstep.core import factors, sizes
 from lockstep.machine import provenance
 from lockstep.measure.batches import Goal
 from lockstep.plugin import HOOKS
-from lockstep.vocabulary import factors, sizes
-from lockstep.world.process_group import NO_GPU
+from lockstep.ranks.process_group import NO_GPU
 
 MAX_SEED = 2**32
 MAX_LIMIT_S = 1e6  # more than any job has

@@ -14,14 +14,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lockstep.core.records import journal
+from lockstep.core.records.errors import AgreedError, RankError
+from lockstep.core.records.flags import Flag, flag
+from lockstep.core.records.record import KEY, MAY_BE_UNKNOWN, pooling_facts
+from lockstep.core.system.environment import steers_torch
 from lockstep.machine import provenance
-from lockstep.vocabulary.records import journal
-from lockstep.vocabulary.records.errors import AgreedError, RankError
-from lockstep.vocabulary.records.flags import Flag, flag
-from lockstep.vocabulary.records.record import KEY, MAY_BE_UNKNOWN, pooling_facts
-from lockstep.vocabulary.system.environment import steers_torch
-from lockstep.world.control import Control
-from lockstep.world.process_group import World
+from lockstep.ranks.control import Control
+from lockstep.ranks.process_group import World
 
 if TYPE_CHECKING:
     from lockstep.launch.options import Settings

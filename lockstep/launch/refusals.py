@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.vocabulary.records.record import OWN
-from lockstep.vocabulary.text.formats import counted
+from lockstep.core.records.record import OWN
+from lockstep.core.text.formats import counted
 
 WORKERS = "each rank's workers would join as that rank"
 # pytest's or a plugin's option -> why ranks cannot take it, and what to do

@@ -22,6 +22,8 @@ from typing import Any
 import pytest
 
 from lockstep import workloads
+from lockstep.core import sizes
+from lockstep.core.records.flags import Flag
 from lockstep.launch import blame, preflight, transport
 from lockstep.launch.blame import EXIT_LOST
 from lockstep.launch.ending import Ending
@@ -31,13 +33,11 @@ from lockstep.launch.meetings import Cases
 from lockstep.launch.options import Settings
 from lockstep.measure.harness import Harness
 from lockstep.measure.timing import ReplayClock
-from lockstep.vocabulary import sizes
-from lockstep.vocabulary.records.flags import Flag
-from lockstep.world import process_group as world
-from lockstep.world import refusing
-from lockstep.world.control import TIMEOUTS_FOR_RANK_0, Control, LostError
-from lockstep.world.placement import Placement, is_launched, placement
-from lockstep.world.watchdog import GRACE_S, Watchdog
+from lockstep.ranks import process_group as world
+from lockstep.ranks import refusing
+from lockstep.ranks.control import TIMEOUTS_FOR_RANK_0, Control, LostError
+from lockstep.ranks.placement import Placement, is_launched, placement
+from lockstep.ranks.watchdog import GRACE_S, Watchdog
 
 MIN_PATIENCE_S = 60.0
 

@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
+from lockstep.core.text.formats import percent
 from lockstep.launch.items import is_measured
 from lockstep.measure.batches import Step
 from lockstep.measure.harness import Harness
 from lockstep.measure.timing import meet
 from lockstep.plugin import FIXTURE
-from lockstep.vocabulary.text.formats import percent
-from lockstep.world.placement import placement
+from lockstep.ranks.placement import placement
 
 # Steps that pass by, that warm the profiler up, and that are kept.
 WAIT, WARMUP, ACTIVE = 1, 1, 3

@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lockstep.core.records import flags
+from lockstep.core.records.flags import Flag
 from lockstep.machine.interconnect import nccl_log, network
 from lockstep.machine.interconnect.nccl_log import Link, NcclLog
-from lockstep.vocabulary.records import flags
-from lockstep.vocabulary.records.flags import Flag
-from lockstep.world.process_group import World
+from lockstep.ranks.process_group import World
 
 FOLDER = "nccl"
 # A message of several channels, so that all of them connect.

@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from lockstep.core.records.launch_block import FailureCause
 from lockstep.launch import blame
 from lockstep.launch.blame import EXIT_LOST, EXIT_OUT_OF_STEP, MAX_BLAMED
 from lockstep.machine.memory import Room, least_room
-from lockstep.vocabulary.records.launch_block import FailureCause
 
 Outcome = Literal["passed", "failed", "skipped"]
 # What a rank that has no case left names as its next one.

@@ -6,12 +6,12 @@ from typing import NoReturn
 
 import pytest
 
+from lockstep.core.records import said
+from lockstep.core.records.errors import AgreedError
+from lockstep.core.system.host import hostname
 from lockstep.launch.ending import EXIT_USAGE
-from lockstep.vocabulary.records import said
-from lockstep.vocabulary.records.errors import AgreedError
-from lockstep.vocabulary.system.host import hostname
-from lockstep.world.control import LostError
-from lockstep.world.placement import Placement, placement
+from lockstep.ranks.control import LostError
+from lockstep.ranks.placement import Placement, placement
 
 REFUSAL_S = 6.0  # rank 0 may still be importing torch
 # Plugins of pytest that write a file without being asked.

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from lockstep import content
+from lockstep.core.system import git
+from lockstep.core.system.environment import NAMES, steers_torch
+from lockstep.core.system.host import hostname
 from lockstep.machine.gpus import nvml
 from lockstep.machine.interconnect import network
 from lockstep.machine.storage import read_text
-from lockstep.vocabulary.system import git
-from lockstep.vocabulary.system.environment import NAMES, steers_torch
-from lockstep.vocabulary.system.host import hostname
 
 if TYPE_CHECKING:
     import torch

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import psutil
 
-from lockstep.vocabulary.system import commands
+from lockstep.core.system import commands
 
 STRIPING_S = 10.0
 MAX_STRIPING = 200

@@ -17,12 +17,12 @@ from typing import Any
 import psutil
 
 from lockstep import content
+from lockstep.core.system.commands import answer
+from lockstep.core.system.files import write_atomically
 from lockstep.machine import provenance, storage
 from lockstep.machine.gpus import hardware, nvidia_smi
 from lockstep.machine.interconnect import network
 from lockstep.machine.memory import GIB
-from lockstep.vocabulary.system.commands import answer
-from lockstep.vocabulary.system.files import write_atomically
 
 TITLE = "# Systems\n\nThe machines that results came from, as `lockstep system` read them.\n\n"
 DASH = "-"

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from lockstep.core import metrics
+from lockstep.core.sizes import Size
 from lockstep.machine import memory
 from lockstep.machine.gpus import nvml
 from lockstep.machine.telemetry import Telemetry
 from lockstep.measure import timing
-from lockstep.vocabulary import metrics
-from lockstep.vocabulary.sizes import Size
-from lockstep.world.process_group import World
+from lockstep.ranks.process_group import World
 
 # The margin of error asked for is given up after so many times the fixed rounds.
 MAX_BATCHES = 20

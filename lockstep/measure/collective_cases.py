@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from lockstep.core import metrics
 from lockstep.measure import result
 from lockstep.measure.harness import Harness
 from lockstep.measure.result import Part
-from lockstep.vocabulary import metrics
 
 if TYPE_CHECKING:
     import torch

@@ -5,16 +5,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from lockstep.core.records.flags import Flag
+from lockstep.core.records.record import KEY
+from lockstep.core.sizes import Size, case_id
 from lockstep.machine import memory, telemetry
 from lockstep.measure import own_step, result, timing
 from lockstep.measure.batches import Goal, Rounds, Step
 from lockstep.measure.own_step import OwnStep
 from lockstep.measure.result import Case, Conclusion, Part
 from lockstep.measure.step.variants import draw_order, plan_turns, time_in_turns, waits
-from lockstep.vocabulary.records.flags import Flag
-from lockstep.vocabulary.records.record import KEY
-from lockstep.vocabulary.sizes import Size, case_id
-from lockstep.world.process_group import World
+from lockstep.ranks.process_group import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -123,7 +123,7 @@ class Harness:
         """Time the variants of a step in turns, after its rounds, to say where its time goes.
 
         Args:
-            variants: Those of `lockstep.causes.division`, by name; equal on all ranks.
+            variants: Those of `lockstep.measure.causes.division`, by name; equal on all ranks.
             loop: What they are variants of, where the step is the user's own.
             own_s: Seconds of a step of the user's own on this rank.
 

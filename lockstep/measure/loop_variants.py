@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from lockstep.causes.division import LAP
+from lockstep.core.records.record import LOADER_SETTINGS
 from lockstep.measure import timing
+from lockstep.measure.causes.division import LAP
 from lockstep.measure.loading.data import loader_settings
 from lockstep.measure.step import fitting, variants
 from lockstep.measure.step.variants import Plan
-from lockstep.vocabulary.records.record import LOADER_SETTINGS
 from lockstep.workloads import trees
 
 if TYPE_CHECKING:
-    from lockstep.world.process_group import World
+    from lockstep.ranks.process_group import World
 
 Step = Callable[[], Any]
 # DDP notes in the third forward which buckets it uses.
@@ -126,7 +126,7 @@ class Loop:
             deque(islice(self.stream, ahead), maxlen=0)
 
     def variants(self) -> dict[str, Step]:
-        """Return the variants of the step by name, and warm up; see `lockstep.causes.division`."""
+        """Warm up, and return the variants of the step by name, see `measure.causes.division`."""
         self._rewind(1)
         for _ in range(WARM_UP):
             self._keeping("own")()

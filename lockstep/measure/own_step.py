@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from lockstep.core.records.flags import Flag, flag
+from lockstep.core.records.step_basis import BASIS, Basis
 from lockstep.measure.result import Part
-from lockstep.vocabulary.records.flags import Flag, flag
-from lockstep.vocabulary.records.step_basis import BASIS, Basis
-from lockstep.world import refusing
+from lockstep.ranks import refusing
 
 if TYPE_CHECKING:
     from lockstep.measure.harness import Harness

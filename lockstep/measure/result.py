@@ -6,13 +6,13 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from lockstep.causes.stragglers import late_input, slow_rank
+from lockstep.core import metrics
+from lockstep.core.records.flags import Flag, flag
+from lockstep.core.records.record import CaseRecord, problem
 from lockstep.machine import memory, telemetry
 from lockstep.machine.memory import Peak, Room
 from lockstep.measure.batches import Goal, Step
-from lockstep.vocabulary import metrics
-from lockstep.vocabulary.records.flags import Flag, flag
-from lockstep.vocabulary.records.record import CaseRecord, problem
+from lockstep.measure.causes.stragglers import late_input, slow_rank
 
 if TYPE_CHECKING:
     import torch

@@ -24,8 +24,8 @@ import psutil
 import torch
 from torch import distributed
 
-from lockstep.vocabulary.system.environment import steers_torch
-from lockstep.vocabulary.system.files import MIB
+from lockstep.core.system.environment import steers_torch
+from lockstep.core.system.files import MIB
 
 # Of less, the allocators of Python and of the C library keep as much for themselves.
 LEAK_BYTES = 256 * MIB

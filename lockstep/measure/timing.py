@@ -13,12 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.vocabulary.system.collector import collector_paused
+from lockstep.core.system.collector import collector_paused
 
 if TYPE_CHECKING:
     import torch
 
-    from lockstep.world.process_group import World
+    from lockstep.ranks.process_group import World
 
 SCHEDSTAT = Path("/proc/thread-self/schedstat")
 SHORTEST_S = 1e-9

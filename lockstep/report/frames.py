@@ -10,6 +10,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lockstep.core.records import record
+from lockstep.core.records.flags import Flag
 from lockstep.report import columns
 from lockstep.report.columns import FACTOR, Column
 from lockstep.report.compute import learning
@@ -19,8 +21,6 @@ from lockstep.report.compute.scaling import series_of
 from lockstep.report.load import sources
 from lockstep.report.load.reading import gather
 from lockstep.report.load.results import COPY, Results, Row
-from lockstep.vocabulary.records import record
-from lockstep.vocabulary.records.flags import Flag
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -17,9 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from lockstep.core.system import files
 from lockstep.report.bundle.opening import ENDINGS
 from lockstep.report.load.results import Results, Row
-from lockstep.vocabulary.system import files
 
 FILE = "looks.jsonl"
 # Of the false claims allowed, what the planned look has and what all others share. A gate is passed

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
+from lockstep.core.text.durations import clock, parse_limit
 from lockstep.slurm import cluster as clusters
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.cluster import LIMITING_TIME, Cluster, Kind, Partition
 from lockstep.slurm.site import Site
-from lockstep.vocabulary.text.durations import clock, parse_limit
 
 # What a job has whose user has several QOS and no default.
 USUAL_QOS = "normal"

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from lockstep.core.system import commands
 from lockstep.slurm.programs import sbatch_refusals as refusals
 from lockstep.slurm.programs.no_answer import FailedError, NotInstalledError, failed
-from lockstep.vocabulary.system import commands
 
 TIMEOUT_S = 60
 MAX_ELEMENTS = 100_000

@@ -21,6 +21,9 @@ from pydantic import (
 
 from lockstep import content
 from lockstep.campaign.job_cuts import Duration
+from lockstep.core.system.environment import INTERFACE_NAMES
+from lockstep.core.text import inputs
+from lockstep.report.tracker.target import Tracker
 from lockstep.slurm.site_values import (
     FILL_IN,
     AbsolutePath,
@@ -37,9 +40,6 @@ from lockstep.slurm.site_values import (
     Word,
     absolute,
 )
-from lockstep.tracker.target import Tracker
-from lockstep.vocabulary.system.environment import INTERFACE_NAMES
-from lockstep.vocabulary.text import inputs
 
 DEBUG_COMM = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "ALL"}
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
+from lockstep.ranks.process_group import World
 from lockstep.trainer.plan import TRAJECTORY, Batch, TrainConfig
 from lockstep.trainer.run_files import LAST
-from lockstep.world.process_group import World
 
 
 def trajectory(config: TrainConfig, batch: Batch, joined: World) -> dict[str, Any]:

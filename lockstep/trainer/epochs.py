@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 from lockstep.measure.loading.data import Splits, loader_settings
 from lockstep.measure.step.train_step import TrainStep
+from lockstep.ranks.process_group import World
 from lockstep.trainer import failures
 from lockstep.trainer.epoch_progress import counted
 from lockstep.trainer.plan import Batch, TrainConfig, validation_indices
 from lockstep.workloads import Workload
-from lockstep.world.process_group import World
 
 T = TypeVar("T")
 

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from lockstep.core.records.errors import RankError
+from lockstep.core.system.host import hostname
 from lockstep.launch import blame
-from lockstep.vocabulary.records.errors import RankError
-from lockstep.vocabulary.system.host import hostname
 
 # A rank that only lost the others gives the one that had the fault this time to speak first.
 YIELD_S = 2.0

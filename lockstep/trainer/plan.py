@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from lockstep.vocabulary.sizes import DATA, LR_SCALES, OPTIMIZERS, SCHEDULERS, local_batch_of
+from lockstep.core.sizes import DATA, LR_SCALES, OPTIMIZERS, SCHEDULERS, local_batch_of
 
 STEP_DECAY = 0.1
 # What a run must share with the one it resumes, or its loss would be another's.

@@ -12,15 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from lockstep.core.system import locks
+from lockstep.core.text.formats import counted, listed
+from lockstep.ranks import process_group as world
+from lockstep.ranks.control import Control
+from lockstep.ranks.placement import placement
 from lockstep.trainer import failures
 from lockstep.trainer.failures import DivergedError, Failure
 from lockstep.trainer.plan import EpochRow, TrainConfig
 from lockstep.trainer.trainer import Trainer, check_equal_parameters
-from lockstep.vocabulary.system import locks
-from lockstep.vocabulary.text.formats import counted, listed
-from lockstep.world import process_group as world
-from lockstep.world.control import Control
-from lockstep.world.placement import placement
 
 MEGA, MOST_SIZES = 1e6, 12
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from lockstep.core.records.training_record import Checkpoints
+from lockstep.core.system.files import write_atomically
 from lockstep.trainer.plan import EpochRow, best_row, to_csv
-from lockstep.vocabulary.records.training_record import Checkpoints
-from lockstep.vocabulary.system.files import write_atomically
 
 LAST = "checkpoint.pt"
 BEST = "best.pt"

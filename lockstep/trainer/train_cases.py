@@ -7,14 +7,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from lockstep.core.records.step_basis import BASIS, Basis, Data
+from lockstep.core.sizes import case_digest, case_id
 from lockstep.machine.gpus import nvml
 from lockstep.measure.harness import Harness
 from lockstep.measure.step.step_cases import facts_of, precision_flags, skip_unless_supported
 from lockstep.trainer.plan import EpochRow, TrainConfig
 from lockstep.trainer.trained import epoch_of
 from lockstep.trainer.trainer import Trainer, check_equal_parameters
-from lockstep.vocabulary.records.step_basis import BASIS, Basis, Data
-from lockstep.vocabulary.sizes import case_digest, case_id
 
 FOLDER = "train"
 

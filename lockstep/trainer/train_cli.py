@@ -16,15 +16,15 @@ import click
 
 from lockstep.campaign.last_words import how, last_words
 from lockstep.campaign.local import launcher
-from lockstep.tracker.live import Sender, Silent, following
+from lockstep.core.sizes import LR_SCALES, OPTIMIZERS, PRECISIONS, SCHEDULERS
+from lockstep.core.system.host import die_with_parent
+from lockstep.ranks.placement import VARIABLES, refuse_apart
+from lockstep.ranks.process_group import usable_cores
+from lockstep.report.tracker.live import Sender, Silent, following
 from lockstep.trainer import failures
 from lockstep.trainer.failures import DivergedError, Failure
 from lockstep.trainer.plan import Batch, TrainConfig
 from lockstep.trainer.verification import CURVE_TOLERANCE, MIN_ACCURACY, Check, compare
-from lockstep.vocabulary.sizes import LR_SCALES, OPTIMIZERS, PRECISIONS, SCHEDULERS
-from lockstep.vocabulary.system.host import die_with_parent
-from lockstep.world.placement import VARIABLES, refuse_apart
-from lockstep.world.process_group import usable_cores
 
 # How often the front end looks for what an epoch left.
 POLL_S = 0.5

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from itertools import accumulate
 
+from lockstep.core.records.training_record import Checkpoints, Epoch, Training
 from lockstep.trainer.plan import EpochRow, TrainConfig
-from lockstep.vocabulary.records.training_record import Checkpoints, Epoch, Training
 
 # Fields that a record has of what was asked for, by the same name.
 AS_ASKED = ("data", "epochs", "optimizer", "warmup_epochs", "weight_decay", "accumulation",

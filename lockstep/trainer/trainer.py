@@ -22,6 +22,10 @@ import torch
 from torch import distributed
 
 from lockstep import content, workloads
+from lockstep.core.records.errors import RankError
+from lockstep.core.records.record import LOADER_SETTINGS
+from lockstep.core.records.training_record import Training
+from lockstep.core.system.host import hostname
 from lockstep.machine import memory, provenance
 from lockstep.measure.loading import data
 from lockstep.measure.step.train_step import (
@@ -32,6 +36,7 @@ from lockstep.measure.step.train_step import (
     parameter_checksum,
     unsupported,
 )
+from lockstep.ranks import process_group as world
 from lockstep.trainer import trained
 from lockstep.trainer.checkpoint import read_checkpoint, trajectory
 from lockstep.trainer.epochs import EpochRunner, Score, seed_everything
@@ -45,12 +50,7 @@ from lockstep.trainer.plan import (
     scaled_lr,
 )
 from lockstep.trainer.run_files import STEP_BYTES, STEPS, RunFiles
-from lockstep.vocabulary.records.errors import RankError
-from lockstep.vocabulary.records.record import LOADER_SETTINGS
-from lockstep.vocabulary.records.training_record import Training
-from lockstep.vocabulary.system.host import hostname
 from lockstep.workloads.costs import batch_bytes, model_bytes
-from lockstep.world import process_group as world
 
 SUMMARY_SCHEMA = 1
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lockstep.vocabulary.records.step_basis import Data
-from lockstep.vocabulary.sizes import MAX_COUNT
+from lockstep.core.records.step_basis import Data
+from lockstep.core.sizes import MAX_COUNT
 
 if TYPE_CHECKING:
     import torch

@@ -229,7 +229,7 @@ lockstep_serve() {
     rm -f -- "$jobs/.store-$id"
     # shellcheck disable=SC2034 # nothing is said to it
     coproc LOCKSTEP_SERVER {
-        exec "${here[@]}" python3 -m lockstep.world.store --host "${hosts%%$'\n'*}" \
+        exec "${here[@]}" python3 -m lockstep.ranks.store --host "${hosts%%$'\n'*}" \
             --address-file "$jobs/.store-$id" >>"$jobs/.store-$id.txt" 2>&1
     }
 }

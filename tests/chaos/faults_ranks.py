@@ -11,7 +11,7 @@ import launched
 from fault import Fault, Seen
 from launched import BUDGET_S, DEAD_S, HUNG_S, Ended, alone, ladder, seen
 
-from lockstep.vocabulary.records.flags import read as flags_of
+from lockstep.core.records.flags import read as flags_of
 
 BEFORE, FAULTY, AFTER = "test_a_before", "test_b_breaks", "test_c_after"
 # A terminal's Ctrl-C: the whole launch is over by then.
@@ -378,7 +378,7 @@ FAULTS = [
     Fault(
         12,
         "the store is killed",
-        "SIGKILL of lockstep.world.store while a case runs",
+        "SIGKILL of lockstep.ranks.store while a case runs",
         "all ranks exit 70 and say so; the finished case is kept",
         store_killed,
     ),

@@ -14,6 +14,7 @@ from stand_ins import keep, leave, sacct, send
 
 from lockstep.campaign import campaign
 from lockstep.campaign.folder import Folder
+from lockstep.core.records import journal
 from lockstep.launch import preflight
 from lockstep.report.check import checker
 from lockstep.report.compare import comparison
@@ -31,7 +32,6 @@ from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.programs import sbatch_refusals as refusals
 from lockstep.slurm.status import accounting, collection, standing
 from lockstep.slurm.status.sent import Results
-from lockstep.vocabulary.records import journal
 
 DATA = Path(__file__).parents[1] / "data"
 LAUNCH = "w1-r0"

@@ -138,7 +138,7 @@ def _kind(name: str, command: str) -> str:
         return "srun"
     if "slurm_script" in command:
         return "batch script"
-    if "lockstep.world.store" in command and name.startswith("python"):
+    if "lockstep.ranks.store" in command and name.startswith("python"):
         return "store"
     return "rank" if re.search(r"python\S* .*pytest .*--journal", command) else ""
 

@@ -22,13 +22,13 @@ from test_page import browse, chromium  # noqa: F401, a fixture
 from test_render import elements
 
 from lockstep.campaign.folder import Folder
+from lockstep.core.records import journal
+from lockstep.core.system import files
 from lockstep.report.load import imports
 from lockstep.report.load.reading import load
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.submit.job import jobs, launches_of
 from lockstep.slurm.submit.script import render
-from lockstep.vocabulary.records import journal
-from lockstep.vocabulary.system import files
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = "launches/w1-r0"

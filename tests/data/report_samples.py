@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from lockstep.core.records.record import KEY, SCHEMA_VERSION, CaseRecord
 from lockstep.report.load.results import Results
-from lockstep.vocabulary.records.record import KEY, SCHEMA_VERSION, CaseRecord
 
 CASE = "strong[64]"
 # What is put in the place of every value: none, and of every type and range.

@@ -1,5 +1,5 @@
 """A plugin for tests that must know which case follows which: the order is the files'."""
 
-from lockstep.vocabulary import sizes
+from lockstep.core import sizes
 
 sizes.shuffled = lambda items, name_of, seed: list(items)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.vocabulary import sizes
+from lockstep.core import sizes
 
 sizes.shuffled = lambda items, name_of, seed: list(items)
 RANK = os.environ.get("RANK", "0")

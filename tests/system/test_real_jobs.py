@@ -13,8 +13,8 @@ from cluster import SHARED, TESTBED, as_user, need_login, need_testbed
 from ground import until
 from stand_ins import lockstep, now
 
+from lockstep.core.records.journal import Journal
 from lockstep.slurm import scheduler as slurm
-from lockstep.vocabulary.records.journal import Journal
 
 TESTBED_USER = "lockstep"
 

@@ -420,7 +420,7 @@ def test_every_rank_sees_all_gpus_of_its_node(folder):
     # In place of the image: what a rank would see there, told to its launch's log.
     told = 'echo "$SLURM_PROCID of $SLURM_NTASKS sees $CUDA_VISIBLE_DEVICES"'
     # The store only has to say that it is there: nobody will meet in it.
-    store = 'case "$*" in *lockstep.world.store*) echo "node1:9" >"${@: -1}"; exec cat ;; esac'
+    store = 'case "$*" in *lockstep.ranks.store*) echo "node1:9" >"${@: -1}"; exec cat ;; esac'
     write(tools / "apptainer", f"#!/bin/bash\n{store}\n{told}\n")
     (tools / "apptainer").chmod(0o755)
     site = (folder / "site.toml").read_text().replace("gpus_per_node = 0\n", GPUS)

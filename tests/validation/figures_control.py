@@ -21,8 +21,8 @@ GOAL_MS = 10.0
 
 def case_ms(journal: Path) -> list[float]:
     """Return this rank's milliseconds of each case, shape (num_cases,)."""
+    from lockstep.core import sizes
     from lockstep.launch import options, session
-    from lockstep.vocabulary import sizes
 
     settings = options.Settings(
         size_name="smoke",

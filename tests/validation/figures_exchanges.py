@@ -103,9 +103,9 @@ def _further(cases: "Cases") -> None:
 
 def _case(cases: "Cases", number: int) -> None:
     """Go through one case as a training case does, without its steps."""
+    from lockstep.core import sizes
     from lockstep.launch.verdict import Ended
     from lockstep.measure.result import Part
-    from lockstep.vocabulary import sizes
 
     size = sizes.find("cluster")
     seconds = 0.123456789012345
@@ -122,7 +122,7 @@ def _cases(rank: int, store: CountingStore, world_size: int) -> "Cases":
     import torch
 
     from lockstep.launch.meetings import Cases
-    from lockstep.world.control import Control
+    from lockstep.ranks.control import Control
 
     settings = SimpleNamespace(
         budget_s=TIMEOUT_S, timeout_s=TIMEOUT_S, journal_path=None, stop_file=None

@@ -138,7 +138,7 @@ def main() -> None:
     import torch
 
     from lockstep import workloads
-    from lockstep.world import process_group as world
+    from lockstep.ranks import process_group as world
 
     joined = world.join(device="cpu", threads_per_rank=1)
     turns = {}

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.causes import bound
-from lockstep.causes.bound import Base, Bound, Cause, Share
-from lockstep.causes.buckets import Buckets
-from lockstep.causes.division import divide, resample
-from lockstep.causes.stragglers import slow_rank
+from lockstep.measure.causes import bound
+from lockstep.measure.causes.bound import Base, Bound, Cause, Share
+from lockstep.measure.causes.buckets import Buckets
+from lockstep.measure.causes.division import divide, resample
+from lockstep.measure.causes.stragglers import slow_rank
 
 # What is put in -> the cause that is to be found.
 TRUTH: dict[str, Cause] = {

@@ -8,8 +8,8 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-from lockstep.vocabulary import sizes, studies
-from lockstep.vocabulary.records.record import KEY, SCHEMA_VERSION, CaseRecord
+from lockstep.core import sizes, studies
+from lockstep.core.records.record import KEY, SCHEMA_VERSION, CaseRecord
 
 STUDIES = ("strong", "weak", "precision", "bucket", "sensitivity", "accumulation")
 WORLD_SIZES = (1, 2)

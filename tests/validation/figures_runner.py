@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from lockstep.world.process_group import World
+    from lockstep.ranks.process_group import World
 
 LEARNING_RATE = 0.01
 MOMENTUM = 0.9
@@ -183,7 +183,7 @@ def main(plans: Mapping[str, Plan], compare: Compare) -> None:
     """Compare each plan on the ranks torchrun started, and write the ratios to the file named."""
     from torch import distributed
 
-    from lockstep.world import process_group as world
+    from lockstep.ranks import process_group as world
 
     joined = world.join(device="cpu", threads_per_rank=1)
     found: dict[str, dict[str, Any]] = {}

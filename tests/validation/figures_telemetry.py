@@ -9,7 +9,7 @@ import figures_runner
 from figures_runner import Plan, Turn
 
 if TYPE_CHECKING:
-    from lockstep.world.process_group import World
+    from lockstep.ranks.process_group import World
 
 GOAL = 1.005
 PLANS = {

@@ -21,7 +21,7 @@ from lab_step import Step
 from lockstep.measure import timing
 from lockstep.measure.step import variants
 from lockstep.measure.step.train_step import bucket_bytes
-from lockstep.world.process_group import World, join
+from lockstep.ranks.process_group import World, join
 
 WARM_UP = 6
 TRACED_STEPS = 2

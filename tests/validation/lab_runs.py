@@ -20,7 +20,7 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT)]
 
 Run = dict[str, Any]
-# What is told of a run: what bounds its step, as `lockstep.causes.bound.Bound` has it.
+# What is told of a run: what bounds its step, as `lockstep.measure.causes.bound.Bound` has it.
 Told = dict[str, Any]
 # The fixture's test, which pytest collects in a folder of its own.
 TEST = """

@@ -15,9 +15,9 @@ import numpy as np
 from data.report_samples import document, provenance, record, write
 from data.training_samples import trained
 
+from lockstep.core.records import journal
+from lockstep.core.records.record import KEY
 from lockstep.report.load import imports
-from lockstep.vocabulary.records import journal
-from lockstep.vocabulary.records.record import KEY
 
 ROUND_SD = 0.005
 LAUNCH_SD = 0.01

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from random import Random
 
-from lockstep.screen import search
-from lockstep.screen.findings import Screening, Seat
+from lockstep.before.screen import search
+from lockstep.before.screen.findings import Screening, Seat
 
 REPEATS = 40
 

@@ -9,8 +9,8 @@ import figures_report
 import figures_runner
 import pytest
 
+from lockstep.core.records.record import KEY
 from lockstep.report.load.reading import load
-from lockstep.vocabulary.records.record import KEY
 
 
 def test_overhead_is_the_ratio_of_medians_over_the_slowest_rank_of_each_round() -> None:

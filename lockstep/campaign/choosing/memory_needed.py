@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.campaign.campaign import Campaign
-from lockstep.vocabulary import sizes, studies
+from lockstep.core import sizes, studies
 
 if TYPE_CHECKING:
     from lockstep.report.load.results import Launch, Row
@@ -146,8 +146,8 @@ def _measured(root: Path) -> Iterator[Held]:
 
 def _held(row: "Row", launch: "Launch | None") -> Iterator[Held]:
     """Yield what a row knows of its memory, where it is of a step."""
+    from lockstep.core.records import step_basis
     from lockstep.report.compute.lost_time.quantities import of_ranks
-    from lockstep.vocabulary.records import step_basis
 
     on_gpu = launch is not None and any(one.startswith("cuda") for one in launch.devices)
     held = row.peak_reserved_bytes if on_gpu else row.peak_memory_bytes

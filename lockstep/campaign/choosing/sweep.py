@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep.campaign.campaign import Campaign, load
-from lockstep.vocabulary import factors as known
-from lockstep.vocabulary.sizes import Value
+from lockstep.core import factors as known
+from lockstep.core.sizes import Value
 
 MAX_NAME = 64  # what a campaign's name may have
 

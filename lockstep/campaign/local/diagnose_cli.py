@@ -45,7 +45,7 @@ def diagnose(
     from lockstep.campaign.choosing.questions import LIMIT_S, campaign_of
     from lockstep.campaign.local import launcher
     from lockstep.campaign.local.run_cli import measure
-    from lockstep.world.process_group import usable_cores
+    from lockstep.ranks.process_group import usable_cores
 
     if question == "nodes":
         raise ValueError(

@@ -32,10 +32,10 @@ from lockstep.campaign.local.launcher import (
     torchrun,
 )
 from lockstep.campaign.next import Next, decide, gather, mark, words_of
-from lockstep.vocabulary.records import journal, journal_copies
-from lockstep.vocabulary.records.record import KEY, case_name
-from lockstep.vocabulary.system import locks
-from lockstep.vocabulary.system.host import die_with_parent, hostname
+from lockstep.core.records import journal, journal_copies
+from lockstep.core.records.record import KEY, case_name
+from lockstep.core.system import locks
+from lockstep.core.system.host import die_with_parent, hostname
 
 POLL_S = 1.0
 ORPHAN_S = 60.0

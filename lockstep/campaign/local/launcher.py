@@ -17,8 +17,8 @@ import psutil
 
 from lockstep import content
 from lockstep.campaign.next import Facts
-from lockstep.vocabulary.system import commands
-from lockstep.world.placement import STORE_VARIABLES, VARIABLES
+from lockstep.core.system import commands
+from lockstep.ranks.placement import STORE_VARIABLES, VARIABLES
 
 # What every rank imports beyond what a login node has.
 NEEDED = ("torch", "torchvision", "pytest", "pytest_benchmark")
@@ -155,7 +155,7 @@ def torchrun(nproc: int) -> list[str]:
 
 def program_driver(world_size: int) -> list[str]:
     """Return the start of a command: what runs a program at so many ranks."""
-    return [sys.executable, "-m", "lockstep.command.driver", f"--world-size={world_size}"]
+    return [sys.executable, "-m", "lockstep.campaign.program.driver", f"--world-size={world_size}"]
 
 
 def local_environment(environ: Mapping[str, str], threads_per_rank: int) -> dict[str, str]:

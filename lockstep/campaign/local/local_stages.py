@@ -15,9 +15,9 @@ from typing import Any
 
 from lockstep.campaign.folder import Folder
 from lockstep.campaign.job_cuts import Stage
-from lockstep.vocabulary.system import commands, files
-from lockstep.vocabulary.system.host import die_with_parent
-from lockstep.vocabulary.text.durations import parse_limit
+from lockstep.core.system import commands, files
+from lockstep.core.system.host import die_with_parent
+from lockstep.core.text.durations import parse_limit
 
 Say = Callable[[str], None]
 TIMED_OUT = 124  # as timeout(1) ends

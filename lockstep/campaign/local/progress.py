@@ -18,8 +18,8 @@ from rich.text import Text
 from lockstep.campaign.campaign import Launch, plan
 from lockstep.campaign.folder import Outcome
 from lockstep.campaign.local.ladder import Ladder, step_times
-from lockstep.vocabulary.text.durations import in_words
-from lockstep.vocabulary.text.formats import counted
+from lockstep.core.text.durations import in_words
+from lockstep.core.text.formats import counted
 
 MAX_ROWS = 12
 # case -> world size -> seconds per step of each launch

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.vocabulary.records import failed_case
-from lockstep.vocabulary.sizes import PRECISIONS, SIZES
-from lockstep.vocabulary.text.formats import counted
+from lockstep.core.records import failed_case
+from lockstep.core.sizes import PRECISIONS, SIZES
+from lockstep.core.text.formats import counted
 
 if TYPE_CHECKING:
     from lockstep.campaign.campaign import Campaign, Launch, LeftOut
@@ -150,7 +150,7 @@ def run(
       lockstep run smoke --torch-trace traces     what a few steps do, for ui.perfetto.dev
     """
     from lockstep.campaign.choosing.sweep import load_with
-    from lockstep.vocabulary.factors import parse
+    from lockstep.core.factors import parse
 
     sys.path.append(str(Path.cwd()))  # where ranks, of `python -m`, find a workload of the user's
     chosen = load_with(campaign, parse(factors), **_with_tests(changes))
@@ -165,7 +165,7 @@ def _trace(chosen: "Campaign", folder: Path, *, dry_run: bool) -> int:
     """Trace a campaign's cases, and return the command's exit code."""
     from lockstep.campaign.campaign import with_threads
     from lockstep.campaign.local import launcher, traced_run
-    from lockstep.world.process_group import usable_cores
+    from lockstep.ranks.process_group import usable_cores
 
     traced_run.refuse_program(chosen)
     if absent := launcher.missing_packages():
@@ -192,7 +192,7 @@ def measure(
     from lockstep.campaign.folder import Folder
     from lockstep.campaign.local import ladder as ladders
     from lockstep.campaign.local import launcher, run_plan
-    from lockstep.world.process_group import usable_cores
+    from lockstep.ranks.process_group import usable_cores
 
     before = Folder(folder := root / chosen.name).claimed() or {}
     chosen = with_threads(chosen, before.get("threads_per_rank"), usable_cores())
@@ -232,7 +232,7 @@ def _within_gpus(campaign: "Campaign") -> "tuple[Campaign, list[LeftOut]]":
     """Return what this machine's GPUs can measure of a campaign, and name the rest."""
     from lockstep.campaign.campaign import within_gpus
     from lockstep.campaign.local.launcher import num_gpus
-    from lockstep.world.process_group import NO_GPU
+    from lockstep.ranks.process_group import NO_GPU
 
     if campaign.device == "cpu":  # torch takes seconds to load: not where it is not asked
         return campaign, []
@@ -304,7 +304,7 @@ def _outcomes(
     Once a world size has missed the campaign's floor, none of a larger one is made.
     """
     from lockstep.campaign.local.progress import View
-    from lockstep.tracker.live import following
+    from lockstep.report.tracker.live import following
 
     trains = "train" in ladder.campaign.studies
     outcomes: list[Outcome] = []
@@ -350,10 +350,10 @@ def _say_left(ladder: "Ladder", left: "list[Launch]") -> bool:
 
 def _show_verdict(folder: Path, factors: Collection[str]) -> None:
     """Print the best factors, what was learned, what bounds a step, and the report's table."""
+    from lockstep.core.metrics import GOOD_EFFICIENCY
     from lockstep.report.page.checked import results_in
     from lockstep.report.words import console, loader_card, ranking_card, training_words
     from lockstep.report.words.verdict_card import printed
-    from lockstep.vocabulary.metrics import GOOD_EFFICIENCY
 
     results, series = results_in(folder)
     if factors and (ranked := ranking_card.of_folder(folder, factors)):

@@ -13,11 +13,11 @@ from lockstep.campaign.campaign import Campaign
 from lockstep.campaign.local.ladder import Ladder
 from lockstep.campaign.local.local_stages import Stages
 from lockstep.campaign.local.time_needed import Needed, estimate
-from lockstep.vocabulary.records import journal
-from lockstep.vocabulary.records.record import KEY
-from lockstep.vocabulary.system import git
-from lockstep.vocabulary.text.durations import in_words
-from lockstep.vocabulary.text.formats import counted, listed
+from lockstep.core.records import journal
+from lockstep.core.records.record import KEY
+from lockstep.core.system import git
+from lockstep.core.text.durations import in_words
+from lockstep.core.text.formats import counted, listed
 
 
 def show(ladder: Ladder, *, as_json: bool) -> None:

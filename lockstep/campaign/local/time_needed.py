@@ -11,8 +11,8 @@ from typing import Any
 
 from lockstep.campaign.campaign import Campaign, Launch
 from lockstep.campaign.folder import Folder
-from lockstep.vocabulary.records import journal
-from lockstep.vocabulary.system.host import hostname
+from lockstep.core.records import journal
+from lockstep.core.system.host import hostname
 
 # Between two launches of one run lies no more than a start; a longer gap is another run.
 LONGEST_START_S = 300.0

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from lockstep.vocabulary.system import commands
-from lockstep.vocabulary.system.files import MIB
+from lockstep.core.system import commands
+from lockstep.core.system.files import MIB
 
 TIMEOUT_S = 30
 COLUMNS = "name,memory.total,driver_version"

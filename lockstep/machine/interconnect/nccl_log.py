@@ -22,8 +22,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lockstep.vocabulary.records.flags import Flag, flag
-from lockstep.vocabulary.text.printable import one_line
+from lockstep.core.records.flags import Flag, flag
+from lockstep.core.text.printable import one_line
 
 MAX_FILE_BYTES = 2**24
 MAX_WARNINGS = 20

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from lockstep.core.sizes import DATA
 from lockstep.measure.loading import download
 from lockstep.measure.loading.download import LOCK_NAME, Archive, locked
-from lockstep.vocabulary.sizes import DATA
 from lockstep.workloads import Workload
 
 __all__ = ["LOCK_NAME", "locked"]

@@ -20,7 +20,7 @@ from lockstep.machine import storage
 from lockstep.measure import timing
 from lockstep.measure.harness import Harness
 from lockstep.measure.loading import data
-from lockstep.world import refusing
+from lockstep.ranks import refusing
 
 SHAPE = (3, 32, 32)
 # Their creation is no part of the measurement, and takes minutes where there are many.

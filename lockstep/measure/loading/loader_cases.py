@@ -18,6 +18,10 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from lockstep import workloads
+from lockstep.core import metrics
+from lockstep.core.records.flags import Flag, flag
+from lockstep.core.records.record import LOADER_SETTINGS
+from lockstep.core.sizes import CACHES
 from lockstep.machine import memory, storage
 from lockstep.measure import timing
 from lockstep.measure.batches import Step
@@ -25,10 +29,6 @@ from lockstep.measure.harness import Harness
 from lockstep.measure.loading import data
 from lockstep.measure.loading.image_files import image_files
 from lockstep.measure.step.train_step import StepConfig, TrainStep
-from lockstep.vocabulary import metrics
-from lockstep.vocabulary.records.flags import Flag, flag
-from lockstep.vocabulary.records.record import LOADER_SETTINGS
-from lockstep.vocabulary.sizes import CACHES
 
 # What eats the batches: images of 32 x 32, as the study's are, in ten classes.
 EATER = "resnet18"

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from lockstep.core.records.flags import Flag, flag
+from lockstep.core.sizes import LEAST_BATCH
 from lockstep.machine import memory
-from lockstep.vocabulary.records.flags import Flag, flag
-from lockstep.vocabulary.sizes import LEAST_BATCH
-from lockstep.world.process_group import num_collectives
+from lockstep.ranks.process_group import num_collectives
 
 if TYPE_CHECKING:
     from lockstep.measure.harness import Harness

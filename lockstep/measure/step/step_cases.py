@@ -7,6 +7,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from lockstep import workloads
+from lockstep.core.records.flags import Flag, flag
+from lockstep.core.records.step_basis import BASIS, Basis
+from lockstep.core.sizes import local_batch_of
+from lockstep.core.studies import ON_REQUEST
 from lockstep.machine import memory
 from lockstep.machine.gpus import hardware
 from lockstep.measure.harness import Harness
@@ -14,13 +18,9 @@ from lockstep.measure.step import fitting
 from lockstep.measure.step.phases import Marks
 from lockstep.measure.step.strategies import is_sharded, unsuited
 from lockstep.measure.step.variants import Step, bucket_leads, of_ddp, without_sync
-from lockstep.vocabulary.records.flags import Flag, flag
-from lockstep.vocabulary.records.step_basis import BASIS, Basis
-from lockstep.vocabulary.sizes import local_batch_of
-from lockstep.vocabulary.studies import ON_REQUEST
+from lockstep.ranks import refusing
 from lockstep.workloads import trees
 from lockstep.workloads.costs import batch_bytes, flop_per_item, model_bytes
-from lockstep.world import refusing
 
 if TYPE_CHECKING:
     import torch

@@ -17,11 +17,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from lockstep.core.records.record import DDP_SETTINGS
+from lockstep.core.sizes import PRECISIONS, STRATEGIES
+from lockstep.core.system.files import MIB
 from lockstep.measure.step import strategies
 from lockstep.measure.step.phases import unmarked
-from lockstep.vocabulary.records.record import DDP_SETTINGS
-from lockstep.vocabulary.sizes import PRECISIONS, STRATEGIES
-from lockstep.vocabulary.system.files import MIB
 from lockstep.workloads import Workload, trees
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}

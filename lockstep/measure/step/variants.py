@@ -1,9 +1,9 @@
 """The variants of a training step that say where its time goes, run in turns.
 
-`lockstep.causes.division` says what each variant is for. A turn is entered by all ranks together;
-a block of turns runs each variant as often, in an order drawn anew in every run and equal on all
-ranks, so that what slows the machine for a while slows no variant more than the others, and what
-comes in every n-th step falls on each.
+`lockstep.measure.causes.division` says what each variant is for. A turn is entered by all ranks
+together; a block of turns runs each variant as often, in an order drawn anew in every run and equal
+on all ranks, so that what slows the machine for a while slows no variant more than the others, and
+what comes in every n-th step falls on each.
 """
 
 import math
@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from lockstep.core.sizes import Size
 from lockstep.measure import timing
-from lockstep.vocabulary.sizes import Size
-from lockstep.world.process_group import num_collectives
+from lockstep.ranks.process_group import num_collectives
 
 if TYPE_CHECKING:
     import torch
 
-    from lockstep.world.process_group import World
+    from lockstep.ranks.process_group import World
 
 Step = Callable[[], Any]
 

@@ -11,13 +11,13 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from lockstep import content
+from lockstep.core.text.durations import in_words
+from lockstep.core.text.formats import DASH, listed, number, span
 from lockstep.report.bundle.archive import Source, digest
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.results import Results, Row
 from lockstep.report.page.panels import accounts
 from lockstep.report.words import escapes, method
-from lockstep.vocabulary.text.durations import in_words
-from lockstep.vocabulary.text.formats import DASH, listed, number, span
 
 FOLDER = content.ROOT / "reports" / "bundle"
 # What a campaign's record holds beside the keys of a campaign file.

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lockstep.core.records import record
+from lockstep.core.text.formats import listed
 from lockstep.report.load import sources
 from lockstep.report.load.results import Results, Row
-from lockstep.vocabulary.records import record
-from lockstep.vocabulary.text.formats import listed
 
 LARGEST_BYTES = 1_000_000
 MAX_LISTED = 8

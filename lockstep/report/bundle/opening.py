@@ -15,8 +15,8 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import IO, Any, TypeVar
 
+from lockstep.core.text.printable import one_line
 from lockstep.report.bundle.archive import BLOCK, SUMS, digest
-from lockstep.vocabulary.text.printable import one_line
 
 ENDINGS = (".tar.gz", ".tgz")
 MAX_FILES = 100_000

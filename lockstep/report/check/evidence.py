@@ -5,11 +5,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from lockstep.core import metrics
+from lockstep.core.records.record import KEY, case_name
+from lockstep.core.studies import IMPORTED, LADDERS
 from lockstep.report.compute.scaling import Point, Series, series_of
 from lockstep.report.load.results import Conflict, Launch, Results
-from lockstep.vocabulary import metrics
-from lockstep.vocabulary.records.record import KEY, case_name
-from lockstep.vocabulary.studies import IMPORTED, LADDERS
 
 # Case and world size.
 Place = tuple[str, int]

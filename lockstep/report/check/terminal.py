@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from lockstep.core.text.formats import counted
 from lockstep.report.check import wording
 from lockstep.report.check.checker import LEVELS, Finding, Level
 from lockstep.report.check.evidence import Place
-from lockstep.vocabulary.text.formats import counted
 
 if TYPE_CHECKING:
     from lockstep.report.load.results import Results

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from lockstep.core.records.record import DDP_SETTINGS, LOADER_SETTINGS
 from lockstep.report.compute import replicates
 from lockstep.report.load import layout
 from lockstep.report.load.results import Launch, Row
-from lockstep.vocabulary.records.record import DDP_SETTINGS, LOADER_SETTINGS
 
 # Named first of what differs between the sides; the rest of the provenance follows.
 FIRST_FACTS = (

@@ -5,13 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from lockstep.report.check.wording import blocked
-from lockstep.report.compare import outcome, outcome_wording
-from lockstep.report.compare.judging import MOST_LAUNCHES, UNKNOWN, launches_needed
-from lockstep.report.compare.outcome_wording import MOST_CHANGE, SHORT, values
-from lockstep.report.compare.pairing import ambiguity
-from lockstep.report.words import escapes, lines
-from lockstep.vocabulary.text.formats import (
+from lockstep.core.text.formats import (
     DASH,
     counted,
     listed,
@@ -22,6 +16,12 @@ from lockstep.vocabulary.text.formats import (
     ratio_span,
     trimmed,
 )
+from lockstep.report.check.wording import blocked
+from lockstep.report.compare import outcome, outcome_wording
+from lockstep.report.compare.judging import MOST_LAUNCHES, UNKNOWN, launches_needed
+from lockstep.report.compare.outcome_wording import MOST_CHANGE, SHORT, values
+from lockstep.report.compare.pairing import ambiguity
+from lockstep.report.words import escapes, lines
 
 if TYPE_CHECKING:
     from lockstep.report.compare.circumstances import Caution

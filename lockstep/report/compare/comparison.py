@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
+from lockstep.core.records import flags, record
+from lockstep.core.text import formats
 from lockstep.report import looks
 from lockstep.report.check.checker import NOT_OF_SPEED, OF_SPEED, Finding, blocked_by
 from lockstep.report.compare import circumstances, compare_wording, pairing, training_times
@@ -21,8 +23,6 @@ from lockstep.report.compute import replicates
 from lockstep.report.compute.lost_time import quantities
 from lockstep.report.compute.statistics import CONFIDENCE, t_quantile, welch
 from lockstep.report.load.results import Launch, Results, Row
-from lockstep.vocabulary.records import flags, record
-from lockstep.vocabulary.text import formats
 
 Sides = tuple[str, str]
 LETTERS = "ABCDEF"

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from lockstep.core.text.formats import DASH, counted, listed, percent
 from lockstep.report.check.wording import joined
 from lockstep.report.compare import outcome
 from lockstep.report.compare.judging import (
@@ -15,7 +16,6 @@ from lockstep.report.compare.judging import (
     launches_needed,
 )
 from lockstep.report.compare.outcome import BARE, EQUAL, ONE_JOB, JudgedPair, Outcome
-from lockstep.vocabulary.text.formats import DASH, counted, listed, percent
 
 if TYPE_CHECKING:
     from lockstep.report.compare.comparison import Comparison

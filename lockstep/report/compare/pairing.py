@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from lockstep.core.records.flags import Flag
+from lockstep.core.text import formats
 from lockstep.report.compute import replicates
 from lockstep.report.compute.scaling import label
 from lockstep.report.compute.statistics import median_rate
@@ -18,8 +20,6 @@ from lockstep.report.load import layout
 from lockstep.report.load.layout import Layout
 from lockstep.report.load.results import Row, largest
 from lockstep.report.load.training_runs import FACTORS
-from lockstep.vocabulary.records.flags import Flag
-from lockstep.vocabulary.text import formats
 
 # Factors of training runs that stay, or have a name of their own below.
 OF_ROWS = ("workload", "data", "precision", "global_batch", "local_batch")

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lockstep.core.metrics import NOTABLE
+from lockstep.core.records.flags import Flag, flag
 from lockstep.report.compute.statistics import t_quantile
-from lockstep.vocabulary.metrics import NOTABLE
-from lockstep.vocabulary.records.flags import Flag, flag
 
 if TYPE_CHECKING:
     from lockstep.report.load.results import Row

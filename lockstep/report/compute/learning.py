@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean, median
 
+from lockstep.core.records.training_record import Epoch
 from lockstep.report.compute import replicates
 from lockstep.report.compute.lost_time import quantities
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval, linear_interval, log_interval
 from lockstep.report.load.results import Row
-from lockstep.vocabulary.records.training_record import Epoch
 
 Targets = dict[tuple[str, str], float]
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from operator import mul
 from statistics import fmean, median, stdev
 
+from lockstep.core import metrics
+from lockstep.core.metrics import GIGA
 from lockstep.report.compute import replicates
 from lockstep.report.compute.scaling import Point
 from lockstep.report.compute.statistics import (
@@ -24,8 +26,6 @@ from lockstep.report.compute.statistics import (
     t_quantile,
 )
 from lockstep.report.load.results import Row
-from lockstep.vocabulary import metrics
-from lockstep.vocabulary.metrics import GIGA
 
 # Two sizes are a line, and say nothing of how well it fits.
 LEAST_SIZES = 3

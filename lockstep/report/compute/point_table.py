@@ -9,13 +9,13 @@ from dataclasses import astuple
 from statistics import median
 from typing import Any
 
+from lockstep.core.records import flags
 from lockstep.report import columns
 from lockstep.report.compute import learning
 from lockstep.report.compute.lost_time import attribution, quantities
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.load.results import Row
-from lockstep.vocabulary.records import flags
 
 COLUMNS = (*columns.POINTS, *columns.DETAILS)
 

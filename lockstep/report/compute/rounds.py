@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.core.records.flags import Flag
+from lockstep.core.records.record import CaseRecord
 from lockstep.report.compute import diagnosis
-from lockstep.vocabulary.records.flags import Flag
-from lockstep.vocabulary.records.record import CaseRecord
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Named = tuple[str, CaseRecord]

@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from lockstep.core.records.flags import Flag
+from lockstep.core.studies import WITHOUT_COST, WITHOUT_RATIO
+from lockstep.core.text.formats import counted
 from lockstep.report.compute import diagnosis, replicates
 from lockstep.report.compute.statistics import Interval, log_interval, median_rate, ratio_interval
 from lockstep.report.load import layout
 from lockstep.report.load.results import Row, largest
 from lockstep.report.load.training_runs import USUAL
-from lockstep.vocabulary.records.flags import Flag
-from lockstep.vocabulary.studies import WITHOUT_COST, WITHOUT_RATIO
-from lockstep.vocabulary.text.formats import counted
 
 SECONDS_PER_HOUR = 3600.0
 SAMPLES_PER_COST = 1e6

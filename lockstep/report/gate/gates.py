@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from lockstep.core.studies import IMPORTED, LADDERS, OTHER, WITHOUT_COST
 from lockstep.report.check.checker import Finding, errors
 from lockstep.report.compare.comparison import Comparison
 from lockstep.report.compute.alternatives import compared
@@ -13,7 +14,6 @@ from lockstep.report.gate.references import judge_reference, name_of
 from lockstep.report.gate.targets import Targets
 from lockstep.report.gate.verdicts import MET, MISSED, NOT_SHOWN, Goal, Reason, Verdict
 from lockstep.report.load.results import Results
-from lockstep.vocabulary.studies import IMPORTED, LADDERS, OTHER, WITHOUT_COST
 
 AT_LEAST = ("mfu", "validation_accuracy", "gpu_utilisation")
 Value = Callable[[Point], tuple[float, Interval | None]]

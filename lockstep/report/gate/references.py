@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from statistics import median
 
+from lockstep.core.text.durations import TIME_UNITS
 from lockstep.report.compute import replicates
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval, log_interval, median_rate
 from lockstep.report.gate.targets import Reference
 from lockstep.report.gate.verdicts import Goal, Verdict
 from lockstep.report.load.results import Results, Row
-from lockstep.vocabulary.text.durations import TIME_UNITS
 
 
 def name_of(series: Series, point: Point) -> str:

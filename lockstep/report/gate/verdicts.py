@@ -26,15 +26,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from lockstep.core.records import flags, record
+from lockstep.core.records.flags import Flag
+from lockstep.core.text.formats import listed, number, percent
 from lockstep.report import looks
 from lockstep.report.check import wording
 from lockstep.report.check.checker import NOT_OF_SPEED, Finding, blocked_by, touching
 from lockstep.report.compute.scaling import Point
 from lockstep.report.compute.statistics import CONFIDENCE, Interval, t_quantile
 from lockstep.report.load.results import Results, Row
-from lockstep.vocabulary.records import flags, record
-from lockstep.vocabulary.records.flags import Flag
-from lockstep.vocabulary.text.formats import listed, number, percent
 
 MET, MISSED, NOT_SHOWN, BLOCKED = "met", "missed", "not-shown", "blocked"
 # Relative: a value that equals its target but for the last digits of the arithmetic reaches it.

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from lockstep.core.records import record
+from lockstep.core.records.flags import flag
 from lockstep.report.load.results import COPY, Conflict, Launch, Results, Row
-from lockstep.vocabulary.records import record
-from lockstep.vocabulary.records.flags import flag
 
 # What one case's workload is made of: equal in every launch and at every world size.
 SOURCES = ("workload_sha256", "gradient_bytes")

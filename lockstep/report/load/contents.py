@@ -1,6 +1,6 @@
 """Which values a report's files may hold, and how others are refused.
 
-`lockstep.vocabulary` describes what a launch writes; here are the descriptions of other files, and
+`lockstep.core` describes what a launch writes; here are the descriptions of other files, and
 pydantic checks a value by any of them.
 """
 
@@ -10,9 +10,9 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from lockstep.vocabulary.records.described import About, Amount, Count, Whole
-from lockstep.vocabulary.records.launch_block import LaunchBlock
-from lockstep.vocabulary.records.record import CaseRecord, Derived, Rounds, Seconds
+from lockstep.core.records.described import About, Amount, Count, Whole
+from lockstep.core.records.launch_block import LaunchBlock
+from lockstep.core.records.record import CaseRecord, Derived, Rounds, Seconds
 
 Kind = TypeVar("Kind")
 Amounts = Annotated[list[Amount], About(min_length=1)]

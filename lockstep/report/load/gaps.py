@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from lockstep.core.records import failed_case
 from lockstep.report.compute.scaling import best_efficiencies, series_of
 from lockstep.report.load import sources
 from lockstep.report.load.results import COPY, Launch, Results, Row
-from lockstep.vocabulary.records import failed_case
 
 Kind = Literal["failed", "skipped", "no-result", "not-run", "too-few-gpus", "below-floor"]
 

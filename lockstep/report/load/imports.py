@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Any, get_args
 
 from lockstep import content
+from lockstep.core.records.flags import Flag, flag
+from lockstep.core.records.record import SCHEMA_VERSION, Scaling
+from lockstep.core.system import files
+from lockstep.core.text import durations
+from lockstep.core.text.durations import TIME_UNITS
+from lockstep.core.text.formats import counted, listed
 from lockstep.report.load import table_cells, table_parts, table_units
 from lockstep.report.load.sources import IMPORTED
 from lockstep.report.load.table_cells import COLUMNS, Table, Understood
-from lockstep.vocabulary.records.flags import Flag, flag
-from lockstep.vocabulary.records.record import SCHEMA_VERSION, Scaling
-from lockstep.vocabulary.system import files
-from lockstep.vocabulary.text import durations
-from lockstep.vocabulary.text.durations import TIME_UNITS
-from lockstep.vocabulary.text.formats import counted, listed
 
 EPOCH_COLUMNS = ("jobid", "epoch", "world_size", "global_batch", "epoch_time_s", "images_per_sec")
 TIMES = ("time", "training_time", "epoch_time", "time_to_train")

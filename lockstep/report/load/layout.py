@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lockstep.core.text.formats import counted
 from lockstep.report.load.results import Row
-from lockstep.vocabulary.text.formats import counted
 
 PREFIX = "NCCL_"
 # Variables that name a launch's own files or meeting place, not what it measures.

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import content
+from lockstep.core.system import files
+from lockstep.core.system.files import write_atomically
 from lockstep.report.load.sources import CAMPAIGN, LAUNCHES, RESULT
-from lockstep.vocabulary.system import files
-from lockstep.vocabulary.system.files import write_atomically
 
 SUFFIX = ".json.gz"
 # The key of campaign.json that says how the results came about.

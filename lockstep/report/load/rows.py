@@ -6,15 +6,15 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from lockstep.core import metrics
+from lockstep.core.records import flags, record
+from lockstep.core.records.record import SHORTEST_ROUND_S, CaseRecord
+from lockstep.core.studies import OTHER
 from lockstep.report.compute import rounds
 from lockstep.report.compute.rounds import Named, Rounds
 from lockstep.report.load.contents import Details, Stats, checked
 from lockstep.report.load.results import ORIGINS, Row, Unread
 from lockstep.report.load.training_runs import name_alike
-from lockstep.vocabulary import metrics
-from lockstep.vocabulary.records import flags, record
-from lockstep.vocabulary.records.record import SHORTEST_ROUND_S, CaseRecord
-from lockstep.vocabulary.studies import OTHER
 
 # What `details` holds of the steps that no rank waits in.
 VARIANTS = "rank_variant_s"

@@ -10,12 +10,12 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from lockstep.core.records import journal, journal_copies, record
+from lockstep.core.system import files
+from lockstep.core.text.formats import listed
+from lockstep.core.text.printable import one_line
 from lockstep.report.load import training_runs
 from lockstep.report.load.contents import CampaignFile, checked
-from lockstep.vocabulary.records import journal, journal_copies, record
-from lockstep.vocabulary.system import files
-from lockstep.vocabulary.text.formats import listed
-from lockstep.vocabulary.text.printable import one_line
 
 IMPORTED = "imported.json"
 CAMPAIGN = "campaign.json"

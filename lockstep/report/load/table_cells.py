@@ -13,10 +13,10 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from lockstep.core.system import files
+from lockstep.core.text.printable import visible
 from lockstep.report.load import table_numbers, table_units
 from lockstep.report.load.table_units import DEVICES, THOUSANDS
-from lockstep.vocabulary.system import files
-from lockstep.vocabulary.text.printable import visible
 
 # Each line's number in the file, and its cells by heading.
 Lines = list[tuple[int, dict[str, str]]]

@@ -8,8 +8,8 @@ import re
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
+from lockstep.core.text.durations import TIME_UNITS
 from lockstep.report.load.table_units import DEVICES, NODES, TIMES
-from lockstep.vocabulary.text.durations import TIME_UNITS
 
 # Blanks, _ and ' between groups of three digits part thousands and nothing else.
 _SPACE = "[ _'\u2019\u00a0\u2009\u202f]"

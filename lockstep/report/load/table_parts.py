@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lockstep.vocabulary.factors import KNOWN
+from lockstep.core.factors import KNOWN
 
 Line = Mapping[str, Any]
 

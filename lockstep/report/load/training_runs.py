@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lockstep.core.records.record import DDP_SETTINGS, LOADER_SETTINGS, CaseRecord
+from lockstep.core.records.step_basis import BASIS, Basis, Data
+from lockstep.core.system import files
 from lockstep.report.load.contents import checked
 from lockstep.report.load.results import Row
-from lockstep.vocabulary.records.record import DDP_SETTINGS, LOADER_SETTINGS, CaseRecord
-from lockstep.vocabulary.records.step_basis import BASIS, Basis, Data
-from lockstep.vocabulary.system import files
 
 # What the summary of a training run holds, and no other file.
 KEYS = {"config", "epoch_plan", "step_losses"}

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lockstep.core.studies import LADDERS
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.pack.planned_runs import Production
-from lockstep.vocabulary.studies import LADDERS
 
 # Tables that two pages hold; the rest is in the numbers.
 MAX_SERIES = 2

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from lockstep.core.text import formats
+from lockstep.core.text.formats import number, percent, percent_span, ratio, span
 from lockstep.report.compute.scaling import SECONDS_PER_HOUR, Point, Series
 from lockstep.report.pack.chosen import Chosen
 from lockstep.report.pack.node_hours import Budget
@@ -10,8 +12,6 @@ from lockstep.report.pack.outcomes import Outcomes
 from lockstep.report.pack.planned_runs import Run
 from lockstep.report.page.panels import parts
 from lockstep.report.page.panels.parts import GIGA, MILLI, allowed, shown
-from lockstep.vocabulary.text import formats
-from lockstep.vocabulary.text.formats import number, percent, percent_span, ratio, span
 
 Table = dict[str, Any]
 COST_SAMPLES = 1e6

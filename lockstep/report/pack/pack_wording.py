@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from lockstep.core.text.durations import in_words
+from lockstep.core.text.formats import counted, listed, number, percent, percent_span, ratio
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.pack import pack_tables as cells
 from lockstep.report.pack.chosen import Agreement, Chosen
@@ -10,8 +12,6 @@ from lockstep.report.pack.objections import Objection
 from lockstep.report.pack.outcomes import Outcomes
 from lockstep.report.page.panels.parts import GIGA, MILLI
 from lockstep.report.words.method import span_of
-from lockstep.vocabulary.text.durations import in_words
-from lockstep.vocabulary.text.formats import counted, listed, number, percent, percent_span, ratio
 
 # Beyond it, stalls cost node-hours that a median does not show.
 STALLS = 1.05

@@ -12,6 +12,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from lockstep.core.records import step_basis
+from lockstep.core.records.step_basis import Basis
+from lockstep.core.text import formats
+from lockstep.core.text.formats import counted, listed
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.results import Results
 from lockstep.report.pack import pack_tables, pack_wording
@@ -22,10 +26,6 @@ from lockstep.report.pack.outcomes import Outcomes
 from lockstep.report.pack.planned_runs import Work
 from lockstep.report.words import method
 from lockstep.report.words.verdict_card import Judged
-from lockstep.vocabulary.records import step_basis
-from lockstep.vocabulary.records.step_basis import Basis
-from lockstep.vocabulary.text import formats
-from lockstep.vocabulary.text.formats import counted, listed
 
 Block = dict[str, Any]
 

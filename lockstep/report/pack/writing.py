@@ -8,10 +8,10 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from lockstep.core.system.files import write_atomically
 from lockstep.report.pack.planned_runs import FOLDER
 from lockstep.report.page import figures
 from lockstep.report.words import escapes
-from lockstep.vocabulary.system.files import write_atomically
 
 NUMBERS = "numbers.json"
 TEXTS = ("proposal.md", "proposal.tex")

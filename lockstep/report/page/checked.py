@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from lockstep.core.text.formats import counted, listed
 from lockstep.report.check import checker, terminal, wording
 from lockstep.report.check.checker import Finding, blocked_by
 from lockstep.report.compute.scaling import Series, series_of
 from lockstep.report.load.reading import gather
 from lockstep.report.load.results import Results, Row
 from lockstep.report.page.panels.parts import Panel, panel, table
-from lockstep.vocabulary.text.formats import counted, listed
 
 # Errors that stand above everything else; the panel has them all.
 MAX_FIRST = 5

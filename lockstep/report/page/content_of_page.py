@@ -7,6 +7,10 @@ This is the seam between computing and drawing: everything the page says is in t
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lockstep.core.metrics import NOTABLE
+from lockstep.core.studies import TRAINING
+from lockstep.core.text import formats
+from lockstep.core.text.formats import counted, number
 from lockstep.report.check import checker, terminal
 from lockstep.report.check.checker import Finding
 from lockstep.report.compute import learning
@@ -30,10 +34,6 @@ from lockstep.report.words import (
 )
 from lockstep.report.words.headline import Headline
 from lockstep.report.words.next_step import WIDE, is_wide, next_step
-from lockstep.vocabulary.metrics import NOTABLE
-from lockstep.vocabulary.studies import TRAINING
-from lockstep.vocabulary.text import formats
-from lockstep.vocabulary.text.formats import counted, number
 
 BIT_PER_MBIT = 1e6
 CPU_BAND = (

@@ -3,6 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from lockstep.core.records.record import DDP_SETTINGS, LOADER_SETTINGS
+from lockstep.core.studies import OTHER
+from lockstep.core.text import formats
+from lockstep.core.text.formats import counted
 from lockstep.report.compute.diagnosis import FEWEST, MODE_FEWEST
 from lockstep.report.compute.lost_time import quantities
 from lockstep.report.compute.scaling import Series
@@ -11,10 +15,6 @@ from lockstep.report.load.gaps import Gap
 from lockstep.report.load.results import Launch, Results, Row
 from lockstep.report.page.panels.parts import GIGA, Panel, panel, table
 from lockstep.report.words.method import timing
-from lockstep.vocabulary.records.record import DDP_SETTINGS, LOADER_SETTINGS
-from lockstep.vocabulary.studies import OTHER
-from lockstep.vocabulary.text import formats
-from lockstep.vocabulary.text.formats import counted
 
 # Facts of provenance that get a row of their own, in this order; the others follow.
 FIRST_FACTS = (

@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 import matplotlib as mpl
 
+from lockstep.core.system.files import write_atomically
 from lockstep.report.page.drawing import bands, changes, dots, grids, stacks, traces
 from lockstep.report.page.drawing.canvas import Canvas
 from lockstep.report.page.drawing.palette import STYLE, VARIABLES, WIDTH_IN
-from lockstep.vocabulary.system.files import write_atomically
 
 Format = Literal["svg", "pdf", "png"]
 FORMATS: tuple[Format, ...] = ("svg", "pdf", "png")

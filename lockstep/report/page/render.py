@@ -13,8 +13,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from lockstep import content
+from lockstep.core.system import files
 from lockstep.report.words import escapes
-from lockstep.vocabulary.system import files
 
 # By this line in its head a page is known as a report that may be made anew.
 MARK = '<meta name="generator" content="lockstep report">'

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from lockstep.core.studies import LADDERS, OTHER, TITLES
+from lockstep.core.text.formats import counted, percent, percent_span
 from lockstep.report.check.wording import joined
 from lockstep.report.compute.scaling import Series
 from lockstep.report.page.panels import parts
 from lockstep.report.page.plots import scaling_figures
 from lockstep.report.words import headline, next_step
 from lockstep.report.words.headline import Headline
-from lockstep.vocabulary.studies import LADDERS, OTHER, TITLES
-from lockstep.vocabulary.text.formats import counted, percent, percent_span
 
 KINDS = {name: TITLES[name] for name in LADDERS} | {"cited": "Cited", "target": "Target"}
 # In a figure as small as the one beside the headlines.

@@ -13,6 +13,9 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Literal
 
+from lockstep.core.metrics import NOTABLE
+from lockstep.core.studies import LADDERS, OTHER, TRAINING
+from lockstep.core.text.formats import DASH, counted, listed, size_of
 from lockstep.report.check.rules.ladders import WIDEST_STEP
 from lockstep.report.compute.alternatives.factor_ladders import FactorLadder, factor_ladders
 from lockstep.report.compute.scaling import Point, Series
@@ -21,9 +24,6 @@ from lockstep.report.load.results import Results, Row
 from lockstep.report.page import facts
 from lockstep.report.page.panels.collective_tables import message_bytes
 from lockstep.report.page.panels.parts import Panel, absolute, baseline_text, panel, table
-from lockstep.vocabulary.metrics import NOTABLE
-from lockstep.vocabulary.studies import LADDERS, OTHER, TRAINING
-from lockstep.vocabulary.text.formats import DASH, counted, listed, size_of
 
 State = Literal["held", "not held", "does not apply"]
 # Fewer launches show a departure from the normal distribution only where it is gross.

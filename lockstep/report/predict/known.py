@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from lockstep.core.studies import LADDERS
+from lockstep.core.text.durations import TIME_UNITS
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.predict import models
 from lockstep.report.predict.models import Array
 from lockstep.report.predict.unpredictable import forbidding
-from lockstep.vocabulary.studies import LADDERS
-from lockstep.vocabulary.text.durations import TIME_UNITS
 
 if TYPE_CHECKING:
     from lockstep.report.check.checker import Finding

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from lockstep.core.text.durations import in_words
+from lockstep.core.text.formats import listed, number, percent, ratio, span, trimmed
 from lockstep.report.check.wording import blocked, of_break
 from lockstep.report.compute.scaling import Series
 from lockstep.report.predict.known import Ladder
@@ -10,8 +12,6 @@ from lockstep.report.predict.prediction import Candidate, Prediction, predict, u
 from lockstep.report.predict.recommendation import Recommendation, diminishing, next_step
 from lockstep.report.predict.unpredictable import FARTHEST
 from lockstep.report.words.lines import numbers
-from lockstep.vocabulary.text.durations import in_words
-from lockstep.vocabulary.text.formats import listed, number, percent, ratio, span, trimmed
 
 MEANINGS = {
     "level": "efficiency stays as last measured",

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+from lockstep.core.text import durations
+from lockstep.core.text.durations import in_words
+from lockstep.core.text.formats import percent, percent_span, ratio_span, trimmed
 from lockstep.report.check.wording import joined
 from lockstep.report.compute.scaling import SECONDS_PER_HOUR, Point, Series
 from lockstep.report.predict.models import marginal_efficiencies
 from lockstep.report.predict.unpredictable import doublings_between
-from lockstep.vocabulary.text import durations
-from lockstep.vocabulary.text.durations import in_words
-from lockstep.vocabulary.text.formats import percent, percent_span, ratio_span, trimmed
 
 Kind = Literal["efficiency", "deadline", "budget", "fastest"]
 # Each kind with a limit, and the largest one.

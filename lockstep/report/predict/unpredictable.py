@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
+from lockstep.core.text.formats import counted, listed
 from lockstep.report.check.wording import joined
-from lockstep.vocabulary.text.formats import counted, listed
 
 if TYPE_CHECKING:
     from lockstep.report.check.checker import Finding

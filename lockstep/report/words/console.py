@@ -4,15 +4,15 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lockstep.core.studies import LADDERS
+from lockstep.core.text import formats
+from lockstep.core.text.durations import in_words
+from lockstep.core.text.formats import number, percent, ratio
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.results import Results
 from lockstep.report.page.panels import parts
 from lockstep.report.words import rate_cards, training_words
 from lockstep.report.words.lines import numbers, sentence
-from lockstep.vocabulary.studies import LADDERS
-from lockstep.vocabulary.text import formats
-from lockstep.vocabulary.text.durations import in_words
-from lockstep.vocabulary.text.formats import number, percent, ratio
 
 NARROWEST, WIDEST = 80, 120
 MAX_LINES = 60

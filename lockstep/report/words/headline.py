@@ -4,15 +4,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.causes.stragglers import LateInput
-from lockstep.causes.words import Cause
+from lockstep.core.text.formats import counted, listed, number, percent, percent_span, ratio
+from lockstep.measure.causes.stragglers import LateInput
+from lockstep.measure.causes.words import Cause
 from lockstep.report.compute.lost_time import attribution, slow
 from lockstep.report.compute.lost_time.attribution import Loss, Reason
 from lockstep.report.compute.lost_time.slow import Slowest
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.page.panels import losses, parts
 from lockstep.report.words import verdict_card
-from lockstep.vocabulary.text.formats import counted, listed, number, percent, percent_span, ratio
 
 Kind = Literal["good", "below", "open", "alone", "blocked"]
 

@@ -3,8 +3,8 @@
 import textwrap
 from collections.abc import Sequence
 
+from lockstep.core.text import formats
 from lockstep.report.words import escapes
-from lockstep.vocabulary.text import formats
 
 WIDTH = 100
 # What is left of a line for its last cell, at the least.

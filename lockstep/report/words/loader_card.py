@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from lockstep.core.metrics import NOTABLE
+from lockstep.core.text.formats import counted, number, percent, percent_span
 from lockstep.report.compute.lost_time import quantities
 from lockstep.report.compute.scaling import Series
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.load.results import Row
-from lockstep.vocabulary.metrics import NOTABLE
-from lockstep.vocabulary.text.formats import counted, number, percent, percent_span
 
 Kind = Literal["keeps-up", "waits", "open"]
 

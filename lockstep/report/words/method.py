@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 
+from lockstep.core.records.step_basis import Basis
+from lockstep.core.text import formats
+from lockstep.core.text.formats import counted, listed
 from lockstep.report.compute.scaling import Point
 from lockstep.report.load.results import Row
-from lockstep.vocabulary.records.step_basis import Basis
-from lockstep.vocabulary.text import formats
-from lockstep.vocabulary.text.formats import counted, listed
 
 NOT_RECORDED = "Basis: what a step read is not recorded, so the numbers may be an upper bound."
 # What production does beside the steps that are measured.

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from lockstep.core.studies import LADDERS
+from lockstep.core.text.formats import counted, listed, percent, percent_span
 from lockstep.report.compute import learning
 from lockstep.report.compute.alternatives.factor_ladders import without_laddered
 from lockstep.report.compute.lost_time.slow import Slowest
@@ -11,8 +13,6 @@ from lockstep.report.load.results import Results, Row
 from lockstep.report.page.panels import losses
 from lockstep.report.words import verdict_card
 from lockstep.report.words.verdict_card import Judged
-from lockstep.vocabulary.studies import LADDERS
-from lockstep.vocabulary.text.formats import counted, listed, percent, percent_span
 
 WANTED_LAUNCHES = 3
 UNMEASURED = "Mend why no case has a result, which is under Not measured, and run it again."

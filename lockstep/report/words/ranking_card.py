@@ -4,13 +4,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.report.compute.alternatives import compared
-from lockstep.report.compute.alternatives.ranking import Place, Ranking, rank
-from lockstep.report.compute.scaling import Series
-from lockstep.report.words.rate_cards import entry
-from lockstep.vocabulary.metrics import GIGA
-from lockstep.vocabulary.studies import LADDERS, NAMES, TITLES, WITHOUT_RANKING
-from lockstep.vocabulary.text.formats import (
+from lockstep.core.metrics import GIGA
+from lockstep.core.studies import LADDERS, NAMES, TITLES, WITHOUT_RANKING
+from lockstep.core.text.formats import (
     capital,
     counted,
     number,
@@ -18,6 +14,10 @@ from lockstep.vocabulary.text.formats import (
     percent_span,
     span,
 )
+from lockstep.report.compute.alternatives import compared
+from lockstep.report.compute.alternatives.ranking import Place, Ranking, rank
+from lockstep.report.compute.scaling import Series
+from lockstep.report.words.rate_cards import entry
 
 # Studies that measure settings of one step.
 STUDIES = [name for name in NAMES if name not in (*LADDERS, *WITHOUT_RANKING)]

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
+from lockstep.core.text.formats import counted, number, percent, percent_span, ratio
 from lockstep.report.compute.alternatives.factor_ladders import FactorLadder, factor_ladders
 from lockstep.report.compute.alternatives.other_devices import Replaced, kind_of_device, replaced
 from lockstep.report.compute.scaling import Series, reaches
 from lockstep.report.page.panels import parts
 from lockstep.report.words.headline import TIMES
 from lockstep.report.words.lines import numbers
-from lockstep.vocabulary.text.formats import counted, number, percent, percent_span, ratio
 
 ORIGINS = {"cited": "Cited", "target": "Target"}
 BLOCKED = "no verdict, blocked by the check"

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
+from lockstep.core.text import formats
+from lockstep.core.text.formats import counted, number, percent, percent_span, ratio, span
 from lockstep.report.compute import learning
 from lockstep.report.compute.alternatives import compared
 from lockstep.report.compute.learning import Learned, Pooled, Targets
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.page.panels import parts
-from lockstep.vocabulary.text import formats
-from lockstep.vocabulary.text.formats import counted, number, percent, percent_span, ratio, span
 
 # Factors whose value says what they are.
 BARE = ("workload", "data", "precision", "device")

@@ -5,6 +5,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from lockstep.core.text.durations import clock, in_words
+from lockstep.core.text.formats import DASH, listed, size_of
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.any_job.held import Held, Wait
 from lockstep.slurm.any_job.inventory import NodeUse, Reason
@@ -12,8 +14,6 @@ from lockstep.slurm.any_job.nodes_now import Gpu, NodeNow, StepNow
 from lockstep.slurm.any_job.occupancy import Occupancy, Start
 from lockstep.slurm.any_job.used import Hint, hints
 from lockstep.slurm.status.accounting import end_of
-from lockstep.vocabulary.text.durations import clock, in_words
-from lockstep.vocabulary.text.formats import DASH, listed, size_of
 
 # how a job waits for another -> in words
 WAITS = {

@@ -268,10 +268,10 @@ def shell(
       lockstep shell ladder --site example --world-size 8 --dry-run
     """
     from lockstep.campaign import campaign as campaigns
+    from lockstep.core.text.durations import parse_limit
     from lockstep.slurm import scheduler as slurm
     from lockstep.slurm import site as sites
     from lockstep.slurm.any_job import point_shell
-    from lockstep.vocabulary.text.durations import parse_limit
 
     say_site(site)
     chosen, where = campaigns.load(campaign), sites.load(site.source)

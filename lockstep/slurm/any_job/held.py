@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lockstep.core.text.durations import parse
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.programs.no_answer import FailedError
 from lockstep.slurm.scheduler import State
 from lockstep.slurm.status.accounting import instant
-from lockstep.vocabulary.text.durations import parse
 
 # squeue(1), --format; the name is last, for it may hold any character.
 FORMAT = "%i|%T|%r|%u|%P|%D|%M|%l|%V|%S|%E|%Q|%N|%j"

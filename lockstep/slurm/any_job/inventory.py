@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from lockstep.core.system.files import MIB
 from lockstep.slurm import cluster
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.status.accounting import instant
-from lockstep.vocabulary.system.files import MIB
 
 MAX_HOSTS = 100_000  # of one job
 # text [who@when], as `scontrol show node` ends a reason

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
+from lockstep.core.system.files import MIB
+from lockstep.core.text.durations import parse
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.status.accounting import size
-from lockstep.vocabulary.system.files import MIB
-from lockstep.vocabulary.text.durations import parse
 
 APART_S = 1  # between two looks at the counters of CPU time
 MAX_PROCESSES = 8

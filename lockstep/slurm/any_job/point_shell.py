@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.campaign.campaign import Campaign
+from lockstep.core.text.durations import parse_limit
 from lockstep.slurm.site import Site
 from lockstep.slurm.submit.partition_limits import check_nodes, limit_s
 from lockstep.slurm.submit.resources import directives, share
 from lockstep.slurm.submit.runtimes import entered
-from lockstep.vocabulary.text.durations import parse_limit
 
 # Options of sbatch that salloc does not know.
 OF_SCRIPTS = ("--signal=", "--open-mode=", "--output=", "--no-requeue")

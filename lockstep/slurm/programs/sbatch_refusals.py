@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lockstep.vocabulary.system import files
-from lockstep.vocabulary.text.formats import listed
-from lockstep.vocabulary.text.printable import one_line
+from lockstep.core.system import files
+from lockstep.core.text.formats import listed
+from lockstep.core.text.printable import one_line
 
 SITE = "in the site file"
 CAMPAIGN = "in the campaign file"

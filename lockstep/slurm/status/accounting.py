@@ -16,11 +16,11 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, TypeVar
 
+from lockstep.core.system import files
+from lockstep.core.text.durations import parse
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.programs.no_answer import NoAccountingError, NotInstalledError
 from lockstep.slurm.status.sent import Results
-from lockstep.vocabulary.system import files
-from lockstep.vocabulary.text.durations import parse
 
 FIELDS = (
     *("JobID", "JobIDRaw", "State", "ExitCode", "Elapsed", "Submit", "Eligible", "Start"),

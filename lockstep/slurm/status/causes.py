@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from lockstep.core.system.environment import INTERFACE_NAMES
+from lockstep.core.text.printable import one_line
 from lockstep.slurm.programs.log_lines import MAX_LINE, read_end
 from lockstep.slurm.scheduler import NEVER_SATISFIED
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.status.standing import Standing
 from lockstep.slurm.submit.submission import stored_site
-from lockstep.vocabulary.system.environment import INTERFACE_NAMES
-from lockstep.vocabulary.text.printable import one_line
 
 Kind = Literal[
     "stopped", "time", "memory", "killed", "no_output", "log", "not_started", "never_began", "lost",

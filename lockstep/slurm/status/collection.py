@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from lockstep.core.records import journal
+from lockstep.core.records.record import KEY
+from lockstep.core.system import files
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.status import accounting, by_hand, standing
 from lockstep.slurm.status.sent import Job, Results, writers
-from lockstep.vocabulary.records import journal
-from lockstep.vocabulary.records.record import KEY
-from lockstep.vocabulary.system import files
 
 SCHEMA = 2
 # Of an element that was cancelled before it began sacct keeps nothing.

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lockstep.core.records import journal
 from lockstep.slurm.scheduler import ENDED, State
 from lockstep.slurm.status.sent import Results
-from lockstep.vocabulary.records import journal
 
 # What a process can end with, also 128 + its signal.
 LARGEST_CODE = 255

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lockstep.core.text.formats import counted
 from lockstep.slurm.submit.cli_options import as_json_option, dry_run_option
-from lockstep.vocabulary.text.formats import counted
 
 if TYPE_CHECKING:
     from lockstep.slurm.status.sent import Results
@@ -131,8 +131,8 @@ def collect(folder: str, *, as_json: bool) -> None:
     Example:
       lockstep collect results/campaign
     """
+    from lockstep.report.tracker import live
     from lockstep.slurm.status import collection
-    from lockstep.tracker import live
 
     results = results_of(folder)
     made = collection.collect(results, _say)

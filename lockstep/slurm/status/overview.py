@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from lockstep.campaign.folder import Outcome
+from lockstep.core.text.durations import in_words
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.scheduler import State
 from lockstep.slurm.status import by_hand
@@ -15,7 +16,6 @@ from lockstep.slurm.status.advice import advise
 from lockstep.slurm.status.causes import OF_CAMPAIGN, key_to_mend
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.status.standing import Campaign, Standing, counts
-from lockstep.vocabulary.text.durations import in_words
 
 # A thousand elements or launches are counted; so many of those that need a look are named.
 MAX_NAMED = 8

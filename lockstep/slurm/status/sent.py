@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.campaign.folder import Folder
+from lockstep.core.records import journal, journal_copies
+from lockstep.core.system import files, locks
 from lockstep.slurm.scheduler import CLUSTER, own_name
-from lockstep.vocabulary.records import journal, journal_copies
-from lockstep.vocabulary.system import files, locks
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from pathlib import Path
 from lockstep.campaign.campaign import Campaign, Launch, plan
 from lockstep.campaign.launch_options import common_options
 from lockstep.campaign.local.traced_run import FEW_STEPS, refuse_program
+from lockstep.core.text.durations import parse_limit
 from lockstep.slurm.site import Site
 from lockstep.slurm.submit.job_spec import Dependency, JobSpec, Kind, Profiler
 from lockstep.slurm.submit.partition_limits import check_nodes, limit_s, time_limit_s
 from lockstep.slurm.submit.resources import UNSAFE, Share, agent, directives, shape, share
 from lockstep.slurm.submit.stage_jobs import Stages, behind
-from lockstep.vocabulary.text.durations import parse_limit
 
 # Time limits of jobs that do not measure; they take minutes where nothing is wrong.
 PREFLIGHT_S = 900

@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 from lockstep.campaign.campaign import Campaign
+from lockstep.core.text.durations import clock, parse_limit
 from lockstep.slurm.site import Site
-from lockstep.vocabulary.text.durations import clock, parse_limit
 
 if TYPE_CHECKING:
     from lockstep.slurm.submit.resources import Share

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lockstep.core.metrics import GIGA
+from lockstep.core.studies import STUDIES, rows
+from lockstep.core.text.formats import DASH, counted, number
 from lockstep.slurm.submit.budget import rounded_up
 from lockstep.slurm.submit.cli_options import (
     FoundSite,
@@ -18,9 +21,6 @@ from lockstep.slurm.submit.cli_options import (
     say_dropped,
     work_of,
 )
-from lockstep.vocabulary.metrics import GIGA
-from lockstep.vocabulary.studies import STUDIES, rows
-from lockstep.vocabulary.text.formats import DASH, counted, number
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -61,7 +61,7 @@ def plan(overhead: float, budget: "Budget | None", *, as_json: bool, **options: 
       lockstep plan campaign.toml --site site.toml --budget 100 --overhead 0.3
       lockstep plan campaign.toml --site site.toml --budget 500nh   node-hours
     """
-    from lockstep.vocabulary.text.inputs import MAX_RATE
+    from lockstep.core.text.inputs import MAX_RATE
 
     if not overhead <= MAX_RATE:  # nan, too
         raise ValueError(
@@ -240,7 +240,7 @@ def _cases(todo: "Work") -> str:
 
 
 def _table(specs: "Sequence[JobSpec]") -> "Table":
-    from lockstep.vocabulary.text.durations import clock
+    from lockstep.core.text.durations import clock
 
     on_gpus = ["GPU-hours"] if _gpu_hours(specs) else []
     table = _empty("job", "nodes", "time", "node-hours", *on_gpus, "after")

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from lockstep.campaign.campaign import Campaign
+from lockstep.core.text.durations import clock
 from lockstep.slurm.site import Site
-from lockstep.vocabulary.text.durations import clock
 
 WARNING_S = 120
 # In a quoted value of a directive sbatch reads these its own way, or as a file name's pattern.

@@ -23,14 +23,14 @@ from jinja2 import (
 
 from lockstep import content
 from lockstep.campaign.campaign import Launch
+from lockstep.core.system import commands, files
+from lockstep.core.system.environment import COMMUNICATION_PREFIXES, THREADS
+from lockstep.core.text.inputs import MAX_SHOWN_CHARACTERS
+from lockstep.core.text.printable import one_line
 from lockstep.slurm.site import Site
 from lockstep.slurm.status import accounting
 from lockstep.slurm.submit.job_spec import JobSpec
 from lockstep.slurm.submit.runtimes import Entering, options, runtime_of
-from lockstep.vocabulary.system import commands, files
-from lockstep.vocabulary.system.environment import COMMUNICATION_PREFIXES, THREADS
-from lockstep.vocabulary.text.inputs import MAX_SHOWN_CHARACTERS
-from lockstep.vocabulary.text.printable import one_line
 
 IMAGE_SUITE = "/opt/lockstep"
 BASE = "base.sh.j2"
@@ -173,7 +173,12 @@ def render(job: JobSpec, site: Site) -> str:
         ),
         "needs": needs(site),
         # Where Slurm is spoken to from, on a file system that the nodes see, too.
-        "driver": (str(content.IMPORTABLE_FROM), sys.executable, "-m", "lockstep.command.driver"),
+        "driver": (
+            str(content.IMPORTABLE_FROM),
+            sys.executable,
+            "-m",
+            "lockstep.campaign.program.driver",
+        ),
         "staged": _stages(job, site),
         "sacct": accounting.SHELL_COMMAND,
         "lines": [" ".join(words(launch)) for launch in job.launches],

@@ -6,11 +6,11 @@ from typing import Protocol
 
 from lockstep.campaign.campaign import Campaign
 from lockstep.campaign.job_cuts import Stage
+from lockstep.core.text.durations import clock, parse_limit
 from lockstep.slurm.site import Site
 from lockstep.slurm.submit.job_spec import Dependency, How, JobSpec, Kind
 from lockstep.slurm.submit.partition_limits import limit_s
 from lockstep.slurm.submit.resources import Share
-from lockstep.vocabulary.text.durations import clock, parse_limit
 
 
 class Make(Protocol):

@@ -11,6 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.campaign.campaign import Campaign, Launch
+from lockstep.core.records import journal
+from lockstep.core.records.record import KEY
+from lockstep.core.system import files
+from lockstep.core.text.durations import clock
+from lockstep.core.text.formats import listed
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.site import Site
 from lockstep.slurm.status import by_hand
@@ -21,11 +26,6 @@ from lockstep.slurm.submit.job import jobs, launches_of, profile
 from lockstep.slurm.submit.job_spec import JobSpec, Profiler
 from lockstep.slurm.submit.resources import share
 from lockstep.slurm.submit.script import LIBRARY, library, render
-from lockstep.vocabulary.records import journal
-from lockstep.vocabulary.records.record import KEY
-from lockstep.vocabulary.system import files
-from lockstep.vocabulary.text.durations import clock
-from lockstep.vocabulary.text.formats import listed
 
 SITE_FILE = "site.json"
 # So many of the jobs that keep a folder from changing are named.

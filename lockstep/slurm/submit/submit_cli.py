@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lockstep.core.text.formats import counted
 from lockstep.slurm.submit.cli_options import (
     as_json_option,
     campaign_options,
@@ -19,7 +20,6 @@ from lockstep.slurm.submit.cli_options import (
     script_options,
     work_of,
 )
-from lockstep.vocabulary.text.formats import counted
 
 if TYPE_CHECKING:
     from lockstep.slurm.site import Site
@@ -60,8 +60,8 @@ def render(budget: "Budget | None", *, force: bool, **options: Any) -> None:
 
 def _write_sending(todo: "Work") -> Path:
     """Write the script that sends all jobs, with their dependencies, and return its path."""
+    from lockstep.core.system import files
     from lockstep.slurm.status import by_hand
-    from lockstep.vocabulary.system import files
 
     path = todo.results.path / SENDING_FILE
     jobs = [(s.name, s.script, [(wait.job, wait.how) for wait in s.after]) for s in todo.jobs]

@@ -6,11 +6,11 @@ from statistics import median
 from textwrap import shorten
 from typing import Any
 
+from lockstep.core.records.flags import SYSTEMATIC
+from lockstep.core.text.formats import listed
 from lockstep.report.check.evidence import Evidence, Hit, hit
 from lockstep.report.compute.scaling import Point
 from lockstep.report.page.panels.settings import equal_buckets
-from lockstep.vocabulary.records.flags import SYSTEMATIC
-from lockstep.vocabulary.text.formats import listed
 
 FELL_BACK = {"bf16-emulated"}
 LONGEST_NOTE = 90

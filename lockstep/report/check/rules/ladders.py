@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
+from lockstep.core.text.formats import percent_span
 from lockstep.report.check.evidence import UNIT, Evidence, Hit, are_apart, hit
 from lockstep.report.check.rules.work import NOTABLE_LOSS
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.predict.ladder_rules import between
 from lockstep.report.predict.models import TOLERANCE, breaks, growth_interval
-from lockstep.vocabulary.text.formats import percent_span
 
 # Between neighbouring sizes; beyond it a curve is drawn through sizes that were not measured.
 WIDEST_STEP = 2.0

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import permutations
 from typing import Any
 
+from lockstep.core.text.durations import TIME_UNITS
 from lockstep.report.check.evidence import Evidence, Hit, hit
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.imports import TIMES
 from lockstep.report.load.results import Row
-from lockstep.vocabulary.text.durations import TIME_UNITS
 
 # Published numbers are rounded.
 ROUNDED = 0.05

@@ -10,14 +10,14 @@ from datetime import timedelta
 from statistics import median
 from typing import Any
 
+from lockstep.core.records.record import POOLING_FACTS
+from lockstep.core.system.environment import THREADS
 from lockstep.report.check.evidence import Entry, Evidence, Hit, hit
 from lockstep.report.check.rules.work import NOTABLE_LOSS
 from lockstep.report.compute.replicates import begun
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.conflicts import BATCHES, OF_A_CASE, odd_ones
 from lockstep.report.load.results import Launch
-from lockstep.vocabulary.records.record import POOLING_FACTS
-from lockstep.vocabulary.system.environment import THREADS
 
 RANKS, DETAILS = "provenance.ranks", "case.details"
 TELEMETRY = f"{DETAILS}.telemetry"

@@ -5,6 +5,8 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+from lockstep.core.metrics import GOOD_EFFICIENCY
+from lockstep.core.text.formats import counted
 from lockstep.report.compare import outcome_wording
 from lockstep.report.compare.judging import BLOCKED, FASTER, SAME, SLOWER
 from lockstep.report.compare.outcome import JudgedPair, Line, counted_as
@@ -13,8 +15,6 @@ from lockstep.report.load import layout
 from lockstep.report.load.results import Row
 from lockstep.report.page.panels.parts import Figure, curve_figure, curve_of
 from lockstep.report.page.plots import scaling_figures
-from lockstep.vocabulary.metrics import GOOD_EFFICIENCY
-from lockstep.vocabulary.text.formats import counted
 
 # Changes of a figure, over all campaigns, and cases with curves; the table has all.
 MAX_CHANGES, MAX_CASES = 32, 6

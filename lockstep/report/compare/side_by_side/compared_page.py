@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lockstep.core.studies import TITLES
+from lockstep.core.text.formats import counted, listed
 from lockstep.report.check.checker import Finding
 from lockstep.report.compare import compare_wording, comparison, outcome, outcome_wording
 from lockstep.report.compare.comparison import LETTERS, Comparison
@@ -17,8 +19,6 @@ from lockstep.report.page.panels.parts import ORIGINS, Figure, Panel, panel
 from lockstep.report.page.plots import basis
 from lockstep.report.words import method
 from lockstep.report.words.lines import plain
-from lockstep.vocabulary.studies import TITLES
-from lockstep.vocabulary.text.formats import counted, listed
 
 MEANING = (
     "A point is a case at one world size; its change is the median over launches of the rate "

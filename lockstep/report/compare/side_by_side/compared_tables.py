@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from lockstep.core.text.formats import DASH, counted, number, percent
 from lockstep.report.check.wording import joined
 from lockstep.report.compare import compare_wording, outcome, outcome_wording
 from lockstep.report.compare.comparison import Comparison
@@ -12,7 +13,6 @@ from lockstep.report.compute.scaling import Series
 from lockstep.report.compute.statistics import median_rate
 from lockstep.report.load.results import Row
 from lockstep.report.page.panels.parts import MAX_ROWS, Table, table
-from lockstep.vocabulary.text.formats import DASH, counted, number, percent
 
 Ladders = Mapping[str, Sequence[Series]]
 MEMORY = "Peak memory {} / {}"

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lockstep.core.studies import STUDIES
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval, ratio_interval
-from lockstep.vocabulary.studies import STUDIES
 
 # What a step does where nobody asks for another.
 USUAL = {"strategy": "ddp", "activation_checkpointing": False, "accumulation": 1}

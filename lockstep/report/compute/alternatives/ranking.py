@@ -4,9 +4,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from lockstep.core.studies import WITHOUT_RANKING
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import CONFIDENCE, Interval, ratio_interval
-from lockstep.vocabulary.studies import WITHOUT_RANKING
 
 # A collective's work is its bytes, so its cases at several sizes do not compete; a training's rate
 # and seed are chosen for what is learned.

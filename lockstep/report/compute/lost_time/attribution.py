@@ -1,11 +1,11 @@
 """Where the time of a step goes, and what of it a ladder loses to its baseline.
 
-A launch's turns divide a step by cause (`lockstep.causes.division`). The step itself is the median
-that every table and figure shows, to which the parts, means over turns, are scaled. With f the time
-an ideal step has over the baseline's (p0/p for strong scaling, 1 where the local batch is fixed), a
-cause's loss is its time less f times its time at the baseline, and the losses add up to s - f s0,
-of which the efficiency is what is left: 1 - loss / s. Three causes show only, or wholly, against a
-baseline:
+A launch's turns divide a step by cause (`lockstep.measure.causes.division`). The step itself is the
+median that every table and figure shows, to which the parts, means over turns, are scaled. With f
+the time an ideal step has over the baseline's (p0/p for strong scaling, 1 where the local batch is
+fixed), a cause's loss is its time less f times its time at the baseline, and the losses add up to s
+- f s0, of which the efficiency is what is left: 1 - loss / s. Three causes show only, or wholly,
+against a baseline:
 
 - of a ladder from one rank, DDP's own cost is known apart from communication, since that rank
   communicates with nobody. It is as large at every size, so (1 - f) of it is lost;
@@ -22,16 +22,16 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from lockstep.causes import bound
-from lockstep.causes.bound import Base, Bound
-from lockstep.causes.buckets import Buckets
-from lockstep.causes.division import FULL, OWN, REDUCE, Turns, divide
-from lockstep.causes.words import Cause
+from lockstep.core.metrics import NOTABLE
+from lockstep.measure.causes import bound
+from lockstep.measure.causes.bound import Base, Bound
+from lockstep.measure.causes.buckets import Buckets
+from lockstep.measure.causes.division import FULL, OWN, REDUCE, Turns, divide
+from lockstep.measure.causes.words import Cause
 from lockstep.report.compute import replicates
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval, linear_interval
 from lockstep.report.load.results import Row
-from lockstep.vocabulary.metrics import NOTABLE
 
 Kind = Literal["little", "named", "open"]
 

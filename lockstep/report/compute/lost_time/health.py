@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
+from lockstep.core.metrics import NOTABLE
+from lockstep.core.studies import CURVES
 from lockstep.report.compute.lost_time import quantities
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.results import Row
-from lockstep.vocabulary.metrics import NOTABLE
-from lockstep.vocabulary.studies import CURVES
 
 Kind = Literal["use", "memory", "power", "loader", "network"]
 # Fractions, and GB/s of the network: 100 Gbit/s.

@@ -15,12 +15,12 @@ from statistics import fmean, geometric_mean, median, median_low
 
 import numpy as np
 
-from lockstep.causes.bound import pool
-from lockstep.causes.division import OWN
-from lockstep.causes.stragglers import LateInput, is_late, late_input
+from lockstep.core.metrics import NOTABLE
+from lockstep.measure.causes.bound import pool
+from lockstep.measure.causes.division import OWN
+from lockstep.measure.causes.stragglers import LateInput, is_late, late_input
 from lockstep.report.compute.statistics import CONFIDENCE, Interval, log_interval
 from lockstep.report.load.results import Row
-from lockstep.vocabulary.metrics import NOTABLE
 
 # (host, rank); the rank is None of a host as a whole.
 Unit = tuple[str, int | None]

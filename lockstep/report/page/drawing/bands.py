@@ -10,11 +10,11 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from lockstep.core.text import formats
 from lockstep.report.page.drawing import ticks
 from lockstep.report.page.drawing.canvas import LEFT_IN, RIGHT_IN, Canvas, head, sheet
 from lockstep.report.page.drawing.palette import LABEL_PT, MARKERS, SERIES_COLOURS
 from lockstep.report.page.drawing.traces import PLOT_IN, name_of, reference_line, values
-from lockstep.vocabulary.text import formats
 
 # Of more epochs, marks would be a thick line.
 MOST_MARKS = 20

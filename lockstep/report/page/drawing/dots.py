@@ -8,11 +8,11 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
+from lockstep.core.text import formats
 from lockstep.report.page.drawing import canvas as canvases
 from lockstep.report.page.drawing import ticks
 from lockstep.report.page.drawing.canvas import Canvas, Mark
 from lockstep.report.page.drawing.palette import INK, SERIES_COLOURS
-from lockstep.vocabulary.text import formats
 
 ROW_IN = 0.31
 BESIDE = 1.06

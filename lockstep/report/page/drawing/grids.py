@@ -8,10 +8,10 @@ from typing import Any
 
 from matplotlib.patches import Rectangle
 
+from lockstep.core.text import formats
 from lockstep.report.page.drawing import canvas as canvases
 from lockstep.report.page.drawing.canvas import Canvas, Mark
 from lockstep.report.page.drawing.palette import INK, LABEL_PT, SERIES_COLOURS
-from lockstep.vocabulary.text import formats
 
 ROW_IN = 0.29
 BETTER, WORSE = SERIES_COLOURS[0], SERIES_COLOURS[1]

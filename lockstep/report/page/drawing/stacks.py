@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
+from lockstep.core.text import formats
 from lockstep.report.page.drawing import ticks
 from lockstep.report.page.drawing.canvas import LEFT_IN, TOP_IN, Canvas, Mark, head, sheet, width_in
 from lockstep.report.page.drawing.palette import FAINT, INK, LABEL_PT, SERIES_COLOURS, SMALL_PT
-from lockstep.vocabulary.text import formats
 
 WHOLE_IN, LOST_IN = 1.75, 1.35
 BAR = 0.72

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
+from lockstep.core.text import formats
 from lockstep.report.page.drawing import ticks
 from lockstep.report.page.drawing.canvas import (
     LEFT_IN,
@@ -38,7 +39,6 @@ from lockstep.report.page.drawing.palette import (
     MODEL,
     SERIES_COLOURS,
 )
-from lockstep.vocabulary.text import formats
 
 PLOT_IN = 2.4
 NODES_IN = 0.17

@@ -6,12 +6,12 @@ from itertools import groupby
 from statistics import median
 from typing import Any
 
+from lockstep.core.text import formats
+from lockstep.core.text.durations import in_words
+from lockstep.core.text.formats import counted, number, percent
 from lockstep.report.load.results import Results
 from lockstep.report.load.sources import read_json
 from lockstep.report.page.panels.parts import Panel, panel, shown, table
-from lockstep.vocabulary.text import formats
-from lockstep.vocabulary.text.durations import in_words
-from lockstep.vocabulary.text.formats import counted, number, percent
 
 ACCOUNTING = "accounting.json"
 # Of `lockstep.slurm.status.collection`; an earlier one holds less, and is made anew by `collect`.

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from lockstep.core.studies import LADDERS, OTHER, TITLES
+from lockstep.core.text.formats import number
 from lockstep.report.compute.alternatives.factor_ladders import without_laddered
 from lockstep.report.compute.lost_time import slow
 from lockstep.report.compute.scaling import Series
@@ -24,8 +26,6 @@ from lockstep.report.page.panels.settings import settings_panel
 from lockstep.report.page.panels.training_panel import training_panel
 from lockstep.report.page.plots.pace_figures import pace
 from lockstep.report.predict.prediction import Curve
-from lockstep.vocabulary.studies import LADDERS, OTHER, TITLES
-from lockstep.vocabulary.text.formats import number
 
 # Fewer hosts, or ranks of one host, are compared in the tables.
 LEAST_HOSTS, LEAST_RANKS = 2, 3

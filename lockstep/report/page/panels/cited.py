@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from lockstep.core.text import formats
+from lockstep.core.text.durations import TIME_UNITS
+from lockstep.core.text.formats import number, percent, percent_span, ratio
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.results import Results
 from lockstep.report.page.panels.parts import (
@@ -26,9 +29,6 @@ from lockstep.report.page.panels.parts import (
 from lockstep.report.page.plots import scaling_figures
 from lockstep.report.predict.prediction import Curve
 from lockstep.report.words import headline
-from lockstep.vocabulary.text import formats
-from lockstep.vocabulary.text.durations import TIME_UNITS
-from lockstep.vocabulary.text.formats import number, percent, percent_span, ratio
 
 
 def imported_panel(

@@ -2,6 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
+from lockstep.core import metrics
+from lockstep.core.studies import TITLES
+from lockstep.core.text import formats
+from lockstep.core.text.formats import counted, number, percent, span
 from lockstep.report.compute import links
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import median_rate
@@ -17,10 +21,6 @@ from lockstep.report.page.panels.parts import (
     table,
 )
 from lockstep.report.page.plots import link_figures
-from lockstep.vocabulary import metrics
-from lockstep.vocabulary.studies import TITLES
-from lockstep.vocabulary.text import formats
-from lockstep.vocabulary.text.formats import counted, number, percent, span
 
 Sweep = list[tuple[float, Point]]
 Key = tuple[str, int]

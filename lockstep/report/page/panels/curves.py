@@ -3,6 +3,17 @@
 from collections.abc import Mapping
 from statistics import median
 
+from lockstep.core.studies import TITLES
+from lockstep.core.text import formats
+from lockstep.core.text.formats import (
+    counted,
+    number,
+    percent,
+    percent_span,
+    ratio,
+    ratio_span,
+    span,
+)
 from lockstep.report.compute.lost_time import quantities
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import ratio_interval
@@ -32,17 +43,6 @@ from lockstep.report.page.panels.settings import requested
 from lockstep.report.page.plots import cause_figures, scaling_figures
 from lockstep.report.predict.prediction import Curve
 from lockstep.report.words import headline
-from lockstep.vocabulary.studies import TITLES
-from lockstep.vocabulary.text import formats
-from lockstep.vocabulary.text.formats import (
-    counted,
-    number,
-    percent,
-    percent_span,
-    ratio,
-    ratio_span,
-    span,
-)
 
 UNDIVIDED = (
     "Where a step's time goes is not known of strategy=fsdp: without communication a rank has no "

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from lockstep.core.text.formats import counted, number, percent
 from lockstep.report.compute import links
 from lockstep.report.compute.lost_time import health
 from lockstep.report.compute.lost_time.health import LIMITS, Kind, Reading
@@ -10,7 +11,6 @@ from lockstep.report.load.results import Results
 from lockstep.report.page.panels.collective_tables import sweeps
 from lockstep.report.page.panels.parts import Panel, panel, table
 from lockstep.report.words import loader_card
-from lockstep.vocabulary.text.formats import counted, number, percent
 
 NAMES: dict[Kind, str] = {
     "use": "GPU in use",

@@ -2,18 +2,18 @@
 
 from collections.abc import Mapping
 
-from lockstep.causes.card import LATE_NEXT, late_text
-from lockstep.causes.stragglers import LateInput
-from lockstep.causes.words import NAMES, Cause
+from lockstep.core.metrics import NOTABLE
+from lockstep.core.text import formats
+from lockstep.core.text.formats import capital, counted, number, percent, percent_span
+from lockstep.measure.causes.card import LATE_NEXT, late_text
+from lockstep.measure.causes.stragglers import LateInput
+from lockstep.measure.causes.words import NAMES, Cause
 from lockstep.report.compute.lost_time import attribution, quantities
 from lockstep.report.compute.lost_time.attribution import CAUSES, Loss, Part, Reason
 from lockstep.report.compute.lost_time.slow import Slowest, latest, slowest
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.page.panels.parts import MILLI, Table, table
-from lockstep.vocabulary.metrics import NOTABLE
-from lockstep.vocabulary.text import formats
-from lockstep.vocabulary.text.formats import capital, counted, number, percent, percent_span
 
 # Tables that a reader opens together.
 GROUP = "Where a step's time goes"

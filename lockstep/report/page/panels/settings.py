@@ -4,6 +4,9 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, groupby, islice
 from statistics import geometric_mean, median
 
+from lockstep.core.studies import ON_REQUEST, TITLES
+from lockstep.core.text import formats
+from lockstep.core.text.formats import counted, number, percent, ratio, ratio_span, span
 from lockstep.report.compute.alternatives import compared, ranking
 from lockstep.report.compute.alternatives.compared import Cases, Key, varied
 from lockstep.report.compute.lost_time import quantities
@@ -24,9 +27,6 @@ from lockstep.report.page.panels.parts import (
     table,
 )
 from lockstep.report.page.plots import setting_figures
-from lockstep.vocabulary.studies import ON_REQUEST, TITLES
-from lockstep.vocabulary.text import formats
-from lockstep.vocabulary.text.formats import counted, number, percent, ratio, ratio_span, span
 
 # The loss of throughput against the best that a smaller number of workers may cost.
 KNEE = 0.05

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
+from lockstep.core.studies import TITLES
+from lockstep.core.text import formats
+from lockstep.core.text.formats import counted
 from lockstep.report.compute import learning
 from lockstep.report.compute.scaling import Series
 from lockstep.report.page.panels.parts import Figure, Panel, flagged, panel, shown, table
 from lockstep.report.page.plots import training_figures
 from lockstep.report.words import training_words
-from lockstep.vocabulary.studies import TITLES
-from lockstep.vocabulary.text import formats
-from lockstep.vocabulary.text.formats import counted
 
 LEAD = (
     "A row has the runs that agree in everything but their seed and repeat; nothing else is pooled."

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lockstep.core.records import step_basis
+from lockstep.core.studies import TRAINING
+from lockstep.core.text import formats
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.results import Results, Row
 from lockstep.report.words import method
-from lockstep.vocabulary.records import step_basis
-from lockstep.vocabulary.studies import TRAINING
-from lockstep.vocabulary.text import formats
 
 # Studies that take training steps.
 IMPORTED = {

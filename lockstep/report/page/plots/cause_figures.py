@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from lockstep.causes.words import NAMES, Cause
+from lockstep.core.studies import TITLES
+from lockstep.core.text.formats import capital, number
+from lockstep.measure.causes.words import NAMES, Cause
 from lockstep.report.compute.lost_time import attribution
 from lockstep.report.compute.lost_time.attribution import Part
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.page.panels.parts import MILLI, Figure
-from lockstep.vocabulary.studies import TITLES
-from lockstep.vocabulary.text.formats import capital, number
 
 # From the foot of a bar to its top: the work itself, then what is added to it.
 STACKED: tuple[Cause, ...] = (

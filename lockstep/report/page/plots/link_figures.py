@@ -4,13 +4,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from lockstep.core import metrics
+from lockstep.core.metrics import GIGA
+from lockstep.core.text.formats import counted, number
 from lockstep.report.compute import links
 from lockstep.report.compute.links import LinkFit
 from lockstep.report.compute.scaling import Point
 from lockstep.report.page.panels.parts import MAX_CURVES, Figure, curve_figure, ends
-from lockstep.vocabulary import metrics
-from lockstep.vocabulary.metrics import GIGA
-from lockstep.vocabulary.text.formats import counted, number
 
 Sweep = Sequence[tuple[float, Point]]
 # Points of a fitted line, from the smallest message to the largest.

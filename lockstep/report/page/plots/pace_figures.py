@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from lockstep.core.text.formats import counted
 from lockstep.report.compute.lost_time.slow import Pace, Slowest
 from lockstep.report.page.panels.parts import Figure
-from lockstep.vocabulary.text.formats import counted
 
 # Lines of the figure; of more hosts or ranks, the slowest.
 MAX_LINES = 12

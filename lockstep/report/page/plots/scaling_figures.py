@@ -4,6 +4,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from lockstep.core.studies import TITLES
+from lockstep.core.text import formats
+from lockstep.core.text.formats import percent, percent_span
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.page.panels.parts import (
     MAX_CURVES,
@@ -18,9 +21,6 @@ from lockstep.report.page.panels.parts import (
     step_ms,
 )
 from lockstep.report.predict.prediction import Curve
-from lockstep.vocabulary.studies import TITLES
-from lockstep.vocabulary.text import formats
-from lockstep.vocabulary.text.formats import percent, percent_span
 
 # Units of throughput that have a figure of their own; of further ones the speed-up tells.
 MAX_UNITS = 2

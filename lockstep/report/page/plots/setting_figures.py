@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
+from lockstep.core.studies import TITLES
+from lockstep.core.text.formats import counted, number, ratio
 from lockstep.report.compute.alternatives import compared
 from lockstep.report.compute.alternatives.compared import Cases, Grid, Key
 from lockstep.report.page.panels.parts import MAX_ITEMS, Figure, ends
-from lockstep.vocabulary.studies import TITLES
-from lockstep.vocabulary.text.formats import counted, number, ratio
 
 # Sizes from which on a study has a grid; of fewer, each has a figure with intervals.
 GRID_FROM = 3

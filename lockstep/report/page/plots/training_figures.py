@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
+from lockstep.core.records.training_record import Epoch
+from lockstep.core.text import formats
+from lockstep.core.text.formats import counted, number
 from lockstep.report.compute import learning
 from lockstep.report.compute.learning import Curve, Targets
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.page.panels.parts import MAX_CURVES, Figure, ends
 from lockstep.report.words import training_words
-from lockstep.vocabulary.records.training_record import Epoch
-from lockstep.vocabulary.text import formats
-from lockstep.vocabulary.text.formats import counted, number
 
 ACCURACY, LOSS = "Validation accuracy (%)", "Validation loss"
 BAND = "Line: mean over runs; band: its 95 % interval over seeds."

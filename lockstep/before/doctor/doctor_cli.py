@@ -1,0 +1,87 @@
+"""The command `lockstep doctor`."""
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from lockstep.slurm.submit.cli_options import FoundSite, say_site, site_option
+
+
+@click.command()
+@site_option("found", "Site file, or a built-in one, to examine as well")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    help="Folder of training data: its file system and space.",
+)
+@click.option(
+    "--to",
+    "results",
+    type=click.Path(path_type=Path, file_okay=False),
+    default="results",
+    show_default=True,
+    help="Folder that results would go to.",
+)
+@click.option("--slurm", is_flag=True, help="Start a job of a minute on two nodes.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@click.pass_context
+def doctor(
+    context: click.Context,
+    found: FoundSite | None,
+    data: Path | None,
+    results: Path,
+    *,
+    slurm: bool,
+    as_json: bool,
+) -> None:
+    """Say whether this machine, a site and its image are fit to measure.
+
+    Ends with 0 if they are, 1 if something is missing, 3 if nothing can be measured from here.
+
+    \b
+    Examples:
+      lockstep doctor                            this machine
+      lockstep doctor --site site.toml           and a site, its image and Slurm
+      lockstep doctor --site site.toml --slurm   and two of its nodes
+      lockstep doctor --data /scratch/me         and where data lie
+    """
+    from lockstep.before.doctor import examination as doctors
+    from lockstep.before.doctor.checks import Subject
+    from lockstep.slurm import scheduler
+    from lockstep.slurm import site as sites
+
+    if found:
+        say_site(found)
+    chosen = sites.load(found.source, is_draft=True) if found else None
+    scheduler.on_cluster(chosen.cluster if chosen else None)
+    subject = Subject(os.environ, results, chosen, data, slurm)
+    with _watched() as say:
+        diagnosis = doctors.examine(subject, say)
+    if as_json:
+        click.echo(json.dumps(diagnosis.facts(), indent=1))
+        context.exit(diagnosis.exit_code)
+    click.echo(doctors.page(diagnosis))
+    if diagnosis.exit_code == 0:
+        ready = "run"
+        if found and diagnosis.submits:
+            ready = f"plan campaign.toml --site {shlex.quote(found.source)}"
+        click.echo(f"Next: lockstep {ready}")
+    context.exit(diagnosis.exit_code)
+
+
+@contextmanager
+def _watched() -> Iterator[Callable[[str], None]]:
+    """Give what names the current check: on a terminal, in a line that goes at the end."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("looking") as line:
+        yield lambda name: line.update(f"looking: {name}")

@@ -1,0 +1,57 @@
+"""The command `lockstep init`."""
+
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from lockstep.before.init.draft import Draft
+
+
+@click.command()
+@click.argument(
+    "folder", type=click.Path(path_type=Path, file_okay=False), default=".", required=False
+)
+@click.option(
+    "--site", help="Start from a built-in site instead of asking Slurm: example, lumi-g ..."
+)
+@click.option("--force", is_flag=True, help="Replace files that are there.")
+@click.option("-n", "--dry-run", is_flag=True, help="Print the files, write none.")
+def init(folder: Path, site: str | None, *, force: bool, dry_run: bool) -> None:
+    """Write a first site.toml and campaign.toml into FOLDER, from what Slurm and the machine say.
+
+    Without Slurm it writes the campaign alone, for `lockstep run`.
+
+    \b
+    Examples:
+      lockstep init                  into the current folder
+      lockstep init --dry-run        see what it would say
+      lockstep init --site example   plan for a cluster from a laptop
+    """
+    from lockstep.before.init import first_files
+
+    made = first_files.built_in(site) if site else first_files.drafts(folder, os.environ)
+    if dry_run:
+        for name, draft in made.items():
+            click.echo(f"# ---- {folder / name}\n{draft.text}")
+        return
+    first_files.write(folder, made, force=force)
+    for name in made:
+        click.echo(f"wrote {folder / name}")
+    click.echo(_next(folder, made))
+
+
+def _next(folder: Path, made: "dict[str, Draft]") -> str:
+    """Return what to do with the files."""
+    campaign, site = (shlex.quote(str(folder / name)) for name in ("campaign.toml", "site.toml"))
+    if "site.toml" not in made:
+        return (
+            "No Slurm is installed here, so this campaign is for this machine alone.\n"
+            f"Next: lockstep run {campaign}"
+        )
+    if keys := ", ".join(made["site.toml"].to_fill_in):
+        return f"Next: fill in {keys} in {site}, then lockstep doctor --site {site}"
+    return f"Next: lockstep doctor --site {site}\n      lockstep plan {campaign} --site {site}"

@@ -1,0 +1,117 @@
+"""The command `lockstep lint`."""
+
+import json
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from lockstep.before.lint.linter import Finding
+
+# Notes that most scripts get; several scripts get them once.
+FOLDED = ("REQUEUE", "HARD-ACCOUNT")
+EXAMPLES = """\b
+Examples:
+  lockstep lint train.sbatch
+  lockstep lint examples/plain_ddp.py   a training script of Python
+  lockstep lint jobs/*.sh --json
+  lockstep lint --rules
+
+\b
+Each line reads FILE:LINE: RULE SEVERITY: what is wrong; what to do.
+Exit code: 0 no error or warning, 1 some, 2 a script cannot be read. Notes alone give 0.
+"""
+
+
+@click.command("lint", epilog=EXAMPLES)
+@click.argument("scripts", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.option("--rules", "lists_rules", is_flag=True, help="List what is looked for.")
+@click.pass_context
+def lint(ctx: click.Context, scripts: tuple[str, ...], as_json: bool, lists_rules: bool) -> None:
+    """Find errors in your own sbatch SCRIPTS, and training scripts of Python, before they run.
+
+    Reads the scripts and runs nothing.
+    """
+    if lists_rules:
+        _print_rules(as_json)
+        return
+    if not scripts:
+        raise click.UsageError("Missing argument 'SCRIPTS...'; give a batch script, or --rules.")
+    found = _findings(scripts)
+    if as_json:
+        click.echo(json.dumps({"findings": [vars(one) for one in found]}, indent=1))
+    else:
+        for text in _lines(found):
+            click.echo(text)
+        click.echo(_summary(found, len(scripts)), err=True)
+    ctx.exit(any(one.severity != "note" for one in found))
+
+
+def _findings(scripts: tuple[str, ...]) -> "list[Finding]":
+    import socket
+
+    from lockstep.before.lint import linter
+    from lockstep.before.lint.training import training_linter as training
+
+    interfaces = [name for _, name in socket.if_nameindex()]
+    slurm = _slurm_version()
+    # All are read before the first is judged, so that a wrong name costs no output.
+    judges: list[Callable[[], list[Finding]]] = []
+    for path in scripts:
+        if path.endswith(training.SUFFIX):
+            judges.append(partial(training.lint, training.load(path)))
+        else:
+            judges.append(partial(linter.lint, linter.load(path), interfaces, slurm))
+    return [one for judge in judges for one in judge()]
+
+
+def _slurm_version() -> tuple[int, ...] | None:
+    """Return the version of the sbatch of this machine, as (23, 2); None where there is none."""
+    try:
+        said = subprocess.run(
+            ["sbatch", "--version"], capture_output=True, text=True, timeout=5, check=False
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = re.match(r"slurm\S* (\d+)\.(\d+)", said)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _lines(found: "list[Finding]") -> Iterator[str]:
+    """Yield a line for each finding; those nearly every script has, once for all scripts."""
+    by_rule: dict[str, list[Finding]] = {name: [] for name in FOLDED}
+    for one in found:
+        if one.rule in by_rule:
+            by_rule[one.rule].append(one)
+        else:
+            yield str(one)
+    for first, *more in filter(None, by_rule.values()):
+        others = f" (and in {len(more)} more script{'s' * (len(more) > 1)})" if more else ""
+        yield f"{first}{others}"
+
+
+def _summary(found: "list[Finding]", num_scripts: int) -> str:
+    counts = {
+        name: sum(one.severity == name for one in found) for name in ("error", "warning", "note")
+    }
+    counted = ", ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items())
+    return f"{num_scripts} script{'s' * (num_scripts != 1)}: {counted}"
+
+
+def _print_rules(as_json: bool) -> None:
+    from lockstep.before.lint.linter import RULES
+    from lockstep.before.lint.training import training_linter as training
+
+    described = [(one.name, one.severity, one.why, one.action) for one in RULES]
+    described += [(one.name, one.severity, one.why, one.action) for one in training.RULES]
+    rows = [dict(zip(("rule", "severity", "why", "action"), row, strict=True)) for row in described]
+    if as_json:
+        click.echo(json.dumps({"rules": rows}, indent=1))
+        return
+    for row in rows:
+        click.echo(f"{row['rule']:22}{row['severity']:9}{row['why']}")

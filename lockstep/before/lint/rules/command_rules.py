@@ -1,0 +1,345 @@
+"""Rules about the commands of a batch script, and about the variables that it sets."""
+
+import re
+from collections.abc import Collection, Iterator
+
+from lockstep.before.lint.batch import (
+    CONTAINERS,
+    PROFILERS,
+    SAYING,
+    STARTERS,
+    Hit,
+    Job,
+    step_of,
+    tokens_of,
+)
+from lockstep.before.lint.rules.endings import hidden_by_a_pipe, hidden_by_the_end
+from lockstep.before.lint.rules.launchers import TORCHRUN, option_values, torch_launch
+from lockstep.before.lint.shell.shell_commands import Command
+from lockstep.before.lint.shell.shell_words import base_name, value_of
+from lockstep.before.lint.variables import Kind, problems
+from lockstep.core.system.environment import INTERFACE_NAMES
+
+INSTALLERS = {"pip", "pip3", "conda", "mamba", "micromamba", "uv", "apt", "apt-get"}
+# What a task's own shell must expand: in the batch shell each of them is 0.
+RANK_VARIABLES = {"SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID"}
+RANK_NAMES = {
+    *("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "MACHINE_RANK", "CUDA_VISIBLE_DEVICES"),
+}
+RANK_OPTION = re.compile(r"--(node|machine|local|global)?[_-]?rank\b")
+CONDA = "an environment of conda"
+# What ml does besides loading.
+ML_WORDS = {"", "list", "avail", "use", "unuse", "spider", "show", "unload", "help", "save"}
+OWN_JOB = {"SLURM_JOB_ID", "SLURM_JOBID", "SLURM_ARRAY_JOB_ID"}
+PURGES_NOTHING = re.compile(r"^/etc/|/init/|/activate$|/?\.\w*(bashrc|profile)$")
+# What says that a machine is Cray's; Perlmutter's GPUs are asked for by --constraint=gpu.
+CRAY = re.compile(r"PrgEnv-|\bcray|\bcpe\b|\bLUMI\b|frontier|perlmutter|nersc|olcf", re.IGNORECASE)
+CRAY_GPUS = re.compile(r"gpu($|&)")
+CUT = re.compile(r"\\[ \t]+(#.*)?$")
+CASE = re.compile(r"\s*\(?-[\w-]*\*?(\s*\|\s*[\w*-]+)*\s*\)")  # patterns of a case
+NODE_LIST = re.compile(r"\$\{?SLURM_(JOB_)?NODELIST\}?")
+# What each task that expands it gets another value of.
+OF_ONE_TASK = {
+    "host": re.compile(
+        r"\$\(\s*hostname\b[^)]*\)|`\s*hostname\b[^`]*`|\$\{?(HOSTNAME|SLURMD_NODENAME)\b"
+    ),
+    "number": re.compile(r"\$\{?RANDOM\b|\$\(\s*(shuf|uuidgen|date)\b|\$\$"),
+}
+FIRST_HOST = 'take the first host: scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1'
+MEETING_OPTIONS = ("rdzv_endpoint", "master_addr", "rdzv_id", "master_port")
+LOCAL_ADDRESSES = {"localhost", "127.0.0.1", "0.0.0.0", "::1"}  # noqa: S104, none is bound
+
+
+def around_srun(job: Job, programs: Collection[str]) -> Iterator[Hit]:
+    """Look for a program that starts srun."""
+    for command in job.commands:
+        names = [base_name(token) for token in tokens_of(command.words)]
+        outer = next((name for name in names if name not in STARTERS - {*programs}), "")
+        if outer in programs and "srun" in names:
+            yield Hit(command.line, f"{outer} is around srun")
+
+
+def profiler_around_srun(job: Job) -> Iterator[Hit]:
+    """Look for a profiler of srun itself."""
+    return around_srun(job, PROFILERS)
+
+
+def container_around_srun(job: Job) -> Iterator[Hit]:
+    """Look for srun inside an image."""
+    return around_srun(job, CONTAINERS)
+
+
+def rank_in_batch_shell(job: Job) -> Iterator[Hit]:
+    """Look for ranks that the batch shell expands, instead of each task."""
+    handed_on = _functions_of_tasks(job)
+    words = [
+        word
+        for command in (job.script.commands if job.is_batch else ())
+        for name, word in command.assigns
+        if command.function not in handed_on
+        and (name in RANK_NAMES or RANK_OPTION.search(word.text))
+    ]
+    for command in job.commands if job.is_batch else ():
+        if step_of(command) or torch_launch(tokens_of(command.words)):
+            words += command.words
+    found: dict[int, set[str]] = {}
+    for word in words:
+        found.setdefault(word.line, set()).update(RANK_VARIABLES & {*word.live})
+    for line, names in found.items():
+        if names:
+            listed = " and ".join(f"${name}" for name in sorted(names))
+            # With c10d the nodes are numbered as they come, and this number is not read.
+            severity = "warning" if re.search("c10d", job.script.text) else ""
+            yield Hit(line, f"the batch shell expands {listed}", severity=severity)
+
+
+def _functions_of_tasks(job: Job) -> set[str]:
+    """Return the functions that the script hands on to other shells, as with export -f."""
+    given = [one.words for one in job.commands if one.name in ("export", "declare", "typeset")]
+    hands = [words for words in given if re.match("-[a-z]*f", words[1].text if words[1:] else "")]
+    return {word.text for words in hands for word in words[2:]}
+
+
+def accounting_of_itself(job: Job) -> Iterator[Hit]:
+    """Look for sacct and seff about the job that runs them."""
+    for command in job.commands:
+        asks_others = any(word.text.startswith(("-j", "--job")) for word in command.words)
+        is_own = command.live & OWN_JOB or (not asks_others and command.name == "sacct")
+        if command.name in ("sacct", "seff") and is_own:
+            yield Hit(command.line, f"{command.name} asks about the job that runs it")
+
+
+def install_in_job(job: Job) -> Iterator[Hit]:
+    """Look for packages that every run fetches again."""
+    for command in job.commands:
+        tokens = tokens_of(command.words)
+        for at, token in enumerate(tokens if command.name not in SAYING else []):
+            following = tokens[at + 1 : at + 3]
+            if base_name(token) in INSTALLERS and "install" in following:
+                if "--no-index" not in tokens:
+                    yield Hit(command.line, f"{base_name(token)} install runs in the job")
+                break
+
+
+def version_as_file(job: Job) -> Iterator[Hit]:
+    """Look for >= that the shell takes for a file."""
+    for command in job.script.commands:
+        for operator, target in command.redirects:
+            if operator in (">", ">>") and target.text.startswith("=") and not target.quoted:
+                yield Hit(command.line, f"unquoted {operator}{target.text} writes into a file")
+
+
+def _settings_of(job: Job, variable: str, *names: str) -> Iterator[tuple[int, str]]:
+    """Yield lines and values of a variable, and of options that say the same."""
+    for command in job.script.commands:
+        for name, word in command.assigns:
+            if name == variable:
+                yield word.line, value_of(word)
+    for command in job.commands:
+        if command.name in SAYING:
+            continue
+        for value in option_values(tokens_of(command.words), *names):
+            yield command.line, job.script.resolve(value)
+
+
+def fixed_port(job: Job) -> Iterator[Hit]:
+    """Look for a port that another job may have."""
+    found = list(_settings_of(job, "MASTER_PORT", "master_port", "main_process_port"))
+    found += [(n, v.rpartition(":")[2]) for n, v in _settings_of(job, "", "rdzv_endpoint")]
+    facts: dict[str, int] = {}  # said once, where it is first set
+    for line in _default_port(job):
+        facts.setdefault("torchrun before 2.12 takes its default port, 29500", line)
+    for line, value in found:
+        known = job.script.resolve(value)
+        if "RANDOM" in known or "shuf" in known:
+            facts.setdefault("the port is a random one", line)
+        elif known.isdigit() and known != "0" and not job.script.directive("exclusive"):
+            facts.setdefault(f"the port is always {known[:9]}", line)
+    yield from (Hit(line, fact) for fact, line in facts.items())
+
+
+def _default_port(job: Job) -> Iterator[int]:
+    """Yield the lines of torchrun that say no port, on nodes that others may use."""
+    told = ("standalone", "rdzv_endpoint", "master_port", "rdzv_conf", "$")
+    if job.script.directive("exclusive") or "PET_" in job.script.text:
+        return
+    for command in job.commands:
+        tokens = tokens_of(command.words)
+        is_told = any(one.lstrip("-").replace("-", "_").startswith(told) for one in tokens)
+        if torch_launch(tokens) in TORCHRUN and command.name not in SAYING and not is_told:
+            yield command.line
+
+
+def local_address(job: Job) -> Iterator[Hit]:
+    """Look for ranks that would each meet on their own node."""
+    found = list(_settings_of(job, "MASTER_ADDR", "master_addr", "main_process_ip"))
+    found += [(n, v.rpartition(":")[0]) for n, v in _settings_of(job, "", "rdzv_endpoint")]
+    for line, value in found if (job.nodes or 1) > 1 else ():
+        known = job.script.resolve(value)
+        if known in LOCAL_ADDRESSES:
+            yield Hit(line, f"the ranks of {job.nodes} nodes meet at {known}")
+            return  # the options that repeat it say nothing new
+        if NODE_LIST.fullmatch(known):
+            fact = f"{known} is a list of hosts, such as n[01-02], where one host is needed"
+            yield Hit(line, fact, FIRST_HOST)
+            return
+
+
+def meets_itself(job: Job) -> Iterator[Hit]:
+    """Look for a meeting point that each task expands, and so has one of its own."""
+    for command in job.script.commands if (job.nodes or 1) > 1 else ():
+        if not any(base_name(word.text) == "srun" for word in command.words):
+            continue
+        held = [job.script.known[name] for name in command.live if name in job.script.known]
+        words = [one for word in (*command.words, *held) for one in (word, *(word.items or ()))]
+        for word in words:
+            tokens = tokens_of([word]) if not word.inner else []  # else this shell expands it
+            found = [*option_values(tokens, *MEETING_OPTIONS)]
+            found += [one.partition("=")[2] for one in tokens if one.startswith("MASTER_")]
+            for what, pattern in OF_ONE_TASK.items():
+                own = next((match[0] for one in found if (match := pattern.search(one))), "")
+                if own and own.strip("${}") not in word.live:
+                    yield Hit(command.line, f"each task expands {own}, to a {what} of its own")
+
+
+def no_kill(job: Job) -> Iterator[Hit]:
+    """Look for ranks that outlive one that has failed."""
+    for step in job.launches if "SLURM_KILL_BAD_EXIT" not in job.script.settings else ():
+        value = step.options.get("kill-on-bad-exit", "0")
+        if value == "0" and not job.is_single(step):
+            yield Hit(step.line, "srun has no --kill-on-bad-exit")
+
+
+def no_cpus(job: Job) -> Iterator[Hit]:
+    """Look for CPUs that are asked of sbatch and not of srun."""
+    option = job.script.directive("cpus-per-task")
+    if "SRUN_CPUS_PER_TASK" in job.script.settings:
+        return
+    if not option:
+        yield from _no_cpus_at_all(job)
+        return
+    for step in job.launches:
+        if "cpus-per-task" not in step.options and option.value != "1":
+            yield Hit(step.line, f"srun has no --cpus-per-task; sbatch's {option.value} is not its")
+
+
+def _no_cpus_at_all(job: Job) -> Iterator[Hit]:
+    """Look for ranks with GPUs whose number of cores is not given."""
+    if not job.has_gpus or job.script.directive("cpus-per-gpu", "exclusive"):
+        return
+    for step in job.launches:
+        if not {"cpus-per-task", "cpus-per-gpu"} & {*step.options}:
+            yield Hit(
+                step.line,
+                "neither sbatch nor srun is given --cpus-per-task, so a task may get one core",
+                "give it to both, such as the cores of a node over its tasks",
+            )
+            return
+
+
+def modules_on_top(job: Job) -> Iterator[Hit]:
+    """Look for modules on top of those that the submitting shell had.
+
+    On a Cray a purge takes the programming environment away.
+    """
+    constraint = job.script.directive("constraint")
+    if CRAY.search(job.script.text) or (constraint and CRAY_GPUS.match(constraint.value or "")):
+        return
+    for command in job.commands:
+        first, *rest = [word.text for word in command.words]
+        if first in ("source", ".") and rest and not PURGES_NOTHING.search(rest[0]):
+            return  # a site's own file may have purged them
+        if first not in ("module", "ml"):
+            continue
+        if {"purge", "reset", "restore"} & set(rest):
+            return
+        named = next((text for text in rest if not text.startswith("-")), "")
+        if named in ("load", "add") or (first == "ml" and named not in ML_WORDS):
+            yield Hit(command.line, f"{' '.join([first, *rest])[:60]} comes without module purge")
+            return
+
+
+def two_environments(job: Job) -> Iterator[Hit]:
+    """Look for an environment outside of an image, or for two of them."""
+    found = [(one.line, kind) for one in job.commands if (kind := _activates(one))]
+    if found and job.containers:
+        line = job.containers[0].line
+        yield Hit(found[0][0], f"{found[0][1]} is entered outside of the image of line {line}")
+    elif len({kind for _, kind in found}) > 1:
+        yield Hit(found[-1][0], f"{found[-1][1]} is entered on top of {found[0][1]}")
+
+
+def _activates(command: Command) -> str | None:
+    first, *rest = [word.text for word in command.words]
+    if first in ("source", ".") and rest and base_name(rest[0]) == "activate":
+        begins_conda = re.search("conda|mamba|miniforge", rest[0], re.IGNORECASE)
+        return CONDA if len(rest) > 1 or begins_conda else "a venv"
+    if first in ("conda", "mamba", "micromamba") and rest[:1] == ["activate"]:
+        return CONDA
+    return None
+
+
+def lost_exit_code(job: Job) -> Iterator[Hit]:
+    """Look for a pipe, or a last command, that hides how the ranks ended."""
+    piped = [*hidden_by_a_pipe(job)]
+    for command in piped:
+        what = "srun" if step_of(command) else torch_launch(tokens_of(command.words))
+        yield Hit(command.line, f"the exit code of {what} is lost in a pipe without pipefail")
+    last = hidden_by_the_end(job)
+    if last and last.line not in [one.line for one in piped]:
+        yield Hit(last.line, f"the script ends with {last.name[:40]}, however its ranks ended")
+
+
+def broken_line(job: Job) -> Iterator[Hit]:
+    """Look for commands that a blank, a comment or nothing behind their backslash cuts in two."""
+    lines = job.script.reader.text.split("\n")
+    cut: dict[int, str] = {}
+    for command in job.script.commands:
+        last = command.words[-1] if command.words else None
+        if last and last.text in (" ", "\t") and CUT.search(lines[last.line - 1]):
+            cut[last.line] = "a blank behind the backslash ends the command"
+        first = command.words[0].text if command.words else ""
+        line, before = lines[command.line - 1], command.line - 1  # its text, the line above
+        begins = re.match("--?[a-zA-Z]", first) and line.lstrip().startswith(first)
+        text = lines[before - 1].strip() if begins and before and not CASE.match(line) else ""
+        if text.startswith("#"):
+            cut[before] = "a comment between the lines of a command ends it"
+        elif text and before not in cut and not text.endswith(("|", "&&")):
+            cut[before] = "the line has no backslash at its end"
+    yield from (Hit(line, f"{fact}; the next line is run by itself") for line, fact in cut.items())
+
+
+def _problems(job: Job, *kinds: Kind) -> Iterator[Hit]:
+    """Yield what is wrong with the variables of NCCL and such, if it is of some kinds."""
+    values = {name: value for name, (_, value) in job.environ.items()}
+    for one in problems(values, job.interfaces):
+        if one.kind in kinds:
+            yield Hit(job.environ[one.name][0], one.message, one.action)
+
+
+def wrong_variable(job: Job) -> Iterator[Hit]:
+    """Look for variables that do not exist, and values that they do not take."""
+    return _problems(job, "name", "value")
+
+
+def missing_interface(job: Job) -> Iterator[Hit]:
+    """Look for the network interfaces on this machine."""
+    return _problems(job, "interface")
+
+
+def costly_variable(job: Job) -> Iterator[Hit]:
+    """Look for variables that slow every step."""
+    return _problems(job, "costly")
+
+
+def debugging(job: Job) -> Iterator[Hit]:
+    """Look for what slows the ranks."""
+    return _problems(job, "slow")
+
+
+def own_interface(job: Job) -> Iterator[Hit]:
+    """Look for the name of an interface in the script."""
+    for name in INTERFACE_NAMES if not job.is_rendered else ():
+        line, value = job.environ.get(name, (0, ""))
+        if value and "$" not in value and not value.startswith("^"):
+            yield Hit(line, f"the script sets {name}={value}")

@@ -1,0 +1,222 @@
+"""Rules about the directives of a batch script, the lines that begin with #SBATCH."""
+
+import re
+from collections.abc import Iterator
+from difflib import get_close_matches
+from itertools import pairwise
+from pathlib import Path
+
+from lockstep.before.lint.batch import Hit, Job
+from lockstep.before.lint.rules.launchers import torch_launch
+from lockstep.before.lint.shell.sbatch_options import SBATCH_OPTIONS, SHORT, options
+from lockstep.before.lint.shell.shell_script import Script
+from lockstep.before.lint.shell.shell_words import WordReader
+
+TIME = re.compile(
+    r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}|INFINITE|UNLIMITED|-1", re.IGNORECASE
+)
+# A comment that is a directive but for its spelling, and one that somebody has switched off.
+MISSPELT = re.compile(r"(?:\s*#sbatch|\s+#SBATCH)(\s+-.*)", re.IGNORECASE)
+OFF = re.compile(r"\s*(?:##+\s*|#\s+)SBATCH\s+-")
+# The first version of Slurm that makes the folders of --output and --error.
+MAKES_FOLDERS = (23, 2)
+
+
+def no_shebang(job: Job) -> Iterator[Hit]:
+    """Look at the first line."""
+    if not job.script.text.startswith("#!"):
+        yield Hit(1, "the first line is not #!")
+
+
+def dos_lines(job: Job) -> Iterator[Hit]:
+    """Look for the line ends of Windows."""
+    found = [n for n, line in enumerate(job.script.lines, start=1) if line.endswith("\r")]
+    if found:
+        yield Hit(found[0], f"{len(found)} lines end as on Windows, in CR LF")
+
+
+def late_directive(job: Job) -> Iterator[Hit]:
+    """Look for directives after the first command."""
+    first = job.script.first_command
+    for line, text in job.script.reader.comments:
+        if line > first and text.startswith("#SBATCH"):
+            yield Hit(line, f"{text[:60].strip()} comes after the first command, in line {first}")
+
+
+def misspelt_directive(job: Job) -> Iterator[Hit]:
+    """Look for comments that were meant to be directives: options alone, and no script to send."""
+    for line, text in job.script.reader.comments:
+        match = MISSPELT.fullmatch(text)
+        if match and not text.startswith("#SBATCH"):
+            rest = options([*WordReader(match[1]).words()], SHORT)[1]
+            if not rest:
+                yield Hit(line, f"{text[:60].rstrip()!r} does not begin with #SBATCH")
+
+
+def disabled_directive(job: Job) -> Iterator[Hit]:
+    """Look for directives behind a second # or a blank, which somebody has switched off."""
+    for line, text in job.script.reader.comments:
+        if OFF.match(text):
+            yield Hit(line, f"{text[:60].strip()!r} is a comment")
+
+
+def unknown_option(job: Job) -> Iterator[Hit]:
+    """Look for options that sbatch does not have but nearly so; others may be a site's plugin's."""
+    for one in job.script.directives:
+        # --container-image and its like are those of Pyxis, a plugin that many sites have.
+        foreign = len(one.name) == 1 or one.name.startswith("container-")
+        if not foreign and one.name not in SBATCH_OPTIONS:
+            near = get_close_matches(one.name[:60], SBATCH_OPTIONS, n=1, cutoff=0.75)
+            if near:
+                yield Hit(one.line, f"sbatch has no --{one.name}", f"did you mean --{near[0]}?")
+
+
+def variable_in_directive(job: Job) -> Iterator[Hit]:
+    """Look for what only a shell expands."""
+    for one in job.script.directives:
+        value = one.value or ""
+        if "$" in value or value.startswith("~"):
+            yield Hit(one.line, f"--{one.name}={value} holds what only a shell expands")
+
+
+def no_time(job: Job) -> Iterator[Hit]:
+    """Look for the time limit."""
+    if job.script.directives and not job.script.directive("time"):
+        yield Hit(1, "--time is not given")
+
+
+def wrong_time(job: Job) -> Iterator[Hit]:
+    """Look for a time limit in a form that sbatch does not take (sbatch(1), --time)."""
+    option = job.script.directive("time")
+    value = (option and option.value) or ""
+    is_filled_in = re.search(r"[${}<>@#%]", value)  # by the shell's user, or by a template
+    if option and not is_filled_in and not TIME.fullmatch(value):
+        yield Hit(option.line, f"--time={value} is no time to sbatch")
+
+
+def no_tasks_per_node(job: Job) -> Iterator[Hit]:
+    """Look for tasks that Slurm may spread over nodes as it likes."""
+    tasks = job.asked("ntasks")
+    by_step = any("ntasks-per-node" in step.options for step in job.steps)
+    if (job.nodes or 1) == 1 or by_step or job.script.directive("ntasks-per-node"):
+        return
+    if tasks not in (None, job.nodes):
+        yield Hit(1, f"{tasks} tasks on {job.nodes} nodes have no --ntasks-per-node")
+    elif tasks is None and job.has_gpus and any(not torch_launch(s.tokens) for s in job.launches):
+        yield Hit(1, f"{job.nodes} nodes have no --ntasks-per-node, so each gets one task")
+
+
+def missing_folder(job: Job) -> Iterator[Hit]:
+    """Look for the folders of --output and --error, as far as this machine can tell.
+
+    Slurm makes them since 23.02 (its release notes), also where %j is in their name.
+    """
+    if job.slurm and job.slurm >= MAKES_FOLDERS:
+        return
+    for name in ("output", "error"):
+        option = job.script.directive(name)
+        folder = Path(option.value).parent if option and option.value else Path()
+        if option and not _may_exist(folder, job.script):
+            fact = f"the folder {folder} of --{name} does not exist"
+            yield Hit(option.line, fact, severity="error" if job.slurm else "")
+
+
+def _may_exist(folder: Path, script: Script) -> bool:
+    """Return whether a folder exists, or cannot be judged from here."""
+    if "$" in str(folder) or str(folder).startswith("~"):
+        return True  # another rule says that it is not expanded
+    try:
+        if folder.is_absolute():
+            # Another machine's file system is not to be judged by this one's.
+            return folder.is_dir() or folder.parent == Path("/") or not folder.parent.is_dir()
+        chdir = script.directive("chdir")
+        bases = [Path(chdir.value)] if chdir and chdir.value else [Path(), Path(script.path).parent]
+        return any((base / folder).is_dir() for base in bases)
+    except OSError:
+        return True  # a name that no file can have
+
+
+def one_gpu_per_task(job: Job) -> Iterator[Hit]:
+    """Look for what shows each of several tasks of a node its own GPU only."""
+    sharing = job.script.directive("gres-flags")
+    if sharing and "allow-task-sharing" in (sharing.value or ""):
+        return
+    option = job.script.directive("gpus-per-task")
+    if option and (job.tasks_per_node() or 1) > 1:
+        yield Hit(option.line, "--gpus-per-task shows each task one GPU")
+    for step in job.steps:
+        bind, nearest = (step.options.get(name) or "" for name in ("gpu-bind", "accel-bind"))
+        if "allow-task-sharing" in (step.options.get("gres-flags") or ""):
+            continue
+        several = step.is_certain and (job.tasks_per_node(step) or 2) > 1
+        several = several and not job.is_single(step)
+        if several and "gpus-per-task" in step.options:
+            yield Hit(step.line, "srun --gpus-per-task shows each task one GPU")
+        elif several and bind.startswith(("single", "per_task")):
+            yield Hit(step.line, f"srun --gpu-bind={bind} shows each task one GPU")
+        elif several and "g" in nearest:
+            yield Hit(step.line, f"srun --accel-bind={nearest} shows each task its nearest GPU")
+        elif any(re.match(r"CUDA_VISIBLE_DEVICES=\S*LOCAL", one) for one in step.tokens):
+            yield Hit(step.line, "CUDA_VISIBLE_DEVICES is set to one GPU in each task")
+
+
+def signal_to_steps(job: Job) -> Iterator[Hit]:
+    """Look for a warning before the time limit that goes to the ranks; Lightning wants it there."""
+    if re.search("lightning", job.script.text, re.IGNORECASE):
+        return
+    option = job.script.directive("signal")
+    target, colon, _ = ((option and option.value) or "").partition(":")
+    if option and not (colon and "B" in target):
+        yield Hit(option.line, f"--signal={option.value} goes to the ranks, not to this script")
+
+
+def tasks_contradict(job: Job) -> Iterator[Hit]:
+    """Look for a number of tasks that the number of a node's tasks contradicts."""
+    tasks, per_node = job.script.directive("ntasks"), job.script.directive("ntasks-per-node")
+    numbers = [job.number(one.value) if one else None for one in (tasks, per_node)]
+    if not (tasks and numbers[0] and numbers[1]):
+        return
+    num_tasks, num_of_node = numbers[0], numbers[1]
+    if num_tasks < num_of_node or (job.nodes and num_tasks > job.nodes * num_of_node):
+        nodes = f" on {job.nodes} node{'s' * (job.nodes > 1)}" if job.nodes else ""
+        fact = f"--ntasks={num_tasks} contradicts --ntasks-per-node={num_of_node}{nodes}"
+        yield Hit(tasks.line, fact)
+
+
+def exported_names(job: Job) -> Iterator[Hit]:
+    """Look for --export that leaves out the rest of the environment."""
+    for line, value in _exports(job):
+        names = value.split(",")
+        if value and names[0] not in ("ALL", "NONE", "NIL") and "ALL" not in names:
+            yield Hit(line, f"--export={value} drops every other variable, PATH too")
+
+
+def export_with_comma(job: Job) -> Iterator[Hit]:
+    """Look for a value that ends at its comma."""
+    for line, value in _exports(job):
+        names = value.split(",")
+        cut = [b for a, b in pairwise(names) if "=" in a and "=" not in b]
+        if "ALL" in names and cut and cut[0] != "ALL":
+            yield Hit(line, f"--export={value} ends a value at its comma, before {cut[0]!r}")
+
+
+def _exports(job: Job) -> Iterator[tuple[int, str]]:
+    option = job.script.directive("export")
+    if option and option.value:
+        yield option.line, option.value
+    for step in job.steps:
+        if value := step.options.get("export"):
+            yield step.line, value
+
+
+def requeue_unsaid(job: Job) -> Iterator[Hit]:
+    """Look for what becomes of the job when a node fails."""
+    if job.script.directives and not job.script.directive("no-requeue", "requeue"):
+        yield Hit(1, "neither --no-requeue nor --requeue is given")
+
+
+def own_account(job: Job) -> Iterator[Hit]:
+    """Look for an account in the script."""
+    option = job.script.directive("account")
+    if option and not job.is_rendered:
+        yield Hit(option.line, f"the script names --account={option.value}")

@@ -1,0 +1,232 @@
+"""The studies: one record each, and the only list of them.
+
+A study's cases are rows: the keys of a row are the arguments of the test and, as `name=value`, its
+id, so all rows of a study have the same keys in the same order. They are equal on all ranks,
+because they rest on the size and the options alone.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from lockstep.core.sizes import COLLECTIVES, PRECISIONS, Row, Size, Value, case_id
+
+BUCKET_CAPS_MB = (1, 25, 50, 100)
+# What a step may do otherwise, too: factors of some studies only where a user sets them.
+ON_REQUEST = ("strategy", "activation_checkpointing", "accumulation")
+# The study of results that are not Lockstep's own.
+OTHER = "other"
+# That of published tables.
+IMPORTED = "imported"
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a study is.
+
+    Attributes:
+        title: How a page calls it.
+        cases: Returns its cases at a size.
+        is_ladder: Whether its points are a curve over world sizes, of steps.
+        is_training: Whether its cases are whole trainings.
+        is_step: Whether its cases time the suite's training step at a batch, which may be halved.
+        trains: Whether its cases take training steps, so that samples have a cost.
+        has_ratio: Whether a case means something beside the same at another world size: there a
+            collective moves other bytes, and each rank's loader works for itself.
+        is_ranked: Whether its settings are put in order.
+        compared_with: The factor that it varies, and the value that the others are held against.
+        varies_one: Whether its cases differ in that factor alone: others that are set part them.
+        on_request: Factors that its cases have only where they are set.
+        is_usual: Whether a drafted campaign has it.
+    """
+
+    title: str
+    cases: Callable[[Size], list[Row]]
+    is_ladder: bool = False
+    is_training: bool = False
+    is_step: bool = False
+    trains: bool = False
+    has_ratio: bool = True
+    is_ranked: bool = True
+    compared_with: tuple[str, Value] | None = None
+    varies_one: bool = False
+    on_request: tuple[str, ...] = ()
+    is_usual: bool = False
+
+
+def _strong_cases(size: Size) -> list[Row]:
+    return [_model(size, size.workload) | {"global_batch": size.global_batch}]
+
+
+def _weak_cases(size: Size) -> list[Row]:
+    return [_model(size, size.workload) | {"local_batch": size.local_batch}]
+
+
+def _model(size: Size, workload: str) -> Row:
+    return {"workload": workload, "precision": size.precision}
+
+
+def _precision_cases(size: Size) -> list[Row]:
+    return [
+        {"workload": size.workload, "precision": p, "local_batch": size.local_batch}
+        for p in PRECISIONS
+    ]
+
+
+def _bucket_cases(size: Size) -> list[Row]:
+    return [
+        _model(size, size.bucket_workload) | {"bucket_cap_mb": cap, "local_batch": size.local_batch}
+        for cap in BUCKET_CAPS_MB
+    ]
+
+
+def _sensitivity_cases(size: Size) -> list[Row]:
+    sweep = product((25, 50, 100), (64, 128, 256), ("fp32", "fp16", "bf16"))
+    return [
+        {
+            "workload": size.sensitivity_workload,
+            "bucket_cap_mb": cap,
+            "local_batch": batch,
+            "precision": precision,
+        }
+        for cap, batch, precision in sweep
+    ]
+
+
+def _accumulation_cases(size: Size) -> list[Row]:
+    settings = ((1, True), (4, True), (4, False))
+    return [
+        _model(size, size.workload)
+        | {"accumulation": accumulation, "no_sync": no_sync, "local_batch": size.local_batch}
+        for accumulation, no_sync in settings
+    ]
+
+
+def _loader_cases(size: Size) -> list[Row]:
+    plain: Row = {"pin_memory": False, "persistent_workers": False, "prefetch_factor": None}
+    piped: Row = {"pin_memory": True, "persistent_workers": True, "prefetch_factor": 4}
+    most = max(size.num_workers)
+    settings = [("tensor", n, plain) for n in size.num_workers]
+    settings += [("tensor", most, piped), ("memmap", 0, plain), ("memmap", most, piped)]
+    if "cache" in dict(size.factors):  # which matters to files alone
+        settings = [("files", n, plain) for n in size.num_workers]
+    return [
+        {"dataset": dataset, "num_workers": n, **options, "local_batch": size.local_batch}
+        for dataset, n, options in settings
+    ]
+
+
+def _collective_cases(size: Size) -> list[Row]:
+    return [
+        {"collective": collective, "message_bytes": message_bytes}
+        for collective, message_bytes in product(COLLECTIVES, size.message_bytes)
+    ]
+
+
+def _train_cases(size: Size) -> list[Row]:
+    given = dict(size.factors)  # whose values take the place of None
+    is_local = "local_batch" in given
+    if is_local and "global_batch" in given:
+        raise ValueError("the study train takes global_batch or local_batch as a factor, not both")
+    return [
+        {
+            "workload": size.train_workload,
+            "data": "digits",
+            "precision": size.precision,
+            "optimizer": "sgd",
+            "lr": 0.1,
+            "lr_scale": "none",
+            "weight_decay": 0.0,
+            "scheduler": "none",
+            "warmup_epochs": 0,
+            "epochs": size.epochs,
+            "augment": False,
+            "accumulation": 1,
+            "num_workers": 0,
+            "global_batch": None if is_local else size.train_batch,
+            "local_batch": None,
+            "checkpoint_every": None,
+            "target_accuracy": None,
+            "seed": None,
+        }
+    ]
+
+
+STUDIES = {
+    "strong": Study(
+        "Strong scaling", _strong_cases, is_ladder=True, is_step=True, trains=True,
+        on_request=ON_REQUEST, is_usual=True,
+    ),
+    "weak": Study(
+        "Weak scaling", _weak_cases, is_ladder=True, is_step=True, trains=True,
+        on_request=ON_REQUEST, is_usual=True,
+    ),
+    "train": Study("Training", _train_cases, is_training=True, trains=True, is_ranked=False),
+    "precision": Study(
+        "Precision", _precision_cases, is_step=True, trains=True,
+        compared_with=("precision", "fp32"), varies_one=True, on_request=ON_REQUEST, is_usual=True,
+    ),
+    "bucket": Study(
+        "DDP bucket size", _bucket_cases, is_step=True, trains=True,
+        compared_with=("bucket_cap_mb", 25), varies_one=True, is_usual=True,
+    ),
+    "sensitivity": Study(
+        "Sensitivity to settings", _sensitivity_cases, is_step=True, trains=True
+    ),
+    "accumulation": Study(
+        "Gradient accumulation", _accumulation_cases, is_step=True, trains=True,
+        compared_with=("accumulation", 1),
+    ),
+    "loader": Study(
+        "Data loader", _loader_cases, has_ratio=False, compared_with=("num_workers", 0),
+        on_request=("cache",),
+    ),
+    "collective": Study(
+        "Collectives", _collective_cases, has_ratio=False, is_ranked=False, is_usual=True
+    ),
+}  # fmt: skip
+NAMES = tuple(STUDIES)
+TITLES = {name: study.title for name, study in STUDIES.items()} | {OTHER: "Other benchmarks"}
+# A curve over world sizes: of steps, or of whole trainings.
+CURVES = tuple(name for name, study in STUDIES.items() if study.is_ladder or study.is_training)
+LADDERS = tuple(name for name, study in STUDIES.items() if study.is_ladder)
+STEPS = tuple(name for name, study in STUDIES.items() if study.is_step)
+TRAINING = tuple(name for name, study in STUDIES.items() if study.trains)
+WITHOUT_RANKING = tuple(name for name, study in STUDIES.items() if not study.is_ranked)
+WITHOUT_RATIO = tuple(name for name, study in STUDIES.items() if not study.has_ratio)
+# Own tests, programs and tables have a cost, as far as they count samples.
+WITHOUT_COST = (*(name for name, study in STUDIES.items() if not study.trains), OTHER)
+
+
+def rows(study: str, size: Size) -> list[Row]:
+    """Return the cases of a study at a size, in the order in which a report lists them.
+
+    Raises:
+        ValueError: The factors do not go together.
+    """
+    found = STUDIES[study].cases(size)
+    for name, values in size.factors:
+        if name in found[0] or name in STUDIES[study].on_request:
+            found = _with_values(found, name, values)
+            if not found:
+                shown = ",".join(map(str, values))
+                raise ValueError(
+                    f"no case of the study {study} is left with {name}={shown}; cache needs "
+                    "dataset=files, prefetch_factor and persistent_workers need workers"
+                )
+    return found
+
+
+def _with_values(found: list[Row], name: str, values: Sequence[Value]) -> list[Row]:
+    """Return each row with each of the values, once."""
+    rows = {case_id(row | {name: value}): row | {name: value} for row in found for value in values}
+    return [row for row in rows.values() if _is_possible(row)]
+
+
+def _is_possible(row: Row) -> bool:
+    """Return whether a case's factors go together."""
+    if "cache" in row and row["dataset"] != "files":  # the others' pages are mapped, or no file's
+        return False
+    # DataLoader refuses these two without workers.
+    has_workers = row.get("num_workers") != 0
+    return has_workers or not (row.get("persistent_workers") or row.get("prefetch_factor"))

@@ -1,0 +1,426 @@
+"""Who takes part in a launch: ranks, hosts, devices and the process group between them."""
+
+import contextlib
+import gc
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from lockstep.core.records.errors import RankError
+from lockstep.core.system.host import die_with_parent, hostname
+from lockstep.machine import provenance
+from lockstep.ranks import refusing
+from lockstep.ranks.control import Control, LostError
+from lockstep.ranks.placement import SHOWN_CHARACTERS, Placement, integer, placement
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import Store
+
+PORTS = range(1, 2**16)
+# So long a host is looked for that has no address, or does not answer.
+NO_WAY_S = 6.0
+# Said once, by rank 0 or who starts the ranks, where the CPU is taken and no device was asked for.
+NO_GPU = (
+    "torch sees no GPU here, so the CPU is measured; --device cpu says that this is meant, and "
+    "--device cuda refuses it"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class World(Placement):
+    """A rank that has joined: its device, its share of the cores, its process group.
+
+    Attributes:
+        control: What it tells the other ranks through the store.
+        group_timeout_s: After this long a collective that a rank is missing from raises.
+    """
+
+    device: "torch.device"
+    backend: str
+    threads_per_rank: int
+    control: Control
+    group_timeout_s: float
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may run on."""
+    return len(provenance.usable_cores())
+
+
+def join(
+    timeout_s: float = 300.0,
+    *,
+    device: str | None = None,
+    threads_per_rank: int | None = None,
+    nccl_timeout_s: float | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> World:
+    """Take this rank's device and join the process group: nccl on GPUs, gloo on CPUs.
+
+    Args:
+        timeout_s: After this long a collective that a rank is missing from raises.
+        device: "cpu" or "cuda"; CUDA where there is one, by default.
+        threads_per_rank: Threads of one rank; OMP_NUM_THREADS, or else its share of the usable
+            cores, by default.
+        nccl_timeout_s: The same under NCCL, whose time-out ends the process: whoever watches over
+            the ranks must come before it.
+        environ: The launcher's variables.
+
+    Raises:
+        ValueError: The launcher's variables are wrong, or an option's value is not allowed.
+        RuntimeError: There are fewer GPUs than ranks on this host, or the ranks do not meet.
+    """
+    place = _taken_place(environ)
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(f"device {device!r} is not cpu or cuda")
+    threads = _taken_threads(threads_per_rank, place.ranks_per_node, environ)
+    control = Control(_store(place, timeout_s, environ), place.rank, place.world_size, timeout_s)
+    own_device = _device(device, place.local_rank, control, timeout_s, environ)
+    backend = "nccl" if own_device.type == "cuda" else "gloo"
+    joined = World(
+        **vars(place),
+        device=own_device,
+        backend=backend,
+        threads_per_rank=threads,
+        control=control,
+        group_timeout_s=(nccl_timeout_s or timeout_s) if backend == "nccl" else timeout_s,
+    )
+    _open_process_group(joined, epoch=0)
+    return joined
+
+
+def _taken_place(environ: Mapping[str, str]) -> Placement:
+    place = placement(environ)
+    if "TORCHELASTIC_RUN_ID" in environ:  # torchrun's agent, which may be killed before its ranks
+        die_with_parent()
+    return place
+
+
+def _taken_threads(asked: int | None, ranks_per_node: int, environ: Mapping[str, str]) -> int:
+    import torch
+
+    threads = _threads(asked, ranks_per_node, environ)
+    torch.set_num_threads(threads)
+    return threads
+
+
+def _open_process_group(world: World, epoch: int) -> None:
+    """Make the process group of an epoch; its keys are its own, so no rank joins an older one."""
+    from torch import distributed
+
+    distributed.init_process_group(
+        world.backend,
+        store=distributed.PrefixStore(f"process_group/{epoch}", world.control.store),
+        rank=world.rank,
+        world_size=world.world_size,
+        timeout=timedelta(seconds=world.group_timeout_s),
+    )
+
+
+def rebuild(world: World, epoch: int) -> None:
+    """Replace the process group, which a failed case leaves out of step, and prove the new one.
+
+    Args:
+        world: This rank.
+        epoch: How many process groups there were before, equal on all ranks.
+
+    Raises:
+        RuntimeError: The ranks do not meet, or their sum is wrong.
+    """
+    import torch
+    from torch import distributed
+
+    leave()
+    gc.collect()  # what still holds the old group keeps its connections open
+    _open_process_group(world, epoch)
+    total = torch.tensor(float(world.rank), device=world.device)
+    distributed.all_reduce(total)
+    n = world.world_size
+    if float(total) != n * (n - 1) / 2:
+        raise RuntimeError(f"the new process group sums {n} ranks to {float(total)}")
+
+
+def has_group() -> bool:
+    """Return whether this rank has a process group."""
+    from torch import distributed
+
+    return distributed.is_initialized()
+
+
+def num_collectives() -> int:
+    """Return in how many collectives of the process group this rank has taken part, or will have.
+
+    Those still under way count: a backend counts them as they are called, and gloo counts each
+    send and receive as one more.
+    """
+    from torch import distributed
+
+    if not distributed.is_initialized():
+        return 0
+    group: Any = distributed.group.WORLD
+    return int(group._get_sequence_number_for_group())  # noqa: SLF001, torch has no public name
+
+
+def leave() -> None:
+    """Leave the process group, if this process is in one."""
+    from torch import distributed
+
+    # A torch that is built without it has no more than this of torch.distributed.
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def _threads(asked: int | None, ranks_per_node: int, environ: Mapping[str, str]) -> int:
+    if asked is not None and asked < 1:
+        raise ValueError(f"threads_per_rank={asked} is not 1 or more")
+    if given := asked or _threads_of_user(environ):
+        return given
+    if environ.get("LOCKSTEP_LAUNCHER") == "slurm" and "SLURM_CPUS_PER_TASK" in environ:
+        # Under srun the usable cores may already be one task's own.
+        return integer(environ, "SLURM_CPUS_PER_TASK")
+    return max(1, usable_cores() // ranks_per_node)
+
+
+def _threads_of_user(environ: Mapping[str, str]) -> int:
+    """Return the threads that the user's OMP_NUM_THREADS asks for; 0 where it says nothing.
+
+    torchrun sets it to 1 itself where several ranks share a node and it is not set.
+    """
+    first = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    threads = int(first) if first.isdecimal() else 0
+    return 0 if threads == 1 and "TORCHELASTIC_RUN_ID" in environ else threads
+
+
+def _device(
+    asked: str | None,
+    local_rank: int,
+    control: Control,
+    timeout_s: float,
+    environ: Mapping[str, str],
+) -> "torch.device":
+    """Take this rank's device, once all ranks are here and each has one."""
+    import torch
+
+    is_cpu = asked == "cpu" or not torch.cuda.is_available()
+    problem = "" if asked == "cpu" else _missing_gpu(asked, local_rank)
+    backend = "gloo" if is_cpu else "nccl"
+    problem = problem or _missing_backend(backend)
+    if problem and asked == "cuda":
+        _record_mend("device", environ)
+    problem = problem or _missing_interface(backend, environ)
+    answers = control.exchange("join", {"host": hostname(), "problem": problem})
+    try:
+        _refuse_apart(answers, timeout_s)
+    except RankError:
+        # Or rank 0 might take the store along before all have read the answers.
+        with contextlib.suppress(LostError):
+            control.part()
+        raise
+    if is_cpu:
+        return torch.device("cpu")
+    own_device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(own_device)
+    return own_device
+
+
+def _refuse_apart(answers: list[dict[str, str] | None], timeout_s: float) -> None:
+    """Refuse ranks that cannot measure together.
+
+    Raises:
+        RankError: Some did not join, or have a problem.
+    """
+    refusing.silent(
+        answers, f"did not join within {timeout_s:g} s; look whether its process and node run"
+    )
+    for rank, given in enumerate(answers):
+        if given and given["problem"]:
+            raise RankError(f"rank {rank} on {given['host']}: {given['problem']}", rank)
+
+
+def _missing_gpu(asked: str | None, local_rank: int) -> str:
+    """Return what is wrong if this rank's GPU is not there, else nothing."""
+    import torch
+
+    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if local_rank < visible or (asked is None and not visible):
+        return ""
+    return (
+        f"local rank {local_rank} needs GPU {local_rank}, but {visible} are visible on this "
+        "host; start one rank per GPU, or pass --device cpu"
+    )
+
+
+def _missing_backend(backend: str) -> str:
+    """Return what is wrong if this rank's torch is built without a backend, else nothing."""
+    import torch
+    from torch import distributed
+
+    is_built_in = {"gloo": distributed.is_gloo_available, "nccl": distributed.is_nccl_available}
+    if is_built_in[backend]():
+        return ""
+    instead = "" if backend == "gloo" else ", or pass --device cpu"
+    return f"torch {torch.__version__} is built without {backend}; install one with it{instead}"
+
+
+def _missing_interface(backend: str, environ: Mapping[str, str]) -> str:
+    """Return what is wrong if an interface that a backend is to use is not here, else nothing.
+
+    gloo needs every interface that is named, NCCL one that begins as a name does; what NCCL is not
+    to use begins with ^ (the documentation of both).
+    """
+    variable = f"{backend.upper()}_SOCKET_IFNAME"
+    named = environ.get(variable, "")
+    here = [name for _, name in socket.if_nameindex()]
+    if backend == "gloo":
+        is_here = set(named.split(",")) <= {"", *here}
+    else:
+        names = tuple(one.partition(":")[0] for one in named.removeprefix("=").split(","))
+        is_here = named.startswith("^") or any(one.startswith(names) for one in here)
+    if is_here:
+        return ""
+    _record_mend(variable, environ)
+    return f"{variable}={named} names no interface of this host, which has {', '.join(here)}"
+
+
+def _record_mend(key: str, environ: Mapping[str, str]) -> None:
+    """Leave the job's script the key that is to be mended, which `lockstep status` then names."""
+    if "LOCKSTEP_MEND" in environ:
+        with contextlib.suppress(OSError):  # its folder, on this node, is judged elsewhere
+            Path(environ["LOCKSTEP_MEND"]).write_text(f"{key}\n")
+
+
+def _store(place: Placement, timeout_s: float, environ: Mapping[str, str]) -> "Store":
+    """Return the store that all ranks see: the job's, torchrun's, or one that rank 0 serves."""
+    import torch
+    from torch import distributed
+
+    if not distributed.is_available():
+        raise RankError(
+            f"rank {place.rank} on {hostname()}: torch {torch.__version__} is built without "
+            "torch.distributed; install one with it",
+            place.rank,
+        )
+    if place.world_size == 1:
+        return distributed.HashStore()
+    serves = False
+    if "LOCKSTEP_STORE" in environ:
+        host, port = _address(environ["LOCKSTEP_STORE"])
+        prefix = environ.get("LOCKSTEP_STORE_PREFIX", "")
+        if not prefix:  # the keys of an earlier launch would answer for ranks of this one
+            raise ValueError("LOCKSTEP_STORE is set without LOCKSTEP_STORE_PREFIX; unset it")
+    else:
+        _check_meeting(place, environ)
+        host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+        prefix = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        # torchrun's agent serves the store itself; under other launchers rank 0 does.
+        serves = place.rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    store = _connect(place.rank, host, port, timeout_s, serves=serves)
+    return distributed.PrefixStore(f"lockstep/{prefix}", store)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not (host and port.isdecimal() and int(port) in PORTS):
+        raise ValueError(f"LOCKSTEP_STORE={text!r} is not HOST:PORT; unset it")
+    return host, int(port)
+
+
+def _check_meeting(place: Placement, environ: Mapping[str, str]) -> None:
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environ]
+    if missing:
+        is_torchrun = environ.get("LOCKSTEP_LAUNCHER", "torchrun") == "torchrun"
+        todo = "start with torchrun" if is_torchrun else "set them to rank 0's host and a free port"
+        raise ValueError(
+            f"world size {place.world_size} but {' and '.join(missing)} not set; {todo}, or unset "
+            "the launcher's variables"
+        )
+    port = environ["MASTER_PORT"]
+    if not (port.isdecimal() and int(port) in PORTS):
+        raise ValueError(
+            f"MASTER_PORT={port[:SHOWN_CHARACTERS]!r} is not a port from 1 to 65535; set it to a "
+            "free one"
+        )
+
+
+def _connect(rank: int, host: str, port: int, timeout_s: float, *, serves: bool) -> "Store":
+    from torch import distributed
+
+    began = time.monotonic()
+    try:
+        if serves:
+            socket.getaddrinfo(host, port)
+        else:
+            _wait_for_port(host, port, timeout_s)
+        with _without_stderr():
+            return distributed.TCPStore(
+                host,
+                port,
+                is_master=serves,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=timeout_s),
+            )
+    except (RuntimeError, OSError) as error:
+        reason = str(error).partition("\n")[0]
+        act = "serve" if serves else "reach"
+        raise RankError(
+            f"rank {rank} on {hostname()} cannot {act} the store at {host}:{port}, tried for "
+            f"{time.monotonic() - began:.0f} s ({_way_to(host)}; {reason}); check "
+            "this address, and that the nodes reach each other",
+            rank,
+        ) from error
+
+
+def _wait_for_port(host: str, port: int, timeout_s: float) -> None:
+    """Wait until a port of another host takes connections, as torch would for three times as long.
+
+    A host that refuses may serve it soon. One that has no address, or does not answer, is not
+    waited for.
+
+    Raises:
+        OSError: It takes none.
+    """
+    began = time.monotonic()
+    while True:
+        try:
+            socket.create_connection((host, port), min(timeout_s, NO_WAY_S)).close()
+            return
+        except OSError as error:
+            limit_s = timeout_s if isinstance(error, ConnectionRefusedError) else NO_WAY_S
+            if time.monotonic() - began >= min(timeout_s, limit_s):
+                raise
+        time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Drop what torch's C++ prints meanwhile: fifty lines of its frames before our sentence."""
+    kept = os.dup(2)
+    with Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _way_to(host: str) -> str:
+    """Return through which interface this host would reach another."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # sends nothing
+            own = probe.getsockname()[0]
+    except OSError as error:
+        return f"{host}: {error.strerror or error}"
+    for name, addresses in psutil.net_if_addrs().items():
+        if own in (address.address for address in addresses):
+            return f"through {name}, {own}"
+    return f"from {own}"

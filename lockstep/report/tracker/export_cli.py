@@ -1,0 +1,150 @@
+"""The commands `lockstep export` and `lockstep sync`."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from lockstep.report.tracker.runs.tracked import Run
+    from lockstep.report.tracker.sending import Sent
+    from lockstep.report.tracker.target import Tracker
+
+FOLDER = click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
+
+
+@click.group()
+def export() -> None:
+    """Give results to an experiment tracker, or training curves to TensorBoard.
+
+    \b
+    Examples:
+      lockstep export mlflow results/laptop
+      lockstep export tensorboard results/run
+    """
+
+
+@export.command()
+@FOLDER
+@click.option("--to", metavar="URI", help="sqlite:///PATH or http://SERVER [mlflow.db beside DIR].")
+def mlflow(folder: Path, to: str | None) -> int:
+    """Write the runs of FOLDER into MLflow: a campaign is an experiment, a launch a run.
+
+    A training run is a run, too. Exported again, only what is new is added. A server's token is
+    read from LOCKSTEP_TRACKER_KEY, or MLflow's own variables.
+
+    \b
+    Examples:
+      lockstep export mlflow results/laptop
+      lockstep export mlflow results/laptop --to sqlite:///all.db
+    """
+    return _send(folder, "mlflow", to)
+
+
+@export.command()
+@FOLDER
+@click.option("--to", metavar="URL", required=True, help="Address of the interface.")
+def http(folder: Path, to: str) -> int:
+    """Send the runs of FOLDER to a plain HTTP interface, each once.
+
+    `python -m pydoc lockstep.report.tracker.apis.http_store` describes its four requests. The
+    key for the header X-API-Key is read from LOCKSTEP_TRACKER_KEY.
+    """
+    return _send(folder, "http", to)
+
+
+@export.command()
+@FOLDER
+@click.option("--to", type=click.Path(path_type=Path), help="Folder to write [DIR/tensorboard].")
+def tensorboard(folder: Path, to: Path | None) -> None:
+    """Write the curves of the training runs in FOLDER for TensorBoard.
+
+    \b
+    Example:
+      lockstep export tensorboard results/run
+    """
+    from lockstep.report.tracker import sending
+
+    target = to or folder / "tensorboard"
+    written = list(write_event_files(sending.found(folder).runs, target))
+    if not written:
+        raise ValueError(
+            f"{folder} holds no training run; measure the study train, or give another"
+        )
+    click.echo(f"{len(written)} runs: tensorboard --logdir {click.format_filename(target)}")
+
+
+@click.command()
+@FOLDER
+def sync(folder: Path) -> int:
+    """Send the tracker of FOLDER what it lacks: after it was out of reach, or while jobs run.
+
+    The tracker is that of the site file's table [tracker], or the one that was used before.
+
+    \b
+    Example:
+      lockstep sync results/laptop
+    """
+    from lockstep.report.tracker import target
+
+    tracker = target.find(folder)
+    if tracker is None:
+        raise ValueError(
+            f"no tracker is known for {folder}; write a table [tracker] into the site file, or "
+            "lockstep export"
+        )
+    return _finish(folder, tracker)
+
+
+def _send(folder: Path, kind: str, to: str | None) -> int:
+    from lockstep.report.tracker import target
+
+    return _finish(folder, target.given(kind, to).beside(folder))
+
+
+def _finish(folder: Path, tracker: "Tracker") -> int:
+    from lockstep.report.tracker import sending
+
+    sent = sending.send(folder, tracker, is_asked=True)
+    _say(sent, folder)
+    if sent.kind in ("unreadable", "empty"):
+        raise ValueError(sent.why)
+    return 0 if sent.kind == "sent" else 3
+
+
+def _say(sent: "Sent", folder: Path) -> None:
+    from lockstep.report.tracker import tracker_wording
+
+    for text in tracker_wording.left_out(sent):
+        click.echo(text, err=True)
+    if sent.kind not in ("unreadable", "empty"):
+        click.echo(tracker_wording.line(sent, folder), err=sent.kind != "sent")
+
+
+def write_event_files(runs: "Iterable[Run]", folder: Path) -> Iterator[Path]:
+    """Write the curves of training runs, a folder for each run.
+
+    Args:
+        runs: Those of kind `training` are written.
+        folder: What TensorBoard's --logdir is to name; what it holds of a run is replaced.
+
+    Raises:
+        RuntimeError: torch or tensorboard is not installed.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise RuntimeError(f"{error}; pip install tensorboard beside torch") from None
+    from lockstep.report.tracker.runs.tracked import metric_name
+
+    for run in runs:
+        if run.kind != "training":
+            continue
+        own = folder / metric_name(run.name, "")[:-1]
+        for old in own.glob("events.out.tfevents.*"):
+            old.unlink()
+        with SummaryWriter(str(own)) as writer:
+            for one in run.metrics:
+                writer.add_scalar(one.name, one.value, one.step, walltime=one.time_ms / 1000)
+        yield own
