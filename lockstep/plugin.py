@@ -89,12 +89,12 @@ def pytest_terminal_summary(
 def _cards(folder: Path) -> list[str]:
     try:
         from lockstep.core.metrics import GOOD_EFFICIENCY
-        from lockstep.report.page.checked import series_in
+        from lockstep.report.compute.evaluation import evaluate_folder
         from lockstep.report.words.verdict_card import printed
     except ImportError:  # an image needs less to measure than a report needs
         return []
     try:
-        own = [one for one in series_in(folder) if one.row.is_own_test]
+        own = [one for one in evaluate_folder(folder).series if one.row.is_own_test]
     except ValueError:  # every case has failed
         return []
     return [*printed(own, GOOD_EFFICIENCY), ""] if own else []

@@ -5,7 +5,7 @@ import json
 import pytest
 from data.report_samples import full_tree
 
-from lockstep.report.compute.scaling import series_of
+from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.load.reading import load
 from lockstep.report.page.content_of_page import page
 from lockstep.report.page.render import html
@@ -33,7 +33,7 @@ def report(root, *rows, device="cuda:0", schema=2):
     full_tree(root, device)
     (root / "accounting.json").write_text(json.dumps({"schema": schema, "jobs": rows}))
     results = load([root])
-    return page(results, series_of(results.rows), 0.7)
+    return page(evaluate(results), 0.7)
 
 
 def section(data):
@@ -107,7 +107,7 @@ def test_without_accounting_there_is_no_section(tmp_path):
     assert section(report(tmp_path / "a", row("17", accounting=None))) is None
     full_tree(tmp_path / "c")
     results = load([tmp_path / "c"])
-    assert section(page(results, series_of(results.rows), 0.7)) is None
+    assert section(page(evaluate(results), 0.7)) is None
 
 
 def test_a_name_is_text_and_no_markup(tmp_path):
@@ -122,7 +122,7 @@ def test_a_broken_accounting_is_one_sentence(tmp_path):
     (tmp_path / "accounting.json").write_text("[]")
     results = load([tmp_path])
     with pytest.raises(ValueError, match=r"holds no jobs; run lockstep collect again"):
-        page(results, series_of(results.rows), 0.7)
+        page(evaluate(results), 0.7)
 
 
 def test_an_accounting_of_another_schema_is_said_not_passed_over(tmp_path):

@@ -15,6 +15,7 @@ from lockstep.measure.causes.buckets import Buckets
 from lockstep.measure.causes.card import CHANGES, card
 from lockstep.measure.causes.words import NAMES
 from lockstep.report.columns import POINTS
+from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.lost_time import attribution, quantities
 from lockstep.report.compute.lost_time.attribution import loss, reason
 from lockstep.report.compute.point_table import table
@@ -490,7 +491,7 @@ def test_what_to_do_next_about_a_test_of_ones_own_is_its_cause_or_how_to_see_it(
 def test_what_the_check_forbids_has_no_causes_either(rules):
     series = ladder("weak", [(1, *BASE), (2, 1.35, two(1.1, 1.3))])
     here = series.points[1]
-    here.blocked_by = rules
+    here.blocked_by.extend(rules)
     told = (loss(series, here), attribution.parts(here), verdict_card.judge([series], 0.7))
     made = ladder_panel("weak", [series], 0.7, "GPU-hours", {})
     drawn = [figure for figure in made["figures"] if figure["id"].startswith("weak-causes")]
@@ -505,7 +506,7 @@ def test_the_page_says_why_and_shows_the_table(tmp_path):
             name = f"w{size}-r{repeat}"
             write(tmp_path, document(name, size, {"strong[64]": case}, repeat=repeat))
     results = load([tmp_path])
-    made = page(results, series_of(results.rows), 0.7)
+    made = page(evaluate(results), 0.7)
     assert any("are ideal, +400 ms" in sentence for sentence in made["verdicts"])
     strong = next(one for one in made["sections"] if one["id"] == "strong")
     (shown,) = [t for t in strong["tables"] if t["caption"].startswith("Where a step's time")]

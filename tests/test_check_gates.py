@@ -7,6 +7,7 @@ from commands import run
 from planted_errors import PLANTED, STUDIES, WARNED, copied, give, provenance, twins
 
 from lockstep.report.check.checker import check, errors
+from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.gate.gates import verdicts
 from lockstep.report.gate.targets import Targets
@@ -56,7 +57,7 @@ def test_an_error_blocks_each_verdict_it_touches_and_comes_first_on_the_page(
     assert all(one.verdict == "blocked" and plant.rule in one.blocked_by for one in touched)
     (clean,) = (one for one in found if one.target == "clean_runs")
     assert clean.verdict == "missed"
-    shown = page(results, series_of(results.split()[0]), 0.7)
+    shown = page(evaluate(results), 0.7)
     assert plant.rule in {one.partition(":")[0] for one in shown["errors"]}
     titles = [KINDS[study] for study in plant.studies if study in KINDS]
     kinds = {one["kind"] for one in shown["headlines"] if one["title"] in titles}
@@ -146,7 +147,7 @@ def test_the_page_has_the_error_above_its_verdict_and_links_what_is_counted(meas
     root = copied(measured / "fp32", tmp_path / "set")
     PLANTED["a utilisation of 26"].edit(root)
     results = gather([root])
-    text = html(page(results, series_of(results.rows), 0.7))
+    text = html(page(evaluate(results), 0.7))
     assert text.index("above-peak") < text.index('class="verdict"')
     assert '<a href="#check">' in text
     assert 'id="check"' in text

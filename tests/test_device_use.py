@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from data.report_samples import document, record, write
 
+from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import gather
 from lockstep.report.page import facts
@@ -128,13 +129,11 @@ def test_an_all_reduce_between_nodes_reaches_100_gigabits(tmp_path, num_nodes, g
 def test_a_result_of_cpus_has_no_such_section(measured):
     results = gather([measured / "fp32"])
     assert health_panel.panel_of(results, series_of(results.rows)) is None
-    assert "health" not in [
-        one["id"] for one in page(results, series_of(results.rows), 0.7)["sections"]
-    ]
+    assert "health" not in [one["id"] for one in page(evaluate(results), 0.7)["sections"]]
 
 
 def test_the_section_stands_on_the_page(tmp_path):
     results = gpu_ladder(tmp_path, gpu_utilisation=gauge(0.2, 0.2))
-    made = page(results, series_of(results.rows), 0.7)
+    made = page(evaluate(results), 0.7)
     (section,) = [one for one in made["sections"] if one["id"] == "health"]
     assert section["tables"][0]["finding"] == "0 of 1 check passed"

@@ -7,6 +7,7 @@ import pytest
 from lockstep.core.text.formats import number, percent
 from lockstep.report.compare.comparison import compare
 from lockstep.report.compare.comparison import document as compared
+from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.lost_time import attribution
 from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import series_of
@@ -25,7 +26,7 @@ def told(measured, request):
     """What was really measured, in three launches a size and in two, and what is made of it."""
     results = gather([measured / request.param])
     every = series_of(results.rows)
-    made = page(results, every, 0.7)
+    made = page(evaluate(results), 0.7)
     series = [one for one in every if one.row.study in LADDERS]
     points = [(one, point) for one in series for point in one.points]
     return SimpleNamespace(results=results, series=series, points=points, page=made)

@@ -18,7 +18,7 @@ from tracker_server import KEY, serving
 
 import lockstep
 from lockstep.core.text import formats
-from lockstep.report.compute.scaling import series_of
+from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.load.reading import gather
 from lockstep.report.page.content_of_page import page
 from lockstep.report.report_cli import demo, import_table, report
@@ -90,7 +90,7 @@ def test_csv_and_data_frames_hold_each_number_of_the_page(folder, points):
 @of_all
 def test_the_tables_of_the_page_are_its_numbers_rounded(folder, points):
     results = gather([folder])
-    data = page(results, series_of(results.split()[0]), 0.7)
+    data = page(evaluate(results), 0.7)
     tables = {
         (table["caption"], part["id"]): table for part in data["sections"]
         for table in part["tables"]

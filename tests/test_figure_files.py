@@ -8,7 +8,7 @@ from data.report_samples import document, full_tree, provenance, record, strong_
 
 from lockstep import content
 from lockstep.cli import lockstep
-from lockstep.report.compute.scaling import series_of
+from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.load.reading import load
 from lockstep.report.load.redaction import Redactor
 from lockstep.report.page import figures as drawn
@@ -20,7 +20,7 @@ from lockstep.report.page.figures import draw
 
 def page_of(root):
     results = load([root])
-    return page(results, series_of(results.rows), 0.7, "lockstep report DIR")
+    return page(evaluate(results), 0.7, "lockstep report DIR")
 
 
 def test_figures_are_written_in_every_format_with_their_basis_and_the_same_bytes(tmp_path):
@@ -108,7 +108,7 @@ def test_a_redacted_page_or_pack_names_no_host_user_path_or_variable(tmp_path):
     root = strong_tree(tmp_path, {1: (0.1, 0.11)}, provenance=facts)
     results = load([root])
     redactor = Redactor(results)
-    text = str(redactor(page(results, series_of(results.rows), 0.7, "lockstep report DIR")))
+    text = str(redactor(page(evaluate(results), 0.7, "lockstep report DIR")))
     pack = tmp_path / "pack"
     wanted = ("--proposal", "generic", "--despite", "--redact", "--to", pack)
     CliRunner().invoke(lockstep, ["report", *map(str, (root, *wanted))], catch_exceptions=False)

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from lockstep.core.records.record import KEY, case_name
 from lockstep.report.check.checker import check
+from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import gather, load
@@ -65,7 +66,7 @@ def test_what_is_measured_in_parts_reports_as_one_launch_of_all_cases(tmp_path, 
     def reported(root, num_parts):
         results = load([tree_of_settings(root, num_parts, skipped)])
         series = series_of(results.rows)
-        made = page(results, series, 0.8)
+        made = page(evaluate(results), 0.8)
         studies = [s for s in made["sections"] if s["id"] in ("strong", "sensitivity")]
         assert len(studies) == 2
         return table(series), studies, made["verdicts"], made["warnings"]
@@ -293,8 +294,7 @@ def test_one_wrong_value_anywhere_is_read_or_refused_by_name(tmp_path):
     case = record("collective", 2, details={"algbw_gb_per_s": 1.0, "bucket_bytes": [1]})
     content = document("w2-r0", 2, {CASE: case}, skipped=[{"case": "z", "reason": "r"}])
     for results in read_or_refused(tmp_path / "fuzzed.json", content, load):
-        series = series_of(results.rows)
-        assert json.dumps(page(results, series, 0.7), allow_nan=False)
+        assert json.dumps(page(evaluate(results), 0.7), allow_nan=False)
 
 
 def test_sentences_of_an_earlier_version_are_flags(tmp_path):

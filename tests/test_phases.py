@@ -12,6 +12,7 @@ from torch import nn
 from lockstep.core.records.record import KEY
 from lockstep.measure.step import phases, step_cases, variants
 from lockstep.measure.step.train_step import StepConfig, TrainStep
+from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
@@ -148,7 +149,7 @@ def test_the_table_of_buckets_says_when_the_first_all_reduce_begins(tmp_path):
     series = series_of(load([tmp_path]).rows)
     assert [row["first_reduce_s"] for row in table(series)] == [0.002, 0.009]
     (section,) = [
-        one for one in page(load([tmp_path]), series, 0.7)["sections"] if one["id"] == "bucket"
+        one for one in page(evaluate(load([tmp_path])), 0.7)["sections"] if one["id"] == "bucket"
     ]
     (shown,) = section["tables"]
     at = [one["label"] for one in shown["columns"]].index("First all-reduce")

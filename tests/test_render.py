@@ -12,8 +12,8 @@ from data.report_samples import document, full_tree, provenance, record, strong_
 from lockstep.core.records.flags import Flag
 from lockstep.core.studies import OTHER
 from lockstep.core.text import formats
-from lockstep.report.check.checker import check
 from lockstep.report.compute.alternatives import compared
+from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.lost_time.attribution import Loss, Part, Reason
 from lockstep.report.compute.lost_time.slow import Slowest
 from lockstep.report.compute.scaling import series_of
@@ -21,7 +21,7 @@ from lockstep.report.load.imports import read
 from lockstep.report.load.imports import write as write_import
 from lockstep.report.load.reading import load
 from lockstep.report.load.results import Results, Row
-from lockstep.report.page import checked, top
+from lockstep.report.page import top
 from lockstep.report.page.content_of_page import CPU_BAND, page
 from lockstep.report.page.panels import parts
 from lockstep.report.page.panels.settings import settings_panel
@@ -33,7 +33,7 @@ HOSTILE = "</script><script>alert('x')</script><img src=x onerror=alert(1)> & \"
 
 def data_of(*roots, baseline=None, threshold=0.7):
     results = load(roots)
-    return page(results, series_of(results.rows, baseline), threshold)
+    return page(evaluate(results, baseline), threshold)
 
 
 @pytest.fixture(scope="module")
@@ -188,10 +188,9 @@ def test_a_headline_is_one_sentence_with_its_baseline_and_its_trust(tmp_path):
 
 def test_the_trust_of_a_headline_counts_the_points_that_the_check_warns_of(tmp_path):
     results = load([strong_tree(tmp_path, {1: (0.1, 0.1001), 2: (0.06, 0.3)})])
-    series, found = series_of(results.rows), check(results)
-    assert "launches-apart" in {one.rule for one in found}
-    checked.mark(series, found)
-    backed = headline.backing(headline.judge(series[0], 0.7))
+    evaluation = evaluate(results)
+    assert "launches-apart" in {finding.rule for finding in evaluation.findings}
+    backed = headline.backing(headline.judge(evaluation.series[0], 0.7))
     assert (backed.num_flagged, backed.num_warned, backed.num_points) == (0, 1, 2)
     assert headline.flags_text(backed) == "none of its 2 points flagged, check warns of 1"
 
@@ -284,7 +283,7 @@ def test_no_ratio_is_to_another_setting_than_the_studys_or_of_a_point_that_check
         write(tmp_path, document(f"w{size}-r0", size, cases))
     series = series_of(load([tmp_path]).rows)
     forbidden = next(p for one in series for p in one.points if p.world_size == 4)
-    forbidden.blocked_by = ["not-measured"]
+    forbidden.blocked_by.append("not-measured")
     (grid,) = compared.grids("precision", compared.groups("precision", series))
     assert grid.reference == ("fp32",)
     assert {row: sorted(cells) for row, cells in grid.cells.items()} == {
@@ -370,7 +369,7 @@ def test_a_setting_is_best_where_launches_tell_it_from_the_others(tmp_path, spre
 
 def test_a_flag_of_a_plain_benchmark_is_linked():
     rows = [Row("l", "b", OTHER, "b", 1, 10.0, step_s=0.1, flags=[Flag("small-round")])]
-    (shown,) = section(page(Results(rows=rows), series_of(rows), 0.7), OTHER)["tables"]
+    (shown,) = section(page(evaluate(Results(rows=rows)), 0.7), OTHER)["tables"]
     assert (shown["columns"][-1]["links"], shown["rows"][0][-1]) == (True, "1")
 
 

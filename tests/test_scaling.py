@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lockstep.core.records.flags import Flag
 from lockstep.report.compare.comparison import compare
+from lockstep.report.compute.evaluation import Evaluation
 from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import pooled_step_s, series_of
 from lockstep.report.load.reading import load
@@ -267,7 +268,8 @@ def test_launches_on_another_layout_are_a_series_of_their_own(measured, tmp_path
             assert (one["layout"], one["series"]) == ("", same["series"])
     assert len([one for one in records if one["num_nodes"] == 2]) > 0
     # The check calls the copies an error, which forbids ratios.
-    shown = json.dumps(page(found, series_of(found.rows), 0.7, findings=[]))
+    evaluation = Evaluation(found, series_of(found.rows), [], [])
+    shown = json.dumps(page(evaluation, 0.7))
     assert "On 2 ranks, 1 rank per node: 1.00 times the throughput of 2 ranks per node" in shown
     with pytest.raises(ValueError, match="on 2 nodes; pass --allow layout or"):
         compare(load([measured / "bf16"]), load([on_two_nodes(tmp_path / "b", measured / "bf16")]))
@@ -285,7 +287,7 @@ def test_what_follows_is_told_of_the_main_ladder_not_of_another_layout():
 @pytest.mark.parametrize("rules", [[], ["shared-device"]])
 def test_no_ratio_is_told_of_what_the_check_forbids(rules):
     main, spread = two_layouts()
-    main.points[-1].blocked_by = rules
+    main.points[-1].blocked_by.extend(rules)
     made = ladder_panel("strong", [spread], 0.7, "GPU-hours", {})
     assert ("times the throughput" in made["tables"][0]["note"]) == (not rules)
     program = {"command": {"over": ["threads"]}}
@@ -293,7 +295,7 @@ def test_no_ratio_is_told_of_what_the_check_forbids(rules):
         row(1, pace * n, case=str(n), factors={"threads": n}, details=program)
         for n in (1, 2, 4) for pace in (0.99, 1.0, 1.01)
     ])  # fmt: skip
-    threads[0].points[0].blocked_by = rules  # what the others are compared with
+    threads[0].points[0].blocked_by.extend(rules)  # what the others are compared with
     (made,) = programs_panels(threads)
     (told,) = rate_cards.headlines(threads, 0.7)
     assert (told["kind"], len(made["figures"])) == (("blocked", 0) if rules else ("good", 1))

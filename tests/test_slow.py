@@ -7,6 +7,7 @@ import pytest
 
 from lockstep.core.records.record import KEY
 from lockstep.measure.causes.stragglers import LateInput
+from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.lost_time.slow import latest, slowest
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
@@ -49,14 +50,14 @@ def test_a_host_12_percent_behind_in_every_launch_is_named_with_what_to_do(campa
     found = slowest(results.rows)
     assert (found.host, found.rank, found.num_seen, found.num_launches) == ("node02", None, 3, 3)
     assert found.ratio == pytest.approx(1.12, abs=0.005)
-    (said, *_) = page(results, series_of(results.rows), 0.7)["verdicts"]
+    (said, *_) = page(evaluate(results), 0.7)["verdicts"]
     assert said.startswith("node02 is the slowest in 3 of 3 launches, by 12.2 % (")
     assert "sbatch --exclude=node02" in said
 
 
 def test_on_one_host_the_rank_is_named_and_nothing_is_left_out(campaign):
     results = plant(campaign, slow_rank=1, hosts=["here", "here"])
-    (said, *_) = page(results, series_of(results.rows), 0.7)["verdicts"]
+    (said, *_) = page(evaluate(results), 0.7)["verdicts"]
     assert said.startswith("rank 1 on here is the slowest in 3 of 3 launches, by 12.2 %")
     assert "--exclude" not in said
 

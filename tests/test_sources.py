@@ -6,7 +6,7 @@ from data.report_samples import CASE, document, one_launch, provenance, record, 
 
 from lockstep.core.records.journal import Journal, write_result
 from lockstep.core.records.record import KEY
-from lockstep.report.compute.scaling import series_of
+from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.load.gaps import gaps
 from lockstep.report.load.reading import gather, load
 from lockstep.report.page.content_of_page import page
@@ -91,7 +91,7 @@ def test_a_launch_whose_result_was_cut_is_read_from_its_journal_or_left_out(tmp_
     assert first.parent.name in [launch.path.parent.name for launch in found.launches]
     why = str(*found.unread)
     assert why.startswith(f"{second}: not valid JSON, perhaps cut short: ")
-    shown = str(page(found, series_of(found.rows), 0.7))
+    shown = str(page(evaluate(found), 0.7))
     assert "Not in this report, for it cannot be read: " in shown
 
 

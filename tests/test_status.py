@@ -20,7 +20,7 @@ from lockstep.campaign.campaign import plan
 from lockstep.core.records.journal import Journal
 from lockstep.core.system.locks import NoLocksError
 from lockstep.follow import ladder_end
-from lockstep.report.page.checked import series_in
+from lockstep.report.compute.evaluation import evaluate_folder
 from lockstep.slurm.scheduler import own_name
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.status.standing import Board
@@ -450,7 +450,7 @@ def test_a_floor_is_the_reports_efficiency_whether_another_case_lacks_a_result_o
             keep(folder, f"w{size}-r{repeat}", "a", expected=expected, world_size=size,
                  elapsed_s=2.0 * size * factor)  # fmt: skip
     assert floor.efficiencies(folder / "launches") == pytest.approx(found)
-    points = [one for series in series_in(folder) for one in series.points]
+    points = [one for series in evaluate_folder(folder).series for one in series.points]
     assert [one.parallel_efficiency for one in points if not one.blocked_by][1:] == pytest.approx(
         list(found.values())
     )

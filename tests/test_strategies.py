@@ -12,11 +12,10 @@ from lockstep.campaign.choosing.sweep import load_with
 from lockstep.core import factors, sizes, studies
 from lockstep.measure.step import fitting
 from lockstep.measure.step.train_step import StepConfig
-from lockstep.report.check import checker
 from lockstep.report.compute.alternatives.ranking import rank
+from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import gather, load
-from lockstep.report.page.checked import mark
 from lockstep.report.page.panels.curves import ladder_panel
 from lockstep.report.words.ranking_card import lines
 
@@ -203,9 +202,7 @@ def test_a_rank_without_memory_has_all_measure_half_the_batch(run_ranks, tmp_pat
     tried = [(one["local_batch"], one["rank"]) for one in row.details["out_of_memory"]]
     assert tried == [(32, 1), (16, 1)]
     assert [flag.values["asked"] for flag in row.flags if flag.kind == "smaller-batch"] == [32]
-    series = series_of(results.rows)
-    mark(series, checker.check(results))
-    assert series[0].points[0].blocked_by == ["constant-work"]
+    assert evaluate(results).series[0].points[0].blocked_by == ["constant-work"]
 
 
 @pytest.mark.slow

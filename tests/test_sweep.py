@@ -9,6 +9,7 @@ from lockstep.campaign import campaign
 from lockstep.campaign.choosing.sweep import load_with
 from lockstep.core import factors, sizes, studies
 from lockstep.report.compute.alternatives.ranking import rank
+from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
 from lockstep.report.page import content_of_page
@@ -80,7 +81,7 @@ def test_the_best_value_is_named_with_those_that_launches_do_not_tell_from_it(tm
     assert found.places[2].ratio == pytest.approx(0.1 / 0.12, rel=1e-6)
     assert (found.world_size, found.num_launches) == (2, 4)
     assert lines(found)[0].endswith("Not shown to be slower: bucket_cap_mb=5.")
-    (first,) = content_of_page.page(results, series, 0.7)["headlines"]
+    (first,) = content_of_page.page(evaluate(results), 0.7)["headlines"]
     assert (first["of"], first["kind"]) == ("mlp", "open")
 
 
@@ -95,7 +96,7 @@ def test_a_parametrized_test_of_ones_own_is_ranked_at_its_largest_size(tmp_path)
         }  # fmt: skip
         write(tmp_path, document(f"w{size}-r{launch}", size, cases, repeat=launch))
     results = load([tmp_path])
-    ladder, settings = content_of_page.page(results, series_of(results.rows), 0.7)["headlines"]
+    ladder, settings = content_of_page.page(evaluate(results), 0.7)["headlines"]
     assert [one["of"].split(",")[0] for one in (ladder, settings)] == ["test_own"] * 2
     assert settings["kind"] == "good"
     assert "on 2 ranks: n=0" in settings["text"]

@@ -20,9 +20,9 @@ from launched import environ
 from tracker_server import KEY, serving
 
 from lockstep.core.records.record import KEY as RECORD
+from lockstep.report.compute.evaluation import evaluate_folder
 from lockstep.report.compute.point_table import table
 from lockstep.report.load.reading import load
-from lockstep.report.page.checked import series_in
 from lockstep.report.tracker import export_cli, live, sending, target
 from lockstep.report.tracker.apis import mlflow_store, stores
 from lockstep.report.tracker.apis.stores import LARGEST_BATCH
@@ -107,7 +107,7 @@ def test_every_launch_has_its_points_efficiency_as_a_report_has_it(folder, chang
         path.with_name("journal.jsonl").unlink(missing_ok=True)
     elif change == "a repeat is lost":  # the check then blocks the size
         shutil.rmtree(folder / "launches" / "w2-r0")
-    known = [one for one in table(series_in(folder)) if one["world_size"] == 2]
+    known = [one for one in table(evaluate_folder(folder).series) if one["world_size"] == 2]
     reported = {
         metric_name(one["case"], "parallel_efficiency"): one["parallel_efficiency"]
         for one in known

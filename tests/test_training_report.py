@@ -15,6 +15,7 @@ from lockstep.report.compare import compare_wording
 from lockstep.report.compare.comparison import compare
 from lockstep.report.compare.comparison import document as compared
 from lockstep.report.compute import learning
+from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.gate import gate_wording, gates
@@ -142,11 +143,12 @@ def test_trainings_that_crowd_their_cores_are_judged_by_what_they_learn_alone(tm
         cases = {f"test_train[device={device}-seed=0]": trained(0, device=device)}
         write(tmp_path, document(f"w1-{device}", 1, cases, provenance=known))
     results = gather([tmp_path])
-    findings, series = check(results), series_of(results.rows)
+    evaluation = evaluate(results)
+    findings, series = evaluation.findings, evaluation.series
     wanted = Targets.model_validate({"schema": 1, "validation_accuracy": 0.7})
     judged = block(gates.verdicts(wanted, results), results, findings)
     assert [one.blocked_by for one in judged] == [[], []]
-    made = page(results, series, 0.7, findings=findings)
+    made = page(evaluate(results), 0.7)
     assert (made["errors"], "crowded" in made["next"]) == ([], False)
     lines = "\n".join(console_table(results, series, 120))
     assert "x first" not in lines  # no rate is over that of a crowded run
@@ -169,8 +171,7 @@ def ladder(tmp_path):
 
 def test_the_page_has_a_row_for_each_rung_and_the_curves(ladder):
     results = load([ladder])
-    series = series_of(results.rows)
-    made = page(results, series, 0.7)
+    made = page(evaluate(results), 0.7)
     (section,) = [one for one in made["sections"] if one["id"] == "train"]
     labels = [one["label"] for one in section["tables"][0]["columns"]]
     rows = [dict(zip(labels, row, strict=False)) for row in section["tables"][0]["rows"]]

@@ -9,6 +9,7 @@ from data.training_samples import seeds
 from planted import PLANTED, Case, measured, ranks
 from scipy import stats
 
+from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load import imports
 from lockstep.report.load.reading import load
@@ -98,7 +99,7 @@ def test_normal_noise_is_called_normal_nineteen_times_in_twenty():
 def test_the_panel_stands_after_the_method_with_its_counts(tmp_path):
     results = load([full_tree(tmp_path)])
     series = series_of(results.rows)
-    ids = [part["id"] for part in page(results, series, 0.7)["sections"]]
+    ids = [part["id"] for part in page(evaluate(results), 0.7)["sections"]]
     assert ids.index("twelve-rules") == ids.index("method") + 1
     made = twelve_panel(results, series)
     kept = checklist(results, series)

@@ -71,13 +71,15 @@ def efficiencies(launches: Path) -> dict[int, float]:
     What the check blocks counts for none; a launch that is not begun is not missing.
     """
     # numpy and scipy take a moment, and most campaigns have no floor.
+    from lockstep.report.compute.evaluation import evaluate_folder
     from lockstep.report.compute.scaling import best_efficiencies
     from lockstep.report.load.sources import JOURNAL, RESULT
-    from lockstep.report.page.checked import series_in
 
     planned = {one["name"] for one in (Folder(launches.parent).claimed() or {}).get("launches", ())}
     begun = {path.parent.name for name in (JOURNAL, RESULT) for path in launches.glob(f"*/{name}")}
-    return best_efficiencies(series_in(launches.parent, planned - begun)) if begun else {}
+    return (
+        best_efficiencies(evaluate_folder(launches.parent, planned - begun).series) if begun else {}
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -126,7 +126,7 @@ def _prepared(campaign: Campaign, results: Results) -> list[dict[str, Any]]:
 def _measured(campaign: Campaign, results: Results, wanted: Wanted) -> dict[str, Any]:
     """Return the points so far beside what is expected of them."""
     from lockstep.follow import expected  # numpy and scipy take a moment
-    from lockstep.report.page.checked import series_in
+    from lockstep.report.compute.evaluation import evaluate_folder
 
     path = wanted.expectation or expected.find(results.path)
     hoped = expected.read(path) if path else []
@@ -135,7 +135,7 @@ def _measured(campaign: Campaign, results: Results, wanted: Wanted) -> dict[str,
     has_files = any(results.path.glob("launches/*/result.json"))
     if has_files or any(outcome.measured for outcome in campaign.launches.values()):
         try:
-            series = series_in(results.path, campaign.coming)
+            series = evaluate_folder(results.path, campaign.coming).series
         except ValueError as error:
             problem = str(error)
     claimed = results.claimed() or {}

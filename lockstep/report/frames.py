@@ -15,9 +15,9 @@ from lockstep.core.records.flags import Flag
 from lockstep.report import columns
 from lockstep.report.columns import FACTOR, Column
 from lockstep.report.compute import learning
+from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.lost_time import quantities
 from lockstep.report.compute.point_table import table
-from lockstep.report.compute.scaling import series_of
 from lockstep.report.load import sources
 from lockstep.report.load.reading import gather
 from lockstep.report.load.results import COPY, Results, Row
@@ -83,20 +83,15 @@ def _warn(results: Results) -> None:
 
 
 def _points(results: Results, baseline: int | None) -> list[dict[str, Any]]:
-    from lockstep.report.check import checker
-    from lockstep.report.page import checked
-
-    free, left_out = results.pooled()
-    if left_out:
-        warnings.warn(checked.not_pooled(left_out), stacklevel=3)
-    series = series_of(free, baseline)
-    checked.mark(series, checker.check(results))
-    points = [point for one in series for point in one.points]
+    evaluation = evaluate(results, baseline)
+    if evaluation.left_out:
+        warnings.warn(evaluation.not_pooled, stacklevel=3)
+    points = [point for series in evaluation.series for point in series.points]
     return [
         entry
         | {"flags": _kinds(point.flags), "blocked_by": PARTED.join(point.blocked_by)}
         | _factors(point.rows[0].factors, columns.POINTS)
-        for entry, point in zip(table(series), points, strict=True)
+        for entry, point in zip(table(evaluation.series), points, strict=True)
     ]
 
 

@@ -15,6 +15,7 @@ from lockstep.report.page import export_options
 
 if TYPE_CHECKING:
     from lockstep.report.check.checker import Finding
+    from lockstep.report.compute.evaluation import Evaluation
     from lockstep.report.compute.scaling import Series
     from lockstep.report.load.results import Results, Row
 
@@ -102,19 +103,19 @@ def report(
     _refuse_options(as_csv and as_json, threshold, cost_per_gpu_hour)
     results = gather(paths)
     redact = export_options.redactor(results, more)
-    series, findings, left_out = _judge(results, baseline, cost_per_gpu_hour)
+    evaluation = _judge(results, baseline, cost_per_gpu_hour)
     if more["proposal"]:
-        return pack_cli.write(results, series, findings, paths, threshold, force, redact, more)
+        return pack_cli.write(evaluation, paths, threshold, force, redact, more)
     pack_cli.refuse_alone(more)
     code = 1 if results.unread or results.conflicts else 0
     if as_csv or as_json:
-        _print_records(series, findings, left_out, as_csv, redact)
+        _print_records(evaluation, as_csv, redact)
         return code
     target = _target(output, paths[0], force)
     command = _command(export_options.named(paths, more), baseline, threshold, cost_per_gpu_hour)
-    page = redact(build_page(results, series, threshold, command, findings))
-    _print_points(results, series, threshold)
-    _publish(page, findings, target)
+    page = redact(build_page(evaluation, threshold, command))
+    _print_points(results, evaluation.series, threshold)
+    _publish(page, evaluation.findings, target)
     export_options.write_figures(page, target.parent, more)
     return code
 
@@ -135,17 +136,15 @@ def _refuse_options(both: bool, threshold: float, cost_per_gpu_hour: float | Non
 
 def _judge(
     results: "Results", baseline: int | None, cost_per_gpu_hour: float | None
-) -> "tuple[list[Series], list[Finding], list[Row]]":
-    """Return the series, what is wrong with them and what is left out of them, and say so."""
-    from lockstep.report.check import checker, terminal
-    from lockstep.report.compute.scaling import series_of
+) -> "Evaluation":
+    """Evaluate the results, and print the errors of the check and what is left out."""
+    from lockstep.report.check import terminal
+    from lockstep.report.compute.evaluation import evaluate
 
-    free, left_out = results.pooled()
-    series = series_of(free, baseline, cost_per_gpu_hour)
-    findings = checker.check(results, None if results.conflicts or baseline else series)
-    terminal.say_errors(findings)
-    _say_kept(left_out, series, baseline)
-    return series, findings, left_out
+    evaluation = evaluate(results, baseline, cost_per_gpu_hour)
+    terminal.say_errors(evaluation.findings)
+    _say_kept(evaluation, baseline)
+    return evaluation
 
 
 def _target(output: Path | None, first: Path, force: bool) -> Path:
@@ -157,13 +156,12 @@ def _target(output: Path | None, first: Path, force: bool) -> Path:
     return target
 
 
-def _say_kept(left_out: "list[Row]", series: "list[Series]", baseline: int | None) -> None:
+def _say_kept(evaluation: "Evaluation", baseline: int | None) -> None:
     """Say which launches are left out, and which series keep another baseline."""
-    from lockstep.report.page import checked
-
-    if left_out:
-        click.echo(f"{checked.not_pooled(left_out)}\n", err=True)
-    others = [one for one in series if baseline is not None and one.baseline != baseline]
+    if evaluation.left_out:
+        click.echo(f"{evaluation.not_pooled}\n", err=True)
+    series = evaluation.series if baseline is not None else []
+    others = [one for one in series if one.baseline != baseline]
     if others:
         sizes = sorted({one.baseline for one in others})
         click.echo(
@@ -173,24 +171,20 @@ def _say_kept(left_out: "list[Row]", series: "list[Series]", baseline: int | Non
         )
 
 
-def _print_records(
-    series: "list[Series]",
-    findings: "list[Finding]",
-    left_out: "list[Row]",
-    as_csv: bool,
-    redact: Callable[[Any], Any],
-) -> None:
+def _print_records(evaluation: "Evaluation", as_csv: bool, redact: Callable[[Any], Any]) -> None:
     from lockstep.report.compute.point_table import table
-    from lockstep.report.page import checked
 
-    checked.mark(series, findings)
-    records = redact(table(series))
+    records = redact(table(evaluation.series))
     if as_csv:
         click.echo(_csv(records), nl=False)
     else:
         import json
 
-        document = {"schema": 1, "points": records, "left_out": redact(_left_out(left_out))}
+        document = {
+            "schema": 1,
+            "points": records,
+            "left_out": redact(_left_out(evaluation.left_out)),
+        }
         click.echo(json.dumps(document, indent=1, allow_nan=False))
 
 

@@ -18,6 +18,7 @@ from lockstep.core.records import journal
 from lockstep.launch import preflight
 from lockstep.report.check import checker
 from lockstep.report.compare import comparison
+from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.gate import gates, targets, verdicts
@@ -148,7 +149,7 @@ def _report(folder: Path) -> None:
     series = series_of(results.rows)
     json.dumps(table(series), allow_nan=False)
     "\n".join(console_table(results, series)).encode()
-    made = page(results, series, 0.7, "lockstep report")
+    made = page(evaluate(results), 0.7, "lockstep report")
     text = json.dumps(made, allow_nan=False)
     if zlib.crc32(text.encode()) % DRAWN == 0:
         html(made).encode()

@@ -23,7 +23,7 @@ from measured import ROOT
 from test_status_page import MOMENTS, campaign_at, look
 
 from lockstep.report.compare.compare_cli import compare
-from lockstep.report.compute.scaling import series_of
+from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.load import recorded
 from lockstep.report.load.reading import load
 from lockstep.report.page.content_of_page import page
@@ -168,7 +168,7 @@ def wide_built(tmp_path_factory):
 
 def with_page(folder, campaign):
     results = load([campaign])
-    (folder / "page.html").write_text(html(page(results, series_of(results.rows), 0.7)))
+    (folder / "page.html").write_text(html(page(evaluate(results), 0.7)))
     return folder
 
 
@@ -232,7 +232,7 @@ def test_what_is_sorted_filtered_copied_and_saved_are_the_data(chromium, built, 
     for step in found["unsorted"]:
         assert all(step in text for text in (markdown, latex, as_csv))
     results = load([built / "results"])
-    points = page(results, series_of(results.rows), 0.7)["data"]["points"]
+    points = page(evaluate(results), 0.7)["data"]["points"]
     as_json, in_csv, svg = found["texts"]
     assert json.loads(as_json)["points"] == json.loads(json.dumps(points))
     rows = list(csv.DictReader(io.StringIO(in_csv)))

@@ -124,17 +124,17 @@ def judged(folder: Path, launches: Sequence[str] = ()) -> Iterator[tuple[str, in
     None where no causes are.
     """
     from lockstep.report.check import checker
+    from lockstep.report.compute import evaluation
     from lockstep.report.compute.lost_time import attribution
     from lockstep.report.compute.scaling import series_of
     from lockstep.report.load.reading import gather
-    from lockstep.report.page import checked
 
     results = gather([folder])
     rows, _ = results.pooled()
     some = [row for row in rows if not launches or row.launch in launches]
     series = series_of(some)
-    checked.mark(series, checker.check(results, None if launches else series))
-    for one in series:
+    findings = checker.check(results, None if launches else series)
+    for one in evaluation.finish(series, findings):
         for point in one.points:
             told = attribution.judged(one, point)
             yield one.row.factors["run"], point.world_size, told and asdict(told)

@@ -351,11 +351,12 @@ def _say_left(ladder: "Ladder", left: "list[Launch]") -> bool:
 def _show_verdict(folder: Path, factors: Collection[str]) -> None:
     """Print the best factors, what was learned, what bounds a step, and the report's table."""
     from lockstep.core.metrics import GOOD_EFFICIENCY
-    from lockstep.report.page.checked import results_in
+    from lockstep.report.compute.evaluation import evaluate_folder
     from lockstep.report.words import console, loader_card, ranking_card, training_words
     from lockstep.report.words.verdict_card import printed
 
-    results, series = results_in(folder)
+    evaluation = evaluate_folder(folder)
+    results, series = evaluation.results, evaluation.series
     if factors and (ranked := ranking_card.of_folder(folder, factors)):
         click.echo("\n".join(["", *ranked]))
     if trained := training_words.sentences(series):

@@ -13,7 +13,7 @@ Intervals are over launches and contain the baseline's uncertainty: see `statist
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -32,7 +32,7 @@ SAMPLES_PER_COST = 1e6
 WIDEST = 100.0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Point:
     """One series at one world size, over all its launches; ratios divide by the baseline.
 
@@ -44,10 +44,9 @@ class Point:
         device_hours: World size times hours, for what `device_hours_per` names.
         extra_device_hours: Device-hours over the baseline's, less 1.
         cost: Device-hours times the price of one; None where no price is known.
-        blocked_by: Rules of the check whose errors forbid the ratios, once `page.checked` ran.
-        is_warned_of: Whether a warning of the check concerns it, beside those of its flags, once
-            `page.checked` ran.
-        flag_numbers: Of its flags in the page's table of them, once `page.facts` ran.
+        flag_numbers: Of its flags, in the order in which `series_of` met them.
+        blocked_by: Rules of the check whose errors forbid the ratios, see `evaluation`.
+        is_warned_of: Whether a warning of the check concerns it, beside those of its flags.
     """
 
     world_size: int
@@ -119,7 +118,7 @@ class Point:
         return self.mean_step_s / self.step_s if self.mean_step_s and self.step_s else None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Series:
     """The points of one case over world sizes, and the size they are compared with.
 
@@ -132,20 +131,19 @@ class Series:
         base: The point that every ratio of the series divides by.
         layout: What tells the layout from the main one; empty for the main series.
         main: The main series of the case; None where this is it.
-        row: A row for what all rows share: study, workload, scaling, precision.
     """
 
     case: str
     label: str
-    base: Point = field(repr=False, compare=False)
+    base: Point = field(repr=False)
     points: list[Point]
     layout: str = ""
     main: "Series | None" = None
-    row: Row = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        """Look up what is asked for hundreds of times a series."""
-        self.row = self.points[0].rows[0]
+    @property
+    def row(self) -> Row:
+        """A row for what all rows share."""
+        return self.points[0].rows[0]
 
     @property
     def baseline(self) -> int:
@@ -207,82 +205,111 @@ def series_of(
         known = sorted({row.world_size for own in grouped.values() for row in own})
         if baseline not in known:
             raise ValueError(f"no series has the baseline {baseline}; measured sizes are {known}")
-    made = [one for own in grouped.values() for one in _series(own, baseline)]
-    for point in (point for one in made for point in one.points):
-        if cost_per_hour is not None and point.device_hours is not None:
-            point.cost = point.device_hours * cost_per_hour
-    return made
+    numbers: dict[str, int] = {}
+    return [
+        series
+        for of_case in grouped.values()
+        for series in _series(of_case, baseline, cost_per_hour, numbers)
+    ]
 
 
-def _series(rows: Sequence[Row], baseline: int | None) -> list[Series]:
+def _series(
+    rows: Sequence[Row],
+    baseline: int | None,
+    cost_per_hour: float | None,
+    flag_numbers: dict[str, int],
+) -> list[Series]:
     """Return the series of a case: of each ladder, and of each layout beside its densest."""
-    case, named = rows[0].case, label(rows[0])
-    made: list[Series] = []
-    for ladder, own in layout.ladders(rows).items():
-        found = _layouts(own)
-        sizes = {point.world_size: point for point in found[""]}
-        base = sizes.get(baseline or 0) or found[""][0]
-        for placed, points in found.items():
-            name = ", ".join(filter(None, (placed, ladder)))
-            full = ", ".join(filter(None, (named, name)))
-            made.append(Series(case, full, base, points, name, made[0] if made else None))
-            for point in points:
-                _relate(point, base)
-    return made
+    case, case_label = rows[0].case, label(rows[0])
+    every: list[Series] = []
+    for ladder, of_ladder in layout.ladders(rows).items():
+        layouts = _layouts(of_ladder)
+        sizes = dict(layouts[""])
+        base_size = baseline if baseline in sizes else layouts[""][0][0]
+        base = _point(base_size, sizes[base_size], None, cost_per_hour, flag_numbers)
+        for suffix, groups in layouts.items():
+            points = [
+                base
+                if of_size is sizes[base_size]
+                else _point(size, of_size, base, cost_per_hour, flag_numbers)
+                for size, of_size in groups
+            ]
+            name = ", ".join(filter(None, (suffix, ladder)))
+            full = ", ".join(filter(None, (case_label, name)))
+            every.append(Series(case, full, base, points, name, every[0] if every else None))
+    return every
 
 
-def _layouts(rows: Sequence[Row]) -> dict[str, list[Point]]:
-    """Return the points of a ladder by what tells their layout from the densest; that comes first.
+def _layouts(rows: Sequence[Row]) -> dict[str, list[tuple[int, list[Row]]]]:
+    """Return the (world size, rows) of a ladder's points by their layout, the densest as "" first.
 
     Of launches that differ, a point has those that agree in where their ranks lie and in settings.
     """
     sizes: dict[int, list[Row]] = {}
     for row in rows:
         sizes.setdefault(row.world_size, []).append(row)
-    found: dict[str, list[Point]] = {"": []}
+    points: dict[str, list[tuple[int, list[Row]]]] = {"": []}
     for size in sorted(sizes):
         layouts = layout.split_by_layout(sizes[size])
         densest = layout.densest(layouts, rows)
-        for one, own in layouts.items():
-            name = "" if one == densest else layout.suffix(one, densest)
-            found.setdefault(name, []).append(_point(size, own))
-    return found
+        for placed, of_layout in layouts.items():
+            name = "" if placed == densest else layout.suffix(placed, densest)
+            points.setdefault(name, []).append((size, of_layout))
+    return points
 
 
-def _point(world_size: int, rows: list[Row]) -> Point:
+def _point(
+    world_size: int,
+    rows: list[Row],
+    base: Point | None,
+    cost_per_hour: float | None,
+    flag_numbers: dict[str, int],
+) -> Point:
+    """Return a finished point. Without a base it is the baseline: its ratios are 1."""
     rates = [row.rate for row in rows]
     steps = [row.step_s for row in rows if row.step_s is not None]
     times = [row.time_s for row in rows if row.time_s is not None]
     through = [r.throughput_samples_per_s for r in rows if r.throughput_samples_per_s is not None]
-    point = Point(world_size, median_rate(rates), rates, rows)
-    point.rate_interval = _telling(log_interval(point.units))
-    point.pooled = pooled_step_s(rows)
-    if steps:
-        point.step_s = median(steps)
-        point.step_interval = _telling(log_interval(replicates.independent(rows, steps)))
-    if times:
-        point.time_s = median(times)
-    if through:
-        point.throughput_samples_per_s = median_rate(through)
-    point.device_hours, point.device_hours_per = device_hours(point)
-    point.flags = list(dict.fromkeys(flag for row in rows for flag in row.flags))
-    point.flags += diagnosis.of_launches(rows)
-    return point
-
-
-def _relate(point: Point, base: Point) -> None:
-    """Fill in the ratios to the baseline; the baseline's own are 1, with no interval."""
-    if point is base:
-        point.time_ratio = 1.0 if _has_time_ratio(point, base) else None
-        return
-    if point.device_hours and base.device_hours:
-        point.extra_device_hours = point.device_hours / base.device_hours - 1
-    found = gained(point, base, point.world_size / base.world_size)
-    point.speedup, point.speedup_interval, point.parallel_efficiency, point.efficiency_interval = (
-        found
+    flags = [*dict.fromkeys(flag for row in rows for flag in row.flags)]
+    flags += diagnosis.of_launches(rows)
+    point = Point(
+        world_size, median_rate(rates), rates, rows,
+        rate_interval=_telling(log_interval(replicates.independent(rows, rates))),
+        step_s=median(steps) if steps else None,
+        step_interval=_telling(log_interval(replicates.independent(rows, steps)))
+        if steps else None,
+        pooled=pooled_step_s(rows),
+        time_s=median(times) if times else None,
+        throughput_samples_per_s=median_rate(through) if through else None,
+        flags=flags,
+        flag_numbers=[
+            flag_numbers.setdefault(text, len(flag_numbers) + 1)
+            for text in dict.fromkeys(map(str, flags))
+        ],
+    )  # fmt: skip
+    hours, bought = device_hours(point)
+    point = replace(
+        point, device_hours=hours, device_hours_per=bought,
+        cost=None if hours is None or cost_per_hour is None else hours * cost_per_hour,
+    )  # fmt: skip
+    if base is None:
+        return replace(point, time_ratio=1.0 if _has_time_ratio(point, point) else None)
+    speedup, speedup_interval, efficiency, efficiency_interval = gained(
+        point, base, world_size / base.world_size
     )
+    extra = hours / base.device_hours - 1 if hours and base.device_hours else None
+    time_ratio = None
     if _has_time_ratio(point, base) and base.step_s and point.step_s:
-        point.time_ratio = base.step_s / point.step_s
+        time_ratio = base.step_s / point.step_s
+    return replace(
+        point,
+        speedup=speedup,
+        speedup_interval=speedup_interval,
+        parallel_efficiency=efficiency,
+        efficiency_interval=efficiency_interval,
+        extra_device_hours=extra,
+        time_ratio=time_ratio,
+    )
 
 
 def gained(

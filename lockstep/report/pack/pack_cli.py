@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from lockstep.report.check.checker import Finding
+    from lockstep.report.compute.evaluation import Evaluation
     from lockstep.report.compute.scaling import Series
-    from lockstep.report.load.results import Results, Row
+    from lockstep.report.load.results import Results
     from lockstep.report.pack.sections import Facts
 
 # The files of `reports/pack`.
@@ -74,9 +74,8 @@ def refuse_alone(pack: dict[str, Any]) -> None:
 
 
 def write(
-    results: "Results", series: "Sequence[Series]", findings: "Sequence[Finding]",
-    paths: Sequence[Path], threshold: float, force: bool, redact: Callable[[Any], Any],
-    pack: dict[str, Any],
+    evaluation: "Evaluation", paths: Sequence[Path], threshold: float, force: bool,
+    redact: Callable[[Any], Any], pack: dict[str, Any],
 ) -> int:  # fmt: skip
     """Write the pack, or say what forbids it.
 
@@ -85,7 +84,7 @@ def write(
     """
     from lockstep.report.pack import planned_runs, sections, writing
 
-    facts = _facts(results, series, findings, threshold, pack)
+    facts = _facts(evaluation, threshold, pack)
     if facts.against:
         _say(facts, pack["despite"])
         if not pack["despite"]:
@@ -95,7 +94,7 @@ def write(
     folder = pack["to"] or first.with_name(f"{first.stem}-{programme}")
     writing.refuse_foreign(folder, force)
     document = sections.document(facts, planned_runs.programmes()[programme])
-    numbers = _numbers(facts, series, programme)
+    numbers = _numbers(facts, evaluation.series, programme)
     made = document, list(facts.figures.values()), sections.source(facts), numbers
     for path in writing.write(folder, *redact(made)):
         click.echo(click.format_filename(path))
@@ -104,22 +103,19 @@ def write(
     return 0
 
 
-def _facts(
-    results: "Results", series: "Sequence[Series]", findings: "Sequence[Finding]",
-    threshold: float, pack: dict[str, Any],
-) -> "Facts":  # fmt: skip
+def _facts(evaluation: "Evaluation", threshold: float, pack: dict[str, Any]) -> "Facts":
     from lockstep.report.pack import chosen, node_hours, objections, outcomes, planned_runs
     from lockstep.report.pack.sections import Facts
-    from lockstep.report.page import checked
     from lockstep.report.words import verdict_card
 
-    checked.mark(series, findings)
+    results, series = evaluation.results, evaluation.series
     planned = planned_runs.read(pack["work"])
     found = chosen.choose(series, planned.production, threshold)
-    left_out: list[Row] = results.split()[1]
     # A copy without a change is no plan of the applicant's either.
     is_example = bool(pack["work"]) and planned == planned_runs.read("example")
-    against = objections.objections(results, found, findings, left_out, is_example)
+    against = objections.objections(
+        results, found, evaluation.findings, evaluation.left_out, is_example
+    )
     plan = node_hours.budget(planned, found.series, found.production)
     return Facts(
         results, found, planned, plan, outcomes.outcomes(results), threshold,

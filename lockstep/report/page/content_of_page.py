@@ -15,11 +15,12 @@ from lockstep.report.check import checker, terminal
 from lockstep.report.check.checker import Finding
 from lockstep.report.compute import learning
 from lockstep.report.compute.alternatives.factor_ladders import without_laddered
+from lockstep.report.compute.evaluation import Evaluation
 from lockstep.report.compute.lost_time import slow
 from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.recorded import KEY as RECORDED
-from lockstep.report.load.results import Results, Row
+from lockstep.report.load.results import Results
 from lockstep.report.page import checked, facts, folding, top
 from lockstep.report.page.panels import accounts, by_study, health_panel, losses, training_panel
 from lockstep.report.page.plots import basis
@@ -42,19 +43,10 @@ CPU_BAND = (
 )
 
 
-def page(
-    results: Results,
-    series: Sequence[Series],
-    threshold: float,
-    command: str = "",
-    findings: Sequence[Finding] | None = None,
-) -> dict[str, Any]:
-    """Return everything a report says; where no findings are given, the check is run."""
-    findings = checker.check(results) if findings is None else findings
-    checked.mark(series, findings)
-    series = top.worst_first(series)
-    facts.number_flags(series)
-    errors = checker.errors(findings)
+def page(evaluation: Evaluation, threshold: float, command: str = "") -> dict[str, Any]:
+    """Return everything a report says."""
+    results, findings = evaluation.results, evaluation.findings
+    series = top.worst_first(evaluation.series)
     hours = "Rank-hours" if results.on_cpus else "GPU-hours"
     predicted = prediction.curves(by_study.ladders(series))
     sections = by_study.panels(results, series, threshold, hours, predicted)
@@ -66,7 +58,7 @@ def page(
         "band": _band(results),
         "summary": _summary(results, series),
         "errors": checked.errors(findings),
-        **_top(results, series, threshold, errors, terminal.counts(findings) if findings else ""),
+        **_top(evaluation, series, threshold, terminal.counts(findings) if findings else ""),
         "source": _source(_title(results, series), results, command),
         "sections": sections,
         "data": _data(series),
@@ -74,15 +66,12 @@ def page(
 
 
 def _top(
-    results: Results,
-    series: Sequence[Series],
-    threshold: float,
-    errors: Sequence[Finding],
-    told: str,
+    evaluation: Evaluation, series: Sequence[Series], threshold: float, told: str
 ) -> dict[str, Any]:
     """Return what the page says first: headlines, tiles, a figure, causes, and what to do next."""
-    free, left_out = results.split()
-    found = slow.slowest(row for row in free if row.origin == "measured")
+    results, left_out = evaluation.results, evaluation.left_out
+    errors = checker.errors(evaluation.findings)
+    found = slow.slowest(row for row in results.split()[0] if row.origin == "measured")
     slowest = [found] if found else []
     judged = verdict_card.judge(series, threshold)
     told_of = without_laddered(series)
@@ -101,7 +90,7 @@ def _top(
         "figure": top.figure(headlines, threshold) or training_panel.top_figure(series),
         "verdicts": [*map(losses.slow_advice, slowest), *_verdicts(headlines)],
         "card": {"title": judged.title, "lines": judged.measured} if judged else None,
-        "warnings": _warnings(results, series, left_out),
+        "warnings": _warnings(evaluation),
         "checked": told,
         "next": checked.next_step(errors) or next_step(results, series, threshold, slowest, judged),
     }
@@ -231,8 +220,9 @@ def _verdicts(found: Mapping[str, Sequence[Headline]]) -> list[str]:
     return sentences
 
 
-def _warnings(results: Results, series: Sequence[Series], left_out: Sequence[Row]) -> list[str]:
+def _warnings(evaluation: Evaluation) -> list[str]:
     """Count what a reader must know before trusting the page."""
+    results, series = evaluation.results, evaluation.series
     points = [point for one in series for point in one.points]
     flagged = headline.num_flagged(points)
     single = sum(p.num_launches == 1 for p in points if p.rows[0].origin == "measured")
@@ -242,7 +232,7 @@ def _warnings(results: Results, series: Sequence[Series], left_out: Sequence[Row
     skewed = sum(abs((point.mean_over_median or 1.0) - 1) > NOTABLE for point in points)
     lost = facts.gaps(results, lambda gap: gap.can_be_filled)
     lines = [
-        (len(left_out), checked.not_pooled(left_out)),
+        (len(evaluation.left_out), evaluation.not_pooled),
         (flagged, f"{flagged} of {counted(len(points), 'point')} flagged"),
         (unequal, f"{unequal} series with ranks of unequal strength"),
         (single, f"{counted(single, 'point')} without repeat"),

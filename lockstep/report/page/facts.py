@@ -52,26 +52,19 @@ TRAINING = (
 )
 
 
-def number_flags(series: Sequence[Series]) -> None:
-    """Note on each point the numbers that its flags have in the table of `flags`."""
-    numbers: dict[str, int] = {}
-    for point in (point for one in series for point in one.points):
-        texts = dict.fromkeys(map(str, point.flags))
-        point.flag_numbers = [numbers.setdefault(text, len(numbers) + 1) for text in texts]
-
-
 def flags(series: Sequence[Series]) -> Panel | None:
     """Return the flags with the points they concern, or None without any."""
-    found: dict[str, list[str]] = {}
+    places: dict[tuple[int, str], list[str]] = {}
     for one in series:
         for point in one.points:
-            for flag in dict.fromkeys(map(str, point.flags)):
-                found.setdefault(flag, []).append(f"{one.label} at {point.world_size}")
-    if not found:
+            texts = dict.fromkeys(map(str, point.flags))
+            for flag in zip(point.flag_numbers, texts, strict=True):
+                places.setdefault(flag, []).append(f"{one.label} at {point.world_size}")
+    if not places:
         return None
     rows = [
         [str(number), flag, formats.listed(where, 4), str(len(where))]
-        for number, (flag, where) in enumerate(found.items(), 1)
+        for (number, flag), where in sorted(places.items())
     ]
     made = panel("flags", "Flags")
     made["lead"] = ["A flagged point is no evidence for a proposal until its cause is gone."]

@@ -119,9 +119,10 @@ def _some(settings: Sequence[Mapping[str, object]]) -> str:
 
 def of_folder(folder: Path, names: Collection[str]) -> list[str]:
     """Return the cards of the results in a folder, for the factors of these names."""
-    from lockstep.report.page.checked import series_in
+    from lockstep.report.compute.evaluation import evaluate_folder
 
-    return [line for ranking in rank(series_in(folder), names) for line in lines(ranking)]
+    series = evaluate_folder(folder).series
+    return [line for ranking in rank(series, names) for line in lines(ranking)]
 
 
 def _row(place: Place, unit: str) -> str:

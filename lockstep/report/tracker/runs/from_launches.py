@@ -11,8 +11,8 @@ from lockstep.core import metrics
 from lockstep.core.records import journal
 from lockstep.core.records.record import KEY, case_name
 from lockstep.core.system import locks
+from lockstep.report.compute.evaluation import evaluate_folder
 from lockstep.report.load import sources
-from lockstep.report.page.checked import series_in
 from lockstep.report.tracker.runs.from_trainings import epoch_metrics, updates
 from lockstep.report.tracker.runs.tracked import (
     LONGEST_NAME,
@@ -162,7 +162,7 @@ def _efficiencies(folder: Path) -> dict[tuple[str, str], tuple[float, int]]:
         (row.launch, row.recorded_case): (
             point.parallel_efficiency, len({id(each) for each in (*point.rows, *one.base.rows)})
         )
-        for one in series_in(folder) if one.is_compared
+        for one in evaluate_folder(folder).series if one.is_compared
         for point in one.points if not point.blocked_by
         for row in point.rows if not row.has_smaller_batch
     }  # fmt: skip
