@@ -47,7 +47,7 @@ GPU_FACTS = ("cuda", "cudnn", "nccl", "driver")
 
 # Whose code decides what is measured.
 MEASURING_ROOMS = (
-    *("vocabulary", "machine", "world", "measure", "workloads", "trainer", "launch", "command"),
+    *("core", "machine", "ranks", "measure", "workloads", "trainer", "launch"), "campaign/program",
 )
 # Apptainer writes into every image when, and of what, it was built.
 IMAGE_LABELS = Path("/.singularity.d/labels.json")
