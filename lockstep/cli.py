@@ -12,7 +12,7 @@ import sys
 
 import click
 
-from lockstep.core.text.printable import one_line
+from lockstep.core.formats import one_line
 
 # group -> command -> (where it is, one line for --help), in the order a user meets them
 GROUPS = {

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from data.job_samples import site_of, small
 
-from lockstep.core.records.record import SCHEMA_VERSION
+from lockstep.core.record import SCHEMA_VERSION
 from lockstep.slurm.submit.job import jobs
 from lockstep.slurm.submit.script import LIBRARY, library, render
 

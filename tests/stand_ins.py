@@ -14,8 +14,8 @@ from unittest import mock
 from data.report_samples import entry, record
 
 from lockstep import cli
-from lockstep.core.records.journal import Journal
-from lockstep.core.records.record import KEY, SCHEMA_VERSION
+from lockstep.core.journal import Journal
+from lockstep.core.record import KEY, SCHEMA_VERSION
 from lockstep.slurm.scheduler import own_name
 from lockstep.slurm.status import accounting
 from lockstep.slurm.status.accounting import FIELDS

@@ -7,8 +7,8 @@ import shutil
 import pytest
 from test_session import errors, own_cases
 
-from lockstep.core.records import journal
-from lockstep.core.records.record import KEY
+from lockstep.core import journal
+from lockstep.core.record import KEY
 
 pytestmark = pytest.mark.slow
 

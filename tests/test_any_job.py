@@ -10,7 +10,7 @@ import stand_ins
 from stand_ins import sacct
 
 from examples import collected
-from lockstep.core.text.formats import DASH
+from lockstep.core.formats import DASH
 from lockstep.slurm.any_job import inventory, nodes_now
 from lockstep.slurm.any_job.held import FORMAT
 

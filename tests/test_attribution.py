@@ -8,12 +8,10 @@ from data.report_samples import document, record, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.core.text.formats import number, percent
+from lockstep.core.formats import number, percent
 from lockstep.measure.causes import bound
-from lockstep.measure.causes.bound import Base
-from lockstep.measure.causes.buckets import Buckets
+from lockstep.measure.causes.bound import NAMES, Base, Buckets
 from lockstep.measure.causes.card import CHANGES, card
-from lockstep.measure.causes.words import NAMES
 from lockstep.report.columns import POINTS
 from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.lost_time import attribution, quantities

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.core.records.errors import OtherRankError
-from lockstep.core.records.launch_block import FailureCause
-from lockstep.launch import blame, verdict
+from lockstep.core.errors import OtherRankError
+from lockstep.core.launch_block import FailureCause
+from lockstep.launch import verdict
 from lockstep.launch.verdict import NO_CASE, Ended, Facts, Verdict
 from lockstep.ranks.control import LostError
 
@@ -29,7 +29,7 @@ def skipped(reason):
 
 
 def test_a_rank_is_named_with_its_host_and_device():
-    assert blame.where(5, RANKS) == "rank 5 on n1 (cuda:1)"
+    assert verdict.describe_rank(5, RANKS) == "rank 5 on n1 (cuda:1)"
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,13 @@ def test_a_rank_is_named_with_its_host_and_device():
     ],
 )
 def test_what_a_rank_did_itself_comes_before_what_it_suffered(found, lines):
-    assert blame.blame(found, RANKS, Path("here/out.jsonl")).splitlines() == lines
+    assert verdict.describe_failure(found, RANKS, Path("here/out.jsonl")).splitlines() == lines
 
 
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        *((RuntimeError(f"{sign} after 3 s"), True) for sign in blame.SIGNS_OF_ANOTHERS_FAULT),
+        *((RuntimeError(f"{sign} after 3 s"), True) for sign in verdict.SIGNS_OF_ANOTHERS_FAULT),
         (LostError("rank 0 is silent"), True),
         (OtherRankError("rank 2 is silent", 2), True),
         (BaseExceptionGroup("teardown", [LostError("x"), RuntimeError("gloo/")]), True),
@@ -79,13 +79,13 @@ def test_what_a_rank_did_itself_comes_before_what_it_suffered(found, lines):
     ],
 )
 def test_what_only_comes_of_others_is_told_by_the_error(error, expected):
-    assert blame.is_consequence(error) == expected
+    assert verdict.is_consequence(error) == expected
 
 
 def test_causes_are_records_with_the_error_alone():
     own = Ended("failed", "a traceback\nKeyError: 1", "KeyError: 1")
     ends = [lost(LostError("rank 0 is silent")), None, PASSED, asdict(own), skipped("no bf16")]
-    found = blame.causes(ends, RANKS)
+    found = verdict.find_causes(ends, RANKS)
     assert found[0] == FailureCause(3, "n0", "cuda:3", "fault", "KeyError: 1")
     assert [(cause.rank, cause.kind, cause.error) for cause in found[1:]] == [
         (1, "silence", ""),
@@ -95,20 +95,23 @@ def test_causes_are_records_with_the_error_alone():
 
 
 def test_no_stacks_are_promised_without_a_journal():
-    assert blame.blame([None], RANKS, None) == "rank 0 on n0 (cuda:0) did not answer in time"
+    assert (
+        verdict.describe_failure([None], RANKS, None)
+        == "rank 0 on n0 (cuda:0) did not answer in time"
+    )
 
 
 @pytest.mark.parametrize(("num_failed", "last"), [(8, "rank 7 on "), (12, "and 4 ranks more")])
 def test_no_more_ranks_are_named_than_anybody_reads(num_failed, last):
-    lines = blame.blame([failed("x")] * num_failed, RANKS, None).splitlines()
-    assert len(lines) == min(num_failed, blame.MAX_BLAMED + 1)
+    lines = verdict.describe_failure([failed("x")] * num_failed, RANKS, None).splitlines()
+    assert len(lines) == min(num_failed, verdict.MAX_BLAMED + 1)
     assert lines[-1].startswith(last)
 
 
 def test_a_culprit_comes_first_however_many_ranks_it_left_waiting():
     reset = lost(RuntimeError("[gloo/transport/tcp/pair.cc:547] Broken pipe"))
     own = failed("DataLoader worker (pid 7) exited")
-    lines = blame.blame([reset] * 11 + [own], RANKS, None).splitlines()
+    lines = verdict.describe_failure([reset] * 11 + [own], RANKS, None).splitlines()
     assert lines[0] == "rank 11 on n2 (cuda:3): DataLoader worker (pid 7) exited"
     assert lines[-1] == "and 4 ranks more"
 
@@ -192,5 +195,5 @@ def test_a_rank_without_its_process_group_makes_all_build_it_again():
 )
 def test_a_rank_that_called_other_collectives_is_named(counts, expected):
     found = [None if count is None else {"collectives": count} for count in counts]
-    assert blame.uneven(found, RANKS).startswith(expected)
-    assert bool(blame.uneven(found, RANKS)) == bool(expected)
+    assert verdict.describe_uneven(found, RANKS).startswith(expected)
+    assert bool(verdict.describe_uneven(found, RANKS)) == bool(expected)

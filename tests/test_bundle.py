@@ -17,7 +17,7 @@ from data.training_samples import seeds
 from launched import environ
 
 from lockstep.cli import lockstep
-from lockstep.core.records import record
+from lockstep.core import record
 from lockstep.follow.serve_cli import KEY_FILE
 from lockstep.follow.signature import read_key
 from lockstep.report.bundle import archive, opening

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.campaign import campaign, launch_options
+from lockstep.campaign import campaign
 from lockstep.campaign.campaign import Campaign, Launch
 from lockstep.core import studies
 
@@ -142,7 +142,7 @@ def test_what_is_wrong_is_named_in_one_sentence(file, change, names):
 
 
 def test_what_a_campaign_fixes_is_an_option_of_each_launch():
-    options = list(launch_options.common_options(make(rounds=5, order_seed=7)))
+    options = list(campaign.common_options(make(rounds=5, order_seed=7)))
     assert {"--rounds=5", "--order-seed=7", "--seed=0"} <= set(options)
 
 
@@ -206,7 +206,7 @@ def test_a_launch_cut_by_case_holds_every_case_once(file):
 
 def test_a_part_is_named_so_that_names_sort_by_it():
     assert Launch(2, 0, 3, 27).name == "w2-r0-p03"
-    assert list(launch_options.own_options(Launch(2, 0, 3, 27))) == [
+    assert list(campaign.own_options(Launch(2, 0, 3, 27))) == [
         "--label=launch=w2-r0-p03",
         "--label=repeat=0",
         "--part=3/27",

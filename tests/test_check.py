@@ -18,12 +18,10 @@ from planted_errors import WARNED
 
 from lockstep.campaign.campaign import Campaign
 from lockstep.campaign.local import run_cli
-from lockstep.core.records.flags import WORDS
-from lockstep.core.records.launch_block import LaunchBlock, Provenance, RankFacts, Transport
-from lockstep.core.records.record import CaseRecord, Derived
-from lockstep.core.records.step_basis import Basis
-from lockstep.core.records.training_record import Training
-from lockstep.machine.gpus.nvml import GAUGES
+from lockstep.core.flags import WORDS
+from lockstep.core.launch_block import LaunchBlock, Provenance, RankFacts, Transport
+from lockstep.core.record import Basis, CaseRecord, Derived, Training
+from lockstep.machine.nvidia import GAUGES
 from lockstep.machine.provenance import SLURM_NAMES
 from lockstep.machine.telemetry import TOTALS
 from lockstep.report.check import terminal

@@ -12,7 +12,7 @@ import pytest
 from commands import BOUNDED
 
 from lockstep.campaign.local.run_cli import _with_tests
-from lockstep.core.records.failed_case import gist
+from lockstep.core.record import failure_gist
 
 ROOT = Path(__file__).parents[1]
 
@@ -110,11 +110,11 @@ def test_the_gist_of_a_failure_names_the_ranks_at_fault_and_their_errors():
         {"rank": 1, "host": "n2", "device": "cpu", "kind": "silence", "error": ""},
         {"rank": 2, "host": "n2", "device": "cpu", "kind": "consequence", "error": "[gloo/x]"},
     ]
-    assert gist({"reason": "a traceback", "causes": causes}) == (
+    assert failure_gist({"reason": "a traceback", "causes": causes}) == (
         "rank 0 on n1 (cpu): ValueError: bad; rank 1 on n2 (cpu): it did not answer in time"
     )
-    assert gist({"reason": "x", "causes": causes[2:]}) == "rank 2 on n2 (cpu): [gloo/x]"
-    assert gist({"reason": "f()\nf.py:3: KeyError\n"}) == "f.py:3: KeyError"
+    assert failure_gist({"reason": "x", "causes": causes[2:]}) == "rank 2 on n2 (cpu): [gloo/x]"
+    assert failure_gist({"reason": "f()\nf.py:3: KeyError\n"}) == "f.py:3: KeyError"
 
 
 def test_the_command_lists_every_command_in_its_group(folder):

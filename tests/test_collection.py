@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 from stand_ins import StandIns, keep, leave, lockstep, now, sacct, send
 
-from lockstep.core.records.journal import Journal
-from lockstep.core.system import files
+from lockstep.core import files
+from lockstep.core.journal import Journal
 from lockstep.slurm.status import collection
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.submit.submission import set_aside

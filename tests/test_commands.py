@@ -4,15 +4,15 @@ import sys
 
 import pytest
 
-from lockstep.core.system import commands
-from lockstep.core.system.commands import CommandError, Ended
+from lockstep.core import processes
+from lockstep.core.processes import CommandError, Ended
 
 SHELL = ("/bin/sh", "-c")
 
 
 def test_a_command_ends_with_its_code_and_what_it_printed(tmp_path):
     script = "cat; pwd; echo $NAME >&2; exit 3"
-    ended = commands.run(
+    ended = processes.run(
         [*SHELL, script], 60, environ={"NAME": "value"}, folder=tmp_path, text="in\n"
     )
     assert ended == Ended(3, f"in\n{tmp_path}\n", "value\n")
@@ -20,7 +20,7 @@ def test_a_command_ends_with_its_code_and_what_it_printed(tmp_path):
 
 def test_errors_may_come_among_the_output_and_need_no_encoding():
     script = "echo first; printf '\\377\\n' >&2; echo last"
-    ended = commands.run([*SHELL, script], 60, merge_errors=True)
+    ended = processes.run([*SHELL, script], 60, merge_errors=True)
     assert ended == Ended(0, "first\n\ufffd\nlast\n", "")
 
 
@@ -30,12 +30,12 @@ def test_errors_may_come_among_the_output_and_need_no_encoding():
 )
 def test_a_command_that_does_not_end_is_an_error_of_its_kind(command, timeout_s, kind):
     with pytest.raises(CommandError, match=command[0]) as raised:
-        commands.run(command, timeout_s)
+        processes.run(command, timeout_s)
     assert raised.value.kind == kind
-    assert commands.answer(command, timeout_s) is None
+    assert processes.answer(command, timeout_s) is None
 
 
 def test_an_answer_is_what_a_command_prints_if_it_does_not_fail():
-    assert commands.answer([sys.executable, "-c", "print(' x ')"], 60) == "x"
-    assert commands.answer([*SHELL, "exit 0"], 60) == ""
-    assert commands.answer([*SHELL, "echo x; exit 1"], 60) is None
+    assert processes.answer([sys.executable, "-c", "print(' x ')"], 60) == "x"
+    assert processes.answer([*SHELL, "exit 0"], 60) == ""
+    assert processes.answer([*SHELL, "echo x; exit 1"], 60) is None

@@ -8,7 +8,7 @@ import commands
 import pytest
 from data.report_samples import document, provenance, record, strong_tree, write
 
-from lockstep.core.text.formats import DASH
+from lockstep.core.formats import DASH
 from lockstep.report.compare import outcome, outcome_wording
 from lockstep.report.compare.compare_cli import compare as command
 from lockstep.report.compare.comparison import Comparison, compare, compare_all

@@ -9,7 +9,7 @@ from data.report_samples import (
     write,
 )
 
-from lockstep.core.records.flags import flag
+from lockstep.core.flags import flag
 from lockstep.report.check.checker import check, errors
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import gather, load

@@ -7,9 +7,9 @@ import pytest
 from commands import run
 from data.report_samples import document, record, write
 
-from lockstep.campaign.choosing.questions import QUESTIONS, campaign_of
 from lockstep.campaign.local import progress, run_cli
 from lockstep.campaign.local.diagnose_cli import NAMES, diagnose
+from lockstep.campaign.questions import QUESTIONS, campaign_of
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
 from lockstep.report.words import loader_card

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.measure.causes.bound import judge
-from lockstep.measure.causes.drift import settled
+from lockstep.measure.causes.bound import judge, settled
 from lockstep.measure.step.variants import RUN, turns
 
 STEP_S, REDUCE_S, NOISE = 0.05, 0.002, 0.01

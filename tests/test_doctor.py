@@ -21,7 +21,7 @@ from lockstep.before.doctor import image_checks as image
 from lockstep.before.doctor import machine_checks as machine
 from lockstep.before.doctor.checks import Subject
 from lockstep.before.doctor.examination import Diagnosis, Result
-from lockstep.core.system.host import hostname
+from lockstep.core.processes import hostname
 from lockstep.image.image_record import Record, write_record
 from lockstep.slurm import associations
 from lockstep.slurm.cluster import Cluster, Kind, Node, Partition
@@ -394,9 +394,9 @@ def test_an_image_is_compared_with_its_record(tmp_path):
 def test_an_image_is_for_this_machine(tmp_path, monkeypatch):
     given, file = in_image(tmp_path)
     file.write_bytes(SQUASHED[:45] + b"04" + SQUASHED[47:])
-    monkeypatch.setattr(image.sif.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(image.inspection.platform, "machine", lambda: "aarch64")
     assert image.image(given).status == "ok"
-    monkeypatch.setattr(image.sif.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(image.inspection.platform, "machine", lambda: "x86_64")
     assert image.image(given).status == "missing"
 
 

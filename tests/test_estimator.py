@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lockstep.core.text.formats import number, percent
+from lockstep.core.formats import number, percent
 from lockstep.report.compare.comparison import compare
 from lockstep.report.compare.comparison import document as compared
 from lockstep.report.compute.evaluation import evaluate

@@ -17,7 +17,7 @@ from data.training_samples import seeds
 from tracker_server import KEY, serving
 
 import lockstep
-from lockstep.core.text import formats
+from lockstep.core import formats
 from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.load.reading import gather
 from lockstep.report.page.content_of_page import page

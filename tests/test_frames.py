@@ -10,7 +10,7 @@ import pytest
 from data.report_samples import document, record, write
 
 import lockstep
-from lockstep.core.records.record import KEY
+from lockstep.core.record import KEY
 from lockstep.report import columns
 from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import series_of

@@ -17,8 +17,8 @@ from data.training_samples import seeds
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.core.records.flags import flag
-from lockstep.core.records.record import KEY
+from lockstep.core.flags import flag
+from lockstep.core.record import KEY
 from lockstep.report.check.checker import check
 from lockstep.report.compare.comparison import compare
 from lockstep.report.compute.lost_time import quantities

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from lockstep.machine.gpus import hardware
+from lockstep.machine import hardware
 
 # (name as torch prints it, fp32, tf32, bf16, fp16 in TFLOP/s), from the sheets.
 TABLE = [

@@ -15,8 +15,8 @@ import torch
 from launched import suite
 from torch import zeros
 
-from lockstep.core.records.flags import flag
-from lockstep.core.records.record import KEY
+from lockstep.core.flags import flag
+from lockstep.core.record import KEY
 from lockstep.measure import result
 from lockstep.measure.batches import Goal
 from lockstep.measure.harness import Harness

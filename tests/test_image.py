@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launched import git as git_in
 
-from lockstep.image import apptainer, building, definition, sif
+from lockstep.image import apptainer, building, definition, inspection
 from lockstep.image.image_cli import image as command
 
 ROOT = Path(__file__).parents[1]
@@ -424,7 +424,7 @@ def test_a_hash_other_than_recorded_is_an_error(folder, stand_in):
 def test_a_header_says_what_is_cut_off(tmp_path, content, missing_bytes):
     path = tmp_path / "x.sif"
     path.write_bytes(content)
-    header = sif.read_header(path)
+    header = inspection.read_header(path)
     assert (header and header.missing_bytes(path)) == missing_bytes
 
 

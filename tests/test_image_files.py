@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from launched import environ
 
-from lockstep.core.records.record import KEY
-from lockstep.machine import storage
-from lockstep.measure.loading import data, image_files
-from lockstep.measure.loading.image_files import IN_MEMORY, SHAPE, ImageFiles
+from lockstep.core.record import KEY
+from lockstep.machine import network
+from lockstep.measure.loading import data, loader_cases
+from lockstep.measure.loading.loader_cases import IN_MEMORY, SHAPE, ImageFiles
 
 ROOT = Path(__file__).parents[1]
 NUM_IMAGES = 32
@@ -33,10 +33,10 @@ def read_all(folder: Path, *, is_cold: bool) -> tuple[int, np.ndarray]:
 
 @pytest.mark.skipif(not os.access(IO, os.R_OK), reason="the kernel counts no reads of a process")
 def test_every_cold_read_comes_from_storage_and_no_warm_one(tmp_path):
-    if storage.file_system(tmp_path) in IN_MEMORY:
+    if network.file_system(tmp_path) in IN_MEMORY:
         pytest.skip(f"{tmp_path} is memory, where no read is cold")
     images, _ = data.generated(NUM_IMAGES, SHAPE)
-    image_files._write(tmp_path, images)
+    loader_cases._write(tmp_path, images)
     warm_bytes, read = read_all(tmp_path, is_cold=False)
     assert warm_bytes == 0
     assert (read == images).all()
@@ -49,19 +49,19 @@ def test_every_cold_read_comes_from_storage_and_no_warm_one(tmp_path):
 
 @pytest.mark.parametrize(("kind", "is_refused"), [("tmpfs", True), ("ext4", False), (None, False)])
 def test_a_folder_in_memory_has_no_cold_read(monkeypatch, kind, is_refused):
-    monkeypatch.setattr(storage, "file_system", lambda folder: kind)
-    said = image_files._problem(Path("data"))
+    monkeypatch.setattr(network, "file_system", lambda folder: kind)
+    said = loader_cases._problem(Path("data"))
     assert bool(said) == is_refused
     assert not said or said.startswith("data is on tmpfs, which is memory")
 
 
 def test_striping_is_what_lustre_says_of_a_folder(tmp_path, monkeypatch):
-    assert storage.striping(tmp_path) is None
+    assert network.striping(tmp_path) is None
     lfs = tmp_path / "lfs"
     lfs.write_text("#!/bin/sh\necho 'stripe_count:  4 stripe_size:   1048576'\necho 'pattern: 0'\n")
     lfs.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert storage.striping(tmp_path) == "stripe_count: 4 stripe_size: 1048576 pattern: 0"
+    assert network.striping(tmp_path) == "stripe_count: 4 stripe_size: 1048576 pattern: 0"
 
 
 @pytest.mark.slow
@@ -87,6 +87,6 @@ def test_both_caches_are_measured_as_cases_of_their_own_and_leave_no_file(tmp_pa
     assert set(records) == {"warm", "cold"}
     for cache, one in records.items():
         assert one["details"]["cache"] == one["factors"]["cache"] == cache
-        assert one["details"]["file_system"] == storage.file_system(tmp_path)
+        assert one["details"]["file_system"] == network.file_system(tmp_path)
         assert one["checks"] == {"each_sample_once": True}
     assert list((tmp_path / "data").iterdir()) == []

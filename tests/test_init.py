@@ -15,10 +15,15 @@ from lockstep import content
 from lockstep.before.doctor import cluster_checks, image_checks
 from lockstep.before.doctor.checks import Subject
 from lockstep.before.init import init_cli
-from lockstep.before.init.campaign_draft import ladder
-from lockstep.before.init.first_files import drafts
-from lockstep.before.init.site_draft import choose, cluster_campaign, site_file
-from lockstep.before.init.surroundings import Surroundings, look_around
+from lockstep.before.init.drafts import (
+    Surroundings,
+    choose,
+    cluster_campaign,
+    drafts,
+    ladder,
+    look_around,
+    site_file,
+)
 from lockstep.campaign import campaign as campaigns
 from lockstep.slurm import associations
 from lockstep.slurm import cluster as clusters

@@ -14,7 +14,7 @@ from data.job_samples import CONTAINER, campaign_of, small
 from ground import until
 from job_runs import LAUNCH, JobRun, made, plain, with_real_stat
 
-from lockstep.campaign.launch_options import common_options, own_options
+from lockstep.campaign.campaign import common_options, own_options
 from lockstep.slurm.submit.job import jobs, profile, settle
 from lockstep.slurm.submit.script import library, render
 

@@ -17,10 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.core.records import journal, journal_copies
-from lockstep.core.records.journal import Journal
-from lockstep.core.records.record import KEY, SCHEMA_VERSION
-from lockstep.core.system import files
+from lockstep.core import files, journal
+from lockstep.core.journal import Journal
+from lockstep.core.record import KEY, SCHEMA_VERSION
 
 LIMIT = 4096
 REASON = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), max_size=12)
@@ -233,10 +232,10 @@ def test_a_journal_is_ahead_of_a_document_once_a_case_has_ended_since(written, d
             kept.append(entry)
         document, before = ends()
         kept.begin("z")
-        assert not journal_copies.is_ahead(path, document)
+        assert not journal.is_ahead(path, document)
         for entry in written[cut:]:
             kept.append(entry)
-        assert journal_copies.is_ahead(path, document) == (ends()[1] != before)
+        assert journal.is_ahead(path, document) == (ends()[1] != before)
 
 
 @pytest.mark.parametrize(
@@ -245,26 +244,26 @@ def test_a_journal_is_ahead_of_a_document_once_a_case_has_ended_since(written, d
 )
 def test_a_journal_is_ahead_of_what_is_no_document(tmp_path, document):
     path = write(tmp_path / "journal.jsonl", launch("a"))
-    assert not journal_copies.is_ahead(path, document)
+    assert not journal.is_ahead(path, document)
     with path.open("a") as file:
         file.write('{"kind": "case", "case": "a"')  # torn
-    assert not journal_copies.is_ahead(path, document)
+    assert not journal.is_ahead(path, document)
     write(path, launch("a", resumed=True), ended("skip", "a"))
-    assert journal_copies.is_ahead(path, document)
+    assert journal.is_ahead(path, document)
 
 
 def test_a_case_that_ended_otherwise_for_the_same_reason_has_ended_since(tmp_path):
     path = write(tmp_path / "journal.jsonl", launch("a"), ended("skip", "a"))
     document = journal.rebuild(path)
     write(path, launch("a", resumed=True), ended("fail", "a"))
-    assert journal_copies.is_ahead(path, document)
+    assert journal.is_ahead(path, document)
 
 
 def test_a_document_of_all_ends_is_told_without_parsing_them(tmp_path, monkeypatch):
     path = write(tmp_path / "journal.jsonl", launch("a", "b"), case("a"), ended("skip", "b"))
     document = journal.rebuild(path)
     monkeypatch.setattr(journal, "_entry", None)
-    assert not journal_copies.is_ahead(path, document)
+    assert not journal.is_ahead(path, document)
 
 
 def test_the_document_is_pytest_benchmarks_own_with_our_block(tmp_path):
@@ -349,7 +348,7 @@ def test_a_line_that_no_longer_fits_is_an_error_and_leaves_no_part(tmp_path):
     limit = path.stat().st_size + 20
     code = (
         "import pathlib, resource, signal, sys\n"
-        "from lockstep.core.records.journal import Journal\n"
+        "from lockstep.core.journal import Journal\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, -1))\n"
         "kept = Journal(pathlib.Path(sys.argv[1]))\n"
@@ -526,7 +525,7 @@ def test_a_journal_without_a_launch_was_no_measurement(tmp_path):
 WRITER = """
 import sys
 from pathlib import Path
-from lockstep.core.records.journal import Journal
+from lockstep.core.journal import Journal
 kept = Journal(Path(sys.argv[1]))
 for number in range(10**9):
     kept.append({"kind": "case", "case": str(number), "benchmark": {"fill": "x" * 2000}})

@@ -26,9 +26,9 @@ from lockstep.campaign.local import ladder, launcher, run_plan
 from lockstep.campaign.local.ladder import Ladder
 from lockstep.campaign.local.launcher import Ended
 from lockstep.campaign.next import Facts, gather, mark
-from lockstep.core.records import journal
-from lockstep.core.records.journal import Journal
-from lockstep.core.records.record import KEY, SCHEMA_VERSION
+from lockstep.core import journal
+from lockstep.core.journal import Journal
+from lockstep.core.record import KEY, SCHEMA_VERSION
 
 ROOT = Path(__file__).parents[1]
 W1, W2 = Launch(1, 0), Launch(2, 0)

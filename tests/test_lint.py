@@ -13,11 +13,9 @@ from cluster import missing, need
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.before.lint import training
 from lockstep.before.lint.linter import RULES, lint, load
-from lockstep.before.lint.shell.sbatch_options import SBATCH_OPTIONS
-from lockstep.before.lint.shell.shell_commands import CommandReader
-from lockstep.before.lint.shell.shell_script import Script
-from lockstep.before.lint.training import training_linter
+from lockstep.before.lint.shell import SBATCH_OPTIONS, CommandReader, Script
 from lockstep.slurm.submit.script import LIBRARY, library
 
 ROOT = Path(__file__).parents[1]
@@ -596,5 +594,5 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path, path):
 def test_the_command_lists_its_rules():
     ended = lockstep("--rules")
     assert ended.returncode == 0, ended.stderr
-    names = [one.name for one in (*RULES, *training_linter.RULES)]
+    names = [one.name for one in (*RULES, *training.RULES)]
     assert [line.split()[0] for line in ended.stdout.splitlines()] == names

@@ -19,7 +19,7 @@ from data.report_samples import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.core.records.record import KEY, case_name
+from lockstep.core.record import KEY, case_name
 from lockstep.report.check.checker import check
 from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.point_table import table

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from lockstep.core.system import locks
+from lockstep.core import locks
 
 
 def test_a_lock_has_one_holder_until_its_file_is_closed(tmp_path):

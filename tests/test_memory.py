@@ -13,7 +13,7 @@ import torch
 from cluster import missing
 
 from lockstep import workloads
-from lockstep.machine import cgroup, memory
+from lockstep.machine import memory
 from lockstep.workloads.costs import batch_bytes, flop_per_item, model_bytes
 
 CPU = torch.device("cpu")
@@ -93,15 +93,15 @@ def test_each_group_above_limits_what_is_left(line, files, left, monkeypatch, tm
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{content}\n")
     (tmp_path / "own").write_text(f"{line}\n")
-    monkeypatch.setattr(cgroup, "CGROUP", tmp_path / "own")
-    monkeypatch.setattr(cgroup, "ROOT", tmp_path)
+    monkeypatch.setattr(memory, "CGROUP", tmp_path / "own")
+    monkeypatch.setattr(memory, "CGROUP_ROOT", tmp_path)
     assert memory.left_in_groups() == left
     on_host = psutil.virtual_memory().available
     assert memory.free_bytes(CPU, 2) == pytest.approx(min([on_host, *left]) // 2, rel=0.2)
 
 
 def test_a_host_without_control_groups_leaves_all_it_has(monkeypatch, tmp_path):
-    monkeypatch.setattr(cgroup, "CGROUP", tmp_path / "none")
+    monkeypatch.setattr(memory, "CGROUP", tmp_path / "none")
     assert memory.left_in_groups() == []
 
 

@@ -9,7 +9,7 @@ from data.job_samples import SITE_FILE, campaign_of
 from data.report_samples import document, record, write
 from measured import write_campaign
 
-from lockstep.campaign.choosing.memory_needed import Held, Step, need, planned
+from lockstep.campaign.memory_needed import Held, Step, need, planned
 from lockstep.report.load.reading import gather
 
 GB = 10**9

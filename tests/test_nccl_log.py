@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from lockstep.core.records.flags import Flag
+from lockstep.core.flags import Flag
 from lockstep.launch import transport
-from lockstep.machine.interconnect import nccl_log, network
-from lockstep.machine.interconnect.nccl_log import Link, NcclLog
+from lockstep.machine import nccl_log, network
+from lockstep.machine.nccl_log import Link, NcclLog
 
 # Lines as each release writes them, with facts of our own.
 V2_11 = """n1:70:70 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_2:1/RoCE ; OOB ib0:1.1<0>

@@ -8,9 +8,9 @@ import pytest
 
 from lockstep.campaign.last_words import last_words
 from lockstep.campaign.next import Facts, Next, decide, gather, mark, words_of
-from lockstep.core.records import said
-from lockstep.core.records.journal import Journal, settled
-from lockstep.core.records.record import SCHEMA_VERSION
+from lockstep.core import end_reason
+from lockstep.core.journal import Journal, settled
+from lockstep.core.record import SCHEMA_VERSION
 
 WORDS = "rank 1 ended with SIGKILL"
 AGAIN = Next("again", ("--skip-failed", f"--after={WORDS}"))
@@ -132,9 +132,9 @@ def test_what_a_case_prints_is_not_why_its_session_ended(
 ) -> None:
     before = mark(tmp_path)
     session(tmp_path, ("begin", "a"))
-    said.keep_in(tmp_path, 1)
+    end_reason.keep_in(tmp_path, 1)
     for words in filter(None, [kept, kept and "what came of it"]):
-        said.note(words)
+        end_reason.note(words)
     (tmp_path / "log.txt").write_text(printed + ROOT_CAUSE.format(-9))
     assert words_of(tmp_path, before, by_slurm=False) == (kept or "rank 1 ended with SIGKILL")
     (tmp_path / "log.txt").write_text("srun: error: node1: task 0: Killed\n")

@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from lockstep.machine.gpus import nvml
+from lockstep.machine import nvidia
 
 CUDA, CPU = torch.device("cuda", 1), torch.device("cpu")
 
@@ -49,13 +49,13 @@ def library(monkeypatch):
 )
 def test_the_reasons_of_a_slow_clock(library, bits, names):
     library.bits = bits
-    assert nvml.slowdowns(CUDA) == names
+    assert nvidia.slowdowns(CUDA) == names
     assert library.opened == library.closed == 1
 
 
 def test_a_cpu_is_not_asked_about(library):
     library.bits = 0xFF
-    assert nvml.slowdowns(CPU) == []
+    assert nvidia.slowdowns(CPU) == []
     assert library.opened == 0
 
 
@@ -64,7 +64,7 @@ def test_a_device_that_the_library_does_not_know_tells_nothing(library, monkeypa
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="other")
     )
-    assert nvml.slowdowns(CUDA) == []
+    assert nvidia.slowdowns(CUDA) == []
     assert library.opened == library.closed == 1
 
 
@@ -73,11 +73,11 @@ def test_without_a_driver_nothing_is_told(library):
         raise library.NVMLError
 
     library.nvmlInit = refuse
-    assert (nvml.driver_version(), nvml.slowdowns(CUDA), library.closed) == (None, [], 0)
+    assert (nvidia.driver_version(), nvidia.slowdowns(CUDA), library.closed) == (None, [], 0)
 
 
 def test_the_version_of_the_driver(library):
-    assert nvml.driver_version() == "570.1"
+    assert nvidia.driver_version() == "570.1"
 
 
 def test_gauges_have_what_the_device_supports(library):
@@ -96,7 +96,7 @@ def test_gauges_have_what_the_device_supports(library):
     vars(library).update(answers)
     library.NVML_CLOCK_SM, library.NVML_CLOCK_MEM, library.NVML_TEMPERATURE_GPU = 1, 2, 0
     library.bits = 0x40
-    with nvml.opened(CUDA) as gauges:
+    with nvidia.opened(CUDA) as gauges:
         assert gauges.sample() == {
             "gpu_utilisation": 0.93, "memory_utilisation": 0.2, "gpu_memory_bytes": 2**30,
             "power_w": 251.0, "sm_clock_mhz": 1410.0, "memory_clock_mhz": 1215.0,

@@ -12,7 +12,7 @@ from data.report_samples import document, full_tree, record, strong_tree, write
 
 from lockstep import content
 from lockstep.cli import lockstep
-from lockstep.core.text import formats
+from lockstep.core import formats
 from lockstep.report.pack import pack_cli, pack_tables, planned_runs, writing
 from lockstep.report.pack.node_hours import budget
 from lockstep.report.words import escapes

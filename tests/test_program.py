@@ -22,9 +22,9 @@ from lockstep.campaign.campaign import Campaign, load, plan
 from lockstep.campaign.local import run_cli
 from lockstep.campaign.program import programs, table
 from lockstep.campaign.program.table import Command
-from lockstep.core.records import journal as journals
-from lockstep.core.records.record import KEY
-from lockstep.core.system.host import hostname
+from lockstep.core import journal as journals
+from lockstep.core.processes import hostname
+from lockstep.core.record import KEY
 from lockstep.report.compute.alternatives.factor_ladders import factor_ladders
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import gather
@@ -193,7 +193,7 @@ def test_a_run_that_does_not_count_is_a_failed_case_with_its_kind(written, tmp_p
 
 
 def test_a_metric_is_the_last_match_or_a_path_into_the_last_json(tmp_path):
-    from lockstep.campaign.program import program_output
+    from lockstep.campaign.program import programs
     from lockstep.campaign.program.programs import Run
 
     output = 'rate 1\nrate 2e3\n{"a": [{"b": 7}]}\nbye\n'
@@ -202,7 +202,7 @@ def test_a_metric_is_the_last_match_or_a_path_into_the_last_json(tmp_path):
         {"name": "b", "unit": "K", "json": "a.0.b"},
     ]
     command = Command.model_validate({"line": "true", "metrics": metrics})
-    assert program_output.values(command, Run(1.0, 0.0, output), {}) == {"rate": 2000.0, "b": 7.0}
+    assert programs.values(command, Run(1.0, 0.0, output), {}) == {"rate": 2000.0, "b": 7.0}
 
 
 def test_the_last_match_is_searched_at_the_end_of_a_long_output(tmp_path):
@@ -217,7 +217,7 @@ def test_the_last_match_is_searched_at_the_end_of_a_long_output(tmp_path):
 @pytest.mark.parametrize(("wait", "is_late"), [("", False), ("; sleep 60", True)])
 def test_nothing_that_a_run_started_outlives_it(tmp_path, wait, is_late):
     from lockstep.campaign.program import programs
-    from lockstep.campaign.program.failed_runs import RunError
+    from lockstep.campaign.program.programs import RunError
 
     child = f"(trap '' TERM; echo $BASHPID >{tmp_path}/child; while :; do sleep 1; done) &"
     line = f"{child} until [ -s {tmp_path}/child ]; do sleep 0.05; done{wait}"

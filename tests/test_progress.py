@@ -3,9 +3,9 @@ from datetime import UTC, datetime
 from lockstep.campaign.campaign import Campaign, Launch, plan
 from lockstep.campaign.folder import Folder
 from lockstep.campaign.local.progress import TimeLeft, short_names
-from lockstep.campaign.local.time_needed import estimate
-from lockstep.core.records.journal import Journal
-from lockstep.core.system.host import hostname
+from lockstep.campaign.local.run_plan import estimate
+from lockstep.core.journal import Journal
+from lockstep.core.processes import hostname
 
 CAMPAIGN = {"schema": 1, "name": "own", "studies": ["weak"], "world_sizes": [1, 2], "size": "smoke"}
 

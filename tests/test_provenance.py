@@ -8,7 +8,7 @@ import pytest
 from launched import git
 
 from lockstep import content
-from lockstep.core.records import record
+from lockstep.core import record
 from lockstep.launch import preflight
 from lockstep.machine import provenance
 

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.core.records import record, step_basis
-from lockstep.core.records.record import CaseRecord
-from lockstep.core.records.step_basis import Basis
+from lockstep.core import record
+from lockstep.core.record import Basis, CaseRecord
 from lockstep.machine import provenance
 from lockstep.report.load.contents import checked, json_schema
 
@@ -228,10 +227,10 @@ def test_pooling_facts_are_picked_and_an_absent_one_is_none():
     ],
 )
 def test_a_basis_says_whether_it_is_an_upper_bound_for_production(given, found, is_bound):
-    assert step_basis.of({"basis": given}) == found
+    assert record.basis_of({"basis": given}) == found
     assert found.is_bound is is_bound
 
 
 def test_a_case_without_a_basis_has_none():
-    assert step_basis.of({}) is None
-    assert step_basis.of({"basis": "synthetic"}) is None
+    assert record.basis_of({}) is None
+    assert record.basis_of({"basis": "synthetic"}) is None

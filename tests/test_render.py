@@ -9,9 +9,9 @@ from html.parser import HTMLParser
 import pytest
 from data.report_samples import document, full_tree, provenance, record, strong_tree, write
 
-from lockstep.core.records.flags import Flag
+from lockstep.core import formats
+from lockstep.core.flags import Flag
 from lockstep.core.studies import OTHER
-from lockstep.core.text import formats
 from lockstep.report.compute.alternatives import compared
 from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.lost_time.attribution import Loss, Part, Reason

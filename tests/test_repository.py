@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "__init__": {"measure.explain", "report"},
 }
 # What a login node loads.
-WITHOUT_TORCH = ("lockstep.core", "lockstep.campaign", "lockstep.machine.gpus.hardware")
+WITHOUT_TORCH = ("lockstep.core", "lockstep.campaign", "lockstep.machine.hardware")
 MEASURING = {"torch", "torchvision", "numpy", "pytest", "pytest_benchmark", "psutil", "pynvml"}
 
 
@@ -235,7 +235,7 @@ def test_the_measuring_path_is_more_than_its_ends():
 READS_PROGRAMS = {
     "lockstep/campaign/last_words.py": "torchrun, srun and pytest",
     "lockstep/image/apptainer.py": "Apptainer",
-    "lockstep/launch/blame.py": "torch's collectives",
+    "lockstep/launch/verdict.py": "torch's collectives",
     "lockstep/machine/memory.py": "torch's allocator of host memory",
     "lockstep/slurm/scheduler.py": "Slurm",
     "lockstep/slurm/status/advice.py": "Slurm",

@@ -9,7 +9,7 @@ from data.report_samples import full_tree, strong_tree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.core.records.flags import Flag
+from lockstep.core.flags import Flag
 from lockstep.report.compare.comparison import compare
 from lockstep.report.compute.evaluation import Evaluation
 from lockstep.report.compute.point_table import table

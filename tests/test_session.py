@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launched import store
 
+from lockstep.core import journal
 from lockstep.core.metrics import relative_margin
-from lockstep.core.records import journal
-from lockstep.core.records.record import KEY, CaseRecord, case_name
-from lockstep.core.system.host import hostname
-from lockstep.launch import refusals
+from lockstep.core.processes import hostname
+from lockstep.core.record import KEY, CaseRecord, case_name
+from lockstep.launch import options as launch_options
 from lockstep.launch.items import of_part
 from lockstep.report.load.contents import checked
 
@@ -726,9 +726,9 @@ def test_a_case_that_would_choose_its_own_rounds_is_refused(run_ranks, tmp_path,
 def test_two_measured_tests_of_one_name_are_refused():
     one, two = (SimpleNamespace(name="test_x", nodeid=f"{file}.py::test_x") for file in "ab")
     other = SimpleNamespace(name="test_x[1]", nodeid="a.py::test_x[1]")
-    refusals.refuse_one_name([one, other, one])
+    launch_options.refuse_one_name([one, other, one])
     with pytest.raises(ValueError, match=r"^a.py::test_x and b.py::test_x have one name"):
-        refusals.refuse_one_name([one, other, two])
+        launch_options.refuse_one_name([one, other, two])
 
 
 HUNDRED = """

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from lockstep.core.records.record import KEY
+from lockstep.core.record import KEY
 from lockstep.measure.causes.stragglers import LateInput
 from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.lost_time.slow import latest, slowest

@@ -10,8 +10,8 @@ from data.job_samples import SITE_FILE as SITE
 
 from lockstep.campaign.campaign import load
 from lockstep.campaign.folder import Folder
-from lockstep.core.records.journal import Journal
-from lockstep.core.records.record import SCHEMA_VERSION
+from lockstep.core.journal import Journal
+from lockstep.core.record import SCHEMA_VERSION
 from lockstep.slurm import site as sites
 from lockstep.slurm.submit.job import settle
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.core.system.files import MIB
+from lockstep.core.files import MIB
 from lockstep.machine import memory
 from lockstep.measure.explain.snapshot import Snapshot
 from lockstep.measure.reach import reach

@@ -7,7 +7,7 @@ import shutil
 import pytest
 from launched import suite
 
-from lockstep.core.records.record import KEY
+from lockstep.core.record import KEY
 from lockstep.report.load.reading import gather
 
 # A user's own workload, whose width may be edited, and a suite of one case.

@@ -4,8 +4,8 @@ import os
 import pytest
 from data.report_samples import CASE, document, one_launch, provenance, record, strong_tree, write
 
-from lockstep.core.records.journal import Journal, write_result
-from lockstep.core.records.record import KEY
+from lockstep.core.journal import Journal, write_result
+from lockstep.core.record import KEY
 from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.load.gaps import gaps
 from lockstep.report.load.reading import gather, load

@@ -6,7 +6,7 @@ from collections import defaultdict
 import pytest
 from launched import suite
 
-from lockstep.core.records.record import KEY, case_name
+from lockstep.core.record import KEY, case_name
 
 CASES = """
 import gc

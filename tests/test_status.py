@@ -17,8 +17,8 @@ from stand_ins import StandIns, keep, leave, lockstep, now, sacct, send
 
 from lockstep.campaign import floor
 from lockstep.campaign.campaign import plan
-from lockstep.core.records.journal import Journal
-from lockstep.core.system.locks import NoLocksError
+from lockstep.core.journal import Journal
+from lockstep.core.locks import NoLocksError
 from lockstep.follow import ladder_end
 from lockstep.report.compute.evaluation import evaluate_folder
 from lockstep.slurm.scheduler import own_name

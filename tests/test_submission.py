@@ -8,8 +8,8 @@ import stand_ins
 from data.job_samples import CAMPAIGN_FILE as CAMPAIGN
 from stand_ins import StandIns
 
-from lockstep.core.records.journal import Journal
-from lockstep.core.records.record import KEY, SCHEMA_VERSION
+from lockstep.core.journal import Journal
+from lockstep.core.record import KEY, SCHEMA_VERSION
 
 SHARED = "[jobs]\nshare_job = true\n"
 JOBS = SHARED + 'allocation = "job"\npreflight = true\ncollect = true\n'

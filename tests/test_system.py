@@ -9,9 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from lockstep.machine import storage, system
-from lockstep.machine.gpus import nvidia_smi
-from lockstep.machine.interconnect import network
+from lockstep.machine import network, nvidia, system
 from lockstep.machine.system_cli import system as command
 
 
@@ -124,14 +122,14 @@ def test_no_infiniband_is_said(tmp_path):
 
 def test_gpus_are_read_and_equal_ones_counted(facts):
     listing = "NVIDIA H200, 143771, 570.86.15\nNVIDIA H200, 143771, 570.86.15"
-    gpus = nvidia_smi.parse(listing)
-    assert gpus[0] == nvidia_smi.Gpu("NVIDIA H200", 143771 * 1024 * 1024, "570.86.15")
+    gpus = nvidia.parse_gpus(listing)
+    assert gpus[0] == nvidia.Gpu("NVIDIA H200", 143771 * 1024 * 1024, "570.86.15")
     rows = dict(system._hardware_rows(facts["hardware"] | {"gpus": list(map(asdict, gpus))}))
     assert rows["GPUs"] == "2 x NVIDIA H200, 140.4 GiB"
 
 
 def test_a_gpu_without_its_own_memory_is_listed():
-    (gpu,) = nvidia_smi.parse("NVIDIA GB10, [N/A], 580.95.05")
+    (gpu,) = nvidia.parse_gpus("NVIDIA GB10, [N/A], 580.95.05")
     assert gpu.memory_bytes is None
 
 
@@ -151,9 +149,9 @@ def test_a_value_cannot_break_the_table(facts):
 
 
 def test_the_file_system_is_that_of_the_innermost_mount(tmp_path):
-    assert storage.file_system(Path("/proc/1")) == "proc"
+    assert network.file_system(Path("/proc/1")) == "proc"
     assert (
-        storage.file_system(tmp_path / "not" / "there") == storage.file_system(tmp_path) != "proc"
+        network.file_system(tmp_path / "not" / "there") == network.file_system(tmp_path) != "proc"
     )
 
 

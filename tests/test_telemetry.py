@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep.core.records.record import KEY
-from lockstep.machine import cgroup, telemetry, timeline
+from lockstep.core.record import KEY
+from lockstep.machine import memory, telemetry
 from lockstep.machine.telemetry import Host, Telemetry
 
 BUSY_S = 0.6
@@ -111,18 +111,18 @@ def test_time_that_a_quota_took_of_two_cores(
     (tmp_path / "own").write_text(line + "\n")
     (tmp_path / folder).mkdir(parents=True)
     (tmp_path / folder / "cpu.stat").write_text(stat)
-    monkeypatch.setattr(cgroup, "CGROUP", tmp_path / "own")
-    monkeypatch.setattr(cgroup, "ROOT", tmp_path)
+    monkeypatch.setattr(memory, "CGROUP", tmp_path / "own")
+    monkeypatch.setattr(memory, "CGROUP_ROOT", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2})
     assert telemetry.throttled() == seconds
-    monkeypatch.setattr(cgroup, "CGROUP", tmp_path / "none")
+    monkeypatch.setattr(memory, "CGROUP", tmp_path / "none")
     assert telemetry.throttled() is None
 
 
 def test_a_file_has_a_row_a_second_and_the_columns_names_once(tmp_path) -> None:
-    path = timeline.file_of(tmp_path / "journal.jsonl", 3)
+    path = telemetry.file_of(tmp_path / "journal.jsonl", 3)
     for case in ("weak[a]", "weak[b]"):
-        kept = timeline.Timeline(["power_w", "temperature_c"])
+        kept = telemetry.Timeline(["power_w", "temperature_c"])
         for quarter in range(120):  # 30 seconds
             kept.add(1000 + quarter / 4, {"power_w": 250 + quarter / 1000})
         kept.append_to(path, case)
@@ -135,18 +135,18 @@ def test_a_file_has_a_row_a_second_and_the_columns_names_once(tmp_path) -> None:
 
 
 def test_a_long_case_keeps_fewer_rows_over_all_of_its_time() -> None:
-    kept = timeline.Timeline(["power_w"])
-    for second in range(5 * timeline.MOST_ROWS):
+    kept = telemetry.Timeline(["power_w"])
+    for second in range(5 * telemetry.MOST_ROWS):
         kept.add(second, {"power_w": 250.0})
-    assert timeline.MOST_ROWS / 2 <= len(kept.rows) <= timeline.MOST_ROWS
+    assert telemetry.MOST_ROWS / 2 <= len(kept.rows) <= telemetry.MOST_ROWS
     between = [later[0] - row[0] for row, later in pairwise(kept.rows)]
     assert set(between) == {8}
 
 
 def test_a_file_that_cannot_be_written_costs_no_result(tmp_path) -> None:
     (tmp_path / "telemetry").write_text("in the way")
-    kept = timeline.Timeline(["power_w"], [(1.0, {"power_w": 2.0})])
-    kept.append_to(timeline.file_of(tmp_path / "journal.jsonl", 0), "weak")
+    kept = telemetry.Timeline(["power_w"], [(1.0, {"power_w": 2.0})])
+    kept.append_to(telemetry.file_of(tmp_path / "journal.jsonl", 0), "weak")
     assert (tmp_path / "telemetry").read_text() == "in the way"
 
 

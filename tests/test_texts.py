@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.core.system import commands, files
-from lockstep.core.text import durations
-from lockstep.core.text.printable import last_line, one_line
+from lockstep.core import files, formats, processes
+from lockstep.core.formats import last_line, one_line
 
 
 @pytest.mark.parametrize(
@@ -28,7 +27,7 @@ from lockstep.core.text.printable import last_line, one_line
     ],
 )
 def test_a_duration_is_read_as_slurm_and_its_users_write_it(text, seconds):
-    assert durations.parse(text) == seconds
+    assert formats.parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize(
@@ -36,13 +35,13 @@ def test_a_duration_is_read_as_slurm_and_its_users_write_it(text, seconds):
     [(60, "00:01:00"), (86399, "23:59:59"), (86400, "1-00:00:00"), (183845, "2-03:04:05")],
 )
 def test_a_time_limit_is_written_as_it_is_read(seconds, text):
-    assert durations.clock(seconds) == text
-    assert durations.parse_limit(text) == seconds
+    assert formats.clock(seconds) == text
+    assert formats.parse_limit(text) == seconds
 
 
 def test_a_text_that_is_no_time_limit_is_refused():
     with pytest.raises(ValueError, match="UNLIMITED"):
-        durations.parse_limit("UNLIMITED")
+        formats.parse_limit("UNLIMITED")
 
 
 @pytest.mark.parametrize(
@@ -50,7 +49,7 @@ def test_a_text_that_is_no_time_limit_is_refused():
     [(0.002, "2 ms"), (73.48, "73.5 s"), (600, "10 min"), (43200, "12 h"), (None, "\u2013")],
 )
 def test_a_duration_in_words(seconds, text):
-    assert durations.in_words(seconds) == text
+    assert formats.in_words(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -74,7 +73,7 @@ def test_the_last_line_is_the_last_that_is_not_empty():
 
 def test_what_a_program_prints_cannot_act_on_a_terminal():
     said = r"print('\x1b[31mred\x1b[0m\x1b[2J\tbell\x07\nend')"
-    assert commands.output([sys.executable, "-c", said], 60) == "red\\x1b[2J\tbell\\x07\nend\n"
+    assert processes.output([sys.executable, "-c", said], 60) == "red\\x1b[2J\tbell\\x07\nend\n"
 
 
 @given(text=st.text())

@@ -8,7 +8,7 @@ import sys
 import pytest
 from launched import ROOT, environ
 
-from lockstep.launch.torch_trace import shares
+from lockstep.launch.profiler import shares
 
 MS = 1e3  # a trace counts microseconds
 

@@ -19,7 +19,7 @@ from data.training_samples import seeds
 from launched import environ
 from tracker_server import KEY, serving
 
-from lockstep.core.records.record import KEY as RECORD
+from lockstep.core.record import KEY as RECORD
 from lockstep.report.compute.evaluation import evaluate_folder
 from lockstep.report.compute.point_table import table
 from lockstep.report.load.reading import load

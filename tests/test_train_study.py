@@ -11,8 +11,8 @@ import pytest
 from launched import ROOT, environ, inside, read_lines, until
 from measured import SHARED, write_campaign
 
-from lockstep.core.records import journal
-from lockstep.core.records.record import KEY, CaseRecord
+from lockstep.core import journal
+from lockstep.core.record import KEY, CaseRecord
 from lockstep.report.load.contents import checked
 
 pytestmark = pytest.mark.slow

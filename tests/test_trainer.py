@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from launched import ROOT, environ, inside, until
 
 from lockstep import workloads
-from lockstep.core.system import locks
+from lockstep.core import locks
 from lockstep.measure.loading import data
 from lockstep.report.load.reading import load
-from lockstep.trainer import epoch_progress as progress
 from lockstep.trainer import epochs, plan, rank, trained, trainer
+from lockstep.trainer import epochs as progress
 from lockstep.trainer import train_cli as cli
 from lockstep.trainer.failures import DivergedError
 from lockstep.trainer.plan import Batch, TrainConfig, plan_epoch

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import stand_ins
 
-from lockstep.before.lint.training.training_linter import RULES, lint, load
-from lockstep.before.lint.training.training_script import Script
+from lockstep.before.lint.training import RULES, Script, lint, load
 
 ROOT = Path(__file__).parents[1]
 HEAD = "torch.manual_seed(0)\ntorch.cuda.set_device(local_rank)\n"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.core.records.record import KEY
+from lockstep.core.record import KEY
 from lockstep.core.sizes import find
 from lockstep.measure import timing
 from lockstep.measure.loop_variants import Loop

@@ -11,9 +11,8 @@ import yaml
 from launched import ROOT
 
 from lockstep.cli import COMMANDS
-from lockstep.core.records import step_basis
-from lockstep.core.records.record import KEY
-from lockstep.core.records.step_basis import Basis
+from lockstep.core import record
+from lockstep.core.record import KEY, Basis
 from lockstep.workloads import Workload, trees
 
 EXAMPLES = ROOT / "examples"
@@ -33,7 +32,7 @@ def test_a_workload_with_more_than_a_loss_is_measured(name, run_ranks, tmp_path)
     text = (EXAMPLES / "workloads" / f"{name}.py").read_text()
     (line,) = re.findall(r"^PYTHONPATH=examples/workloads pytest bench/ (.*)$", text, re.MULTILINE)
     block = measured(run_ranks, tmp_path, [str(ROOT / "bench"), *shlex.split(line)])
-    assert step_basis.of(block["details"]) == Basis(None, times_input=False, optimizer="AdamW")
+    assert record.basis_of(block["details"]) == Basis(None, times_input=False, optimizer="AdamW")
     # What a hook sends is not known, so there is no all-reduce to compare with.
     hooked = name == "own_step"
     assert ("reduce" in block["details"]["rank_variant_s"]) is not hooked

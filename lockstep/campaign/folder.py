@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.campaign.campaign import Campaign, Launch, LeftOut, differences
 from lockstep.campaign.program.table import START_S, Command
-from lockstep.core import sizes
-from lockstep.core.records import journal, journal_copies
-from lockstep.core.records.record import KEY, check_schema
-from lockstep.core.system import files
+from lockstep.core import files, journal, sizes
+from lockstep.core.record import KEY, check_schema
 
 if TYPE_CHECKING:
     from lockstep.campaign.local.launcher import Ended
@@ -175,7 +173,7 @@ class Folder:
                 "`lockstep run`); or move the launches aside (--replace of `lockstep run`)"
             )
         for name in (launch.name for launch in launches):
-            if journal_copies.lacks(self.journal(name), self.result(name)):
+            if journal.lacks(self.journal(name), self.result(name)):
                 raise ValueError(
                     f"{self.result_file(name)} holds measured cases that its journal lacks; "
                     "move it away to measure again, or give --to another folder"

@@ -15,8 +15,8 @@ from pydantic import (
     model_validator,
 )
 
+from lockstep.core.formats import parse_limit
 from lockstep.core.sizes import MAX_COUNT
-from lockstep.core.text.durations import parse_limit
 
 Count = Annotated[StrictInt, Field(ge=1, le=MAX_COUNT)]
 Floor = Annotated[StrictFloat, Field(gt=0, allow_inf_nan=False)]

@@ -9,7 +9,7 @@ import re
 import signal
 from pathlib import Path
 
-from lockstep.core.text.printable import one_line
+from lockstep.core.formats import one_line
 
 # A rank may print without end; why a launch ended is at the end of its log.
 MAX_LOG_BYTES = 2**20

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 from lockstep.campaign.last_words import last_words
-from lockstep.core.records import journal, said
-from lockstep.core.records.record import KEY
+from lockstep.core import end_reason, journal
+from lockstep.core.record import KEY
 
 EXIT_STOPPED = 75  # of a session that the stop file ended, see launch/ending.py
 MARK = "lockstep-next: "  # before the first line that a script reads
@@ -108,7 +108,7 @@ def words_of(folder: Path, before: Mark, *, by_slurm: bool) -> str:
     Raises:
         ValueError: The journal is corrupt.
     """
-    path, kept = folder / "journal.jsonl", said.take(folder, before.time_s)
+    path, kept = folder / "journal.jsonl", end_reason.take(folder, before.time_s)
     entries = journal.read(path) if path.exists() else []
     has_begun = any(entry.get("kind") == "launch" for entry in entries[before.num_lines :])
     log = folder / "log.txt"

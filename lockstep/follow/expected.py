@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from lockstep.core import files
+from lockstep.core.formats import TIME_UNITS
 from lockstep.core.studies import CURVES, LADDERS
-from lockstep.core.system import files
-from lockstep.core.text.durations import TIME_UNITS
 from lockstep.report.compute.scaling import Point, Series, best_efficiencies, series_of
 from lockstep.report.gate import targets
 from lockstep.report.load import imports, reading

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lockstep.core.system import files
+from lockstep.core import files
 from lockstep.slurm import cluster
 from lockstep.slurm.cluster import MIB_PER_GIB, Partition
 from lockstep.slurm.status.sent import Results

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from lockstep.core.records.journal import Journal
-from lockstep.core.system import files
+from lockstep.core import files
+from lockstep.core.journal import Journal
 from lockstep.follow.signature import SIGNATURE_HEADER, TIMESTAMP_HEADER, Guard, Refusal
 from lockstep.slurm.status import by_hand, job_events
 from lockstep.slurm.status.sent import Results

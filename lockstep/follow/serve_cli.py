@@ -113,7 +113,7 @@ def epilog(url: str, key_path: Path, installed: Path) -> str:
     The controller reads the key where it is installed: the same file, or its own copy.
     """
     from lockstep import content
-    from lockstep.core.system import files
+    from lockstep.core import files
 
     text = files.text(content.ROOT / "slurm_templates" / EPILOG)
     key, read = (shlex.quote(str(path.absolute())) for path in (key_path, installed))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
-from lockstep.core.system import files
+from lockstep.core import files
 
 TIMESTAMP_HEADER = "X-Lockstep-Timestamp"
 SIGNATURE_HEADER = "X-Lockstep-Signature"

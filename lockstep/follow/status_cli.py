@@ -208,7 +208,7 @@ class _View:
         if self.cancels_below:
             self._end_ladder(campaign)
         if self.page is not None:
-            from lockstep.core.system import files
+            from lockstep.core import files
             from lockstep.follow import status_page
 
             html = status_page.html(self.record(campaign), None if campaign.has_ended else WATCH_S)

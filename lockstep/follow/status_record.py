@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.core.records import journal
+from lockstep.core import journal
 from lockstep.follow import kept_answers
 from lockstep.follow.kept_answers import stamp
 from lockstep.slurm.status import job_events, overview

@@ -4,8 +4,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lockstep.core.text.durations import in_words
-from lockstep.core.text.formats import counted, listed, number, percent, ratio, size_of
+from lockstep.core.formats import counted, in_words, listed, number, percent, ratio, size_of
 from lockstep.report.check import wording
 from lockstep.report.page.panels.parts import Panel, Table, panel, shown, table
 from lockstep.slurm.status.overview import SHORT, by_whom, ran, whose

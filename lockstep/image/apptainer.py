@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.core.system import commands
-from lockstep.core.text.printable import COLOUR
+from lockstep.core import processes
+from lockstep.core.formats import COLOUR
 
 TAIL_BYTES = 1 << 16
 LOOK_EVERY_S = 0.2
@@ -77,16 +77,16 @@ def version_that_builds() -> str:
     return installed
 
 
-def ask(*arguments: str, timeout_s: float | None = ASK_TIMEOUT_S) -> commands.Ended:
+def ask(*arguments: str, timeout_s: float | None = ASK_TIMEOUT_S) -> processes.Ended:
     """Run a command of Apptainer's and return how it ended, errors among its output.
 
     Raises:
         RuntimeError: It is absent, or does not answer in time.
     """
-    return commands.run(["apptainer", *arguments], timeout_s, merge_errors=True)
+    return processes.run(["apptainer", *arguments], timeout_s, merge_errors=True)
 
 
-def reason(ended: commands.Ended) -> str:
+def reason(ended: processes.Ended) -> str:
     """Return why a command of Apptainer's failed, by the last of its words that say so."""
     return last_error(ended.output) or f"it ended with exit code {ended.code} and said nothing"
 
@@ -168,7 +168,7 @@ def inspect(image: Path) -> dict[str, Any]:
         RuntimeError: Apptainer is absent, or does not answer in time.
     """
     command = ["apptainer", "inspect", "--json", "--labels", "--deffile", str(image)]
-    ended = commands.run(command, ASK_TIMEOUT_S)
+    ended = processes.run(command, ASK_TIMEOUT_S)
     if ended.code:
         why = last_error(ended.errors) or f"exit code {ended.code}"
         raise ValueError(f"{image} is no image that Apptainer reads: {why}")

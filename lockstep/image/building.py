@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lockstep.core.system import git, locks
+from lockstep.core import locks, processes
 from lockstep.image import apptainer, definition
 from lockstep.image.definition import COMMIT, Definition
 from lockstep.image.image_record import Record, log_path, read_record, record_path, write_record
@@ -102,7 +102,7 @@ def plan(name: str, image: Path, values: Mapping[str, str], options: Sequence[st
         RuntimeError: There is no Apptainer here, or it is too old.
     """
     origin = definition.load(name, values)
-    commit, dirty = git.state(origin.folder, [origin.path, *origin.copied()])
+    commit, dirty = processes.git_state(origin.folder, [origin.path, *origin.copied()])
     version = apptainer.version_that_builds()
     return Plan(origin, image.absolute(), tuple(options), commit, dirty, version)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from lockstep.core.system import files
-from lockstep.core.system.files import write_atomically
+from lockstep.core import files
+from lockstep.core.files import write_atomically
 
 SCHEMA_VERSION = 1
 

@@ -1,13 +1,72 @@
-"""What an image file is: whether it is whole and as recorded, and what it says of itself."""
+"""What an image file is: whether it is whole and as recorded, and what it says of itself.
 
+The header of an image file: what machines it is for, and how large the whole file is.
+
+The format is the struct `header` of https://github.com/apptainer/sif, pkg/sif/sif.go; its numbers
+of architectures are in pkg/sif/arch.go.
+"""
+
+import platform
 import shutil
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.image import apptainer, definition, sif
+from lockstep.image import apptainer, definition
 from lockstep.image.image_record import read_record, record_path
+
+HEADER_BYTES = 128
+MAGIC_AT, MAGIC = 32, b"SIF_MAGIC\0"
+ARCHITECTURE_AT = 45
+# Where the header keeps offset and size of the data, which end the file.
+DATA_AT = 112
+# number -> the name that images have for an architecture, and the name that uname(1) has
+ARCHITECTURES = {
+    b"02": ("amd64", "x86_64"), b"04": ("arm64", "aarch64"), b"06": ("ppc64le", "ppc64le"),
+    b"11": ("s390x", "s390x"), b"12": ("riscv64", "riscv64"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the header of an image file says.
+
+    Attributes:
+        architecture: What machines it is for, such as `amd64`; None where it names none.
+    """
+
+    architecture: str | None
+    file_bytes: int
+
+    def missing_bytes(self, image: Path) -> int:
+        """Return how many bytes are cut off from a file with this header."""
+        return max(0, self.file_bytes - image.stat().st_size)
+
+
+def read_header(image: Path) -> Header | None:
+    """Return the header of an image file; None where the file is no SIF image.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    with image.open("rb") as file:
+        header = file.read(HEADER_BYTES)
+    if header[MAGIC_AT : MAGIC_AT + len(MAGIC)] != MAGIC:
+        return None
+    architecture, _ = ARCHITECTURES.get(header[ARCHITECTURE_AT : ARCHITECTURE_AT + 2], (None, None))
+    if len(header) < HEADER_BYTES:
+        return Header(architecture, HEADER_BYTES)
+    offset, size = struct.unpack_from("<2q", header, DATA_AT)
+    return Header(architecture, int(offset + size))
+
+
+def architecture_here() -> str:
+    """Return this machine's architecture by the name that images have for it."""
+    machine = platform.machine()
+    return {uname: name for name, uname in ARCHITECTURES.values()}.get(machine, machine)
+
 
 REVISION = "org.opencontainers.image.revision"
 
@@ -22,26 +81,26 @@ def check_exists(image: Path) -> None:
         raise ValueError(f"there is no image file {image}; lockstep image build makes one")
 
 
-def read_header(image: Path) -> sif.Header:
+def read_known_header(image: Path) -> Header:
     """Return the header of an image file.
 
     Raises:
         ValueError: There is no such file, or it is no image.
     """
     check_exists(image)
-    header = sif.read_header(image)
+    header = read_header(image)
     if header is None:
         raise ValueError(f"{image} is no SIF image; build one with lockstep image build")
     return header
 
 
-def check_whole(image: Path) -> sif.Header:
+def check_whole(image: Path) -> Header:
     """Return the header of an image that has nothing cut off.
 
     Raises:
         ValueError: It is no image, or not whole.
     """
-    header = read_header(image)
+    header = read_known_header(image)
     if missing := header.missing_bytes(image):
         raise ValueError(
             f"{image} is cut short: {missing} bytes of it are missing; copy or build it again"
@@ -77,7 +136,7 @@ class Verdict:
             failures.append(f"it is cut short, {self.missing_bytes} bytes are missing")
         if self.recorded not in (None, self.sha256):
             failures.append(f"its SHA-256 is {self.sha256}, and {self.recorded} was recorded")
-        here = sif.architecture_here()
+        here = architecture_here()
         if self.architecture not in (None, here):
             failures.append(
                 f"it is built for {self.architecture}, and this machine is {here}; "
@@ -107,7 +166,7 @@ def verify(image: Path, advance: Callable[[int], None] | None = None) -> Verdict
     Raises:
         ValueError: There is no such image, or its record cannot be read.
     """
-    header = read_header(image)
+    header = read_known_header(image)
     record = read_record(image)
     return Verdict(
         definition.sha256(image, advance),

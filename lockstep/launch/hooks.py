@@ -18,15 +18,15 @@ from typing import Any
 
 import pytest
 
-from lockstep.core import sizes, studies
-from lockstep.core.records import journal, said
-from lockstep.core.records.record import KEY, sized_name
-from lockstep.core.system.host import hostname
-from lockstep.core.text.formats import counted
-from lockstep.launch import blame, ending, options, refusals, session, voice
-from lockstep.launch.ending import EXIT_IO, EXIT_MACHINE, EXIT_USAGE
+from lockstep.core import end_reason, journal, sizes, studies
+from lockstep.core.formats import counted
+from lockstep.core.processes import hostname
+from lockstep.core.record import KEY, sized_name
+from lockstep.launch import options, session, verdict, voice
+from lockstep.launch import session as launch_session
 from lockstep.launch.items import case_of, is_measured, of_part, params_of, study_of
-from lockstep.launch.torch_trace import Tracing
+from lockstep.launch.profiler import Tracing
+from lockstep.launch.session import EXIT_IO, EXIT_MACHINE, EXIT_USAGE
 from lockstep.launch.verdict import Ended
 from lockstep.measure.harness import Harness
 from lockstep.plugin import leave_files
@@ -80,7 +80,7 @@ def pytest_collection(session: pytest.Session) -> None:
     try:
         options.check(session.config.option)
         if placement().world_size > 1:
-            refusals.refuse_options(session.config)
+            options.refuse_options(session.config)
     except ValueError as error:
         voice.refuse(error)
 
@@ -131,7 +131,7 @@ def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> N
     words = f"ended the session: {excinfo.typename}: {excinfo.value}".rstrip(": ")
     if voice.is_voice():
         if code is not None:  # of pytest.exit in a case, which pytest prints
-            said.note(str(excinfo.value))
+            end_reason.note(str(excinfo.value))
     elif code not in (EXIT_USAGE, EXIT_MACHINE):
         voice.say_own(words)
 
@@ -145,14 +145,14 @@ def pytest_internalerror(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     measured = [item for item in items if is_measured(item)]
     try:
-        refusals.refuse_tests(items, measured, placement().world_size)
+        options.refuse_tests(items, measured, placement().world_size)
         left_out = config.stash.get(DESELECTED, [])
         if left_out or measured:
-            refusals.refuse_selection(config, left_out, _settings(config).labels)
+            options.refuse_selection(config, left_out, _settings(config).labels)
         if measured:
             if placement().world_size > 1:  # for hooks that came late
-                refusals.refuse_options(config)
-            refusals.refuse_ignored(config)
+                options.refuse_options(config)
+            options.refuse_ignored(config)
         else:
             _explain_empty(config, items)
             return
@@ -201,7 +201,7 @@ def _begin(config: pytest.Config, expected: list[pytest.Item]) -> list[pytest.It
     chosen = launch.prepare(expected)
     launch.open_journal([case_of(item) for item in expected], _document(config))
     if launch.keeper.folder:
-        said.keep_in(launch.keeper.folder, launch.world.rank)
+        end_reason.keep_in(launch.keeper.folder, launch.world.rank)
     for item in chosen:
         item.add_marker(pytest.mark.benchmark(timer=launch.clock, group=study_of(item)))
     return chosen
@@ -246,7 +246,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if launch.ending:
             raise item.session.Interrupted(launch.ending.reason)
     elif is_measured(item) and _is_worker(item.config):
-        pytest.fail(refusals.IN_A_WORKER, pytrace=False)
+        pytest.fail(options.IN_A_WORKER, pytrace=False)
 
 
 def _is_worker(config: pytest.Config) -> bool:
@@ -302,7 +302,7 @@ def _ended(report: pytest.TestReport, excinfo: pytest.ExceptionInfo[BaseExceptio
         return Ended(report.outcome, reason)
     if excinfo is None:  # as where a case passed that was to fail
         return Ended.with_words(reason)
-    return Ended("failed", reason, excinfo.exconly(), blame.is_consequence(excinfo.value))
+    return Ended("failed", reason, excinfo.exconly(), verdict.is_consequence(excinfo.value))
 
 
 def _entry(
@@ -362,7 +362,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
     skipped = session.config.stash.get(SKIPPED, [])
     if launch is None and skipped and not voice.is_voice():
         voice.say_own(f"skips all that it could measure: {skipped[0]}")
-    if launch is not None and not ending.write_json(session.config, launch):
+    if launch is not None and not launch_session.write_json(session.config, launch):
         session.exitstatus = EXIT_IO
     # That nothing was measured is a warning, which as an error would hide what failed.
     with warnings.catch_warnings():
@@ -371,7 +371,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
             return (yield)
         finally:
             if launch is not None:
-                ending.leave(session.config, launch)
+                launch_session.leave(session.config, launch)
 
 
 def harness_of(item: pytest.Item, benchmark: Any) -> Harness:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lockstep import content, workloads
-from lockstep.core.records.record import OWN
+from lockstep.core.record import OWN
 from lockstep.plugin import FIXTURE
 
 

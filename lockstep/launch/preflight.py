@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.core.records import journal
-from lockstep.core.records.errors import AgreedError, RankError
-from lockstep.core.records.flags import Flag, flag
-from lockstep.core.records.record import KEY, MAY_BE_UNKNOWN, pooling_facts
-from lockstep.core.system.environment import steers_torch
+from lockstep.core import journal
+from lockstep.core.errors import AgreedError, RankError
+from lockstep.core.flags import Flag, flag
+from lockstep.core.processes import steers_torch
+from lockstep.core.record import KEY, MAY_BE_UNKNOWN, pooling_facts
 from lockstep.machine import provenance
 from lockstep.ranks.control import Control
 from lockstep.ranks.process_group import World

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep.core.records import flags
-from lockstep.core.records.flags import Flag
-from lockstep.machine.interconnect import nccl_log, network
-from lockstep.machine.interconnect.nccl_log import Link, NcclLog
+from lockstep.core import flags
+from lockstep.core.flags import Flag
+from lockstep.machine import nccl_log, network
+from lockstep.machine.nccl_log import Link, NcclLog
 from lockstep.ranks.process_group import World
 
 FOLDER = "nccl"

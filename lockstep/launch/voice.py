@@ -6,10 +6,10 @@ from typing import NoReturn
 
 import pytest
 
-from lockstep.core.records import said
-from lockstep.core.records.errors import AgreedError
-from lockstep.core.system.host import hostname
-from lockstep.launch.ending import EXIT_USAGE
+from lockstep.core import end_reason
+from lockstep.core.errors import AgreedError
+from lockstep.core.processes import hostname
+from lockstep.launch.session import EXIT_USAGE
 from lockstep.ranks.control import LostError
 from lockstep.ranks.placement import Placement, placement
 
@@ -67,19 +67,19 @@ def end_session(error: Exception, returncode: int) -> NoReturn:
     if not is_voice():
         rank, named = placement().rank, getattr(error, "ranks", ())
         if rank in named:  # no other rank may know it
-            said.say(str(error))
+            end_reason.say(str(error))
         # A launcher ends all ranks as soon as one has ended: rank 0 needs the time to say why.
         time.sleep(REFUSAL_S)
         # Where nothing was agreed on, and no rank is named, this one may be alone: rank 0, still
         # there, had no such reason to end.
         if isinstance(error, LostError):  # which says which rank lost rank 0
-            said.say(str(error))
+            end_reason.say(str(error))
         elif not (isinstance(error, AgreedError) or named):
-            said.say(f"rank {rank} on {hostname()}: {error}")
+            end_reason.say(f"rank {rank} on {hostname()}: {error}")
     pytest.exit(str(error), returncode=returncode)
 
 
 def say_own(words: str) -> None:
     """Say what only this rank may know, in a line of its own: rank 0 may be within one of dots."""
     sys.stderr.write("\n")
-    said.say(f"rank {placement().rank} on {hostname()}: {words}")
+    end_reason.say(f"rank {placement().rank} on {hostname()}: {words}")

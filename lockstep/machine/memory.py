@@ -1,4 +1,7 @@
-"""Memory of a rank, of its device on a GPU or of its host on a CPU: what is free, the peak."""
+"""Memory of a rank, of its device on a GPU or of its host on a CPU: what is free, the peak.
+
+The control groups of this process, as that of a Slurm step or a container is one.
+"""
 
 import contextlib
 import re
@@ -9,10 +12,44 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from lockstep.machine import cgroup
-
 if TYPE_CHECKING:
     import torch
+
+
+CGROUP = Path("/proc/self/cgroup")
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+
+
+def control_groups(controller: str) -> Iterator[tuple[int, Path]]:
+    """Yield the version and the folder of each group this process is in, and of those above.
+
+    In version 2 one group serves all controllers.
+
+    Raises:
+        OSError: The kernel does not say.
+    """
+    for line in CGROUP.read_text(encoding="utf-8", errors="replace").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            version, root = 2, CGROUP_ROOT
+        elif controller in controllers.split(","):
+            version, root = 1, CGROUP_ROOT / controller
+        else:
+            continue
+        own = root / path.lstrip("/")
+        yield from ((version, above) for above in (own, *own.parents) if above.is_relative_to(root))
+
+
+def control_group_numbers(path: Path) -> dict[str, int]:
+    """Return the lines `name number` of a group's file; empty where it cannot be read."""
+    found = {}
+    # A container may not see the group's folder.
+    with contextlib.suppress(OSError, ValueError):
+        for line in path.read_text(encoding="ascii").splitlines():
+            name, value = line.split()
+            found[name] = int(value)
+    return found
+
 
 GIB = 2**30
 # version -> limit, use, and the file pages in it that the kernel takes back (cgroups(7))
@@ -107,7 +144,7 @@ def free_bytes(device: "torch.device", ranks_per_node: int) -> int:
 def left_in_groups() -> list[int]:
     """Return what each control group of this process leaves it, as that of a Slurm step does."""
     with contextlib.suppress(OSError):
-        return [left for folder in cgroup.groups("memory") for left in _left(*folder)]
+        return [left for folder in control_groups("memory") for left in _left(*folder)]
     return []
 
 

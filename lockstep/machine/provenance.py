@@ -18,12 +18,10 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from lockstep import content
-from lockstep.core.system import git
-from lockstep.core.system.environment import NAMES, steers_torch
-from lockstep.core.system.host import hostname
-from lockstep.machine.gpus import nvml
-from lockstep.machine.interconnect import network
-from lockstep.machine.storage import read_text
+from lockstep.core import processes
+from lockstep.core.processes import ENVIRONMENT_NAMES, hostname, steers_torch
+from lockstep.machine import network, nvidia
+from lockstep.machine.network import read_text
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +45,8 @@ GPU_FACTS = ("cuda", "cudnn", "nccl", "driver")
 
 # Whose code decides what is measured.
 MEASURING_ROOMS = (
-    *("core", "machine", "ranks", "measure", "workloads", "trainer", "launch"), "campaign/program",
+    *("core", "machine", "ranks", "measure", "workloads", "trainer", "launch"),
+    "campaign/program",
 )
 # Apptainer writes into every image when, and of what, it was built.
 IMAGE_LABELS = Path("/.singularity.d/labels.json")
@@ -194,11 +193,11 @@ def git_facts(root: Path) -> dict[str, Any]:
 
     Dirty means that tracked files differ from the commit; results lying about do not count.
     """
-    top = git.git(root, "rev-parse", "--show-toplevel")
+    top = processes.run_git(root, "rev-parse", "--show-toplevel")
     # An installation inside somebody else's checkout must not borrow that checkout's commit.
     if top is None or Path(top) != root.resolve():
         return _built_of(root)
-    commit, is_dirty = git.state(root)
+    commit, is_dirty = processes.git_state(root)
     return {"git_commit": commit, "git_dirty": is_dirty}
 
 
@@ -214,10 +213,10 @@ def project_facts(file: Path | None) -> dict[str, Any]:
     unknown = {"project_commit": None, "project_dirty": None}
     if file is None:
         return unknown
-    commit, is_dirty = git.state(file.parent)
-    if commit is None or git.git(file.parent, "check-ignore", str(file)) is not None:
+    commit, is_dirty = processes.git_state(file.parent)
+    if commit is None or processes.run_git(file.parent, "check-ignore", str(file)) is not None:
         return unknown
-    is_added = git.git(file.parent, "ls-files", "--error-unmatch", str(file)) is not None
+    is_added = processes.run_git(file.parent, "ls-files", "--error-unmatch", str(file)) is not None
     return {"project_commit": commit, "project_dirty": is_dirty or not is_added}
 
 
@@ -269,7 +268,7 @@ def _homeless(text: str) -> str:
 
 def names_a_secret(name: str) -> bool:
     """Return whether a variable's name suggests a secret value."""
-    return name not in NAMES and any(word in name.upper() for word in SECRET_WORDS)
+    return name not in ENVIRONMENT_NAMES and any(word in name.upper() for word in SECRET_WORDS)
 
 
 def launcher(variables: Mapping[str, str]) -> str | None:
@@ -331,7 +330,7 @@ def os_name() -> str:
 
 def driver_version() -> str | None:
     """Return the NVIDIA driver's version, from NVML or the kernel module; None without one."""
-    return nvml.driver_version() or _kernel_driver_version()
+    return nvidia.driver_version() or _kernel_driver_version()
 
 
 def _kernel_driver_version() -> str | None:

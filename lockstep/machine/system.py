@@ -17,11 +17,9 @@ from typing import Any
 import psutil
 
 from lockstep import content
-from lockstep.core.system.commands import answer
-from lockstep.core.system.files import write_atomically
-from lockstep.machine import provenance, storage
-from lockstep.machine.gpus import hardware, nvidia_smi
-from lockstep.machine.interconnect import network
+from lockstep.core.files import write_atomically
+from lockstep.core.processes import answer
+from lockstep.machine import hardware, network, nvidia, provenance
 from lockstep.machine.memory import GIB
 
 TITLE = "# Systems\n\nThe machines that results came from, as `lockstep system` read them.\n\n"
@@ -54,7 +52,7 @@ def hardware_facts() -> dict[str, Any]:
     machine = provenance.machine_facts()
     return {
         "cpu_model": machine["cpu_model"],
-        "sockets": len({storage.read_text(package) for package in packages}) or None,
+        "sockets": len({network.read_text(package) for package in packages}) or None,
         "cores": psutil.cpu_count(logical=False),
         "hardware_threads": psutil.cpu_count(),
         "numa_nodes": len(list(processors.glob("node/node[0-9]*"))) or None,
@@ -63,21 +61,21 @@ def hardware_facts() -> dict[str, Any]:
     }
 
 
-def gpus() -> list[nvidia_smi.Gpu]:
+def gpus() -> list[nvidia.Gpu]:
     """Return the GPUs as nvidia-smi or, where that lists none, as torch sees them."""
     try:
-        return nvidia_smi.gpus() or _torch_gpus()
+        return nvidia.gpus() or _torch_gpus()
     except RuntimeError:
         return _torch_gpus()
 
 
-def _torch_gpus() -> list[nvidia_smi.Gpu]:
+def _torch_gpus() -> list[nvidia.Gpu]:
     """Return the GPUs torch sees; those of another maker have no nvidia-smi."""
     torch = _torch()
     if torch is None or not torch.cuda.is_available():
         return []
     devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    return [nvidia_smi.Gpu(device.name, device.total_memory, None) for device in devices]
+    return [nvidia.Gpu(device.name, device.total_memory, None) for device in devices]
 
 
 def network_facts(classes: Path = network.CLASSES) -> dict[str, Any]:
@@ -171,13 +169,13 @@ def parse_partitions(listing: str) -> list[dict[str, Any]]:
 def settings_facts(folder: Path) -> dict[str, Any]:
     """Return what changes speed without changing a version."""
     processor = SYSTEM_FOLDER / "devices/system/cpu/cpu0"
-    huge_pages = storage.read_text(SYSTEM_FOLDER / "kernel/mm/transparent_hugepage/enabled")
+    huge_pages = network.read_text(SYSTEM_FOLDER / "kernel/mm/transparent_hugepage/enabled")
     chosen = re.search(r"\[(\w+)\]", huge_pages or "")
     return {
         "environment": provenance.environment(os.environ),
-        "cpu_governor": storage.read_text(processor / "cpufreq/scaling_governor"),
+        "cpu_governor": network.read_text(processor / "cpufreq/scaling_governor"),
         "transparent_hugepages": chosen[1] if chosen else None,
-        "file_system": storage.file_system(folder),
+        "file_system": network.file_system(folder),
     }
 
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from lockstep.core import metrics
 from lockstep.core.sizes import Size
-from lockstep.machine import memory
-from lockstep.machine.gpus import nvml
+from lockstep.machine import memory, nvidia
 from lockstep.machine.telemetry import Telemetry
 from lockstep.measure import timing
 from lockstep.ranks.process_group import World
@@ -106,7 +105,9 @@ class Rounds:
             self._run(step, warmup)
         with self.watch:
             round_s = self._run(step, self.plan.rounds)
-            self.slowdowns.update(nvml.slowdowns(self.world.device))  # before the device cools down
+            self.slowdowns.update(
+                nvidia.slowdowns(self.world.device)
+            )  # before the device cools down
         return round_s
 
     def _wants_more(

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lockstep.core.records.flags import Flag
-from lockstep.core.records.record import KEY
+from lockstep.core.flags import Flag
+from lockstep.core.record import KEY
 from lockstep.core.sizes import Size, case_id
 from lockstep.machine import memory, telemetry
 from lockstep.measure import own_step, result, timing

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from lockstep.core.records.record import LOADER_SETTINGS
+from lockstep.core.record import LOADER_SETTINGS
 from lockstep.measure import timing
 from lockstep.measure.causes.division import LAP
 from lockstep.measure.loading.data import loader_settings

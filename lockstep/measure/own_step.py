@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from lockstep.core.records.flags import Flag, flag
-from lockstep.core.records.step_basis import BASIS, Basis
+from lockstep.core.flags import Flag, flag
+from lockstep.core.record import BASIS, Basis
 from lockstep.measure.result import Part
 from lockstep.ranks import refusing
 

@@ -7,8 +7,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from lockstep.core import metrics
-from lockstep.core.records.flags import Flag, flag
-from lockstep.core.records.record import CaseRecord, problem
+from lockstep.core.flags import Flag, flag
+from lockstep.core.record import CaseRecord, problem
 from lockstep.machine import memory, telemetry
 from lockstep.machine.memory import Peak, Room
 from lockstep.measure.batches import Goal, Step

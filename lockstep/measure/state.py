@@ -24,8 +24,8 @@ import psutil
 import torch
 from torch import distributed
 
-from lockstep.core.system.environment import steers_torch
-from lockstep.core.system.files import MIB
+from lockstep.core.files import MIB
+from lockstep.core.processes import steers_torch
 
 # Of less, the allocators of Python and of the C library keep as much for themselves.
 LEAK_BYTES = 256 * MIB

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.core.system.collector import collector_paused
+from lockstep.core.processes import collector_paused
 
 if TYPE_CHECKING:
     import torch

@@ -14,9 +14,9 @@ from datetime import timedelta
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
-from lockstep.core.records.errors import OtherRankError
-from lockstep.core.system.host import hostname
-from lockstep.core.text.formats import listed
+from lockstep.core.errors import OtherRankError
+from lockstep.core.formats import listed
+from lockstep.core.processes import hostname
 
 if TYPE_CHECKING:
     from torch.distributed import Store

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from lockstep.core.records.errors import RankError
-from lockstep.core.system.host import die_with_parent, hostname
+from lockstep.core.errors import RankError
+from lockstep.core.processes import die_with_parent, hostname
 from lockstep.machine import provenance
 from lockstep.ranks import refusing
 from lockstep.ranks.control import Control, LostError

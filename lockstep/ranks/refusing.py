@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lockstep.core.records.errors import AgreedError, OtherRankError, RankError
-from lockstep.core.system.host import hostname
-from lockstep.core.text.formats import listed
+from lockstep.core.errors import AgreedError, OtherRankError, RankError
+from lockstep.core.formats import listed
+from lockstep.core.processes import hostname
 
 if TYPE_CHECKING:
     from lockstep.ranks.control import Control

@@ -14,8 +14,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import IO
 
-from lockstep.core.system import files
-from lockstep.core.text.printable import one_line
+from lockstep.core import files
+from lockstep.core.formats import one_line
 
 # To itself, by the name that the ranks are given: an answer takes milliseconds.
 CONNECT_S = 30.0

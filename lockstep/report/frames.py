@@ -10,8 +10,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.core.records import record
-from lockstep.core.records.flags import Flag
+from lockstep.core import record
+from lockstep.core.flags import Flag
 from lockstep.report import columns
 from lockstep.report.columns import FACTOR, Column
 from lockstep.report.compute import learning

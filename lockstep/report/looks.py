@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lockstep.core.system import files
+from lockstep.core import files
 from lockstep.report.bundle.opening import ENDINGS
 from lockstep.report.load.results import Results, Row
 

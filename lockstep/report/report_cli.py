@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lockstep.core.metrics import GOOD_EFFICIENCY
-from lockstep.core.system.collector import collector_paused
+from lockstep.core.processes import collector_paused
 from lockstep.report.bundle import opening
 from lockstep.report.pack import pack_cli
 from lockstep.report.page import export_options
@@ -122,7 +122,7 @@ def report(
 
 def _refuse_options(both: bool, threshold: float, cost_per_gpu_hour: float | None) -> None:
     """Refuse what no option of click does: --csv and --json, and numbers that are none."""
-    from lockstep.core.text.inputs import MAX_RATE
+    from lockstep.core.inputs import MAX_RATE
 
     if both:
         raise ValueError("--csv and --json both want stdout; choose one")
@@ -281,7 +281,7 @@ def import_table(
 
     Each TABLE is a file of CSV or Markdown, or the name of one that ships with Lockstep.
     """
-    from lockstep.core.text.formats import counted
+    from lockstep.core.formats import counted
     from lockstep.report.load import imports
     from lockstep.report.words import lines
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from lockstep.core.text.durations import clock, parse_limit
+from lockstep.core.formats import clock, parse_limit
 from lockstep.slurm import cluster as clusters
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.cluster import LIMITING_TIME, Cluster, Kind, Partition

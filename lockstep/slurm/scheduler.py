@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from lockstep.core.system import commands
+from lockstep.core import processes
 from lockstep.slurm.programs import sbatch_refusals as refusals
 from lockstep.slurm.programs.no_answer import FailedError, NotInstalledError, failed
 
@@ -183,8 +183,8 @@ def ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
     if command[0] == "sacct":  # the only one that does not read SLURM_CLUSTERS
         command = (command[0], *cluster_options(), *command[1:])
     try:
-        ended = commands.run(command, TIMEOUT_S, environ=environ)
-    except commands.CommandError as error:
+        ended = processes.run(command, TIMEOUT_S, environ=environ)
+    except processes.CommandError as error:
         if error.kind == "absent":
             raise NotInstalledError(command[0]) from None
         raise
@@ -264,7 +264,7 @@ def would_start(script: str) -> str | None:
     Raises:
         RuntimeError: sbatch is not installed, or does not answer.
     """
-    ended = commands.run(
+    ended = processes.run(
         ("sbatch", "--test-only"),
         TIMEOUT_S,
         environ=environment() | ENVIRONMENT,

@@ -21,8 +21,8 @@ from pydantic import (
 
 from lockstep import content
 from lockstep.campaign.job_cuts import Duration
-from lockstep.core.system.environment import INTERFACE_NAMES
-from lockstep.core.text import inputs
+from lockstep.core import inputs
+from lockstep.core.processes import INTERFACE_NAMES
 from lockstep.report.tracker.target import Tracker
 from lockstep.slurm.site_values import (
     FILL_IN,

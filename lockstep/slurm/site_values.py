@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, StrictFloat, StrictInt
 
-from lockstep.core.text import inputs
+from lockstep.core import inputs
 
 # Of sbatch's options those that change nothing of what Lockstep itself asks for: said twice, the
 # last one would win unseen.

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lockstep.core.records.errors import RankError
-from lockstep.core.system.host import hostname
-from lockstep.launch import blame
+from lockstep.core.errors import RankError
+from lockstep.core.processes import hostname
+from lockstep.launch import verdict
 
 # A rank that only lost the others gives the one that had the fault this time to speak first.
 YIELD_S = 2.0
@@ -42,7 +42,7 @@ class Failure:
         if isinstance(error, ValueError):
             return cls("input", str(error), True, False)
         named = f"{type(error).__name__}: {error}"
-        is_consequence = blame.is_consequence(error)
+        is_consequence = verdict.is_consequence(error)
         is_system = isinstance(error.__cause__, OSError)
         if isinstance(error, RankError) and not is_system:
             return cls(_kind(error), str(error), True, is_consequence)

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from lockstep.core.system import locks
-from lockstep.core.text.formats import counted, listed
+from lockstep.core import locks
+from lockstep.core.formats import counted, listed
 from lockstep.ranks import process_group as world
 from lockstep.ranks.control import Control
 from lockstep.ranks.placement import placement

@@ -7,9 +7,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.core.records.step_basis import BASIS, Basis, Data
+from lockstep.core.record import BASIS, Basis, Data
 from lockstep.core.sizes import case_digest, case_id
-from lockstep.machine.gpus import nvml
+from lockstep.machine import nvidia
 from lockstep.measure.harness import Harness
 from lockstep.measure.step.step_cases import facts_of, precision_flags, skip_unless_supported
 from lockstep.trainer.plan import EpochRow, TrainConfig
@@ -47,7 +47,7 @@ def train(
         with harness.watched() as watch:
             with watch:
                 summary = trainer.train()
-            harness.case.slowdowns.update(nvml.slowdowns(harness.device))
+            harness.case.slowdowns.update(nvidia.slowdowns(harness.device))
         check_equal_parameters(summary["parameter_checksums"])
         _record(harness, trainer, base)
 

@@ -16,8 +16,8 @@ import click
 
 from lockstep.campaign.last_words import how, last_words
 from lockstep.campaign.local import launcher
+from lockstep.core.processes import die_with_parent
 from lockstep.core.sizes import LR_SCALES, OPTIMIZERS, PRECISIONS, SCHEDULERS
-from lockstep.core.system.host import die_with_parent
 from lockstep.ranks.placement import VARIABLES, refuse_apart
 from lockstep.ranks.process_group import usable_cores
 from lockstep.report.tracker.live import Sender, Silent, following

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import accumulate
 
-from lockstep.core.records.training_record import Checkpoints, Epoch, Training
+from lockstep.core.record import Checkpoints, Epoch, Training
 from lockstep.trainer.plan import EpochRow, TrainConfig
 
 # Fields that a record has of what was asked for, by the same name.

@@ -22,10 +22,9 @@ import torch
 from torch import distributed
 
 from lockstep import content, workloads
-from lockstep.core.records.errors import RankError
-from lockstep.core.records.record import LOADER_SETTINGS
-from lockstep.core.records.training_record import Training
-from lockstep.core.system.host import hostname
+from lockstep.core.errors import RankError
+from lockstep.core.processes import hostname
+from lockstep.core.record import LOADER_SETTINGS, Training
 from lockstep.machine import memory, provenance
 from lockstep.measure.loading import data
 from lockstep.measure.step.train_step import (
@@ -38,7 +37,6 @@ from lockstep.measure.step.train_step import (
 )
 from lockstep.ranks import process_group as world
 from lockstep.trainer import trained
-from lockstep.trainer.checkpoint import read_checkpoint, trajectory
 from lockstep.trainer.epochs import EpochRunner, Score, seed_everything
 from lockstep.trainer.plan import (
     Batch,
@@ -49,7 +47,7 @@ from lockstep.trainer.plan import (
     rate_factor,
     scaled_lr,
 )
-from lockstep.trainer.run_files import STEP_BYTES, STEPS, RunFiles
+from lockstep.trainer.run_files import STEP_BYTES, STEPS, RunFiles, read_checkpoint, trajectory
 from lockstep.workloads.costs import batch_bytes, model_bytes
 
 SUMMARY_SCHEMA = 1

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lockstep.core.records.step_basis import Data
+from lockstep.core.record import Data
 from lockstep.core.sizes import MAX_COUNT
 
 if TYPE_CHECKING:

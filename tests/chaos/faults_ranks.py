@@ -11,7 +11,7 @@ import launched
 from fault import Fault, Seen
 from launched import BUDGET_S, DEAD_S, HUNG_S, Ended, alone, ladder, seen
 
-from lockstep.core.records.flags import read as flags_of
+from lockstep.core.flags import read as flags_of
 
 BEFORE, FAULTY, AFTER = "test_a_before", "test_b_breaks", "test_c_after"
 # A terminal's Ctrl-C: the whole launch is over by then.

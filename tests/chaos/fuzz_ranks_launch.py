@@ -370,7 +370,7 @@ def journal_bytes(folder: Path) -> int:
 
 def ends(folder: Path) -> dict[int, str]:
     """Return case -> how it last ended, by the suite's own reader."""
-    from lockstep.core.records import journal
+    from lockstep.core import journal
 
     found = journal.outcomes(folder / "out.journal.jsonl")
     return {case_number(case): kind for case, kind in found.items()}

@@ -14,7 +14,7 @@ from stand_ins import keep, leave, sacct, send
 
 from lockstep.campaign import campaign
 from lockstep.campaign.folder import Folder
-from lockstep.core.records import journal
+from lockstep.core import journal
 from lockstep.launch import preflight
 from lockstep.report.check import checker
 from lockstep.report.compare import comparison

@@ -71,7 +71,7 @@ class Watch:
         self, name: str, folder: Path, lines: list[dict[str, Any]], wrong: Counter[str]
     ) -> None:
         """Compare what the suite makes of a journal with its lines."""
-        from lockstep.core.records import journal
+        from lockstep.core import journal
 
         if not lines:
             return

@@ -23,7 +23,7 @@ from launched import environ
 from stand_ins import ROOT, StandIns
 
 from lockstep import cli
-from lockstep.core.records.record import SCHEMA_VERSION
+from lockstep.core.record import SCHEMA_VERSION
 
 COMMAND = Path(sys.executable).with_name("lockstep")
 TIMEOUT_S = 300

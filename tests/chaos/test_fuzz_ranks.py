@@ -279,7 +279,7 @@ def test_a_torn_line_in_the_middle_is_noticed(watch):
 def test_what_another_attempt_wrote_is_noticed_where_the_suite_takes_it(watch, monkeypatch):
     write_journal(path_of(watch), ("a", False, [measured(0)]))
     monkeypatch.setattr(
-        "lockstep.core.records.journal.rebuild",
+        "lockstep.core.journal.rebuild",
         lambda path: {"benchmarks": [{"fullname": "b"}]},
     )
     assert watch.look() == {"mixed": 1}

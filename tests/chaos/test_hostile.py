@@ -22,8 +22,7 @@ from test_page import browse, chromium  # noqa: F401, a fixture
 from test_render import elements
 
 from lockstep.campaign.folder import Folder
-from lockstep.core.records import journal
-from lockstep.core.system import files
+from lockstep.core import files, journal
 from lockstep.report.load import imports
 from lockstep.report.load.reading import load
 from lockstep.slurm.status.sent import Results

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lockstep.core.records.record import KEY, SCHEMA_VERSION, CaseRecord
+from lockstep.core.record import KEY, SCHEMA_VERSION, CaseRecord
 from lockstep.report.load.results import Results
 
 CASE = "strong[64]"

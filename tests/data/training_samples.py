@@ -6,7 +6,7 @@ from typing import Any
 
 from data.report_samples import record
 
-from lockstep.core.records.training_record import Epoch, Training
+from lockstep.core.record import Epoch, Training
 
 CONFIG = {
     "workload": "mlp", "data": "digits", "num_synthetic": 1024, "epochs": 3, "global_batch": 64,

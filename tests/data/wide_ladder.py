@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from data.report_samples import document, provenance, record, write
 
-from lockstep.core.records.record import SCHEMA_VERSION, CaseRecord
+from lockstep.core.record import SCHEMA_VERSION, CaseRecord
 
 SIZES = tuple(2**power for power in range(11))
 RANKS_PER_NODE = 4

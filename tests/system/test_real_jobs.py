@@ -13,7 +13,7 @@ from cluster import SHARED, TESTBED, as_user, need_login, need_testbed
 from ground import until
 from stand_ins import lockstep, now
 
-from lockstep.core.records.journal import Journal
+from lockstep.core.journal import Journal
 from lockstep.slurm import scheduler as slurm
 
 TESTBED_USER = "lockstep"

@@ -31,7 +31,7 @@ import figures_runner  # noqa: E402
 import figures_telemetry  # noqa: E402
 import kept  # noqa: E402
 
-from lockstep.core.records.record import KEY, case_name  # noqa: E402
+from lockstep.core.record import KEY, case_name  # noqa: E402
 
 HEAVY = ("torch", "pandas", "matplotlib")
 # Training cases of the smoke size, without the precisions that some CPUs would skip.

@@ -16,7 +16,7 @@ from unittest import mock
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-    from lockstep.launch.meetings import Cases
+    from lockstep.launch.session import Cases
 
 WORLD_SIZES = (8, 64, 256)
 NUM_CASES = 2
@@ -121,7 +121,7 @@ def _case(cases: "Cases", number: int) -> None:
 def _cases(rank: int, store: CountingStore, world_size: int) -> "Cases":
     import torch
 
-    from lockstep.launch.meetings import Cases
+    from lockstep.launch.session import Cases
     from lockstep.ranks.control import Control
 
     settings = SimpleNamespace(
@@ -162,13 +162,13 @@ def _fail(code: int, reason: str) -> None:
 @contextmanager
 def _threads_as_ranks() -> Iterator[None]:
     """Leave out what belongs to a process: its state, its garbage, its process group."""
-    from lockstep.launch import meetings
+    from lockstep.launch import session
     from lockstep.measure import state
 
     nothing = mock.Mock(left_behind=list)
     with (
-        mock.patch.multiple(meetings, gc=mock.Mock(), memory=mock.Mock(free_bytes=_free_bytes)),
-        mock.patch.object(meetings.world, "num_collectives", lambda: 12345),
+        mock.patch.multiple(session, gc=mock.Mock(), memory=mock.Mock(free_bytes=_free_bytes)),
+        mock.patch.object(session.world, "num_collectives", lambda: 12345),
         mock.patch.object(state, "State", lambda is_first: nothing),
     ):
         yield

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from lockstep.measure.causes import bound
-from lockstep.measure.causes.bound import Base, Bound, Cause, Share
-from lockstep.measure.causes.buckets import Buckets
+from lockstep.measure.causes.bound import Base, Bound, Buckets, LostCause, Share
 from lockstep.measure.causes.division import divide, resample
 from lockstep.measure.causes.stragglers import slow_rank
 
 # What is put in -> the cause that is to be found.
-TRUTH: dict[str, Cause] = {
+TRUTH: dict[str, LostCause] = {
     "link": "exposed",
     "hook": "exposed",
     "rank": "imbalance",
@@ -51,22 +50,22 @@ class Judged:
     truth: float
     error: float
 
-    def share(self, cause: Cause) -> Share | None:
+    def share(self, cause: LostCause) -> Share | None:
         """Return what was found of a cause."""
         return next((one for one in self.bound.shares if one.cause == cause), None)
 
-    def found(self, cause: Cause) -> float:
+    def found(self, cause: LostCause) -> float:
         """Return the share of the step that a cause is found to take."""
         share = self.share(cause)
         return share.seconds / self.bound.step_s if share else 0.0
 
     @property
-    def named(self) -> set[Cause]:
+    def named(self) -> set[LostCause]:
         """The causes that are shown."""
         return {share.cause for share in self.bound.named}
 
     @property
-    def wanted(self) -> set[Cause]:
+    def wanted(self) -> set[LostCause]:
         """The causes that were put in."""
         return {TRUTH[name] for name in self.run["causes"]}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.core import sizes, studies
-from lockstep.core.records.record import KEY, SCHEMA_VERSION, CaseRecord
+from lockstep.core.record import KEY, SCHEMA_VERSION, CaseRecord
 
 STUDIES = ("strong", "weak", "precision", "bucket", "sensitivity", "accumulation")
 WORLD_SIZES = (1, 2)

@@ -15,8 +15,8 @@ import numpy as np
 from data.report_samples import document, provenance, record, write
 from data.training_samples import trained
 
-from lockstep.core.records import journal
-from lockstep.core.records.record import KEY
+from lockstep.core import journal
+from lockstep.core.record import KEY
 from lockstep.report.load import imports
 
 ROUND_SD = 0.005

@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from lockstep.core.records.flags import flag
-from lockstep.core.records.record import KEY, case_name
+from lockstep.core.flags import flag
+from lockstep.core.record import KEY, case_name
 
 Json = dict[str, Any]
 STUDIES = ("strong", "weak", "bucket", "collective")

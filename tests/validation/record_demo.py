@@ -17,9 +17,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from namespaces import linked  # noqa: E402
 
-from lockstep.campaign.campaign import Campaign, plan  # noqa: E402
+from lockstep.campaign.campaign import Campaign, common_options, own_options, plan  # noqa: E402  # noqa: E402
 from lockstep.campaign.folder import Folder  # noqa: E402
-from lockstep.campaign.launch_options import common_options, own_options  # noqa: E402
 from lockstep.campaign.local.launcher import local_environment  # noqa: E402
 from lockstep.report.load import recorded  # noqa: E402
 

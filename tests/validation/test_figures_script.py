@@ -9,7 +9,7 @@ import figures_report
 import figures_runner
 import pytest
 
-from lockstep.core.records.record import KEY
+from lockstep.core.record import KEY
 from lockstep.report.load.reading import load
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from lockstep.core.system import commands
+from lockstep.core import processes
 from lockstep.slurm import associations
 from lockstep.slurm import cluster as clusters
 from lockstep.slurm.associations import Accounts
@@ -123,7 +123,7 @@ def output(
     Raises:
         RuntimeError: It is not there, fails, or does not answer in time.
     """
-    return commands.output(command, timeout_s, folder=folder)
+    return processes.output(command, timeout_s, folder=folder)
 
 
 def probe(python: Sequence[str], folder: Path | None = None) -> dict[str, Any]:

@@ -14,9 +14,7 @@ from lockstep.before.doctor.checks import (
     warning,
 )
 from lockstep.before.doctor.machine_checks import named_interfaces
-from lockstep.core.text.durations import clock, parse_limit
-from lockstep.core.text.formats import listed
-from lockstep.core.text.printable import last_line
+from lockstep.core.formats import clock, last_line, listed, parse_limit
 from lockstep.slurm import associations
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.any_job import answers as words

@@ -11,9 +11,8 @@ from lockstep.before.doctor import image_checks as image
 from lockstep.before.doctor import machine_checks as machine
 from lockstep.before.doctor.checks import Finding, Status, Subject, not_needed, ok, warning
 from lockstep.before.lint import variables
-from lockstep.before.lint.shell.shell_script import Script
-from lockstep.before.lint.shell.shell_words import value_of
-from lockstep.core.system.environment import COMMUNICATION_PREFIXES, steers_torch
+from lockstep.before.lint.shell import Script, value_of
+from lockstep.core.processes import COMMUNICATION_PREFIXES, steers_torch
 
 WIDTH = 80
 STATUS_WIDTH = 12

@@ -19,9 +19,9 @@ from lockstep.before.doctor.checks import (
     torch_in_words,
     warning,
 )
-from lockstep.core.system.host import hostname
+from lockstep.core.processes import hostname
 from lockstep.image import apptainer as programs
-from lockstep.image import sif
+from lockstep.image import inspection
 from lockstep.image.definition import sha256
 from lockstep.image.image_record import read_record
 from lockstep.slurm.site import Container
@@ -172,7 +172,7 @@ def image(subject: Subject) -> Finding:
         return wanted
     path = Path(wanted.image)
     try:
-        header, digest = sif.read_header(path), sha256(path)
+        header, digest = inspection.read_header(path), sha256(path)
     except OSError as error:
         action = "lockstep image build, or correct container.image"
         return missing(f"{path}: {error.strerror}", action)
@@ -192,17 +192,18 @@ def image(subject: Subject) -> Finding:
     return ok(f"{says}, as it was built")
 
 
-def _misfit(subject: Subject, path: Path, header: sif.Header | None) -> Finding | None:
+def _misfit(subject: Subject, path: Path, header: inspection.Header | None) -> Finding | None:
     """Return why a file is no image for this machine; None where it fits."""
     if header is None:
         return missing(
             f"{path} is no SIF image", "lockstep image build, or correct container.image"
         )
-    if header.architecture in (None, sif.architecture_here()):
+    if header.architecture in (None, inspection.architecture_here()):
         return None
     return _lacking(
         subject,
-        f"{path} is built for {header.architecture}, and this machine is {sif.architecture_here()}",
+        f"{path} is built for {header.architecture}, and this machine is "
+        f"{inspection.architecture_here()}",
         "build it on a machine like the nodes, or correct container.image",
     )
 

@@ -25,10 +25,9 @@ from lockstep.before.doctor.checks import (
     torch_in_words,
     warning,
 )
-from lockstep.core.system.environment import INTERFACE_NAMES
-from lockstep.machine.gpus import nvidia_smi
-from lockstep.machine.interconnect import network
-from lockstep.machine.storage import file_system
+from lockstep.core.processes import INTERFACE_NAMES
+from lockstep.machine import network, nvidia
+from lockstep.machine.network import file_system
 
 LEAST_FREE_BYTES = 2 * GB
 LEAST_OPEN_FILES = 4096
@@ -87,7 +86,7 @@ def gpus(subject: Subject) -> Finding:
     """Which GPUs this machine has, and whether their driver answers."""
     if shutil.which("nvidia-smi"):
         try:
-            names = [gpu.name for gpu in nvidia_smi.gpus()]
+            names = [gpu.name for gpu in nvidia.gpus()]
         except RuntimeError as error:
             return warning(f"nvidia-smi fails: {error}", "ask for the driver to be repaired")
         return ok(f"{len(names)} x {', '.join(sorted(set(names)))}")

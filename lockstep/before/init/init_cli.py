@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from lockstep.before.init.draft import Draft
+    from lockstep.before.init.drafts import Draft
 
 
 @click.command()
@@ -31,14 +31,14 @@ def init(folder: Path, site: str | None, *, force: bool, dry_run: bool) -> None:
       lockstep init --dry-run        see what it would say
       lockstep init --site example   plan for a cluster from a laptop
     """
-    from lockstep.before.init import first_files
+    from lockstep.before.init import drafts
 
-    made = first_files.built_in(site) if site else first_files.drafts(folder, os.environ)
+    made = drafts.built_in(site) if site else drafts.drafts(folder, os.environ)
     if dry_run:
         for name, draft in made.items():
             click.echo(f"# ---- {folder / name}\n{draft.text}")
         return
-    first_files.write(folder, made, force=force)
+    drafts.write(folder, made, force=force)
     for name in made:
         click.echo(f"wrote {folder / name}")
     click.echo(_next(folder, made))

@@ -6,12 +6,19 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from lockstep.before.lint.shell.sbatch_options import SRUN_SHORT, Option, options
-from lockstep.before.lint.shell.shell_commands import Command
-from lockstep.before.lint.shell.shell_script import Script
-from lockstep.before.lint.shell.shell_words import Word, WordReader, base_name, value_of
+from lockstep.before.lint.shell import (
+    SRUN_SHORT,
+    Command,
+    Option,
+    Script,
+    Word,
+    WordReader,
+    base_name,
+    options,
+    value_of,
+)
 from lockstep.before.lint.variables import COSTLY
-from lockstep.core.system.environment import COMMUNICATION_PREFIXES
+from lockstep.core.processes import COMMUNICATION_PREFIXES
 
 CONTAINERS = ("apptainer", "singularity")
 PROFILERS = ("nsys", "ncu", "nv-nsight-cu-cli", "compute-sanitizer")

@@ -55,8 +55,7 @@ def lint(ctx: click.Context, scripts: tuple[str, ...], as_json: bool, lists_rule
 def _findings(scripts: tuple[str, ...]) -> "list[Finding]":
     import socket
 
-    from lockstep.before.lint import linter
-    from lockstep.before.lint.training import training_linter as training
+    from lockstep.before.lint import linter, training
 
     interfaces = [name for _, name in socket.if_nameindex()]
     slurm = _slurm_version()
@@ -104,8 +103,8 @@ def _summary(found: "list[Finding]", num_scripts: int) -> str:
 
 
 def _print_rules(as_json: bool) -> None:
+    from lockstep.before.lint import training
     from lockstep.before.lint.linter import RULES
-    from lockstep.before.lint.training import training_linter as training
 
     described = [(one.name, one.severity, one.why, one.action) for one in RULES]
     described += [(one.name, one.severity, one.why, one.action) for one in training.RULES]

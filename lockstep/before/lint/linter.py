@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
 from lockstep.before.lint.batch import Hit, Job
+from lockstep.before.lint.rules import command_rules
 from lockstep.before.lint.rules import command_rules as command
-from lockstep.before.lint.rules import container_rules as container
+from lockstep.before.lint.rules import directive_rules as container
 from lockstep.before.lint.rules import directive_rules as directive
-from lockstep.before.lint.rules import launchers
-from lockstep.before.lint.shell.shell_script import Script
-from lockstep.core.text.printable import one_line
+from lockstep.before.lint.shell import Script
+from lockstep.core.formats import one_line
 
 Severity = Literal["error", "warning", "note"]
 Subject = TypeVar("Subject")
@@ -138,36 +138,36 @@ TABLE: tuple[tuple[str, Severity, str, str, Callable[[Job], Iterator[Hit]]], ...
     (
         "TASKS-X-NPROC", "error", "several ranks then share a GPU, or never meet",
         "use --ntasks-per-node=1 with torchrun, or start python itself in each task",
-        launchers.tasks_times_workers,
+        command_rules.tasks_times_workers,
     ),
     (
         "TORCHRUN-ONE-NODE", "error", "the other nodes idle or are waited for",
-        "start it with srun --ntasks-per-node=1", launchers.one_node_only,
+        "start it with srun --ntasks-per-node=1", command_rules.one_node_only,
     ),
     (
         "NO-SRUN", "error", "it runs on the first node only, and ranks that wait for others hang",
-        "start it with srun, or with torchrun on each node", launchers.no_srun,
+        "start it with srun, or with torchrun on each node", command_rules.no_srun,
     ),
     (
         "TASKS-GPUS", "warning", "one rank drives one GPU",
-        "ask for as many tasks a node as GPUs: --ntasks-per-node", launchers.tasks_against_gpus,
+        "ask for as many tasks a node as GPUs: --ntasks-per-node", command_rules.tasks_against_gpus,
     ),
     (
         "WORKERS-GPUS", "error", 'the ranks beyond them fail with "invalid device ordinal"',
-        "start one rank for each GPU: --nproc-per-node", launchers.workers_against_gpus,
+        "start one rank for each GPU: --nproc-per-node", command_rules.workers_against_gpus,
     ),
     (
         "WORLD-SIZE", "error", "the ranks wait for some that never come, or are refused",
-        'set it from Slurm: export WORLD_SIZE="$SLURM_NTASKS"', launchers.world_size,
+        'set it from Slurm: export WORLD_SIZE="$SLURM_NTASKS"', command_rules.world_size,
     ),
     (
         "GLOO", "warning", "gloo copies each gradient through the host",
-        "use nccl, which is torch's default for GPUs", launchers.gloo_for_gpus,
+        "use nccl, which is torch's default for GPUs", command_rules.gloo_for_gpus,
     ),
     (
         "TORCHRUN-APART", "error", "each node then trains alone, and its result passes for all",
         'add --nnodes="$SLURM_NNODES" --rdzv-backend=c10d --rdzv-endpoint="$first_host:$port"',
-        launchers.nodes_apart,
+        command_rules.nodes_apart,
     ),
     (
         "PROFILER-AROUND-SRUN", "error", "it sees the launcher and none of the ranks",

@@ -7,15 +7,7 @@ from dataclasses import asdict
 
 from lockstep.before.screen.findings import AllReduce, Finding, Probe, Row, Screening, Seat
 from lockstep.before.screen.search import would_be_named
-from lockstep.core.text.formats import (
-    DASH,
-    counted,
-    listed,
-    number,
-    percent,
-    ratio,
-    ratio_span,
-)
+from lockstep.core.formats import DASH, counted, listed, number, percent, ratio, ratio_span
 
 # What a program may rely on in a node's line; a change that breaks it raises this.
 SCHEMA = 1

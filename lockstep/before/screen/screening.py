@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from lockstep.before.screen import search
 from lockstep.before.screen.findings import Probe, Screening, Seat
 from lockstep.before.screen.probes import ALL_REDUCE_BYTES, Prober
+from lockstep.core.errors import RankError
+from lockstep.core.formats import one_line
 from lockstep.core.metrics import slowest_rank
-from lockstep.core.records.errors import RankError
-from lockstep.core.system.host import hostname
-from lockstep.core.text.printable import one_line
+from lockstep.core.processes import hostname
 from lockstep.ranks import process_group
 from lockstep.ranks.placement import placement
 from lockstep.ranks.store import EXIT_MACHINE

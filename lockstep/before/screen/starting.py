@@ -13,7 +13,7 @@ from lockstep.before.screen.findings import Screening
 from lockstep.before.screen.screening import Settings, num_repeats
 from lockstep.campaign.last_words import last_words
 from lockstep.campaign.local import launcher
-from lockstep.core.system.host import die_with_parent
+from lockstep.core.processes import die_with_parent
 from lockstep.ranks.placement import integer
 from lockstep.ranks.process_group import usable_cores
 

@@ -42,9 +42,9 @@ def diagnose(
       lockstep diagnose straggler --device cpu --workload mlp
       lockstep diagnose loader --dry-run
     """
-    from lockstep.campaign.choosing.questions import LIMIT_S, campaign_of
     from lockstep.campaign.local import launcher
     from lockstep.campaign.local.run_cli import measure
+    from lockstep.campaign.questions import LIMIT_S, campaign_of
     from lockstep.ranks.process_group import usable_cores
 
     if question == "nodes":

@@ -19,10 +19,9 @@ from typing import Any, Literal
 import psutil
 
 from lockstep import content
-from lockstep.campaign.campaign import Campaign, Launch, LeftOut, plan
+from lockstep.campaign.campaign import Campaign, Launch, LeftOut, common_options, own_options, plan
 from lockstep.campaign.floor import Missed, missed
 from lockstep.campaign.folder import USUAL_BUDGET_S, Folder, Outcome
-from lockstep.campaign.launch_options import common_options, own_options
 from lockstep.campaign.local.launcher import (
     Ended,
     Hang,
@@ -32,10 +31,9 @@ from lockstep.campaign.local.launcher import (
     torchrun,
 )
 from lockstep.campaign.next import Next, decide, gather, mark, words_of
-from lockstep.core.records import journal, journal_copies
-from lockstep.core.records.record import KEY, case_name
-from lockstep.core.system import locks
-from lockstep.core.system.host import die_with_parent, hostname
+from lockstep.core import journal, locks
+from lockstep.core.processes import die_with_parent, hostname
+from lockstep.core.record import KEY, case_name
 
 POLL_S = 1.0
 ORPHAN_S = 60.0
@@ -78,7 +76,7 @@ class Ladder:
         """Make each JSON again that its journal is ahead of, as a full disk may leave it."""
         for launch in plan(self.campaign):
             path = self.results.journal(launch.name)
-            if path.exists() and journal_copies.is_ahead(path, self.results.result(launch.name)):
+            if path.exists() and journal.is_ahead(path, self.results.result(launch.name)):
                 self.results.write_result(launch.name)
 
     def refuse(self) -> None:

@@ -17,7 +17,7 @@ import psutil
 
 from lockstep import content
 from lockstep.campaign.next import Facts
-from lockstep.core.system import commands
+from lockstep.core import processes
 from lockstep.ranks.placement import STORE_VARIABLES, VARIABLES
 
 # What every rank imports beyond what a login node has.
@@ -91,8 +91,8 @@ def left_ranks(torchrun_pid: int) -> tuple[LeftRank, ...]:
     return ()
 
 
-def _as_ranks(processes: list[psutil.Process]) -> Iterator[LeftRank]:
-    for process in processes:
+def _as_ranks(running: list[psutil.Process]) -> Iterator[LeftRank]:
+    for process in running:
         with contextlib.suppress(psutil.Error):
             rank = process.environ().get("RANK", "")
             if rank.isdecimal():
@@ -128,8 +128,8 @@ def num_gpus() -> int:
     if not any(map(os.path.exists, DRIVERS)):
         return 0
     try:
-        ended = commands.run([sys.executable, "-c", COUNT_GPUS], COUNT_TIMEOUT_S)
-    except commands.CommandError:
+        ended = processes.run([sys.executable, "-c", COUNT_GPUS], COUNT_TIMEOUT_S)
+    except processes.CommandError:
         raise RuntimeError(
             f"torch does not load within {COUNT_TIMEOUT_S:g} s; see {sys.executable} -c "
             "'import torch'"

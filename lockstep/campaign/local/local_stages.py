@@ -15,9 +15,9 @@ from typing import Any
 
 from lockstep.campaign.folder import Folder
 from lockstep.campaign.job_cuts import Stage
-from lockstep.core.system import commands, files
-from lockstep.core.system.host import die_with_parent
-from lockstep.core.text.durations import parse_limit
+from lockstep.core import files, processes
+from lockstep.core.formats import parse_limit
+from lockstep.core.processes import die_with_parent
 
 Say = Callable[[str], None]
 TIMED_OUT = 124  # as timeout(1) ends
@@ -149,4 +149,4 @@ def _waited(tasks: list[subprocess.Popen[bytes]], limit_s: float | None) -> Iter
                 yield TIMED_OUT
                 return
     finally:
-        commands.end_groups(tasks, ENDING_S)
+        processes.end_groups(tasks, ENDING_S)

@@ -18,8 +18,7 @@ from rich.text import Text
 from lockstep.campaign.campaign import Launch, plan
 from lockstep.campaign.folder import Outcome
 from lockstep.campaign.local.ladder import Ladder, step_times
-from lockstep.core.text.durations import in_words
-from lockstep.core.text.formats import counted
+from lockstep.core.formats import counted, in_words
 
 MAX_ROWS = 12
 # case -> world size -> seconds per step of each launch

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.core.records import failed_case
+from lockstep.core import record
+from lockstep.core.formats import counted
 from lockstep.core.sizes import PRECISIONS, SIZES
-from lockstep.core.text.formats import counted
 
 if TYPE_CHECKING:
     from lockstep.campaign.campaign import Campaign, Launch, LeftOut
     from lockstep.campaign.folder import Outcome
     from lockstep.campaign.local.ladder import Ladder
-    from lockstep.campaign.local.time_needed import Needed
+    from lockstep.campaign.local.run_plan import Needed
 
 
 def _numbers(ctx: click.Context, parameter: click.Parameter, text: str | None) -> list[int] | None:  # noqa: ARG001
@@ -149,7 +149,7 @@ def run(
       lockstep run --workload mine:tabular        a model of your own, in mine.py of this folder
       lockstep run smoke --torch-trace traces     what a few steps do, for ui.perfetto.dev
     """
-    from lockstep.campaign.choosing.sweep import load_with
+    from lockstep.campaign.questions import load_with
     from lockstep.core.factors import parse
 
     sys.path.append(str(Path.cwd()))  # where ranks, of `python -m`, find a workload of the user's
@@ -254,7 +254,7 @@ def _say_waiting() -> None:
 
 
 def _measure(ladder: "Ladder", limit_s: float, *, as_json: bool) -> int:
-    from lockstep.campaign.local import local_stages, run_plan, time_needed
+    from lockstep.campaign.local import local_stages, run_plan
     from lockstep.campaign.local.ladder import only_skip
 
     missing = ladder.missing()
@@ -265,7 +265,7 @@ def _measure(ladder: "Ladder", limit_s: float, *, as_json: bool) -> int:
         click.echo("Nothing was measured, for a stage before it failed.", err=True)
         stages.after(is_well=False, has_measured=True)
         return 1
-    needed = time_needed.estimate(ladder.campaign, ladder.folder, missing) if missing else None
+    needed = run_plan.estimate(ladder.campaign, ladder.folder, missing) if missing else None
     if missing:
         click.echo(run_plan.expected(needed), err=True)
     outcomes = _outcomes(ladder, missing, limit_s, needed)
@@ -387,7 +387,9 @@ def _explain(ladder: "Ladder", outcome: "Outcome") -> None:
             click.echo(f"{outcome.name} is {why}; its output: {log}", err=True)
         return
     for failed in outcome.failed:
-        click.echo(f"{outcome.name}: {failed['case']} failed: {failed_case.gist(failed)}", err=True)
+        click.echo(
+            f"{outcome.name}: {failed['case']} failed: {record.failure_gist(failed)}", err=True
+        )
     # Where each case has ended, their reasons say it all.
     is_cut = outcome.remaining or not outcome.failed
     why = f": {ended.facts.words}" if ended and is_cut else ""

@@ -6,11 +6,10 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from lockstep.campaign.campaign import Campaign
-from lockstep.campaign.launch_options import common_options
+from lockstep.campaign.campaign import Campaign, common_options
 from lockstep.campaign.local.ladder import pytest_command
 from lockstep.campaign.local.launcher import local_environment
-from lockstep.core.system.host import die_with_parent
+from lockstep.core.processes import die_with_parent
 
 # A trace is a window of a few steps, a whole run's would be gigabytes; so few say nothing of
 # efficiency, so every size is traced.

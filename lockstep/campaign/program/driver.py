@@ -18,16 +18,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lockstep.campaign.program import program_output, program_record, programs
-from lockstep.campaign.program.failed_runs import Failure, RunError
+from lockstep.campaign.program import program_record, programs
 from lockstep.campaign.program.program_record import Case
-from lockstep.campaign.program.programs import Start
+from lockstep.campaign.program.programs import Failure, RunError, Start
 from lockstep.campaign.program.table import WALL, Command, fill
-from lockstep.core import sizes
-from lockstep.core.records import journal, said
-from lockstep.core.records.journal import Journal
-from lockstep.core.records.launch_block import FailureCause
-from lockstep.core.records.record import KEY, SCHEMA_VERSION
+from lockstep.core import end_reason, journal, sizes
+from lockstep.core.journal import Journal
+from lockstep.core.launch_block import FailureCause
+from lockstep.core.record import KEY, SCHEMA_VERSION
 
 EXIT_FAILED, EXIT_USAGE, EXIT_STOPPED, EXIT_ENDED = 1, 4, 75, 143
 RUNS = "runs"
@@ -76,7 +74,7 @@ class Driver:
     def measure(self) -> int:
         """Measure what the journal lacks, and return the exit code."""
         kept = Journal(self.given.journal)
-        said.keep_in(kept.path.parent, 0)
+        end_reason.keep_in(kept.path.parent, 0)
         cases = self.cases()
         seed = self._begin(kept, [case.name for case in cases])
         code = 0
@@ -181,7 +179,7 @@ class Driver:
         ended = programs.run(
             words, Path(given["out"]), self.command.workdir or ".", environ, self.command.timeout
         )
-        return {WALL: ended.wall_s} | program_output.values(self.command, ended, given)
+        return {WALL: ended.wall_s} | programs.values(self.command, ended, given)
 
     def _given(self, case: Case, number: int) -> dict[str, Any]:
         """Return what the names in the line stand for."""
@@ -253,7 +251,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _refuse(error: Exception) -> NoReturn:
-    said.note(str(error))
+    end_reason.note(str(error))
     sys.stderr.write(f"ERROR: {error}\n")
     sys.exit(EXIT_USAGE)
 

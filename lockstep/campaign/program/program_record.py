@@ -16,9 +16,9 @@ from typing import Any
 from lockstep import content
 from lockstep.campaign.program.programs import Start
 from lockstep.campaign.program.table import TIMES_S, WALL, Command
-from lockstep.core.records.flags import Flag, flag
-from lockstep.core.records.record import KEY, CaseRecord, problem, sized_name
-from lockstep.core.system.host import hostname
+from lockstep.core.flags import Flag, flag
+from lockstep.core.processes import hostname
+from lockstep.core.record import KEY, CaseRecord, problem, sized_name
 from lockstep.machine import provenance
 
 GROUP = "command"

@@ -1,5 +1,12 @@
-"""Programs: what starts their ranks, and one run of them."""
+"""Programs: what starts their ranks, and one run of them.
 
+Why a run of a program does not count: a kind and its facts, put into words here alone.
+
+What a run of a program has to say: its metrics, and that it is sane.
+"""
+
+import json
+import math
 import os
 import re
 import shutil
@@ -7,15 +14,81 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
-from lockstep.campaign.program.failed_runs import RunError
-from lockstep.campaign.program.table import GRACE_S, Command, Launcher, marks
-from lockstep.core.system import commands
-from lockstep.core.system.environment import THREADS
-from lockstep.core.system.host import die_with_parent, hostname
-from lockstep.core.text.printable import last_line
+from lockstep.campaign.program.table import GRACE_S, Command, Launcher, Metric, fill, marks
+from lockstep.core import processes
+from lockstep.core.formats import last_line
+from lockstep.core.processes import THREAD_VARIABLES, die_with_parent, hostname
+
+MAX_SAID = 300
+
+Kind = Literal["exit-code", "timeout", "sanity", "missing-metric", "not-started"]
+# Why a metric is missing.
+Lack = Literal["no-match", "no-json", "no-key", "no-number", "no-file", "old-file", "not-positive"]
+
+_WORDS: dict[Kind, str] = {
+    "exit-code": "it ended with exit code {code}",
+    "timeout": "it did not end within {limit_s:g} s; raise timeout if it needs longer",
+    "sanity": "its output does not match the sanity pattern {pattern!r}",
+    "missing-metric": "metric {metric!r}: {lack}",
+    "not-started": "it cannot be started: {error}",
+}
+_LACKS: dict[Lack, str] = {
+    "no-match": "the regex matches nothing in its output",
+    "no-json": "it printed no line of JSON",
+    "no-key": "the JSON has no such key",
+    "no-number": "what is found is no finite number",
+    "no-file": "the file is not there",
+    "old-file": "the file was there before the run, which did not write it",
+    "not-positive": "no speed-up can be made of a value that is not above 0",
+}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run of a program does not count.
+
+    Attributes:
+        run: Which run of the case, from 1, warm-ups first.
+        said: The last line that the program printed.
+    """
+
+    kind: Kind
+    run: int
+    values: Mapping[str, Any] = field(default_factory=dict)
+    said: str = ""
+
+    def __str__(self) -> str:
+        """Return the failure in words."""
+        shown = dict(self.values)
+        if self.kind == "missing-metric":
+            shown["lack"] = _LACKS[self.values["lack"]]
+        said = f"; it said: {self.said}" if self.said else ""
+        return f"run {self.run}: {_WORDS[self.kind].format_map(shown)}{said}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the failure as a journal holds it."""
+        return {"kind": self.kind, "run": self.run, **self.values, "said": self.said}
+
+
+class RunError(RuntimeError):
+    """A run does not count.
+
+    Attributes:
+        said: What the program has printed.
+    """
+
+    def __init__(self, kind: Kind, **values: Any) -> None:
+        super().__init__(kind)
+        self.kind, self.values, self.said = kind, values, ""
+
+    def of_run(self, run: int) -> Failure:
+        """Return the record of it."""
+        return Failure(self.kind, run, self.values, last_line(self.said)[:MAX_SAID])
+
 
 # Of a rank that its launcher says; a program would take an outer launcher's for its own.
 OUTER = ("OMPI_", "PMI_", "PMIX_", "PMI2_")
@@ -109,8 +182,8 @@ def _hosts(launcher: Launcher, words: Sequence[str], world_size: int) -> tuple[s
     if launcher == "alone":
         return (hostname(),) * world_size
     try:
-        ended = commands.run([*words, "sh", "-c", RANK_SAYS], PROBE_S, environ=clean(os.environ))
-    except commands.CommandError as error:
+        ended = processes.run([*words, "sh", "-c", RANK_SAYS], PROBE_S, environ=clean(os.environ))
+    except processes.CommandError as error:
         raise RuntimeError(f"{launcher} does not start {world_size} ranks: {error}") from None
     names = re.findall(rf"{MARK} (\S+)", ended.output)
     if ended.code or len(names) != world_size:
@@ -126,7 +199,7 @@ def clean(environ: Mapping[str, str]) -> dict[str, str]:
 
 def environment(threads: int, environ: Mapping[str, str]) -> dict[str, str]:
     """Return a program's environment, in which its libraries take so many threads."""
-    return clean(environ) | dict.fromkeys(THREADS, str(threads))
+    return clean(environ) | dict.fromkeys(THREAD_VARIABLES, str(threads))
 
 
 def run(
@@ -168,7 +241,7 @@ def _wait(process: "subprocess.Popen[bytes]", timeout_s: float) -> bool:
 
     def end() -> None:
         late.set()
-        commands.end_groups([process], GRACE_S)
+        processes.end_groups([process], GRACE_S)
 
     # Popen's own time-out looks every 50 ms, which would be part of the time measured.
     timer = threading.Timer(timeout_s, end)
@@ -179,7 +252,7 @@ def _wait(process: "subprocess.Popen[bytes]", timeout_s: float) -> bool:
     finally:
         timer.cancel()
         # What the program has left behind would run beside the next case.
-        commands.end_groups([process], GRACE_S)
+        processes.end_groups([process], GRACE_S)
     return late.is_set()
 
 
@@ -193,3 +266,88 @@ def end_of(path: Path) -> str:
         if path.stat().st_size > MAX_OUTPUT_BYTES:
             file.seek(-MAX_OUTPUT_BYTES, os.SEEK_END)
         return file.read(MAX_OUTPUT_BYTES).decode(errors="replace")
+
+
+# File systems keep times in steps.
+CLOCK_S = 2.0
+
+
+def values(command: Command, run: Run, given: Mapping[str, Any]) -> dict[str, float]:
+    """Return metric -> value of a run.
+
+    Raises:
+        RunError: It is not sane, or lacks a metric.
+    """
+    try:
+        if command.sanity is not None and not re.search(command.sanity, run.output, re.MULTILINE):
+            raise RunError("sanity", pattern=command.sanity)
+        return {metric.name: _value(metric, run, command, given) for metric in command.metrics}
+    except RunError as error:
+        error.said = run.output
+        raise
+
+
+def _value(metric: Metric, run: Run, command: Command, given: Mapping[str, Any]) -> float:
+    text = run.output
+    if metric.file is not None:
+        name = fill(metric.file, given, quoted=False)
+        text = _content(Path(command.workdir or "", name), metric, run)
+    found = _by_regex(metric, text) if metric.regex else _by_json(metric, text)
+    try:
+        value = float(found)
+    except (OverflowError, TypeError, ValueError):
+        value = math.nan
+    if found is None or isinstance(found, bool) or not math.isfinite(value):
+        raise _missing(metric, "no-number")
+    if metric.primary and value <= 0:
+        raise _missing(metric, "not-positive")
+    return value
+
+
+def _content(path: Path, metric: Metric, run: Run) -> str:
+    try:
+        if path.stat().st_mtime < run.began - CLOCK_S:
+            raise _missing(metric, "old-file")
+        return end_of(path)
+    except OSError:
+        raise _missing(metric, "no-file") from None
+
+
+def _by_regex(metric: Metric, text: str) -> Any:
+    assert metric.regex is not None
+    found = None
+    for found in re.finditer(metric.regex, text, re.MULTILINE):  # noqa: B007, the last counts
+        pass
+    if found is None:
+        raise _missing(metric, "no-match")
+    return found[1]
+
+
+def _by_json(metric: Metric, text: str) -> Any:
+    assert metric.json_path is not None
+    found = _document(text)
+    if found is None:
+        raise _missing(metric, "no-json")
+    for key in metric.json_path.split("."):
+        if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
+            found = found[int(key)]
+        elif isinstance(found, dict) and key in found:
+            found = found[key]
+        else:
+            raise _missing(metric, "no-key")
+    return found
+
+
+def _document(text: str) -> Any:
+    """Return what the whole text, or its last line that can be read so, holds as JSON."""
+    for part in (text, *reversed(text.splitlines())):
+        if part.lstrip()[:1] in ("{", "["):
+            try:
+                return json.loads(part)
+            except (ValueError, RecursionError):
+                continue
+    return None
+
+
+def _missing(metric: Metric, lack: Lack) -> RunError:
+    return RunError("missing-metric", metric=metric.name, lack=lack)

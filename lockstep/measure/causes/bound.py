@@ -8,10 +8,26 @@ are over turns, and hold for these launches alone.
 
 Noise takes a difference of variants below 0, and the others then add up to more than the step. What
 is below 0 takes nothing of a step, and the rest is scaled to it (`Bound.excess`).
+
+Whether a step takes another time at the end of its turns than at their beginning.
+
+A slow first minute, of caches that fill or kernels that are compiled, is no cause of what the steps
+after it lose. So causes are told of the turns after the change alone, and the change by itself.
+
+Which gradient bucket is not hidden: a timeline of DDP's all-reduce behind the backward.
+
+DDP reduces its buckets one after the other, each once its last gradient is ready. With the time
+that a bucket is ready before the end of the backward, and its share of the time that all buckets
+take alone, the timeline says what of each lies behind that end. The share of a bucket is that of
+its bytes: what a message costs however small it is, is spread alike.
+
+What causes of a step's time are called, in every card, table and figure.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from statistics import NormalDist
 from typing import Any, Literal, get_args
 
@@ -20,14 +36,134 @@ import numpy as np
 from lockstep.core import metrics
 from lockstep.core.metrics import NOTABLE
 from lockstep.measure.causes import division
-from lockstep.measure.causes.buckets import Buckets
-from lockstep.measure.causes.division import FEWEST_TURNS, Turns
-from lockstep.measure.causes.drift import Drift, settled
+from lockstep.measure.causes.division import FEWEST_TURNS, FULL, RESIDENT, Turns, typical
 from lockstep.measure.causes.stragglers import LateInput, SlowRank, late_input, slow_rank
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """The gradient buckets of a step, in the order in which they are reduced.
+
+    Attributes:
+        num_bytes: Of each bucket, shape (num_buckets,).
+        lead_s: How long before the end of the backward each is ready, shape (num_buckets,).
+    """
+
+    num_bytes: Sequence[float]
+    lead_s: Sequence[float]
+
+    def exposed_s(self, reduce_s: Array) -> Array:
+        """Return what of each bucket's all-reduce lies behind the end of the backward.
+
+        Args:
+            reduce_s: Seconds that the all-reduce of all buckets takes alone, shape (...).
+
+        Returns:
+            Seconds, shape (..., num_buckets).
+        """
+        whole = sum(self.num_bytes)
+        finish = np.full(np.shape(reduce_s), -np.inf)
+        found = []
+        for size, lead in zip(self.num_bytes, self.lead_s, strict=True):
+            start = np.maximum(finish, -lead)
+            finish = start + reduce_s * size / whole
+            found.append(np.maximum(finish - np.maximum(start, 0.0), 0.0))
+        return np.stack(found, axis=-1)
+
+    def saved_s(self, reduce_s: Array, speed: float) -> Array:
+        """Return the exposed seconds that links of so many times the speed save, shape (...)."""
+        now, then = self.exposed_s(reduce_s), self.exposed_s(reduce_s / speed)
+        return np.asarray((now - then).sum(axis=-1))
+
+
+# Chance that turns in which nothing changes are said to, over all variants and orders.
+FALSE_ALARM = 0.01
+# A smaller change of the step is not worth a word.
+NOTABLE_CHANGE = 0.1
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A change of a rank's own step.
+
+    Attributes:
+        from_s: Of the turns before it, the median of the own step or of the whole one.
+        to_s: Of those after it.
+        share: Of the turns that come before it.
+        told: Of which turns causes are told: those after it, unless these are too few, or the turns
+            of the whole step all lie before it.
+    """
+
+    from_s: float
+    to_s: float
+    share: float
+    told: Literal["before", "after"]
+
+
+def settled(turns: Turns, again: int | None = None) -> tuple[Turns, Drift | None]:
+    """Return the turns after a change, all of them where there is none, and the change.
+
+    Pettitt's test (Applied Statistics 28, 1979, 126) on the own step: with U_k twice the sum of the
+    first k ranks less k (n + 1) and K the largest |U_k|, p is 2 exp(-6 K^2 / (n^3 + n^2)).
+
+    Few turns at the beginning that are all longer than all others are a change, too: by chance they
+    are in one of so many orders. Where several variants change, the last of their changes counts.
+    Where the whole step does not change, it lies on one side of the change alone, the longer one.
+
+    Args:
+        turns: Of one launch in the order of time, shape (num_ranks, num_turns) of each variant.
+        again: After so many turns the step is put back as it was, so that what comes in its first
+            steps comes again; None where it is not.
+    """
+    own = typical(turns)
+    series = [np.max(turns[name], axis=0) for name in (FULL, RESIDENT) if name in turns] + [own]
+    number = np.arange(len(own))
+    orders = [number, np.argsort(number % again, kind="stable")] if again else [number]
+    found = [[_change(each[order]) for each in series] for order in orders]
+    order, changes = min(zip(orders, found, strict=True), key=lambda one: min(one[1])[0])
+    level = FALSE_ALARM / (len(series) * len(orders))
+    sure = [(at, each) for (chance, at), each in zip(changes, series, strict=True)
+            if chance < level]  # fmt: skip
+    if not sure:
+        return turns, None
+    at, seconds = max(sure, key=itemgetter(0))
+    is_whole = changes[0][0] < level
+    is_after = len(own) - at >= FEWEST_TURNS and (is_whole or at < len(own) / 2)
+    if not is_after:
+        at, seconds = min(sure, key=itemgetter(0))
+    before, after = np.split(order, [at])
+    kept = np.sort(after if is_after else before)
+    from_s, to_s = (float(np.median(seconds[part])) for part in (before, after))
+    change = Drift(from_s, to_s, at / len(own), "after" if is_after else "before")
+    return {name: np.asarray(each)[:, kept] for name, each in turns.items()}, change
+
+
+def _change(seconds: Array) -> tuple[float, int]:
+    """Return the chance of the likeliest change, and how many values come before it.
+
+    The chance of one that is not worth a word is 1.
+    """
+    count = len(seconds)
+    less = seconds[:, None] > seconds
+    ranks = (less.sum(axis=1) + (~less.T).sum(axis=1) + 1) / 2  # equal values share their ranks
+    sums = np.abs(2 * np.cumsum(ranks) - np.arange(1, count + 1) * (count + 1))
+    found = [(2 * math.exp(-6 * each**2 / (count**3 + count**2)), at + 1)
+             for at, each in enumerate(sums.tolist())]  # fmt: skip
+    lowest, highest = np.minimum.accumulate(seconds), np.maximum.accumulate(seconds[::-1])[::-1]
+    found += [(count / math.comb(count, at), at)
+              for at in range(1, count) if lowest[at - 1] > highest[at]]  # fmt: skip
+    chance, at = min(found)
+    if at == count:
+        return 1.0, at
+    before, after = np.median(seconds[:at]), np.median(seconds[at:])
+    is_notable = abs(after / before - 1) >= NOTABLE_CHANGE
+    return chance if is_notable else 1.0, at
+
+
 Interval = tuple[float, float]
-Cause = Literal["exposed", "imbalance", "input", "fixed", "contention", "ddp"]
+LostCause = Literal["exposed", "imbalance", "input", "fixed", "contention", "ddp"]
 Kind = Literal[
     "communication", "imbalance", "input", "launch", "contention", "compute", "own", "open"
 ]
@@ -36,7 +172,7 @@ Change = Literal[
 ]  # fmt: skip
 
 # What bounds a step whose largest cause this is.
-KINDS: dict[Cause, Kind] = {
+KINDS: dict[LostCause, Kind] = {
     "exposed": "communication",
     "imbalance": "imbalance",
     "input": "input",
@@ -97,7 +233,7 @@ class Share:
         in_one_turn: Whether more than half of it comes from a single turn.
     """
 
-    cause: Cause
+    cause: LostCause
     seconds: float
     interval: Interval | None
     is_shown: bool
@@ -410,7 +546,7 @@ def _mean(values: Sequence[float], confidence: float) -> Amount:
     return Amount(middle, (middle - half, middle + half))
 
 
-def _shares(found: Mapping[str, Amount], in_one_turn: Mapping[Cause, bool]) -> list[Share]:
+def _shares(found: Mapping[str, Amount], in_one_turn: Mapping[LostCause, bool]) -> list[Share]:
     """Return the share of each cause, the largest first.
 
     What bounds a step by what ranks wait for comes before what each has alone, which scales. Where
@@ -473,9 +609,11 @@ def _between(amount: Amount, most: float) -> float:
     return min(max(amount.seconds, 0.0), most)
 
 
-def _in_one_turn(turns: Turns, base: Base | None, found: Mapping[str, Amount]) -> dict[Cause, bool]:
+def _in_one_turn(
+    turns: Turns, base: Base | None, found: Mapping[str, Amount]
+) -> dict[LostCause, bool]:
     """Tell of each cause whether it is less than half as large without one of the turns."""
-    causes: list[Cause] = [cause for cause in KINDS if cause in found]
+    causes: list[LostCause] = [cause for cause in KINDS if cause in found]
     num_turns = turns[division.FULL].shape[-1]
     if num_turns < FEWEST_TURNS:
         return dict.fromkeys(causes, False)
@@ -525,3 +663,15 @@ def _bucket_exposure(
     whole_s = float(modelled_s.sum())
     scale = exposed / whole_s if whole_s else 0.0
     return tuple((scale * modelled_s).tolist())
+
+
+Cause = Literal["exposed", "imbalance", "input", "fixed", "contention", "own", "ddp"]
+NAMES: dict[Cause, str] = {
+    "exposed": "exposed communication",
+    "imbalance": "waiting for slow ranks",
+    "input": "waiting for input",
+    "fixed": "fixed cost of a step",
+    "contention": "sharing cores and memory",
+    "own": "own work",
+    "ddp": "DDP's own work",
+}

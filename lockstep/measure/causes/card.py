@@ -3,11 +3,20 @@
 import shlex
 from collections.abc import Mapping, Sequence
 
+from lockstep.core.formats import counted, listed, number, percent
 from lockstep.core.metrics import NOTABLE
-from lockstep.core.text.formats import counted, listed, number, percent
-from lockstep.measure.causes.bound import BOUND, LITTLE, Bound, Cause, Change, Gain, Kind, Share
+from lockstep.measure.causes.bound import (
+    BOUND,
+    LITTLE,
+    NAMES,
+    Bound,
+    Change,
+    Gain,
+    Kind,
+    LostCause,
+    Share,
+)
 from lockstep.measure.causes.stragglers import LateInput
-from lockstep.measure.causes.words import NAMES
 
 MILLI = 1e3
 WIDTH = 80
@@ -29,7 +38,7 @@ CHANGES: dict[Change, str] = {
     "input in time": "every batch there in time",
 }
 # What a change takes away, or a part of it; modelled only where that is shown.
-TAKEN_AWAY: dict[Change, Cause] = {
+TAKEN_AWAY: dict[Change, LostCause] = {
     "even ranks": "imbalance",
     "link twice as fast": "exposed",
     "perfect overlap": "exposed",

@@ -3,37 +3,329 @@
 For about a minute the ranks run variants of the step in turns (`lockstep.measure.causes.division`),
 agree on how many through the store, and rank 0 judges them. Whatever the step changes is put back
 after every few turns and at the end, so training goes on as if nobody had asked.
+
+What `lockstep.explain` found: a record, and the card that rank 0 prints of it.
+
+How the ranks of a user's own script meet: through the store of its process group.
+
+Not by a collective: where one rank alone explains its step, the others are in an all-reduce of
+their training, which would take the ranks' messages for gradients.
 """
 
 import json
 import math
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.core.system.files import MIB
+from lockstep.core.files import MIB
+from lockstep.core.formats import counted, listed, number
+from lockstep.core.processes import hostname
+from lockstep.machine.provenance import lockstep_version
+from lockstep.measure.causes.bound import Bound, Buckets, Kind, judge
+from lockstep.measure.causes.card import MILLI, NEXT_OWN, card
 from lockstep.measure.causes.division import LAP
-from lockstep.measure.explain.explain_record import Explanation, Part, lines, made
-from lockstep.measure.explain.meeting import Met, meet
 from lockstep.measure.explain.snapshot import Snapshot
 from lockstep.measure.loop_variants import Loop, Step
 from lockstep.measure.reach import Reached, reach
 from lockstep.measure.step import variants
 from lockstep.measure.step.train_step import bucket_bytes
 from lockstep.measure.step.variants import RUN, Plan
-from lockstep.ranks.placement import find_ranks_per_node
+from lockstep.ranks import refusing
+from lockstep.ranks.control import Control, LostError
+from lockstep.ranks.placement import Placement, find_ranks_per_node
 from lockstep.ranks.process_group import World, has_group
 from lockstep.workloads.trees import seen_items
+
+# A rank may come later than the others by what a checkpoint or a validation takes.
+PATIENCE_S = 300.0
+# Launcher's variables that say how many ranks there should be.
+SIZES = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_meetings = count()
+
+
+@dataclass(frozen=True)
+class Met:
+    """The ranks of a script."""
+
+    world: World
+    hosts: tuple[str, ...]
+
+
+def meet(device: "torch.device", problem: str) -> Met:
+    """Wait for all ranks of the script, and refuse on all of them what one cannot do.
+
+    `problem` says why this rank cannot; empty where it can.
+
+    Raises:
+        ValueError: This rank, or another one, cannot.
+        RuntimeError: A rank did not come.
+    """
+    import torch
+
+    control = _control()
+    try:
+        told = control.exchange("explain", {"host": hostname(), "problem": problem})
+    except LostError as error:
+        raise RuntimeError(
+            f"rank 0 did not come to lockstep.explain within {3 * PATIENCE_S:g} s; call it on "
+            "every rank, not on one"
+        ) from error
+    _refuse(told)
+    hosts = tuple(each["host"] for each in told)
+    on_host = [rank for rank, host in enumerate(hosts) if host == hosts[control.rank]]
+    place = Placement(
+        rank=control.rank,
+        local_rank=on_host.index(control.rank),
+        world_size=control.world_size,
+        ranks_per_node=max(hosts.count(host) for host in hosts),
+    )
+    world = World(
+        **vars(place),
+        device=device,
+        backend=torch.distributed.get_backend() if has_group() else "none",
+        threads_per_rank=torch.get_num_threads(),
+        control=control,
+        group_timeout_s=PATIENCE_S,
+    )
+    return Met(world, hosts)
+
+
+def _control() -> Control:
+    """Return what tells the ranks apart and each other; a process without a group is alone."""
+    from torch import distributed
+
+    if not has_group():
+        others = next((os.environ[name] for name in SIZES if name in os.environ), "1")
+        if others != "1":
+            raise ValueError(
+                f"the launcher started {others} ranks, but there is no process group; call "
+                "lockstep.explain after init_process_group"
+            )
+        return Control(distributed.HashStore(), 0, 1, PATIENCE_S)
+    # torch has no public name for the store that its ranks have met through.
+    store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001
+    own = distributed.PrefixStore(f"lockstep/explain/{next(_meetings)}", store)
+    return Control(own, distributed.get_rank(), distributed.get_world_size(), PATIENCE_S)
+
+
+def _refuse(told: list[Any]) -> None:
+    """Refuse what one rank cannot do.
+
+    Raises:
+        ValueError: A rank has a problem.
+        RankError: A rank did not come.
+    """
+    refusing.silent(
+        told,
+        f"did not come to lockstep.explain within {PATIENCE_S:g} s; call it on every rank, not on "
+        "one",
+    )
+    for rank, each in enumerate(told):
+        if each["problem"]:
+            where = f"rank {rank} on {each['host']}: " if len(told) > 1 else ""
+            raise ValueError(f"{where}{each['problem']}")
+
+
+SCHEMA = 1
+NoteKind = Literal["alone", "drawn", "collectives"]
+LOST = {"drawn"}
+# Then it is asked again.
+NEXT: dict[Kind, str] = NEXT_OWN | {
+    "own": "batches=loader, to see its fixed cost and its input as well; or profile one rank",
+    "open": "explain(..., seconds=300), and batches=loader to see the input as well",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one rank measured; JSON can hold all of it.
+
+    Attributes:
+        turns: Seconds of a step in each turn, shape (num_turns,), by variant.
+        bucket_lead_s: How long before the end of the backward each bucket is ready.
+        bucket_bytes: Of each bucket, in the order in which they are reduced.
+        collectives: Of a step that synchronises no gradients, see `variants.waits`.
+        num_steps: Taken in all.
+        order_seed: Of the order of the turns; drawn anew in each run.
+        again: Turns after which the step was put back as it was.
+        drawn: Names of iterators that the step may have drawn from.
+        samples: In one step, where they are known.
+    """
+
+    turns: dict[str, list[float]]
+    bucket_lead_s: list[float] = field(default_factory=list)
+    bucket_bytes: list[int] = field(default_factory=list)
+    collectives: int = 0
+    num_steps: int = 0
+    order_seed: int = 0
+    again: int | None = None
+    drawn: list[str] = field(default_factory=list)
+    samples: int | None = None
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a reader should know beside what bounds the step.
+
+    Attributes:
+        kind: `alone`: there is one rank, which communicates with nobody. `drawn`: the step may have
+            drawn from iterators, which cannot be put back. `collectives`: ranks wait for each other
+            also in a step that synchronises no gradients, so no causes are told.
+        names: Of variables.
+        count: Of collectives.
+    """
+
+    kind: NoteKind
+    names: tuple[str, ...] = ()
+    count: int = 0
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What was found.
+
+    Attributes:
+        device: Name of rank 0's device.
+        seconds: That it took.
+        order_seed: Of the order of the turns, drawn anew in each run; and `again`, after how many
+            turns the step was put back as it was.
+        samples_per_s: Of all ranks in the whole step, where the samples are known.
+        rank_variant_s: Seconds of a step in each turn, shape (num_ranks, num_turns), by variant.
+    """
+
+    bound: Bound
+    notes: tuple[Note, ...]
+    hosts: tuple[str, ...]
+    device: str
+    num_steps: int
+    seconds: float
+    order_seed: int
+    again: int | None
+    samples_per_s: float | None
+    rank_variant_s: dict[str, list[list[float]]]
+
+    def summary(self) -> dict[str, Any]:
+        """Return the record without the seconds of single turns."""
+        found = {"schema": SCHEMA, "lockstep": lockstep_version(), "torch": torch.__version__}
+        return found | {name: value for name, value in asdict(self).items() if name != TURNS}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the whole record."""
+        return self.summary() | {TURNS: self.rank_variant_s}
+
+
+TURNS = "rank_variant_s"
+
+
+def make_explanation(met: Met, parts: Sequence[Part], seconds: float) -> Explanation:
+    """Return what all ranks' parts come to."""
+    names = [name for name in parts[0].turns if all(name in part.turns for part in parts)]
+    turns = {name: [part.turns[name] for part in parts] for name in names}
+    arrays = {name: np.array(each) for name, each in turns.items()}
+    bound = judge([arrays], buckets=_bucket_record(parts), again=parts[0].again)
+    notes = _notes(parts)
+    if any(note.kind == "collectives" for note in notes):
+        bound = replace(
+            bound, kind="open", compute_s=bound.step_s, shares=(), gains=(), slow=None, late=None,
+            exposed_bucket_s=(), rare=None, drift=None,
+        )  # fmt: skip
+    samples = [part.samples for part in parts if part.samples is not None]
+    is_known = len(samples) == len(parts)
+    return Explanation(
+        bound=bound,
+        notes=tuple(notes),
+        hosts=met.hosts,
+        device=_device_name(met.world.device),
+        num_steps=parts[0].num_steps,
+        seconds=seconds,
+        order_seed=parts[0].order_seed,
+        again=parts[0].again,
+        samples_per_s=sum(samples) / bound.step_s if is_known else None,
+        rank_variant_s=turns,
+    )
+
+
+def _bucket_record(parts: Sequence[Part]) -> Buckets | None:
+    """Return the buckets, each as late as on the rank where it is latest: the others wait."""
+    if not parts[0].bucket_lead_s or len(parts) == 1:
+        return None
+    lead_s = [min(leads) for leads in zip(*(part.bucket_lead_s for part in parts), strict=True)]
+    return Buckets(parts[0].bucket_bytes, lead_s)
+
+
+def _notes(parts: Sequence[Part]) -> list[Note]:
+    drawn = sorted({name for part in parts for name in part.drawn})
+    most = max(part.collectives for part in parts)
+    notes = {
+        Note("alone"): len(parts) == 1,
+        Note("drawn", tuple(drawn)): drawn,
+        Note("collectives", count=most): most and len(parts) > 1,
+    }
+    return [note for note, holds in notes.items() if holds]
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+def lines(explanation: Explanation, kept: str) -> list[str]:
+    """Return the card; `kept` says where the record is, or why nowhere, if one was asked for."""
+    found = [_describe_measured(explanation), *_causes(explanation)]
+    found += [f"note      {_note_text(note)}" for note in explanation.notes]
+    return found + ([f"record    {kept}"] if kept else [])
+
+
+def _causes(explanation: Explanation) -> list[str]:
+    if any(note.kind == "collectives" for note in explanation.notes):
+        step = f"{number(explanation.bound.step_s * MILLI)} ms"
+        return [
+            "No cause is told: ranks wait for each other even where no gradients are synchronised. "
+            f"A step takes {step}."
+        ]
+    return card(explanation.bound, explanation.hosts, NEXT)
+
+
+def _describe_measured(explanation: Explanation) -> str:
+    hosts = counted(len(set(explanation.hosts)), "host")
+    ranks = counted(len(explanation.hosts), "rank")
+    steps = counted(explanation.num_steps, "step")
+    rate = explanation.samples_per_s
+    speed = "" if rate is None else f", {number(rate)} samples/s"
+    return (
+        f"lockstep: {ranks} on {hosts} ({explanation.device}){speed}; {steps} in "
+        f"{number(explanation.seconds)} s, put back{_but(explanation.notes)}"
+    )
+
+
+def _but(notes: Sequence[Note]) -> str:
+    return " but for what the notes say" if {note.kind for note in notes} & LOST else ""
+
+
+def _note_text(note: Note) -> str:
+    """Return a note as a sentence."""
+    names = listed(note.names)
+    return {
+        "alone": "one rank communicates with nobody; ask again under torchrun or srun with more",
+        "drawn": f"the step may have drawn from {names}, which cannot be put back; give a step "
+        "that holds one batch, or batches=loader",
+        "collectives": f"a step has {counted(note.count, 'collective')} beside its gradients', as "
+        "SyncBatchNorm or an all_reduce of the loss: take them out to ask; and use no_sync() "
+        "where the step sets require_backward_grad_sync",
+    }[note.kind]
+
 
 OUT = "lockstep-explain.json"
 SECONDS = 60.0
@@ -172,16 +464,16 @@ def _measured(world: World, loop: Loop, seconds: float, reset: Callable[[], None
     laps = _laps(plan, ways)
     order = variants.draw_order(world, "explain")
     turns: dict[str, list[float]] = defaultdict(list)
-    for number in count(1):
+    for lap in count(1):
         now = time.monotonic()
-        if number % laps == 1 or laps == 1:
+        if lap % laps == 1 or laps == 1:
             reset()
-        found = loop.time_in_turns(world, ways, plan, seed=order + number)
+        found = loop.time_in_turns(world, ways, plan, seed=order + lap)
         for name, taken_s in found.items():
             turns[name] += taken_s
         took = time.monotonic() - now
         has_time = time.monotonic() + took - begun < seconds and len(turns["own"]) < MOST_TURNS
-        if not world.control.settle_all("more", has_time or number < LEAST_LAPS, _first):
+        if not world.control.settle_all("more", has_time or lap < LEAST_LAPS, _first):
             break
     return Part(dict(turns), leads, sizes, inner, loop.num_steps, order, laps * plan.blocks)
 
@@ -230,7 +522,7 @@ def _concluded(met: Met, part: Part, took_s: float, out: str | Path | None) -> d
     shown: list[Explanation] = []
 
     def judge(parts: list[dict[str, Any]]) -> dict[str, Any]:
-        shown.append(made(met, [Part(**each) for each in parts], took_s))
+        shown.append(make_explanation(met, [Part(**each) for each in parts], took_s))
         return shown[0].summary()
 
     control = met.world.control

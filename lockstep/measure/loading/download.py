@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 
-from lockstep.core.system import locks
+from lockstep.core import locks
 
 LOCK_NAME = ".lockstep.lock"
 PART = ".part"

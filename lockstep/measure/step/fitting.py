@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from lockstep.core.records.flags import Flag, flag
+from lockstep.core.flags import Flag, flag
 from lockstep.core.sizes import LEAST_BATCH
 from lockstep.machine import memory
 from lockstep.ranks.process_group import num_collectives

@@ -7,16 +7,14 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from lockstep import workloads
-from lockstep.core.records.flags import Flag, flag
-from lockstep.core.records.step_basis import BASIS, Basis
+from lockstep.core.flags import Flag, flag
+from lockstep.core.record import BASIS, Basis
 from lockstep.core.sizes import local_batch_of
 from lockstep.core.studies import ON_REQUEST
-from lockstep.machine import memory
-from lockstep.machine.gpus import hardware
+from lockstep.machine import hardware, memory
 from lockstep.measure.harness import Harness
 from lockstep.measure.step import fitting
-from lockstep.measure.step.phases import Marks
-from lockstep.measure.step.strategies import is_sharded, unsuited
+from lockstep.measure.step.train_step import Marks, find_unsuited, is_sharded
 from lockstep.measure.step.variants import Step, bucket_leads, of_ddp, without_sync
 from lockstep.ranks import refusing
 from lockstep.workloads import trees
@@ -103,7 +101,7 @@ def _skip_without_exchange(harness: Harness) -> None:
 def _skip_unsuited(config: "StepConfig", model: "Workload") -> None:
     import pytest
 
-    if reason := unsuited(config, model):
+    if reason := find_unsuited(config, model):
         pytest.skip(reason)
 
 

@@ -4,25 +4,220 @@ A step is one optimizer update over the local batch: forward, backward with the 
 gradients that its strategy needs, and the update, by SGD unless asked otherwise, or the workload
 brings its own. Nothing of ours in it synchronises with the host, so steps run freely until the
 caller stops the clock.
+
+Where a model's parameters lie, on every rank or in shards, and which activations are kept.
+
+DDP holds the whole model on every rank. FSDP2 holds a shard of each parameter and gathers one block
+of the model at a time (Zhao et al., PyTorch FSDP, arXiv:2304.11277). Activation checkpointing keeps
+the input of a block alone and computes the rest again in the backward (Chen et al., Training Deep
+Nets with Sublinear Memory Cost, arXiv:1604.06174); batch norm then counts each batch twice in its
+running statistics, which no loss of training reads.
+
+The phases of a training step, marked where each ends while the step runs freely.
+
+A mark is a reading of the host's clock, on a GPU an event on the current stream that nobody waits
+for: what it takes is read once the step is over, so nothing in a step synchronises.
 """
 
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
-from lockstep.core.records.record import DDP_SETTINGS
+from lockstep.core.files import MIB
+from lockstep.core.record import DDP_SETTINGS
 from lockstep.core.sizes import PRECISIONS, STRATEGIES
-from lockstep.core.system.files import MIB
-from lockstep.measure.step import strategies
-from lockstep.measure.step.phases import unmarked
+from lockstep.measure import timing
 from lockstep.workloads import Workload, trees
+
+
+def wrap(model: nn.Module, config: "StepConfig", device: torch.device, own: Workload | None) -> Any:
+    """Return a model whose backward synchronises gradients, as the strategy does it.
+
+    For DDP the model is on the device already; FSDP moves it there block by block.
+
+    Raises:
+        ValueError: The strategy cannot do what is asked, or the model has no block to compute
+            again.
+    """
+    if reason := find_unsuited(config, own):
+        raise ValueError(reason)
+    found = blocks(model, own)
+    if config.activation_checkpointing:
+        _checkpoint(found)
+    return _fsdp(model, found, device) if is_sharded(config) else _ddp(model, config, device, own)
+
+
+def is_sharded(config: "StepConfig") -> bool:
+    """Return whether a rank holds a shard of each parameter and not the whole."""
+    return config.strategy == "fsdp"
+
+
+def find_unsuited(config: "StepConfig", own: Workload | None) -> str:
+    """Return why FSDP cannot take a step, which needs what DDP alone has; else nothing."""
+    asked = {
+        "bucket_cap_mb": config.bucket_cap_mb is not None,
+        "a workload with ddp=": bool(own and own.ddp),
+        "a workload with comm_hook=": bool(own and own.comm_hook),
+        # Only a fused optimizer steps without asking the host, and none of SGD takes shards.
+        "fp16": config.precision == "fp16",
+    }
+    found = [name for name, is_asked in asked.items() if is_asked]
+    if not (found and is_sharded(config)):
+        return ""
+    return f"strategy=fsdp does not go with {' and '.join(found)}; measure that with strategy=ddp"
+
+
+def blocks(model: nn.Module, own: Workload | None = None) -> list[nn.Module]:
+    """Return the parts that a workload names, or those of a model's outermost containers."""
+    if own and own.blocks:
+        return list(own.blocks(model))
+    if isinstance(model, nn.Sequential | nn.ModuleList):
+        return list(model.children())
+    return [block for child in model.children() for block in blocks(child)]
+
+
+@contextlib.contextmanager
+def without_sync(wrapped: Any) -> Iterator[None]:
+    """Keep the gradients of what is computed within on this rank."""
+    if hasattr(wrapped, "no_sync"):
+        with wrapped.no_sync():
+            yield
+        return
+    wrapped.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        wrapped.set_requires_gradient_sync(True)
+
+
+def _checkpoint(found: list[nn.Module]) -> None:
+    # A single layer keeps little more than its input.
+    deep = [block for block in found if any(True for _ in block.children())]
+    if not deep:
+        raise ValueError(
+            "activation_checkpointing needs blocks of several layers, and the model has none in an "
+            "nn.Sequential or nn.ModuleList; name them by Workload(blocks=...)"
+        )
+    for block in deep:
+        # Within FSDP's hooks, which gather the parameters for both computations.
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+
+def _ddp(
+    model: nn.Module, config: "StepConfig", device: torch.device, own: Workload | None
+) -> DistributedDataParallel:
+    # Passed only when asked for: an explicit cap also changes DDP's small first bucket.
+    cap = dict(own.ddp if own else {})
+    if config.bucket_cap_mb is not None:
+        cap["bucket_cap_mb"] = config.bucket_cap_mb
+    if device.type == "cuda":
+        cap.setdefault("device_ids", [device])
+    made = DistributedDataParallel(model, **cap)
+    if own and own.comm_hook:
+        made.register_comm_hook(None, own.comm_hook)
+    return made
+
+
+def _fsdp(model: nn.Module, found: list[nn.Module], device: torch.device) -> Any:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    world = distributed.group.WORLD
+    assert world is not None
+    mesh = DeviceMesh.from_group(world, device.type)
+    for block in found:
+        if any(True for _ in block.parameters()):
+            fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+Step = Callable[[], Any]
+# A phase, and when it ended.
+Mark = tuple[str, Any]
+
+
+@dataclass
+class Marks:
+    """When the phases of steps ended.
+
+    Attributes:
+        device: On whose clock.
+        of_steps: The marks of each step, behind that of its beginning.
+    """
+
+    device: "torch.device"
+    of_steps: list[list[Mark]] = field(default_factory=list)
+
+    def marking(self, step: "TrainStep", whole: Step) -> Step:
+        """Return a step that marks its phases."""
+
+        def marked() -> None:
+            self.begin()
+            step.on_phase = self.end
+            try:
+                whole()
+            finally:
+                step.on_phase = unmarked
+
+        return marked
+
+    def begin(self) -> None:
+        """Note that a step begins."""
+        self.of_steps.append([("", timing.mark(self.device))])
+
+    def end(self, phase: str) -> None:
+        """Note that a phase ends."""
+        self.of_steps[-1].append((phase, timing.mark(self.device)))
+
+    def last_s(self, phase: str) -> list[float]:
+        """Return the seconds of a phase in each step that has it; where it comes again, the last.
+
+        The device must be synchronised before.
+        """
+        found = [dict(self._seconds(marks)) for marks in self.of_steps]
+        return [step[phase] for step in found if phase in step]
+
+    def in_turns(self, num_turns: int) -> dict[str, list[float]]:
+        """Return the seconds a step of each phase, shape (num_turns,), by its name.
+
+        What ran before the turns, a step fewer than there are turns, is left out. The device must
+        be synchronised before.
+        """
+        if num_turns == 0:
+            return {}
+        steps = [self._phases(marks) for marks in self.of_steps[len(self.of_steps) % num_turns :]]
+        size = len(steps) // num_turns
+        turns = [steps[first : first + size] for first in range(0, len(steps), size)]
+        return {name: [fmean(step[name] for step in turn) for turn in turns] for name in steps[0]}
+
+    def _phases(self, marks: list[Mark]) -> dict[str, float]:
+        """Return the seconds of each phase of a step; one that comes again adds up."""
+        found: dict[str, float] = {}
+        for phase, seconds in self._seconds(marks):
+            found[phase] = found.get(phase, 0.0) + seconds
+        return found
+
+    def _seconds(self, marks: list[Mark]) -> list[tuple[str, float]]:
+        return [
+            (phase, timing.between_s(self.device, before, end))
+            for (_, before), (phase, end) in pairwise(marks)
+        ]
+
+
+def unmarked(_phase: str) -> None:
+    """Note nothing: what a step tells where nobody asks."""
+
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # NVIDIA, CUDA C++ Programming Guide, compute capabilities: Ampere brought TF32 and BF16.
@@ -110,7 +305,7 @@ class TrainStep:
         self.config = config
         self.device = device
         self.loss = loss
-        self.ddp: Any = strategies.wrap(model, config, device, own)
+        self.ddp: Any = wrap(model, config, device, own)
         parameters = self.ddp.parameters()
         given = own.optimizer if own else None
         self.optimizer = given(parameters) if given else _optimizer(parameters, config, device)
@@ -179,7 +374,7 @@ class TrainStep:
         # Contexts that do nothing would be a percent of the shortest steps.
         if is_last or not self.config.no_sync:
             return self._pass(inputs, targets)
-        with strategies.without_sync(self.ddp):
+        with without_sync(self.ddp):
             return self._pass(inputs, targets)
 
     def _pass(self, inputs: Any, targets: Any) -> torch.Tensor:
@@ -214,7 +409,7 @@ def _optimizer(
     }
     own: dict[str, Any] = {"momentum": config.momentum} if config.optimizer == "sgd" else {}
     # fused: alone skips a step of overflowed fp16 gradients without asking the host; not for shards
-    is_fused = device.type == "cuda" and not strategies.is_sharded(config)
+    is_fused = device.type == "cuda" and not is_sharded(config)
     made: torch.optim.Optimizer = kinds[config.optimizer](
         parameters,
         lr=config.lr,

@@ -11,8 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from lockstep import content
-from lockstep.core.text.durations import in_words
-from lockstep.core.text.formats import DASH, listed, number, span
+from lockstep.core.formats import DASH, in_words, listed, number, span
 from lockstep.report.bundle.archive import Source, digest
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.results import Results, Row

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.core.records import record
-from lockstep.core.text.formats import listed
+from lockstep.core import record
+from lockstep.core.formats import listed
 from lockstep.report.load import sources
 from lockstep.report.load.results import Results, Row
 

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import IO, Any, TypeVar
 
-from lockstep.core.text.printable import one_line
+from lockstep.core.formats import one_line
 from lockstep.report.bundle.archive import BLOCK, SUMS, digest
 
 ENDINGS = (".tar.gz", ".tgz")

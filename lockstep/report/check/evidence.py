@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from lockstep.core import metrics
-from lockstep.core.records.record import KEY, case_name
+from lockstep.core.record import KEY, case_name
 from lockstep.core.studies import IMPORTED, LADDERS
 from lockstep.report.compute.scaling import Point, Series, series_of
 from lockstep.report.load.results import Conflict, Launch, Results

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lockstep.core.text.formats import counted
+from lockstep.core.formats import counted
 from lockstep.report.check import wording
 from lockstep.report.check.checker import LEVELS, Finding, Level
 from lockstep.report.check.evidence import Place

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from string import Formatter
 from typing import TYPE_CHECKING, Any
 
-from lockstep.core.records.flags import threads_at_sizes
-from lockstep.core.text.formats import counted, number, percent, ratio
+from lockstep.core.flags import threads_at_sizes
+from lockstep.core.formats import counted, number, percent, ratio
 from lockstep.report.check.evidence import Hit
 from lockstep.report.words.lines import plain
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from lockstep.core.records.record import DDP_SETTINGS, LOADER_SETTINGS
+from lockstep.core.record import DDP_SETTINGS, LOADER_SETTINGS
 from lockstep.report.compute import replicates
 from lockstep.report.load import layout
 from lockstep.report.load.results import Launch, Row

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from lockstep.core.text.formats import (
+from lockstep.core.formats import (
     DASH,
     counted,
     listed,

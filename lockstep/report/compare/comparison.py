@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
-from lockstep.core.records import flags, record
-from lockstep.core.text import formats
+from lockstep.core import flags, formats, record
 from lockstep.report import looks
 from lockstep.report.check.checker import NOT_OF_SPEED, OF_SPEED, Finding, blocked_by
 from lockstep.report.compare import circumstances, compare_wording, pairing, training_times

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lockstep.core.text.formats import DASH, counted, listed, percent
+from lockstep.core.formats import DASH, counted, listed, percent
 from lockstep.report.check.wording import joined
 from lockstep.report.compare import outcome
 from lockstep.report.compare.judging import (

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from lockstep.core.records.flags import Flag
-from lockstep.core.text import formats
+from lockstep.core import formats
+from lockstep.core.flags import Flag
 from lockstep.report.compute import replicates
 from lockstep.report.compute.scaling import label
 from lockstep.report.compute.statistics import median_rate

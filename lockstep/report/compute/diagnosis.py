@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lockstep.core.flags import Flag, flag
 from lockstep.core.metrics import NOTABLE
-from lockstep.core.records.flags import Flag, flag
 from lockstep.report.compute.statistics import t_quantile
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lockstep.core.text.formats import counted, listed
+from lockstep.core.formats import counted, listed
 from lockstep.report.check import checker
 from lockstep.report.check.checker import Finding
 from lockstep.report.compute.scaling import Point, Series, series_of

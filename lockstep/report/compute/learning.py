@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean, median
 
-from lockstep.core.records.training_record import Epoch
+from lockstep.core.record import Epoch
 from lockstep.report.compute import replicates
 from lockstep.report.compute.lost_time import quantities
 from lockstep.report.compute.scaling import Point, Series

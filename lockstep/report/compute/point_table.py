@@ -9,7 +9,7 @@ from dataclasses import astuple
 from statistics import median
 from typing import Any
 
-from lockstep.core.records import flags
+from lockstep.core import flags
 from lockstep.report import columns
 from lockstep.report.compute import learning
 from lockstep.report.compute.lost_time import attribution, quantities

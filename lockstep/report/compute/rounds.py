@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.core.records.flags import Flag
-from lockstep.core.records.record import CaseRecord
+from lockstep.core.flags import Flag
+from lockstep.core.record import CaseRecord
 from lockstep.report.compute import diagnosis
 
 Array = np.ndarray[Any, np.dtype[np.float64]]

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from lockstep.core.records.flags import Flag
+from lockstep.core.flags import Flag
+from lockstep.core.formats import counted
 from lockstep.core.studies import WITHOUT_COST, WITHOUT_RATIO
-from lockstep.core.text.formats import counted
 from lockstep.report.compute import diagnosis, replicates
 from lockstep.report.compute.statistics import Interval, log_interval, median_rate, ratio_interval
 from lockstep.report.load import layout

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from lockstep.core.text.formats import counted, listed
+from lockstep.core.formats import counted, listed
 from lockstep.report.check import terminal
 from lockstep.report.check.checker import FLAGGED, Finding
 from lockstep.report.gate.verdicts import Verdict, reason, shown

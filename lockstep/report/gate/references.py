@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from statistics import median
 
-from lockstep.core.text.durations import TIME_UNITS
+from lockstep.core.formats import TIME_UNITS
 from lockstep.report.compute import replicates
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval, log_interval, median_rate

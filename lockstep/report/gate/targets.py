@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from lockstep import content
-from lockstep.core.text import inputs
+from lockstep.core import inputs
 
 ENDING = ".targets.toml"
 

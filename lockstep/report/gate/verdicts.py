@@ -26,9 +26,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from lockstep.core.records import flags, record
-from lockstep.core.records.flags import Flag
-from lockstep.core.text.formats import listed, number, percent
+from lockstep.core import flags, record
+from lockstep.core.flags import Flag
+from lockstep.core.formats import listed, number, percent
 from lockstep.report import looks
 from lockstep.report.check import wording
 from lockstep.report.check.checker import NOT_OF_SPEED, Finding, blocked_by, touching

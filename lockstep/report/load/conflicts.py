@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lockstep.core.records import record
-from lockstep.core.records.flags import flag
+from lockstep.core import record
+from lockstep.core.flags import flag
 from lockstep.report.load.results import COPY, Conflict, Launch, Results, Row
 
 # What one case's workload is made of: equal in every launch and at every world size.

@@ -10,9 +10,9 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from lockstep.core.records.described import About, Amount, Count, Whole
-from lockstep.core.records.launch_block import LaunchBlock
-from lockstep.core.records.record import CaseRecord, Derived, Rounds, Seconds
+from lockstep.core.described import About, Amount, Count, Whole
+from lockstep.core.launch_block import LaunchBlock
+from lockstep.core.record import CaseRecord, Derived, Rounds, Seconds
 
 Kind = TypeVar("Kind")
 Amounts = Annotated[list[Amount], About(min_length=1)]

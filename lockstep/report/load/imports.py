@@ -21,12 +21,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from lockstep import content
-from lockstep.core.records.flags import Flag, flag
-from lockstep.core.records.record import SCHEMA_VERSION, Scaling
-from lockstep.core.system import files
-from lockstep.core.text import durations
-from lockstep.core.text.durations import TIME_UNITS
-from lockstep.core.text.formats import counted, listed
+from lockstep.core import files, formats
+from lockstep.core.flags import Flag, flag
+from lockstep.core.formats import TIME_UNITS, counted, listed
+from lockstep.core.record import SCHEMA_VERSION, Scaling
 from lockstep.report.load import table_cells, table_parts, table_units
 from lockstep.report.load.sources import IMPORTED
 from lockstep.report.load.table_cells import COLUMNS, Table, Understood
@@ -276,7 +274,7 @@ def _from_rate(
 
 def _seconds(text: str, unit: str) -> float:
     """Return a time in seconds: a number of its unit, or minutes:seconds, or h:mm:ss."""
-    clock = durations.parse(text)
+    clock = formats.parse_duration(text)
     if clock is None:
         return _positive(text, "value") * TIME_UNITS[unit]
     if text.count(":") == 1 and TIME_UNITS[unit] > TIME_UNITS["min"]:

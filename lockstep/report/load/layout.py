@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.core.text.formats import counted
+from lockstep.core.formats import counted
 from lockstep.report.load.results import Row
 
 PREFIX = "NCCL_"

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.core.records import record
-from lockstep.core.records.launch_block import LaunchBlock
-from lockstep.core.system.collector import collector_paused
+from lockstep.core import record
+from lockstep.core.launch_block import LaunchBlock
+from lockstep.core.processes import collector_paused
 from lockstep.report.load import conflicts, layout, rows, sources, training_runs
 from lockstep.report.load.contents import ImportedTable, checked
 from lockstep.report.load.results import Launch, Results, Row, Unread

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import content
-from lockstep.core.system import files
-from lockstep.core.system.files import write_atomically
+from lockstep.core import files
+from lockstep.core.files import write_atomically
 from lockstep.report.load.sources import CAMPAIGN, LAUNCHES, RESULT
 
 SUFFIX = ".json.gz"

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep.core.records import flags
-from lockstep.core.records.described import Amount, Count, Positive, Whole
-from lockstep.core.records.flags import Flag
-from lockstep.core.records.training_record import Training
+from lockstep.core import flags
+from lockstep.core.described import Amount, Count, Positive, Whole
+from lockstep.core.flags import Flag
+from lockstep.core.record import Training
 
 ORIGINS = ("measured", "cited", "target")
 # A pytest-benchmark file of someone else's tests: timed in one process, with no samples.

@@ -6,9 +6,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from lockstep.core import metrics
-from lockstep.core.records import flags, record
-from lockstep.core.records.record import SHORTEST_ROUND_S, CaseRecord
+from lockstep.core import flags, metrics, record
+from lockstep.core.record import SHORTEST_ROUND_S, CaseRecord
 from lockstep.core.studies import OTHER
 from lockstep.report.compute import rounds
 from lockstep.report.compute.rounds import Named, Rounds

@@ -10,10 +10,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from lockstep.core.records import journal, journal_copies, record
-from lockstep.core.system import files
-from lockstep.core.text.formats import listed
-from lockstep.core.text.printable import one_line
+from lockstep.core import files, journal, record
+from lockstep.core.formats import listed, one_line
 from lockstep.report.load import training_runs
 from lockstep.report.load.contents import CampaignFile, checked
 
@@ -153,8 +151,8 @@ def _newest(path: Path, result: Any) -> tuple[Path, Any, Contradictions]:
         return path, result, {}
     try:
         kept = read_document(own)
-        found = journal_copies.contradictions(result, kept)
-        is_read = bool(found) or journal_copies.is_ahead(own, result)
+        found = journal.contradictions(result, kept)
+        is_read = bool(found) or journal.is_ahead(own, result)
     except ValueError:  # of a corrupt journal, the result is what can be read
         return path, result, {}
     return (own, kept, found) if is_read else (path, result, {})

@@ -13,8 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from lockstep.core.system import files
-from lockstep.core.text.printable import visible
+from lockstep.core import files
+from lockstep.core.formats import visible
 from lockstep.report.load import table_numbers, table_units
 from lockstep.report.load.table_units import DEVICES, THOUSANDS
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from lockstep.core.text.durations import TIME_UNITS
+from lockstep.core.formats import TIME_UNITS
 from lockstep.report.load.table_units import DEVICES, NODES, TIMES
 
 # Blanks, _ and ' between groups of three digits part thousands and nothing else.

@@ -3,7 +3,7 @@
 import re
 from typing import Literal, NamedTuple
 
-from lockstep.core.text.durations import TIME_UNITS
+from lockstep.core.formats import TIME_UNITS
 
 Whose = Literal["", "device", "node"]
 Of = Literal["", "step", "epoch", "run"]

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.core.records.record import DDP_SETTINGS, LOADER_SETTINGS, CaseRecord
-from lockstep.core.records.step_basis import BASIS, Basis, Data
-from lockstep.core.system import files
+from lockstep.core import files
+from lockstep.core.record import BASIS, DDP_SETTINGS, LOADER_SETTINGS, Basis, CaseRecord, Data
 from lockstep.report.load.contents import checked
 from lockstep.report.load.results import Row
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from lockstep.core.text import formats
-from lockstep.core.text.formats import number, percent, percent_span, ratio, span
+from lockstep.core import formats
+from lockstep.core.formats import number, percent, percent_span, ratio, span
 from lockstep.report.compute.scaling import SECONDS_PER_HOUR, Point, Series
 from lockstep.report.pack.chosen import Chosen
 from lockstep.report.pack.node_hours import Budget

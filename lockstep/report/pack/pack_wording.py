@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from lockstep.core.text.durations import in_words
-from lockstep.core.text.formats import counted, listed, number, percent, percent_span, ratio
+from lockstep.core.formats import counted, in_words, listed, number, percent, percent_span, ratio
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.pack import pack_tables as cells
 from lockstep.report.pack.chosen import Agreement, Chosen

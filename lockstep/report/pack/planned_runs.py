@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lockstep import content
-from lockstep.core.text import inputs
-from lockstep.core.text.inputs import MAX_RATE, SchemaVersion
+from lockstep.core import inputs
+from lockstep.core.inputs import MAX_RATE, SchemaVersion
 
 Count = Annotated[int, Field(ge=1, le=10**12)]
 Amount = Annotated[float, Field(gt=0, le=10**9, allow_inf_nan=False)]

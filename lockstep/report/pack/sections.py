@@ -12,10 +12,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lockstep.core.records import step_basis
-from lockstep.core.records.step_basis import Basis
-from lockstep.core.text import formats
-from lockstep.core.text.formats import counted, listed
+from lockstep.core import formats, record
+from lockstep.core.formats import counted, listed
+from lockstep.core.record import Basis
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.results import Results
 from lockstep.report.pack import pack_tables, pack_wording
@@ -64,7 +63,7 @@ class Facts:
     def basis(self) -> list[Basis]:
         """What the measured steps read, each kind once."""
         rows = [row for point in self.chosen.points for row in point.rows]
-        return list(dict.fromkeys(one for row in rows if (one := step_basis.of(row.details))))
+        return list(dict.fromkeys(one for row in rows if (one := record.basis_of(row.details))))
 
     @property
     def said_basis(self) -> str:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from lockstep.core.text.formats import counted, listed
+from lockstep.core.formats import counted, listed
 from lockstep.report.check import terminal, wording
 from lockstep.report.check.checker import Finding, blocked_by
 from lockstep.report.compute.scaling import Series

@@ -7,10 +7,10 @@ This is the seam between computing and drawing: everything the page says is in t
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lockstep.core import formats
+from lockstep.core.formats import counted, number
 from lockstep.core.metrics import NOTABLE
 from lockstep.core.studies import TRAINING
-from lockstep.core.text import formats
-from lockstep.core.text.formats import counted, number
 from lockstep.report.check import checker, terminal
 from lockstep.report.check.checker import Finding
 from lockstep.report.compute import learning

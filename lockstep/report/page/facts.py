@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lockstep.core.records.record import DDP_SETTINGS, LOADER_SETTINGS
+from lockstep.core import formats
+from lockstep.core.formats import counted
+from lockstep.core.record import DDP_SETTINGS, LOADER_SETTINGS
 from lockstep.core.studies import OTHER
-from lockstep.core.text import formats
-from lockstep.core.text.formats import counted
 from lockstep.report.compute.diagnosis import FEWEST, MODE_FEWEST
 from lockstep.report.compute.lost_time import quantities
 from lockstep.report.compute.scaling import Series

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import matplotlib as mpl
 
-from lockstep.core.system.files import write_atomically
+from lockstep.core.files import write_atomically
 from lockstep.report.page.drawing import bands, changes, dots, grids, stacks, traces
 from lockstep.report.page.drawing.canvas import Canvas
 from lockstep.report.page.drawing.palette import STYLE, VARIABLES, WIDTH_IN

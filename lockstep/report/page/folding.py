@@ -5,8 +5,8 @@ What is folded keeps a line that says what it finds, so that no verdict is hidde
 
 from collections.abc import Iterator, Sequence
 
+from lockstep.core.formats import counted
 from lockstep.core.studies import LADDERS
-from lockstep.core.text.formats import counted
 from lockstep.report.page.panels.parts import Figure, Panel, Table
 
 # A longer table is folded, but for that of a ladder, which is read as a whole.

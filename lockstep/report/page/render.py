@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from lockstep import content
-from lockstep.core.system import files
+from lockstep.core import files
 from lockstep.report.words import escapes
 
 # By this line in its head a page is known as a report that may be made anew.

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from lockstep.core.formats import counted, percent, percent_span
 from lockstep.core.studies import LADDERS, OTHER, TITLES
-from lockstep.core.text.formats import counted, percent, percent_span
 from lockstep.report.check.wording import joined
 from lockstep.report.compute.scaling import Series
 from lockstep.report.page.panels import parts

@@ -13,9 +13,9 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Literal
 
+from lockstep.core.formats import DASH, counted, listed, size_of
 from lockstep.core.metrics import NOTABLE
 from lockstep.core.studies import LADDERS, OTHER, TRAINING
-from lockstep.core.text.formats import DASH, counted, listed, size_of
 from lockstep.report.check.rules.ladders import WIDEST_STEP
 from lockstep.report.compute.alternatives.factor_ladders import FactorLadder, factor_ladders
 from lockstep.report.compute.scaling import Point, Series

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from lockstep.core.formats import TIME_UNITS
 from lockstep.core.studies import LADDERS
-from lockstep.core.text.durations import TIME_UNITS
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.predict import models
 from lockstep.report.predict.models import Array

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from lockstep.core.text.durations import in_words
-from lockstep.core.text.formats import listed, number, percent, ratio, span, trimmed
+from lockstep.core.formats import in_words, listed, number, percent, ratio, span, trimmed
 from lockstep.report.check.wording import blocked, of_break
 from lockstep.report.compute.scaling import Series
 from lockstep.report.predict.known import Ladder

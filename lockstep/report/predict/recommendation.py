@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from lockstep.core.text import durations
-from lockstep.core.text.durations import in_words
-from lockstep.core.text.formats import percent, percent_span, ratio_span, trimmed
+from lockstep.core import formats
+from lockstep.core.formats import in_words, percent, percent_span, ratio_span, trimmed
 from lockstep.report.check.wording import joined
 from lockstep.report.compute.scaling import SECONDS_PER_HOUR, Point, Series
 from lockstep.report.predict.models import marginal_efficiencies
@@ -70,7 +69,7 @@ def parse(text: str) -> Criterion:
     if name not in LIMITED:
         raise ValueError(f"--rule {text} is no rule; give {RULES}")
     kind, largest = LIMITED[name]
-    seconds = durations.parse(limit) if kind == "deadline" else None
+    seconds = formats.parse_duration(limit) if kind == "deadline" else None
     try:
         value = float(limit) if seconds is None else seconds
     except ValueError:

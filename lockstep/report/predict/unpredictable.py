@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
-from lockstep.core.text.formats import counted, listed
+from lockstep.core.formats import counted, listed
 from lockstep.report.check.wording import joined
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.core.system import files, locks
-from lockstep.core.system.files import write_atomically
+from lockstep.core import files, locks
+from lockstep.core.files import write_atomically
 from lockstep.report.tracker.runs.tracked import Metric, Run
 from lockstep.report.tracker.target import FOLDER, TARGET, Tracker
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import content
-from lockstep.core.system.host import die_with_parent
+from lockstep.core.processes import die_with_parent
 from lockstep.report.tracker import sending, target, tracker_wording
 from lockstep.report.tracker.apis.stores import RefusedError
 from lockstep.report.tracker.sending import LIVE_TIMEOUT_S, Sent

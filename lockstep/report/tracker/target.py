@@ -9,8 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lockstep import content
-from lockstep.core.system import files
-from lockstep.core.text import inputs
+from lockstep.core import files, inputs
 from lockstep.report.load import sources
 
 SITE_VARIABLE = "LOCKSTEP_SITE"

@@ -3,7 +3,7 @@
 import shlex
 from pathlib import Path
 
-from lockstep.core.text.formats import counted
+from lockstep.core.formats import counted
 from lockstep.report.tracker.sending import Kind, Sent
 
 # kind -> the sentence; `sent` has one of its own, and of `empty` nothing is said

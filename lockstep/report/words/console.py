@@ -4,10 +4,9 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lockstep.core import formats
+from lockstep.core.formats import in_words, number, percent, ratio
 from lockstep.core.studies import LADDERS
-from lockstep.core.text import formats
-from lockstep.core.text.durations import in_words
-from lockstep.core.text.formats import number, percent, ratio
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.results import Results
 from lockstep.report.page.panels import parts

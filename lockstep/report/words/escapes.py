@@ -6,7 +6,7 @@ The script of a page reads the same tables.
 import json
 import unicodedata
 
-from lockstep.core.text import formats
+from lockstep.core import formats
 
 _TEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#",

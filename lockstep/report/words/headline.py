@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.core.text.formats import counted, listed, number, percent, percent_span, ratio
+from lockstep.core.formats import counted, listed, number, percent, percent_span, ratio
+from lockstep.measure.causes.bound import Cause
 from lockstep.measure.causes.stragglers import LateInput
-from lockstep.measure.causes.words import Cause
 from lockstep.report.compute.lost_time import attribution, slow
 from lockstep.report.compute.lost_time.attribution import Loss, Reason
 from lockstep.report.compute.lost_time.slow import Slowest

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Sequence
 
-from lockstep.core.text import formats
+from lockstep.core import formats
 from lockstep.report.words import escapes
 
 WIDTH = 100

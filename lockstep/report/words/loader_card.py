@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from lockstep.core.formats import counted, number, percent, percent_span
 from lockstep.core.metrics import NOTABLE
-from lockstep.core.text.formats import counted, number, percent, percent_span
 from lockstep.report.compute.lost_time import quantities
 from lockstep.report.compute.scaling import Series
 from lockstep.report.compute.statistics import Interval

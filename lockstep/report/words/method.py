@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
-from lockstep.core.records.step_basis import Basis
-from lockstep.core.text import formats
-from lockstep.core.text.formats import counted, listed
+from lockstep.core import formats
+from lockstep.core.formats import counted, listed
+from lockstep.core.record import Basis
 from lockstep.report.compute.scaling import Point
 from lockstep.report.load.results import Row
 

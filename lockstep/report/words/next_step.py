@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from lockstep.core.formats import counted, listed, percent, percent_span
 from lockstep.core.studies import LADDERS
-from lockstep.core.text.formats import counted, listed, percent, percent_span
 from lockstep.report.compute import learning
 from lockstep.report.compute.alternatives.factor_ladders import without_laddered
 from lockstep.report.compute.lost_time.slow import Slowest

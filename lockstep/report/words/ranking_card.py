@@ -4,16 +4,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lockstep.core.formats import capital, counted, number, percent, percent_span, span
 from lockstep.core.metrics import GIGA
 from lockstep.core.studies import LADDERS, NAMES, TITLES, WITHOUT_RANKING
-from lockstep.core.text.formats import (
-    capital,
-    counted,
-    number,
-    percent,
-    percent_span,
-    span,
-)
 from lockstep.report.compute.alternatives import compared
 from lockstep.report.compute.alternatives.ranking import Place, Ranking, rank
 from lockstep.report.compute.scaling import Series

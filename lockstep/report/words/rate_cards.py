@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from lockstep.core.text.formats import counted, number, percent, percent_span, ratio
+from lockstep.core.formats import counted, number, percent, percent_span, ratio
 from lockstep.report.compute.alternatives.factor_ladders import FactorLadder, factor_ladders
 from lockstep.report.compute.alternatives.other_devices import Replaced, kind_of_device, replaced
 from lockstep.report.compute.scaling import Series, reaches

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from lockstep.core.text import formats
-from lockstep.core.text.formats import counted, number, percent, percent_span, ratio, span
+from lockstep.core import formats
+from lockstep.core.formats import counted, number, percent, percent_span, ratio, span
 from lockstep.report.compute import learning
 from lockstep.report.compute.alternatives import compared
 from lockstep.report.compute.learning import Learned, Pooled, Targets

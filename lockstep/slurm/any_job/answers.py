@@ -5,8 +5,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lockstep.core.text.durations import clock, in_words
-from lockstep.core.text.formats import DASH, listed, size_of
+from lockstep.core.formats import DASH, clock, in_words, listed, size_of
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.any_job.held import Held, Wait
 from lockstep.slurm.any_job.inventory import NodeUse, Reason

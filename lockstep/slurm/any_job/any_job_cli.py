@@ -268,7 +268,7 @@ def shell(
       lockstep shell ladder --site example --world-size 8 --dry-run
     """
     from lockstep.campaign import campaign as campaigns
-    from lockstep.core.text.durations import parse_limit
+    from lockstep.core.formats import parse_limit
     from lockstep.slurm import scheduler as slurm
     from lockstep.slurm import site as sites
     from lockstep.slurm.any_job import point_shell

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lockstep.core.text.durations import parse
+from lockstep.core.formats import parse_duration
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.programs.no_answer import FailedError
 from lockstep.slurm.scheduler import State
@@ -157,8 +157,8 @@ def _held(row: Sequence[str]) -> Held:
         partition=partition,
         num_nodes=slurm.count(num_nodes.partition("-")[0]),
         nodes=nodes,
-        elapsed_s=parse(elapsed),
-        limit_s=parse(limit),
+        elapsed_s=parse_duration(elapsed),
+        limit_s=parse_duration(limit),
         submitted=instant(submitted),
         starts=instant(starts),
         waits_for=tuple(_DEPENDENCY.findall(waits_for)),

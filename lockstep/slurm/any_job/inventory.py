@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from lockstep.core.system.files import MIB
+from lockstep.core.files import MIB
 from lockstep.slurm import cluster
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.status.accounting import instant

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from lockstep.core.system.files import MIB
-from lockstep.core.text.durations import parse
+from lockstep.core.files import MIB
+from lockstep.core.formats import parse_duration
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.status.accounting import size
 
@@ -174,7 +174,7 @@ def steps(job_id: str) -> list[StepNow]:
     said = slurm.ask("sstat", f"--jobs={job_id}", "--allsteps", "--noheader", "--parsable2", wanted)
     rows = [line.split("|") for line in said.splitlines() if line.count("|") == 4]
     return [
-        StepNow(step, slurm.count(tasks), parse(cpu), size(rss), node)
+        StepNow(step, slurm.count(tasks), parse_duration(cpu), size(rss), node)
         for step, tasks, cpu, rss, node in rows
     ]
 

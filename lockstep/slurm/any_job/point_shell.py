@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.campaign.campaign import Campaign
-from lockstep.core.text.durations import parse_limit
+from lockstep.core.formats import parse_limit
 from lockstep.slurm.site import Site
 from lockstep.slurm.submit.partition_limits import check_nodes, limit_s
 from lockstep.slurm.submit.resources import directives, share

@@ -9,8 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.core.system import files
-from lockstep.core.text.printable import one_line
+from lockstep.core import files
+from lockstep.core.formats import one_line
 
 TAIL_BYTES = 8192
 MAX_LINE = 160

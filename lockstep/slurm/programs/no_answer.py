@@ -3,7 +3,7 @@
 import os
 from typing import Literal
 
-from lockstep.core.text.printable import one_line
+from lockstep.core.formats import one_line
 
 Kind = Literal["no_config", "no_controller", "late", "no_database", "not_trusted", "other"]
 # Set by `lockstep --verbose`: Slurm's own words follow ours.

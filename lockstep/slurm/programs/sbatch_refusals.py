@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lockstep.core.system import files
-from lockstep.core.text.formats import listed
-from lockstep.core.text.printable import one_line
+from lockstep.core import files
+from lockstep.core.formats import listed, one_line
 
 SITE = "in the site file"
 CAMPAIGN = "in the campaign file"

@@ -16,8 +16,8 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, TypeVar
 
-from lockstep.core.system import files
-from lockstep.core.text.durations import parse
+from lockstep.core import files
+from lockstep.core.formats import parse_duration
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.programs.no_answer import NoAccountingError, NotInstalledError
 from lockstep.slurm.status.sent import Results
@@ -129,8 +129,8 @@ def _account(row: Row, steps: Sequence[Row]) -> Account:
         "state": _word(row["State"]),
         "cancelled_by": _canceller(row["State"]),
         "exit_code": row["ExitCode"] or None,
-        "elapsed_s": parse(row["Elapsed"]),
-        "limit_s": parse(row["Timelimit"]),
+        "elapsed_s": parse_duration(row["Elapsed"]),
+        "limit_s": parse_duration(row["Timelimit"]),
         "submitted": times["Submit"],
         "eligible": times["Eligible"],
         "started": times["Start"],
@@ -138,7 +138,7 @@ def _account(row: Row, steps: Sequence[Row]) -> Account:
         "queue_wait_s": _wait(times["Submit"], times["Eligible"], times["Start"]),
         "max_rss_bytes": _largest(size(step["MaxRSS"]) for step in steps),
         "max_vm_bytes": _largest(size(step["MaxVMSize"]) for step in steps),
-        "ave_cpu_s": _largest(parse(step["AveCPU"]) for step in steps),
+        "ave_cpu_s": _largest(parse_duration(step["AveCPU"]) for step in steps),
         "total_cpu_s": _total_cpu(row, steps),
         "memory_bytes": _largest(map(_memory, steps)),
         "node_bytes": _largest(map(_memory_of_node, steps)),
@@ -204,8 +204,8 @@ def _wait(submitted: int | None, eligible: int | None, started: int | None) -> i
 
 
 def _total_cpu(row: Row, steps: Sequence[Row]) -> float | None:
-    used_s = [used for step in steps if (used := parse(step["TotalCPU"])) is not None]
-    return sum(used_s) if used_s else parse(row["TotalCPU"])
+    used_s = [used for step in steps if (used := parse_duration(step["TotalCPU"])) is not None]
+    return sum(used_s) if used_s else parse_duration(row["TotalCPU"])
 
 
 def _memory(step: Row) -> int | None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lockstep.core.system.environment import INTERFACE_NAMES
-from lockstep.core.text.printable import one_line
+from lockstep.core.formats import one_line
+from lockstep.core.processes import INTERFACE_NAMES
 from lockstep.slurm.programs.log_lines import MAX_LINE, read_end
 from lockstep.slurm.scheduler import NEVER_SATISFIED
 from lockstep.slurm.status.sent import Results

@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lockstep.core.records import journal
-from lockstep.core.records.record import KEY
-from lockstep.core.system import files
+from lockstep.core import files, journal
+from lockstep.core.record import KEY
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.status import accounting, by_hand, standing
 from lockstep.slurm.status.sent import Job, Results, writers

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.core.records import journal
+from lockstep.core import journal
 from lockstep.slurm.scheduler import ENDED, State
 from lockstep.slurm.status.sent import Results
 

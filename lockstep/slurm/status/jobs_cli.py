@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.core.text.formats import counted
+from lockstep.core.formats import counted
 from lockstep.slurm.submit.cli_options import as_json_option, dry_run_option
 
 if TYPE_CHECKING:

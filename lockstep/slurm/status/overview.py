@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from lockstep.campaign.folder import Outcome
-from lockstep.core.text.durations import in_words
+from lockstep.core.formats import in_words
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.scheduler import State
 from lockstep.slurm.status import by_hand

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.campaign.folder import Folder
-from lockstep.core.records import journal, journal_copies
-from lockstep.core.system import files, locks
+from lockstep.core import files, journal, locks
 from lockstep.slurm.scheduler import CLUSTER, own_name
 
 
@@ -130,7 +129,7 @@ class Results(Folder):
             ValueError: A journal is corrupt.
         """
         return self.accounting_file.exists() and not any(
-            journal_copies.is_ahead(self.journal(name), self.result(name)) for name in self.names()
+            journal.is_ahead(self.journal(name), self.result(name)) for name in self.names()
         )
 
     def side_log(self, job: Job) -> Path:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.core.text.durations import clock
+from lockstep.core.formats import clock
 from lockstep.slurm.associations import Limit
 from lockstep.slurm.site import Site
 from lockstep.slurm.submit.job_spec import JobSpec

@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
-from lockstep.campaign.campaign import Campaign, Launch, plan
-from lockstep.campaign.launch_options import common_options
+from lockstep.campaign.campaign import Campaign, Launch, common_options, plan
 from lockstep.campaign.local.traced_run import FEW_STEPS, refuse_program
-from lockstep.core.text.durations import parse_limit
+from lockstep.core.formats import parse_limit
 from lockstep.slurm.site import Site
 from lockstep.slurm.submit.job_spec import Dependency, JobSpec, Kind, Profiler
 from lockstep.slurm.submit.partition_limits import check_nodes, limit_s, time_limit_s

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from lockstep.campaign.campaign import Campaign
-from lockstep.core.text.durations import clock, parse_limit
+from lockstep.core.formats import clock, parse_limit
 from lockstep.slurm.site import Site
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lockstep.core.formats import DASH, counted, number
 from lockstep.core.metrics import GIGA
 from lockstep.core.studies import STUDIES, rows
-from lockstep.core.text.formats import DASH, counted, number
 from lockstep.slurm.submit.budget import rounded_up
 from lockstep.slurm.submit.cli_options import (
     FoundSite,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from lockstep.campaign.campaign import Campaign
-    from lockstep.campaign.choosing.memory_needed import Need
+    from lockstep.campaign.memory_needed import Need
     from lockstep.slurm.any_job.occupancy import Occupancy, Start
     from lockstep.slurm.site import Site
     from lockstep.slurm.submit.budget import Budget
@@ -61,7 +61,7 @@ def plan(overhead: float, budget: "Budget | None", *, as_json: bool, **options: 
       lockstep plan campaign.toml --site site.toml --budget 100 --overhead 0.3
       lockstep plan campaign.toml --site site.toml --budget 500nh   node-hours
     """
-    from lockstep.core.text.inputs import MAX_RATE
+    from lockstep.core.inputs import MAX_RATE
 
     if not overhead <= MAX_RATE:  # nan, too
         raise ValueError(
@@ -94,7 +94,7 @@ def plan(overhead: float, budget: "Budget | None", *, as_json: bool, **options: 
 
 
 def _memory(todo: "Work") -> "list[Need]":
-    from lockstep.campaign.choosing.memory_needed import needs
+    from lockstep.campaign.memory_needed import needs
     from lockstep.slurm.submit.resources import share
 
     is_gpu = share(todo.campaign, todo.site).is_gpu
@@ -240,7 +240,7 @@ def _cases(todo: "Work") -> str:
 
 
 def _table(specs: "Sequence[JobSpec]") -> "Table":
-    from lockstep.core.text.durations import clock
+    from lockstep.core.formats import clock
 
     on_gpus = ["GPU-hours"] if _gpu_hours(specs) else []
     table = _empty("job", "nodes", "time", "node-hours", *on_gpus, "after")

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from lockstep.campaign.campaign import Campaign
-from lockstep.core.text.durations import clock
+from lockstep.core.formats import clock
 from lockstep.slurm.site import Site
 
 WARNING_S = 120

@@ -23,10 +23,10 @@ from jinja2 import (
 
 from lockstep import content
 from lockstep.campaign.campaign import Launch
-from lockstep.core.system import commands, files
-from lockstep.core.system.environment import COMMUNICATION_PREFIXES, THREADS
-from lockstep.core.text.inputs import MAX_SHOWN_CHARACTERS
-from lockstep.core.text.printable import one_line
+from lockstep.core import files, processes
+from lockstep.core.formats import one_line
+from lockstep.core.inputs import MAX_SHOWN_CHARACTERS
+from lockstep.core.processes import COMMUNICATION_PREFIXES, THREAD_VARIABLES
 from lockstep.slurm.site import Site
 from lockstep.slurm.status import accounting
 from lockstep.slurm.submit.job_spec import JobSpec
@@ -153,7 +153,7 @@ def render(job: JobSpec, site: Site) -> str:
     """
     if job.kind == "preflight":  # it shows that there is scratch, with no copy of what is large
         site = site.model_copy(update=WITHOUT_COPIES)
-    variables = dict.fromkeys(THREADS, str(job.num_threads)) | site.rank_environment()
+    variables = dict.fromkeys(THREAD_VARIABLES, str(job.num_threads)) | site.rank_environment()
     of_program = OF_PROGRAMS if job.workdir else ()
     handed_on = (*HANDED_ON, *DEVICES[site.gpu_runtime], *of_program)
     values: dict[str, Any] = {
@@ -229,7 +229,7 @@ def _refuse_unreadable(text: str, origin: str) -> None:
     if not text.startswith("#!"):
         raise ValueError(f"{origin} makes a script whose first line is not #!/bin/bash")
     environ = os.environ | {"LC_ALL": "C.UTF-8"}
-    ended = commands.run(["/bin/bash", "-n"], BASH_S, environ=environ, text=text)
+    ended = processes.run(["/bin/bash", "-n"], BASH_S, environ=environ, text=text)
     if ended.code:
         reason = _offence(ended.errors, text.split("\n"))
         raise ValueError(f"{origin} makes a script that bash does not read: {reason}")

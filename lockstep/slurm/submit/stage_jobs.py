@@ -6,7 +6,7 @@ from typing import Protocol
 
 from lockstep.campaign.campaign import Campaign
 from lockstep.campaign.job_cuts import Stage
-from lockstep.core.text.durations import clock, parse_limit
+from lockstep.core.formats import clock, parse_limit
 from lockstep.slurm.site import Site
 from lockstep.slurm.submit.job_spec import Dependency, How, JobSpec, Kind
 from lockstep.slurm.submit.partition_limits import limit_s

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.campaign.campaign import Campaign, Launch
-from lockstep.core.records import journal
-from lockstep.core.records.record import KEY
-from lockstep.core.system import files
-from lockstep.core.text.durations import clock
-from lockstep.core.text.formats import listed
+from lockstep.core import files, journal
+from lockstep.core.formats import clock, listed
+from lockstep.core.record import KEY
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.site import Site
 from lockstep.slurm.status import by_hand

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.core.text.formats import counted
+from lockstep.core.formats import counted
 from lockstep.slurm.submit.cli_options import (
     as_json_option,
     campaign_options,
@@ -60,7 +60,7 @@ def render(budget: "Budget | None", *, force: bool, **options: Any) -> None:
 
 def _write_sending(todo: "Work") -> Path:
     """Write the script that sends all jobs, with their dependencies, and return its path."""
-    from lockstep.core.system import files
+    from lockstep.core import files
     from lockstep.slurm.status import by_hand
 
     path = todo.results.path / SENDING_FILE

@@ -1,24 +1,285 @@
-"""Rules about the commands of a batch script, and about the variables that it sets."""
+"""Rules about the commands of a batch script, and about the variables that it sets.
+
+Rules about what starts the ranks: srun, and torch's own launchers on each node.
+
+Whether a batch script ends with an error when the ranks that it starts do.
+"""
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from lockstep.before.lint.batch import (
     CONTAINERS,
+    LAUNCH,
     PROFILERS,
     SAYING,
     STARTERS,
     Hit,
     Job,
+    Step,
     step_of,
     tokens_of,
 )
-from lockstep.before.lint.rules.endings import hidden_by_a_pipe, hidden_by_the_end
-from lockstep.before.lint.rules.launchers import TORCHRUN, option_values, torch_launch
-from lockstep.before.lint.shell.shell_commands import Command
-from lockstep.before.lint.shell.shell_words import base_name, value_of
+from lockstep.before.lint.shell import Command, base_name, value_of
 from lockstep.before.lint.variables import Kind, problems
-from lockstep.core.system.environment import INTERFACE_NAMES
+from lockstep.core.processes import INTERFACE_NAMES
+
+TORCHRUN = ("torchrun", "torch.distributed.run")
+TORCH_LAUNCHERS = {*TORCHRUN, "torch.distributed.launch", "torchrun_jsc"}
+# Programs that start ranks in a way of their own, and words of scripts that do.
+OTHER_LAUNCHERS = re.compile(
+    r"\b(mpirun|mpiexec|horovodrun|deepspeed|accelerate|composer|ray|dask|pdsh|clush|parallel|ssh|submitit)\b"
+)
+SPAWNING = re.compile(
+    r"spawn|multiprocess|n?gpus?\b|n_?proc|devices|mirrored|parallel|--tp\b|vllm|server",
+    re.IGNORECASE,
+)
+# What says that a script trains by torch.distributed, one process for each GPU.
+OF_TORCH = re.compile(r"ddp|fsdp|distributed|lightning|torch|MASTER_(ADDR|PORT)", re.IGNORECASE)
+# What tells a launcher of the other nodes: torchrun's options, and accelerate's.
+NUM_NODES = ("nnodes", "num_machines")
+MEETING = ("rdzv_endpoint", "master_addr", "main_process_ip")
+
+
+def torch_launch(tokens: list[str]) -> str | None:
+    """Return the launcher of torch's own among some words."""
+    for at, token in enumerate(tokens):
+        name = base_name(token)
+        if name in TORCH_LAUNCHERS:
+            return name
+        if name == "accelerate" and "launch" in tokens[at + 1 : at + 2]:
+            return "accelerate launch"
+    return None
+
+
+def option_values(tokens: list[str], *names: str) -> Iterator[str]:
+    """Yield the values of a program's option, written with _ or -."""
+    for at, token in enumerate(tokens):
+        name, equals, value = token.partition("=")
+        if name.startswith("--") and name[2:].replace("-", "_") in names:
+            yield value if equals else "".join(tokens[at + 1 : at + 2])
+
+
+def tasks_times_workers(job: Job) -> Iterator[Hit]:
+    """Look for torchrun in each of several tasks of a node."""
+    for step in job.steps:
+        launcher, tasks = torch_launch(step.tokens), job.tasks_per_node(step)
+        workers = next(option_values(step.tokens, "nproc_per_node", "num_processes"), "1")
+        number = job.number(workers)
+        if not launcher or not step.is_certain or tasks in (None, 1) or number == 1:
+            continue
+        many = f", {tasks * number} in all" if tasks and number else ""
+        yield Hit(
+            step.line,
+            f"srun starts {tasks} tasks on a node and each {launcher} {workers} workers{many}",
+        )
+
+
+def one_node_only(job: Job) -> Iterator[Hit]:
+    """Look for torchrun that no srun carries to the other nodes."""
+    for command in job.commands if (job.nodes or 1) > 1 else ():
+        launcher = torch_launch(tokens_of(command.words))
+        if launcher and LAUNCH.fullmatch(command.name):
+            yield Hit(command.line, f"{launcher} runs on the first of {job.nodes} nodes only")
+
+
+def no_srun(job: Job) -> Iterator[Hit]:
+    """Look for a training that is started once, where several tasks are asked for."""
+    tasks = job.num_tasks() or 1
+    if tasks == 1 or job.launches or any(not one.is_certain for one in job.steps):
+        return
+    if OTHER_LAUNCHERS.search(job.script.text) or not job.script.directives:
+        return
+    for command in job.commands:
+        tokens = tokens_of(command.words)
+        if _runs_script(tokens) and LAUNCH.fullmatch(command.name) and not torch_launch(tokens):
+            severity = "" if (job.nodes or 1) > 1 else "warning"
+            fact = f"{tasks} tasks are asked for and {command.name} is started once"
+            yield Hit(command.line, fact, severity=severity)
+            return
+
+
+def _runs_script(tokens: Sequence[str]) -> bool:
+    """Return whether some words start a script of Python's, or a module."""
+    for at, token in enumerate(tokens):
+        if re.fullmatch(r"python[0-9.]*", base_name(token)):
+            rest = [one for one in tokens[at + 1 :] if one not in ("-u", "-O", "-B", "-E", "-s")]
+            return bool(rest) and (rest[0].endswith(".py") or rest[0] == "-m")
+    return False
+
+
+def tasks_against_gpus(job: Job) -> Iterator[Hit]:
+    """Look for as many ranks of a node as it has no GPUs for, or leaves some idle."""
+    for step in job.launches if OF_TORCH.search(job.script.text) else ():
+        tasks, gpus = job.tasks_per_node(step), job.gpus_per_node(step)
+        text = " ".join(step.tokens)
+        if job.number(step.options.get("ntasks")) == 1:
+            continue  # a step beside the training
+        by_itself = torch_launch(step.tokens) or OTHER_LAUNCHERS.search(text)
+        if by_itself or SPAWNING.search(text) or not _runs_script(step.tokens) or not gpus:
+            continue
+        if tasks and tasks < gpus:
+            idle = f"srun starts {tasks} of each node's {gpus} possible ranks"
+            yield Hit(step.line, f"{idle}, so {gpus - tasks} of its GPUs idle")
+        elif tasks and tasks > gpus:
+            yield Hit(step.line, f"srun starts {tasks} ranks on a node with {gpus} GPUs")
+
+
+def workers_against_gpus(job: Job) -> Iterator[Hit]:
+    """Look for a launcher of torch's that starts another number of ranks than there are GPUs."""
+    for command in job.commands if job.is_batch else ():
+        step, tokens = step_of(command), tokens_of(command.words)
+        workers = job.number(next(option_values(tokens, "nproc_per_node"), None))
+        gpus = job.gpus_per_node(step)
+        if command.name in SAYING or not torch_launch(tokens) or not (workers and gpus):
+            continue
+        if workers > gpus:
+            yield Hit(command.line, f"{workers} ranks are started on a node with {gpus} GPUs")
+        elif workers < gpus and (job.tasks_per_node(step) or 1) == 1 and workers > 1:
+            fact = f"{workers} ranks are started on a node with {gpus} GPUs: {gpus - workers} idle"
+            yield Hit(command.line, fact, "start one rank for each GPU", "warning")
+
+
+def world_size(job: Job) -> Iterator[Hit]:
+    """Look for a WORLD_SIZE that is not the number of the tasks."""
+    if any(torch_launch(tokens_of(one.words)) for one in job.commands):
+        return  # which sets it itself
+    for command in job.script.commands:
+        for name, word in command.assigns:
+            given = job.number(value_of(word)) if name == "WORLD_SIZE" else None
+            for step in job.launches if given else ():
+                tasks = job.num_tasks(step) if _runs_script(step.tokens) else None
+                if tasks and tasks != given:
+                    yield Hit(word.line, f"WORLD_SIZE is {given} and srun starts {tasks} tasks")
+                    return
+
+
+def gloo_for_gpus(job: Job) -> Iterator[Hit]:
+    """Look for a backend that copies each gradient through the host."""
+    for command in job.commands if job.has_gpus else ():
+        values = option_values(tokens_of(command.words), "backend", "dist_backend", "ddp_backend")
+        if "gloo" in values and command.name not in SAYING:
+            yield Hit(command.line, "GPUs are asked for and the backend is gloo")
+
+
+def nodes_apart(job: Job) -> Iterator[Hit]:
+    """Look for a launcher on each of several nodes that hears of no other node."""
+    for step in job.steps:
+        launcher = torch_launch(step.tokens)
+        if launcher and step.is_certain and not _may_be_told(job, step) and _nodes(job, step) > 1:
+            lacks = [
+                f"--{names[0].replace('_', '-')}"
+                for names in (NUM_NODES, MEETING)
+                if next(option_values(step.tokens, *names), None) is None
+            ]
+            if lacks:
+                what = " or ".join(lacks)
+                yield Hit(
+                    step.line, f"{launcher} on each of {_nodes(job, step)} nodes has no {what}"
+                )
+
+
+def _nodes(job: Job, step: Step) -> int:
+    return job.number(step.options.get("nodes")) or job.nodes or 1
+
+
+def _may_be_told(job: Job, step: Step) -> bool:
+    """Return whether variables may tell the launcher what its options do not."""
+    by_variable = any(name.startswith(("PET_", "ACCELERATE_")) for name in job.script.settings)
+    hidden = any(token.startswith(("$", '"$')) for token in step.tokens)
+    return by_variable or hidden or "config_file" in " ".join(step.tokens)
+
+
+def hidden_by_a_pipe(job: Job) -> Iterator[Command]:
+    """Yield each launch whose exit code a pipe hides."""
+    if "pipefail" in _settings(job) or "PIPESTATUS" in job.script.text:
+        return
+    for command in job.commands if job.is_batch else ():
+        step = step_of(command)
+        is_launch = step.is_launch if step else _starts_ranks(command)
+        if is_launch and command.is_piped:
+            yield command
+
+
+def _starts_ranks(command: Command) -> bool:
+    """Return whether a command is a launcher of torch's, without srun."""
+    return bool(LAUNCH.fullmatch(command.name) and torch_launch(tokens_of(command.words)))
+
+
+def hidden_by_the_end(job: Job) -> Command | None:
+    """Return the last command, where it hides how a launch has ended that nothing else hears of."""
+    commands = [one for one in job.sequence if one.depth == 0]
+    top = [at for at, one in enumerate(commands) if one.words and not one.function]
+    if not top or "errexit" in _settings(job):
+        return None
+    last, heard = commands[top[-1]], _heard(commands)
+    if last.name.startswith("-"):
+        return None  # a part of the command before it, as another rule says
+    ends = _ends_as_ranks(commands, heard)
+    if last.name in ("exit", "return") or top[-1] in ends:
+        return None
+    begin = len(top) - 1
+    while begin and commands[top[begin - 1]].ends == "&&":
+        begin -= 1  # a && b: where a fails, the script ends as a does
+    return last if any(ends.get(at) for at in top[:begin] if at not in heard) else None
+
+
+def _ends_as_ranks(commands: list[Command], heard: set[int]) -> dict[int, bool]:
+    """Return which commands end as a step does, and whether it is certain that ranks are in it."""
+    found: dict[int, bool] = {}
+    functions: dict[str, bool] = {}
+    is_beside = False
+    for at, command in enumerate(commands):
+        step = step_of(command)
+        if step:
+            found[at] = step.is_launch and step.is_certain
+            is_beside = is_beside or (found[at] and command.ends == "&")
+        elif _starts_ranks(command):
+            found[at] = True
+            is_beside = is_beside or command.ends == "&"
+        elif command.name in functions:
+            found[at] = functions[command.name]
+        elif _waits(command):
+            found[at] = is_beside
+        if command.function and at in found and at not in heard:
+            functions[command.function] = found[at] or functions.get(command.function, False)
+    return found
+
+
+def _heard(commands: list[Command]) -> set[int]:
+    """Return the commands whose exit code the script looks at."""
+    found = set()
+    is_heard = is_awaited = False
+    following = None
+    for at, command in reversed([*enumerate(commands)]):
+        if command.ends not in ("&&", "|", "|&"):  # else what it leads to is heard or not
+            is_heard = command.ends == "||" or (following is not None and _reads_status(following))
+        if command.is_condition or (is_awaited if command.ends == "&" else is_heard):
+            found.add(at)
+        is_awaited = is_awaited or _waits(command)
+        following = command
+    return found
+
+
+def _waits(command: Command) -> bool:
+    """Return whether a command ends as what it waits for; without a name it ends with 0."""
+    return command.name == "wait" and len(command.words) > 1
+
+
+def _reads_status(command: Command) -> bool:
+    words = (*command.words, *(word for _, word in command.assigns))
+    read = any("$?" in word.text or "PIPESTATUS" in word.text for word in words)
+    return read and command.name not in SAYING
+
+
+def _settings(job: Job) -> set[str]:
+    """Return which of pipefail and errexit the script sets; a trap on ERR does as errexit."""
+    given = [word.text for one in job.commands if one.name == "set" for word in one.words[1:]]
+    given += job.script.lines[0].split()[1:]
+    letters = any(re.match("-[a-zA-Z]*e", text) for text in given)
+    traps = any(one.name == "trap" and one.words[-1].text == "ERR" for one in job.commands)
+    return {"pipefail", "errexit"} & {*given, "errexit" if letters or traps else ""}
+
 
 INSTALLERS = {"pip", "pip3", "conda", "mamba", "micromamba", "uv", "apt", "apt-get"}
 # What a task's own shell must expand: in the batch shell each of them is 0.

@@ -6,8 +6,8 @@ from statistics import median
 from textwrap import shorten
 from typing import Any
 
-from lockstep.core.records.flags import SYSTEMATIC
-from lockstep.core.text.formats import listed
+from lockstep.core.flags import SYSTEMATIC
+from lockstep.core.formats import listed
 from lockstep.report.check.evidence import Evidence, Hit, hit
 from lockstep.report.compute.scaling import Point
 from lockstep.report.page.panels.settings import equal_buckets

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from lockstep.core.text.formats import percent_span
+from lockstep.core.formats import percent_span
 from lockstep.report.check.evidence import UNIT, Evidence, Hit, are_apart, hit
 from lockstep.report.check.rules.work import NOTABLE_LOSS
 from lockstep.report.compute.scaling import Point, Series

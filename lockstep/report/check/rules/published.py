@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import permutations
 from typing import Any
 
-from lockstep.core.text.durations import TIME_UNITS
+from lockstep.core.formats import TIME_UNITS
 from lockstep.report.check.evidence import Evidence, Hit, hit
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.imports import TIMES

@@ -10,8 +10,8 @@ from datetime import timedelta
 from statistics import median
 from typing import Any
 
-from lockstep.core.records.record import POOLING_FACTS
-from lockstep.core.system.environment import THREADS
+from lockstep.core.processes import THREAD_VARIABLES
+from lockstep.core.record import POOLING_FACTS
 from lockstep.report.check.evidence import Entry, Evidence, Hit, hit
 from lockstep.report.check.rules.work import NOTABLE_LOSS
 from lockstep.report.compute.replicates import begun
@@ -45,7 +45,7 @@ OTHER_RULES: dict[str, tuple[str, ...]] = {
     "idle-devices": (f"{TELEMETRY}.gpu_utilisation",),
     "unequal-ranks": (
         *("provenance.threads_per_rank", f"{RANKS}.num_threads"),
-        *(f"provenance.environment.{name}" for name in THREADS),
+        *(f"provenance.environment.{name}" for name in THREAD_VARIABLES),
     ),
     "launch-disagrees": ("world_size", "num_nodes", "case.world_size", "case.num_nodes"),
     "uneven-rounds": ("rounds",),

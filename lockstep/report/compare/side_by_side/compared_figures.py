@@ -5,8 +5,8 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+from lockstep.core.formats import counted
 from lockstep.core.metrics import GOOD_EFFICIENCY
-from lockstep.core.text.formats import counted
 from lockstep.report.compare import outcome_wording
 from lockstep.report.compare.judging import BLOCKED, FASTER, SAME, SLOWER
 from lockstep.report.compare.outcome import JudgedPair, Line, counted_as

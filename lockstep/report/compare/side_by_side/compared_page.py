@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lockstep.core.formats import counted, listed
 from lockstep.core.studies import TITLES
-from lockstep.core.text.formats import counted, listed
 from lockstep.report.check.checker import Finding
 from lockstep.report.compare import compare_wording, comparison, outcome, outcome_wording
 from lockstep.report.compare.comparison import LETTERS, Comparison

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from lockstep.core.text.formats import DASH, counted, number, percent
+from lockstep.core.formats import DASH, counted, number, percent
 from lockstep.report.check.wording import joined
 from lockstep.report.compare import compare_wording, outcome, outcome_wording
 from lockstep.report.compare.comparison import Comparison

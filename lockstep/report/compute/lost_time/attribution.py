@@ -24,10 +24,8 @@ import numpy as np
 
 from lockstep.core.metrics import NOTABLE
 from lockstep.measure.causes import bound
-from lockstep.measure.causes.bound import Base, Bound
-from lockstep.measure.causes.buckets import Buckets
+from lockstep.measure.causes.bound import Base, Bound, Buckets, Cause
 from lockstep.measure.causes.division import FULL, OWN, REDUCE, Turns, divide
-from lockstep.measure.causes.words import Cause
 from lockstep.report.compute import replicates
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval, linear_interval

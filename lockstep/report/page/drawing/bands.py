@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from lockstep.core.text import formats
+from lockstep.core import formats
 from lockstep.report.page.drawing import ticks
 from lockstep.report.page.drawing.canvas import LEFT_IN, RIGHT_IN, Canvas, head, sheet
 from lockstep.report.page.drawing.palette import LABEL_PT, MARKERS, SERIES_COLOURS

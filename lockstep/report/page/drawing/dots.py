@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from lockstep.core.text import formats
+from lockstep.core import formats
 from lockstep.report.page.drawing import canvas as canvases
 from lockstep.report.page.drawing import ticks
 from lockstep.report.page.drawing.canvas import Canvas, Mark

@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.patches import Rectangle
 
-from lockstep.core.text import formats
+from lockstep.core import formats
 from lockstep.report.page.drawing import canvas as canvases
 from lockstep.report.page.drawing.canvas import Canvas, Mark
 from lockstep.report.page.drawing.palette import INK, LABEL_PT, SERIES_COLOURS

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from lockstep.core.text import formats
+from lockstep.core import formats
 from lockstep.report.page.drawing import ticks
 from lockstep.report.page.drawing.canvas import LEFT_IN, TOP_IN, Canvas, Mark, head, sheet, width_in
 from lockstep.report.page.drawing.palette import FAINT, INK, LABEL_PT, SERIES_COLOURS, SMALL_PT

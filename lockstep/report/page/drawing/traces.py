@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from lockstep.core.text import formats
+from lockstep.core import formats
 from lockstep.report.page.drawing import ticks
 from lockstep.report.page.drawing.canvas import (
     LEFT_IN,

@@ -6,9 +6,8 @@ from itertools import groupby
 from statistics import median
 from typing import Any
 
-from lockstep.core.text import formats
-from lockstep.core.text.durations import in_words
-from lockstep.core.text.formats import counted, number, percent
+from lockstep.core import formats
+from lockstep.core.formats import counted, in_words, number, percent
 from lockstep.report.load.results import Results
 from lockstep.report.load.sources import read_json
 from lockstep.report.page.panels.parts import Panel, panel, shown, table

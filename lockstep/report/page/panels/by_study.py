@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from lockstep.core.formats import number
 from lockstep.core.studies import LADDERS, OTHER, TITLES
-from lockstep.core.text.formats import number
 from lockstep.report.compute.alternatives.factor_ladders import without_laddered
 from lockstep.report.compute.lost_time import slow
 from lockstep.report.compute.scaling import Series

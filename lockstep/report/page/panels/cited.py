@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lockstep.core.text import formats
-from lockstep.core.text.durations import TIME_UNITS
-from lockstep.core.text.formats import number, percent, percent_span, ratio
+from lockstep.core import formats
+from lockstep.core.formats import TIME_UNITS, number, percent, percent_span, ratio
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.results import Results
 from lockstep.report.page.panels.parts import (

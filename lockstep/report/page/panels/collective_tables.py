@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from lockstep.core import metrics
+from lockstep.core import formats, metrics
+from lockstep.core.formats import counted, number, percent, span
 from lockstep.core.studies import TITLES
-from lockstep.core.text import formats
-from lockstep.core.text.formats import counted, number, percent, span
 from lockstep.report.compute import links
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import median_rate

@@ -3,17 +3,9 @@
 from collections.abc import Mapping
 from statistics import median
 
+from lockstep.core import formats
+from lockstep.core.formats import counted, number, percent, percent_span, ratio, ratio_span, span
 from lockstep.core.studies import TITLES
-from lockstep.core.text import formats
-from lockstep.core.text.formats import (
-    counted,
-    number,
-    percent,
-    percent_span,
-    ratio,
-    ratio_span,
-    span,
-)
 from lockstep.report.compute.lost_time import quantities
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import ratio_interval

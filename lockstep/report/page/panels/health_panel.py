@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from lockstep.core.text.formats import counted, number, percent
+from lockstep.core.formats import counted, number, percent
 from lockstep.report.compute import links
 from lockstep.report.compute.lost_time import health
 from lockstep.report.compute.lost_time.health import LIMITS, Kind, Reading

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 
+from lockstep.core import formats
+from lockstep.core.formats import capital, counted, number, percent, percent_span
 from lockstep.core.metrics import NOTABLE
-from lockstep.core.text import formats
-from lockstep.core.text.formats import capital, counted, number, percent, percent_span
+from lockstep.measure.causes.bound import NAMES, Cause
 from lockstep.measure.causes.card import LATE_NEXT, late_text
 from lockstep.measure.causes.stragglers import LateInput
-from lockstep.measure.causes.words import NAMES, Cause
 from lockstep.report.compute.lost_time import attribution, quantities
 from lockstep.report.compute.lost_time.attribution import CAUSES, Loss, Part, Reason
 from lockstep.report.compute.lost_time.slow import Slowest, latest, slowest

@@ -7,9 +7,8 @@ descriptions that `lockstep.report.page.figures` draws. Nothing here knows HTML.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from lockstep.core.text import formats
-from lockstep.core.text.durations import in_words
-from lockstep.core.text.formats import counted, listed, number
+from lockstep.core import formats
+from lockstep.core.formats import counted, in_words, listed, number
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval
 

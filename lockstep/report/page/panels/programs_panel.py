@@ -5,15 +5,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from lockstep.core.text.formats import (
-    counted,
-    number,
-    percent,
-    percent_span,
-    ratio,
-    ratio_span,
-    span,
-)
+from lockstep.core.formats import counted, number, percent, percent_span, ratio, ratio_span, span
 from lockstep.report.compute import replicates
 from lockstep.report.compute.alternatives.factor_ladders import FactorLadder, Rung, factor_ladders
 from lockstep.report.compute.scaling import Point, Series

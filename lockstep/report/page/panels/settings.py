@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, groupby, islice
 from statistics import geometric_mean, median
 
+from lockstep.core import formats
+from lockstep.core.formats import counted, number, percent, ratio, ratio_span, span
 from lockstep.core.studies import ON_REQUEST, TITLES
-from lockstep.core.text import formats
-from lockstep.core.text.formats import counted, number, percent, ratio, ratio_span, span
 from lockstep.report.compute.alternatives import compared, ranking
 from lockstep.report.compute.alternatives.compared import Cases, Key, varied
 from lockstep.report.compute.lost_time import quantities

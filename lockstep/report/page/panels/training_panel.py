@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from lockstep.core import formats
+from lockstep.core.formats import counted
 from lockstep.core.studies import TITLES
-from lockstep.core.text import formats
-from lockstep.core.text.formats import counted
 from lockstep.report.compute import learning
 from lockstep.report.compute.scaling import Series
 from lockstep.report.page.panels.parts import Figure, Panel, flagged, panel, shown, table

@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lockstep.core.records import step_basis
+from lockstep.core import formats, record
 from lockstep.core.studies import TRAINING
-from lockstep.core.text import formats
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.results import Results, Row
 from lockstep.report.words import method
@@ -39,7 +38,7 @@ def _rows(section: Mapping[str, Any], series: Sequence[Series]) -> list[Row]:
 def sentences(rows: Sequence[Row]) -> list[str]:
     """Say on what training steps rest; nothing where none was taken."""
     steps = [row for row in rows if row.study in TRAINING and not row.program]
-    found = [step_basis.of(row.details) for row in steps]
+    found = [record.basis_of(row.details) for row in steps]
     return [method.basis(found, [row.precision for row in steps])] if steps else []
 
 

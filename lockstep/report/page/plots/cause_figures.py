@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from lockstep.core.formats import capital, number
 from lockstep.core.studies import TITLES
-from lockstep.core.text.formats import capital, number
-from lockstep.measure.causes.words import NAMES, Cause
+from lockstep.measure.causes.bound import NAMES, Cause
 from lockstep.report.compute.lost_time import attribution
 from lockstep.report.compute.lost_time.attribution import Part
 from lockstep.report.compute.scaling import Point, Series

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lockstep.core import metrics
+from lockstep.core.formats import counted, number
 from lockstep.core.metrics import GIGA
-from lockstep.core.text.formats import counted, number
 from lockstep.report.compute import links
 from lockstep.report.compute.links import LinkFit
 from lockstep.report.compute.scaling import Point

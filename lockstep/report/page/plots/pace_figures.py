@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from lockstep.core.text.formats import counted
+from lockstep.core.formats import counted
 from lockstep.report.compute.lost_time.slow import Pace, Slowest
 from lockstep.report.page.panels.parts import Figure
 

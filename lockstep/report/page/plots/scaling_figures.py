@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from lockstep.core import formats
+from lockstep.core.formats import percent, percent_span
 from lockstep.core.studies import TITLES
-from lockstep.core.text import formats
-from lockstep.core.text.formats import percent, percent_span
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.page.panels.parts import (
     MAX_CURVES,

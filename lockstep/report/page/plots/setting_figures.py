@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from lockstep.core.formats import counted, number, ratio
 from lockstep.core.studies import TITLES
-from lockstep.core.text.formats import counted, number, ratio
 from lockstep.report.compute.alternatives import compared
 from lockstep.report.compute.alternatives.compared import Cases, Grid, Key
 from lockstep.report.page.panels.parts import MAX_ITEMS, Figure, ends

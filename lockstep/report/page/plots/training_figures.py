@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
-from lockstep.core.records.training_record import Epoch
-from lockstep.core.text import formats
-from lockstep.core.text.formats import counted, number
+from lockstep.core import formats
+from lockstep.core.formats import counted, number
+from lockstep.core.record import Epoch
 from lockstep.report.compute import learning
 from lockstep.report.compute.learning import Curve, Targets
 from lockstep.report.compute.scaling import Point, Series

@@ -21,8 +21,8 @@ from datetime import UTC, datetime
 from http.client import HTTPException
 from typing import Any, NoReturn
 
-from lockstep.core.system import files
-from lockstep.core.text.printable import one_line
+from lockstep.core import files
+from lockstep.core.formats import one_line
 from lockstep.report.tracker.apis.stores import MAX_SAID, OutOfReachError, RefusedError, failed
 from lockstep.report.tracker.confirmed import Entry
 from lockstep.report.tracker.runs.tracked import Artifact, Metric, Run

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from lockstep.core.text.printable import one_line
+from lockstep.core.formats import one_line
 from lockstep.report.tracker.apis.stores import MAX_SAID, OutOfReachError, RefusedError, failed
 from lockstep.report.tracker.confirmed import Entry
 from lockstep.report.tracker.runs.tracked import Artifact, Metric, Run

@@ -7,10 +7,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lockstep.core import metrics
-from lockstep.core.records import journal
-from lockstep.core.records.record import KEY, case_name
-from lockstep.core.system import locks
+from lockstep.core import journal, locks, metrics
+from lockstep.core.record import KEY, case_name
 from lockstep.report.compute.evaluation import evaluate_folder
 from lockstep.report.load import sources
 from lockstep.report.tracker.runs.from_trainings import epoch_metrics, updates

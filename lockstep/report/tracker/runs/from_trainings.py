@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from lockstep.core.system import files, locks
+from lockstep.core import files, locks
 from lockstep.report.load.sources import EPOCHS, SUMMARY
 from lockstep.report.tracker.runs.tracked import (
     Artifact,

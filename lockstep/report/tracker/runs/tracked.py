@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from lockstep.core.system import files
+from lockstep.core import files
 
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 # What MLflow takes of a name, a parameter and a tag (mlflow.utils.validation); a colon is refused

@@ -1,0 +1,494 @@
+"""A first site file, filled in from what Slurm and the machine show.
+
+A key that cannot be found is a comment or, where nothing works without it, a placeholder that
+loading refuses.
+
+A first campaign file: of a cluster, of a built-in site, or of one machine.
+
+A file to write, and how TOML writes a key that is set or only proposed.
+
+What a machine shows besides Slurm: interfaces, images, environments, cores and GPUs.
+
+The first files of the place where this runs, or of a built-in site, and how they are written.
+"""
+
+import json
+import math
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from lockstep import content
+from lockstep.before.doctor.checks import output
+from lockstep.before.doctor.machine_checks import FAST, interfaces
+from lockstep.campaign.campaign import Campaign
+from lockstep.core import studies
+from lockstep.core.files import write_atomically
+from lockstep.core.formats import clock, one_line, parse_limit
+from lockstep.machine import nvidia
+from lockstep.slurm import associations
+from lockstep.slurm import cluster as clusters
+from lockstep.slurm import site as sites
+from lockstep.slurm.associations import Accounts, Limit
+from lockstep.slurm.cluster import MIB_PER_GIB, Cluster, Kind, Partition
+from lockstep.slurm.site_values import FILL_IN
+
+COMMENT_COLUMN = 40
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A file to write.
+
+    Attributes:
+        to_fill_in: Keys that only a person can set.
+    """
+
+    text: str
+    to_fill_in: tuple[str, ...] = ()
+
+
+def line(key: str, value: Any, comment: str = "", *, is_set: bool = True) -> str:
+    """Return a key's line with a comment; where the key is not set, the whole line is one."""
+    text = f"{'' if is_set else '# '}{key} = {toml(value)}"
+    return f"{text:<{COMMENT_COLUMN}}  # {one_line(comment)}" if comment else text
+
+
+def toml(value: Any) -> str:
+    """Return a value as TOML writes it; its strings are JSON's."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(toml(item) for item in value)}]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def toml_key(name: str) -> str:
+    """Return a name as a key of TOML."""
+    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else toml(name)
+
+
+MAX_LADDER_NODES = 4
+STUDIES = tuple(name for name, study in studies.STUDIES.items() if study.is_usual)
+
+
+def campaign_file(
+    ranks_per_node: int, num_nodes: int, *, has_gpus: bool, is_cluster: bool = False
+) -> Draft:
+    """Return a first campaign of nodes."""
+    world_sizes = ladder(ranks_per_node, min(num_nodes, MAX_LADDER_NODES))
+    # Not "cluster": its batch of the strong study is too large for the first rung, one GPU.
+    size = "node" if has_gpus else "laptop"
+    parts = [
+        "# The first campaign of this place: how training scales, and what holds it back.",
+        "schema = 1",
+        line("name", "first", "of its folder of results"),
+        line("studies", STUDIES, "the questions"),
+        line("world_sizes", world_sizes, "how many ranks; the ladder"),
+        line("repeats", 3, "launches of each, in random order"),
+        line("size", size, "how much: smoke, laptop, node or cluster"),
+        line("workload", "resnet50", "the model; the size's by default", is_set=False),
+        line("precision", "bf16", "fp32 by default", is_set=False),
+        _global_batch(size, world_sizes),
+        *(_jobs() if is_cluster else ()),
+    ]
+    return Draft("\n".join(parts) + "\n")
+
+
+def ranks_per_node(kind: Kind) -> int:
+    """Return a rank for each GPU; on CPUs one for each socket, and two to have a ladder."""
+    return kind.num_gpus or min(kind.num_cpus, max(2, kind.num_sockets))
+
+
+def ladder(ranks_per_node: int, num_nodes: int) -> list[int]:
+    """Return world sizes that double: within a node, and then in whole nodes."""
+    within = [2**i for i in range(ranks_per_node.bit_length()) if 2**i < ranks_per_node]
+    nodes = [2**i for i in range(num_nodes.bit_length()) if 2**i <= num_nodes]
+    return [*within, *(ranks_per_node * number for number in nodes)]
+
+
+def _jobs() -> Iterator[str]:
+    """Yield the table of what goes into which job."""
+    yield from ("", "[jobs]")
+    yield line("allocation", "ladder", "a job each repeat; job: each world size; array: each case")
+    yield line("preflight", True, "first show that the nodes answer")
+    yield line("collect", True, "and make the report in the end")
+    yield line("launch_time", "00:15:00", "of one launch; the site's time if off", is_set=False)
+
+
+def _global_batch(size: str, world_sizes: Sequence[int]) -> str:
+    """Return a batch that all world sizes divide, set where the size's own does not."""
+    fields = {"schema": 1, "name": "x", "studies": STUDIES, "world_sizes": world_sizes}
+    usual = Campaign.model_validate(fields | {"size": size}).measured_size().global_batch
+    common = math.lcm(*world_sizes)
+    batch = -(-usual // common) * common
+    return line("global_batch", batch, "of all ranks, in the strong study", is_set=batch != usual)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the machine shows.
+
+    Attributes:
+        interfaces: Network interfaces, the fast ones first.
+        images: Apptainer images, the newest first.
+        venv: The environment of this Python, if it is one that has torch.
+    """
+
+    interfaces: tuple[str, ...]
+    images: tuple[Path, ...]
+    has_apptainer: bool
+    venv: Path | None
+    modules: tuple[str, ...]
+    suite: Path | None
+    scratch: str | None
+    num_cores: int
+    num_gpus: int
+
+
+def look_around(folder: Path, environ: Mapping[str, str]) -> Surroundings:
+    """Return what the machine shows; images are looked for in the folder and here."""
+    places = (folder, Path.cwd())
+    images = {path.resolve() for place in places for path in place.glob("*.sif") if path.is_file()}
+    root = content.IMPORTABLE_FROM
+    is_venv = sys.prefix != sys.base_prefix and find_spec("torch") is not None
+    return Surroundings(
+        interfaces=tuple(interfaces()),
+        images=tuple(sorted(images, key=lambda path: -path.stat().st_mtime)),
+        has_apptainer=shutil.which("apptainer") is not None,
+        venv=Path(sys.prefix) if is_venv else None,
+        modules=tuple(_modules(environ)),
+        # Of an installed Lockstep it is site-packages, which no job may put on PYTHONPATH.
+        suite=root if (root / "pyproject.toml").is_file() else None,
+        scratch=environ.get("SCRATCH"),
+        num_cores=psutil.cpu_count(logical=False) or 1,
+        num_gpus=_num_gpus(),
+    )
+
+
+def _modules(environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield the modules that bring PyTorch, where there are modules."""
+    if not {"LMOD_CMD", "MODULESHOME"} & set(environ):
+        return
+    try:
+        listing = output(["bash", "-lc", "module -t avail 2>&1"])
+    except RuntimeError:
+        return
+    names = (text.strip().removesuffix("(default)") for text in listing.splitlines())
+    yield from (name for name in names if re.fullmatch(r"[\w./+-]*pytorch[\w./+-]*\w", name, re.I))
+
+
+def _num_gpus() -> int:
+    try:
+        return len(nvidia.gpus())
+    except RuntimeError:
+        return 0
+
+
+USUAL_TIME = "02:00:00"
+
+
+def read_accounts(cluster: Cluster) -> Accounts:
+    """Return what this user may charge; nothing where Slurm keeps no accounts or says nothing."""
+    try:
+        return associations.read(cluster.name) if cluster.keeps_accounts else Accounts()
+    except RuntimeError:
+        return Accounts()
+
+
+def choose(cluster: Cluster, accounts: Accounts) -> Partition:
+    """Return the partition to measure on: of those with GPUs the default, or the first.
+
+    Raises:
+        RuntimeError: Slurm shows no partition with nodes.
+    """
+    with_nodes = [each for each in cluster.partitions if each.nodes]
+    usable = [each for each in with_nodes if each.is_up and _is_open(each, accounts)] or with_nodes
+    if not usable:
+        raise RuntimeError(
+            f"cluster {cluster.name} shows no partition with nodes; ask which you may use, or "
+            "start from a built-in site: lockstep init --site example"
+        )
+    return min(usable, key=lambda each: (not each.has_gpus, not each.is_default))
+
+
+def _is_open(partition: Partition, accounts: Accounts) -> bool:
+    if partition.accounts is None or not accounts.names:
+        return True
+    return bool(set(partition.accounts) & set(accounts.names))
+
+
+def site_file(cluster: Cluster, accounts: Accounts, around: Surroundings) -> Draft:
+    """Return the site file of a cluster.
+
+    Raises:
+        RuntimeError: Slurm shows no partition with nodes.
+    """
+    chosen = choose(cluster, accounts)
+    kind = chosen.kinds[0][0]
+    parts = [
+        *_inventory(cluster, chosen),
+        "schema = 1",
+        line("name", cluster.name),
+        line("partition", chosen.name),
+        *_account(chosen, accounts),
+        line("reservation", "NAME", "nodes that are kept for you", is_set=False),
+        *_hardware(chosen, kind),
+        _time(*longest(chosen, _limits(cluster, accounts, chosen))),
+        *([line("max_array_size", cluster.max_array_size)] if cluster.max_array_size else []),
+        *_interface(around),
+        line("scratch", around.scratch or "/scratch/ME", "for data files", is_set=False),
+        line("extra_directives", ["--exclusive"], "other jobs would change what is timed"),
+        *(_image(around) if _wants_image(around) else _native(around)),
+        *_tables(cluster, accounts, kind),
+    ]
+    return Draft("\n".join(parts) + "\n", _to_fill_in(around))
+
+
+def _to_fill_in(around: Surroundings) -> tuple[str, ...]:
+    """Return the keys that hold a placeholder."""
+    if _wants_image(around):
+        return () if around.images else ("image",)
+    return () if around.suite else ("suite",)
+
+
+def _inventory(cluster: Cluster, chosen: Partition) -> Iterator[str]:
+    """Yield the cluster's partitions as comments, a kind of node each."""
+    version = cluster.version or "of unknown version"
+    yield f"# What `lockstep init` found of {one_line(cluster.name)}, Slurm {version}."
+    yield "# A key behind a # is off: take the # away to set it."
+    yield "#"
+    row = "#   {:<16} {:>5}  {:<18} {:>5}  {:>8}  {}"
+    yield row.format("partition", "nodes", "GPUs of a node", "CPUs", "memory", "longest job")
+    for partition in cluster.partitions:
+        mark = "*" if partition is chosen else ""
+        for kind, number in partition.kinds:
+            memory = f"{kind.memory_mib / MIB_PER_GIB:.0f} GiB"
+            name, gpus = one_line(partition.name) + mark, one_line(kind.gpus)
+            longest_job = partition.max_time or "no limit"
+            yield row.format(name, number, gpus, kind.num_cpus, memory, longest_job)
+    yield "#   * is the one below"
+
+
+def _allowed(chosen: Partition, accounts: Accounts) -> list[str]:
+    """Return the user's accounts that a partition takes, the default one first."""
+    allowed = [
+        name for name in accounts.names if chosen.accounts is None or name in chosen.accounts
+    ]
+    return sorted(allowed, key=lambda name: name != accounts.default)
+
+
+def _limits(cluster: Cluster, accounts: Accounts, partition: Partition) -> tuple[Limit, ...]:
+    """Return what limits a job that charges the account of the site file, and names no QOS."""
+    account = next(iter(_allowed(partition, accounts)), None)
+    return associations.limits(cluster, accounts, partition, account)
+
+
+def longest(partition: Partition, limits: Sequence[Limit]) -> tuple[str | None, Limit | None]:
+    """Return the time of a partition's longest job, and whose limit that is if not its own."""
+    most_s = parse_limit(partition.max_time) if partition.max_time else math.inf
+    shorter = [limit for limit in limits if limit.name == "MaxWall" and limit.value < most_s]
+    return (clock(shorter[0].value), shorter[0]) if shorter else (partition.max_time, None)
+
+
+def most_nodes(
+    partition: Partition, kind: Kind, limits: Sequence[Limit]
+) -> tuple[int, Limit | None]:
+    """Return the nodes of a partition's largest job, and whose limit that is if not its own."""
+    of_node = {
+        "node": 1,
+        "cpu": kind.num_cpus,
+        "gres/gpu": kind.num_gpus,
+        f"gres/gpu:{kind.gpu_type}": kind.num_gpus,
+    }
+    counted = [limit for limit in limits if of_node.get(limit.tres)]
+    nodes = [(max(1, limit.value // of_node[limit.tres]), limit) for limit in counted]
+    fewest = min(nodes, key=lambda pair: pair[0], default=None)
+    if fewest is None or fewest[0] >= partition.num_usable_nodes:
+        return partition.num_usable_nodes, None
+    return fewest
+
+
+def _account(chosen: Partition, accounts: Accounts) -> Iterator[str]:
+    allowed = _allowed(chosen, accounts)
+    account = next(iter(allowed), None)
+    others = ", ".join(name for name in allowed if name != account)
+    if account is None:
+        yield line("account", "PROJECT", "what pays, if jobs must say so", is_set=False)
+    else:
+        yield line("account", account, f"or {others}" if others else "the project that pays")
+    having = accounts.qos.get(account or "", ())
+    qos = [name for name in having if chosen.qos is None or name in chosen.qos]
+    yield line("qos", next(iter(qos), "NAME"), f"yours: {', '.join(qos) or 'none'}", is_set=False)
+
+
+def _hardware(chosen: Partition, kind: Kind) -> Iterator[str]:
+    types = {other.gpu_type for other, _ in chosen.kinds if other.num_gpus}
+    yield line("gpus_per_node", kind.num_gpus, "" if kind.num_gpus else "measure on the CPUs")
+    if kind.gpu_type:
+        several = f"the partition has {len(types)} types" if len(types) > 1 else "the only type"
+        yield line("gpu_type", kind.gpu_type, several, is_set=len(types) > 1)
+    # AMD's Instinct, by its name (amd_instinct_mi250x) or its architecture.
+    if re.search(r"mi[0-9]{2}|gfx[0-9]", kind.gpu_type or "", re.IGNORECASE):
+        yield line("gpu_runtime", "rocm")
+    yield line("cpus_per_node", kind.num_cpus)
+    if not kind.num_gpus and kind.num_cpus > 1:
+        yield line("max_ranks_per_node", ranks_per_node(kind), "each has its share of CPUs")
+    yield line("mem", "0", f"all of a node's {kind.memory_mib / MIB_PER_GIB:.0f} GiB")
+    yield from _constraint(chosen, kind, is_needed=len(chosen.kinds) > 1 and len(types) < 2)
+
+
+def _constraint(chosen: Partition, kind: Kind, *, is_needed: bool) -> Iterator[str]:
+    """Yield what keeps jobs on nodes of one kind, where a feature can."""
+    alike = [node.features for node in chosen.nodes if node.kind.shape == kind.shape]
+    others = [node.features for node in chosen.nodes if node.kind.shape != kind.shape]
+    unique = frozenset.intersection(*alike) - frozenset().union(*others)
+    if is_needed and unique:
+        yield line("constraint", min(unique), "nodes of one kind; the partition has several")
+    elif is_needed:
+        yield line("constraint", "FEATURE", "the partition has several kinds", is_set=False)
+    else:
+        features = sorted(frozenset().union(*alike))
+        first = (features or ["FEATURE"])[0]
+        yield line("constraint", first, f"of {_short(features)}", is_set=False)
+
+
+def _short(names: Sequence[str]) -> str:
+    return ", ".join(names[:6]) + (", ..." if len(names) > 6 else "") or "no features"
+
+
+def _time(most: str | None, limit: Limit | None) -> str:
+    time = min(USUAL_TIME, most or USUAL_TIME, key=parse_limit)
+    return line("time", time, f"of one job, at most {_bound(most or 'without limit', limit)}")
+
+
+def _bound(text: str, limit: Limit | None) -> str:
+    """Return a bound with what sets it, where that is not the partition."""
+    return limit.text if limit else text
+
+
+def _interface(around: Surroundings) -> Iterator[str]:
+    """Yield the interface to speak through: set where it is a fast one by its name."""
+    name, *others = around.interfaces or ("ib0",)
+    seen = f"here are also {_short(others)}" if others else "as on this machine; are nodes alike?"
+    yield line("interface", name, seen, is_set=name.startswith(FAST) and bool(around.interfaces))
+
+
+def _wants_image(around: Surroundings) -> bool:
+    return around.has_apptainer or not (around.venv or around.modules)
+
+
+def _image(around: Surroundings) -> Iterator[str]:
+    placeholder = f"{FILL_IN}path of an image; lockstep image build makes one"
+    image = str(around.images[0]) if around.images else placeholder
+    yield "\n# Or instead of an image `modules` or `venv`, with `suite`, the path of Lockstep."
+    yield "[container]"
+    yield line("image", image, "on storage that all nodes see" if around.images else "")
+    yield from (line("image", str(path), is_set=False) for path in around.images[1:])
+    yield line("binds", ["/scratch"], "further folders of the host", is_set=False)
+
+
+def _native(around: Surroundings) -> Iterator[str]:
+    if around.venv:
+        yield line("venv", str(around.venv), "on storage that all nodes see")
+    else:
+        yield line("modules", [around.modules[-1]], f"of {_short(around.modules)}")
+    placeholder = f"{FILL_IN}path of a checkout of Lockstep"
+    yield line("suite", str(around.suite or placeholder), "on storage that all nodes see")
+
+
+def _tables(cluster: Cluster, accounts: Accounts, kind: Kind) -> Iterator[str]:
+    yield "\n[env]"
+    yield line("NCCL_DEBUG", "WARN", is_set=kind.num_gpus > 0)
+    # The others whose nodes are alike: --partition chooses among them.
+    for partition in cluster.partitions:
+        if kind.shape in {other.shape for other, _ in partition.kinds}:
+            limits = _limits(cluster, accounts, partition)
+            time, of_time = longest(partition, limits)
+            nodes, of_nodes = most_nodes(partition, kind, limits)
+            unlimited = "" if time else "  # its jobs may take any time"
+            yield f"\n[partitions.{toml_key(partition.name)}]{unlimited}"
+            if time:
+                yield line("time", time, _bound("its longest job", of_time))
+            yield line("max_nodes", nodes, _bound("of one job", of_nodes))
+
+
+def cluster_campaign(cluster: Cluster, accounts: Accounts) -> Draft:
+    """Return a first campaign of a cluster.
+
+    Raises:
+        RuntimeError: Slurm shows no partition with nodes.
+    """
+    chosen = choose(cluster, accounts)
+    kind = chosen.kinds[0][0]
+    num_alike = sum(node.kind.shape == kind.shape for node in chosen.nodes)
+    most, _ = most_nodes(chosen, kind, _limits(cluster, accounts, chosen))
+    return campaign_file(
+        ranks_per_node(kind), min(num_alike, most), has_gpus=kind.num_gpus > 0, is_cluster=True
+    )
+
+
+MAX_RANKS = 8  # of a laptop
+
+
+def drafts(folder: Path, environ: Mapping[str, str]) -> dict[str, Draft]:
+    """Return the files for the place where this runs: name -> draft.
+
+    Raises:
+        RuntimeError: Slurm is installed and does not answer, or shows no partition with nodes.
+    """
+    around = look_around(folder, environ)
+    if shutil.which("scontrol") is None:
+        return {"campaign.toml": local_campaign(around)}
+    cluster = clusters.read()
+    accounts = read_accounts(cluster)
+    return {
+        "site.toml": site_file(cluster, accounts, around),
+        "campaign.toml": cluster_campaign(cluster, accounts),
+    }
+
+
+def local_campaign(around: Surroundings) -> Draft:
+    """Return a first campaign of this machine alone."""
+    ranks = around.num_gpus or min(around.num_cores, MAX_RANKS)
+    return campaign_file(ranks, 1, has_gpus=around.num_gpus > 0)
+
+
+def built_in(name: str) -> dict[str, Draft]:
+    """Return the files of a site that ships with the suite: name -> draft.
+
+    Raises:
+        ValueError: There is no such site.
+    """
+    if name not in sites.built_in():
+        raise ValueError(f"no built-in site {name!r}; choose from {', '.join(sites.built_in())}")
+    site = sites.load(name)
+    ranks = min(site.gpus_per_node or site.cpus_per_node, site.max_ranks_per_node or MAX_RANKS)
+    return {
+        "site.toml": Draft(sites.built_in()[name].read_text(encoding="utf-8")),
+        "campaign.toml": campaign_file(ranks, MAX_LADDER_NODES, has_gpus=site.gpus_per_node > 0),
+    }
+
+
+def write(folder: Path, files: Mapping[str, Draft], *, force: bool) -> None:
+    """Write the files; all of them, or none where one exists already.
+
+    Raises:
+        ValueError: A file exists and is not to be replaced.
+        OSError: It cannot be written.
+    """
+    existing = [str(folder / name) for name in files if (folder / name).exists()]
+    if existing and not force:
+        verb = "exists" if len(existing) == 1 else "exist"
+        raise ValueError(
+            f"{' and '.join(existing)} {verb} already; --force replaces, --dry-run prints what it "
+            "would say"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, draft in files.items():
+        write_atomically(folder / name, draft.text)

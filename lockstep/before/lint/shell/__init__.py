@@ -1,1 +1,0 @@
-"""A batch script as a reader sees it: words, commands, directives, options."""

@@ -1,0 +1,537 @@
+"""Errors that a reader of a training script can find before its ranks hang or wait.
+
+Rules about training scripts: what is slow, wrong or hangs once there are several ranks.
+
+A Python training script as the rules ask about it: its calls, loops and branches.
+"""
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from lockstep.before.lint.batch import Hit
+from lockstep.before.lint.linter import Finding, Rule, judged
+from lockstep.core import files
+
+Block = ast.For | ast.While | ast.If | ast.FunctionDef | ast.AsyncFunctionDef
+Loop = ast.For | ast.While
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+# Wraps a model for several ranks.
+WRAPS = ("DistributedDataParallel", "DDP")
+# How a script asks which rank it is.
+OF_RANKS = ("rank", "is_main_process", "is_master", "is_main", "is_global_zero")
+# Each rank must call these, or the others wait (torch.distributed, "Collective functions").
+COLLECTIVES = frozenset(
+    {
+        *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all"),
+        *("all_to_all_single", "barrier", "broadcast", "broadcast_object_list", "gather"),
+        *("gather_object", "monitored_barrier", "reduce", "reduce_scatter"),
+        *("reduce_scatter_tensor", "scatter", "scatter_object_list"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Script:
+    """A training script."""
+
+    path: str
+    tree: ast.Module
+
+    @cached_property
+    def parents(self) -> dict[ast.AST, ast.AST]:
+        """Node -> the node that holds it."""
+        return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+
+    @cached_property
+    def calls(self) -> list[ast.Call]:
+        """Every call, from the first line to the last."""
+        found = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
+        return sorted(found, key=lambda call: call.lineno)
+
+    def named(self, *names: str) -> list[ast.Call]:
+        """Return the calls of functions or methods of these last names."""
+        return [call for call in self.calls if name_of(call.func).rpartition(".")[2] in names]
+
+    def mentions(self, *words: str) -> bool:
+        """Return whether a name, an attribute, an argument or a text is one of these words."""
+        return any(word in words for node in ast.walk(self.tree) for word in _words(node))
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether it forms a process group, or wraps a model for one."""
+        return bool(self.named("init_process_group", *WRAPS))
+
+    @property
+    def is_for_cpus(self) -> bool:
+        """Whether it asks for gloo, and names no device and no GPU."""
+        return self.mentions("gloo") and not self.mentions("cuda", "device", "nccl", "to")
+
+    @property
+    def is_training(self) -> bool:
+        """Whether it computes gradients."""
+        return bool(self.named("backward"))
+
+    def around(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Yield the nodes that hold a node, the innermost first."""
+        while node in self.parents:
+            node = self.parents[node]
+            yield node
+
+    def loop_of(self, node: ast.AST) -> Loop | None:
+        """Return the innermost loop around a node, within its own function."""
+        for holder in self.around(node):
+            if isinstance(holder, ast.For | ast.While):
+                return holder
+            if isinstance(holder, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                return None
+        return None
+
+    def assigned(self, *names: str) -> set[str]:
+        """Return the variables that calls of these last names are assigned to."""
+        return {
+            name_of(target)
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+            and name_of(node.value.func).rpartition(".")[2] in names
+            for target in node.targets
+        } - {""}  # fmt: skip
+
+    @cached_property
+    def step_blocks(self) -> set[ast.AST]:
+        """The loops, and the functions called in a loop, in which gradients are computed."""
+        found: set[ast.AST] = set()
+        for backward in self.named("backward"):
+            function = self.function_of(backward)
+            if loop := self.loop_of(backward):
+                found.add(loop)
+            elif isinstance(function, Function):
+                callers = {loop for one in self.named(function.name) if (loop := self.loop_of(one))}
+                found |= {function, *callers} if callers else set()
+        return found
+
+    def in_each_step(self, call: ast.Call) -> bool:
+        """Return whether a call is made in each step, of some ranks at least."""
+        for holder in self.around(call):
+            if holder in self.step_blocks:
+                return not (isinstance(holder, ast.For) and call in ast.walk(holder.iter))
+            if isinstance(holder, Loop | Function | ast.Lambda):
+                return False
+            if isinstance(holder, ast.If | ast.IfExp):
+                is_of_ranks = isinstance(holder.test, ast.Compare | ast.Call | ast.Name)
+                if not (is_of_ranks and asks_for_rank(holder.test)):
+                    return False
+        return False
+
+    def is_for_some_ranks(self, node: ast.AST, seen: frozenset[str] = frozenset()) -> bool:
+        """Return whether a condition about the rank leads to a node, or to its function's calls."""
+        function = self.function_of(node)
+        tests = [one.test for one in self.around(node) if isinstance(one, ast.If | ast.IfExp)]
+        for one in ast.walk(function):
+            if isinstance(one, ast.If) and isinstance(one.body[-1], ast.Return | ast.Continue):
+                tests += [one.test] if one.lineno < getattr(node, "lineno", 0) else []
+        if any(map(asks_for_rank, tests)) or not isinstance(function, Function):
+            return any(map(asks_for_rank, tests))
+        name = function.name
+        calls = self.named(name) if name not in seen else []
+        return any(self.is_for_some_ranks(call, seen | {name}) for call in calls)
+
+    def function_of(self, node: ast.AST) -> ast.AST:
+        """Return the function around a node, or the whole script."""
+        return next((one for one in self.around(node) if isinstance(one, Function)), self.tree)
+
+
+def name_of(node: ast.AST) -> str:
+    """Return the dotted name of an expression: `torch.nn.DataParallel`, of a method `.item`."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{name_of(node.value)}.{node.attr}"
+    return ""
+
+
+def argument(call: ast.Call, name: str) -> ast.expr | None:
+    """Return what a call gives under a name."""
+    return next((word.value for word in call.keywords if word.arg == name), None)
+
+
+def is_constant(node: ast.AST | None, value: object) -> bool:
+    """Return whether an expression is a value that is written out."""
+    return isinstance(node, ast.Constant) and node.value is value
+
+
+def asks_for_rank(test: ast.AST) -> bool:
+    """Return whether a condition is about which rank this is."""
+    words = {word.lower() for node in ast.walk(test) for word in _words(node)}
+    return any(word in OF_RANKS or word.endswith("rank") or word == "get_rank" for word in words)
+
+
+def collectives(block: ast.AST) -> Iterator[ast.Call]:
+    """Yield the collective calls in a block: methods and functions of a process group."""
+    for node in ast.walk(block):
+        if isinstance(node, ast.Call):
+            group, _, name = name_of(node.func).rpartition(".")
+            if name in COLLECTIVES and group.rpartition(".")[2] in ("dist", "distributed", "c10d"):
+                yield node
+
+
+def _words(node: ast.AST) -> Iterator[str]:
+    for field in ("id", "attr", "arg", "name"):
+        word = getattr(node, field, None)
+        if isinstance(word, str):
+            yield word
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+
+
+# Methods of a tensor that wait until the GPU has computed it.
+READING = ("item", "tolist", "numpy", "cpu")
+WAITING = ("synchronize", "empty_cache")
+PRINTING = ("print", "info", "debug", "write", "log", "add_scalar")
+_PORT = re.compile(r"tcp://[^:]+:[1-9][0-9]*")
+
+
+def same_order(script: Script) -> Iterator[Hit]:
+    """Look for a sampler whose epochs are all shuffled alike."""
+    if script.named("set_epoch"):
+        return
+    for call in script.named("DistributedSampler"):
+        if not is_constant(argument(call, "shuffle"), False) and not _validates(script, call):
+            yield Hit(call.lineno, "DistributedSampler, and no set_epoch anywhere")
+
+
+def _validates(script: Script, call: ast.Call) -> bool:
+    """Return whether a sampler's name, or its data's, says that it is not for training."""
+    holder = script.parents.get(call)
+    targets = holder.targets if isinstance(holder, ast.Assign) else []
+    text = " ".join(map(ast.unparse, [*targets, *call.args, *(one.value for one in call.keywords)]))
+    return bool(re.search(r"val|test|eval|dev(?!ice)|infer", text, re.IGNORECASE))
+
+
+def all_data_everywhere(script: Script) -> Iterator[Hit]:
+    """Look for a loader of which each rank reads all."""
+    if not script.is_distributed or script.mentions("DistributedSampler"):
+        return
+    for call in script.named("DataLoader"):
+        is_shuffled = is_constant(argument(call, "shuffle"), True)
+        if is_shuffled and argument(call, "sampler") is None:
+            yield Hit(call.lineno, "DataLoader with shuffle=True on each rank, and no sampler")
+
+
+def read_each_step(script: Script) -> Iterator[Hit]:
+    """Look for what waits for the GPU in every step: reading a value, waiting, freeing memory."""
+    if script.is_for_cpus:
+        return
+    losses = {name_of(call.func).rpartition(".")[0] for call in script.named("backward")} - {""}
+    for call in filter(script.in_each_step, script.calls):
+        name = name_of(call.func)
+        last = name.rpartition(".")[2] or getattr(call.func, "attr", "")
+        if last in READING and not call.args:
+            yield Hit(call.lineno, f"{name or f'(...).{last}'}() in each step")
+        elif last in WAITING and "cuda" in name:
+            action = "leave it out of the step; a timer needs it once, around many steps"
+            yield Hit(call.lineno, f"{name}() in each step: the CPU waits for the GPU", action)
+        elif last in PRINTING and (read := losses & _plain_names(call)):
+            yield Hit(call.lineno, f"{last} of the tensor {min(read)} in each step")
+
+
+def _plain_names(call: ast.Call) -> set[str]:
+    """Return the variables that a call prints as they are, and not an attribute or a call of."""
+    inner = {one.value for one in ast.walk(call) if isinstance(one, ast.Attribute)}
+    return {one.id for one in ast.walk(call) if isinstance(one, ast.Name) and one not in inner}
+
+
+def collective_each_step(script: Script) -> Iterator[Hit]:
+    """Look for collectives of one's own in every step, beside those of the gradients."""
+    for call in collectives(script.tree):
+        if script.in_each_step(call):
+            yield Hit(call.lineno, f"{name_of(call.func)} in each step")
+
+
+def unused_parameters(script: Script) -> Iterator[Hit]:
+    """Look for DDP that walks the graph in every step for parameters without a gradient."""
+    for call in script.named(*WRAPS, "DistributedDataParallelKwargs", "DDPStrategy"):
+        if is_constant(argument(call, "find_unused_parameters"), True):
+            yield Hit(call.lineno, "find_unused_parameters=True")
+
+
+def no_workers(script: Script) -> Iterator[Hit]:
+    """Look for loaders that read their batches in the process that trains, but not from memory."""
+    if not script.is_distributed or script.named("TensorDataset"):
+        return
+    for call in script.named("DataLoader"):
+        given = argument(call, "num_workers")
+        is_hidden = any(word.arg is None for word in call.keywords) or len(call.args) > 5
+        if is_constant(given, 0) or (given is None and not is_hidden):
+            how = "with num_workers=0" if given else "without num_workers, which is 0"
+            yield Hit(call.lineno, f"DataLoader {how}")
+
+
+def no_sync(script: Script) -> Iterator[Hit]:
+    """Look for accumulation whose every backward exchanges all gradients."""
+    if not script.named(*WRAPS) or script.mentions("no_sync", "require_backward_grad_sync"):
+        return
+    for call in script.named("step"):
+        loop = script.loop_of(call)
+        branches = [one for one in script.around(call) if isinstance(one, ast.If)]
+        counted = [one for one in branches if loop in [*script.around(one)] and _counts(one.test)]
+        if loop in script.step_blocks and counted and "optim" in name_of(call.func).lower():
+            yield Hit(call.lineno, f"{name_of(call.func)} if {ast.unparse(counted[0].test)[:40]}")
+            return
+
+
+def _counts(test: ast.AST) -> bool:
+    return any(isinstance(one, ast.Mod) for one in ast.walk(test))
+
+
+def files_of_all_ranks(script: Script) -> Iterator[Hit]:
+    """Look for what every rank writes to one place: a checkpoint, a data set that is fetched."""
+    if not script.is_distributed:
+        return
+    for call in script.calls:
+        is_save = name_of(call.func) == "torch.save" and not asks_for_rank(call)
+        fetches = is_constant(argument(call, "download"), True)
+        has_turns = fetches and any(
+            name_of(one.func).endswith("barrier") for one in collectives(script.function_of(call))
+        )
+        if (is_save or fetches) and not has_turns and not script.is_for_some_ranks(call):
+            what = "torch.save to one file" if is_save else "download=True"
+            yield Hit(call.lineno, f"{what} on every rank")
+
+
+def device_of_global_rank(script: Script) -> Iterator[Hit]:
+    """Look for a GPU that is chosen by the rank in the job, and not on the node."""
+    ranks = {
+        name_of(node.targets[0])
+        for node in ast.walk(script.tree)
+        if isinstance(node, ast.Assign) and _is_global_rank(node.value, set())
+    }
+    for call in script.named("set_device"):
+        if call.args and _is_global_rank(call.args[0], ranks):
+            yield Hit(call.lineno, f"{ast.unparse(call)[:60]} by the rank in the whole job")
+
+
+def _is_global_rank(node: ast.AST, ranks: set[str]) -> bool:
+    """Return whether an expression is the rank in the job, or one of the names that hold it."""
+    names = [one.id for one in ast.walk(node) if isinstance(one, ast.Name)]
+    calls = [name_of(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)]
+    texts = [one.value for one in ast.walk(node) if isinstance(one, ast.Constant)]
+    is_of_node = any(isinstance(one, ast.BinOp | ast.IfExp | ast.BoolOp) for one in ast.walk(node))
+    is_rank = bool(ranks & {*names} or {"RANK", "SLURM_PROCID"} & {*map(str, texts)})
+    is_rank = is_rank or any(one.rpartition(".")[2] == "get_rank" for one in calls)
+    return is_rank and not is_of_node
+
+
+def gloo_for_gpus(script: Script) -> Iterator[Hit]:
+    """Look for gloo, which copies each gradient through the host, where tensors are on GPUs."""
+    uses_gpus = script.named("cuda", "set_device") or script.mentions("cuda")
+    for call in script.named("init_process_group") if uses_gpus else ():
+        given = call.args[0] if call.args else argument(call, "backend")
+        if isinstance(given, ast.Constant) and given.value == "gloo":
+            yield Hit(call.lineno, "the backend is gloo, and tensors are on GPUs")
+
+
+def some_ranks_only(script: Script) -> Iterator[Hit]:
+    """Look for collective calls that not every rank makes, DDP's forward among them."""
+    models = script.assigned(*WRAPS)
+    for branch in (node for node in ast.walk(script.tree) if isinstance(node, ast.If)):
+        if asks_for_rank(branch.test):
+            yield from _one_sided(script, branch)
+            yield from _left_behind(script, branch)
+            yield from _forward_of_some(branch, models)
+
+
+def _one_sided(script: Script, branch: ast.If) -> Iterator[Hit]:
+    sides = [_names(branch.body), _names(branch.orelse)]
+    for side, other in ((branch.body, sides[1]), (branch.orelse, sides[0])):
+        for call in (call for part in side for call in collectives(part)):
+            name = name_of(call.func)
+            if name not in other and not _is_turn(script, call, name):
+                yield Hit(call.lineno, f"{name} within `if {ast.unparse(branch.test)}`")
+
+
+def _forward_of_some(branch: ast.If, models: set[str]) -> Iterator[Hit]:
+    """Yield the forwards of DDP in one branch alone: each may broadcast the model's buffers."""
+    sides = [
+        [call for part in side for call in ast.walk(part)
+         if isinstance(call, ast.Call) and name_of(call.func) in models]
+        for side in (branch.body, branch.orelse)
+    ]  # fmt: skip
+    for call in sides[0] or sides[1] if not (sides[0] and sides[1]) else ():
+        what = f"DDP's forward {name_of(call.func)}(...)"
+        action = f"call {name_of(call.func)}.module(...) there, or call it on every rank"
+        fact = f"{what} within `if {ast.unparse(branch.test)}`: the other ranks may wait for it"
+        yield Hit(call.lineno, fact, action)
+
+
+def _names(block: Sequence[ast.AST]) -> set[str]:
+    return {name_of(call.func) for part in block for call in collectives(part)}
+
+
+def _is_turn(script: Script, call: ast.Call, name: str) -> bool:
+    """Return whether a barrier is one of two by which the first rank goes before the others."""
+    if not name.endswith("barrier"):
+        return False
+    function = script.function_of(call)
+    return sum(name_of(one.func).endswith("barrier") for one in collectives(function)) > 1
+
+
+def _left_behind(script: Script, branch: ast.If) -> Iterator[Hit]:
+    """Yield collective calls after some ranks have returned, in the same block."""
+    holder = script.parents.get(branch)
+    if branch.orelse or not isinstance(branch.body[-1], ast.Return | ast.Continue):
+        return
+    block = next((b for b in _blocks(holder) if branch in b), [])
+    for part in block[block.index(branch) + 1 :] if branch in block else []:
+        for call in collectives(part):
+            why = f"after `if {ast.unparse(branch.test)}` let some ranks go"
+            yield Hit(call.lineno, f"{name_of(call.func)} {why}")
+
+
+def _blocks(holder: ast.AST | None) -> Iterator[list[ast.AST]]:
+    for field in ("body", "orelse", "finalbody"):
+        block = getattr(holder, field, None)
+        if isinstance(block, list):
+            yield block
+
+
+def data_parallel(script: Script) -> Iterator[Hit]:
+    """Look for torch's older way, threads of one process."""
+    for call in script.named("DataParallel"):
+        yield Hit(call.lineno, f"{name_of(call.func)} drives all GPUs from one process")
+
+
+def fixed_port(script: Script) -> Iterator[Hit]:
+    """Look for a port that is written out."""
+    for node in ast.walk(script.tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+            key = node.targets[0].slice
+            is_port = isinstance(key, ast.Constant) and key.value == "MASTER_PORT"
+            if is_port and isinstance(node.value, ast.Constant):
+                yield Hit(node.lineno, f"MASTER_PORT is {node.value.value!r}")
+        elif isinstance(node, ast.Constant) and _PORT.fullmatch(str(node.value)):
+            yield Hit(node.lineno, f"{node.value!r} names a port")
+
+
+def one_gpu_for_all(script: Script) -> Iterator[Hit]:
+    """Look for ranks that all take the first GPU."""
+    words = (
+        *("set_device", "LOCAL_RANK", "local_rank", "SLURM_LOCALID", "device_ids", "device_id"),
+        *("fully_shard", "init_device_mesh", "DeviceMesh", "CUDA_VISIBLE_DEVICES", "Accelerator"),
+    )
+    if not script.is_distributed or script.mentions(*words):
+        return
+    for call in script.calls:
+        name = name_of(call.func).rpartition(".")[2]
+        first = call.args[0] if call.args else None
+        text = first.value if isinstance(first, ast.Constant) else None
+        is_first = isinstance(first, ast.Constant) and first.value in (0, *CUDA)
+        if (name == "cuda" and (not call.args or is_first)) or (
+            name in ("to", "device") and text in CUDA
+        ):
+            yield Hit(call.lineno, f"{ast.unparse(call)[:60]}, and no LOCAL_RANK anywhere")
+
+
+CUDA = ("cuda", "cuda:0")
+
+
+def no_seed(script: Script) -> Iterator[Hit]:
+    """Look for a training whose random numbers nobody chose."""
+    seeds = ("manual_seed", "manual_seed_all", "seed_everything", "set_seed", "seed_all", "seed")
+    is_broadcast = bool(script.named(*WRAPS))  # DDP sends rank 0's parameters to all
+    if script.is_training and not script.named(*seeds) and not is_broadcast:
+        yield Hit(script.named("backward")[0].lineno, "a training without manual_seed")
+
+
+SUFFIX = ".py"
+
+
+RULES: tuple[Rule[Script], ...] = (
+    Rule(
+        "SET-EPOCH", "error", "each epoch then has the order of the first",
+        "call sampler.set_epoch(epoch) before each epoch", same_order,
+    ),
+    Rule(
+        "NO-SAMPLER", "warning", "each rank then goes through all of the data",
+        "give the DataLoader a DistributedSampler, and no shuffle", all_data_everywhere,
+    ),
+    Rule(
+        "SYNC-IN-STEP", "warning", "the CPU waits there for the GPU, which idles afterwards",
+        "keep loss.detach() and read it every hundred steps or at the epoch's end",
+        read_each_step,
+    ),
+    Rule(
+        "STEP-COLLECTIVE", "warning", "each rank waits there for the slowest, beside the gradients",
+        "do it every hundred steps or at the epoch's end", collective_each_step,
+    ),
+    Rule(
+        "UNUSED-PARAMETERS", "warning", "DDP walks the whole graph in each step",
+        "leave it out, unless some parameters really get no gradient", unused_parameters,
+    ),
+    Rule(
+        "NO-WORKERS", "warning", "the process that trains reads each batch itself, meanwhile idle",
+        "give num_workers, such as the cores of a rank less one, and persistent_workers=True",
+        no_workers,
+    ),
+    Rule(
+        "NO-SYNC", "warning", "each backward exchanges all gradients, and only the last must",
+        "do the other backwards within `with model.no_sync():`", no_sync,
+    ),
+    Rule(
+        "RANK-FILES", "warning", "the ranks write over each other, and the file may be torn",
+        "do it on rank 0 alone, and let the others wait at a barrier", files_of_all_ranks,
+    ),
+    Rule(
+        "RANK-DEVICE", "error", 'the second node fails with "invalid device ordinal"',
+        'use int(os.environ["LOCAL_RANK"])', device_of_global_rank,
+    ),
+    Rule(
+        "GLOO", "warning", "gloo copies each gradient through the host",
+        "use nccl, which is torch's default for GPUs", gloo_for_gpus,
+    ),
+    Rule(
+        "RANK-COLLECTIVE", "error", "the other ranks wait for it until the time-out",
+        "call it on every rank, and let only what prints or writes depend on the rank",
+        some_ranks_only,
+    ),
+    Rule(
+        "DATA-PARALLEL", "warning", "its threads share one interpreter, and no second node",
+        "use DistributedDataParallel, one process a GPU", data_parallel,
+    ),
+    Rule(
+        "FIXED-PORT", "warning", "another job on the node may have it",
+        "leave it to torchrun, or derive it: 20000 + int(os.environ['SLURM_JOB_ID']) % 10000",
+        fixed_port,
+    ),
+    Rule(
+        "GPU-ZERO", "error", "all ranks of a node then share its first GPU",
+        'call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) first', one_gpu_for_all,
+    ),
+    Rule(
+        "NO-SEED", "note", "no two runs are alike, and ranks may begin with other parameters",
+        "call torch.manual_seed with one seed on all ranks", no_seed,
+    ),
+)  # fmt: skip
+
+
+def load(path: str) -> Script:
+    """Read a script.
+
+    Raises:
+        ValueError: There is no such file, or it is not Python.
+    """
+    try:
+        content = files.content(Path(path))
+        return Script(path, ast.parse(content))
+    except SyntaxError as error:
+        raise ValueError(f"{path}:{error.lineno or 1}: not Python: {error.msg}") from None
+    except (RecursionError, MemoryError):
+        raise ValueError(f"{path}: nested too deep to be read") from None
+
+
+def lint(script: Script) -> list[Finding]:
+    """Return what is wrong with a script, from its first line to its last."""
+    return judged(script.path, script, RULES)

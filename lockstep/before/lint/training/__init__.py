@@ -1,1 +1,0 @@
-"""What is found in a Python training script."""

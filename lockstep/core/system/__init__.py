@@ -1,1 +1,0 @@
-"""What the operating system is asked for: files, locks, commands, this host, variables."""

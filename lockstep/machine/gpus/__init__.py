@@ -1,1 +1,0 @@
-"""GPUs: what datasheets, nvidia-smi and NVML say of them."""

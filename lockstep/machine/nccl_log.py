@@ -1,0 +1,228 @@
+"""Which links NCCL uses between which ranks, as it says itself under NCCL_DEBUG=INFO.
+
+Lines differ between releases, and are of no promised form: what is not known is left aside. Read
+are those of NCCL 2.4 to 2.28 and of AMD's RCCL, which ends them in ` comm 0x... nRanks 16`, with
+their own transports, InfiniBand plugins and AWS's for libfabric:
+
+    rank 7 to 4 of a node    `Ring 00 : 7[3d000] -> 4[b2000] via P2P/IPC`, since 2.8
+                             `Channel 00/0 : 7[7] -> 4[4] via P2P/CUMEM`, at times with `/read`
+    without peer-to-peer     `... via SHM/direct/direct`
+    between nodes            `... [send] via NET/IB/0(3)/GDRDMA`, `NET/Socket/1`,
+                             `NET/AWS Libfabric/0/GDRDMA`, `NET/IBext_v8/2`
+    the network              `Using network IB`, or `Initialized NET plugin IB`
+    its adapters             `NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:...`,
+                             two as one `[0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE}`,
+                             `NET/OFI Selected provider is efa`
+    what a user set          `NCCL_IB_DISABLE set by environment to 1.`
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lockstep.core.flags import Flag, flag
+from lockstep.core.formats import one_line
+
+MAX_FILE_BYTES = 2**24
+MAX_WARNINGS = 20
+MAX_CHARACTERS = 200
+MAX_NAMED = 8
+SOCKETS = "NET/Socket"
+
+_SAID = re.compile(r"NCCL (?:INFO|WARN) (.*)")
+_COMMUNICATOR = re.compile(r" comm 0x[0-9a-f]+ n[rR]anks \d+.*")
+_VERSION = re.compile(r"N?R?CCL version (?:: )?(\d+\.\d+[\w.+]*)")
+_NETWORK = re.compile(
+    r"(?:Using network|Initialized NET plugin|Assigned NET plugin) ([\w. -]+?)(?: to comm)?"
+)
+_ADAPTERS = re.compile(r"NET/IB ?: Using (\[\d+\].*)")
+_PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([\w;-]+).*")
+_END = r"(\d+)(?:\[\w+\])?"
+_LINK = re.compile(
+    rf"(?:Ring|Channel) [\d/]+ : {_END} -> {_END}(?: \[(?:send|receive)\])? via (.*)"
+)
+_P2P = re.compile(r"P2P/(IPC|CUMEM|MNNVL|direct pointer|indirect)(?:/.*)?")
+_SHARED = re.compile(r"direct shared memory|SHM(?:/.*)?")
+_SETTING = re.compile(r"(NCCL_\w+) set by environment(?: to (.+?))?\.?")
+_NET = re.compile(r"NET/([\w .-]+)/\d+(?:\(\d+\))?(/GDRDMA(?:\(\w+\))?)?(?:/Shared)?")
+_OVER_TCP = re.compile(r"(tcp|sockets|udp)\b.*")  # providers of libfabric
+# What of a user's settings, as NAME=VALUE, takes a faster way away.
+_CAUSES = {
+    "sockets-beside-infiniband": r"NCCL_IB(EXT)?_DISABLE(=(?!0$).*)?|NCCL_NET=Socket",
+    "no-gpu-direct": r"NCCL_NET_GDR_LEVEL=(?!SYS|5).*|NCCL_(NET_GDR_READ|DMABUF_ENABLE)=0",
+    "no-peer-to-peer": r"NCCL_P2P_DISABLE(=(?!0$).*)?|NCCL_P2P_LEVEL=(?!SYS|5).*",
+}
+
+
+@dataclass(frozen=True, order=True)
+class Link:
+    """What one rank sends to another by.
+
+    Attributes:
+        transport: Without channel and device: `P2P/CUMEM`, `SHM`, `NET/IB/GDRDMA`, `NET/Socket`.
+    """
+
+    source: int
+    target: int
+    transport: str
+
+
+@dataclass(frozen=True)
+class NcclLog:
+    """What NCCL said as it started.
+
+    Attributes:
+        version: Of NCCL, such as `2.27.5+cuda12.9`; None where no line tells it.
+        networks: What it sends between nodes with, such as `IB`, `Socket` or `AWS Libfabric`.
+        adapters: Names of InfiniBand ports, such as `mlx5_0:1/IB`, and providers of libfabric.
+        links: Every pair of ranks with each transport between them, once.
+        warnings: What it warned of, shortened.
+        settings: What a user set, such as `NCCL_IB_DISABLE=1`.
+    """
+
+    version: str | None = None
+    networks: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
+    links: tuple[Link, ...] = ()
+    warnings: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+
+    @property
+    def transports(self) -> dict[str, int]:
+        """Transport -> number of links."""
+        return dict(sorted(Counter(link.transport for link in self.links).items()))
+
+
+@dataclass
+class _Found:
+    version: str | None = None
+    networks: dict[str, None] = field(default_factory=dict)
+    adapters: dict[str, None] = field(default_factory=dict)
+    links: set[Link] = field(default_factory=set)
+    warnings: dict[str, None] = field(default_factory=dict)
+    settings: dict[str, None] = field(default_factory=dict)
+
+    def take(self, line: str) -> None:
+        """Keep what a line tells."""
+        if self.version is None and (version := _VERSION.search(line)):
+            self.version = version[1]
+        said = _SAID.search(line)
+        if said is None:
+            return
+        text = _COMMUNICATOR.sub("", said[1]).strip()
+        if "NCCL WARN" in line:
+            self.warnings[one_line(text)[:MAX_CHARACTERS]] = None
+        elif link := _link(text):
+            self.links.add(link)
+        elif network := _NETWORK.fullmatch(text):
+            self.networks[network[1]] = None
+        elif adapters := _ADAPTERS.fullmatch(text):
+            self.adapters |= dict.fromkeys(re.findall(r"\[\d+\] ?(\S+?:\d+/\w+)", adapters[1]))
+        elif provider := _PROVIDER.fullmatch(text):
+            self.adapters[provider[1]] = None
+        elif setting := _SETTING.fullmatch(text):
+            self.settings["=".join(filter(None, setting.groups()))[:MAX_CHARACTERS]] = None
+
+    def log(self) -> NcclLog:
+        """Return what was kept."""
+        return NcclLog(
+            self.version,
+            tuple(self.networks),
+            tuple(self.adapters),
+            tuple(sorted(self.links)),
+            tuple(self.warnings)[:MAX_WARNINGS],
+            tuple(sorted(self.settings)),
+        )
+
+
+def parse(text: str) -> NcclLog:
+    """Read a log, that of one rank or of several; a line that is cut or mixed is left aside."""
+    found = _Found()
+    whole, _, _ = text.rpartition("\n")  # what follows may be cut in the middle of a word
+    for line in whole.splitlines():
+        found.take(line)
+    return found.log()
+
+
+def read(path: Path) -> NcclLog:
+    """Read a file of it; what cannot be read tells nothing."""
+    try:
+        with path.open("rb") as file:
+            return parse(file.read(MAX_FILE_BYTES).decode(errors="replace"))
+    except OSError:
+        return NcclLog()
+
+
+def merged(logs: Iterable[NcclLog]) -> NcclLog:
+    """Return what the logs of all ranks tell together."""
+    found = _Found()
+    for log in logs:
+        found.version = found.version or log.version
+        found.networks |= dict.fromkeys(log.networks)
+        found.adapters |= dict.fromkeys(log.adapters)
+        found.links.update(log.links)
+        found.warnings |= dict.fromkeys(log.warnings)
+        found.settings |= dict.fromkeys(log.settings)
+    return found.log()
+
+
+def findings(log: NcclLog, hosts: Sequence[str], fabrics: Sequence[str]) -> Iterator[Flag]:
+    """Yield what is slower than the machine could be, and what a user set that makes it so.
+
+    The fabrics are names of the InfiniBand, EFA or Slingshot devices that the nodes have.
+    """
+    for each in _slow(log, hosts, fabrics):
+        settings = [one for one in log.settings if re.fullmatch(_CAUSES[each.kind], one)]
+        yield flag(each.kind, **each.values, environment=settings) if settings else each
+
+
+def _slow(log: NcclLog, hosts: Sequence[str], fabrics: Sequence[str]) -> Iterator[Flag]:
+    tcp = [name for name in log.adapters if _OVER_TCP.fullmatch(name)]
+    beside = [name for name in dict.fromkeys([*fabrics, *log.adapters]) if name not in tcp]
+    between = [link for link in log.links if link.transport.startswith("NET/")]
+    by_socket = (SOCKETS, "NET/AWS Libfabric", "NET/Libfabric") if tcp else (SOCKETS,)
+    sockets = [link for link in between if link.transport in by_socket]
+    if sockets and beside:
+        yield flag("sockets-beside-infiniband", devices=beside[:MAX_NAMED], links=len(sockets))
+    others = [link for link in between if link not in sockets]
+    # Where a GPU may not be read by the card, but written to, only the receiver's line says GDRDMA.
+    direct = {(link.source, link.target) for link in others if link.transport.endswith("/GDRDMA")}
+    through_host = [link for link in others if (link.source, link.target) not in direct]
+    if through_host:
+        transports = sorted({link.transport for link in through_host})
+        yield flag("no-gpu-direct", transports=transports, links=len(through_host))
+    yield from _without_peers(log.links, hosts)
+
+
+def _without_peers(links: Sequence[Link], hosts: Sequence[str]) -> Iterator[Flag]:
+    """Yield the hosts whose GPUs exchange data otherwise than directly, the first pair named."""
+    seen: dict[str, Link] = {}
+    for link in links:
+        if max(link.source, link.target) >= len(hosts) or link.transport.startswith("P2P/"):
+            continue
+        if hosts[link.source] == hosts[link.target]:
+            seen.setdefault(hosts[link.source], link)
+    for host, link in seen.items():
+        yield flag(
+            "no-peer-to-peer",
+            host=host,
+            ranks=[link.source, link.target],
+            transport=link.transport,
+        )
+
+
+def _link(text: str) -> Link | None:
+    found = _LINK.fullmatch(text)
+    transport = _transport(found[3]) if found else None
+    return Link(int(found[1]), int(found[2]), transport) if found and transport else None
+
+
+def _transport(text: str) -> str | None:
+    """Return a transport without channel and device; None for what is cut or not known."""
+    if peer := _P2P.fullmatch(text):
+        return f"P2P/{peer[1].removesuffix(' pointer')}"
+    if net := _NET.fullmatch(text):
+        return f"NET/{net[1]}" + ("/GDRDMA" if net[2] else "")
+    return "SHM" if _SHARED.fullmatch(text) else None
