@@ -67,11 +67,11 @@ GROUPS = {
         ),
         "submit": ("lockstep.slurm.submit.submit_cli:submit", "Send a campaign's jobs to Slurm."),
         "status": (
-            "lockstep.follow.status_cli:status",
+            "lockstep.slurm.status.status_cli:status",
             "Say how far a campaign's jobs and launches are.",
         ),
         "serve": (
-            "lockstep.follow.serve_cli:serve",
+            "lockstep.slurm.status.serve_cli:serve",
             "Serve a campaign's status page, and take events of its jobs.",
         ),
         "resume": (

@@ -16,7 +16,7 @@ from data.report_samples import entry, record
 from lockstep import cli
 from lockstep.core.journal import Journal
 from lockstep.core.record import KEY, SCHEMA_VERSION
-from lockstep.slurm.scheduler import own_name
+from lockstep.slurm.client import own_name
 from lockstep.slurm.status import accounting
 from lockstep.slurm.status.accounting import FIELDS
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stand_ins import sacct
 
-from lockstep.slurm import scheduler as slurm
+from lockstep.slurm import client as slurm
 from lockstep.slurm.status import accounting
 from lockstep.slurm.status.accounting import FIELDS, has_ended, instant, read, size
 

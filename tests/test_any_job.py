@@ -11,7 +11,7 @@ from stand_ins import sacct
 
 from examples import collected
 from lockstep.core.formats import DASH
-from lockstep.slurm.any_job import inventory, nodes_now
+from lockstep.slurm.any_job import node_use
 from lockstep.slurm.any_job.held import FORMAT
 
 GIB = 1024**3
@@ -285,9 +285,9 @@ def test_the_script_of_a_look_runs_here(tmp_path):
     import subprocess
 
     said = subprocess.run(
-        ["sh", "-c", nodes_now.SCRIPT], capture_output=True, text=True, check=False, timeout=60
+        ["sh", "-c", node_use.SCRIPT], capture_output=True, text=True, check=False, timeout=60
     ).stdout
-    (node,) = nodes_now.read(said)
+    (node,) = node_use.read(said)
     assert node.cores
     assert node.total_bytes > node.used_bytes > 0
     assert 0 <= node.busy <= 1
@@ -356,8 +356,8 @@ def test_each_node_has_its_state_its_use_and_whose_jobs_run_there(slurm):
 def test_hosts_are_read_as_slurm_writes_them():
     written = "n[1-3,07],r[0-1]c[08-09]-ib,gpu4"
     racks = ("r0c08-ib", "r0c09-ib", "r1c08-ib", "r1c09-ib")
-    assert [*inventory.hosts(written)] == ["n1", "n2", "n3", "n07", *racks, "gpu4"]
-    assert len([*inventory.hosts("n[1-999999999]")]) == inventory.MAX_HOSTS
+    assert [*node_use.hosts(written)] == ["n1", "n2", "n3", "n07", *racks, "gpu4"]
+    assert len([*node_use.hosts("n[1-999999999]")]) == node_use.MAX_HOSTS
 
 
 def test_any_job_is_cancelled_once_it_is_said_whose_it_is(slurm):

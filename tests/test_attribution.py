@@ -13,9 +13,9 @@ from lockstep.measure.causes import bound
 from lockstep.measure.causes.bound import NAMES, Base, Buckets
 from lockstep.measure.causes.card import CHANGES, card
 from lockstep.report.columns import POINTS
+from lockstep.report.compute import attribution, quantities
+from lockstep.report.compute.attribution import loss, reason
 from lockstep.report.compute.evaluation import evaluate
-from lockstep.report.compute.lost_time import attribution, quantities
-from lockstep.report.compute.lost_time.attribution import loss, reason
 from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load

@@ -18,9 +18,9 @@ from launched import environ
 
 from lockstep.cli import lockstep
 from lockstep.core import record
-from lockstep.follow.serve_cli import KEY_FILE
-from lockstep.follow.signature import read_key
-from lockstep.report.bundle import archive, opening
+from lockstep.report.bundle import opening
+from lockstep.slurm.status.receiver import read_key
+from lockstep.slurm.status.serve_cli import KEY_FILE
 
 ROOT = Path(__file__).parents[1]
 SC_HEADINGS = (
@@ -107,8 +107,8 @@ def test_it_holds_the_data_and_describes_every_file(folder, measured):
     graph = json.loads((folder / "ro-crate-metadata.json").read_text())["@graph"]
     files = {one["@id"]: one["sha256"] for one in graph if one["@type"] == "File"}
     there = {str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file()}
-    assert there - files.keys() == {"ro-crate-metadata.json", archive.SUMS}
-    assert files["report.html"] == archive.digest(folder / "report.html")
+    assert there - files.keys() == {"ro-crate-metadata.json", opening.SUMS}
+    assert files["report.html"] == opening.digest(folder / "report.html")
     text = (folder / "artefact.md").read_text()
     assert all(re.search(rf"^### .. {one}$", text, re.MULTILINE) for one in SC_HEADINGS)
 
@@ -204,8 +204,8 @@ def packed(path, *members, sums=True):
                 name.removeprefix("x/"): given for name, given in members
                 if isinstance(given, bytes)
             }  # fmt: skip
-            content = archive.sums(known)
-            info = tarfile.TarInfo(f"x/{archive.SUMS}")
+            content = opening.sums(known)
+            info = tarfile.TarInfo(f"x/{opening.SUMS}")
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
     return path
@@ -244,8 +244,8 @@ def test_a_bundle_that_is_changed_cut_short_or_too_large_is_refused(tmp_path, mo
     path.write_bytes(b"no archive")
     with pytest.raises(ValueError, match="no bundle"), opening.opened(path):
         pass
-    changed = archive.sums({"a": b"other"})
-    packed(path, GOOD, (f"x/{archive.SUMS}", changed), sums=False)
+    changed = opening.sums({"a": b"other"})
+    packed(path, GOOD, (f"x/{opening.SUMS}", changed), sums=False)
     with pytest.raises(ValueError, match="'a' is not the file"), opening.opened(path):
         pass
     path.write_bytes(whole)

@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 from stand_ins import keep, leave, send
 
-from lockstep.slurm.programs.log_lines import read_end
-from lockstep.slurm.scheduler import State
-from lockstep.slurm.status.advice import advise
-from lockstep.slurm.status.causes import Cause, find_cause, key_to_mend, waits_for_ever
+from lockstep.slurm.client import State
+from lockstep.slurm.log_end import read_end
+from lockstep.slurm.status.causes import Cause, advise, find_cause, key_to_mend, waits_for_ever
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.status.standing import Standing
 

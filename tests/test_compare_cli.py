@@ -11,8 +11,8 @@ from data.report_samples import document, provenance, record, strong_tree, write
 from planted import others
 from planted_errors import copied, scaled
 
-from lockstep.report.compare.circumstances import environment
 from lockstep.report.compare.compare_cli import compare
+from lockstep.report.compare.pairing import environment
 from lockstep.report.load.reading import load
 from lockstep.report.words.lines import WIDTH
 

@@ -9,11 +9,10 @@ import pytest
 from data.report_samples import document, provenance, record, strong_tree, write
 
 from lockstep.core.formats import DASH
-from lockstep.report.compare import outcome, outcome_wording
+from lockstep.report.compare import compared_page, outcome
 from lockstep.report.compare.compare_cli import compare as command
 from lockstep.report.compare.comparison import Comparison, compare, compare_all
 from lockstep.report.compare.judging import Judged
-from lockstep.report.compare.side_by_side import compared_page
 from lockstep.report.load.reading import load
 from lockstep.report.page.render import MARK, html
 
@@ -64,7 +63,7 @@ def test_what_points_come_to(verdicts, kind):
 
 def test_a_blocked_point_among_others_is_to_be_mended_first():
     said = {
-        outcome_wording.advice(
+        outcome.advice(
             Comparison(0.03, [(None, Judged(1, None, verdict)) for verdict in verdicts], 0.05)
         )
         for verdicts in (["blocked"], ["same", "blocked"], ["not-enough-evidence", "blocked"])

@@ -10,7 +10,7 @@ from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import gather
 from lockstep.report.page import facts
 from lockstep.report.page.content_of_page import page
-from lockstep.report.page.panels import health_panel
+from lockstep.report.page.panels import collective_tables
 
 STEP = "test_weak_scaling[workload=mlp]"
 
@@ -51,7 +51,7 @@ def gpu_ladder(folder: Any, **gauges: Any) -> Any:
 
 
 def health(results: Any) -> dict[str, list[str]]:
-    made = health_panel.panel_of(results, series_of(results.rows))
+    made = collective_tables.panel_of(results, series_of(results.rows))
     return {row[0]: row[1:] for row in made["tables"][0]["rows"]} if made else {}
 
 
@@ -128,7 +128,7 @@ def test_an_all_reduce_between_nodes_reaches_100_gigabits(tmp_path, num_nodes, g
 
 def test_a_result_of_cpus_has_no_such_section(measured):
     results = gather([measured / "fp32"])
-    assert health_panel.panel_of(results, series_of(results.rows)) is None
+    assert collective_tables.panel_of(results, series_of(results.rows)) is None
     assert "health" not in [one["id"] for one in page(evaluate(results), 0.7)["sections"]]
 
 

@@ -24,8 +24,8 @@ from lockstep.before.doctor.examination import Diagnosis, Result
 from lockstep.core.processes import hostname
 from lockstep.image.image_record import Record, write_record
 from lockstep.slurm import associations
+from lockstep.slurm.client import NotInstalledError
 from lockstep.slurm.cluster import Cluster, Kind, Node, Partition
-from lockstep.slurm.programs.no_answer import NotInstalledError
 from lockstep.slurm.site import Site
 
 ROOT = Path(__file__).parents[1]

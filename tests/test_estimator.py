@@ -7,15 +7,15 @@ import pytest
 from lockstep.core.formats import number, percent
 from lockstep.report.compare.comparison import compare
 from lockstep.report.compare.comparison import document as compared
+from lockstep.report.compute import attribution
 from lockstep.report.compute.evaluation import evaluate
-from lockstep.report.compute.lost_time import attribution
 from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.gate import gates
 from lockstep.report.gate.targets import Targets
 from lockstep.report.load.reading import gather
 from lockstep.report.page.content_of_page import page
-from lockstep.report.page.panels.parts import MILLI, allowed
+from lockstep.report.page.parts import MILLI, allowed
 from lockstep.report.words.console import console_table
 
 LADDERS = ("strong", "weak")

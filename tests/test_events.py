@@ -13,8 +13,9 @@ from contextlib import suppress
 import pytest
 from stand_ins import account_of, leave, lockstep, now, send
 
-from lockstep.follow import receiver, serve_cli
-from lockstep.follow.signature import (
+from lockstep.slurm import client
+from lockstep.slurm.status import accounting, job_events, receiver, serve_cli
+from lockstep.slurm.status.receiver import (
     SIGNATURE_HEADER,
     TIMESTAMP_HEADER,
     WINDOW_S,
@@ -22,11 +23,9 @@ from lockstep.follow.signature import (
     read_key,
     sign,
 )
-from lockstep.follow.status_record import Wanted
-from lockstep.slurm import scheduler
-from lockstep.slurm.status import accounting, job_events
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.status.standing import Board
+from lockstep.slurm.status.status_record import Wanted
 
 KEY = b"k" * 32
 EVENT = {"job_id": "17", "status": "COMPLETED", "exit_code": 0}
@@ -267,7 +266,7 @@ def _after(folder, arrived, left, event, said, monkeypatch):
     def refuse(*_):
         raise silent
 
-    monkeypatch.setattr(scheduler, "queue", refuse)
+    monkeypatch.setattr(client, "queue", refuse)
     monkeypatch.setattr(accounting, "ask", refuse)
     board = Board(Results(folder))
     states = [board.look().jobs[0].state]
@@ -277,7 +276,7 @@ def _after(folder, arrived, left, event, said, monkeypatch):
         elif what == "event":
             _write_event(folder, *event)
         elif what == "poll":
-            monkeypatch.setattr(scheduler, "queue", lambda *_: {})
+            monkeypatch.setattr(client, "queue", lambda *_: {})
             monkeypatch.setattr(accounting, "ask", lambda ids: account_of("17", said))
         states.append(board.look().jobs[0].state)
     wrong = [state for state in states if state.name == "COMPLETED" and said != "COMPLETED"]
@@ -294,9 +293,9 @@ def _write_event(folder, status, code):
 
 def test_an_event_does_not_end_a_job_that_squeue_still_holds(results, monkeypatch):
     _write_event(results.path, "FAILED", 1)
-    running = scheduler.State("RUNNING")
-    held = scheduler.Queued("17", "17", None, running, 1, "lockstep:ladder-17", "", "me")
-    monkeypatch.setattr(scheduler, "queue", lambda *_: {"17": held})
+    running = client.State("RUNNING")
+    held = client.Queued("17", "17", None, running, 1, "lockstep:ladder-17", "", "me")
+    monkeypatch.setattr(client, "queue", lambda *_: {"17": held})
     monkeypatch.setattr(accounting, "ask", lambda _: {})
     assert Board(results).look().jobs[0].state == running
 

@@ -23,7 +23,7 @@ from lockstep.report.load.reading import gather
 from lockstep.report.page.content_of_page import page
 from lockstep.report.report_cli import demo, import_table, report
 from lockstep.report.tracker import export_cli, sending, target
-from lockstep.report.tracker.runs.tracked import metric_name
+from lockstep.report.tracker.tracked import metric_name
 
 pytest.importorskip("pandas")
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own, and what frames leave out

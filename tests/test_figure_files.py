@@ -13,8 +13,8 @@ from lockstep.report.load.reading import load
 from lockstep.report.load.redaction import Redactor
 from lockstep.report.page import figures as drawn
 from lockstep.report.page.content_of_page import page
-from lockstep.report.page.drawing import ticks, traces
-from lockstep.report.page.drawing.palette import SERIES_COLOURS
+from lockstep.report.page.drawing import figure_style, traces
+from lockstep.report.page.drawing.figure_style import SERIES_COLOURS
 from lockstep.report.page.figures import draw
 
 
@@ -94,7 +94,7 @@ def test_one_launch_far_above_the_ideal_leaves_room_for_the_others():
 
 @pytest.mark.parametrize(("apart_in", "kept"), [(0.43, 5), (0.7, 10)])
 def test_labels_that_would_overlap_are_left_out_and_the_last_one_stays(apart_in, kept):
-    found = ticks.with_room(range(10), ["256 KiB"] * 10, lambda place: apart_in * place)
+    found = figure_style.with_room(range(10), ["256 KiB"] * 10, lambda place: apart_in * place)
     assert found[-1]
     assert sum(map(bool, found)) == kept
 

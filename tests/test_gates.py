@@ -21,7 +21,7 @@ from lockstep.core.flags import flag
 from lockstep.core.record import KEY
 from lockstep.report.check.checker import check
 from lockstep.report.compare.comparison import compare
-from lockstep.report.compute.lost_time import quantities
+from lockstep.report.compute import quantities
 from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import Point, series_of
 from lockstep.report.gate import gates, targets

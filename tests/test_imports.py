@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.report.compute.alternatives.other_devices import replaced
+from lockstep.report.compute.alternatives import replaced
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load import imports
 from lockstep.report.load.imports import write
 from lockstep.report.load.reading import load
-from lockstep.report.page.panels.cited import imported_panel
+from lockstep.report.page.panels.by_study import imported_panel
 from lockstep.report.report_cli import import_table, report
 
 DATA = Path(__file__).parent / "data"

@@ -5,8 +5,7 @@ from data.job_samples import campaign_of, site_of, small
 
 from lockstep.campaign.campaign import Launch, plan
 from lockstep.slurm.submit.job import jobs, profile
-from lockstep.slurm.submit.job_spec import Dependency
-from lockstep.slurm.submit.resources import directive
+from lockstep.slurm.submit.job_spec import Dependency, directive
 
 FOLDER = Path("/results/ladder")
 NO_GPUS = {"gpus_per_node": 0, "gpu_type": None}

@@ -9,8 +9,8 @@ from data.job_samples import SITE_FILE, campaign_of
 from data.report_samples import document, record, write
 from measured import write_campaign
 
-from lockstep.campaign.memory_needed import Held, Step, need, planned
 from lockstep.report.load.reading import gather
+from lockstep.slurm.submit.plan_cli import Held, Step, need, planned
 
 GB = 10**9
 GPU_GB = 80

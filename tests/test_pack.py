@@ -13,8 +13,8 @@ from data.report_samples import document, full_tree, record, strong_tree, write
 from lockstep import content
 from lockstep.cli import lockstep
 from lockstep.core import formats
-from lockstep.report.pack import pack_cli, pack_tables, planned_runs, writing
-from lockstep.report.pack.node_hours import budget
+from lockstep.report.pack import choices, pack_cli, sections, writing
+from lockstep.report.pack.choices import plan_node_hours
 from lockstep.report.words import escapes
 
 EUROHPC = (
@@ -46,7 +46,7 @@ def run(*arguments):
     ],
 )
 def test_node_hours_are_runs_times_hours_times_nodes(given, hours, asked):
-    found = budget(planned_runs.Work.model_validate({"schema": 1} | given), None, None)
+    found = plan_node_hours(choices.Work.model_validate({"schema": 1} | given), None, None)
     assert found.node_hours == pytest.approx(hours)
     assert found.charged == pytest.approx(asked)
 
@@ -64,12 +64,12 @@ def pack(measured, tmp_path_factory):
 
 
 def test_every_form_that_ships_can_be_asked_for():
-    assert {*planned_runs.programmes()} == {*pack_cli.FORMS}
+    assert {*choices.programmes()} == {*pack_cli.FORMS}
 
 
 def test_the_guide_prints_the_example_that_ships():
     guide = (content.ROOT / "docs" / "how-to" / "proposal.md").read_text()
-    assert planned_runs.BUILT_IN["example"].read_text() in guide
+    assert choices.BUILT_IN["example"].read_text() in guide
 
 
 def test_it_answers_every_heading_in_the_form_s_order(pack):
@@ -222,7 +222,7 @@ def test_the_latex_compiles_and_what_the_form_limits_takes_two_pages(pack):
     hostile = escapes.tex('\\input{x} $%&#_{}^~<>|"` \u00e9 \u0142 \u4e2d \u2013 10\u2076\x00')
     text = (pack / "proposal.tex").read_text()
     (pack / "hostile.tex").write_text(text.replace("Time-to-solution", hostile))
-    table = pack_tables.table("A", ("B", "C"), [["[1]", "*"], ["*", "a\n\nb"], ["[x", "y"]], bold=1)
+    table = sections.table("A", ("B", "C"), [["[1]", "*"], ["*", "a\n\nb"], ["[x", "y"]], bold=1)
     section = {"heading": "A", "level": 2, "annex": False, "blocks": [table]}
     form = {"title": "A", "slides": False, "against": "", "sections": [section]}
     made = writing.write(pack / "cells", form, [], "", {})

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lockstep.report.check.checker import check
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.results import Results, Row
-from lockstep.report.predict import ladder_rules as rules
+from lockstep.report.predict import models as rules
 from lockstep.report.predict.known import Ladder, ladder_of
 from lockstep.report.predict.models import TOLERANCE
 from lockstep.report.predict.prediction import LEARNED, candidates, curve, foretell, predict

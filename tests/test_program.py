@@ -25,7 +25,7 @@ from lockstep.campaign.program.table import Command
 from lockstep.core import journal as journals
 from lockstep.core.processes import hostname
 from lockstep.core.record import KEY
-from lockstep.report.compute.alternatives.factor_ladders import factor_ladders
+from lockstep.report.compute.alternatives import factor_ladders
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import gather
 

@@ -12,18 +12,17 @@ from data.report_samples import document, full_tree, provenance, record, strong_
 from lockstep.core import formats
 from lockstep.core.flags import Flag
 from lockstep.core.studies import OTHER
-from lockstep.report.compute.alternatives import compared
+from lockstep.report.compute import alternatives
+from lockstep.report.compute.attribution import Loss, Part, Reason
 from lockstep.report.compute.evaluation import evaluate
-from lockstep.report.compute.lost_time.attribution import Loss, Part, Reason
-from lockstep.report.compute.lost_time.slow import Slowest
 from lockstep.report.compute.scaling import series_of
+from lockstep.report.compute.slow import Slowest
 from lockstep.report.load.imports import read
 from lockstep.report.load.imports import write as write_import
 from lockstep.report.load.reading import load
 from lockstep.report.load.results import Results, Row
-from lockstep.report.page import top
+from lockstep.report.page import parts, top
 from lockstep.report.page.content_of_page import CPU_BAND, page
-from lockstep.report.page.panels import parts
 from lockstep.report.page.panels.settings import settings_panel
 from lockstep.report.page.render import MARK, embedded, html
 from lockstep.report.words import headline, next_step
@@ -284,7 +283,7 @@ def test_no_ratio_is_to_another_setting_than_the_studys_or_of_a_point_that_check
     series = series_of(load([tmp_path]).rows)
     forbidden = next(p for one in series for p in one.points if p.world_size == 4)
     forbidden.blocked_by.append("not-measured")
-    (grid,) = compared.grids("precision", compared.groups("precision", series))
+    (grid,) = alternatives.grids("precision", alternatives.groups("precision", series))
     assert grid.reference == ("fp32",)
     assert {row: sorted(cells) for row, cells in grid.cells.items()} == {
         ("fp32",): [1], ("tf32",): [1], ("bf16",): [1],

@@ -38,11 +38,10 @@ MAY_IMPORT = {
         *("campaign", "report.tracker"),
     },
     "image": {"core", "content", "machine"},
-    "slurm": {"core", "content", "campaign", "machine", "image", "report.tracker"},
+    "slurm": {"core", "content", "campaign", "machine", "image", "report", "report.tracker"},
     "before": {
         *("core", "content", "ranks", "measure", "campaign", "machine", "image", "slurm"),
     },
-    "follow": {"core", "content", "campaign", "slurm", "report"},
     "report": {"core", "content", "measure.causes"},
     "report.tracker": {"core", "content", "report"},
     "plugin": {"core", "launch", "measure", "ranks", "report"},
@@ -237,8 +236,7 @@ READS_PROGRAMS = {
     "lockstep/image/apptainer.py": "Apptainer",
     "lockstep/launch/verdict.py": "torch's collectives",
     "lockstep/machine/memory.py": "torch's allocator of host memory",
-    "lockstep/slurm/scheduler.py": "Slurm",
-    "lockstep/slurm/status/advice.py": "Slurm",
+    "lockstep/slurm/client.py": "Slurm",
     "lockstep/slurm/status/causes.py": "Slurm",
 }
 READS = {

@@ -18,9 +18,9 @@ from lockstep.report.load.reading import load
 from lockstep.report.load.results import Results, Row
 from lockstep.report.page import top
 from lockstep.report.page.content_of_page import page
+from lockstep.report.page.panels.by_study import programs_panels
 from lockstep.report.page.panels.curves import ladder_panel
-from lockstep.report.page.panels.programs_panel import programs_panels
-from lockstep.report.words import next_step, rate_cards
+from lockstep.report.words import next_step, ranking_card
 from lockstep.report.words.method import timing
 
 
@@ -297,7 +297,7 @@ def test_no_ratio_is_told_of_what_the_check_forbids(rules):
     ])  # fmt: skip
     threads[0].points[0].blocked_by.extend(rules)  # what the others are compared with
     (made,) = programs_panels(threads)
-    (told,) = rate_cards.headlines(threads, 0.7)
+    (told,) = ranking_card.rate_headlines(threads, 0.7)
     assert (told["kind"], len(made["figures"])) == (("blocked", 0) if rules else ("good", 1))
     labels = [column["label"] for column in made["tables"][0]["columns"]]
     assert ("Speed-up" in labels) == (not rules)

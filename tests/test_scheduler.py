@@ -5,9 +5,9 @@ import re
 import pytest
 from stand_ins import StandIns
 
-from lockstep.slurm import scheduler as slurm
-from lockstep.slurm.programs import sbatch_refusals as refusals
-from lockstep.slurm.programs.no_answer import FailedError
+from lockstep.slurm import client as refusals
+from lockstep.slurm import client as slurm
+from lockstep.slurm.client import FailedError
 
 
 @pytest.fixture
@@ -181,11 +181,11 @@ def test_a_refused_submission_is_not_found_again_by_the_record_it_leaves(asked):
     ],
 )
 def test_a_message_of_sbatch_is_about_a_key(message, key):
-    assert refusals.find(message).key.startswith(key)
+    assert refusals.find_refusal(message).key.startswith(key)
 
 
 def explain(text, answer, folder):
-    return refusals.explain(text, "me", answer, folder / "gone.sh")
+    return refusals.explain_refusal(text, "me", answer, folder / "gone.sh")
 
 
 def test_a_refusal_names_the_key_and_what_there_is(tmp_path):

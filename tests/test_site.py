@@ -5,7 +5,7 @@ import pytest
 
 from lockstep import content
 from lockstep.slurm import site
-from lockstep.slurm.site_values import OWN_VARIABLES
+from lockstep.slurm.site import OWN_VARIABLES
 
 GOOD = """schema = 1
 name = "here"

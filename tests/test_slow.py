@@ -8,8 +8,8 @@ import pytest
 from lockstep.core.record import KEY
 from lockstep.measure.causes.stragglers import LateInput
 from lockstep.report.compute.evaluation import evaluate
-from lockstep.report.compute.lost_time.slow import latest, slowest
 from lockstep.report.compute.scaling import series_of
+from lockstep.report.compute.slow import latest, slowest
 from lockstep.report.load.reading import load
 from lockstep.report.load.results import Row
 from lockstep.report.page.content_of_page import page

@@ -15,12 +15,12 @@ from lockstep.campaign.job_cuts import Stage
 from lockstep.campaign.local import local_stages
 from lockstep.campaign.local.local_stages import Stages
 from lockstep.slurm.associations import Limit
-from lockstep.slurm.scheduler import State
+from lockstep.slurm.client import State
 from lockstep.slurm.status import by_hand
 from lockstep.slurm.status.sent import Job, Results
 from lockstep.slurm.status.standing import Standing
-from lockstep.slurm.submit.excess import excesses
 from lockstep.slurm.submit.job import jobs
+from lockstep.slurm.submit.limits import excesses
 from lockstep.slurm.submit.submission import Work
 
 FOLDER = Path("/results/ladder")

@@ -10,8 +10,8 @@ from data.report_samples import CASE, document, strong_tree, write
 from data.report_samples import record as sample
 from stand_ins import StandIns, keep, leave, lockstep, sacct, send
 
-from lockstep.follow import expected, status_page
-from lockstep.slurm.scheduler import MEANINGS, State
+from lockstep.slurm.client import MEANINGS, State
+from lockstep.slurm.status import status_page, status_record
 
 # The job states and flags of squeue(1), Slurm 24.05.
 STATES = {
@@ -249,8 +249,8 @@ def test_jobs_beyond_a_size_that_misses_the_floor_are_to_be_cancelled():
     planned = [{"name": f"w{n}", "world_size": n} for n in (4, 8)]
     jobs = [{"job": f"j{n}", "state": "PENDING", "launches": (f"w{n}",)} for n in (4, 8)]
     jobs.append({"job": "collect", "state": "PENDING", "launches": ()})
-    assert expected.waiting_above(below, planned, jobs) == ["j8"]
-    assert expected.waiting_above([], planned, jobs) == []
+    assert status_record.waiting_above(below, planned, jobs) == ["j8"]
+    assert status_record.waiting_above([], planned, jobs) == []
 
 
 def test_what_strangers_wrote_is_text(tmp_path):

@@ -12,7 +12,7 @@ from lockstep.campaign.questions import load_with
 from lockstep.core import factors, sizes, studies
 from lockstep.measure.step import fitting
 from lockstep.measure.step.train_step import StepConfig
-from lockstep.report.compute.alternatives.ranking import rank
+from lockstep.report.compute.alternatives import rank
 from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import gather, load

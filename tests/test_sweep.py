@@ -8,7 +8,7 @@ from data.report_samples import document, record, write
 from lockstep.campaign import campaign
 from lockstep.campaign.questions import load_with
 from lockstep.core import factors, sizes, studies
-from lockstep.report.compute.alternatives.ranking import rank
+from lockstep.report.compute.alternatives import rank
 from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load

@@ -23,11 +23,10 @@ from lockstep.core.record import KEY as RECORD
 from lockstep.report.compute.evaluation import evaluate_folder
 from lockstep.report.compute.point_table import table
 from lockstep.report.load.reading import load
-from lockstep.report.tracker import export_cli, live, sending, target
-from lockstep.report.tracker.apis import mlflow_store, stores
-from lockstep.report.tracker.apis.stores import LARGEST_BATCH
-from lockstep.report.tracker.runs.from_launches import of_campaign
-from lockstep.report.tracker.runs.tracked import metric_name
+from lockstep.report.tracker import export_cli, live, sending, stores, target
+from lockstep.report.tracker.from_launches import of_campaign
+from lockstep.report.tracker.stores import LARGEST_BATCH
+from lockstep.report.tracker.tracked import metric_name
 
 ROOT = Path(__file__).parents[1]
 BEFORE = ROOT / "tests" / "data" / "measured_before"
@@ -260,7 +259,7 @@ def test_a_run_that_is_refused_keeps_no_other_back(folder):
 )
 def test_what_mlflow_does_not_take_is_not_called_out_of_reach(code, error):
     exceptions = needed("mlflow.exceptions")
-    with pytest.raises(error, match=code), mlflow_store._named():
+    with pytest.raises(error, match=code), stores._named():
         raise exceptions.RestException({"error_code": code, "message": "so"})
 
 

@@ -18,7 +18,7 @@ from lockstep.report.compute import learning
 from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import series_of
-from lockstep.report.gate import gate_wording, gates
+from lockstep.report.gate import gates, verdicts
 from lockstep.report.gate.targets import Targets
 from lockstep.report.gate.verdicts import block
 from lockstep.report.load.reading import gather, load
@@ -213,7 +213,7 @@ def test_a_gate_judges_unlike_runs_apart_and_names_what_differs(tmp_path):
     ]
     assert {one.apart for one in found} == {("precision", "lr")}
     assert "2 groups of training runs, each judged alone: they differ in precision, lr" in (
-        "\n".join(gate_wording.notes(found))
+        "\n".join(verdicts.notes(found))
     )
     assert judged(tmp_path / "a", 0.7)[0].apart == ()
 

@@ -1,4 +1,4 @@
-"""A stand-in of a tracker's HTTP interface, see `lockstep.report.tracker.apis.http_store`.
+"""A stand-in of a tracker's HTTP interface, see `lockstep.report.tracker.stores`.
 
 It keeps what it is told, like a server that honours Idempotency-Key, and dies when it is asked to.
 """

@@ -14,9 +14,8 @@ from lockstep.core import record
 from lockstep.core.flags import Flag
 from lockstep.report import columns
 from lockstep.report.columns import FACTOR, Column
-from lockstep.report.compute import learning
+from lockstep.report.compute import learning, quantities
 from lockstep.report.compute.evaluation import evaluate
-from lockstep.report.compute.lost_time import quantities
 from lockstep.report.compute.point_table import table
 from lockstep.report.load import sources
 from lockstep.report.load.reading import gather

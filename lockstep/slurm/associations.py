@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from lockstep.core.formats import clock, parse_limit
+from lockstep.slurm import client as slurm
 from lockstep.slurm import cluster as clusters
-from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.cluster import LIMITING_TIME, Cluster, Kind, Partition
 from lockstep.slurm.site import Site
 

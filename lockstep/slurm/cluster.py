@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from lockstep.slurm import scheduler as slurm
+from lockstep.slurm import client as slurm
 
 MIB_PER_GIB = 1024
 LIMITING_TIME = re.compile("([0-9]{1,9}-)?[0-9]{1,2}(:[0-9]{2}){2}")

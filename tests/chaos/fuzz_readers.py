@@ -29,8 +29,8 @@ from lockstep.report.page.render import html
 from lockstep.report.predict import known, prediction
 from lockstep.report.words.console import console_table
 from lockstep.slurm import associations, cluster
-from lockstep.slurm import scheduler as slurm
-from lockstep.slurm.programs import sbatch_refusals as refusals
+from lockstep.slurm import client as refusals
+from lockstep.slurm import client as slurm
 from lockstep.slurm.status import accounting, collection, standing
 from lockstep.slurm.status.sent import Results
 
@@ -288,7 +288,7 @@ def _sbatch() -> list[bytes]:
 
 def _read_sbatch(folder: Path) -> None:
     said = _text(folder)
-    refusals.explain(said, "me", lambda *command: said, folder)
+    refusals.explain_refusal(said, "me", lambda *command: said, folder)
 
 
 # What jobs leave

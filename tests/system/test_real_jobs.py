@@ -14,7 +14,7 @@ from ground import until
 from stand_ins import lockstep, now
 
 from lockstep.core.journal import Journal
-from lockstep.slurm import scheduler as slurm
+from lockstep.slurm import client as slurm
 
 TESTBED_USER = "lockstep"
 

@@ -124,8 +124,7 @@ def judged(folder: Path, launches: Sequence[str] = ()) -> Iterator[tuple[str, in
     None where no causes are.
     """
     from lockstep.report.check import checker
-    from lockstep.report.compute import evaluation
-    from lockstep.report.compute.lost_time import attribution
+    from lockstep.report.compute import attribution, evaluation
     from lockstep.report.compute.scaling import series_of
     from lockstep.report.load.reading import gather
 

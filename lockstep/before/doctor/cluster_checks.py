@@ -16,14 +16,14 @@ from lockstep.before.doctor.checks import (
 from lockstep.before.doctor.machine_checks import named_interfaces
 from lockstep.core.formats import clock, last_line, listed, parse_limit
 from lockstep.slurm import associations
-from lockstep.slurm import scheduler as slurm
+from lockstep.slurm import client as slurm
 from lockstep.slurm.any_job import answers as words
-from lockstep.slurm.any_job.inventory import read_reason
+from lockstep.slurm.any_job.node_use import read_reason
+from lockstep.slurm.client import FailedError, NotInstalledError
 from lockstep.slurm.cluster import MIB_PER_GIB, Cluster, Node, Partition
-from lockstep.slurm.programs.no_answer import FailedError, NotInstalledError
 from lockstep.slurm.site import Site
 from lockstep.slurm.status.causes import FOR_EVER
-from lockstep.slurm.submit.resources import gpus_on_node
+from lockstep.slurm.submit.job_spec import gpus_on_node
 
 # A job of a minute fits into any gap of a queue: one that still waits has found none. Nodes that
 # are being woken are given longer.

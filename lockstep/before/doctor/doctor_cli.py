@@ -53,13 +53,13 @@ def doctor(
     """
     from lockstep.before.doctor import examination as doctors
     from lockstep.before.doctor.checks import Subject
-    from lockstep.slurm import scheduler
+    from lockstep.slurm import client
     from lockstep.slurm import site as sites
 
     if found:
         say_site(found)
     chosen = sites.load(found.source, is_draft=True) if found else None
-    scheduler.on_cluster(chosen.cluster if chosen else None)
+    client.on_cluster(chosen.cluster if chosen else None)
     subject = Subject(os.environ, results, chosen, data, slurm)
     with _watched() as say:
         diagnosis = doctors.examine(subject, say)

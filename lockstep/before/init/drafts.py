@@ -38,7 +38,7 @@ from lockstep.slurm import cluster as clusters
 from lockstep.slurm import site as sites
 from lockstep.slurm.associations import Accounts, Limit
 from lockstep.slurm.cluster import MIB_PER_GIB, Cluster, Kind, Partition
-from lockstep.slurm.site_values import FILL_IN
+from lockstep.slurm.site import FILL_IN
 
 COMMENT_COLUMN = 40
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from lockstep.report.bundle.archive import Source
+    from lockstep.report.bundle.opening import Source
 
 EXAMPLES = """
 \b
@@ -43,7 +43,7 @@ def bundle(
     """
     from tempfile import TemporaryDirectory
 
-    from lockstep.report.bundle import archive, minimal
+    from lockstep.report.bundle import describing, opening
 
     source = folder.resolve()
     ending = f"-{point.rpartition('@')[2]}{ENDING}" if point else ENDING
@@ -55,13 +55,15 @@ def bundle(
     name = target.name.removesuffix(ENDING)
     with TemporaryDirectory(prefix="lockstep-bundle-") as stage:
         files = _staged(source, Path(stage), name, point, licence)
-        size = archive.write(target, name, files)
-        if point and size > minimal.LARGEST_BYTES:
+        size = opening.write_archive(target, name, files)
+        if point and size > describing.LARGEST_BYTES:
             files = _staged(source, Path(stage, "less"), name, point, licence, less=True)
-            size = archive.write(target, name, files)
-    if point and size > minimal.LARGEST_BYTES:
+            size = opening.write_archive(target, name, files)
+    if point and size > describing.LARGEST_BYTES:
         target.unlink()
-        raise ValueError(f"--point {point} takes {size} bytes, more than {minimal.LARGEST_BYTES}")
+        raise ValueError(
+            f"--point {point} takes {size} bytes, more than {describing.LARGEST_BYTES}"
+        )
     click.echo(f"{click.format_filename(target)}: {len(files) + 1} files, {size / 1e6:.2f} MB")
     click.echo(f"next: lockstep report {shlex.quote(click.format_filename(target))}")
 
@@ -70,7 +72,7 @@ def _staged(
     source: Path, stage: Path, name: str, point: str | None, licence: str | None, less: bool = False
 ) -> "dict[str, Source]":
     """Return a bundle's files by their paths in it."""
-    from lockstep.report.bundle import describing, minimal
+    from lockstep.report.bundle import describing
     from lockstep.report.bundle.opening import DATA, PAGE
     from lockstep.report.compute.scaling import series_of
     from lockstep.report.load.reading import gather
@@ -80,9 +82,9 @@ def _staged(
     if point is None:
         data.symlink_to(source)
     else:
-        rows = minimal.find(results, point)
+        rows = describing.find(results, point)
         chosen = rows[:1] if less else rows
-        minimal.write(minimal.documents(results, chosen, whole=not less), data)
+        describing.write(describing.documents(results, chosen, whole=not less), data)
         results = gather([data])
         rows = [row for row in results.rows if row.case == rows[0].case]
     described = describing.Described(name, results, series_of(results.split()[0]), rows)

@@ -9,19 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from lockstep.report.check import wording
+from lockstep.report.check import evidence as check_evidence
 from lockstep.report.check.evidence import Evidence, Hit, Place
-from lockstep.report.check.rules import (
-    cases,
-    entries,
-    identical,
-    ladders,
-    launches,
-    points,
-    published,
-    recorded_facts,
-    work,
-)
+from lockstep.report.check.rules import case_rules, ladders, launches, recorded_facts, work
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.results import Results, Row
 
@@ -75,12 +65,12 @@ class Finding:
     @property
     def where(self) -> str:
         """Which cases, world sizes and launches it concerns, in words."""
-        return wording.where(self.hit)
+        return check_evidence.where(self.hit)
 
     @property
     def message(self) -> str:
         """What was found, and what comes of it, in a sentence without its full stop."""
-        return f"{wording.fact(self.hit)}: {self.why}"
+        return f"{check_evidence.fact(self.hit)}: {self.why}"
 
     def touches(self, row: Row) -> bool:
         """Tell whether a result is concerned: by its case and world size, else by its launch.
@@ -126,7 +116,7 @@ TABLE: tuple[tuple[Any, ...], ...] = (
     (
         "other-samples", "error", "throughput is counted in samples, and is wrong by as much",
         "give samples= the local batch, as a number: len() of a pair or a dict is that of its "
-        "parts; then measure again", cases.other_samples,
+        "parts; then measure again", case_rules.other_samples,
     ),
     (
         "doubled-world-size", "error",
@@ -145,15 +135,15 @@ TABLE: tuple[tuple[Any, ...], ...] = (
     ),
     (
         "ranks-missing", "error", "a round lasts as long as its slowest rank, which may be missing",
-        "rebuild the file from its journal, or measure again", entries.ranks_missing,
+        "rebuild the file from its journal, or measure again", case_rules.ranks_missing,
     ),
     (
         "alone-longer", "error", "the part cannot take longer than the whole, so one time is wrong",
-        "measure the case again", entries.alone_longer,
+        "measure the case again", case_rules.alone_longer,
     ),
     (
         "launch-disagrees", "error", "one of them names another experiment",
-        "find out which is true, and measure the other again", entries.launch_disagrees,
+        "find out which is true, and measure the other again", case_rules.launch_disagrees,
     ),
     (
         "shared-gpu", "error", "the ranks take turns, and more ranks look slower than they are",
@@ -161,22 +151,22 @@ TABLE: tuple[tuple[Any, ...], ...] = (
     ),
     (
         "published-ratio", "error", "both cannot be true of one table",
-        "find out which the source measured, and correct the other", published.published_ratio,
+        "find out which the source measured, and correct the other", ladders.published_ratio,
     ),
     (
         "impossible-line", "error", "one of its numbers is wrong, or counts something else",
-        "correct the line in the table, and import it again", published.impossible,
+        "correct the line in the table, and import it again", ladders.impossible,
     ),
     (
         "less-accurate", "warning", "more ranks are faster and learn less, so the speed-up is not "
         "one of the same training",
         "quote the accuracy beside it, or compare the times to one accuracy",
-        published.accuracy_falls, False,
+        ladders.accuracy_falls, False,
     ),
     (
         "epoch-against-run", "warning", "a run has more than its epochs, or more epochs",
         "say which of both a speed-up is of, and find out where the rest of the run goes",
-        published.epoch_against_run,
+        ladders.epoch_against_run,
     ),
     (
         "truncated-batch", "error", "a step trains fewer samples than its label says",
@@ -254,33 +244,33 @@ TABLE: tuple[tuple[Any, ...], ...] = (
     ),
     (
         "copied-rounds", "error", "a copy is no repeat, and makes the interval too small",
-        "remove the copy", entries.scaled_copies,
+        "remove the copy", case_rules.scaled_copies,
     ),
     (
         "duplicate-line", "error", "a line written twice is no repeat, and hides the noise",
-        "remove one of the lines", published.line_twice,
+        "remove one of the lines", ladders.line_twice,
     ),
     (
         "repeat-holes", "warning", "were the best launches kept?",
-        "keep every launch, or say which were left out and why", points.repeat_holes,
+        "keep every launch, or say which were left out and why", recorded_facts.repeat_holes,
     ),
     (
         "shared-job", "warning", "what its nodes add is in all of them, and in no interval",
-        "send each repeat in a job of its own: share_job = false", points.shared_job, False,
+        "send each repeat in a job of its own: share_job = false", recorded_facts.shared_job, False,
     ),
     (
         "uneven-rounds", "warning", "were rounds left out?",
-        "measure every launch with the same --rounds", points.uneven_rounds,
+        "measure every launch with the same --rounds", recorded_facts.uneven_rounds,
     ),
     (
         "cold-start", "warning", "the mean and the cost hold what happens once",
-        "measure with more warm-up rounds: warmup_rounds in the campaign", entries.cold_start,
+        "measure with more warm-up rounds: warmup_rounds in the campaign", case_rules.cold_start,
         False,
     ),
     (
         "identical-work", "warning", "what separates them is no setting, and no effect of one",
         "measure with more warm-up rounds, and trust no smaller difference between cases",
-        identical.identical_work, False,
+        case_rules.identical_work, False,
     ),
     (
         "circumstances", "warning", "it may be the cause of a difference between them",
@@ -295,12 +285,12 @@ TABLE: tuple[tuple[Any, ...], ...] = (
     (
         "not-in-turn", "warning", "a machine that drifts meanwhile looks like scaling",
         "measure each repeat of all sizes before the next repeat, as lockstep run does",
-        points.not_in_turn,
+        recorded_facts.not_in_turn,
     ),
     (
         "several-settings", "note", "they are series of their own, each over its own baseline",
         "compare them at one size, or measure all launches with one setting",
-        points.several_settings,
+        recorded_facts.several_settings,
     ),
     (
         "too-few-steps", "warning", "one late step changes the result",
@@ -334,31 +324,32 @@ TABLE: tuple[tuple[Any, ...], ...] = (
     ),
     (
         "precision-fell-back", "error", "the label names a speed that this hardware does not have",
-        "leave the case out, or measure where the precision exists", cases.fell_back,
+        "leave the case out, or measure where the precision exists", case_rules.fell_back,
     ),
     (
         "duplicate-buckets", "warning", "a difference between them is noise",
-        "keep one of them, or choose sizes below the model's gradients", cases.same_buckets, False,
+        "keep one of them, or choose sizes below the model's gradients", case_rules.same_buckets,
+        False,
     ),
     (
         "above-peak", "error", "no device does that: operations, time or peak are wrong",
-        "look at the FLOP of a sample, the device's name and the clock", cases.above_peak,
+        "look at the FLOP of a sample, the device's name and the clock", case_rules.above_peak,
     ),
     (
         "wrong-result", "error", "a fast wrong case is a failed case",
-        "mend it and measure again", cases.wrong_result,
+        "mend it and measure again", case_rules.wrong_result,
     ),
     (
         "loss-stays", "warning", "that size does not train what the others do",
-        "look at its learning rate and at how its gradients are averaged", cases.loss_stays,
+        "look at its learning rate and at how its gradients are averaged", case_rules.loss_stays,
     ),
     (
         FLAGGED, "warning", "a flagged point is no evidence for a proposal",
-        "remove the cause and measure the point again", cases.flagged,
+        "remove the cause and measure the point again", case_rules.flagged,
     ),
     (
         "not-measured", "error", "what is hoped for must not be mixed with what was measured",
-        "keep targets in a file of their own, and measure", cases.not_measured,
+        "keep targets in a file of their own, and measure", case_rules.not_measured,
     ),
 )  # fmt: skip
 RULES = tuple(Rule(*row) for row in TABLE)
@@ -424,7 +415,7 @@ def _merged(hits: Iterator[Hit]) -> list[Hit]:
 
 
 def _finding(rule: Rule, hit: Hit, points: frozenset[Place]) -> Finding:
-    action = wording.ACTIONS.get(hit.kind, rule.action)
+    action = check_evidence.ACTIONS.get(hit.kind, rule.action)
     doubts = rule.level == "warning" and rule.doubts and hit.doubts
-    action = wording.fill(action, hit.values)
+    action = check_evidence.fill(action, hit.values)
     return Finding(rule.name, rule.level, hit, rule.why, action, points, doubts)

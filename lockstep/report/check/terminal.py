@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lockstep.core.formats import counted
-from lockstep.report.check import wording
+from lockstep.report.check import evidence
 from lockstep.report.check.checker import LEVELS, Finding, Level
 from lockstep.report.check.evidence import Place
 
@@ -73,7 +73,7 @@ def _alike(one: Finding) -> tuple[str, ...]:
 
 def _group(found: Sequence[Finding]) -> Group:
     first = found[0]
-    facts = tuple(dict.fromkeys(wording.fact(one.hit) for one in found))
+    facts = tuple(dict.fromkeys(evidence.fact(one.hit) for one in found))
     points = frozenset[Place]().union(*(one.points for one in found))
     return Group(first.level, first.rule, facts, first.why, first.action, _places(found), points)
 
@@ -88,7 +88,7 @@ def _places(found: Sequence[Finding]) -> tuple[str, ...]:
     alike: dict[str, list[Finding]] = {}
     for one in found:
         launches = () if one.hit.cases else one.hit.launches
-        name = wording.where(replace(one.hit, world_sizes=(), launches=launches))
+        name = evidence.where(replace(one.hit, world_sizes=(), launches=launches))
         alike.setdefault(name, []).append(one)
     return tuple(map(_where, alike.values()))
 
@@ -98,7 +98,7 @@ def _where(found: Sequence[Finding]) -> str:
     sizes = sorted({size for one in found for size in one.hit.world_sizes})
     is_short = first.level != "error" and first.hit.cases
     launches = () if is_short else dict.fromkeys(x for one in found for x in one.hit.launches)
-    return wording.where(replace(first.hit, world_sizes=tuple(sizes), launches=tuple(launches)))
+    return evidence.where(replace(first.hit, world_sizes=tuple(sizes), launches=tuple(launches)))
 
 
 def lines(findings: Iterable[Finding]) -> Iterator[str]:

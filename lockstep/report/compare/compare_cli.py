@@ -87,7 +87,7 @@ def compare(
     from lockstep.report import looks
     from lockstep.report.check import checker
     from lockstep.report.compare import comparison
-    from lockstep.report.compare.side_by_side.compared_page import page as compared_page
+    from lockstep.report.compare.compared_page import page as compared_page
 
     _refuse(page, as_markdown and as_json, force)
     paths = (a, b, *others)
@@ -185,8 +185,8 @@ def _command(names: Sequence[str], margin: float, allowed: Sequence[str]) -> str
 def _redactor(campaigns: "Sequence[Results]", is_on: bool) -> Callable[[Any], Any]:
     """Return what takes the names of all campaigns out of plain data; if not on, nothing."""
     from lockstep.report.load.results import Results
-    from lockstep.report.page import export_options
+    from lockstep.report.page import render
 
     launches = [launch for one in campaigns for launch in one.launches]
     rows = [row for one in campaigns for row in one.rows]
-    return export_options.redactor(Results(launches=launches, rows=rows), {"redact": is_on})
+    return render.redactor(Results(launches=launches, rows=rows), {"redact": is_on})

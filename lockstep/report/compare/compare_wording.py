@@ -16,19 +16,17 @@ from lockstep.core.formats import (
     ratio_span,
     trimmed,
 )
-from lockstep.report.check.wording import blocked
-from lockstep.report.compare import outcome, outcome_wording
+from lockstep.report.check.evidence import blocked
+from lockstep.report.compare import outcome
 from lockstep.report.compare.judging import MOST_LAUNCHES, UNKNOWN, launches_needed
-from lockstep.report.compare.outcome_wording import MOST_CHANGE, SHORT, values
+from lockstep.report.compare.outcome import MOST_CHANGE, SHORT, values
 from lockstep.report.compare.pairing import ambiguity
 from lockstep.report.words import escapes, lines
 
 if TYPE_CHECKING:
-    from lockstep.report.compare.circumstances import Caution
     from lockstep.report.compare.comparison import Comparison
     from lockstep.report.compare.judging import Judged
-    from lockstep.report.compare.pairing import Pair
-    from lockstep.report.compare.training_times import Times
+    from lockstep.report.compare.pairing import Caution, Pair, Times
 
 # Of each kind, in short.
 CAUTIONS = {
@@ -80,7 +78,7 @@ def text(made: "Comparison", names: tuple[str, str], form: Form) -> list[str]:
             ],
         ),
         form.listed(
-            [f"{outcome_wording.difference(made)}: {outcome_wording.sentence(found, made.margin)}"],
+            [f"{outcome.difference(made)}: {outcome.sentence(found, made.margin)}"],
         ),
         form.listed(_circumstances(made)),
         form.table([_HEADER, *(_row(*point) for point in made.points)]),
@@ -212,13 +210,13 @@ def quantity_rows(made: "Comparison") -> list[list[str]]:
 
 def time_rows(made: "Comparison") -> list[list[str]]:
     """Return the rows of what training takes: an epoch, and until an accuracy is reached."""
-    from lockstep.report.compare import training_times
+    from lockstep.report.compare import pairing
 
     return [
         [_time_name(one), str(pair.world_size), number(one.a), number(one.b), ratio(one.ratio),
          ratio_span(one.interval), pair.label]
         for pair, judged in made.points if not judged.blocked_by
-        for one in training_times.times(pair)
+        for one in pairing.times(pair)
     ]  # fmt: skip
 
 

@@ -14,12 +14,10 @@ from typing import Any
 from lockstep.core import flags, formats, record
 from lockstep.report import looks
 from lockstep.report.check.checker import NOT_OF_SPEED, OF_SPEED, Finding, blocked_by
-from lockstep.report.compare import circumstances, compare_wording, pairing, training_times
-from lockstep.report.compare.circumstances import Caution
+from lockstep.report.compare import compare_wording, pairing
 from lockstep.report.compare.judging import BLOCKED, MARGIN, SLOWER, UNKNOWN, Judged, judge
-from lockstep.report.compare.pairing import MUST_AGREE, Ambiguous, Key, Pair
-from lockstep.report.compute import replicates
-from lockstep.report.compute.lost_time import quantities
+from lockstep.report.compare.pairing import MUST_AGREE, Ambiguous, Caution, Key, Pair
+from lockstep.report.compute import quantities, replicates
 from lockstep.report.compute.statistics import CONFIDENCE, t_quantile, welch
 from lockstep.report.load.results import Launch, Results, Row
 
@@ -113,8 +111,8 @@ def compare(
     if not (looks.is_machine(a) and looks.is_machine(b)):
         judged = [(pair, _of_jobs(pair, one)) for pair, one in judged[0]], judged[1]
     made = Comparison(margin, *judged, comparisons=comparisons, look=look)
-    made.environment, made.same_facts = circumstances.environment(launches, rows)
-    made.cautions = circumstances.cautions(launches, [(pair.a, pair.b) for pair in pairs])
+    made.environment, made.same_facts = pairing.environment(launches, rows)
+    made.cautions = pairing.cautions(launches, [(pair.a, pair.b) for pair in pairs])
     made.ambiguous, made.allowing = ambiguous, pairing.allowing(*sides, allowed)
     made.only_in_a, made.only_in_b = (
         sorted((key for key in side if key not in paired), key=lambda key: key.world_size)
@@ -312,7 +310,7 @@ def _record(pair: Pair, judged: Judged) -> dict[str, Any]:
         "a_peak_memory_bytes": pair.peak_memory_bytes[0],
         "b_peak_memory_bytes": pair.peak_memory_bytes[1],
         "quantities": other_quantities(pair, judged.blocked_by),
-        "times": [] if judged.blocked_by else [asdict(one) for one in training_times.times(pair)],
+        "times": [] if judged.blocked_by else [asdict(one) for one in pairing.times(pair)],
         "flags": _flags(pair),
     }  # fmt: skip
 

@@ -21,8 +21,7 @@ from itertools import accumulate
 from statistics import fmean, median
 
 from lockstep.core.record import Epoch
-from lockstep.report.compute import replicates
-from lockstep.report.compute.lost_time import quantities
+from lockstep.report.compute import quantities, replicates
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval, linear_interval, log_interval
 from lockstep.report.load.results import Row

@@ -11,8 +11,7 @@ from typing import Any
 
 from lockstep.core import flags
 from lockstep.report import columns
-from lockstep.report.compute import learning
-from lockstep.report.compute.lost_time import attribution, quantities
+from lockstep.report.compute import attribution, learning, quantities
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.load.results import Row

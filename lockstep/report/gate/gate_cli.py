@@ -92,11 +92,11 @@ def gate(
 
 
 def _print(judged: "list[Verdict]", warnings: "list[Finding]", look: "Look | None") -> None:
-    from lockstep.report.gate import gate_wording
+    from lockstep.report.gate import verdicts
     from lockstep.report.words import lines
 
-    for line in lines.table([_HEADER, *map(gate_wording.row, judged)]):
+    for line in lines.table([_HEADER, *map(verdicts.row, judged)]):
         click.echo(line)
     click.echo()
-    for text in [*([look.sentence] if look else []), *gate_wording.notes(judged, warnings)]:
+    for text in [*([look.sentence] if look else []), *verdicts.notes(judged, warnings)]:
         click.echo("\n".join(lines.sentence(text)))

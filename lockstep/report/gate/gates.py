@@ -1,19 +1,95 @@
-"""The targets of a file, each judged at the points that it speaks of."""
+"""The targets of a file, each judged at the points that it speaks of.
+
+Values that single cases must have on a system, as ReFrame writes them.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
+from statistics import median
 
+from lockstep.core.formats import TIME_UNITS
 from lockstep.core.studies import IMPORTED, LADDERS, OTHER, WITHOUT_COST
 from lockstep.report.check.checker import Finding, errors
 from lockstep.report.compare.comparison import Comparison
-from lockstep.report.compute.alternatives import compared
-from lockstep.report.compute.lost_time import quantities
+from lockstep.report.compute import alternatives, quantities, replicates
 from lockstep.report.compute.scaling import Point, Series, series_of
-from lockstep.report.compute.statistics import Interval, welch
-from lockstep.report.gate.references import judge_reference, name_of
-from lockstep.report.gate.targets import Targets
+from lockstep.report.compute.statistics import Interval, log_interval, median_rate, welch
+from lockstep.report.gate.targets import Reference, Targets
 from lockstep.report.gate.verdicts import MET, MISSED, NOT_SHOWN, Goal, Reason, Verdict
-from lockstep.report.load.results import Results
+from lockstep.report.load.results import Results, Row
+
+
+def name_of(series: Series, point: Point) -> str:
+    """Return a point's name for a reader."""
+    return f"{series.name} at {point.world_size}"
+
+
+def judge_reference(
+    reference: Reference, results: Results, series: Sequence[Series]
+) -> Iterator[Verdict]:
+    """Yield the verdict of every point that a reference names, or that there is no such point."""
+    goal = Goal(
+        "reference",
+        None if reference.lower is None else reference.value * (1 + reference.lower),
+        None if reference.upper is None else reference.value * (1 + reference.upper),
+        reference.unit,
+    )
+    points = [
+        (one, point)
+        for one in series
+        if reference.case in (one.case, one.label, one.name)
+        for point in one.points
+        if point.world_size == reference.world_size
+    ]
+    if not points:
+        known = [name_of(one, point) for one in series for point in one.points] or ["none"]
+        yield goal.unshown(
+            "no-case", case=reference.case, size=reference.world_size, known=known
+        )  # fmt: skip
+    for one, point in points:
+        yield _judge(goal, reference, results, point, name_of(one, point))
+
+
+def _judge(goal: Goal, reference: Reference, results: Results, point: Point, name: str) -> Verdict:
+    systems = _systems(point.rows, results)
+    if not any(fnmatchcase(system, reference.system) for system in systems):
+        return goal.unshown("other-system", name=name, systems=systems, wanted=reference.system)
+    measured = _in_unit(point, reference.unit)
+    if measured is None:
+        return goal.unshown("no-unit", name=name, unit=reference.unit)
+    return goal.judge([point], name, *measured)
+
+
+def _systems(rows: Sequence[Row], results: Results) -> list[str]:
+    """Return the names by which a point's system may be called."""
+    launches = {row.launch for row in rows}
+    names = [str(row.details["system"]) for row in rows if row.details.get("system")]
+    for launch in results.launches:
+        if launch.name in launches:
+            provenance = launch.provenance
+            slurm = provenance.get("slurm")
+            names += [str(rank.get("host")) for rank in launch.ranks]
+            names += map(str, provenance.get("device_names") or [])
+            names += [str(slurm.get("SLURM_JOB_PARTITION"))] if isinstance(slurm, dict) else []
+    return list(dict.fromkeys(names)) or ["an unknown system"]
+
+
+def _in_unit(point: Point, unit: str) -> tuple[float, Interval | None] | None:
+    """Return a point's median and its interval; None where a launch has no value in the unit."""
+    if unit in TIME_UNITS:
+        times = [row.step_s if row.step_s is not None else row.time_s for row in point.rows]
+        values = [time / TIME_UNITS[unit] for time in times if time is not None]
+    else:
+        name = point.rows[0].sample_unit
+        ranks = {f"{name}/s": 1, f"{name}/s per rank": point.world_size}
+        rates = [row.throughput_samples_per_s if unit in ranks else None for row in point.rows]
+        values = [rate / ranks[unit] for rate in rates if rate is not None]
+    if len(values) < point.num_launches:
+        return None
+    middle = median(values) if unit in TIME_UNITS else median_rate(values)
+    return middle, log_interval(replicates.independent(point.rows, values))
+
 
 AT_LEAST = ("mfu", "validation_accuracy", "gpu_utilisation")
 Value = Callable[[Point], tuple[float, Interval | None]]
@@ -155,13 +231,13 @@ def _quantities(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]
             yield replace(verdict, apart=_apart(points)) if one.row.training else verdict
 
 
-def _apart(points: compared.Cases) -> tuple[str, ...]:
+def _apart(points: alternatives.Cases) -> tuple[str, ...]:
     """Return in what training runs differ, so that they are judged apart and never averaged."""
     trained = [(one, point) for one, point in points if one.row.training]
     sizes = {point.world_size for _, point in trained}
     layouts = {one.layout for one, _ in trained}
     return (
-        *compared.varied(trained), *["world_size"] * (len(sizes) > 1),
+        *alternatives.varied(trained), *["world_size"] * (len(sizes) > 1),
         *["layout"] * (len(layouts) > 1),
     )  # fmt: skip
 

@@ -8,13 +8,18 @@ more per job.
 
 What is imported was not measured here: its origin is "cited", or "target" where its note says
 that it was expected rather than measured, and it stays apart from measured rows everywhere.
+
+Imported tables that hold several experiments, separated by a column of their own.
+
+A column that no reader knows may name what was varied, `strategy` for one. Lines of one size that
+differ in it are other experiments and no repeats, so each of its values is a table.
 """
 
 import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,12 +27,54 @@ from typing import Any, get_args
 
 from lockstep import content
 from lockstep.core import files, formats
+from lockstep.core.factors import KNOWN
 from lockstep.core.flags import Flag, flag
 from lockstep.core.formats import TIME_UNITS, counted, listed
 from lockstep.core.record import SCHEMA_VERSION, Scaling
-from lockstep.report.load import table_cells, table_parts, table_units
+from lockstep.report.load import table_cells
 from lockstep.report.load.sources import IMPORTED
 from lockstep.report.load.table_cells import COLUMNS, Table, Understood
+
+Line = Mapping[str, Any]
+
+NUMBER = re.compile(r"[-+.\d]")
+# Columns that tell repeats of one experiment apart, or say where a line is from.
+OF_REPEATS = frozenset({
+    "run", "run_id", "id", "name", "repeat", "rep", "trial", "seed", "launch", "job", "jobid",
+    "job_id", "host", "hosts", "hostname", "node", "nodes", "nodename", "nodelist", "user", "file",
+    "log", "status", "date", "time", "timestamp", "started", "commit",
+    "locator", "url", "verified", "comment",
+})  # fmt: skip
+
+
+def split_table(name: str, table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the tables that one is, by name: itself, or one for each value of what was varied."""
+    lines: list[dict[str, Any]] = table["rows"]
+    columns = [column for column in _columns(lines) if _is_varied(column, lines)]
+    made: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        values = ((column, line["details"].get(column)) for column in columns)
+        own = " ".join([name, *(f"{column}={value}" for column, value in values if value)])
+        made.setdefault(own, {**table, "rows": []})["rows"].append({**line, "case": own})
+    return made
+
+
+def _columns(lines: Sequence[Line]) -> list[str]:
+    return list(dict.fromkeys(name for line in lines for name in line["details"]))
+
+
+def _is_varied(column: str, lines: Sequence[Line]) -> bool:
+    """Tell whether lines of one size differ in a column that may name an experiment."""
+    if column.lower() in OF_REPEATS:
+        return False
+    sizes: dict[tuple[Any, ...], set[str]] = {}
+    for line in lines:
+        size = line["world_size"], line.get("num_nodes")
+        sizes.setdefault(size, set()).add(str(line["details"].get(column, "")))
+    differing = [value for values in sizes.values() if len(values) > 1 for value in values]
+    # A number may have been measured, as a loss is.
+    return bool(differing) and (column.lower() in KNOWN or not any(map(NUMBER.match, differing)))
+
 
 EPOCH_COLUMNS = ("jobid", "epoch", "world_size", "global_batch", "epoch_time_s", "images_per_sec")
 TIMES = ("time", "training_time", "epoch_time", "time_to_train")
@@ -114,7 +161,7 @@ def _part(imported: Imported) -> None:
     """Part tables of several experiments, and say so."""
     whole, imported.tables = imported.tables, {}
     for name, table in whole.items():
-        parts = table_parts.split_table(name, table)
+        parts = split_table(name, table)
         imported.tables |= parts
         if len(parts) > 1:
             imported.facts.append(f"table {name} holds several experiments: {listed(parts)}")
@@ -219,7 +266,7 @@ def _quantities(
         ValueError: The metric or the unit is not one that can be scaled.
     """
     metric, unit = cells["metric"].lower(), cells["unit"]
-    if table_units.PART.sub("", metric.replace("_", " ")).strip(" -()") == "throughput":
+    if table_cells.PART.sub("", metric.replace("_", " ")).strip(" -()") == "throughput":
         if "relative" not in unit:
             return _from_rate(row, cells)
         sample = unit.split("/s")[0].split(" per ")[0]
@@ -227,9 +274,9 @@ def _quantities(
         return found, {"metric": "throughput", "unit": unit}
     if metric not in TIMES and not metric.startswith("step_time"):
         raise ValueError(f"metric {metric!r} is no time and no throughput")
-    read = table_units.Unit()
+    read = table_cells.Unit()
     with suppress(ValueError):
-        read = table_units.parse(unit)
+        read = table_cells.parse(unit)
     if not read.time:
         raise ValueError(f"unit {unit!r} is not one of {', '.join(TIME_UNITS)}")
     seconds = _seconds(cells["value"], read.time)
@@ -243,11 +290,11 @@ def _from_rate(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a throughput of all ranks in samples a second, from one of steps or of one rank."""
     unit, value = cells["unit"], _positive(cells["value"], "value")
-    read = table_units.parse(unit)
-    whose = read.whose or table_units.part(f"{cells['metric']} ; {cells['heading']}")
+    read = table_cells.parse(unit)
+    whose = read.whose or table_cells.part(f"{cells['metric']} ; {cells['heading']}")
     if not whose:
         notes = [cell for name, cell in cells.items() if name not in COLUMNS[1:-1]]
-        whose = table_units.part_of_rates(" ; ".join(notes))
+        whose = table_cells.part_of_rates(" ; ".join(notes))
     counts_steps = read.of == "step"
     if counts_steps and not (row["local_batch"] or (row["global_batch"] and not whose)):
         needed = "local_batch" if whose else "global_batch, or local_batch"

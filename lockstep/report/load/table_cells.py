@@ -2,21 +2,299 @@
 
 A table has one value a line, in the columns value, metric and unit, or a column for each quantity,
 whose heading says what it is: `Img/sec`, `step time (ms)`.
+
+Numbers, times and counts as people type them: `1,226.38`, `1 h 30 min`, `8 GPUs`.
+
+A comma or a point in a number may part its fraction or its thousands. The other numbers of its
+column decide which, then those of the table; where they do not, the number is refused.
+
+What the unit of a number in a table says: what is counted, in what time, and of which ranks.
 """
 
 import csv
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from lockstep.core import files
-from lockstep.core.formats import visible
-from lockstep.report.load import table_numbers, table_units
-from lockstep.report.load.table_units import DEVICES, THOUSANDS
+from lockstep.core.formats import TIME_UNITS, visible
+
+Whose = Literal["", "device", "node"]
+Of = Literal["", "step", "epoch", "run"]
+DEVICES = (
+    "gpus?|devices?|ranks?|workers?|accelerators?|cards?|chips?|gcds?|[ntx]pus?|process(?:es)?|"
+    "procs?"
+)
+NODES = "nodes?|hosts?|servers?|machines?"
+# Other spellings of the units of time.
+TIMES = {name: name for name in TIME_UNITS} | {
+    **dict.fromkeys(("secs", "second", "seconds", '"', "\u2033"), "s"),
+    **dict.fromkeys(("msec", "msecs", "millisecond", "milliseconds"), "ms"),
+    **dict.fromkeys(("\u00b5s", "\u03bcs", "usec", "microseconds"), "us"),
+    **dict.fromkeys(("m", "mins", "minute", "minutes", "'", "\u2032", "mm:ss"), "min"),
+    **dict.fromkeys(("hr", "hrs", "hour", "h:mm", "hh:mm", "h:mm:ss", "hh:mm:ss"), "h"),
+    **dict.fromkeys(("day", "days"), "d"),
+}
+_SHORT = {
+    "tps": "tokens/s", "tgs": "tokens/s/gpu", "ips": "images/s", "fps": "frames/s",
+    "sps": "samples/s", "qps": "queries/s", "wps": "words/s", "ups": "updates/s",
+}  # fmt: skip
+_NOUNS = {
+    **dict.fromkeys(("img", "imgs", "image"), "images"), "sample": "samples", "seq": "sequences",
+    **dict.fromkeys(("tok", "toks", "token"), "tokens"),
+}  # fmt: skip
+SAMPLES = (
+    r"(?i:ima?ge?s?|samples?|tok(?:en)?s?|seq(?:uence)?s?|sentences?|examples?|frames?|records?|"
+    r"rows|words|queries|videos|graphs|events|epochs?)"
+)
+_PREFIX = re.compile(rf"(k|K|M|G|thousands?|millions?)[ -]?(?:of )?({SAMPLES})")
+# What a number may end with where its heading has the unit.
+THOUSANDS = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}
+_STEPS = re.compile(
+    r"(?i)(?:(?:train\w*|optimi[sz]er|global) )?"
+    r"(?:its?|iter(?:ation)?s?|steps?|(?:mini[- ]?)?batch(?:es)?|updates?)"
+)
+_OF_ALL = re.compile(
+    r"(?i)\b(?:total|aggregated?|overall|combined|summed)\b|"
+    rf"\b(?:(?:of|over|across|on|for|from) )?all (?:{DEVICES}|{NODES})\b"
+)
+PART = re.compile(
+    rf"(?i)(?:\b(?:per|each|of (?:one|a single))\b|/)[\s_(-]*(?:(?P<device>{DEVICES})|{NODES})"
+    r"(?![a-z0-9])"
+)
+# What no rate of samples counts: a number or a device, and steps beside other words.
+_UNCLEAR = re.compile(
+    rf"(?i)[*\u00b7\u00d7^\d]|\b(?:{DEVICES}|{NODES}|its?|iter\w*|steps?|updates?)\b|batch"
+)
+# A clause that says of which ranks rates are, and words of what else may be "per GPU".
+_SAYS_RATE = re.compile(
+    r"\b(?:throughputs?|rates?|speeds?|values|numbers|figures|results|seconds?|sec|s|tps|fps)\b"
+    r"|^\W*(?:(?:given|reported|measured|normali[sz]ed|is|are|in|all)\W+)*(?:per|each)\W+\w+\W*$"
+)
+_SAYS_OTHER = re.compile(
+    rf"batch|memory|threads?\b|cores?\b|load|learning|[gm]i?b\b|\b(?:{DEVICES}|workers?) per\b|"
+    r"\d[\w\s]*(?:per\b|/)|\bn?\s*[x\u00d7]\s|times|multipl|total|sum|aggregate"
+)
+
+
+class Unit(NamedTuple):
+    """A unit as read.
+
+    Attributes:
+        counted: What a rate counts each second; empty of a time.
+        time: Of a time, a key of `TIME_UNITS`; else empty.
+        whose: Whether a rate is that of one device or node; empty where it is that of all.
+        of: Whether it is a rate of steps, or the time of a step, an epoch or a run.
+        factor: What a rate is multiplied by for one of whole samples a second.
+    """
+
+    counted: str = ""
+    time: str = ""
+    whose: Whose = ""
+    of: Of = ""
+    factor: float = 1.0
+
+
+def parse(text: str) -> Unit:
+    """Return what a unit says.
+
+    Raises:
+        ValueError: It is no time and no rate, or holds a word that is not understood.
+    """
+    counted, *below = _divided(_OF_ALL.sub(" ", text.replace("_", " ")))
+    is_step = bool(_STEPS.fullmatch(counted))
+    if counted.lower() in TIMES and len(below) < 2:
+        of: Of = "epoch" if below == ["epoch"] else "run" if below == ["run"] else ""
+        of = "step" if below and _STEPS.fullmatch(below[0]) else of
+        if of or not below:
+            return Unit(time=TIMES[counted.lower()], of=of)
+    times = [TIMES[one] for one in below if one in TIMES]
+    of_one = [one for one in below if one not in TIMES]
+    whose = part("".join(f"/{one}" for one in of_one))
+    is_known = len(times) == 1 and len(of_one) == bool(whose)
+    is_clear = counted and counted.lower() not in TIMES and not _UNCLEAR.search(counted)
+    if not (is_known and (is_clear or is_step)):
+        raise ValueError(
+            f"unit {text!r} is not understood; write samples/s where the value is that of all "
+            "ranks, samples/s/GPU where it is that of one, or it/s beside a column global_batch"
+        )
+    factor = 1 / TIME_UNITS[times[0]]
+    if prefixed := _PREFIX.fullmatch(counted):
+        factor, counted = factor * {**THOUSANDS, "t": 1e3, "m": 1e6}[prefixed[1][0]], prefixed[2]
+    counted = _NOUNS.get(counted.lower(), counted)
+    return Unit(counted, "", whose, "step" if is_step else "", factor)
+
+
+def _divided(text: str) -> list[str]:
+    """Return the parts of a unit between its divisions, in small letters from the second on."""
+    plain = re.sub(r"(?i)[\s\u00b7*]*\b([a-z]+) ?(?:\^? ?[-\u2212]1\b|\u207b\u00b9)", r"/\1", text)
+    plain = re.sub(r"/\s*\(([^)]*)\)", lambda m: "/" + re.sub(r"[\s\u00b7*]+", "/", m[1]), plain)
+    # What stands in brackets and is no part of the unit, as (fp16), is left aside.
+    part_of_it = rf"/|\bper\b|\beach\b|\b(?:{DEVICES}|{NODES})\b"
+    plain = re.sub(rf"(?i)[(\[](?![^)\]]*(?:{part_of_it}))[^)\]]*[)\]]", " ", plain)
+    plain = re.sub(r"(?i)[\s-]*\b(?:per|each)\b[\s-]*", "/", re.sub(r"[()\[\],]", " ", plain))
+    if first := re.match(rf"(?i)\s*/ *({DEVICES}|{NODES})\b[-\s]+(?=\w)", plain):
+        plain = f"{plain[first.end() :]}/{first[1]}"
+    top, *below = (" ".join(one.split()) for one in plain.split("/"))
+    below = [one.lower() for one in below]
+    if not {*below} & {*TIMES}:
+        top = re.sub(r"(?i)^([kmgtpe]?flop)s$", r"\1/s", top)
+    top, *implied = _SHORT.get(top.lower(), top).split("/")
+    return [top, *implied, *below]
+
+
+def part(text: str) -> Whose:
+    """Return of whom a text says that something is, by "per GPU", "/node" or "each rank".
+
+    Raises:
+        ValueError: It names a device and a node.
+    """
+    found: set[Whose] = {
+        "device" if one["device"] else "node" for one in PART.finditer(text.replace("_", " "))
+    }
+    if len(found) > 1:
+        raise ValueError(f"{text!r} is of a device and of a node; give the value of all ranks")
+    return next(iter(found), "")
+
+
+def part_of_rates(note: str) -> Whose:
+    """Return of whom a note says that rates are, as `part` does; empty where it does not."""
+    clauses = re.split(r"[.;,](?:\s|$)", note.lower())
+    said = [one for one in clauses if _SAYS_RATE.search(one) and not _SAYS_OTHER.search(one)]
+    return part(" ; ".join(said))
+
+
+# Blanks, _ and ' between groups of three digits part thousands and nothing else.
+_SPACE = "[ _'\u2019\u00a0\u2009\u202f]"
+_NUMBER = (
+    rf"[-+]?(?:[0-9]{{1,3}}(?:{_SPACE}[0-9]{{3}})+(?![0-9])|[0-9]+|(?=[.,][0-9]))"
+    r"(?:[.,][0-9]+)*(?:[eE][-+]?[0-9]+)?"
+)
+_CELL = re.compile(
+    rf"[~\u2248]?\s*(?P<number>{_NUMBER})\s*(?:\(?(?:\u00b1|\+/?-)\s*{_NUMBER}\s*%?\)?)?\s*"
+    rf"(?P<unit>[^\s(0-9.,:][^(]*?(?:\((?![0-9.])[^)]*\))?)?"
+    rf"\s*(?:\((?P<speedup>{_NUMBER})\s*[x\u00d7]\))?"
+)
+_CLOCK = re.compile(
+    r"(?:(?:\d+-)?\d+:(?=[0-5]?\d:))?\d+:[0-5]?\d(?:\.\d+)?(?=(?P<unit>\s*[a-z:()]*))(?P=unit)",
+    re.A,
+)
+_PIECE = r"([0-9]+(?:\.[0-9]+)?) ?([a-z]+|['\"\u2032\u2033]) ?(?:, ?|and )?"
+# The names of GPUs, which hold digits, and what is said beside them.
+_GPU = (
+    r"(?:a10|a30|a40|a100|a800|h20|h100|h200|h800|v100|p100|t4|l4|l40s?|k80|b[123]00|g[bh]200|"
+    r"mi\d{3}\w?|rtx ?\w+)s?"
+)
+_MODEL = rf"(?:nvidia|amd|tesla|geforce|{_GPU}|\d+ ?gi?b|sxm\d?|pcie|nvlink|-)"
+_COUNT = re.compile(
+    rf"(?i)(?:(?:{_MODEL} ?)+[x*\u00d7] ?)?(?:(?P<nodes>\d+) ?(?P<of>(?:{NODES}) ?)?[x*\u00d7] ?)?"
+    rf"(?P<n>{_NUMBER})(?![0-9]) ?[x*\u00d7]? ?"
+    rf"(?P<model>{_MODEL} ?)*(?P<device>{DEVICES})?(?P<per> ?(?:/|per |on each )(?:{NODES}))?"
+    rf"(?: ?(?:\(|on |, ?)(?P<on>\d+) (?:{NODES})\)?)?"
+)
+
+
+class Cell(NamedTuple):
+    """A value as typed: the number without its unit, or a clock, or a sum of times."""
+
+    number: str
+    unit: str = ""
+    speedup: str = ""
+
+
+def split(text: str) -> Cell | None:
+    """Return what a cell holds; None for what is no number and no time.
+
+    A clock keeps its colons, and `1 h 30 min` is 5400 s.
+    """
+    if clock := _CLOCK.fullmatch(text.lower()):
+        return Cell(text[: clock.start("unit")].strip(), clock["unit"].strip("()"))
+    if re.fullmatch(rf"(?:{_PIECE}){{2,}}", text.lower()):
+        pieces = [(float(n), TIMES.get(unit)) for n, unit in re.findall(_PIECE, text.lower())]
+        if all(unit for _, unit in pieces):
+            return Cell(f"{sum(n * TIME_UNITS[unit] for n, unit in pieces if unit):.12g}", "s")
+    match = _CELL.fullmatch(text)
+    return match and Cell(match["number"], (match["unit"] or "").strip(), match["speedup"] or "")
+
+
+def number_readings(number: str) -> dict[str, str]:
+    """Return what a number may be: the decimal mark that it then has, and it as Python writes it.
+
+    `3,5` is one number, by the comma; `1,234` is two; 938 is the same by either mark.
+    """
+    plain, found = re.sub(rf"(?<=\d){_SPACE}(?=\d)", "", number), {}
+    for mark, other in (".,", ",."):
+        whole = rf"(?:\d*|[1-9]\d{{0,2}}(?:\{other}\d{{3}})+)"
+        if re.fullmatch(rf"[-+]?{whole}(?:\{mark}\d+)?(?:[eE][-+]?\d+)?", plain):
+            found[mark] = plain.replace(other, "").replace(mark, ".")
+    return found
+
+
+def proven_marks(numbers: Iterable[str]) -> set[str]:
+    """Return the decimal marks without which some of the numbers could not be read."""
+    return {mark for found in map(number_readings, numbers) if len(found) == 1 for mark in found}
+
+
+def decimal_mark(
+    numbers: Collection[str], elsewhere: Collection[str], separator: str
+) -> tuple[str, str]:
+    """Return the decimal mark of a column, and a number that leaves it open, one of them empty.
+
+    Args:
+        numbers: Those of the column, of one unit.
+        elsewhere: The marks that the numbers of the whole table prove.
+        separator: What parts the cells. Where that is `;`, a point may part thousands.
+    """
+    known = proven_marks(numbers) or elsewhere
+    two = [one for one in numbers if len({*number_readings(one).values()}) == 2]
+    if len(known) == 1 or not two:
+        return next(iter(known), "."), ""
+    commas = [one for one in two if "," in one]
+    if not known and not commas and separator != ";":
+        return ".", ""
+    # By the comma for decimals a column of 938 and 2,470 would hold 938 and 2.47.
+    whole = [float(one) for one in numbers if one.isdecimal()]
+    least = min((float(number_readings(one)[","]) for one in commas), default=0.0)
+    if len(commas) == len(two) and whole and 100 * least <= max(whole) < 1000:
+        return ".", ""
+    return "", two[0]
+
+
+def may_be_ranks(text: str) -> bool:
+    """Return whether a cell can be a number of ranks: `8`, `8 GPUs`, `2x8`."""
+    return bool(_COUNT.fullmatch(text))
+
+
+def says_ranks(text: str) -> bool:
+    """Return whether a cell alone says that it is a number of ranks: `8x V100`, `2 nodes x 8`."""
+    match = _COUNT.fullmatch(text)
+    return bool(match and any(match[one] for one in ("nodes", "model", "device", "on")))
+
+
+def is_gpu(text: str) -> bool:
+    """Return whether a text is the name of a GPU: `A100`, `V100s`."""
+    return bool(re.fullmatch(rf"(?i)(?:nvidia |amd |tesla )?{_GPU}", text))
+
+
+def count(text: str, mark: str) -> dict[str, str]:
+    """Return the columns that a cell of ranks fills: n, nodes, ranks_per_node.
+
+    `8x V100` is 8, `2 nodes x 8 GPUs` 16 on 2 nodes, `16 (2 nodes)` as well, and `2x8` 16.
+    """
+    match = _COUNT.fullmatch(text)
+    number = match and number_readings(match["n"]).get(mark)
+    if not match or not number:
+        return {"n": text}
+    if not match["nodes"]:
+        return {"n": number} | ({"nodes": match["on"]} if match["on"] else {})
+    if match["of"] or match["per"]:
+        return {"nodes": match["nodes"], "ranks_per_node": number}
+    return {"n": str(int(match["nodes"]) * int(float(number)))}
+
 
 # Each line's number in the file, and its cells by heading.
 Lines = list[tuple[int, dict[str, str]]]
@@ -177,14 +455,12 @@ def _quantities(lines: Lines, named: Mapping[str, str]) -> dict[str, dict[str, s
 
 def _quantity_of_cells(heading: str, cells: Sequence[str]) -> dict[str, str] | None:
     """Return what the units of a column's cells say that it is; None where one has none."""
-    units = {(cell := table_numbers.split(text)) and cell.unit for text in cells if text}
+    units = {(cell := split(text)) and cell.unit for text in cells if text}
     if len(units) != 1 or not (unit := units.pop()):
         return None
-    if unit in table_units.TIMES:
-        said = _quantity(f"{heading} time") or _quantity("time")
-    else:
-        said = _quantity(unit)
-    return said and said | {"unit": ""}
+    timed = _quantity(f"{heading} time") or _quantity("time")
+    quantity = timed if unit in TIMES else _quantity(unit)
+    return quantity and quantity | {"unit": ""}
 
 
 def _plain(table: Table, named: Mapping[str, str], found: Mapping[str, dict[str, str]]) -> Lines:
@@ -195,17 +471,14 @@ def _plain(table: Table, named: Mapping[str, str], found: Mapping[str, dict[str,
     """
     count_columns = [one for one, name in named.items() if name in COUNTS]
     columns = [*count_columns, *(one for one, name in named.items() if name in found)]
-    cells = {
-        one: {line[one]: table_numbers.split(line[one]) for _, line in table.lines}
-        for one in columns
-    }
+    cells = {one: {line[one]: split(line[one]) for _, line in table.lines} for one in columns}
     numbers = {one: [c.number for c in by_text.values() if c] for one, by_text in cells.items()}
-    everywhere = table_numbers.proven_marks(n for column in numbers.values() for n in column)
+    everywhere = proven_marks(n for column in numbers.values() for n in column)
     marks = {}
     for heading, column in numbers.items():
-        marks[heading], two = table_numbers.decimal_mark(column, everywhere, table.sign)
+        marks[heading], two = decimal_mark(column, everywhere, table.sign)
         if two:
-            readings = " or ".join(sorted(table_numbers.readings(two).values(), key=float)[::-1])
+            readings = " or ".join(sorted(number_readings(two).values(), key=float)[::-1])
             raise ValueError(
                 f"column {heading!r}: {two!r} may be {readings}; write {readings} in its place"
             )
@@ -216,7 +489,7 @@ def _plain(table: Table, named: Mapping[str, str], found: Mapping[str, dict[str,
             cell = by_text[line[heading]]
             if named[heading] == "n":
                 own |= _counted(line[heading], marks[heading], named, heading)
-            elif cell and (read := table_numbers.readings(cell.number).get(marks[heading])):
+            elif cell and (read := number_readings(cell.number).get(marks[heading])):
                 own[heading] = read
             if cell and heading not in count_columns:
                 own[heading] = own[heading] if own[heading] != line[heading] else cell.number
@@ -230,7 +503,7 @@ def _plain(table: Table, named: Mapping[str, str], found: Mapping[str, dict[str,
 
 def _counted(text: str, mark: str, named: Mapping[str, str], heading: str) -> dict[str, str]:
     """Return the cells that a count of ranks fills, those of the table's own columns left out."""
-    found = table_numbers.count(text, mark)
+    found = count(text, mark)
     kept = {name: cell for name, cell in found.items() if name not in named.values()}
     return kept | ({heading: found["n"]} if "n" in found else {heading: ""})
 
@@ -300,7 +573,7 @@ def _named(lines: Lines) -> dict[str, str]:
         plain = re.sub(r"[^a-z0-9]+", "_", lowered[heading]).strip("_")
         alias = next((name for name, others in _NAMES.items() if re.fullmatch(others, plain)), "")
         cells = [line[heading] for _, line in lines if line[heading]]
-        is_count = alias != "n" or any(map(table_numbers.may_be_ranks, cells))
+        is_count = alias != "n" or any(map(may_be_ranks, cells))
         if not alias or not is_count or alias in lowered.values():
             continue
         if alias in named.values() and alias != "note":
@@ -315,7 +588,7 @@ def _named(lines: Lines) -> dict[str, str]:
 def _says_ranks(lines: Lines, heading: str) -> bool:
     """Return whether a column's cells say that they are ranks, or numbers of the GPU it names."""
     cells = [line[heading] for _, line in lines if line[heading]]
-    says = table_numbers.may_be_ranks if table_numbers.is_gpu(heading) else table_numbers.says_ranks
+    says = may_be_ranks if is_gpu(heading) else says_ranks
     return bool(cells) and all(map(says, cells))
 
 
@@ -328,13 +601,13 @@ def _quantity(heading: str) -> dict[str, str] | None:
         of = {"epoch": "epoch_time", "": "time"}.get(match["of"] or match["per"] or "", "step_time")
         return {"metric": of, "unit": match["unit"]}
     word, unit = match.groups() if (match := _RATE.fullmatch(plain)) else ("", plain)
-    if word and not table_units.PART.sub("", unit).strip(" ()[]"):
+    if word and not PART.sub("", unit).strip(" ()[]"):
         metric = {"value": "", "throughput": "throughput"}.get(word.lower())
         return None if metric is None else {"metric": metric, "unit": ""}
     if not word and (named := _IN_BRACKETS.fullmatch(plain)) and "/" in named[2]:
         return said if (said := _quantity(named[2])) and said["metric"] == "throughput" else None
     with suppress(ValueError):
-        found = table_units.parse(unit)
+        found = parse(unit)
         if found.time and (found.of or len(unit) > len("min")):
             metric = {"step": "step_time", "epoch": "epoch_time"}.get(found.of, "time")
             return {"metric": metric, "unit": unit}

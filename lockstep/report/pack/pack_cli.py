@@ -82,7 +82,7 @@ def write(
     Returns:
         The exit code: 1 where something forbids the pack.
     """
-    from lockstep.report.pack import planned_runs, sections, writing
+    from lockstep.report.pack import choices, sections, writing
 
     facts = _facts(evaluation, threshold, pack)
     if facts.against:
@@ -93,7 +93,7 @@ def write(
     first = paths[0].resolve()
     folder = pack["to"] or first.with_name(f"{first.stem}-{programme}")
     writing.refuse_foreign(folder, force)
-    document = sections.document(facts, planned_runs.programmes()[programme])
+    document = sections.document(facts, choices.programmes()[programme])
     numbers = _numbers(facts, evaluation.series, programme)
     made = document, list(facts.figures.values()), sections.source(facts), numbers
     for path in writing.write(folder, *redact(made)):
@@ -104,21 +104,21 @@ def write(
 
 
 def _facts(evaluation: "Evaluation", threshold: float, pack: dict[str, Any]) -> "Facts":
-    from lockstep.report.pack import chosen, node_hours, objections, outcomes, planned_runs
+    from lockstep.report.pack import choices
     from lockstep.report.pack.sections import Facts
     from lockstep.report.words import verdict_card
 
     results, series = evaluation.results, evaluation.series
-    planned = planned_runs.read(pack["work"])
-    found = chosen.choose(series, planned.production, threshold)
+    planned = choices.read_planned_runs(pack["work"])
+    found = choices.choose(series, planned.production, threshold)
     # A copy without a change is no plan of the applicant's either.
-    is_example = bool(pack["work"]) and planned == planned_runs.read("example")
-    against = objections.objections(
+    is_example = bool(pack["work"]) and planned == choices.read_planned_runs("example")
+    against = choices.objections(
         results, found, evaluation.findings, evaluation.left_out, is_example
     )
-    plan = node_hours.budget(planned, found.series, found.production)
+    plan = choices.plan_node_hours(planned, found.series, found.production)
     return Facts(
-        results, found, planned, plan, outcomes.outcomes(results), threshold,
+        results, found, planned, plan, choices.outcomes(results), threshold,
         _figures(results, found.shown, threshold), against, verdict_card.judge(series, threshold),
     )  # fmt: skip
 
@@ -127,20 +127,20 @@ def _figures(
     results: "Results", shown: "Sequence[Series]", threshold: float
 ) -> dict[str, dict[str, Any]]:
     """Return the figure of efficiency of each ladder, as the page has it."""
+    from lockstep.report.page import plots
     from lockstep.report.page.panels import by_study
-    from lockstep.report.page.plots import basis
 
     panels = by_study.panels(results, shown, threshold, "GPU-hours")
-    basis.put(panels, results, shown)
+    plots.put_basis(panels, results, shown)
     specs = {spec["id"]: spec for panel in panels for spec in panel["figures"]}
     return {name: specs[name] for name in FIGURES if name in specs}
 
 
 def _say(facts: "Facts", despite: bool) -> None:
-    from lockstep.report.pack import pack_wording
+    from lockstep.report.pack import sections
 
     for one in facts.against:
-        click.echo(f"objection: {pack_wording.objection(one)}", err=True)
+        click.echo(f"objection: {sections.describe_objection(one)}", err=True)
     if not despite:
         click.echo(
             "No pack is written. Mend what lockstep check names and measure again; --despite "
@@ -152,7 +152,7 @@ def _say(facts: "Facts", despite: bool) -> None:
 def _numbers(facts: "Facts", series: "Sequence[Series]", programme: str) -> dict[str, Any]:
     """Return every number of the text, the points as `lockstep report --json` has them."""
     from lockstep.report.compute.point_table import table
-    from lockstep.report.pack import pack_tables
+    from lockstep.report.pack import sections
 
     point = facts.chosen.production
     return {
@@ -163,8 +163,8 @@ def _numbers(facts: "Facts", series: "Sequence[Series]", programme: str) -> dict
         "production": {
             "case": facts.chosen.series.case,
             "world_size": point.world_size,
-            "time_of_1e6_samples_s": pack_tables.time_of_samples_s(point),
-            "node_hours_of_1e6_samples": pack_tables.node_hours_of_samples(point),
+            "time_of_1e6_samples_s": sections.time_of_samples_s(point),
+            "node_hours_of_1e6_samples": sections.node_hours_of_samples(point),
         },
         "agreements": [asdict(one) for one in facts.chosen.agreements],
         "budget": asdict(facts.plan) if facts.plan else None,

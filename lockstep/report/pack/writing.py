@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from lockstep.core.files import write_atomically
-from lockstep.report.pack.planned_runs import FOLDER
+from lockstep.report.pack.choices import FOLDER
 from lockstep.report.page import figures
 from lockstep.report.words import escapes
 

@@ -13,26 +13,25 @@ from lockstep.core.metrics import NOTABLE
 from lockstep.core.studies import TRAINING
 from lockstep.report.check import checker, terminal
 from lockstep.report.check.checker import Finding
-from lockstep.report.compute import learning
-from lockstep.report.compute.alternatives.factor_ladders import without_laddered
+from lockstep.report.compute import learning, slow
+from lockstep.report.compute.alternatives import without_laddered
 from lockstep.report.compute.evaluation import Evaluation
-from lockstep.report.compute.lost_time import slow
 from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.recorded import KEY as RECORDED
 from lockstep.report.load.results import Results
-from lockstep.report.page import checked, facts, folding, top
-from lockstep.report.page.panels import accounts, by_study, health_panel, losses, training_panel
-from lockstep.report.page.plots import basis
+from lockstep.report.page import facts, parts, plots, top
+from lockstep.report.page import facts as page_facts
+from lockstep.report.page.panels import (
+    accounts,
+    by_study,
+    collective_tables,
+    losses,
+    training_panel,
+)
 from lockstep.report.page.twelve_rules import twelve_panel
 from lockstep.report.predict import prediction
-from lockstep.report.words import (
-    headline,
-    method,
-    ranking_card,
-    rate_cards,
-    verdict_card,
-)
+from lockstep.report.words import headline, method, ranking_card, verdict_card
 from lockstep.report.words.headline import Headline
 from lockstep.report.words.next_step import WIDE, is_wide, next_step
 
@@ -50,14 +49,14 @@ def page(evaluation: Evaluation, threshold: float, command: str = "") -> dict[st
     hours = "Rank-hours" if results.on_cpus else "GPU-hours"
     predicted = prediction.curves(by_study.ladders(series))
     sections = by_study.panels(results, series, threshold, hours, predicted)
-    basis.put(sections, results, series)
+    plots.put_basis(sections, results, series)
     sections += _around(results, series, threshold, findings)
-    folding.fold(sections)
+    parts.fold(sections)
     return {
         "title": _title(results, series),
         "band": _band(results),
         "summary": _summary(results, series),
-        "errors": checked.errors(findings),
+        "errors": page_facts.error_lines(findings),
         **_top(evaluation, series, threshold, terminal.counts(findings) if findings else ""),
         "source": _source(_title(results, series), results, command),
         "sections": sections,
@@ -76,13 +75,13 @@ def _top(
     judged = verdict_card.judge(series, threshold)
     told_of = without_laddered(series)
     headlines = top.headlines(
-        told_of, threshold, lambda one: checked.blocked(one, errors, left_out)
+        told_of, threshold, lambda one: page_facts.why_blocked(one, errors, left_out)
     )
     return {
         "headlines": [
-            *rate_cards.headlines(series, threshold),
+            *ranking_card.rate_headlines(series, threshold),
             *top.lines(headlines),
-            *rate_cards.of_devices(series),
+            *ranking_card.of_devices(series),
             *ranking_card.headlines(series),
             *training_panel.headlines(series),
         ],
@@ -92,7 +91,8 @@ def _top(
         "card": {"title": judged.title, "lines": judged.measured} if judged else None,
         "warnings": _warnings(evaluation),
         "checked": told,
-        "next": checked.next_step(errors) or next_step(results, series, threshold, slowest, judged),
+        "next": page_facts.mend_first_error(errors)
+        or next_step(results, series, threshold, slowest, judged),
     }
 
 
@@ -126,9 +126,9 @@ def _around(
     """Return the sections behind those of the studies: what backs the numbers."""
     hours = "rank-hours" if results.on_cpus else "GPU-hours"
     around = (
-        checked.findings_panel(findings),
+        page_facts.findings_panel(findings),
         facts.flags(series),
-        health_panel.panel_of(results, series),
+        collective_tables.panel_of(results, series),
         facts.not_measured(results),
         accounts.jobs(results, hours),
         facts.method(results, series, threshold),
@@ -162,7 +162,7 @@ def _summary(results: Results, series: Sequence[Series]) -> list[str]:
     if results.launches or learning.trained(series):
         sentences.append(_measured_summary(results, series))
         rows = [row for one in series for point in one.points for row in point.rows]
-        sentences += basis.sentences([row for row in rows if row.origin == "measured"])
+        sentences += plots.basis_sentences([row for row in rows if row.origin == "measured"])
     for origin in ("cited", "target"):
         chosen = [one for one in series if one.row.origin == origin]
         points = sum(len(one.points) for one in chosen)

@@ -16,8 +16,7 @@ import matplotlib as mpl
 
 from lockstep.core.files import write_atomically
 from lockstep.report.page.drawing import bands, changes, dots, grids, stacks, traces
-from lockstep.report.page.drawing.canvas import Canvas
-from lockstep.report.page.drawing.palette import STYLE, VARIABLES, WIDTH_IN
+from lockstep.report.page.drawing.figure_style import STYLE, VARIABLES, WIDTH_IN, Canvas
 
 Format = Literal["svg", "pdf", "png"]
 FORMATS: tuple[Format, ...] = ("svg", "pdf", "png")

@@ -5,10 +5,9 @@ from typing import Any
 
 from lockstep.core.formats import counted, percent, percent_span
 from lockstep.core.studies import LADDERS, OTHER, TITLES
-from lockstep.report.check.wording import joined
+from lockstep.report.check.evidence import joined
 from lockstep.report.compute.scaling import Series
-from lockstep.report.page.panels import parts
-from lockstep.report.page.plots import scaling_figures
+from lockstep.report.page import parts, plots
 from lockstep.report.words import headline, next_step
 from lockstep.report.words.headline import Headline
 
@@ -140,7 +139,7 @@ def figure(found: dict[str, list[Headline]], threshold: float) -> dict[str, Any]
     for kind, own in found.items():
         drawn = [one.series for one in own if one.kind not in ("blocked", "alone")][:MAX_CURVES]
         if drawn:
-            made = scaling_figures.efficiency(kind, drawn, threshold, {})
+            made = plots.efficiency(kind, drawn, threshold, {})
             title = f"{KINDS[kind]}: parallel efficiency"
             left = f"First {len(drawn)} of {len(own)} series. " if len(own) > len(drawn) else ""
             noun = "Ranks" if own[0].noun == "rank" else "Devices"

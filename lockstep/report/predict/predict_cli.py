@@ -74,7 +74,7 @@ def predict(
     """
     from lockstep.report.check import terminal
     from lockstep.report.check.checker import check, errors
-    from lockstep.report.predict import predict_wording, prediction
+    from lockstep.report.predict import predict_record, prediction
     from lockstep.report.predict.known import ladder_of
     from lockstep.report.predict.recommendation import parse
 
@@ -86,12 +86,12 @@ def predict(
     terminal.say_errors(wrong)
     if at is not None:
         found = prediction.predict(ladder, at, level, force)
-        _print(found.record(), predict_wording.prediction_text(found, ladder), as_json)
+        _print(found.record(), predict_record.prediction_text(found, ladder), as_json)
         return 1 if found.refusal else 0
     if wrong:
         rules = list(dict.fromkeys(one.rule for one in wrong))
         record = {"case": ladder.case, "recommendation": None, "blocked_by": rules}
-        _print(record, [predict_wording.blocked_text(ladder, rules)], as_json)
+        _print(record, [predict_record.blocked_text(ladder, rules)], as_json)
         return 1
     _print(*_recommended(series, ladder, criterion, samples, level), as_json)
     return 0
@@ -110,13 +110,13 @@ def _recommended(
     series: "Series", ladder: "Ladder", criterion: "Criterion", samples: float | None, level: float
 ) -> tuple[Mapping[str, object], list[str]]:
     """Return the record and the text of all ways to continue a curve, and of the size to choose."""
-    from lockstep.report.predict import predict_record, predict_wording, prediction
+    from lockstep.report.predict import predict_record, prediction
+    from lockstep.report.predict.known import LEAST_SIZES
     from lockstep.report.predict.recommendation import recommend
-    from lockstep.report.predict.unpredictable import LEAST_SIZES
 
     ranked = prediction.candidates(ladder) if len(ladder.sizes) >= LEAST_SIZES else []
     shown = series, ladder, ranked, recommend(series, criterion, samples), level
-    return predict_record.record(*shown), predict_wording.text(*shown)
+    return predict_record.record(*shown), predict_record.text(*shown)
 
 
 def _print(record: Mapping[str, object], texts: list[str], as_json: bool) -> None:
@@ -134,7 +134,7 @@ def _chosen(results: "Results", case: str | None) -> "Series":
     """Return the one series that a name, or a part of it, picks."""
     from lockstep.report.compute.scaling import series_of
     from lockstep.report.predict.known import can_be_modelled
-    from lockstep.report.predict.predict_wording import name_of
+    from lockstep.report.predict.predict_record import name_of
 
     series = [one for one in series_of(results.rows) if can_be_modelled(one)]
     if not series:
@@ -155,7 +155,7 @@ def _chosen(results: "Results", case: str | None) -> "Series":
 
 def _names(series: "list[Series]") -> str:
     """Return the names, separated by semicolons since they hold commas; a shared one in full."""
-    from lockstep.report.predict.predict_wording import name_of
+    from lockstep.report.predict.predict_record import name_of
 
     names = [name_of(one) for one in series]
     return "; ".join(

@@ -1,12 +1,16 @@
-"""What `lockstep predict` prints without --at, as a record."""
+"""What `lockstep predict` prints without --at, as a record.
+
+The text of `lockstep predict`: from the records of a prediction to English and tables.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from lockstep.report.check.wording import of_break
+from lockstep.core.formats import in_words, listed, number, percent, ratio, span, trimmed
+from lockstep.report.check.evidence import blocked, of_break
 from lockstep.report.compute.scaling import Series
-from lockstep.report.predict.known import Ladder
+from lockstep.report.predict.known import FARTHEST, Ladder
 from lockstep.report.predict.models import (
     COEFFICIENTS,
     fit_usl,
@@ -14,9 +18,9 @@ from lockstep.report.predict.models import (
     marginal_efficiencies,
     peak_size,
 )
-from lockstep.report.predict.prediction import Candidate, predict
+from lockstep.report.predict.prediction import Candidate, Prediction, predict, used_from
 from lockstep.report.predict.recommendation import Recommendation, diminishing, next_step
-from lockstep.report.predict.unpredictable import FARTHEST
+from lockstep.report.words.lines import numbers
 
 
 def record(
@@ -73,3 +77,143 @@ def peak(ladder: Ladder) -> float | None:
     usl = fit_usl(ladder.sizes, ladder.rates)
     interval = usl.interval("beta")
     return peak_size(usl) if interval and interval[0] > 0 else None
+
+
+MEANINGS = {
+    "level": "efficiency stays as last measured",
+    "halfway": "efficiency falls half as fast as between the last two sizes",
+    "falling": "efficiency falls on as between the last two sizes",
+    "amdahl": "a part of the work is serial",
+    "between": "on the line through the sizes on either side",
+}
+
+
+# where a ladder's numbers come from -> what is said of all that follows from them
+ORIGINS = {
+    "measured": "",
+    "cited": "; from cited numbers, not measured here",
+    "target": "; from targets, not measured",
+}
+
+
+def name_of(series: Series) -> str:
+    """Return the name by which --case picks a series."""
+    measured = series.row.origin == "measured"
+    return f"{series.row.study} {series.label}" if measured else series.label
+
+
+def prediction_text(found: Prediction, ladder: Ladder) -> list[str]:
+    """Return what is predicted of one size, or why it is not."""
+    if found.refusal:
+        return [f"not predicted: {found.refusal.text}", *_assumed(ladder)]
+    assert found.low is not None and found.high is not None
+    used = ladder.sizes[used_from(ladder) :] if found.at > ladder.sizes[-1] else ladder.sizes
+    lines = [
+        f"{ladder.case}: {number(found.value, 4)} {found.unit} at {found.at} "
+        f"({found.metric}; predicted, not measured{ORIGINS[ladder.origin]})",
+        f"{trimmed(100 * found.level)} % interval: {span((found.low, found.high))} {found.unit}",
+        f"rule: {found.model}, {MEANINGS[found.model or '']}, from {listed(used)}",
+    ]
+    if found.at in ladder.sizes:
+        rate = ladder.rates[ladder.sizes.index(found.at)]
+        lines.append(
+            f"{ladder.origin} there: {number(ladder.value(found.at, rate), 4)} {found.unit}"
+        )
+    return [*lines, *_assumed(ladder), *(f"warning: {warning}" for warning in found.warnings)]
+
+
+def _assumed(ladder: Ladder) -> list[str]:
+    """Say what is taken for granted of the work, where nothing states it."""
+    if ladder.assumed is None:
+        return []
+    return [
+        "assumed: the work of all ranks is fixed, since the table has neither a column scaling "
+        "(strong, weak or fixed-epochs) nor one global_batch; add one where that is wrong"
+    ]
+
+
+def _points(series: Series, ladder: Ladder) -> list[str]:
+    kept = "the work of all ranks" if ladder.fixed == "global" else "the work of each rank"
+    name = f"{name_of(series)} [{series.row.origin}]"
+    lines = [f"{name}: {ladder.metric} in {ladder.unit}; {kept} is fixed", *_assumed(ladder)]
+    header = ["ranks", ladder.metric, "speed-up", "efficiency %"]
+    rows = [[*header, "Karp-Flatt", "gain %", "overhead %"]]
+    for one in point_records(series, ladder):
+        over = one["overhead_s"]
+        fraction = one["karp_flatt"]
+        rows.append([
+            str(one["world_size"]), number(one["value"], 4), ratio(one["speedup"]),
+            percent(one["parallel_efficiency"]),
+            number(None) if fraction is None else f"{fraction:.4f}",
+            percent(one["marginal_efficiency"]),
+            percent(over / ladder.times_s[0] if over is not None else None),
+        ])  # fmt: skip
+    lines += numbers(rows)
+    lines.append("gain: of speed-up per rank added since the size before")
+    if ladder.fixed == "local":
+        lines.append(
+            f"overhead: what the time of a {ladder.time_noun} has over the baseline's "
+            f"{in_words(float(ladder.times_s[0]))}, as the work of a rank is the same"
+        )
+    return lines
+
+
+def _rules(ranked: Sequence[Candidate]) -> list[str]:
+    held_out = listed(ranked[0].held_out)
+    tried = (
+        f"at {held_out}, each held out, and on published ladders"
+        if held_out
+        else ("on published ladders, since no size of this one could be held out")
+    )
+    lines = [f"rules to continue the curve; error: the mean one doubling on, {tried}"]
+    for index, one in enumerate(ranked):
+        mark = "*" if index == 0 else " "
+        lines.append(f"{mark} {one.rule:8} error {percent(one.error):>5} %   {MEANINGS[one.rule]}")
+    return [*lines, f"* chosen by that error: {ranked[0].rule}"]
+
+
+def _peak_text(peak: float | None, ladder: Ladder) -> str:
+    if peak is None:
+        return "no peak: the Universal Scalability Law's beta is not identifiable from these sizes"
+    if peak > FARTHEST * ladder.sizes[-1]:
+        return f"no peak within {FARTHEST} times the sizes measured"
+    return f"peak by the Universal Scalability Law: {number(peak)} ranks"
+
+
+def _advice(series: Series, ladder: Ladder, advice: Recommendation, level: float) -> list[str]:
+    size = "none" if advice.world_size is None else str(advice.world_size)
+    lines = [f"break at {one.world_size}: {of_break(one)}" for one in ladder.breaks]
+    lines.append(_next(ladder, level))
+    given = ORIGINS[ladder.origin]
+    lines.append(f"recommended: {size} ({advice.rule}): {advice.why}{given}")
+    lines += [verdict] if (verdict := diminishing(series)) else []
+    return [*lines, next_step(series).text]
+
+
+def _next(ladder: Ladder, level: float) -> str:
+    """Say what twice the largest size would give, or why that is not predicted."""
+    found = predict(ladder, FARTHEST * ladder.sizes[-1], level)
+    if found.refusal:
+        return f"{found.at} ranks are not predicted: {found.refusal.text}"
+    assert found.low is not None and found.high is not None
+    return (
+        f"expected at {found.at} (predicted, not measured): {number(found.value, 4)} {found.unit}, "
+        f"{trimmed(100 * level)} % interval {span((found.low, found.high))}{ORIGINS[ladder.origin]}"
+    )
+
+
+def blocked_text(ladder: Ladder, rules: Sequence[str]) -> str:
+    """Return that nothing is concluded from a series that errors of the check touch."""
+    return f"{ladder.case}: nothing is predicted or recommended, {blocked(rules)}"
+
+
+def text(
+    series: Series,
+    ladder: Ladder,
+    ranked: Sequence[Candidate],
+    advice: Recommendation,
+    level: float,
+) -> list[str]:
+    """Return the measured sizes, the ways to continue the curve, and what is recommended."""
+    ways = ["", *_rules(ranked), _peak_text(peak(ladder), ladder)] if ranked else []
+    return [*_points(series, ladder), *ways, "", *_advice(series, ladder, advice, level)]

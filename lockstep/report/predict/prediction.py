@@ -30,15 +30,22 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from lockstep.report.check.wording import of_break
+from lockstep.report.check.evidence import of_break
 from lockstep.report.compute.scaling import WIDEST, Series
 from lockstep.report.compute.statistics import t_quantile
 from lockstep.report.load.results import Results
-from lockstep.report.predict import ladder_rules as rules
-from lockstep.report.predict.known import Fixed, Ladder, can_be_modelled, ladder_of
-from lockstep.report.predict.ladder_rules import BETWEEN, LEAST_KNOWN, RULES
-from lockstep.report.predict.models import TOLERANCE
-from lockstep.report.predict.unpredictable import FARTHEST, LEAST_SIZES, Refusal, worth_measuring
+from lockstep.report.predict import models as rules
+from lockstep.report.predict.known import (
+    FARTHEST,
+    LEAST_SIZES,
+    Fixed,
+    Ladder,
+    Refusal,
+    can_be_modelled,
+    ladder_of,
+    worth_measuring,
+)
+from lockstep.report.predict.models import BETWEEN, LEAST_KNOWN, RULES, TOLERANCE
 
 LEVEL = 0.9
 FREEDOM = 3

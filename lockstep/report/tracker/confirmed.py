@@ -15,8 +15,8 @@ from typing import Any
 
 from lockstep.core import files, locks
 from lockstep.core.files import write_atomically
-from lockstep.report.tracker.runs.tracked import Metric, Run
 from lockstep.report.tracker.target import FOLDER, TARGET, Tracker
+from lockstep.report.tracker.tracked import Metric, Run
 
 CAMPAIGN_KEY = "campaign.txt"
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from lockstep.report.tracker.runs.tracked import Run
     from lockstep.report.tracker.sending import Sent
     from lockstep.report.tracker.target import Tracker
+    from lockstep.report.tracker.tracked import Run
 
 FOLDER = click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
 
@@ -48,7 +48,7 @@ def mlflow(folder: Path, to: str | None) -> int:
 def http(folder: Path, to: str) -> int:
     """Send the runs of FOLDER to a plain HTTP interface, each once.
 
-    `python -m pydoc lockstep.report.tracker.apis.http_store` describes its four requests. The
+    `python -m pydoc lockstep.report.tracker.stores` describes its four requests. The
     key for the header X-API-Key is read from LOCKSTEP_TRACKER_KEY.
     """
     return _send(folder, "http", to)
@@ -114,12 +114,12 @@ def _finish(folder: Path, tracker: "Tracker") -> int:
 
 
 def _say(sent: "Sent", folder: Path) -> None:
-    from lockstep.report.tracker import tracker_wording
+    from lockstep.report.tracker import sending
 
-    for text in tracker_wording.left_out(sent):
+    for text in sending.left_out(sent):
         click.echo(text, err=True)
     if sent.kind not in ("unreadable", "empty"):
-        click.echo(tracker_wording.line(sent, folder), err=sent.kind != "sent")
+        click.echo(sending.line(sent, folder), err=sent.kind != "sent")
 
 
 def write_event_files(runs: "Iterable[Run]", folder: Path) -> Iterator[Path]:
@@ -136,7 +136,7 @@ def write_event_files(runs: "Iterable[Run]", folder: Path) -> Iterator[Path]:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise RuntimeError(f"{error}; pip install tensorboard beside torch") from None
-    from lockstep.report.tracker.runs.tracked import metric_name
+    from lockstep.report.tracker.tracked import metric_name
 
     for run in runs:
         if run.kind != "training":

@@ -22,9 +22,9 @@ from typing import Any
 
 from lockstep import content
 from lockstep.core.processes import die_with_parent
-from lockstep.report.tracker import sending, target, tracker_wording
-from lockstep.report.tracker.apis.stores import RefusedError
+from lockstep.report.tracker import sending, target
 from lockstep.report.tracker.sending import LIVE_TIMEOUT_S, Sent
+from lockstep.report.tracker.stores import RefusedError
 from lockstep.report.tracker.target import Tracker
 
 # At the end nothing is measured any more.
@@ -168,7 +168,7 @@ def tell(folder: Path, say: Callable[[str], object]) -> None:
 
 def _report(sent: Sent, folder: Path, say: Callable[[str], object]) -> None:
     if sent.kind != "empty":
-        for text in (*tracker_wording.left_out(sent), tracker_wording.line(sent, folder)):
+        for text in (*sending.left_out(sent), sending.line(sent, folder)):
             say(text)
 
 
@@ -199,9 +199,9 @@ def main(folder: Path, tracker: Tracker) -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
     if tracker.kind == "mlflow":  # before it is needed
         with contextlib.suppress(RefusedError):
-            from lockstep.report.tracker.apis import mlflow_store
+            from lockstep.report.tracker import stores
 
-            mlflow_store.prepare(tracker.key, LIVE_TIMEOUT_S)
+            stores.prepare(tracker.key, LIVE_TIMEOUT_S)
     for line in _asked():
         number, until_s = line.split()
         sent = sending.send(folder, tracker, LIVE_TIMEOUT_S, wait_s=0, until_s=float(until_s))

@@ -2,9 +2,12 @@
 
 The same for a campaign that is measured at this moment, one that was collected, and one of last
 year. Whatever stops it, it goes on where it stopped.
+
+What was sent to a tracker, in words.
 """
 
 import math
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from lockstep.core.formats import counted
 from lockstep.report.load.sources import LAUNCHES
-from lockstep.report.tracker import confirmed
-from lockstep.report.tracker.apis import stores
-from lockstep.report.tracker.apis.stores import OutOfReachError, RefusedError, Store
-from lockstep.report.tracker.runs.from_launches import of_campaign
-from lockstep.report.tracker.runs.from_trainings import is_training, of_training, of_trainings
-from lockstep.report.tracker.runs.tracked import EmptyError, Found, Run
+from lockstep.report.tracker import confirmed, stores
+from lockstep.report.tracker.from_launches import of_campaign
+from lockstep.report.tracker.from_trainings import is_training, of_training, of_trainings
+from lockstep.report.tracker.stores import OutOfReachError, RefusedError, Store
 from lockstep.report.tracker.target import Tracker
+from lockstep.report.tracker.tracked import EmptyError, Found, Run
 
 # While something is measured, no tracker is waited for longer than this.
 LIVE_TIMEOUT_S = 2.0
@@ -180,3 +183,40 @@ def _deliver(
     store.close(run, entry)
     entry.digest = run.digest
     known.keep(run, entry)
+
+
+# kind -> the sentence; `sent` has one of its own, and of `empty` nothing is said
+WORDS: dict[Kind, str] = {
+    "out-of-reach": "the tracker {uri} is out of reach ({why})",
+    "refused": "the tracker {uri} does not take {refused} ({why})",
+    "busy": "the tracker {uri} was sent nothing now: {why}",
+    "unwritable": "the tracker {uri} was sent nothing: what it confirms cannot be kept ({why})",
+    "unreadable": "the tracker {uri} was sent nothing: {why}",
+    "broken": "the process that sends to the tracker {uri} failed: {why}",
+    "late": "the tracker {uri} did not take the results in time",
+}
+
+
+def left_out(sent: Sent) -> list[str]:
+    """Return what could not be read, and so was not sent."""
+    return [f"Left out: {why}" for why in sent.unread]
+
+
+def line(sent: Sent, folder: Path) -> str:
+    """Return what was sent, or what stopped it and the command that sends the rest."""
+    if sent.kind == "sent":
+        return f"Tracker {sent.uri}: {_counts(sent)}."
+    refused = counted(sent.num_refused, "run") if sent.num_refused else "the results"
+    why = WORDS[sent.kind].format(uri=sent.uri, why=sent.why, refused=refused)
+    todo = f"lockstep sync {shlex.quote(str(folder))}"
+    return f"{why[0].upper()}{why[1:]}; nothing is lost, {todo} sends what it lacks."
+
+
+def _counts(sent: Sent) -> str:
+    there = f"{counted(sent.num_runs, 'run')} there"
+    if not sent.num_new:
+        return f"{there}, nothing new"
+    return (
+        f"{there}, {sent.num_new} new or changed ({counted(sent.num_metrics, 'metric')}, "
+        f"{counted(sent.num_artifacts, 'file')} sent)"
+    )

@@ -9,8 +9,8 @@ from lockstep.core.formats import in_words, number, percent, ratio
 from lockstep.core.studies import LADDERS
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.results import Results
-from lockstep.report.page.panels import parts
-from lockstep.report.words import rate_cards, training_words
+from lockstep.report.page import parts
+from lockstep.report.words import ranking_card, training_words
 from lockstep.report.words.lines import numbers, sentence
 
 NARROWEST, WIDEST = 80, 120
@@ -40,7 +40,7 @@ def point_lines(results: Results, series: Sequence[Series]) -> list[str]:
     if len(lines) > MAX_LINES + 1:
         left = len(lines) - MAX_LINES - 1
         lines = [*lines[: MAX_LINES + 1], f"... {left} further lines: use --csv"]
-    return [*lines, *cost_lines(results, series), *rate_cards.lines(series)]
+    return [*lines, *cost_lines(results, series), *ranking_card.rate_lines(series)]
 
 
 def cost_lines(results: Results, series: Sequence[Series]) -> list[str]:

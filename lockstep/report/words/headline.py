@@ -7,11 +7,12 @@ from typing import Literal
 from lockstep.core.formats import counted, listed, number, percent, percent_span, ratio
 from lockstep.measure.causes.bound import Cause
 from lockstep.measure.causes.stragglers import LateInput
-from lockstep.report.compute.lost_time import attribution, slow
-from lockstep.report.compute.lost_time.attribution import Loss, Reason
-from lockstep.report.compute.lost_time.slow import Slowest
+from lockstep.report.compute import attribution, slow
+from lockstep.report.compute.attribution import Loss, Reason
 from lockstep.report.compute.scaling import Point, Series
-from lockstep.report.page.panels import losses, parts
+from lockstep.report.compute.slow import Slowest
+from lockstep.report.page import parts
+from lockstep.report.page.panels import losses
 from lockstep.report.words import verdict_card
 
 Kind = Literal["good", "below", "open", "alone", "blocked"]

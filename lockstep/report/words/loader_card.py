@@ -6,7 +6,7 @@ from typing import Literal
 
 from lockstep.core.formats import counted, number, percent, percent_span
 from lockstep.core.metrics import NOTABLE
-from lockstep.report.compute.lost_time import quantities
+from lockstep.report.compute import quantities
 from lockstep.report.compute.scaling import Series
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.load.results import Row

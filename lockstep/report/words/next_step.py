@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from lockstep.core.formats import counted, listed, percent, percent_span
 from lockstep.core.studies import LADDERS
 from lockstep.report.compute import learning
-from lockstep.report.compute.alternatives.factor_ladders import without_laddered
-from lockstep.report.compute.lost_time.slow import Slowest
+from lockstep.report.compute.alternatives import without_laddered
 from lockstep.report.compute.scaling import Point, Series
+from lockstep.report.compute.slow import Slowest
 from lockstep.report.load.recorded import KEY as RECORDED
 from lockstep.report.load.results import Results, Row
 from lockstep.report.page.panels import losses

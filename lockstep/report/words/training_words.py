@@ -4,11 +4,10 @@ from collections.abc import Sequence
 
 from lockstep.core import formats
 from lockstep.core.formats import counted, number, percent, percent_span, ratio, span
-from lockstep.report.compute import learning
-from lockstep.report.compute.alternatives import compared
+from lockstep.report.compute import alternatives, learning
 from lockstep.report.compute.learning import Learned, Pooled, Targets
 from lockstep.report.compute.scaling import Point, Series
-from lockstep.report.page.panels import parts
+from lockstep.report.page import parts
 
 # Factors whose value says what they are.
 BARE = ("workload", "data", "precision", "device")
@@ -41,7 +40,7 @@ def _device(series: Series) -> str:
 
 def varied(series: Sequence[Series]) -> list[str]:
     """Return the factors in which runs differ, and so are not pooled."""
-    return compared.varied([(one, one.points[0]) for one in series])
+    return alternatives.varied([(one, one.points[0]) for one in series])
 
 
 def label(series: Series, names: Sequence[str]) -> str:

@@ -7,10 +7,10 @@ from itertools import islice
 from lockstep.core.studies import LADDERS
 from lockstep.measure.causes.bound import Bound, Kind
 from lockstep.measure.causes.card import NEXT_OWN, card, headline, late_text, next_text, next_with
-from lockstep.report.compute.lost_time import attribution, slow
+from lockstep.report.compute import attribution, slow
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.page.panels import losses
-from lockstep.report.page.panels.parts import sound
+from lockstep.report.page.parts import sound
 
 # The first of these that was measured is what a card is of.
 # Tests of one's own are steps of their own: so many are judged, and so many are printed in full.

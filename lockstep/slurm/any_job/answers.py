@@ -6,12 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lockstep.core.formats import DASH, clock, in_words, listed, size_of
-from lockstep.slurm import scheduler as slurm
-from lockstep.slurm.any_job.held import Held, Wait
-from lockstep.slurm.any_job.inventory import NodeUse, Reason
-from lockstep.slurm.any_job.nodes_now import Gpu, NodeNow, StepNow
-from lockstep.slurm.any_job.occupancy import Occupancy, Start
-from lockstep.slurm.any_job.used import Hint, hints
+from lockstep.slurm import client as slurm
+from lockstep.slurm.any_job.held import Held, Hint, Wait, hints
+from lockstep.slurm.any_job.node_use import Gpu, NodeNow, NodeUse, Occupancy, Reason, Start, StepNow
 from lockstep.slurm.status.accounting import end_of
 
 # how a job waits for another -> in words

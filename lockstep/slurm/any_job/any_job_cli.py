@@ -1,15 +1,22 @@
-"""The commands about any job and its nodes: jobs, nodes, why, eff, top and shell."""
+"""The commands about any job and its nodes: jobs, nodes, why, eff, top and shell.
+
+A shell in an allocation like that of a campaign's point, to try things by hand.
+"""
 
 import json
 import os
 import shlex
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from lockstep.campaign.campaign import Campaign
+from lockstep.core.formats import parse_limit
+from lockstep.slurm.site import Site
 from lockstep.slurm.submit.cli_options import (
     FoundSite,
     as_json_option,
@@ -17,6 +24,9 @@ from lockstep.slurm.submit.cli_options import (
     say_site,
     site_option,
 )
+from lockstep.slurm.submit.job_spec import directives, share
+from lockstep.slurm.submit.limits import check_nodes, limit_s
+from lockstep.slurm.submit.runtimes import entered
 
 if TYPE_CHECKING:
     from lockstep.slurm.any_job.held import Held
@@ -40,13 +50,13 @@ def jobs(user: str | None, ended: float | None, *, as_json: bool) -> None:
       lockstep jobs --ended 24
       lockstep jobs --json
     """
-    from lockstep.slurm import scheduler as slurm
-    from lockstep.slurm.any_job import answers, held, used
+    from lockstep.slurm import client as slurm
+    from lockstep.slurm.any_job import answers, held
 
     whose = user or slurm.own_name()
     found = held.of_user(whose)
     there = {job.job_id for job in found}
-    over = used.lately(whose, ended) if ended else {}
+    over = held.lately(whose, ended) if ended else {}
     over = {job_id: account for job_id, account in over.items() if job_id not in there}
     if as_json:
         click.echo(json.dumps({"jobs": [job.facts() for job in found], "ended": over}, indent=1))
@@ -74,9 +84,9 @@ def nodes(*, as_json: bool) -> None:
       lockstep nodes
       lockstep nodes --json
     """
-    from lockstep.slurm.any_job import answers, inventory
+    from lockstep.slurm.any_job import answers, node_use
 
-    found = inventory.nodes()
+    found = node_use.nodes()
     if as_json:
         click.echo(json.dumps({"nodes": [asdict(node) for node in found]}, indent=1))
         return
@@ -133,9 +143,9 @@ def _accounts(job_ids: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     Raises:
         ValueError: It knows none of them.
     """
-    from lockstep.slurm.any_job import held, used
+    from lockstep.slurm.any_job import held
 
-    found = used.of_jobs([held.checked(job_id) for job_id in job_ids])
+    found = held.of_jobs([held.checked(job_id) for job_id in job_ids])
     if not found:
         raise ValueError(
             f"Slurm knows nothing of job {', '.join(job_ids)}: squeue holds it no more, and "
@@ -155,12 +165,12 @@ def eff(job_ids: tuple[str, ...], *, as_json: bool) -> None:
       lockstep eff 4711
       lockstep eff 4711 4712_3 --json
     """
-    from lockstep.slurm.any_job import answers, used
+    from lockstep.slurm.any_job import answers, held
 
     accounts = _accounts(job_ids)
     if as_json:
         rows = {
-            job_id: account | {"hints": [asdict(hint) for hint in used.hints(account)]}
+            job_id: account | {"hints": [asdict(hint) for hint in held.hints(account)]}
             for job_id, account in accounts.items()
         }
         click.echo(json.dumps({"jobs": rows}, indent=1))
@@ -222,16 +232,16 @@ def _running(found: "list[Held]", job: str) -> "Held":
 
 
 def _show_now(job: "Held", table: Path | None, *, as_json: bool) -> None:
-    from lockstep.slurm.any_job import answers, nodes_now
+    from lockstep.slurm.any_job import answers, node_use
 
     nodes, steps = [], []
     try:
-        nodes = nodes_now.look(job.job_id, job.num_nodes or 1)
+        nodes = node_use.look(job.job_id, job.num_nodes or 1)
     except RuntimeError as error:
         click.echo(f"No look at the nodes: {error}", err=True)
-        steps = nodes_now.steps(job.job_id)
+        steps = node_use.steps(job.job_id)
     if table is not None:
-        nodes_now.add_to_table(table, time.strftime("%Y-%m-%dT%H:%M:%S%z"), nodes)
+        node_use.add_to_table(table, time.strftime("%Y-%m-%dT%H:%M:%S%z"), nodes)
     if as_json:
         seen = {"nodes": [asdict(node) for node in nodes], "steps": [asdict(s) for s in steps]}
         click.echo(json.dumps(seen, indent=1))
@@ -269,9 +279,8 @@ def shell(
     """
     from lockstep.campaign import campaign as campaigns
     from lockstep.core.formats import parse_limit
-    from lockstep.slurm import scheduler as slurm
+    from lockstep.slurm import client as slurm
     from lockstep.slurm import site as sites
-    from lockstep.slurm.any_job import point_shell
 
     say_site(site)
     chosen, where = campaigns.load(campaign), sites.load(site.source)
@@ -279,8 +288,47 @@ def shell(
     slurm.on_cluster(where.cluster)
     size = world_size or min(chosen.world_sizes)
     time_s = None if limit is None else parse_limit(limit)
-    command = point_shell.command(chosen, where, size, time_s, Path.cwd())
+    command = shell_command(chosen, where, size, time_s, Path.cwd())
     click.echo(shlex.join(command), err=not dry_run)
     if not dry_run:
         slurm.require("salloc")
         os.execvpe(command[0], command, slurm.environment())  # noqa: S606, without a shell
+
+
+# Options of sbatch that salloc does not know.
+OF_SCRIPTS = ("--signal=", "--open-mode=", "--output=", "--no-requeue")
+USUAL_S = 3600
+NAME = "lockstep-shell"
+
+
+def shell_command(
+    campaign: Campaign, site: Site, world_size: int, time_s: int | None, folder: Path
+) -> tuple[str, ...]:
+    """Return the command that opens the shell on the first node of the allocation.
+
+    It is salloc, which holds the whole allocation, around one `srun --pty`: within the shell
+    `srun --overlap` then starts as many ranks as the point has. The time limit is an hour by
+    default, or what the site gives if that is less. The image sees the folder, too.
+
+    Raises:
+        ValueError: Campaign, site and world size do not fit.
+    """
+    resources = share(campaign, site)
+    check_nodes(resources, site, world_size)
+    most_s = min(parse_limit(site.time), limit_s(site) or parse_limit(site.time))
+    asked_s = min(USUAL_S, most_s) if time_s is None else time_s
+    wanted = directives(site, resources, NAME, world_size, asked_s, "/dev/null")
+    options = [one for one in wanted if not one.startswith(OF_SCRIPTS)]
+    task = ["--overlap", "--pty", "--nodes=1", "--ntasks=1"]
+    task += [f"--cpus-per-task={resources.cpus_per_task * resources.on_node(world_size)}"]
+    shell = _entered(site, folder, is_gpu=resources.is_gpu)
+    return ("salloc", *options, "srun", *task, "--export=ALL", *shell)
+
+
+def _entered(site: Site, folder: Path, *, is_gpu: bool) -> Sequence[str]:
+    """Return the shell, in the image or in the site's own environment."""
+    if site.container is not None:
+        return (*entered(site, [str(folder)], is_gpu=is_gpu), "bash")
+    lines = [f"module load {shlex.quote(module)}" for module in site.modules]
+    lines += [f". {shlex.quote(site.venv + '/bin/activate')}"] if site.venv else []
+    return ("bash", "--login", "-c", " && ".join([*lines, "exec bash -i"]))

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 from lockstep.core import files
 from lockstep.core.formats import parse_duration
-from lockstep.slurm import scheduler as slurm
-from lockstep.slurm.programs.no_answer import NoAccountingError, NotInstalledError
+from lockstep.slurm import client as slurm
+from lockstep.slurm.client import NoAccountingError, NotInstalledError
 from lockstep.slurm.status.sent import Results
 
 FIELDS = (

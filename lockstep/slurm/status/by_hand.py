@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.slurm import scheduler as slurm
+from lockstep.slurm import client as slurm
 from lockstep.slurm.status.sent import Job, Results
 
 KEEP_GOING = "--kill-on-invalid-dep=yes"  # or what waits for a failed job waits for ever

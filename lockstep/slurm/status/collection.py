@@ -10,7 +10,7 @@ from typing import Any
 
 from lockstep.core import files, journal
 from lockstep.core.record import KEY
-from lockstep.slurm import scheduler as slurm
+from lockstep.slurm import client as slurm
 from lockstep.slurm.status import accounting, by_hand, standing
 from lockstep.slurm.status.sent import Job, Results, writers
 

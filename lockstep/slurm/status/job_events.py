@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.core import journal
-from lockstep.slurm.scheduler import ENDED, State
+from lockstep.slurm.client import ENDED, State
 from lockstep.slurm.status.sent import Results
 
 # What a process can end with, also 128 + its signal.

@@ -30,7 +30,7 @@ def results_of(folder: str) -> "Results":
     Raises:
         ValueError: It is no folder, or holds no campaign.
     """
-    from lockstep.slurm import scheduler as slurm
+    from lockstep.slurm import client as slurm
     from lockstep.slurm.status.sent import Results
     from lockstep.slurm.submit import submission
 
@@ -77,7 +77,7 @@ def cancel(folder: str, *, name: str | None, point: int | None, dry_run: bool) -
 
 def _cancel_one(job: str, *, dry_run: bool) -> None:
     """Cancel a job by its id, whose it is and what it does said first."""
-    from lockstep.slurm import scheduler as slurm
+    from lockstep.slurm import client as slurm
     from lockstep.slurm.any_job import answers, held
     from lockstep.slurm.status import cancelling
 
@@ -95,7 +95,7 @@ def _cancel_one(job: str, *, dry_run: bool) -> None:
 
 def _cancel_in(folder: str, name: str | None, point: int | None, *, dry_run: bool) -> None:
     """Cancel jobs of a campaign's folder, and say what follows."""
-    from lockstep.slurm import scheduler as slurm
+    from lockstep.slurm import client as slurm
     from lockstep.slurm.status import cancelling
 
     results = results_of(folder)

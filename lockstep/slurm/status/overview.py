@@ -9,11 +9,10 @@ from typing import Any
 
 from lockstep.campaign.folder import Outcome
 from lockstep.core.formats import in_words
-from lockstep.slurm import scheduler as slurm
-from lockstep.slurm.scheduler import State
+from lockstep.slurm import client as slurm
+from lockstep.slurm.client import State
 from lockstep.slurm.status import by_hand
-from lockstep.slurm.status.advice import advise
-from lockstep.slurm.status.causes import OF_CAMPAIGN, key_to_mend
+from lockstep.slurm.status.causes import OF_CAMPAIGN, advise, key_to_mend
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.status.standing import Campaign, Standing, counts
 

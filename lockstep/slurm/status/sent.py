@@ -10,7 +10,7 @@ from typing import Any
 
 from lockstep.campaign.folder import Folder
 from lockstep.core import files, journal, locks
-from lockstep.slurm.scheduler import CLUSTER, own_name
+from lockstep.slurm.client import CLUSTER, own_name
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from typing import Any
 
 from lockstep.campaign import floor
 from lockstep.campaign.folder import Outcome, longest_case_s
-from lockstep.slurm import scheduler as slurm
-from lockstep.slurm.programs.log_lines import word_for_end
-from lockstep.slurm.scheduler import State
+from lockstep.slurm import client as slurm
+from lockstep.slurm.client import State
+from lockstep.slurm.log_end import word_for_end
 from lockstep.slurm.status import accounting, by_hand, job_events
 from lockstep.slurm.status.job_events import GRACE_S, JobEvent
 from lockstep.slurm.status.sent import Job, Results

@@ -159,7 +159,7 @@ def work_of(
         ValueError: Campaign, site and options do not fit, or results were measured otherwise.
     """
     from lockstep.campaign import campaign as campaigns
-    from lockstep.slurm import scheduler as slurm
+    from lockstep.slurm import client as slurm
     from lockstep.slurm import site as sites
     from lockstep.slurm.status.sent import Results
     from lockstep.slurm.submit.job import settle

@@ -14,15 +14,14 @@ from lockstep.campaign.campaign import Campaign, Launch
 from lockstep.core import files, journal
 from lockstep.core.formats import clock, listed
 from lockstep.core.record import KEY
-from lockstep.slurm import scheduler as slurm
+from lockstep.slurm import client as slurm
 from lockstep.slurm.site import Site
 from lockstep.slurm.status import by_hand
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.submit import budget
 from lockstep.slurm.submit.budget import Budget, Unit
 from lockstep.slurm.submit.job import jobs, launches_of, profile
-from lockstep.slurm.submit.job_spec import JobSpec, Profiler
-from lockstep.slurm.submit.resources import share
+from lockstep.slurm.submit.job_spec import JobSpec, Profiler, share
 from lockstep.slurm.submit.script import LIBRARY, library, render
 
 SITE_FILE = "site.json"

@@ -114,7 +114,7 @@ def resume(
       lockstep resume results/campaign --site site.toml
       lockstep resume results/campaign --flagged
     """
-    from lockstep.slurm import scheduler as slurm
+    from lockstep.slurm import client as slurm
     from lockstep.slurm import site as sites
     from lockstep.slurm.status.sent import Results
     from lockstep.slurm.submit import submission
@@ -198,7 +198,7 @@ def _show(todo: "Work", *, as_json: bool) -> None:
 
 def _how_to_watch(todo: "Work", sent: "Sequence[Sent]") -> list[str]:
     """Return commands to copy, with the ids and paths of these jobs."""
-    from lockstep.slurm import scheduler as slurm
+    from lockstep.slurm import client as slurm
 
     folder = _quoted(todo.results.path)
     jobs = f"--jobs={','.join(one.id for one in sent)}"

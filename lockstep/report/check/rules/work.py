@@ -7,7 +7,7 @@ from statistics import fmean, median
 from typing import Any
 
 from lockstep.report.check.evidence import Entry, Evidence, Hit, batches, difference, hit
-from lockstep.report.compute.lost_time import attribution
+from lockstep.report.compute import attribution
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.conflicts import BATCHES
 

@@ -11,9 +11,17 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from lockstep.core import formats
-from lockstep.report.page.drawing import ticks
-from lockstep.report.page.drawing.canvas import LEFT_IN, RIGHT_IN, Canvas, head, sheet
-from lockstep.report.page.drawing.palette import LABEL_PT, MARKERS, SERIES_COLOURS
+from lockstep.report.page.drawing import figure_style
+from lockstep.report.page.drawing.figure_style import (
+    LABEL_PT,
+    LEFT_IN,
+    MARKERS,
+    RIGHT_IN,
+    SERIES_COLOURS,
+    Canvas,
+    head,
+    sheet,
+)
 from lockstep.report.page.drawing.traces import PLOT_IN, name_of, reference_line, values
 
 # Of more epochs, marks would be a thick line.
@@ -26,13 +34,13 @@ SHADE = 0.18
 def bands(spec: dict[str, Any], source: str) -> Canvas:
     """Return a figure of curves with bands."""
     low, high = _ends(spec)
-    marks = ticks.linear(low, high)
+    marks = figure_style.linear(low, high)
     names = [name_of(spec, value) for value in marks]
     beside = [line["label"] for line in spec["lines"]]
     canvas = sheet(
         spec, source, [PLOT_IN],
-        left_in=LEFT_IN + ticks.widest_in(names),
-        right_in=max(RIGHT_IN, 0.1 + ticks.widest_in(beside)),
+        left_in=LEFT_IN + figure_style.widest_in(names),
+        right_in=max(RIGHT_IN, 0.1 + figure_style.widest_in(beside)),
         legend=[_entry(index, one["label"]) for index, one in enumerate(spec["series"])],
     )  # fmt: skip
     (axes,) = canvas.axes
@@ -79,7 +87,9 @@ def _places(axes: Axes, spec: dict[str, Any]) -> None:
     places = [x for one in spec["series"] for x in one["x"]]
     low, high = min(0.0, *places), max(places) * (1 + BESIDE) or 1.0
     axes.set_xlim(low, high)
-    marks = [mark for mark in ticks.linear(low, high) if mark == int(mark) or not spec["whole"]]
+    marks = [
+        mark for mark in figure_style.linear(low, high) if mark == int(mark) or not spec["whole"]
+    ]
     axes.set_xticks(marks, [formats.trimmed(mark) for mark in marks])
     axes.set_xlabel(spec["xlabel"], fontsize=LABEL_PT)
 

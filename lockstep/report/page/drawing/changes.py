@@ -10,10 +10,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from lockstep.report.page.drawing import canvas as canvases
-from lockstep.report.page.drawing import ticks
-from lockstep.report.page.drawing.canvas import Canvas, Mark
-from lockstep.report.page.drawing.palette import FAINT, GRID, INK, SERIES_COLOURS
+from lockstep.report.page.drawing import figure_style
+from lockstep.report.page.drawing import figure_style as canvases
+from lockstep.report.page.drawing.figure_style import FAINT, GRID, INK, SERIES_COLOURS, Canvas, Mark
 
 # Of a lone point, and of each of several in a row.
 ROW_IN, SERIES_IN, BETWEEN_IN = 0.31, 0.17, 0.16
@@ -46,7 +45,7 @@ def changes(spec: dict[str, Any], source: str) -> Canvas:
     axes.set_xlim(low, high)
     axes.axvspan(*spec["margin"], color=GRID, alpha=0.6, linewidth=0)
     axes.axvline(0.0, color=INK, linewidth=0.9)
-    marks = ticks.linear(100 * low, 100 * high)
+    marks = figure_style.linear(100 * low, 100 * high)
     axes.set_xticks(
         [mark / 100 for mark in marks], [f"{mark:+g}" if mark else "0" for mark in marks]
     )

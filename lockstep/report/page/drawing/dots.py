@@ -9,10 +9,9 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from lockstep.core import formats
-from lockstep.report.page.drawing import canvas as canvases
-from lockstep.report.page.drawing import ticks
-from lockstep.report.page.drawing.canvas import Canvas, Mark
-from lockstep.report.page.drawing.palette import INK, SERIES_COLOURS
+from lockstep.report.page.drawing import figure_style
+from lockstep.report.page.drawing import figure_style as canvases
+from lockstep.report.page.drawing.figure_style import INK, SERIES_COLOURS, Canvas, Mark
 
 ROW_IN = 0.31
 BESIDE = 1.06
@@ -30,7 +29,7 @@ def rows(spec: dict[str, Any], source: str) -> Canvas:
         canvas.marks.append(Mark(axes, item["value"], y, _text(item)))
     low, high = _ends(spec)
     axes.set_xlim(low, high)
-    marks = ticks.linear(low, high)
+    marks = figure_style.linear(low, high)
     axes.set_xticks(marks, [formats.trimmed(mark) for mark in marks])
     if "line" in spec:
         axes.axvline(spec["line"], color=INK, linewidth=0.9, linestyle=(0, (5, 3)))

@@ -9,9 +9,8 @@ from typing import Any
 from matplotlib.patches import Rectangle
 
 from lockstep.core import formats
-from lockstep.report.page.drawing import canvas as canvases
-from lockstep.report.page.drawing.canvas import Canvas, Mark
-from lockstep.report.page.drawing.palette import INK, LABEL_PT, SERIES_COLOURS
+from lockstep.report.page.drawing import figure_style as canvases
+from lockstep.report.page.drawing.figure_style import INK, LABEL_PT, SERIES_COLOURS, Canvas, Mark
 
 ROW_IN = 0.29
 BETTER, WORSE = SERIES_COLOURS[0], SERIES_COLOURS[1]

@@ -12,9 +12,21 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from lockstep.core import formats
-from lockstep.report.page.drawing import ticks
-from lockstep.report.page.drawing.canvas import LEFT_IN, TOP_IN, Canvas, Mark, head, sheet, width_in
-from lockstep.report.page.drawing.palette import FAINT, INK, LABEL_PT, SERIES_COLOURS, SMALL_PT
+from lockstep.report.page.drawing import figure_style
+from lockstep.report.page.drawing.figure_style import (
+    FAINT,
+    INK,
+    LABEL_PT,
+    LEFT_IN,
+    SERIES_COLOURS,
+    SMALL_PT,
+    TOP_IN,
+    Canvas,
+    Mark,
+    head,
+    sheet,
+    width_in,
+)
 
 WHOLE_IN, LOST_IN = 1.75, 1.35
 BAR = 0.72
@@ -35,12 +47,12 @@ def stacks(spec: dict[str, Any], source: str) -> Canvas:
     bars = spec["bars"]
     whole = _span(bars, "parts", [max(bar["total"], bar["ideal"]) for bar in bars], ABOVE)
     lost = _span(bars, "lost", _nets_and_ends(bars), BEYOND)
-    marks = [ticks.linear(*whole), ticks.linear(*lost)]
+    marks = [figure_style.linear(*whole), figure_style.linear(*lost)]
     names = [[formats.trimmed(mark) for mark in each] for each in marks]
     names[1] = [_signed(text) for text in names[1]]
     canvas = sheet(
         spec, source, [WHOLE_IN, LOST_IN], legend=_legend(spec), top_in=TOP_IN,
-        left_in=LEFT_IN + ticks.widest_in([name for each in names for name in each]),
+        left_in=LEFT_IN + figure_style.widest_in([name for each in names for name in each]),
     )  # fmt: skip
     for axes, span, at, texts in zip(canvas.axes, (whole, lost), marks, names, strict=True):
         axes.set_ylim(*span)
@@ -85,7 +97,7 @@ def _ranks(axes: Axes, bars: Sequence[dict[str, Any]]) -> None:
     per_in = width_in(axes) / len(bars)
     texts = [str(bar["ranks"]) for bar in bars]
     places = list(range(len(bars)))
-    axes.set_xticks(places, ticks.with_room(places, texts, lambda x: x * per_in))
+    axes.set_xticks(places, figure_style.with_room(places, texts, lambda x: x * per_in))
     axes.tick_params(axis="x", length=0)
     axes.grid(visible=False, axis="x")
 

@@ -15,10 +15,20 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
 from lockstep.core import formats
-from lockstep.report.page.drawing import ticks
-from lockstep.report.page.drawing.canvas import (
+from lockstep.report.page.drawing import figure_style
+from lockstep.report.page.drawing.figure_style import (
+    DOTS,
+    FAINT,
+    IDEAL,
+    INK,
+    LABEL_PT,
     LEFT_IN,
+    LIMIT,
+    MARKERS,
+    MIN_JOINED,
+    MODEL,
     RIGHT_IN,
+    SERIES_COLOURS,
     TOP_IN,
     Canvas,
     Mark,
@@ -26,18 +36,6 @@ from lockstep.report.page.drawing.canvas import (
     sheet,
     side_head,
     width_in,
-)
-from lockstep.report.page.drawing.palette import (
-    DOTS,
-    FAINT,
-    IDEAL,
-    INK,
-    LABEL_PT,
-    LIMIT,
-    MARKERS,
-    MIN_JOINED,
-    MODEL,
-    SERIES_COLOURS,
 )
 
 PLOT_IN = 2.4
@@ -53,15 +51,15 @@ CAPS: Any = {"marker": "_", "markersize": 6, "linewidth": 1.0}
 def curves(spec: dict[str, Any], source: str) -> Canvas:
     """Return a figure of curves."""
     low, high = _ends(spec)
-    find = ticks.binary if spec.get("binary") else ticks.logarithmic
-    marks = find(low, high) if spec["ylog"] else ticks.linear(low, high)
+    find = figure_style.binary if spec.get("binary") else figure_style.logarithmic
+    marks = find(low, high) if spec["ylog"] else figure_style.linear(low, high)
     names = [name_of(spec, value) for value in marks]
     beside = [line["label"] for line in spec["lines"]]
     nodes = dict(spec.get("nodes", ()))
     canvas = sheet(
         spec, source, [PLOT_IN],
-        left_in=LEFT_IN + ticks.widest_in(names),
-        right_in=max(RIGHT_IN, 0.1 + ticks.widest_in(beside)),
+        left_in=LEFT_IN + figure_style.widest_in(names),
+        right_in=max(RIGHT_IN, 0.1 + figure_style.widest_in(beside)),
         top_in=TOP_IN + (NODES_IN if nodes else 0),
         legend=_legend(spec, high),
     )  # fmt: skip
@@ -202,7 +200,7 @@ def _sizes(axes: Axes, spec: dict[str, Any], nodes: dict[int, int]) -> None:
     per_in = width_in(axes) / (high - low)
     sizes = spec["ticks"]
     own = [formats.size_of(size) if spec.get("size_ticks") else str(size) for size in sizes]
-    names = ticks.with_room(sizes, own, lambda size: (math.log2(size) - low) * per_in)
+    names = figure_style.with_room(sizes, own, lambda size: (math.log2(size) - low) * per_in)
     axes.set_xticks(sizes, names)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(spec["xlabel"], fontsize=LABEL_PT)

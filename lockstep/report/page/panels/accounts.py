@@ -10,7 +10,7 @@ from lockstep.core import formats
 from lockstep.core.formats import counted, in_words, number, percent
 from lockstep.report.load.results import Results
 from lockstep.report.load.sources import read_json
-from lockstep.report.page.panels.parts import Panel, panel, shown, table
+from lockstep.report.page.parts import Panel, panel, shown, table
 
 ACCOUNTING = "accounting.json"
 # Of `lockstep.slurm.status.collection`; an earlier one holds less, and is made anew by `collect`.

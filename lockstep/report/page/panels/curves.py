@@ -6,12 +6,14 @@ from statistics import median
 from lockstep.core import formats
 from lockstep.core.formats import counted, number, percent, percent_span, ratio, ratio_span, span
 from lockstep.core.studies import TITLES
-from lockstep.report.compute.lost_time import quantities
+from lockstep.report.compute import quantities
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import ratio_interval
 from lockstep.report.load import layout
+from lockstep.report.page import plots
 from lockstep.report.page.panels.losses import loss_table, phase_table
-from lockstep.report.page.panels.parts import (
+from lockstep.report.page.panels.settings import requested
+from lockstep.report.page.parts import (
     GIGA,
     KILO,
     MAX_TABLES,
@@ -31,8 +33,6 @@ from lockstep.report.page.panels.parts import (
     sound,
     table,
 )
-from lockstep.report.page.panels.settings import requested
-from lockstep.report.page.plots import cause_figures, scaling_figures
 from lockstep.report.predict.prediction import Curve
 from lockstep.report.words import headline
 
@@ -86,13 +86,13 @@ def _figures(
     if not series:
         return [], []
     judged, strong = sound(series), study == "strong"
-    split, notes = cause_figures.causes(study, judged)
-    ratios = [scaling_figures.efficiency(study, judged, threshold, predicted)] if judged else []
+    split, notes = plots.causes(study, judged)
+    ratios = [plots.efficiency(study, judged, threshold, predicted)] if judged else []
     if strong and judged:  # the efficiency is at the top of the page, too
-        ratios.insert(0, scaling_figures.speedup(study, judged))
+        ratios.insert(0, plots.speedup(study, judged))
     absolute = (
-        scaling_figures.throughput(series) if strong
-        else [scaling_figures.step_time(study, series)]
+        plots.throughput(series) if strong
+        else [plots.step_time(study, series)]
     )  # fmt: skip
     # A ratio and its causes first; what is left opens.
     return [*ratios[:1], *split[:1], *ratios[1:], *absolute, *split[1:]], notes

@@ -8,12 +8,12 @@ from lockstep.core.metrics import NOTABLE
 from lockstep.measure.causes.bound import NAMES, Cause
 from lockstep.measure.causes.card import LATE_NEXT, late_text
 from lockstep.measure.causes.stragglers import LateInput
-from lockstep.report.compute.lost_time import attribution, quantities
-from lockstep.report.compute.lost_time.attribution import CAUSES, Loss, Part, Reason
-from lockstep.report.compute.lost_time.slow import Slowest, latest, slowest
+from lockstep.report.compute import attribution, quantities
+from lockstep.report.compute.attribution import CAUSES, Loss, Part, Reason
 from lockstep.report.compute.scaling import Point, Series
+from lockstep.report.compute.slow import Slowest, latest, slowest
 from lockstep.report.compute.statistics import Interval
-from lockstep.report.page.panels.parts import MILLI, Table, table
+from lockstep.report.page.parts import MILLI, Table, table
 
 # Tables that a reader opens together.
 GROUP = "Where a step's time goes"

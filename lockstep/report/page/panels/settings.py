@@ -7,12 +7,12 @@ from statistics import geometric_mean, median
 from lockstep.core import formats
 from lockstep.core.formats import counted, number, percent, ratio, ratio_span, span
 from lockstep.core.studies import ON_REQUEST, TITLES
-from lockstep.report.compute.alternatives import compared, ranking
-from lockstep.report.compute.alternatives.compared import Cases, Key, varied
-from lockstep.report.compute.lost_time import quantities
+from lockstep.report.compute import alternatives, quantities
+from lockstep.report.compute.alternatives import Cases, Key, varied
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import ratio_interval
-from lockstep.report.page.panels.parts import (
+from lockstep.report.page import plots
+from lockstep.report.page.parts import (
     GIGA,
     MAX_TABLES,
     MEGA,
@@ -26,7 +26,6 @@ from lockstep.report.page.panels.parts import (
     step_ms,
     table,
 )
-from lockstep.report.page.plots import setting_figures
 
 # The loss of throughput against the best that a smaller number of workers may cost.
 KNEE = 0.05
@@ -49,17 +48,17 @@ WAITS = (
 def settings_panel(study: str, series: list[Series]) -> Panel:
     """Return the panel of a study whose cases are settings to choose from."""
     made = panel(study, TITLES.get(study, study.capitalize()))
-    groups = compared.groups(study, series)
-    bases = compared.references(study, groups)
+    groups = alternatives.groups(study, series)
+    bases = alternatives.references(study, groups)
     largest = max(size for (_, size, _), _ in groups)
     tables = chain(
         _at_largest(study, groups, bases, largest), _at_others(study, groups, bases, largest)
     )
     made["tables"] = list(islice(tables, MAX_TABLES))
-    made["figures"], made["notes"] = setting_figures.settings(study, groups)
+    made["figures"], made["notes"] = plots.settings(study, groups)
     if study == "bucket":
         made["notes"] += [STARTS] * any(map(_knows_start, series)) + _equal_buckets(series)
-    sound = compared.without_blocked(groups)
+    sound = alternatives.without_blocked(groups)
     if study == "sensitivity":
         _add_main_effects(made, [one for one in sound if one[0][1] == largest and len(one[1]) > 1])
     if study == "loader":
@@ -75,9 +74,9 @@ def requested(study: str, series: Sequence[Series]) -> list[Table]:
     """Return the settings of a step beside one another, time and memory, where they vary."""
     if not any(len({str(one.row.factors.get(n)) for one in series}) > 1 for n in ON_REQUEST):
         return []
-    groups = compared.groups(study, series)
+    groups = alternatives.groups(study, series)
     largest = max(size for (_, size, _), _ in groups)
-    tables = _at_largest(study, groups, compared.references(study, groups), largest)
+    tables = _at_largest(study, groups, alternatives.references(study, groups), largest)
     return list(islice(tables, MAX_TABLES))
 
 
@@ -126,7 +125,7 @@ def _quickest(members: Sequence[tuple[Cases, Base]], names: Sequence[str]) -> st
 
 def _num_equal(cases: Cases) -> int:
     """Return how many settings are not shown to be slower than the quickest."""
-    found = ranking.places([point for _, point in cases], ())
+    found = alternatives.places([point for _, point in cases], ())
     return sum(place.kind == "not_shown_slower" for place in found)
 
 
@@ -223,7 +222,7 @@ def _buckets(point: Point) -> str:
 def equal_buckets(series: Sequence[Series]) -> list[tuple[str, list[str], list[int]]]:
     """Return what gave equal buckets: (workload, values of bucket_cap_mb, world sizes)."""
     found: dict[tuple[str, tuple[str, ...]], list[int]] = {}
-    for (workload, world_size, _), cases in compared.groups("bucket", series):
+    for (workload, world_size, _), cases in alternatives.groups("bucket", series):
         same: dict[str, list[str]] = {}
         for one, point in cases:
             real = point.rows[0].details.get("bucket_bytes")

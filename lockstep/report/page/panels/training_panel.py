@@ -8,8 +8,8 @@ from lockstep.core.formats import counted
 from lockstep.core.studies import TITLES
 from lockstep.report.compute import learning
 from lockstep.report.compute.scaling import Series
-from lockstep.report.page.panels.parts import Figure, Panel, flagged, panel, shown, table
-from lockstep.report.page.plots import training_figures
+from lockstep.report.page import training_figures
+from lockstep.report.page.parts import Figure, Panel, flagged, panel, shown, table
 from lockstep.report.words import training_words
 
 LEAD = (

@@ -1,0 +1,431 @@
+"""Settings that may be compared: cases of one workload, size and layout that differ in a factor.
+
+Speed-up and efficiency of a program over one of its factors, such as threads.
+
+With X(v) the rate of work at the value v of a factor, and v0 the smallest value measured:
+
+    speedup(v)    = X(v) / X(v0)
+    efficiency(v) = speedup(v) / (v / v0)
+
+All else is equal within a ladder: the other factors, the world size and the layout.
+
+The same work on one device of several kinds, as one source gives it: a CPU, then a GPU.
+
+Speed-up and efficiency count devices of one kind. Between two kinds there is a ratio alone, of the
+rates that one of each has, where all else that the table says of the work agrees.
+
+Which values of the factors are best: cases that differ in nothing else, by their throughput.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from lockstep.core.studies import STUDIES, WITHOUT_RANKING
+from lockstep.report.compute.scaling import Point, Series, gained
+from lockstep.report.compute.statistics import CONFIDENCE, Interval, ratio_interval
+
+# What a step does where nobody asks for another.
+USUAL = {"strategy": "ddp", "activation_checkpointing": False, "accumulation": 1}
+
+Cases = list[tuple[Series, Point]]
+# Workload, world size, and the factors and layout that are not varied.
+Key = tuple[str, int, str]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A setting at one world size, beside the reference there.
+
+    Attributes:
+        ratio: Of its throughput to the reference's.
+        interval: Of the ratio, 95 %; None without repeats, and of the reference itself.
+    """
+
+    ratio: float
+    interval: Interval | None
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the interval leaves out 1."""
+        return self.interval is not None and not self.interval[0] <= 1 <= self.interval[1]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Settings over world sizes, each beside the reference of its own size.
+
+    Attributes:
+        series: One of the series, for what all share.
+        names: Factors that vary.
+        sizes: World sizes, ascending.
+        cells: Values of the factors -> world size -> cell; none where the reference failed at that
+            size, or an error of the check forbids the ratio.
+    """
+
+    series: Series
+    names: list[str]
+    sizes: list[int]
+    cells: dict[tuple[str, ...], dict[int, Cell]]
+    reference: tuple[str, ...]
+
+
+def groups(study: str, series: Sequence[Series]) -> list[tuple[Key, Cases]]:
+    """Group points that may be compared: same workload, size, layout and other factors."""
+    found: dict[Key, Cases] = {}
+    for one in series:
+        others = ""
+        if (known := STUDIES.get(study)) and known.varies_one and known.compared_with:
+            kept = known.compared_with[0]
+            others = str(sorted((k, str(v)) for k, v in one.row.factors.items() if k != kept))
+        others += one.layout
+        for point in one.points:
+            found.setdefault((one.row.workload, point.world_size, others), []).append((one, point))
+    return sorted(found.items(), key=lambda item: item[0][:2])
+
+
+def reference(study: str, cases: Cases) -> int:
+    """Return the index of the case the others are compared with: the most usual one."""
+    known = STUDIES.get(study)
+    usual = USUAL | dict([known.compared_with] if known and known.compared_with else [])
+
+    def merit(index: int) -> int:
+        factors = cases[index][0].row.factors
+        return sum(name in factors and factors[name] == usual[name] for name in usual)
+
+    return max(range(len(cases)), key=merit)
+
+
+def references(study: str, found: Sequence[tuple[Key, Cases]]) -> list[tuple[Series, Point] | None]:
+    """Return the case that each group is compared with: the same setting at every size.
+
+    It is None where that setting was measured at other sizes alone: the ratio to another setting
+    would be another quantity.
+    """
+    every: dict[tuple[str, str], Cases] = {}
+    for (workload, _, others), cases in found:
+        every.setdefault((workload, others), []).extend(cases)
+    chosen = {key: cases[reference(study, cases)][0] for key, cases in every.items()}
+    return [
+        next((case for case in cases if case[0] is chosen[workload, others]), None)
+        for (workload, _, others), cases in found
+    ]
+
+
+def without_blocked(found: Sequence[tuple[Key, Cases]]) -> list[tuple[Key, Cases]]:
+    """Return the groups without the points whose ratios an error of the check forbids."""
+    kept = [(key, [case for case in cases if not case[1].blocked_by]) for key, cases in found]
+    return [(key, cases) for key, cases in kept if cases]
+
+
+def varied(cases: Cases) -> list[str]:
+    """Return the factors that take more than one value among the cases."""
+    names = list(dict.fromkeys(name for one, _ in cases for name in one.row.factors))
+    return [n for n in names if len({str(one.row.factors.get(n)) for one, _ in cases}) > 1]
+
+
+def independent(names: Sequence[str], cases: Cases) -> list[str]:
+    """Return the factors that no factor before them already determines."""
+    kept: list[str] = []
+    for name in names:
+        values = [str(one.row.factors.get(name)) for one, _ in cases]
+        befores = [[str(one.row.factors.get(other)) for one, _ in cases] for other in kept]
+        if not any(len(set(zip(b, values, strict=True))) == len(set(b)) for b in befores):
+            kept.append(name)
+    return kept
+
+
+def grids(study: str, found: Sequence[tuple[Key, Cases]]) -> list[Grid]:
+    """Return the groups that differ in their size alone as one grid each."""
+    joined: dict[tuple[str, str], list[tuple[Key, Cases]]] = {}
+    for key, cases in found:
+        if len(cases) > 1:
+            joined.setdefault((key[0], key[2]), []).append((key, cases))
+    return [_grid(study, sizes) for sizes in joined.values()]
+
+
+def _grid(study: str, sizes: list[tuple[Key, Cases]]) -> Grid:
+    every = [case for _, cases in sizes for case in cases]
+    names = independent(varied(every), every)
+    cells: dict[tuple[str, ...], dict[int, Cell]] = {}
+    for ((_, world_size, _), cases), base in zip(sizes, references(study, sizes), strict=True):
+        for one, point in cases:
+            row = cells.setdefault(_values(one, names), {})
+            if base and not (point.blocked_by or base[1].blocked_by):
+                row[world_size] = _cell(point, base[1])
+    named = _values(every[reference(study, every)][0], names)
+    return Grid(every[0][0], names, [size for (_, size, _), _ in sizes], cells, named)
+
+
+def _cell(point: Point, base: Point) -> Cell:
+    between = None if point is base else ratio_interval(point.units, base.units)
+    return Cell(point.rate / base.rate, between)
+
+
+def _values(series: Series, names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(str(series.row.factors.get(name)) for name in names) or (series.label,)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One value of the factor.
+
+    Attributes:
+        speedup: Rate over that at the smallest value.
+        speedup_interval: None at the smallest value, and without repeats.
+        efficiency: Speed-up over the ratio of the values.
+    """
+
+    value: float
+    point: Point
+    speedup: float = 1.0
+    speedup_interval: Interval | None = None
+    efficiency: float = 1.0
+    efficiency_interval: Interval | None = None
+
+
+@dataclass(frozen=True)
+class FactorLadder:
+    """A program over one factor.
+
+    Attributes:
+        label: The program, and the factors that are fixed.
+        series: The series of the smallest value.
+    """
+
+    factor: str
+    label: str
+    world_size: int
+    series: Series
+    rungs: tuple[Rung, ...]
+
+    @property
+    def base(self) -> Rung:
+        """What the others are compared with."""
+        return self.rungs[0]
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether an error of the check forbids a verdict."""
+        return any(rung.point.blocked_by for rung in self.rungs)
+
+
+def factor_ladders(series: Sequence[Series]) -> list[FactorLadder]:
+    """Return the ladders of two values or more over the factors that programs name for it."""
+    groups: dict[tuple[object, ...], list[tuple[float, Series, Point]]] = {}
+    for one, factor, value in _named(series):
+        rest = tuple((name, str(v)) for name, v in one.row.factors.items() if name != factor)
+        for point in one.points:
+            key = (factor, one.row.workload, rest, one.layout, point.world_size)
+            groups.setdefault(key, []).append((value, one, point))
+    found = [_ladder(str(key[0]), group) for key, group in groups.items()]
+    return [one for one in found if len(one.rungs) > 1]
+
+
+def without_laddered(series: Sequence[Series]) -> list[Series]:
+    """Return the series that say something beside the ladders: over ranks, or of no ladder."""
+    told = {(one.factor, one.label) for one in factor_ladders(series)}
+    return [
+        one
+        for one in series
+        if len(one.points) > 1
+        or not any((factor, _label(one, factor)) in told for _, factor, _ in _named([one]))
+    ]
+
+
+def _named(series: Sequence[Series]) -> Iterator[tuple[Series, str, float]]:
+    """Yield each series with a factor that its program is laddered over, and its value."""
+    for one in series:
+        for factor in one.row.program.get("over", []):
+            value = one.row.factors.get(factor)
+            if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+                yield one, factor, value
+
+
+def _ladder(factor: str, group: list[tuple[float, Series, Point]]) -> FactorLadder:
+    group.sort(key=lambda rung: rung[0])
+    smallest, series, base = group[0]
+    others = (Rung(value, p, *gained(p, base, value / smallest)) for value, _, p in group[1:])
+    rungs = (Rung(smallest, base), *others)
+    return FactorLadder(factor, _label(series, factor), base.world_size, series, rungs)
+
+
+def _label(series: Series, factor: str) -> str:
+    """Return the program with the factors that a ladder over one of them keeps."""
+    fixed = [f"{name}={value}" for name, value in series.row.factors.items() if name != factor]
+    return ", ".join([series.row.workload, *fixed, *filter(None, [series.layout])])
+
+
+KIND_OF_DEVICE = "accelerator"
+SOURCE = "locator"
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """A run on the slowest device beside the same work on one of another kind."""
+
+    slowest: Series
+    other: Series
+    speedup: float
+
+
+def replaced(series: Iterable[Series]) -> list[Replaced]:
+    """Return what each kind of device gives over the slowest that did the same work."""
+    groups: dict[tuple[object, ...], list[Series]] = {}
+    for one in series:
+        if work := _work(one):
+            groups.setdefault(work, []).append(one)
+    found = []
+    for group in groups.values():
+        slowest = min(group, key=lambda one: one.base.rate)
+        found += [
+            Replaced(slowest, other, other.base.rate / slowest.base.rate)
+            for other in group
+            if kind_of_device(other) != kind_of_device(slowest)
+        ]
+    return found
+
+
+def kind_of_device(series: Series) -> str:
+    """Return what a table calls its device; empty where it says nothing."""
+    return str(series.base.rows[0].details.get(KIND_OF_DEVICE, ""))
+
+
+def _work(series: Series) -> tuple[object, ...]:
+    """Return what one device was given to do, and who says so; nothing where that is unknown."""
+    row, time_s = series.base.rows[0], series.base.time_s
+    source, through = row.details.get(SOURCE), row.throughput_samples_per_s
+    if row.origin == "measured" or series.baseline != 1 or not kind_of_device(series):
+        return ()
+    if not (source and through and time_s):
+        return ()
+    samples = round(through * time_s)
+    return row.origin, source, row.workload, row.precision, row.global_batch, samples
+
+
+# A collective's work is its bytes, so its cases at several sizes do not compete; a training's rate
+# and seed are chosen for what is learned.
+
+
+@dataclass(frozen=True)
+class Place:
+    """One setting in a ranking.
+
+    Attributes:
+        kind: `best`: of the highest throughput; `slower`: its interval lies below the best's;
+            `not_shown_slower`: it does not, or too few launches say so; `same_buckets`: both made
+            the same; `alone`: there is no other.
+        rate: Median over launches, in samples per second.
+        ratio: Of its rate to the best's.
+        interval: Of that ratio, over launches; of the best, of its rate.
+        memory_bytes: Peak of the rank that needs most; None where unknown.
+    """
+
+    kind: Literal["best", "slower", "not_shown_slower", "same_buckets", "alone"]
+    factors: dict[str, object]
+    rate: float
+    ratio: float
+    interval: Interval | None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The settings of one question, the best first.
+
+    Attributes:
+        world_size: The largest one, which is ranked.
+        num_launches: The fewest that any of them has; 0 where none is ranked.
+        num_flagged: How many of the ranked settings are flagged.
+        is_one: Whether all made the same buckets, so that there is nothing to choose from.
+        absent: Settings that have no point at this size, or one that the check forbids to compare.
+    """
+
+    study: str
+    workload: str
+    common: dict[str, object]
+    world_size: int
+    num_launches: int
+    num_flagged: int
+    is_one: bool
+    unit: str
+    places: tuple[Place, ...]
+    absent: tuple[dict[str, object], ...] = ()
+
+
+def rank(series: Sequence[Series], names: Collection[str]) -> list[Ranking]:
+    """Return a ranking of each group of cases that differ in these factors alone.
+
+    Rates of two workloads, or of two units, are no contest: each has a ranking of its own. The best
+    of k was picked by these very rates, so that any two of them may have been compared: the
+    confidence of each comparison is that of all k (k - 1) / 2 together (Bonferroni).
+    """
+    groups: dict[tuple[object, ...], list[Series]] = {}
+    for one in series:
+        row = one.row
+        own = {*names} & {*row.factors}
+        if own and one.main is None and row.study not in WITHOUT_RANKING:
+            rest = tuple((key, value) for key, value in row.factors.items() if key not in own)
+            key = (row.study, row.workload, row.sample_unit, rest)
+            groups.setdefault(key, []).append(one)
+    return [_ranking(group, names) for group in groups.values()]
+
+
+def _ranking(group: Sequence[Series], names: Collection[str]) -> Ranking:
+    row = group[0].row
+    world_size = max(one.points[-1].world_size for one in group)
+    points: list[Point] = []
+    absent: list[dict[str, object]] = []
+    for one in group:
+        last = one.points[-1]
+        if last.world_size == world_size and not last.blocked_by:
+            points.append(last)
+        else:
+            absent.append(_ranked_values(last, names))
+    return Ranking(
+        row.study,
+        row.workload,
+        {name: value for name, value in row.factors.items() if name not in names},
+        world_size,
+        min((point.num_launches for point in points), default=0),
+        sum(bool(point.flags) for point in points),
+        len(points) > 1 and all(_are_alike(point, points[0]) for point in points),
+        row.sample_unit or "samples",
+        places(points, names),
+        tuple(absent),
+    )
+
+
+def _are_alike(one: Point, other: Point) -> bool:
+    """Tell whether two settings of the bucket size made the same buckets."""
+    made = [point.rows[0].details.get("bucket_bytes") for point in (one, other)]
+    return one.rows[0].study == "bucket" and bool(made[0]) and made[0] == made[1]
+
+
+def places(points: Sequence[Point], names: Collection[str]) -> tuple[Place, ...]:
+    """Return the places of points that differ in these factors alone, the best first."""
+    if not points:
+        return ()
+    best, *others = sorted(points, key=lambda point: -point.rate)
+    comparisons = max(1, len(points) * (len(points) - 1) // 2)
+    confidence = 1 - (1 - CONFIDENCE) / comparisons
+    kind: Literal["best", "alone"] = "best" if others else "alone"
+    own = _ranked_values(best, names), best.rate, 1.0, best.rate_interval, best.peak_memory_bytes
+    first = Place(kind, *own)
+    return (first, *(_place(point, best, names, confidence) for point in others))
+
+
+def _place(point: Point, best: Point, names: Collection[str], confidence: float) -> Place:
+    interval = ratio_interval(point.units, best.units, confidence)
+    is_slower = interval is not None and interval[1] < 1
+    kind: Literal["slower", "not_shown_slower", "same_buckets"]
+    kind = "slower" if is_slower else "not_shown_slower"
+    if _are_alike(point, best):
+        kind = "same_buckets"
+    ratio = point.rate / best.rate
+    memory_bytes = point.peak_memory_bytes
+    return Place(kind, _ranked_values(point, names), point.rate, ratio, interval, memory_bytes)
+
+
+def _ranked_values(point: Point, names: Collection[str]) -> dict[str, object]:
+    return {name: value for name, value in point.rows[0].factors.items() if name in names}

@@ -1,1 +1,0 @@
-"""Alternatives side by side: settings, values of a factor, kinds of device."""

@@ -1,1 +1,0 @@
-"""Results as the runs of a tracker, whichever tracker it is."""

@@ -1,0 +1,322 @@
+"""What a tracker must do for results to be sent to it, and how it may fail to.
+
+A tracker behind a plain HTTP interface of JSON requests.
+
+    POST  /runs                 key, experiment, name, kind, started, slurm_job_id, node, seed,
+                                gpu_type, config, facts -> run_id
+    POST  /runs/ID/metrics      metrics: a list of name, value, step, timestamp; 1,000 at most
+    POST  /runs/ID/artifacts    path, type, size_bytes, sha256, content (base64; null above 16 MiB)
+    PATCH /runs/ID              status, ended, config, facts
+
+The key goes into the header `X-API-Key`. A request whose answer was lost is sent again as it was,
+with the same `Idempotency-Key` (draft-ietf-httpapi-idempotency-key-header), by which a server can
+tell that it has it already.
+
+MLflow as a tracker: a SQLite file or a server, through MLflow's own client.
+
+The tag `lockstep.run` names a run, and what MLflow holds of it decides what is still to be sent: a
+folder whose `tracker/` was deleted, or a second machine, adds nothing twice.
+"""
+
+import base64
+import hashlib
+import json
+import logging
+import mimetypes
+import os
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from http import HTTPStatus
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+from urllib.parse import urlsplit
+
+from lockstep.core import files
+from lockstep.core.formats import one_line
+from lockstep.report.tracker.confirmed import Entry
+from lockstep.report.tracker.target import Tracker
+from lockstep.report.tracker.tracked import Artifact, Metric, Run
+
+MAX_SAID = 300  # characters of what a tracker answers
+
+# Metrics in one request: as many as MLflow takes (its REST interface, "Log Batch").
+LARGEST_BATCH = 1000
+
+
+# Answers that mean: not now.
+LATER = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+
+
+class OutOfReachError(RuntimeError):
+    """A tracker does not answer in time, or its answer says that it cannot now."""
+
+
+class RefusedError(RuntimeError):
+    """A tracker answers, and refuses: the key, or what was sent."""
+
+
+def failed(status: int, why: str) -> OutOfReachError | RefusedError:
+    """Return what an answer's status means: not now, or not at all."""
+    is_later = status in LATER or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    return (OutOfReachError if is_later else RefusedError)(why)
+
+
+class Store(Protocol):
+    """One tracker. Each method raises OutOfReachError or RefusedError."""
+
+    def open(self, run: Run, entry: Entry) -> None:
+        """Make the run unless it is there; fill in the entry's id, and correct what it says."""
+
+    def log(self, entry: Entry, metrics: list[Metric]) -> None:
+        """Add metrics, `LARGEST_BATCH` at most."""
+
+    def upload(self, entry: Entry, artifact: Artifact) -> None:
+        """Add a file, or replace it."""
+
+    def close(self, run: Run, entry: Entry) -> None:
+        """Bring configuration, facts and status up to date."""
+
+
+def connect(tracker: Tracker, timeout_s: float) -> Store:
+    """Return a tracker's store.
+
+    Raises:
+        RefusedError: The software that it needs is not installed.
+        OutOfReachError: Its database cannot be opened.
+    """
+    assert tracker.uri is not None
+    if tracker.kind == "http":
+        return HttpStore(tracker.uri, tracker.key, timeout_s)
+
+    return MlflowStore(tracker.uri, tracker.key, timeout_s)
+
+
+LARGEST_CONTENT_BYTES = 16 * files.MIB
+FACTS = ("slurm_job_id", "node", "seed", "gpu_type")
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Follows to no other address: urllib would send the key, and the results, there, too."""
+
+    def redirect_request(self, req: Any, *rest: Any) -> NoReturn:
+        """Refuse; the last of what urllib gives is the address."""
+        address = one_line(str(rest[-1]))[:MAX_SAID]
+        raise RefusedError(
+            f"it redirects {req.get_method()} {req.full_url} to {address}; "
+            "give the address that it has now"
+        )
+
+
+class HttpStore:
+    """The interface at one address."""
+
+    def __init__(self, uri: str, key: str | None, timeout_s: float) -> None:
+        self.uri = uri
+        self._headers = {"Content-Type": "application/json"} | ({"X-API-Key": key} if key else {})
+        self._timeout_s = timeout_s
+        self._opener = urllib.request.build_opener(_NoRedirect)
+
+    def open(self, run: Run, entry: Entry) -> None:
+        """Make the run once, and send again what was not confirmed."""
+        if not entry.id:
+            payload: dict[str, Any] = {name: run.facts.get(name) for name in FACTS}
+            payload |= {"key": run.key, "experiment": run.experiment, "name": run.name}
+            payload |= {"kind": run.kind, "started": _moment(run.started_ms)}
+            payload |= {"config": run.params, "facts": run.facts}
+            answer = self._request("POST", "/runs", payload, f"{run.key} run")
+            if not isinstance(answer, dict) or not isinstance(answer.get("run_id"), str | int):
+                raise RefusedError("it answers POST /runs without a run_id")
+            entry.id = str(answer["run_id"])
+        if entry.pending:
+            metrics = [Metric(*values) for values in entry.pending]
+            self.log(entry, metrics)
+            entry.confirm(metrics)
+
+    def log(self, entry: Entry, metrics: list[Metric]) -> None:
+        """Add metrics."""
+        values = [
+            {"name": m.name, "value": m.value, "step": m.step, "timestamp": _moment(m.time_ms)}
+            for m in metrics
+        ]
+        digest = hashlib.sha256(json.dumps(values).encode()).hexdigest()
+        path = f"/runs/{entry.id}/metrics"
+        self._request("POST", path, {"metrics": values}, f"{entry.key} {digest}")
+
+    def upload(self, entry: Entry, artifact: Artifact) -> None:
+        """Add a file, its content as base64."""
+        content = files.content(artifact.path)
+        is_small = len(content) <= LARGEST_CONTENT_BYTES
+        payload = {
+            "path": artifact.path.name,
+            "type": mimetypes.guess_type(artifact.path.name)[0] or "application/octet-stream",
+            "size_bytes": len(content),
+            "sha256": artifact.sha256,
+            "content": base64.b64encode(content).decode() if is_small else None,
+        }
+        name = f"{entry.key} {artifact.path.name} {artifact.sha256}"
+        self._request("POST", f"/runs/{entry.id}/artifacts", payload, name)
+
+    def close(self, run: Run, entry: Entry) -> None:
+        """Tell the tracker the state of the run."""
+        ended = None if run.ended_ms is None else _moment(run.ended_ms)
+        payload = {"status": run.status, "ended": ended, "config": run.params, "facts": run.facts}
+        self._request("PATCH", f"/runs/{entry.id}", payload, f"{entry.key} {run.digest}")
+
+    def _request(self, method: str, path: str, payload: dict[str, Any], name: str) -> Any:
+        headers = self._headers | {"Idempotency-Key": hashlib.sha256(name.encode()).hexdigest()}
+        request = urllib.request.Request(  # noqa: S310, the address was checked to be http
+            self.uri + path, json.dumps(payload).encode(), headers, method=method
+        )
+        try:
+            with self._opener.open(request, timeout=self._timeout_s) as answer:
+                text = answer.read(files.MIB)
+        except urllib.error.HTTPError as error:
+            said = f"it answers {method} {path} with {error.code} {one_line(str(error.reason))}"
+            raise failed(error.code, said) from None
+        except (OSError, HTTPException) as error:
+            raise OutOfReachError(one_line(str(getattr(error, "reason", error)))) from None
+        try:
+            return json.loads(text or b"null")
+        except ValueError:
+            raise RefusedError(f"it answers {method} {path} with what is no JSON") from None
+
+
+def _moment(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+KEY_TAG = "lockstep.run"
+KIND_TAG = "lockstep.kind"
+# Parameters and tags in one request (MLflow's REST interface, "Log Batch").
+LARGEST_FACTS = 100
+PORTS = {"http": 80, "https": 443}
+NOISY = ("mlflow", "alembic", "sqlalchemy", "urllib3")
+
+
+def prepare(key: str | None, timeout_s: float) -> None:
+    """Set what MLflow reads from its environment, and import it: some seconds.
+
+    Raises:
+        RefusedError: It is not installed.
+    """
+    os.environ.update(
+        MLFLOW_HTTP_REQUEST_TIMEOUT=str(max(1, round(timeout_s))),
+        MLFLOW_HTTP_REQUEST_MAX_RETRIES="0",
+        MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT="true",
+        MLFLOW_DISABLE_TELEMETRY="true",
+        DO_NOT_TRACK="true",
+    )
+    if key:
+        os.environ["MLFLOW_TRACKING_TOKEN"] = key
+    try:
+        import mlflow
+    except ImportError as error:
+        raise RefusedError(
+            f"{error}; pip install '/path/to/checkout[tracker]' where this command runs"
+        ) from None
+    assert mlflow
+    for name in NOISY:
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+class MlflowStore:
+    """One MLflow, at sqlite:///PATH or at a server's address.
+
+    The key is a token that the server wants; MLflow's own variables do as well.
+
+    Raises:
+        RefusedError: MLflow is not installed.
+        OutOfReachError: The server does not answer, or the database cannot be opened.
+    """
+
+    def __init__(self, uri: str, key: str | None, timeout_s: float) -> None:
+        parts = urlsplit(uri)
+        if parts.scheme in PORTS:  # MLflow would try for longer, and say less
+            try:
+                address = (parts.hostname or "", parts.port or PORTS[parts.scheme])
+                socket.create_connection(address, timeout_s).close()
+            except OSError as error:
+                raise OutOfReachError(one_line(str(error))) from None
+        prepare(key, timeout_s)
+        from mlflow import MlflowClient
+
+        self._artifacts: Path | None = None
+        if parts.scheme == "sqlite":
+            self._artifacts = Path(uri.removeprefix("sqlite:///")).with_name("mlartifacts")
+        with _named():
+            self._client = MlflowClient(uri)
+        self._experiments: dict[str, str] = {}
+
+    def open(self, run: Run, entry: Entry) -> None:
+        """Find the run by its tag, or make it; MLflow itself says which metrics it has."""
+        with _named():
+            experiment = self._experiment(run.experiment)
+            mark = '"' if "'" in run.key else "'"
+            wanted = f"tags.`{KEY_TAG}` = {mark}{run.key}{mark}"
+            known = next(iter(self._client.search_runs([experiment], wanted, max_results=1)), None)
+            if known is None:
+                tags = {KEY_TAG: run.key, KIND_TAG: run.kind}
+                known = self._client.create_run(experiment, run.started_ms, tags, run.name)
+            if known.info.run_id != entry.id:  # it was deleted there, or the entry is lost
+                entry.id, entry.files, entry.digest = known.info.run_id, {}, ""
+            entry.pending, entry.through = [], {}
+            for name in known.data.metrics:
+                history = self._client.get_metric_history(entry.id, name)
+                entry.through[name] = max(metric.step for metric in history)
+
+    def _experiment(self, name: str) -> str:
+        if name not in self._experiments:
+            known = self._client.get_experiment_by_name(name)
+            made = known.experiment_id if known else self._client.create_experiment(
+                name, artifact_location=self._artifacts and (self._artifacts / name).as_uri()
+            )  # fmt: skip
+            self._experiments[name] = str(made)
+        return self._experiments[name]
+
+    def log(self, entry: Entry, metrics: list[Metric]) -> None:
+        """Add metrics."""
+        from mlflow.entities import Metric as Value
+
+        values = [Value(m.name, m.value, m.time_ms, m.step) for m in metrics]
+        with _named():
+            self._client.log_batch(entry.id, metrics=values)
+
+    def upload(self, entry: Entry, artifact: Artifact) -> None:
+        """Add a file."""
+        with _named():
+            self._client.log_artifact(entry.id, str(artifact.path))
+
+    def close(self, run: Run, entry: Entry) -> None:
+        """Add what is new of configuration and facts, and tell the state of the run."""
+        from mlflow.entities import Param, RunTag
+
+        with _named():
+            known = self._client.get_run(entry.id)
+            params = [Param(*p) for p in run.params.items() if p[0] not in known.data.params]
+            tags = [RunTag(*tag) for tag in run.facts.items()]
+            for i in range(0, max(len(params), len(tags)), LARGEST_FACTS):
+                chosen = slice(i, i + LARGEST_FACTS)
+                self._client.log_batch(entry.id, params=params[chosen], tags=tags[chosen])
+            if run.status != "RUNNING":
+                self._client.set_terminated(entry.id, run.status, run.ended_ms)
+            elif known.info.status != "RUNNING":  # it was resumed
+                self._client.update_run(entry.id, "RUNNING")
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    """Tell a tracker that refuses from one that cannot be reached, by MLflow's own code of it."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        said = one_line(str(error))[:MAX_SAID]
+        raise failed(error.get_http_status_code(), said) from None
+    except OSError as error:
+        raise OutOfReachError(one_line(str(error))[:MAX_SAID]) from None

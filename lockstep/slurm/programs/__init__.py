@@ -1,1 +1,0 @@
-"""What programs of others print, read as data: a module for each place where it is read."""
