@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from lockstep.launch import FIXTURE, HOOKS, leave_files
+
 if TYPE_CHECKING:
     from lockstep.measure.harness import Harness
-
-FIXTURE = "lockstep"
-HOOKS = "lockstep.launch.hooks"
-# Options of pytest and its plugins that name a file, of which there is one for all ranks.
-FILES = ("xmlpath", "report_log", "log_file", "htmlpath", "json_report", "json_report_file")
 
 
 @pytest.fixture
@@ -49,13 +46,6 @@ def _is_further_rank() -> bool:
 
     rank, *_ = VARIABLES.get(launcher, [""])
     return os.environ.get(rank, "0") != "0"
-
-
-def leave_files(config: pytest.Config) -> None:
-    """Leave the files that a session writes to rank 0."""
-    for name in FILES:
-        if hasattr(config.option, name):
-            setattr(config.option, name, None)
 
 
 @pytest.hookimpl(trylast=True)

@@ -17,12 +17,10 @@ from torch import zeros
 
 from lockstep.core.flags import flag
 from lockstep.core.record import KEY
-from lockstep.measure import result
+from lockstep.measure import harness
 from lockstep.measure.batches import Goal
-from lockstep.measure.harness import Harness
+from lockstep.measure.harness import Harness, OwnStep, Part
 from lockstep.measure.loop_variants import Loop, halved
-from lockstep.measure.own_step import OwnStep
-from lockstep.measure.result import Part
 from lockstep.report.load.reading import gather
 from lockstep.workloads import trees
 
@@ -46,11 +44,11 @@ TURNS = 8
 )
 def test_the_rank_that_the_others_wait_for_is_named(own_s, slow):
     own_s = [[one * (1 + 0.001 * (turn % 2)) for turn in range(TURNS)] for one in own_s]
-    found = result.straggler_flags(own_s, list("abcd"))
+    found = harness.straggler_flags(own_s, list("abcd"))
     assert [(one.values["rank"], one.values["ratio"]) for one in found] == (
         [(slow[0], pytest.approx(slow[1]))] if slow else []
     )
-    assert result.straggler_flags([rank[:2] for rank in own_s], list("abcd")) == []
+    assert harness.straggler_flags([rank[:2] for rank in own_s], list("abcd")) == []
 
 
 @pytest.fixture
@@ -178,20 +176,20 @@ def test_no_half_batch_is_tried_of_a_step_that_reaches_what_is_compiled():
 
 def test_a_single_round_has_no_margin_and_no_infinite_one_either():
     goal = Goal(margin=0.01, confidence=0.99)
-    assert result.goal_flags([[1.0]], goal) == [flag("no-margin", goal=0.01)]
+    assert harness.goal_flags([[1.0]], goal) == [flag("no-margin", goal=0.01)]
 
 
 def test_a_rank_that_a_cpu_quota_held_back_is_named_with_its_host():
     held, hardly = ({"elapsed_s": 2.0, "throttled_s": held_s} for held_s in (0.5, 0.01))
     parts = [Part([1.0]), Part([1.0], telemetry=hardly), Part([1.0], telemetry=held)]
-    assert result.quota_flags(parts, ["a", "b", "c"]) == [
+    assert harness.quota_flags(parts, ["a", "b", "c"]) == [
         flag("cpu-quota", rank=2, host="c", held_s=0.5)
     ]
 
 
 def test_a_device_that_held_its_clocks_back_is_named_with_its_host():
     hot = Part([1.0], slowdowns=["hardware slowdown", "power brake"])
-    assert result.slowdown_flags([Part([1.0]), hot], ["a", "b"]) == [
+    assert harness.slowdown_flags([Part([1.0]), hot], ["a", "b"]) == [
         flag("throttled", rank=1, host="b", reasons=["hardware slowdown", "power brake"])
     ]
 

@@ -198,7 +198,7 @@ def test_a_session_that_does_not_use_it_loads_the_plugin_alone(tmp_path):
     (tmp_path / "test_other.py").write_text(
         "import sys\ndef test_other(pytestconfig):\n"
         "    loaded = sorted(name for name in sys.modules if name.startswith('lockstep'))\n"
-        "    assert loaded == ['lockstep', 'lockstep.plugin'], loaded\n"
+        "    assert loaded == ['lockstep', 'lockstep.launch', 'lockstep.plugin'], loaded\n"
         "    assert not {'torch', 'numpy'} & set(sys.modules)\n"
         "    assert not hasattr(pytestconfig.option, 'journal')\n"
     )

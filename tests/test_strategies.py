@@ -10,7 +10,7 @@ from launched import printed_by_two
 
 from lockstep.campaign.questions import load_with
 from lockstep.core import factors, sizes, studies
-from lockstep.measure.step import fitting
+from lockstep.measure.step import step_cases
 from lockstep.measure.step.train_step import StepConfig
 from lockstep.report.compute.alternatives import rank
 from lockstep.report.compute.evaluation import evaluate
@@ -130,7 +130,7 @@ def test_time_and_memory_of_strategies_stand_side_by_side(tmp_path):
 def test_want_of_memory_names_what_helps(error, said):
     with (
         pytest.raises(said, match="memory") as found,
-        fitting.advising(32, StepConfig(accumulation=2), is_strong=False),
+        step_cases.advising(32, StepConfig(accumulation=2), is_strong=False),
     ):
         raise error
     for option in ("--on-oom halve", "accumulation=4", "activation_checkpointing=true"):
@@ -153,12 +153,12 @@ def test_what_halving_cannot_mend_names_what_else_helps(batch, more_collectives,
 
     world = SimpleNamespace(control=SimpleNamespace(exchange_all=exchange_all))
     harness = SimpleNamespace(world=world, number=1, rank_hosts=["a", "b"])
-    monkeypatch.setattr(fitting, "_free", lambda harness: order.append("free"))
+    monkeypatch.setattr(step_cases, "_free", lambda harness: order.append("free"))
     with (
         pytest.raises(RuntimeError, match=f"rank 0 on a .*{said}") as found,
-        fitting.advising(batch, StepConfig(), is_strong=False),
+        step_cases.advising(batch, StepConfig(), is_strong=False),
     ):
-        fitting.fit(harness, batch, 1, attempt)
+        step_cases.fit(harness, batch, 1, attempt)
     # Freeing waits for the device, which may be in a collective that this rank has not called.
     assert order == ["exchange"] + ["free"] * (not more_collectives)
     for option in ("--local-batch", "accumulation=2", "activation_checkpointing=true"):

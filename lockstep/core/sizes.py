@@ -208,3 +208,10 @@ def local_batch_of(global_batch: int, world_size: int) -> int:
             f"{' or '.join(map(str, nearest))}, or leave that world size out"
         )
     return global_batch // world_size
+
+
+def halve_batch(local_batch: int, pieces: int) -> int | None:
+    """Return half a batch, None where it does not split into so many pieces to train on."""
+    half = local_batch // 2
+    fits = local_batch % 2 == 0 and half % pieces == 0 and half // pieces >= LEAST_BATCH
+    return half if fits else None

@@ -22,14 +22,13 @@ from lockstep.core import end_reason, journal, sizes, studies
 from lockstep.core.formats import counted
 from lockstep.core.processes import hostname
 from lockstep.core.record import KEY, sized_name
-from lockstep.launch import options, session, verdict, voice
+from lockstep.launch import leave_files, options, session, verdict, voice
 from lockstep.launch import session as launch_session
 from lockstep.launch.items import case_of, is_measured, of_part, params_of, study_of
 from lockstep.launch.profiler import Tracing
 from lockstep.launch.session import EXIT_IO, EXIT_MACHINE, EXIT_USAGE
 from lockstep.launch.verdict import Ended
 from lockstep.measure.harness import Harness
-from lockstep.plugin import leave_files
 from lockstep.ranks.placement import placement
 
 # True where these hooks came after the command line was read.

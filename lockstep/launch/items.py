@@ -9,7 +9,7 @@ import pytest
 
 from lockstep import content, workloads
 from lockstep.core.record import OWN
-from lockstep.plugin import FIXTURE
+from lockstep.launch import FIXTURE
 
 
 def case_of(item: pytest.Item) -> str:

@@ -21,9 +21,9 @@ import pytest
 from lockstep.core import factors, sizes
 from lockstep.core.formats import counted
 from lockstep.core.record import OWN
+from lockstep.launch import HOOKS
 from lockstep.machine import provenance
 from lockstep.measure.batches import Goal
-from lockstep.plugin import HOOKS
 from lockstep.ranks.process_group import NO_GPU
 
 MAX_SEED = 2**32

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from lockstep.core.formats import percent
+from lockstep.launch import FIXTURE
 from lockstep.launch.items import is_measured
 from lockstep.measure.batches import Step
 from lockstep.measure.harness import Harness
 from lockstep.measure.timing import meet
-from lockstep.plugin import FIXTURE
 from lockstep.ranks.placement import placement
 
 # Steps that pass by, that warm the profiler up, and that are kept.

@@ -38,12 +38,10 @@ from lockstep.launch.journal_writer import CaseEnd, Keeper
 from lockstep.launch.options import Settings
 from lockstep.launch.verdict import EXIT_LOST, NO_CASE, Ended, Ends, Facts, Verdict
 from lockstep.machine import memory
-from lockstep.measure.harness import Harness
-from lockstep.measure.result import Case, Part
+from lockstep.measure.harness import Case, Harness, Part
 from lockstep.measure.timing import ReplayClock, synchronise
 from lockstep.ranks import process_group as world
-from lockstep.ranks import refusing
-from lockstep.ranks.control import TIMEOUTS_FOR_RANK_0, Control, LostError, Waits
+from lockstep.ranks.control import TIMEOUTS_FOR_RANK_0, Control, LostError, Waits, refuse_any
 from lockstep.ranks.placement import Placement, is_launched, placement
 from lockstep.ranks.watchdog import GRACE_S, Watchdog
 
@@ -537,7 +535,7 @@ class LaunchSession:
             are to run: a random one, so that no case is always the first of its launch.
         """
         preflight.compare(self.control, [case_of(item) for item in items], self.settings)
-        refusing.before_cases(self.control, _problem(items, self.world.world_size))
+        refuse_any(self.control, _problem(items, self.world.world_size))
         self.sources = {case_of(item): source_sha256(item) for item in items}
         self.provenance = preflight.gather_provenance(
             self.world, self.control, self.settings.seed, own_file(items)

@@ -9,9 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lockstep.core import metrics
-from lockstep.measure import result
-from lockstep.measure.harness import Harness
-from lockstep.measure.result import Part
+from lockstep.measure.harness import Harness, Part, step_s
 
 if TYPE_CHECKING:
     import torch
@@ -105,7 +103,7 @@ def _conclude(
             f"rank {wrong[0]} on {harness.rank_hosts[wrong[0]]} holds a wrong result of "
             f"{collective}"
         )
-    time_s = result.step_s(parts, harness.plan.steps_per_round)
+    time_s = step_s(parts, harness.plan.steps_per_round)
     return {"details": _bandwidth(collective, used_bytes, len(parts), time_s)}
 
 

@@ -15,10 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from lockstep.core.record import LOADER_SETTINGS
+from lockstep.core.sizes import halve_batch
 from lockstep.measure import timing
 from lockstep.measure.causes.division import LAP
 from lockstep.measure.loading.data import loader_settings
-from lockstep.measure.step import fitting, variants
+from lockstep.measure.step import variants
 from lockstep.measure.step.variants import Plan
 from lockstep.workloads import trees
 
@@ -276,7 +277,7 @@ def halved(batch: Any) -> Any:
     another length is none of them.
     """
     size = next((len(each) for each in trees.leaves(batch) if each.dim()), 0)
-    half = fitting.halved(size, pieces=1)
+    half = halve_batch(size, pieces=1)
     return half and trees.mapped(
         lambda each: each[:half] if each.dim() and len(each) == size else each, batch
     )

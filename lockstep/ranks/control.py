@@ -7,14 +7,14 @@ In every exchange each rank gives rank 0 one value, rank 0 concludes, and all re
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
-from lockstep.core.errors import OtherRankError
+from lockstep.core.errors import AgreedError, OtherRankError, RankError
 from lockstep.core.formats import listed
 from lockstep.core.processes import hostname
 
@@ -298,3 +298,34 @@ def _are_there(store: "Store", keys: list[str], end: float) -> bool:
     except DistStoreError:
         return False
     return True
+
+
+def refuse_any(control: Control, problem: str) -> None:
+    """Refuse on all ranks what any of them cannot do.
+
+    `problem` is this rank's, as a sentence; empty where it has none.
+
+    Raises:
+        AgreedError: The first problem, with its rank and host where the ranks differ in it.
+        RuntimeError: A rank did not answer.
+    """
+    there = control.exchange_all("problems", [problem, hostname()])
+    if all(said == there[0][0] for said, _ in there):
+        if problem:
+            raise AgreedError(problem)
+        return
+    rank, (said, host) = next((rank, given) for rank, given in enumerate(there) if given[0])
+    raise AgreedError(
+        f"rank {rank} on {host}: {said}; give every rank the same files and options", rank
+    )
+
+
+def refuse_silent(answers: Sequence[object], words: str) -> None:
+    """Refuse to go on without the ranks that gave no answer; `words` says what these did not do.
+
+    Raises:
+        RankError: A rank gave none.
+    """
+    ranks = [rank for rank, given in enumerate(answers) if given is None]
+    if ranks:
+        raise RankError(f"rank {listed(ranks)} of {len(answers)} {words}", *ranks)

@@ -5,7 +5,7 @@ import gc
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from lockstep.core.errors import RankError
+from lockstep.core.errors import OtherRankError, RankError
 from lockstep.core.processes import die_with_parent, hostname
 from lockstep.machine import provenance
-from lockstep.ranks import refusing
-from lockstep.ranks.control import Control, LostError
+from lockstep.ranks.control import Control, LostError, refuse_silent
 from lockstep.ranks.placement import SHOWN_CHARACTERS, Placement, integer, placement
 
 if TYPE_CHECKING:
@@ -237,7 +236,7 @@ def _refuse_apart(answers: list[dict[str, str] | None], timeout_s: float) -> Non
     Raises:
         RankError: Some did not join, or have a problem.
     """
-    refusing.silent(
+    refuse_silent(
         answers, f"did not join within {timeout_s:g} s; look whether its process and node run"
     )
     for rank, given in enumerate(answers):
@@ -424,3 +423,27 @@ def _way_to(host: str) -> str:
         if own in (address.address for address in addresses):
             return f"through {name}, {own}"
     return f"from {own}"
+
+
+def refuse_in_case(world: World, hosts: Sequence[str], problem: str) -> None:
+    """Refuse on all ranks what one of them cannot measure; a collective call.
+
+    Args:
+        world: The ranks.
+        hosts: Where each of them is.
+        problem: Why this rank cannot; empty where it can.
+
+    Raises:
+        ValueError: This rank cannot.
+        OtherRankError: Another one cannot.
+    """
+    problems = [problem] * world.world_size
+    if world.world_size > 1:
+        from torch import distributed
+
+        distributed.all_gather_object(problems, problem)
+    if problem:
+        raise ValueError(problem)
+    for rank, other in enumerate(problems):
+        if other:
+            raise OtherRankError(f"rank {rank} on {hosts[rank]}: {other}", rank)

@@ -105,7 +105,7 @@ def _case(cases: "Cases", number: int) -> None:
     """Go through one case as a training case does, without its steps."""
     from lockstep.core import sizes
     from lockstep.launch.verdict import Ended
-    from lockstep.measure.result import Part
+    from lockstep.measure.harness import Part
 
     size = sizes.find("cluster")
     seconds = 0.123456789012345

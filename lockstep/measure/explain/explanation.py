@@ -43,8 +43,7 @@ from lockstep.measure.reach import Reached, reach
 from lockstep.measure.step import variants
 from lockstep.measure.step.train_step import bucket_bytes
 from lockstep.measure.step.variants import RUN, Plan
-from lockstep.ranks import refusing
-from lockstep.ranks.control import Control, LostError
+from lockstep.ranks.control import Control, LostError, refuse_silent
 from lockstep.ranks.placement import Placement, find_ranks_per_node
 from lockstep.ranks.process_group import World, has_group
 from lockstep.workloads.trees import seen_items
@@ -128,7 +127,7 @@ def _refuse(told: list[Any]) -> None:
         ValueError: A rank has a problem.
         RankError: A rank did not come.
     """
-    refusing.silent(
+    refuse_silent(
         told,
         f"did not come to lockstep.explain within {PATIENCE_S:g} s; call it on every rank, not on "
         "one",

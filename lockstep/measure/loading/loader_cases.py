@@ -39,7 +39,7 @@ from lockstep.measure.batches import Step
 from lockstep.measure.harness import Harness
 from lockstep.measure.loading import data
 from lockstep.measure.step.train_step import StepConfig, TrainStep
-from lockstep.ranks import refusing
+from lockstep.ranks.process_group import refuse_in_case
 
 SHAPE = (3, 32, 32)
 # Their creation is no part of the measurement, and takes minutes where there are many.
@@ -81,7 +81,7 @@ def image_files(harness: Harness, cache: str) -> Iterator[data.ImageDataset]:
         ValueError: They would lie in memory, where no read is cold.
     """
     if cache == "cold":
-        refusing.in_case(harness.world, harness.rank_hosts, _problem(harness.data_root))
+        refuse_in_case(harness.world, harness.rank_hosts, _problem(harness.data_root))
     num_images = min(harness.size.loader_samples, MOST_FILES)
     folder = harness.data_root / f"image-files-{_agreed(harness)}"
     images, labels = data.generated(num_images, SHAPE)

@@ -1,7 +1,14 @@
-"""How a training step is measured: build, warm up, time, then check that it trained."""
+"""How a training step is measured: build, warm up, time, then check that it trained.
 
+A batch that every rank has memory for: halving it where one has not, and what helps else.
+"""
+
+import contextlib
+import gc
 import math
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -9,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 from lockstep import workloads
 from lockstep.core.flags import Flag, flag
 from lockstep.core.record import BASIS, Basis
-from lockstep.core.sizes import local_batch_of
+from lockstep.core.sizes import halve_batch, local_batch_of
 from lockstep.core.studies import ON_REQUEST
 from lockstep.machine import hardware, memory
 from lockstep.measure.harness import Harness
-from lockstep.measure.step import fitting
 from lockstep.measure.step.train_step import Marks, find_unsuited, is_sharded
 from lockstep.measure.step.variants import Step, bucket_leads, of_ddp, without_sync
-from lockstep.ranks import refusing
+from lockstep.ranks.process_group import num_collectives, refuse_in_case
 from lockstep.workloads import trees
 from lockstep.workloads.costs import batch_bytes, flop_per_item, model_bytes
 
@@ -25,6 +31,148 @@ if TYPE_CHECKING:
 
     from lockstep.measure.step.train_step import StepConfig, TrainStep
     from lockstep.workloads import Workload
+
+
+MAX_CHARACTERS = 300
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A batch that was tried in vain.
+
+    Attributes:
+        rank: The first rank that had no memory for it.
+        error: What it said.
+    """
+
+    local_batch: int
+    rank: int
+    host: str
+    error: str
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The batch that is measured.
+
+    Attributes:
+        refused: What was tried before, the batch asked for first.
+    """
+
+    local_batch: int
+    refused: tuple[Refused, ...] = ()
+
+    @property
+    def flags(self) -> list[Flag]:
+        """What is known against a result at another batch than the one asked for."""
+        if not self.refused:
+            return []
+        first, last = self.refused[0], self.refused[-1]
+        asked, measured = first.local_batch, self.local_batch
+        return [
+            flag("smaller-batch", asked=asked, measured=measured, rank=last.rank, host=last.host)
+        ]
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """What a record keeps of the attempts."""
+        return {"out_of_memory": list(map(asdict, self.refused))} if self.refused else {}
+
+
+def fit(
+    harness: "Harness", local_batch: int, pieces: int, attempt: Callable[[int], object]
+) -> Fitted:
+    """Return the batch, or the largest of its halves, that all ranks take an untimed step with.
+
+    An attempt builds all that a step needs for a batch, and takes one.
+
+    Raises:
+        ExhaustedError: No half of the batch fits, or only some ranks came as far as a collective.
+    """
+    refused: list[Refused] = []
+    while (found := _refused(harness, local_batch, attempt)) is not None:
+        refused.append(found)
+        half = halve_batch(local_batch, pieces)
+        if half is None:
+            raise memory.ExhaustedError(
+                f"rank {found.rank} on {found.host} has no memory for {local_batch} samples, which "
+                f"cannot be halved: {found.error}"
+            )
+        local_batch = half
+    return Fitted(local_batch, tuple(refused))
+
+
+def _refused(
+    harness: "Harness", local_batch: int, attempt: Callable[[int], object]
+) -> Refused | None:
+    """Return the first rank that has no memory for a batch; None where all have. A collective."""
+    said = ""
+    try:
+        attempt(local_batch)
+    except Exception as error:
+        if not memory.is_exhausted(error):
+            raise
+        said = _first_line(error)
+        traceback.clear_frames(error.__traceback__)  # which hold what was made
+    ranks = harness.world.control.exchange_all(
+        f"{harness.number}/memory", [said, num_collectives()]
+    )
+    out = [rank for rank, (text, _) in enumerate(ranks) if text]
+    found = None
+    if out:
+        found = Refused(local_batch, out[0], harness.rank_hosts[out[0]], ranks[out[0]][0])
+    if found and len({count for _, count in ranks}) > 1:
+        raise memory.ExhaustedError(
+            f"rank {found.rank} on {found.host} ran out of memory between collectives of the "
+            f"others, so the case cannot go on at half the batch: {found.error}"
+        )
+    # It waits for the device, where a collective that not all ranks have called never ends.
+    _free(harness)
+    return found
+
+
+def _free(harness: "Harness") -> None:
+    gc.collect()
+    if harness.device.type == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def advising(local_batch: int, config: "StepConfig", *, is_strong: bool) -> Iterator[None]:
+    """Say what helps where a rank has no memory for a step.
+
+    With `is_strong` the batch of all ranks is what the user chose.
+
+    Raises:
+        RuntimeError: There was no memory left.
+        ValueError: There would be none, known before any of it was made.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not memory.is_exhausted(error):
+            raise
+        kind = ValueError if isinstance(error, ValueError) else RuntimeError
+        batch = "global" if is_strong else "local"
+        halving = "" if isinstance(error, memory.ExhaustedError) else "--on-oom halve, flagged, or "
+        recipes = [
+            f"a smaller batch, by {halving}--{batch}-batch",
+            f"the batch in parts, by --set accumulation={2 * config.accumulation}",
+        ]
+        if not config.activation_checkpointing:
+            recipes.append("fewer activations, by --set activation_checkpointing=true")
+        raise kind(
+            f"{_first_line(error)}; {local_batch // config.accumulation} samples at once need more "
+            f"memory than there is: try {'; '.join(recipes)}"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().partition("\n")[0][:MAX_CHARACTERS]
+    return text or type(error).__name__
+
 
 LEARNING_RATE = 0.01
 
@@ -69,7 +217,7 @@ def measure_training(
     config = _config(harness, precision, bucket_cap_mb, accumulation, no_sync)
     _skip_unsuited(config, model)
     is_strong = global_batch is not None
-    with keeping_precision_switches(), fitting.advising(local_batch, config, is_strong=is_strong):
+    with keeping_precision_switches(), advising(local_batch, config, is_strong=is_strong):
         _measure(harness, model, config, local_batch, "strong" if is_strong else "weak")
 
 
@@ -109,14 +257,14 @@ def _measure(
     harness: Harness, model: "Workload", config: "StepConfig", asked: int, scaling: str
 ) -> None:
     """Measure the step at the local batch asked for, or at what is left of it."""
-    fitted = fitting.Fitted(asked)
+    fitted = Fitted(asked)
     if harness.halves:
-        fitted = fitting.fit(
+        fitted = fit(
             harness, asked, config.accumulation, lambda n: _attempt(harness, model, config, n)
         )
     step, inputs, targets = _build(harness, model, config, fitted.local_batch)
     problem = _batch_problem(model, fitted.local_batch, trees.num_items(inputs))
-    refusing.in_case(harness.world, harness.rank_hosts, problem)
+    refuse_in_case(harness.world, harness.rank_hosts, problem)
     round_s, own = _time(harness, step, inputs, targets)
     variants = _variants(step, inputs, targets)
     variant_s, phase_s = _time_variants(harness, step, variants)
@@ -152,7 +300,7 @@ def _variants(step: "TrainStep", inputs: Any, targets: Any) -> dict[str, Step]:
     found = of_ddp(step.ddp, lambda: step.run(inputs, targets))
     if not step.config.no_sync and step.config.accumulation > 1:
         found.pop("reduce", None)  # its bytes go once for each piece of the batch
-    if half := fitting.halved(trees.num_items(inputs), step.config.accumulation):
+    if half := halve_batch(trees.num_items(inputs), step.config.accumulation):
         first = trees.sliced((inputs, targets), 0, half)
         found["half"] = without_sync(step.ddp, lambda: step.run(*first))
     return found

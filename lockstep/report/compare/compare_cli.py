@@ -12,7 +12,7 @@ from lockstep.report.bundle import opening
 
 if TYPE_CHECKING:
     from lockstep.report.check.checker import Finding
-    from lockstep.report.compare.comparison import Comparison
+    from lockstep.report.compare.judging import Comparison
     from lockstep.report.load.results import Results
 
 EXAMPLES = """

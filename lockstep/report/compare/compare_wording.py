@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockstep.core.formats import (
     DASH,
@@ -17,16 +17,18 @@ from lockstep.core.formats import (
     trimmed,
 )
 from lockstep.report.check.evidence import blocked
-from lockstep.report.compare import outcome
-from lockstep.report.compare.judging import MOST_LAUNCHES, UNKNOWN, launches_needed
+from lockstep.report.compare import outcome, pairing
+from lockstep.report.compare.judging import (
+    MOST_LAUNCHES,
+    UNKNOWN,
+    Comparison,
+    Judged,
+    launches_needed,
+    other_quantities,
+)
 from lockstep.report.compare.outcome import MOST_CHANGE, SHORT, values
-from lockstep.report.compare.pairing import ambiguity
+from lockstep.report.compare.pairing import Caution, Pair, Times, ambiguity
 from lockstep.report.words import escapes, lines
-
-if TYPE_CHECKING:
-    from lockstep.report.compare.comparison import Comparison
-    from lockstep.report.compare.judging import Judged
-    from lockstep.report.compare.pairing import Caution, Pair, Times
 
 # Of each kind, in short.
 CAUTIONS = {
@@ -64,7 +66,7 @@ class Form:
         return [line for text in self.redacted(texts) for line in lines.sentence(text)]
 
 
-def text(made: "Comparison", names: tuple[str, str], form: Form) -> list[str]:
+def text(made: Comparison, names: tuple[str, str], form: Form) -> list[str]:
     """Return the comparison as lines: what surrounds it first, then the points and their notes."""
     a, b = made.sides
     quantities = quantity_rows(made)
@@ -96,7 +98,7 @@ def text(made: "Comparison", names: tuple[str, str], form: Form) -> list[str]:
     return [lines.plain(line) for part in parts if part for line in (*part, "")][:-1]
 
 
-def several(comparisons: Sequence["Comparison"], names: Sequence[str], form: Form) -> list[str]:
+def several(comparisons: Sequence[Comparison], names: Sequence[str], form: Form) -> list[str]:
     """Return comparisons with one base as lines: all side by side, then each of them as `text`."""
     if len(comparisons) == 1:
         return text(comparisons[0], (names[0], names[1]), form)
@@ -112,14 +114,14 @@ def several(comparisons: Sequence["Comparison"], names: Sequence[str], form: For
     return [lines.plain(line) for line in chain.from_iterable(parts)][:-1]
 
 
-def _cell(cell: "outcome.JudgedPair | None") -> str:
+def _cell(cell: outcome.JudgedPair | None) -> str:
     if cell is None:
         return DASH
     verdict = SHORT[outcome.counted_as(cell[1])]
     return verdict if cell[1].blocked_by else f"{cell[1].ratio:.3f} {verdict}"
 
 
-def caution(one: "Caution", sides: tuple[str, str] = ("A", "B")) -> str:
+def caution(one: Caution, sides: tuple[str, str] = ("A", "B")) -> str:
     """Return what makes a difference between the sides doubtful, in a sentence."""
     found, called = one.values, dict(zip("AB", sides, strict=True))
     a, b = sides
@@ -143,7 +145,7 @@ def caution(one: "Caution", sides: tuple[str, str] = ("A", "B")) -> str:
     )
 
 
-def _circumstances(made: "Comparison") -> list[str]:
+def _circumstances(made: Comparison) -> list[str]:
     """Say what differs around the numbers, then what is equal, then what to beware of."""
     texts = [
         f"differs: {name}: {values(a)} in {made.sides[0]}, {values(b)} in {made.sides[1]}"
@@ -156,7 +158,7 @@ def _circumstances(made: "Comparison") -> list[str]:
     return texts + [f"warning: {caution(one, made.sides)}" for one in made.cautions]
 
 
-def _row(pair: "Pair", judged: "Judged") -> list[str]:
+def _row(pair: Pair, judged: Judged) -> list[str]:
     why = f"; {blocked(judged.blocked_by)}" if judged.blocked_by else ""
     span = "{:.3f} to {:.3f}".format(*judged.interval) if judged.interval else DASH
     ratio = DASH if why else f"{judged.ratio:.3f}"
@@ -165,13 +167,13 @@ def _row(pair: "Pair", judged: "Judged") -> list[str]:
     return [judged.verdict, *numbers, f"{pair.label}{why}"]
 
 
-def memory(pair: "Pair", judged: "Judged") -> str:
+def memory(pair: Pair, judged: Judged) -> str:
     """Return the ratio of peak memory as a cell; a dash where it is unknown or blocked."""
     found = None if judged.blocked_by else pair.memory_ratio
     return DASH if found is None else f"{found:.3f}"
 
 
-def rule(*comparisons: "Comparison") -> list[str]:
+def rule(*comparisons: Comparison) -> list[str]:
     """Say how the intervals are drawn and what each verdict means; nothing without an interval."""
     levels = {}
     for made in comparisons:
@@ -194,10 +196,8 @@ def rule(*comparisons: "Comparison") -> list[str]:
     ]
 
 
-def quantity_rows(made: "Comparison") -> list[list[str]]:
+def quantity_rows(made: Comparison) -> list[list[str]]:
     """Return the rows of what the points have in addition to their speed."""
-    from lockstep.report.compare.comparison import other_quantities
-
     rows = []
     for pair, judged in made.points:
         for name, found in other_quantities(pair, judged.blocked_by).items():
@@ -208,10 +208,8 @@ def quantity_rows(made: "Comparison") -> list[list[str]]:
     return rows
 
 
-def time_rows(made: "Comparison") -> list[list[str]]:
+def time_rows(made: Comparison) -> list[list[str]]:
     """Return the rows of what training takes: an epoch, and until an accuracy is reached."""
-    from lockstep.report.compare import pairing
-
     return [
         [_time_name(one), str(pair.world_size), number(one.a), number(one.b), ratio(one.ratio),
          ratio_span(one.interval), pair.label]
@@ -220,19 +218,19 @@ def time_rows(made: "Comparison") -> list[list[str]]:
     ]  # fmt: skip
 
 
-def _time_name(times: "Times") -> str:
+def _time_name(times: Times) -> str:
     if times.accuracy is None:
         return times.kind
     return f"to {trimmed(100 * times.accuracy)} %"
 
 
-def judging_notes(made: "Comparison") -> list[str]:
+def judging_notes(made: Comparison) -> list[str]:
     """Say which look it is, where there is an interval, and what would settle the open points."""
     look = [made.look.sentence] if made.has_interval else []
     return [*look, *_without_interval(made), *_remedy(made)]
 
 
-def flag_notes(*comparisons: "Comparison") -> list[str]:
+def flag_notes(*comparisons: Comparison) -> list[str]:
     """Say which points are flagged, and why."""
     return [
         f"flag: {side}: {flag}: "
@@ -241,7 +239,7 @@ def flag_notes(*comparisons: "Comparison") -> list[str]:
     ]
 
 
-def left_out(made: "Comparison") -> list[str]:
+def left_out(made: Comparison) -> list[str]:
     """Say which points have no partner, or several, and what --allow would pair."""
     texts = []
     for side, only in zip(made.sides, (made.only_in_a, made.only_in_b), strict=True):
@@ -256,7 +254,7 @@ def left_out(made: "Comparison") -> list[str]:
     ]
 
 
-def _without_interval(made: "Comparison") -> list[str]:
+def _without_interval(made: Comparison) -> list[str]:
     """Say which points cannot be judged at all, and what would be enough."""
     counts = outcome.outcome(made.points).counts
     alone, equal = counts[outcome.BARE], counts[outcome.EQUAL]
@@ -274,7 +272,7 @@ def _without_interval(made: "Comparison") -> list[str]:
     return texts
 
 
-def _remedy(made: "Comparison") -> list[str]:
+def _remedy(made: Comparison) -> list[str]:
     """Say which change the open points could have shown, and how many launches would be enough."""
     unsure = [one for _, one in made.points if outcome.counted_as(one) == UNKNOWN and one.spread]
     if not unsure:

@@ -18,8 +18,8 @@ from lockstep.core.studies import TITLES
 from lockstep.report.check.checker import Finding
 from lockstep.report.check.evidence import joined
 from lockstep.report.compare import compare_wording, comparison, outcome
-from lockstep.report.compare.comparison import LETTERS, Comparison
-from lockstep.report.compare.judging import BLOCKED, FASTER, SAME, SLOWER, UNKNOWN
+from lockstep.report.compare.comparison import LETTERS
+from lockstep.report.compare.judging import BLOCKED, FASTER, SAME, SLOWER, UNKNOWN, Comparison
 from lockstep.report.compare.outcome import (
     BARE,
     EQUAL,

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockstep.core.formats import DASH, counted, listed, percent
 from lockstep.report.check.evidence import joined
@@ -19,14 +19,11 @@ from lockstep.report.compare.judging import (
     SAME,
     SLOWER,
     UNKNOWN,
+    Comparison,
     Judged,
     launches_needed,
 )
 from lockstep.report.compare.pairing import FIRST_FACTS, Pair
-
-if TYPE_CHECKING:
-    from lockstep.report.compare.comparison import Comparison
-
 
 JudgedPair = tuple[Pair, Judged]
 # Of the points without enough evidence, those whose noise is unknown: without repeats on a side,
@@ -93,7 +90,7 @@ def counted_as(judged: Judged) -> str:
     return EQUAL if judged.is_repeated else BARE
 
 
-def changed(made: "Comparison") -> dict[str, tuple[list[Any], list[Any]]]:
+def changed(made: Comparison) -> dict[str, tuple[list[Any], list[Any]]]:
     """Return what differs between the sides, the factors of cases first: values of A and of B."""
     found: dict[str, tuple[list[Any], list[Any]]] = {}
     for pair, _ in made.points:
@@ -103,7 +100,7 @@ def changed(made: "Comparison") -> dict[str, tuple[list[Any], list[Any]]]:
     return found | made.environment
 
 
-def notable(made: "Comparison") -> dict[str, tuple[list[Any], list[Any]]]:
+def notable(made: Comparison) -> dict[str, tuple[list[Any], list[Any]]]:
     """Return of what differs that which one compares for: factors, software and devices."""
     factors = {name for pair, _ in made.points for name in pair.changed}
     return {k: v for k, v in changed(made).items() if k in factors or k in FIRST_FACTS}
@@ -125,7 +122,7 @@ class Line:
         return next(cell[0] for cell in self.cells if cell)
 
 
-def flagged(comparisons: Sequence["Comparison"]) -> dict[tuple[str, str], dict[Any, Pair]]:
+def flagged(comparisons: Sequence[Comparison]) -> dict[tuple[str, str], dict[Any, Pair]]:
     """Return letter of a campaign and flag -> its points, those of the common base once."""
     found: dict[tuple[str, str], dict[Any, Pair]] = {}
     for made in comparisons:
@@ -138,7 +135,7 @@ def flagged(comparisons: Sequence["Comparison"]) -> dict[tuple[str, str], dict[A
     return found
 
 
-def lines(comparisons: Sequence["Comparison"]) -> list[Line]:
+def lines(comparisons: Sequence[Comparison]) -> list[Line]:
     """Return the points of comparisons with one base, by the number of ranks."""
     found: dict[object, list[JudgedPair | None]] = {}
     for index, made in enumerate(comparisons):
@@ -187,7 +184,7 @@ def fact(name: str) -> str:
     return name if is_own else _NAMES.get(name, name.replace("_", " "))
 
 
-def difference(made: "Comparison") -> str:
+def difference(made: Comparison) -> str:
     """Say what was changed between the sides, as a sentence begins."""
     found = notable(made)
     others = len(changed(made)) - len(found)
@@ -272,7 +269,7 @@ def seen(found: Outcome) -> str:
     return "" if least is None or least > MOST_CHANGE else f"{100 * least:.2g} %"
 
 
-def advice(made: "Comparison") -> str:
+def advice(made: Comparison) -> str:
     """Say the one thing to do next."""
     found = outcome(made.points)
     a, b = made.sides
@@ -299,7 +296,7 @@ def advice(made: "Comparison") -> str:
     return "Nothing: what could have been seen is not there."
 
 
-def _more_launches(made: "Comparison") -> str:
+def _more_launches(made: Comparison) -> str:
     spread = max(one.spread or 0.0 for _, one in made.points if one.verdict == UNKNOWN)
     needed = launches_needed(spread, made.margin, made.next_error)
     goal = f"a change of {100 * made.margin:.2g} % at the noisiest point"

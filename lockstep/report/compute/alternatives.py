@@ -429,3 +429,18 @@ def _place(point: Point, best: Point, names: Collection[str], confidence: float)
 
 def _ranked_values(point: Point, names: Collection[str]) -> dict[str, object]:
     return {name: value for name, value in point.rows[0].factors.items() if name in names}
+
+
+def equal_buckets(series: Sequence[Series]) -> list[tuple[str, list[str], list[int]]]:
+    """Return what gave equal buckets: (workload, values of bucket_cap_mb, world sizes)."""
+    found: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    for (workload, world_size, _), cases in groups("bucket", series):
+        same: dict[str, list[str]] = {}
+        for one, point in cases:
+            real = point.rows[0].details.get("bucket_bytes")
+            if real:
+                same.setdefault(str(real), []).append(str(one.row.factors.get("bucket_cap_mb")))
+        for caps in same.values():
+            if len(caps) > 1:
+                found.setdefault((workload, tuple(caps)), []).append(world_size)
+    return [(workload, list(caps), sizes) for (workload, caps), sizes in found.items()]

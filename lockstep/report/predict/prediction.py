@@ -30,6 +30,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
+from lockstep.report.check.checker import check
 from lockstep.report.check.evidence import of_break
 from lockstep.report.compute.scaling import WIDEST, Series
 from lockstep.report.compute.statistics import t_quantile
@@ -281,10 +282,6 @@ class Curve:
 
 def curve(series: Series) -> Curve | None:
     """Return the curve of the rule chosen, or None where nothing, or next to it, is predicted."""
-    from lockstep.report.check.checker import (
-        check,  # what is checked is drawn with what is imported here
-    )
-
     if not can_be_modelled(series):
         return None
     # Without the table's unit, its values are rates.

@@ -16,10 +16,10 @@ from lockstep.core.flags import SYSTEMATIC
 from lockstep.core.formats import listed
 from lockstep.report.check.evidence import Entry, Evidence, Hit, Place, hit
 from lockstep.report.compute import replicates
+from lockstep.report.compute.alternatives import equal_buckets
 from lockstep.report.compute.scaling import Point
 from lockstep.report.compute.statistics import CONFIDENCE, log_interval
 from lockstep.report.load.results import Launch, Row
-from lockstep.report.page.panels.settings import equal_buckets
 
 FELL_BACK = {"bf16-emulated"}
 LONGEST_NOTE = 90

@@ -219,27 +219,12 @@ def _buckets(point: Point) -> str:
     return formats.listed((f"{n} \u00d7 {t}" if n > 1 else t for t, n in runs), 5) or formats.DASH
 
 
-def equal_buckets(series: Sequence[Series]) -> list[tuple[str, list[str], list[int]]]:
-    """Return what gave equal buckets: (workload, values of bucket_cap_mb, world sizes)."""
-    found: dict[tuple[str, tuple[str, ...]], list[int]] = {}
-    for (workload, world_size, _), cases in alternatives.groups("bucket", series):
-        same: dict[str, list[str]] = {}
-        for one, point in cases:
-            real = point.rows[0].details.get("bucket_bytes")
-            if real:
-                same.setdefault(str(real), []).append(str(one.row.factors.get("bucket_cap_mb")))
-        for caps in same.values():
-            if len(caps) > 1:
-                found.setdefault((workload, tuple(caps)), []).append(world_size)
-    return [(workload, list(caps), sizes) for (workload, caps), sizes in found.items()]
-
-
 def _equal_buckets(series: Sequence[Series]) -> list[str]:
     """Name the caps that gave equal buckets: a difference between them is noise."""
     return [
         f"{workload}: bucket_cap_mb {formats.listed(caps)} gave the same buckets at world size "
         f"{formats.listed(sizes)}, so a difference between them is noise."
-        for workload, caps, sizes in equal_buckets(series)
+        for workload, caps, sizes in alternatives.equal_buckets(series)
     ]
 
 
