@@ -373,9 +373,9 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 import lockstep
 from lockstep.measure.causes.card import KINDS as BOUND
-from lockstep.measure.explain import meeting
+from lockstep.measure.explain import explanation
 
-meeting.PATIENCE_S = 2.0
+explanation.PATIENCE_S = 2.0
 distributed.init_process_group("gloo")
 model = DistributedDataParallel(nn.Linear(1, 1))
 if distributed.get_rank() == int(sys.argv[1]):

@@ -21,7 +21,7 @@ LIMIT = 3 * 2**30
 # What a process prints of itself from within a group: the memory that two ranks there have each.
 FREE = """
 import sys, torch
-from lockstep.machine import cgroup, memory
+from lockstep.machine import memory
 open(sys.argv[1] + "/cgroup.procs", "w").write("0")
 print(memory.free_bytes(torch.device("cpu"), ranks_per_node=2))
 """

@@ -857,7 +857,7 @@ def test_a_disk_that_is_slow_after_a_case_costs_the_case_nothing(run_ranks, tmp_
 BROKEN_DEVICE = """
 import os
 import pytest
-from lockstep.launch import meetings
+from lockstep.launch import session
 
 def broken(device):
     raise RuntimeError("CUDA error: device-side assert triggered\\nno more")
@@ -865,7 +865,7 @@ def broken(device):
 @pytest.mark.cases("weak")
 def test_fails(lockstep, workload, precision, local_batch):
     if os.environ["BREAKS"] == "yes":  # stands for a GPU, which no test has
-        meetings.synchronise = broken
+        session.synchronise = broken
     raise AssertionError("wrong")
 
 @pytest.mark.cases("weak")
