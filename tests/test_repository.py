@@ -11,6 +11,7 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
+import figures_house
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -133,35 +134,22 @@ def may_not_import(path):
 
 
 def test_no_module_imports_itself_through_others():
-    package = [path for path in MODULES if path.is_relative_to(ROOT / "lockstep")]
-    graph = {dotted(path): ours(path) - {dotted(path)} for path in package}
-    assert circles(graph) == []
-
-
-def dotted(path):
-    return ids(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-
-
-def circles(graph):
-    """Return the modules that are in a circle: what is left when leaves are taken off both ends."""
-    left = dict(graph)
-    while True:
-        needed = set().union(*left.values())
-        inner = {
-            name: {other for other in others if other in left}
-            for name, others in left.items()
-            if name in needed and any(other in left for other in others)
-        }
-        if inner == left:
-            return sorted(left)
-        left = inner
+    assert figures_house.circles(figures_house.import_graph()) == []
 
 
 def test_a_circle_is_found_by_its_modules():
     straight = {"a": {"b"}, "b": {"c"}, "c": set()}
-    assert circles(straight) == []
-    assert circles(straight | {"c": {"a"}}) == ["a", "b", "c"]
-    assert circles(straight | {"d": {"d1"}, "d1": {"d", "a"}}) == ["d", "d1"]
+    assert figures_house.circles(straight) == []
+    assert figures_house.circles(straight | {"c": {"a"}}) == ["a", "b", "c"]
+    assert figures_house.circles(straight | {"d": {"e"}, "e": {"d", "a"}}) == ["d", "e"]
+
+
+def test_every_module_belongs_to_a_feature_and_every_walk_can_be_walked():
+    product = figures_house.modules(figures_house.product_files())
+    tests = figures_house.modules((ROOT / "tests").rglob("*.py"))
+    shares = figures_house.by_feature(product, tests)
+    assert all(share["product"] or share["tests"] for share in shares.values())
+    assert figures_house.missing_hops() == []
 
 
 def test_nothing_that_is_listed_of_rooms_is_gone():

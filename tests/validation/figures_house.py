@@ -1,89 +1,140 @@
-"""How large the house is: what `make house` prints. No figure fails it."""
+"""How large the house is, feature by feature, beside its budget: what `make house` prints."""
 
 import ast
+import tomllib
 from collections.abc import Iterable
+from fnmatch import fnmatch
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "lockstep"
-MAX_MODULE, MAX_CLASS, MAX_CHILDREN = 400, 200, 10
-# The package itself has what the design lists, however many that is.
-TOP = {
-    *("plugin", "cli", "content", "__main__"),
-    *("core", "machine", "ranks", "measure", "workloads", "trainer", "launch", "campaign"),
-    *("image", "slurm", "before", "report"),
-}
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+TABLE = tomllib.loads((Path(__file__).parent / "features.toml").read_text())
+# Aimed at, in lines and modules.
+MOST_PRODUCT, MOST_MODULES, MOST_TESTS = 47_000, 250, 32_000
 
 
 def main() -> None:
-    product = [*PACKAGE.rglob("*.py"), ROOT / "conftest.py", *(ROOT / "bench").rglob("*.py")]
-    tests = sorted((ROOT / "tests").rglob("*.py"))
-    _print_modules(product)
-    print(f"tests: {num_lines(tests):,} lines in {len(tests)} modules, {num_tests(tests):,} tests")
-    golden = [path for path in (ROOT / "tests/data/golden").rglob("*") if path.is_file()]
-    print(f"golden files: {num_lines(golden):,} lines in {len(golden)} files")
-    for folder in sorted({path.parent for path in PACKAGE.rglob("*.py")}):
-        children = {path.stem for path in folder.iterdir() if is_code(path)}
-        print(f"  {folder.relative_to(ROOT)}: {len(children)} children{_mark(folder, children)}")
+    product, tests = modules(product_files()), modules((ROOT / "tests").rglob("*.py"))
+    print(f"{'feature':55}{'lines':>8}{'budget':>8}{'modules':>9}{'tests':>8}")
+    for feature, of_feature in by_feature(product, tests).items():
+        mine, their_tests = of_feature["product"], of_feature["tests"]
+        budget, lines = TABLE["features"][feature]["budget"], num_lines(mine)
+        mark = "  over" if lines > budget else ""
+        print(
+            f"{feature:55}{lines or '-':>8}{budget or '-':>8}{len(mine) or '-':>9}"
+            f"{num_lines(their_tests):>8}{mark}"
+        )
+    print()
+    print(f"product: {num_lines(product.values()):,} lines, at most {MOST_PRODUCT:,}")
+    print(f"modules: {len(product)}, at most {MOST_MODULES}")
+    print(f"tests: {num_lines(tests.values()):,} lines, at most {MOST_TESTS:,}")
+    lengths = sorted(function_lengths(product.values()))
+    print(f"functions: {len(lengths):,}, the median has {median(lengths):.0f} lines")
+    print(f"modules in import circles: {len(circles(import_graph()))}")
+    for walk, hops in TABLE["walks"].items():
+        print(f"{walk}: {len(hops)} hops in {len({hop.split(':')[0] for hop in hops})} modules")
 
 
-def _mark(folder: Path, children: set[str]) -> str:
-    if folder == PACKAGE:
-        others = ", ".join(sorted(children - TOP))
-        return f" (not in the design: {others})" if others else ""
-    return f" (more than {MAX_CHILDREN})" if len(children) > MAX_CHILDREN else ""
+def product_files() -> list[Path]:
+    return [*PACKAGE.rglob("*.py"), ROOT / "conftest.py", *(ROOT / "bench").rglob("*.py")]
 
 
-def _print_modules(product: list[Path]) -> None:
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in product}
-    print(f"product: {num_lines(product):,} lines in {len(product)} modules")
-    _print_longest("module", {name_of(path): num_lines([path]) for path in product}, MAX_MODULE)
-    classes = spans(trees, (ast.ClassDef,))
-    _print_longest("class", classes, MAX_CLASS)
-    functions = spans(trees, (ast.FunctionDef, ast.AsyncFunctionDef))
-    _print_longest("function", functions, 40)
-    print(f"functions: {len(functions):,}, the median has {median(functions.values()):.0f} lines")
-    raises = sum(isinstance(node, ast.Raise) for tree in trees.values() for node in ast.walk(tree))
-    print(f"raises: {raises:,}")
+def modules(paths: Iterable[Path]) -> dict[str, Path]:
+    """Return name -> file; a name is as `features.toml` has it: no package, no ending."""
+    names = {}
+    for path in sorted(paths):
+        name = str(path.relative_to(ROOT).with_suffix(""))
+        names[name.removeprefix("lockstep/").removeprefix("tests/")] = path
+    return names
 
 
-def _print_longest(kind: str, lengths: dict[str, int], limit: int) -> None:
-    longest = max(lengths, key=lambda name: lengths[name])
-    over = sum(length > limit for length in lengths.values())
-    print(f"longest {kind}: {longest}, {lengths[longest]} lines; {over} over {limit}")
+def by_feature(
+    product: dict[str, Path], tests: dict[str, Path]
+) -> dict[str, dict[str, list[Path]]]:
+    """Return the modules of each feature, each in the first whose pattern fits it.
 
-
-def spans(trees: dict[Path, ast.Module], kinds: tuple[type[Definition], ...]) -> dict[str, int]:
-    """Return module:name:line -> lines of every definition of the kinds."""
-    return {
-        f"{name_of(path)}:{node.name}:{node.lineno}": (node.end_lineno or 0) - node.lineno + 1
-        for path, tree in trees.items()
-        for node in ast.walk(tree)
-        if isinstance(node, kinds)
+    Raises:
+        ValueError: A module fits none.
+    """
+    shares: dict[str, dict[str, list[Path]]] = {
+        feature: {"product": [], "tests": []} for feature in TABLE["features"]
     }
+    for kind, files in (("product", product), ("tests", tests)):
+        for name, path in files.items():
+            feature = next((f for f, row in TABLE["features"].items() if fits(name, row[kind])), "")
+            if not feature:
+                raise ValueError(f"{name} belongs to no feature of features.toml")
+            shares[feature][kind].append(path)
+    return shares
 
 
-def num_tests(paths: Iterable[Path]) -> int:
-    """Return the number of test functions, each counted once however many parameters it has."""
-    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in paths)
-    nodes = (node for tree in trees for node in ast.walk(tree))
-    names = (node.name for node in nodes if isinstance(node, ast.FunctionDef))
-    return sum(name.startswith("test_") for name in names)
+def fits(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
+
+
+def function_lengths(paths: Iterable[Path]) -> list[int]:
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = (node for path in paths for node in ast.walk(ast.parse(path.read_text())))
+    return [(node.end_lineno or 0) - node.lineno + 1 for node in nodes if isinstance(node, kinds)]
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Return each module of the package with those it imports, in functions and for types, too."""
+    return {dotted(path): imported(path) - {dotted(path)} for path in PACKAGE.rglob("*.py")}
+
+
+def dotted(path: Path) -> str:
+    name = str(path.relative_to(ROOT).with_suffix("")).replace("/", ".")
+    return name.removesuffix(".__init__")
+
+
+def imported(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            whole = {alias: f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {name if is_module(name) else node.module for name in whole.values()}
+    return {name for name in names if name.split(".")[0] == "lockstep"}
+
+
+def is_module(name: str) -> bool:
+    path = ROOT.joinpath(*name.split("."))
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
+def circles(graph: dict[str, set[str]]) -> list[str]:
+    """Return the modules in circles or between two: those that no leaf falls off from."""
+    left = dict(graph)
+    while True:
+        needed = set[str]().union(*left.values())
+        inner = {
+            name: others & left.keys()
+            for name, others in left.items()
+            if name in needed and others & left.keys()
+        }
+        if inner == left:
+            return sorted(left)
+        left = inner
+
+
+def missing_hops() -> list[str]:
+    """Return the steps of the walks that no module defines any more."""
+    hops = [hop.split(":") for walk in TABLE["walks"].values() for hop in walk]
+    return [f"{module}:{name}" for module, name in hops if name not in defined(module)]
+
+
+def defined(module: str) -> set[str]:
+    path = (PACKAGE / module).with_suffix(".py")
+    body: list[Any] = ast.parse(path.read_text()).body if path.exists() else []
+    return {node.name for node in body if hasattr(node, "name") and isinstance(node.name, str)}
 
 
 def num_lines(paths: Iterable[Path]) -> int:
     return sum(len(path.read_bytes().splitlines()) for path in paths)
-
-
-def is_code(path: Path) -> bool:
-    is_module = path.suffix == ".py" and path.name != "__init__.py"
-    return is_module or (path.is_dir() and any(path.glob("*.py")))
-
-
-def name_of(path: Path) -> str:
-    return str(path.relative_to(ROOT))
 
 
 if __name__ == "__main__":
