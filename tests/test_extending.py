@@ -42,7 +42,7 @@ def copy(tmp_path):
 
 @pytest.mark.slow
 def test_a_study_is_one_record_and_one_measured_file(copy):
-    table = copy / "lockstep" / "vocabulary" / "studies.py"
+    table = copy / "lockstep" / "core" / "studies.py"
     table.write_text(table.read_text().replace("\n}  # fmt: skip\nNAMES = ", RECORD, 1))
     (copy / "bench" / "test_stride.py").write_text(MEASURED)
     measured = ("run", "smoke", "--studies", "stride", "--world-sizes", "1", "--repeats", "1")

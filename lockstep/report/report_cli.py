@@ -11,7 +11,7 @@ from lockstep.core.metrics import GOOD_EFFICIENCY
 from lockstep.core.processes import collector_paused
 from lockstep.report.bundle import opening
 from lockstep.report.pack import pack_cli
-from lockstep.report.page import render
+from lockstep.report.page import export_options
 
 if TYPE_CHECKING:
     from lockstep.report.check.checker import Finding
@@ -74,7 +74,7 @@ what was varied at a size, such as strategy, makes a table of each of its values
     "--cost-per-gpu-hour", type=click.FloatRange(min=0), help="Price of a GPU-hour, for a cost.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace a page that is no Lockstep report.")
-@render.options
+@export_options.options
 @pack_cli.options
 @opening.of_bundles(opening.DATA)
 @collector_paused(is_last=True)
@@ -102,7 +102,7 @@ def report(
 
     _refuse_options(as_csv and as_json, threshold, cost_per_gpu_hour)
     results = gather(paths)
-    redact = render.redactor(results, more)
+    redact = export_options.redactor(results, more)
     evaluation = _judge(results, baseline, cost_per_gpu_hour)
     if more["proposal"]:
         return pack_cli.write(evaluation, paths, threshold, force, redact, more)
@@ -112,11 +112,11 @@ def report(
         _print_records(evaluation, as_csv, redact)
         return code
     target = _target(output, paths[0], force)
-    command = _command(render.named(paths, more), baseline, threshold, cost_per_gpu_hour)
+    command = _command(export_options.named(paths, more), baseline, threshold, cost_per_gpu_hour)
     page = redact(build_page(evaluation, threshold, command))
     _print_points(results, evaluation.series, threshold)
     _publish(page, evaluation.findings, target)
-    render.write_figures(page, target.parent, more)
+    export_options.write_figures(page, target.parent, more)
     return code
 
 

@@ -185,8 +185,8 @@ def _command(names: Sequence[str], margin: float, allowed: Sequence[str]) -> str
 def _redactor(campaigns: "Sequence[Results]", is_on: bool) -> Callable[[Any], Any]:
     """Return what takes the names of all campaigns out of plain data; if not on, nothing."""
     from lockstep.report.load.results import Results
-    from lockstep.report.page import render
+    from lockstep.report.page import export_options
 
     launches = [launch for one in campaigns for launch in one.launches]
     rows = [row for one in campaigns for row in one.rows]
-    return render.redactor(Results(launches=launches, rows=rows), {"redact": is_on})
+    return export_options.redactor(Results(launches=launches, rows=rows), {"redact": is_on})
