@@ -196,7 +196,7 @@ def test_launches_too_far_apart_for_an_interval_excuse_no_efficiency():
 def accused(series):
     evidence = Evidence(Results())
     vars(evidence)["series"] = series
-    return [size for hit in super_linear(evidence) for size in hit.world_sizes]
+    return [size for hit in super_linear.check(evidence) for size in hit.world_sizes]
 
 
 def test_a_copied_launch_is_a_finding_with_its_place_and_pooling_it_is_refused(tmp_path):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from string import Formatter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from lockstep.core import metrics
 from lockstep.core.flags import threads_at_sizes
@@ -218,121 +218,30 @@ class _Words(Formatter):
         return str(format(value, format_spec)) if format_spec else str(value)
 
 
-# Each kind of fact, with the values of its hit.
+# Kinds of facts that several rules find, with the values of their hits; each rule adds its own.
 FACTS = {
     "differs": "{fact} is {value}, and {usual} in launch {launch}",
     "differ": "the launches differ: {fact} is {value}, and {usual} in as many, such as {launch}",
-    "uneven-batch": "{scaling} scaling, but {fact} is {batches}",
     "smaller-batch": "measured at {measured} samples a rank, for {asked} do not fit its memory",
-    "uneven-steps": "a step counts {factor:.3g} times the samples that its global batch holds at "
-    "world size {baseline}",
-    "called-strong": "called strong scaling, but the global batch is {batches} at world size "
-    "{sizes}",
-    "compared-as-strong": "compared by its total time, but the global batch is {batches} at world "
-    "size {sizes}",
-    "short-steps": "{added_s:ms} are added to a step of {step_s:ms} by running on {sizes} ranks",
-    "truncated": "a global batch of {asked} on {size} ranks is {local} each, {trained} in all",
-    "stored-throughput": "stored throughput times time is {factor:.4g} times the samples",
-    "stored-statistic": "the stored {statistic} is {factor:.4g} times that of its rounds",
-    "stored-doubled": "stored throughput is {size} times samples / time",
-    "samples-of-table": "throughput grows {grown:ratio} times, but the speed-up is "
-    "{speedups:ratio}, since the samples are {samples}",
-    "logged-doubled": "the logged rate is {factor:.3g} times what the epoch times allow",
-    "table-doubled": "throughput times the time of table {time_table} is {factor:.3g} times the "
-    "samples",
-    "steps-doubled": "a step counts its global batch {factor:.3g} times",
-    "speed-ups-differ": "throughput grows {grown:ratio} times from {base} to {size}, but the time "
-    "says {time_grown:ratio} times",
-    "rates-differ": "throughput is stated as {stated:.4g}, but the batch over the time gives "
-    "{given:.4g}",
     "efficiency": "efficiency is {efficiency:percent} ({span} %)",
-    "efficiency-alone": "efficiency is {efficiency:percent}, without an interval",
-    "gap": "no size between {small} and {large} was measured",
-    "baseline": "the smallest size is {size}, so efficiency there is 1 by definition",
     "falls": "throughput falls by {change:percent} from that at {below}",
-    "saturation": "saturation: {factor:g} times the ranks give {growth:ratio} times the throughput "
-    "at {below}",
+    "saturation": "saturation: {factor:g} times the ranks give {growth:ratio} times the "
+    "throughput at {below}",
     "cliff": "cliff: each rank does {loss:percent} less than at {below}",
     "node-boundary": "node boundary: each rank does {loss:percent} less than at {below}",
-    "within-node": "within one node {factor:g} times the ranks give {growth:ratio} times the "
-    "throughput at {below}",
-    "node-shares": "within one node {factor:g} times the ranks give {growth:ratio} times the "
-    "throughput at {below}, and {nodes} nodes {grown:ratio} times that of one",
-    "odd-point": "{loss:percent} below the line through {left} and {right}",
     "crowded": "{threads} threads of ranks share {cores:core}",
     "unequal-threads": "{threads:threads}",
-    "one-launch": "{count:point} with one launch",
-    "launch-counts": "{fewest:launch} at {at_fewest}, {most} at {at_most}",
-    "read-twice": "launch {name} is already read from {first}",
-    "same-numbers": "{names} hold the same numbers",
-    "apart": "{fast} is {excess:percent} faster than {slow}",
-    "few-steps": "timed steps of a launch: {steps}, fewer than {fewest}",
-    "early-end": "ended early, with {held} of {expected:case}",
-    "contradicted": "of {case:of} its result.json has {result}, and its journal.jsonl, which was "
-    "read, {journal}",
-    "from-journal": "its result.json is missing, cut short or older, so its journal was read",
-    "unread": "{reason}",
     "failed": "failed: {reason}",
-    "no-result": "expected, but the launch holds no result",
     "not-run": "the launch was planned and left no result",
-    "other-precision": "{asked} was asked for, {used} was computed",
     "flag": "{flag}",
-    "equal-buckets": "bucket_cap_mb {caps} gave the same buckets",
-    "over-peak": "{factor:.2f} times the datasheet peak",
-    "check-failed": "{names} did not hold",
-    "loss-unknown": "the loss is NaN or infinite",
-    "loss-rose": "the loss rose over the timed steps",
-    "loss-stays": "the loss goes from {first:.4g} to {last:.4g}, and at world size {other} from "
-    "{other_first:.4g} to {other_last:.4g}",
-    "targets": "its numbers are targets{note}",
-    "ranks-missing": "it holds the rounds of {held:rank}, but ran on {size}",
-    "alone-longer": "the step without communication takes {alone_s:ms}, longer than the longest "
-    "whole step, {step_s:ms}",
-    "launch-disagrees": "its {fact} is {value}, but its launch has {known}",
-    "ranks-listed": "it lists {ranks:rank}, but its world size is {size}",
-    "shared-gpu": "ranks {ranks} are on one GPU, {gpu}",
-    "unit": "{fast} is {factor:.0f} times as fast as {slow}: is one of them in another unit, such "
-    "as milliseconds for seconds?",
-    "unit-of-size": "each rank is {factor:.0f} times as fast at world size {fast} as at {slow}: is "
-    "one of them in another unit, such as milliseconds for seconds?",
-    "circumstance": "{fact} is {value} at world size {sizes}, and {usual} in most launches",
-    "circumstances-differ": "the launches differ: {fact} is {usual} at world size {usual_sizes}, "
-    "and {value} in as many at {sizes}",
-    "history": "its files are no repeats but a history: {fact} is {found}",
+    "unit": "{fast} is {factor:.0f} times as fast as {slow}: is one of them in another "
+    "unit, such as milliseconds for seconds?",
     "gauge": "{fact} is {value:.3g}, and {usual:.3g} at the other sizes",
-    "not-in-turn": "the launches at world size {sizes} came all or nearly all before, or after, "
-    "those at {base}",
-    "other-hosts": "its ranks ran on {own}, those of the other sizes on {others}",
-    "other-date": "it was measured on {date}, {hours:.0f} hours from the nearest other size",
-    "other-setting": "its launches differ in a setting, and some have {setting}",
-    "repeat-holes": "repeats {gone} are missing, and {there} are there",
-    "one-job": "{count} repeats ran in job {job}",
-    "round-counts": "the launches hold {counts} rounds",
-    "cold-start": "the first round takes {factor:.1f} times as long as the others in every launch",
-    "identical-work": "both do identical work, and {slow} takes {factor:.2f} times as long as "
-    "{fast} ({low:.2f} to {high:.2f}, over {count:launch})",
-    "scaled-copy": "their rounds are in one proportion to the last digit",
-    "published-ratio": "its {ratio} over {baseline} is stated as {published:ratio}, but its values "
-    "give {computed:ratio}",
-    "epoch-and-run": "an epoch is {epoch:ratio} times as fast, and the whole run {run:ratio} times",
-    "more-nodes": "{size:rank} on {nodes} nodes, where each node has one at least",
-    "small-data": "a global batch of {batch} is more than the {samples} samples of the data",
-    "nodes-as-n": "{size:rank} on as many nodes are faster than {larger} on {fewer}, as where n "
-    "counts nodes",
-    "less-accurate": "the accuracy falls from {first:.4g} to {last:.4g}",
-    "same-line": "{names} hold the same value to the last digit",
 }
-# What to do where the rule's own action does not fit.
+# What to do about a kind where the action of its rule does not fit; rules add theirs.
 ACTIONS = {
-    "early-end": "{by:again}: it goes on where it stopped",
     "failed": "mend its cause, then {by:again}",
-    "no-result": "{by:again}: it measures what is missing",
     "not-run": "{by:again}: it measures what is missing",
-    "history": "compare two of them, lockstep compare A B, or name those of one commit and host",
-    "within-node": "look at what the ranks of a node share: input workers, cores, memory, links",
-    "node-shares": "look at the input first: each node brings its own workers, cores and disks",
-    "samples-of-table": "correct the samples, or the scaling: strong keeps them, weak multiplies "
-    "them by n",
 }
 
 
@@ -397,3 +306,55 @@ def joined(values: Sequence[object]) -> str:
     """Return values as text: 1, 2 and 4."""
     texts = [str(value) for value in values]
     return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
+
+
+Level = Literal["error", "warning", "note"]
+FLAGGED = "flagged"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One thing to look for.
+
+    Attributes:
+        doubts: Of a warning: whether a ratio that it touches may be wrong, so that no gate judges
+            it; else it limits what may be concluded from a right one.
+    """
+
+    name: str
+    level: Level
+    why: str
+    action: str
+    check: Callable[[Evidence], Iterator[Hit]]
+    doubts: bool = True
+
+    @property
+    def what(self) -> str:
+        """What is looked for, in one sentence."""
+        return (self.check.__doc__ or "").strip().partition("\n")[0]
+
+
+def rule(
+    name: str,
+    level: Level,
+    why: str,
+    action: str,
+    *,
+    doubts: bool = True,
+    facts: Mapping[str, str] | None = None,
+    actions: Mapping[str, str] | None = None,
+) -> Callable[[Callable[[Evidence], Iterator[Hit]]], Rule]:
+    """Make a rule of the function that finds its hits.
+
+    Args:
+        name: What `lockstep check` prints, and a gate's reasons name.
+        level: An error makes the set no valid study; a warning limits what may be concluded.
+        why: What comes of it, after the fact and a colon.
+        action: What to do, after "Do: ".
+        doubts: Whether a ratio that a warning touches may be wrong.
+        facts: Kind of its hits -> its sentence, with the values of the hit.
+        actions: Kind -> what to do where `action` does not fit.
+    """
+    FACTS.update(facts or {})
+    ACTIONS.update(actions or {})
+    return lambda check: Rule(name, level, why, action, check, doubts)

@@ -13,8 +13,8 @@ import click
 
 from lockstep.core.formats import counted
 from lockstep.report.check import evidence
-from lockstep.report.check.checker import LEVELS, Finding, Level
-from lockstep.report.check.evidence import Place
+from lockstep.report.check.checker import LEVELS, Finding
+from lockstep.report.check.evidence import Level, Place
 
 if TYPE_CHECKING:
     from lockstep.report.load.results import Results

@@ -34,7 +34,8 @@ from lockstep.core.flags import Flag
 from lockstep.core.formats import counted, listed, number, percent
 from lockstep.report import looks
 from lockstep.report.check import evidence, terminal
-from lockstep.report.check.checker import FLAGGED, NOT_OF_SPEED, Finding, blocked_by, touching
+from lockstep.report.check.checker import NOT_OF_SPEED, Finding, blocked_by, touching
+from lockstep.report.check.evidence import FLAGGED
 from lockstep.report.compute.scaling import Point
 from lockstep.report.compute.statistics import CONFIDENCE, Interval, t_quantile
 from lockstep.report.load.results import Results, Row

@@ -14,7 +14,7 @@ from typing import Any
 
 from lockstep.core.flags import SYSTEMATIC
 from lockstep.core.formats import listed
-from lockstep.report.check.evidence import Entry, Evidence, Hit, Place, hit
+from lockstep.report.check.evidence import FLAGGED, Entry, Evidence, Hit, Place, hit, rule
 from lockstep.report.compute import replicates
 from lockstep.report.compute.alternatives import equal_buckets
 from lockstep.report.compute.scaling import Point
@@ -34,6 +34,11 @@ OTHER_RULES = {
 }  # fmt: skip
 
 
+@rule(
+    "precision-fell-back", "error", "the label names a speed that this hardware does not have",
+    "leave the case out, or measure where the precision exists",
+    facts={"other-precision": "{asked} was asked for, {used} was computed"},
+)  # fmt: skip
 def fell_back(evidence: Evidence) -> Iterator[Hit]:
     """A case was computed in another precision than the one asked for."""
     for series, point in evidence.points:
@@ -50,6 +55,11 @@ def fell_back(evidence: Evidence) -> Iterator[Hit]:
             yield hit("flag", series, point.world_size, flag=str(flag))
 
 
+@rule(
+    "other-samples", "error", "throughput is counted in samples, and is wrong by as much",
+    "give samples= the local batch, as a number: len() of a pair or a dict is that of its "
+    "parts; then measure again",
+)  # fmt: skip
 def other_samples(evidence: Evidence) -> Iterator[Hit]:
     """A step of a user's own was said to take other samples than its batch holds."""
     for series, point in evidence.points:
@@ -58,6 +68,12 @@ def other_samples(evidence: Evidence) -> Iterator[Hit]:
                 yield hit("flag", series, point.world_size, flag=str(flag), **flag.values)
 
 
+@rule(
+    "duplicate-buckets", "warning", "a difference between them is noise",
+    "keep one of them, or choose sizes below the model's gradients",
+    doubts=False,
+    facts={"equal-buckets": "bucket_cap_mb {caps} gave the same buckets"},
+)  # fmt: skip
 def same_buckets(evidence: Evidence) -> Iterator[Hit]:
     """Two bucket sizes gave DDP the very same buckets."""
     buckets = [one for one in evidence.measured if one.row.study == "bucket"]
@@ -67,6 +83,11 @@ def same_buckets(evidence: Evidence) -> Iterator[Hit]:
         yield Hit("equal-buckets", values, tuple(cases), tuple(sizes))
 
 
+@rule(
+    "above-peak", "error", "no device does that: operations, time or peak are wrong",
+    "look at the FLOP of a sample, the device's name and the clock",
+    facts={"over-peak": "{factor:.2f} times the datasheet peak"},
+)  # fmt: skip
 def above_peak(evidence: Evidence) -> Iterator[Hit]:
     """More floating point operations per second than the device has."""
     for series, point in evidence.points:
@@ -75,6 +96,15 @@ def above_peak(evidence: Evidence) -> Iterator[Hit]:
             yield hit("over-peak", series, point.world_size, factor=found)
 
 
+@rule(
+    "wrong-result", "error", "a fast wrong case is a failed case",
+    "mend it and measure again",
+    facts={
+        "check-failed": "{names} did not hold",
+        "loss-unknown": "the loss is NaN or infinite",
+        "loss-rose": "the loss rose over the timed steps",
+    },
+)  # fmt: skip
 def wrong_result(evidence: Evidence) -> Iterator[Hit]:
     """A check of the result, made outside the timed region, did not hold, or the loss rose."""
     for series, point in evidence.points:
@@ -94,6 +124,14 @@ def _loss_rose(checks: dict[str, Any]) -> bool:
     return isinstance(first, int | float) and isinstance(last, int | float) and last > first
 
 
+@rule(
+    "loss-stays", "warning", "that size does not train what the others do",
+    "look at its learning rate and at how its gradients are averaged",
+    facts={
+        "loss-stays": "the loss goes from {first:.4g} to {last:.4g}, and at world size "
+        "{other} from {other_first:.4g} to {other_last:.4g}",
+    },
+)  # fmt: skip
 def loss_stays(evidence: Evidence) -> Iterator[Hit]:
     """The loss hardly falls at one size in the steps in which it falls at others."""
     for series in evidence.measured:
@@ -122,6 +160,10 @@ def _losses(point: Point) -> tuple[float, float, float] | None:
     return first, last, float(point.rows[0].global_batch or 1)
 
 
+@rule(
+    FLAGGED, "warning", "a flagged point is no evidence for a proposal",
+    "remove the cause and measure the point again",
+)  # fmt: skip
 def flagged(evidence: Evidence) -> Iterator[Hit]:
     """A result carries a flag that no other rule speaks of."""
     for series, point in evidence.points:
@@ -137,6 +179,11 @@ def flagged(evidence: Evidence) -> Iterator[Hit]:
                 yield replace(found, doubts=flag.kind in SYSTEMATIC)
 
 
+@rule(
+    "not-measured", "error", "what is hoped for must not be mixed with what was measured",
+    "keep targets in a file of their own, and measure",
+    facts={"targets": "its numbers are targets{note}"},
+)  # fmt: skip
 def not_measured(evidence: Evidence) -> Iterator[Hit]:
     """A table holds what was expected or aimed at."""
     for series in evidence.series:
@@ -157,6 +204,11 @@ FEWEST_ROUNDS = 6
 DIGITS = 7
 
 
+@rule(
+    "ranks-missing", "error", "a round lasts as long as its slowest rank, which may be missing",
+    "rebuild the file from its journal, or measure again",
+    facts={"ranks-missing": "it holds the rounds of {held:rank}, but ran on {size}"},
+)  # fmt: skip
 def ranks_missing(evidence: Evidence) -> Iterator[Hit]:
     """A case holds the rounds of more or fewer ranks than it ran on."""
     for entry in evidence.entries:
@@ -166,6 +218,14 @@ def ranks_missing(evidence: Evidence) -> Iterator[Hit]:
             yield entry.hit("ranks-missing", held=held, size=size)
 
 
+@rule(
+    "alone-longer", "error", "the part cannot take longer than the whole, so one time is wrong",
+    "measure the case again",
+    facts={
+        "alone-longer": "the step without communication takes {alone_s:ms}, longer than "
+        "the longest whole step, {step_s:ms}",
+    },
+)  # fmt: skip
 def alone_longer(evidence: Evidence) -> Iterator[Hit]:
     """A step without communication takes longer than the whole step, beyond all its rounds."""
     for entry in evidence.entries:
@@ -178,6 +238,14 @@ def alone_longer(evidence: Evidence) -> Iterator[Hit]:
             yield entry.hit("alone-longer", alone_s=min(alone), step_s=step_s)
 
 
+@rule(
+    "launch-disagrees", "error", "one of them names another experiment",
+    "find out which is true, and measure the other again",
+    facts={
+        "launch-disagrees": "its {fact} is {value}, but its launch has {known}",
+        "ranks-listed": "it lists {ranks:rank}, but its world size is {size}",
+    },
+)  # fmt: skip
 def launch_disagrees(evidence: Evidence) -> Iterator[Hit]:
     """A case names another world size or number of hosts than its launch."""
     for entry in evidence.entries:
@@ -204,6 +272,15 @@ def _of_launch(launch: Launch) -> dict[str, int | None]:
     return {"world_size": launch.facts.get("world_size"), "num_nodes": nodes}
 
 
+@rule(
+    "cold-start", "warning", "the mean and the cost hold what happens once",
+    "measure with more warm-up rounds: warmup_rounds in the campaign",
+    doubts=False,
+    facts={
+        "cold-start": "the first round takes {factor:.1f} times as long as the others in "
+        "every launch",
+    },
+)  # fmt: skip
 def cold_start(evidence: Evidence) -> Iterator[Hit]:
     """The first round is the longest by far in every launch of a point."""
     points: dict[Place, list[Entry]] = {}
@@ -218,6 +295,11 @@ def cold_start(evidence: Evidence) -> Iterator[Hit]:
             yield Hit("cold-start", {"factor": factor}, (case,), (size,))
 
 
+@rule(
+    "copied-rounds", "error", "a copy is no repeat, and makes the interval too small",
+    "remove the copy",
+    facts={"scaled-copy": "their rounds are in one proportion to the last digit"},
+)  # fmt: skip
 def scaled_copies(evidence: Evidence) -> Iterator[Hit]:
     """The rounds of two launches are in one proportion: one launch is the other, multiplied."""
     alike: dict[tuple[str, float], list[Entry]] = {}
@@ -252,6 +334,15 @@ Work = tuple[int, str]
 Cases = dict[str, dict[str, Row]]
 
 
+@rule(
+    "identical-work", "warning", "what separates them is no setting, and no effect of one",
+    "measure with more warm-up rounds, and trust no smaller difference between cases",
+    doubts=False,
+    facts={
+        "identical-work": "both do identical work, and {slow} takes {factor:.2f} times as "
+        "long as {fast} ({low:.2f} to {high:.2f}, over {count:launch})",
+    },
+)  # fmt: skip
 def identical_work(evidence: Evidence) -> Iterator[Hit]:
     """Cases of the same launches do identical work, and one takes longer beyond chance."""
     for (size, _), cases in _alike(evidence).items():

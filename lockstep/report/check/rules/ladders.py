@@ -9,7 +9,7 @@ from itertools import pairwise, permutations
 from typing import Any
 
 from lockstep.core.formats import TIME_UNITS, percent_span
-from lockstep.report.check.evidence import UNIT, Evidence, Hit, are_apart, hit
+from lockstep.report.check.evidence import UNIT, Evidence, Hit, are_apart, hit, rule
 from lockstep.report.check.rules.work import NOTABLE_LOSS
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval
@@ -24,6 +24,12 @@ WIDEST_STEP = 2.0
 OUTLIER = 0.15
 
 
+@rule(
+    "super-linear", "warning", "more than each rank can do alone: a slow baseline, a "
+    "cache, or other work",
+    "measure the baseline again with this size, and say which of them it is",
+    facts={"efficiency-alone": "efficiency is {efficiency:percent}, without an interval"},
+)  # fmt: skip
 def super_linear(evidence: Evidence) -> Iterator[Hit]:
     """An efficiency above 1 beyond its interval, or by 5 % where there is none."""
     for series in evidence.ladders:
@@ -49,6 +55,12 @@ def _growth(series: Series, point: Point, other: Point) -> Interval | None:
     return growth_interval(point.rates, other.rates, len(series.points) - 1)
 
 
+@rule(
+    "ladder-gap", "warning", "where the curve bends between them is not known",
+    "measure the sizes between, doubling at most",
+    doubts=False,
+    facts={"gap": "no size between {small} and {large} was measured"},
+)  # fmt: skip
 def ladder_gap(evidence: Evidence) -> Iterator[Hit]:
     """Neighbouring sizes lie further apart than a factor of two."""
     sizes: dict[str, set[int]] = {}
@@ -60,6 +72,12 @@ def ladder_gap(evidence: Evidence) -> Iterator[Hit]:
                 yield hit("gap", series, small, large, small=small, large=large)
 
 
+@rule(
+    "no-baseline", "warning", "losses below it are hidden from every ratio",
+    "measure one rank, or name the baseline next to each ratio",
+    doubts=False,
+    facts={"baseline": "the smallest size is {size}, so efficiency there is 1 by definition"},
+)  # fmt: skip
 def no_baseline(evidence: Evidence) -> Iterator[Hit]:
     """The smallest size of a curve is above 1."""
     for series in evidence.ladders:
@@ -67,6 +85,23 @@ def no_baseline(evidence: Evidence) -> Iterator[Hit]:
             yield hit("baseline", series, series.baseline, size=series.baseline)
 
 
+@rule(
+    "break", "warning", "one curve through all points would describe neither side of it",
+    "look for its cause there: a node's edge, a slow link, a shared file system",
+    doubts=False,
+    facts={
+        "within-node": "within one node {factor:g} times the ranks give {growth:ratio} "
+        "times the throughput at {below}",
+        "node-shares": "within one node {factor:g} times the ranks give {growth:ratio} "
+        "times the throughput at {below}, and {nodes} nodes {grown:ratio} times that of one",
+    },
+    actions={
+        "within-node": "look at what the ranks of a node share: input workers, cores, "
+        "memory, links",
+        "node-shares": "look at the input first: each node brings its own workers, cores "
+        "and disks",
+    },
+)  # fmt: skip
 def broken_curve(evidence: Evidence) -> Iterator[Hit]:
     """Throughput falls, saturates, or drops at one size as it does at no other."""
     for series in evidence.ladders:
@@ -94,6 +129,11 @@ def _within_node(series: Series, index: int, nodes: list[int]) -> tuple[str, dic
     return "within-node", {}
 
 
+@rule(
+    "outlier", "warning", "scaling curves bend downward, so this point was held up",
+    "measure it again, in new launches, before any curve is drawn through it",
+    facts={"odd-point": "{loss:percent} below the line through {left} and {right}"},
+)  # fmt: skip
 def outlier(evidence: Evidence) -> Iterator[Hit]:
     """A point lies well below the line through its neighbours, and the next is well again."""
     for series in evidence.ladders:
@@ -138,6 +178,14 @@ DIGITS = 4
 LARGEST_FRACTION = 2.0
 
 
+@rule(
+    "published-ratio", "error", "both cannot be true of one table",
+    "find out which the source measured, and correct the other",
+    facts={
+        "published-ratio": "its {ratio} over {baseline} is stated as {published:ratio}, "
+        "but its values give {computed:ratio}",
+    },
+)  # fmt: skip
 def published_ratio(evidence: Evidence) -> Iterator[Hit]:
     """A table's own column of speed-up or efficiency is not what its values give."""
     for series in evidence.ladders:
@@ -178,6 +226,14 @@ def _held_against(
             )  # fmt: skip
 
 
+@rule(
+    "epoch-against-run", "warning", "a run has more than its epochs, or more epochs",
+    "say which of both a speed-up is of, and find out where the rest of the run goes",
+    facts={
+        "epoch-and-run": "an epoch is {epoch:ratio} times as fast, and the whole run "
+        "{run:ratio} times",
+    },
+)  # fmt: skip
 def epoch_against_run(evidence: Evidence) -> Iterator[Hit]:
     """An epoch and the whole run of one import have other speed-ups."""
     for part, whole in permutations((s for s in evidence.ladders if s.row.origin == "cited"), 2):
@@ -200,6 +256,16 @@ def epoch_against_run(evidence: Evidence) -> Iterator[Hit]:
                 )  # fmt: skip
 
 
+@rule(
+    "impossible-line", "error", "one of its numbers is wrong, or counts something else",
+    "correct the line in the table, and import it again",
+    facts={
+        "more-nodes": "{size:rank} on {nodes} nodes, where each node has one at least",
+        "small-data": "a global batch of {batch} is more than the {samples} samples of the data",
+        "nodes-as-n": "{size:rank} on as many nodes are faster than {larger} on {fewer}, "
+        "as where n counts nodes",
+    },
+)  # fmt: skip
 def impossible(evidence: Evidence) -> Iterator[Hit]:
     """A line of a table has more nodes than ranks, nodes for ranks, or more batch than data."""
     tables: dict[str, list[Row]] = {}
@@ -229,6 +295,13 @@ def _faults(row: Row, lines: Sequence[Row]) -> Iterator[tuple[str, dict[str, Any
         yield "nodes-as-n", {"size": size, "larger": one.world_size, "fewer": one.num_nodes}
 
 
+@rule(
+    "less-accurate", "warning", "more ranks are faster and learn less, so the speed-up is "
+    "not one of the same training",
+    "quote the accuracy beside it, or compare the times to one accuracy",
+    doubts=False,
+    facts={"less-accurate": "the accuracy falls from {first:.4g} to {last:.4g}"},
+)  # fmt: skip
 def accuracy_falls(evidence: Evidence) -> Iterator[Hit]:
     """The accuracy that a table gives falls from its smallest size to its largest."""
     for series in evidence.ladders:
@@ -239,6 +312,11 @@ def accuracy_falls(evidence: Evidence) -> Iterator[Hit]:
             yield hit("less-accurate", series, sizes, first=first, last=last)
 
 
+@rule(
+    "duplicate-line", "error", "a line written twice is no repeat, and hides the noise",
+    "remove one of the lines",
+    facts={"same-line": "{names} hold the same value to the last digit"},
+)  # fmt: skip
 def line_twice(evidence: Evidence) -> Iterator[Hit]:
     """A line of a table occurs twice, equal to a digit that no repeat would be."""
     for series in evidence.series:

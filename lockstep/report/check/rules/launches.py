@@ -5,7 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from lockstep.report.check.evidence import UNIT, Evidence, Hit, are_apart, difference, hit
+from lockstep.report.check.evidence import UNIT, Evidence, Hit, are_apart, difference, hit, rule
 from lockstep.report.compute.scaling import Point
 from lockstep.report.load import gaps, sources, training_runs
 from lockstep.report.load.conflicts import BATCHES
@@ -19,6 +19,11 @@ FEWEST_STEPS = 10
 UNEVEN = 2
 
 
+@rule(
+    "mixed-provenance", "error", "a difference between them is not one of world size",
+    "report them apart, or measure all with one image on one kind of node; until then a "
+    "report leaves them out",
+)  # fmt: skip
 def mixed_provenance(evidence: Evidence) -> Iterator[Hit]:
     """Launches differ in torch, CUDA, NCCL, driver, image or device."""
     for conflict in evidence.results.conflicts:
@@ -26,6 +31,10 @@ def mixed_provenance(evidence: Evidence) -> Iterator[Hit]:
             yield difference(conflict)
 
 
+@rule(
+    "mixed-cases", "error", "one curve would join different experiments",
+    "report them apart; until then a report leaves them out",
+)  # fmt: skip
 def mixed_cases(evidence: Evidence) -> Iterator[Hit]:
     """One case name means another workload, precision or scaling in other launches."""
     for conflict in evidence.results.conflicts:
@@ -33,12 +42,21 @@ def mixed_cases(evidence: Evidence) -> Iterator[Hit]:
             yield difference(conflict)
 
 
+@rule(
+    "oversubscription", "error", "the ranks take turns, and scaling looks worse than it is",
+    "measure fewer ranks on a node, or with fewer threads each: threads_per_rank",
+)  # fmt: skip
 def oversubscription(evidence: Evidence) -> Iterator[Hit]:
     """The ranks of a host have more threads than it has cores for them."""
     trained = _training_launches(evidence)
     yield from _crowded(one for one in evidence.results.launches if one.name not in trained)
 
 
+@rule(
+    "crowded-training", "note", "the ranks take turns, which changes their times and "
+    "rates, and nothing that they learn",
+    "quote the accuracy; for a time, measure fewer ranks on a node, or fewer threads each",
+)  # fmt: skip
 def crowded_training(evidence: Evidence) -> Iterator[Hit]:
     """The ranks of a training have more threads than their host has cores for them."""
     trained = _training_launches(evidence)
@@ -75,6 +93,10 @@ def _crowds(launch: Launch) -> Iterator[tuple[str, int, int]]:
             yield host, sum(threads), count
 
 
+@rule(
+    "unequal-ranks", "error", "efficiency would compare strong ranks with weak ones",
+    "measure every size with one --threads-per-rank",
+)  # fmt: skip
 def unequal_ranks(evidence: Evidence) -> Iterator[Hit]:
     """CPU ranks had more threads in one launch than in another."""
     for series in evidence.series:
@@ -83,6 +105,12 @@ def unequal_ranks(evidence: Evidence) -> Iterator[Hit]:
                 yield hit("unequal-threads", series, threads=flag.values["threads"])
 
 
+@rule(
+    "no-repeat", "warning", "nothing is known of the noise, so there is no interval",
+    "measure at least 3 launches of every point: repeats = 3",
+    doubts=False,
+    facts={"one-launch": "{count:point} with one launch"},
+)  # fmt: skip
 def no_repeat(evidence: Evidence) -> Iterator[Hit]:
     """A measured point has one launch."""
     for series in evidence.measured:
@@ -91,6 +119,11 @@ def no_repeat(evidence: Evidence) -> Iterator[Hit]:
             yield hit("one-launch", series, *sizes, count=len(sizes))
 
 
+@rule(
+    "uneven-repeats", "warning", "was one measured until it pleased?",
+    "measure all points equally often, in turn",
+    facts={"launch-counts": "{fewest:launch} at {at_fewest}, {most} at {at_most}"},
+)  # fmt: skip
 def uneven_repeats(evidence: Evidence) -> Iterator[Hit]:
     """One point of a series has more than twice the launches of another."""
     for series in evidence.measured:
@@ -104,6 +137,14 @@ def uneven_repeats(evidence: Evidence) -> Iterator[Hit]:
             )  # fmt: skip
 
 
+@rule(
+    "duplicate", "error", "a copy is no repeat, and makes the interval too small",
+    "remove the copy",
+    facts={
+        "read-twice": "launch {name} is already read from {first}",
+        "same-numbers": "{names} hold the same numbers",
+    },
+)  # fmt: skip
 def same_twice(evidence: Evidence) -> Iterator[Hit]:
     """A launch is given twice, or two launches hold the very same rounds."""
     for conflict in evidence.results.conflicts:
@@ -122,6 +163,14 @@ def same_twice(evidence: Evidence) -> Iterator[Hit]:
                 yield hit("same-numbers", series, point.world_size, names=names)
 
 
+@rule(
+    "unit", "error", "no machine differs so much from itself, and every ratio is wrong",
+    "look at the units of both, and bring in or measure the wrong one again",
+    facts={
+        "unit-of-size": "each rank is {factor:.0f} times as fast at world size {fast} as "
+        "at {slow}: is one of them in another unit, such as milliseconds for seconds?",
+    },
+)  # fmt: skip
 def other_unit(evidence: Evidence) -> Iterator[Hit]:
     """Launches of one point, or ranks of two sizes, differ as much as units do."""
     for series, point in evidence.points:
@@ -146,6 +195,11 @@ def _ends(point: Point) -> tuple[Row, Row]:
     return rows[0], rows[-1]
 
 
+@rule(
+    "shared-gpu", "error", "the ranks take turns, and more ranks look slower than they are",
+    "give each rank a GPU of its own",
+    facts={"shared-gpu": "ranks {ranks} are on one GPU, {gpu}"},
+)  # fmt: skip
 def shared_gpu(evidence: Evidence) -> Iterator[Hit]:
     """Two ranks of a launch computed on one GPU."""
     for launch in evidence.results.launches:
@@ -160,6 +214,11 @@ def shared_gpu(evidence: Evidence) -> Iterator[Hit]:
                 yield Hit("shared-gpu", values, launches=(launch.name,))
 
 
+@rule(
+    "launches-apart", "warning", "their median describes none of them, nor does a curve",
+    "find out what differs between them, and measure the point again",
+    facts={"apart": "{fast} is {excess:percent} faster than {slow}"},
+)  # fmt: skip
 def disagree(evidence: Evidence) -> Iterator[Hit]:
     """Launches of one point lie further apart than by a quarter."""
     for series, point in evidence.points:
@@ -179,6 +238,12 @@ def _numbers(row: Row) -> tuple[Any, ...]:
     return (row.rate, row.mean_step_s, *spread, row.time_s)
 
 
+@rule(
+    "too-few-steps", "warning", "one late step changes the result",
+    "measure with more rounds: rounds in the campaign",
+    doubts=False,
+    facts={"few-steps": "timed steps of a launch: {steps}, fewer than {fewest}"},
+)  # fmt: skip
 def too_few_steps(evidence: Evidence) -> Iterator[Hit]:
     """A launch times fewer steps than say something about a step."""
     for series in evidence.measured:
@@ -201,6 +266,18 @@ def _steps(row: Row) -> int:
     return row.rounds * row.steps_per_round
 
 
+@rule(
+    "unfinished-launch", "error", "what failed last may be what is slow",
+    "begin it again: it goes on where it stopped",
+    facts={
+        "early-end": "ended early, with {held} of {expected:case}",
+        "no-result": "expected, but the launch holds no result",
+    },
+    actions={
+        "early-end": "{by:again}: it goes on where it stopped",
+        "no-result": "{by:again}: it measures what is missing",
+    },
+)  # fmt: skip
 def unfinished(evidence: Evidence) -> Iterator[Hit]:
     """A launch ended before all of its cases were measured, skipped or failed."""
     results = evidence.results
@@ -219,6 +296,14 @@ def unfinished(evidence: Evidence) -> Iterator[Hit]:
             yield Hit("early-end", values, tuple(cases), (size,) if size else (), (launch.name,))
 
 
+@rule(
+    "journal-only", "warning", "what its session wrote at its end is not what is there",
+    "find out what became of the file; keep the journal, it holds all cases",
+    doubts=False,
+    facts={
+        "from-journal": "its result.json is missing, cut short or older, so its journal was read",
+    },
+)  # fmt: skip
 def journal_only(evidence: Evidence) -> Iterator[Hit]:
     """A launch reached its end, and yet was read from its journal."""
     for launch in evidence.results.launches:
@@ -227,6 +312,14 @@ def journal_only(evidence: Evidence) -> Iterator[Hit]:
             yield Hit("from-journal", launches=(launch.name,))
 
 
+@rule(
+    "journal-contradicts", "error", "both come from one measurement, so one was changed",
+    "put back the file that was changed, or measure the launch again",
+    facts={
+        "contradicted": "of {case:of} its result.json has {result}, and its journal.jsonl, "
+        "which was read, {journal}",
+    },
+)  # fmt: skip
 def journal_contradicts(evidence: Evidence) -> Iterator[Hit]:
     """A launch's result.json holds other numbers or cases than the journal.jsonl beside it."""
     for launch in evidence.results.launches:
@@ -235,6 +328,11 @@ def journal_contradicts(evidence: Evidence) -> Iterator[Hit]:
             yield Hit("contradicted", values, launches=(launch.name,))
 
 
+@rule(
+    "unreadable-launch", "error", "its points are left out of every number",
+    "restore the file, or measure the launch again",
+    facts={"unread": "{reason}"},
+)  # fmt: skip
 def unreadable(evidence: Evidence) -> Iterator[Hit]:
     """A launch of the campaign, a case of a launch or a training run cannot be read."""
     results = evidence.results
@@ -257,6 +355,10 @@ def _planned_size(path: Path, results: Results) -> int | None:
     return sizes.get(path.parent.name)
 
 
+@rule(
+    "failed-case", "error", "the cases that are left may look better than all of them",
+    "mend its cause, then begin it again",
+)  # fmt: skip
 def failed(evidence: Evidence) -> Iterator[Hit]:
     """A case failed."""
     for gap in gaps.gaps(evidence.results):
@@ -264,6 +366,10 @@ def failed(evidence: Evidence) -> Iterator[Hit]:
             yield _gap(gap, evidence.results)
 
 
+@rule(
+    "missing-case", "error", "points left out without a reason may be the bad ones",
+    "begin it again: that measures what is missing",
+)  # fmt: skip
 def missing(evidence: Evidence) -> Iterator[Hit]:
     """A case or a launch was planned and there is nothing of it."""
     ended_early = {one.name for one in evidence.results.launches if not one.complete}

@@ -15,7 +15,7 @@ from typing import Any
 
 from lockstep.core.processes import THREAD_VARIABLES
 from lockstep.core.record import POOLING_FACTS
-from lockstep.report.check.evidence import Entry, Evidence, Hit, hit
+from lockstep.report.check.evidence import Entry, Evidence, Hit, hit, rule
 from lockstep.report.check.rules.work import NOTABLE_LOSS
 from lockstep.report.compute.replicates import MOST_APART, begun, lead
 from lockstep.report.compute.scaling import Series
@@ -127,6 +127,22 @@ Facts = dict[str, str]
 Sizes = Mapping[int, list[Launch]]
 
 
+@rule(
+    "circumstances", "warning", "it may be the cause of a difference between them",
+    "measure all sizes in turn, on the same hosts, with one commit and the same settings",
+    facts={
+        "circumstance": "{fact} is {value} at world size {sizes}, and {usual} in most launches",
+        "circumstances-differ": "the launches differ: {fact} is {usual} at world size "
+        "{usual_sizes}, and {value} in as many at {sizes}",
+        "history": "its files are no repeats but a history: {fact} is {found}",
+        "other-hosts": "its ranks ran on {own}, those of the other sizes on {others}",
+        "other-date": "it was measured on {date}, {hours:.0f} hours from the nearest other size",
+    },
+    actions={
+        "history": "compare two of them, lockstep compare A B, or name those of one commit "
+        "and host",
+    },
+)  # fmt: skip
 def circumstances(evidence: Evidence) -> Iterator[Hit]:
     """What is recorded differs at a size or in a launch: host, date, commit, setting, clock.
 
@@ -165,6 +181,10 @@ def _histories(evidence: Evidence) -> Iterator[Hit]:
                     yield hit("history", series, point.world_size, fact=fact, found=found)
 
 
+@rule(
+    "idle-devices", "note", "they wait there, for the other ranks, for input or for launches",
+    "look at what the report says of that size: communication, input, a fixed cost",
+)  # fmt: skip
 def idle_devices(evidence: Evidence) -> Iterator[Hit]:
     """GPUs are busy for less of the time at one size than at any other."""
     for series in evidence.measured:
@@ -291,6 +311,11 @@ def _other_days(sizes: Sizes) -> Iterator[Hit]:
             yield Hit("other-date", values, world_sizes=(size,))
 
 
+@rule(
+    "several-settings", "note", "they are series of their own, each over its own baseline",
+    "compare them at one size, or measure all launches with one setting",
+    facts={"other-setting": "its launches differ in a setting, and some have {setting}"},
+)  # fmt: skip
 def several_settings(evidence: Evidence) -> Iterator[Hit]:
     """Launches of a case differ in a setting that is kept over world sizes, such as threads."""
     for series in evidence.measured:
@@ -299,6 +324,11 @@ def several_settings(evidence: Evidence) -> Iterator[Hit]:
             yield hit("other-setting", series, *sizes, setting=series.layout)
 
 
+@rule(
+    "repeat-holes", "warning", "were the best launches kept?",
+    "keep every launch, or say which were left out and why",
+    facts={"repeat-holes": "repeats {gone} are missing, and {there} are there"},
+)  # fmt: skip
 def repeat_holes(evidence: Evidence) -> Iterator[Hit]:
     """Numbers of repeats are missing among those of a world size, and no plan names them."""
     # What cannot be read is there, and what was planned is named by `missing-case`.
@@ -317,6 +347,12 @@ def repeat_holes(evidence: Evidence) -> Iterator[Hit]:
             yield Hit("repeat-holes", {"there": there, "gone": gone}, world_sizes=(size,))
 
 
+@rule(
+    "shared-job", "warning", "what its nodes add is in all of them, and in no interval",
+    "send each repeat in a job of its own: share_job = false",
+    doubts=False,
+    facts={"one-job": "{count} repeats ran in job {job}"},
+)  # fmt: skip
 def shared_job(evidence: Evidence) -> Iterator[Hit]:
     """Repeats of a world size ran in one Slurm job, on the same nodes."""
     jobs: dict[tuple[int, str], dict[str, str]] = {}
@@ -331,6 +367,14 @@ def shared_job(evidence: Evidence) -> Iterator[Hit]:
             yield Hit("one-job", values, world_sizes=(size,), launches=tuple(repeats.values()))
 
 
+@rule(
+    "not-in-turn", "warning", "a machine that drifts meanwhile looks like scaling",
+    "measure each repeat of all sizes before the next repeat, as lockstep run does",
+    facts={
+        "not-in-turn": "the launches at world size {sizes} came all or nearly all before, "
+        "or after, those at {base}",
+    },
+)  # fmt: skip
 def not_in_turn(evidence: Evidence) -> Iterator[Hit]:
     """The launches of a size came all, or nearly all, before or after those of the smallest size.
 
@@ -355,6 +399,11 @@ def not_in_turn(evidence: Evidence) -> Iterator[Hit]:
         yield Hit("not-in-turn", {"sizes": found, "base": base}, world_sizes=tuple(found))
 
 
+@rule(
+    "uneven-rounds", "warning", "were rounds left out?",
+    "measure every launch with the same --rounds",
+    facts={"round-counts": "the launches hold {counts} rounds"},
+)  # fmt: skip
 def uneven_rounds(evidence: Evidence) -> Iterator[Hit]:
     """The launches of a case hold other numbers of rounds, though a fixed number was asked for."""
     if any(_has_goal(launch) for launch in evidence.results.launches):

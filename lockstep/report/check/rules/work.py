@@ -6,7 +6,7 @@ from itertools import permutations
 from statistics import fmean, median
 from typing import Any
 
-from lockstep.report.check.evidence import Entry, Evidence, Hit, batches, difference, hit
+from lockstep.report.check.evidence import Entry, Evidence, Hit, batches, difference, hit, rule
 from lockstep.report.compute import attribution
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.conflicts import BATCHES
@@ -25,6 +25,15 @@ NOTABLE_LOSS = 0.1
 NOT_OF_THE_BATCH = ("imbalance", "input", "contention")
 
 
+@rule(
+    "constant-work", "error", "the points do different work, and no ratio compares them",
+    "measure every size with one batch: the global batch for strong scaling, the local for weak",
+    facts={
+        "uneven-batch": "{scaling} scaling, but {fact} is {batches}",
+        "uneven-steps": "a step counts {factor:.3g} times the samples that its global "
+        "batch holds at world size {baseline}",
+    },
+)  # fmt: skip
 def constant_work(evidence: Evidence) -> Iterator[Hit]:
     """The batch that strong or weak scaling fixes is another at another size or repeat."""
     for conflict in evidence.results.conflicts:
@@ -71,6 +80,17 @@ def _samples_per_item(series: Series) -> list[tuple[int, float]]:
     return [(size, share / known[0][1]) for size, share in known]
 
 
+@rule(
+    "fixed-epochs-as-strong", "error", "each rank's work per step stays, so the steps get "
+    "fewer and not smaller",
+    "call it fixed-epochs, or measure with one global batch",
+    facts={
+        "called-strong": "called strong scaling, but the global batch is {batches} at "
+        "world size {sizes}",
+        "compared-as-strong": "compared by its total time, but the global batch is "
+        "{batches} at world size {sizes}",
+    },
+)  # fmt: skip
 def sold_as_strong(evidence: Evidence) -> Iterator[Hit]:
     """The local batch is fixed while the total time is compared as strong scaling."""
     for series in evidence.ladders:
@@ -80,6 +100,11 @@ def sold_as_strong(evidence: Evidence) -> Iterator[Hit]:
             yield hit(kind, series, batches=_whole(series), sizes=_sizes(series))
 
 
+@rule(
+    "fixed-epochs", "warning", "neither strong nor weak scaling, and the training differs",
+    "quote both views, and compare the accuracy reached, too",
+    doubts=False,
+)  # fmt: skip
 def fixed_epochs(evidence: Evidence) -> Iterator[Hit]:
     """Local batch and epochs are fixed: neither strong nor weak scaling of the step."""
     for series in evidence.ladders:
@@ -107,6 +132,16 @@ def _step_view(series: Series) -> dict[str, Any]:
     return {"steps_s": steps, "kept": kept} if known else {"steps_s": [], "kept": []}
 
 
+@rule(
+    "small-batch", "warning", "the fixed costs of a step, launching kernels and meeting "
+    "the other ranks, rule it",
+    "enlarge the local batch, and look at the utilisation of the devices",
+    doubts=False,
+    facts={
+        "short-steps": "{added_s:ms} are added to a step of {step_s:ms} by running on "
+        "{sizes} ranks",
+    },
+)  # fmt: skip
 def small_batch(evidence: Evidence) -> Iterator[Hit]:
     """Short steps of a fixed local batch get longer with the ranks: they wait, not compute."""
     for series in evidence.ladders:
@@ -131,6 +166,13 @@ def _has_another_cause(series: Series) -> bool:
     return bool(why and why.named and why.named[0].cause in NOT_OF_THE_BATCH)
 
 
+@rule(
+    "truncated-batch", "error", "a step trains fewer samples than its label says",
+    "choose a global batch that every world size divides",
+    facts={
+        "truncated": "a global batch of {asked} on {size} ranks is {local} each, {trained} in all",
+    },
+)  # fmt: skip
 def truncated_batch(evidence: Evidence) -> Iterator[Hit]:
     """The global batch does not divide by the ranks, so that a step trains fewer samples."""
     for series, point in evidence.points:
@@ -145,6 +187,20 @@ def truncated_batch(evidence: Evidence) -> Iterator[Hit]:
             )  # fmt: skip
 
 
+@rule(
+    "samples-time", "error", "throughput times time must be samples, or one of them is wrong",
+    "rebuild the file from its journal, or measure again",
+    facts={
+        "stored-throughput": "stored throughput times time is {factor:.4g} times the samples",
+        "stored-statistic": "the stored {statistic} is {factor:.4g} times that of its rounds",
+        "samples-of-table": "throughput grows {grown:ratio} times, but the speed-up is "
+        "{speedups:ratio}, since the samples are {samples}",
+    },
+    actions={
+        "samples-of-table": "correct the samples, or the scaling: strong keeps them, weak "
+        "multiplies them by n",
+    },
+)  # fmt: skip
 def samples_time(evidence: Evidence) -> Iterator[Hit]:
     """Stored throughput times time is not the samples, or parts from a table's speed-up."""
     for entry in evidence.entries:
@@ -204,6 +260,18 @@ def _statistic_factors(entry: Entry) -> dict[str, float]:
     }
 
 
+@rule(
+    "doubled-world-size", "error", "the samples of all ranks are counted once per rank, so "
+    "more ranks look faster",
+    "divide by the world size: throughput is samples of all ranks / time",
+    facts={
+        "stored-doubled": "stored throughput is {size} times samples / time",
+        "logged-doubled": "the logged rate is {factor:.3g} times what the epoch times allow",
+        "table-doubled": "throughput times the time of table {time_table} is {factor:.3g} "
+        "times the samples",
+        "steps-doubled": "a step counts its global batch {factor:.3g} times",
+    },
+)  # fmt: skip
 def doubled_world_size(evidence: Evidence) -> Iterator[Hit]:
     """Samples of all ranks were multiplied by the world size once more."""
     for entry in evidence.entries:
@@ -231,6 +299,16 @@ def _doubled_steps(series: Series) -> Iterator[Hit]:
             yield hit("steps-doubled", series, size, factor=factor)
 
 
+@rule(
+    "contradiction", "error", "both cannot be true of one run",
+    "find out which was measured, and leave the other out",
+    facts={
+        "speed-ups-differ": "throughput grows {grown:ratio} times from {base} to {size}, "
+        "but the time says {time_grown:ratio} times",
+        "rates-differ": "throughput is stated as {stated:.4g}, but the batch over the time "
+        "gives {given:.4g}",
+    },
+)  # fmt: skip
 def contradiction(evidence: Evidence) -> Iterator[Hit]:
     """Two tables of one study, or of one import that says no more, give other speed-ups."""
     for (time, rate), factors in _twins(evidence):
