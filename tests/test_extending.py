@@ -30,6 +30,109 @@ def test_stride(lockstep, workload, precision, local_batch):
 '''
 
 
+# file -> what is replaced in it, and by what; "" is the end of the file.
+ADDED = {
+    "rule of the check": {
+        "lockstep/report/check/rules/case_rules.py": (
+            "",
+            """
+
+@rule(
+    "few-rounds", "warning", "a median of so few may be far off",
+    "measure again with --rounds 10", facts={"few-rounds": "{rounds} rounds were timed"},
+)
+def few_rounds(evidence: Evidence) -> Iterator[Hit]:
+    \"\"\"A point rests on few rounds.\"\"\"
+    for series, point in evidence.points:
+        rounds = sum(row.rounds or 0 for row in point.rows)
+        if rounds < 50:
+            yield hit("few-rounds", series, point.world_size, rounds=rounds)
+""",
+        ),
+        "lockstep/report/check/checker.py": (
+            "RULES: tuple[Rule, ...] = (",
+            "RULES: tuple[Rule, ...] = (\n    case_rules.few_rounds,",
+        ),
+    },
+    "column": {
+        "lockstep/report/columns.py": (
+            '    "num_far_out": Column("count", "rounds far outside their',
+            '    "num_flags": Column("count", "flags"),\n'
+            '    "num_far_out": Column("count", "rounds far outside their',
+        ),
+        "lockstep/report/compute/point_table.py": (
+            "        flags=flags.to_dicts(point.flags),",
+            "        flags=flags.to_dicts(point.flags),\n        num_flags=len(point.flags),",
+        ),
+    },
+    "rule of lint": {
+        "lockstep/before/lint/rules/directive_rules.py": (
+            "",
+            """
+
+def no_name(job: Job) -> Iterator[Hit]:
+    \"\"\"Look for the job's name.\"\"\"
+    if "--job-name" not in job.script.text:
+        yield Hit(1, "the job has no name")
+""",
+        ),
+        "lockstep/before/lint/linter.py": (
+            '    ("CRLF", "error",',
+            '    ("NO-NAME", "note", "it has none", "add --job-name", directive.no_name),\n'
+            '    ("CRLF", "error",',
+        ),
+    },
+    "target": {
+        "lockstep/report/gate/targets.py": (
+            "    num_nodes: Count | None = Field(",
+            '    num_launches: Count | None = Field(default=None, description="least launches")\n'
+            "    num_nodes: Count | None = Field(",
+        ),
+        "lockstep/report/gate/gates.py": (
+            "        *_nodes(targets, results),",
+            "        *_nodes(targets, results),\n"
+            '        Goal("num_launches", least=targets.num_launches, unit="launches").counted(\n'
+            '            MET, where="all results", value=len(results.launches), rows=[]),',
+        ),
+    },
+    "command": {
+        "lockstep/hello.py": (
+            "",
+            """
+import click
+
+
+@click.command()
+def hello():
+    click.echo("hello from a command")
+""",
+        ),
+        "lockstep/cli.py": (
+            '        "sync": (',
+            '        "hello": ("lockstep.hello:hello", "Say hello."),\n        "sync": (',
+        ),
+    },
+    "workload": {
+        "lockstep/workloads/__init__.py": (
+            '    "gpt": "lockstep',
+            '    "dense": "lockstep.workloads.dense:dense",\n    "gpt": "lockstep',
+        ),
+        "lockstep/workloads/dense.py": (
+            "",
+            """
+from torch import nn
+
+from lockstep.workloads.images import image_workload
+
+
+def dense():
+    return image_workload("dense", lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), 1, 8, 10)
+""",
+        ),
+    },
+}
+
+
 @pytest.fixture
 def copy(tmp_path):
     """A copy of all that is measured and reported with."""
@@ -38,6 +141,38 @@ def copy(tmp_path):
     for name in ("conftest.py", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
+
+
+@pytest.fixture
+def extended(copy):
+    """That copy with one addition of each kind."""
+    for files in ADDED.values():
+        assert len(files) <= 2
+        for name, (old, new) in files.items():
+            path = copy / name
+            text = path.read_text() if path.exists() else ""
+            assert old in text, name
+            path.write_text(text.replace(old, new, 1) if old else text + new)
+    return copy
+
+
+@pytest.mark.slow
+def test_each_further_addition_changes_two_files_at_most_and_works(extended):
+    measured = ("run", "smoke", "--studies", "weak", "--world-sizes", "1", "--repeats", "1")
+    assert "1 case measured" in lockstep(
+        extended, *measured, "--device", "cpu", "--workload", "dense"
+    )
+    folder = "results/smoke"
+    (point,) = json.loads(lockstep(extended, "report", folder, "--json"))["points"]
+    assert (point["workload"], point["num_flags"]) == ("dense", len(point["flags"]))
+    found = json.loads(lockstep(extended, "check", folder, "--json"))["findings"]
+    assert "3 rounds were timed" in {one["message"].partition(":")[0] for one in found}
+    (extended / "t.targets.toml").write_text("schema = 1\nnum_launches = 1\n")
+    judged = json.loads(lockstep(extended, "gate", folder, "--targets", "t.targets.toml", "--json"))
+    assert "num_launches" in str(judged)
+    (extended / "job.sh").write_text("#!/bin/bash\n#SBATCH --time=1\nsrun true\n")
+    assert "NO-NAME" in lockstep(extended, "lint", "job.sh")
+    assert lockstep(extended, "hello") == "hello from a command\n"
 
 
 @pytest.mark.slow
