@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.before.lint import training
-from lockstep.before.lint.linter import RULES, lint, load
+from lockstep.before.lint.linter import lint, load, rules
 from lockstep.before.lint.shell import SBATCH_OPTIONS, CommandReader, Script
 from lockstep.slurm.submit.script import LIBRARY, library
 
@@ -166,7 +166,7 @@ def names(text):
     return {one.rule for one in findings(text)}
 
 
-@pytest.mark.parametrize("rule", [one.name for one in RULES])
+@pytest.mark.parametrize("rule", [one.name for one in rules()])
 def test_each_rule_finds_the_bad_and_leaves_the_good(rule):
     head = "" if rule in WHOLE else HEAD
     bad, good = (WHOLE | EXAMPLES)[rule]
@@ -594,5 +594,5 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path, path):
 def test_the_command_lists_its_rules():
     ended = lockstep("--rules")
     assert ended.returncode == 0, ended.stderr
-    names = [one.name for one in (*RULES, *training.RULES)]
+    names = [one.name for one in (*rules(), *training.TRAINING)]
     assert [line.split()[0] for line in ended.stdout.splitlines()] == names

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import stand_ins
 
-from lockstep.before.lint.training import RULES, Script, lint, load
+from lockstep.before.lint.training import TRAINING, Script, lint, load
 
 ROOT = Path(__file__).parents[1]
 HEAD = "torch.manual_seed(0)\ntorch.cuda.set_device(local_rank)\n"
@@ -89,7 +89,7 @@ def head_of(rule, is_good):
     return "".join(line for line in lines if is_good or not without or without not in line)
 
 
-@pytest.mark.parametrize("rule", [rule.name for rule in RULES])
+@pytest.mark.parametrize("rule", [rule.name for rule in TRAINING])
 def test_a_rule_finds_the_bad_script_and_not_the_good_one(rule):
     bad, good = EXAMPLES[rule]
     assert found(head_of(rule, False) + bad) == [rule]

@@ -2,9 +2,10 @@
 
 import math
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Generic, Literal, TypeVar
 
 from lockstep.before.lint.shell import (
     SRUN_SHORT,
@@ -20,6 +21,8 @@ from lockstep.before.lint.shell import (
 from lockstep.before.lint.variables import COSTLY
 from lockstep.core.processes import COMMUNICATION_PREFIXES
 
+Severity = Literal["error", "warning", "note"]
+Subject = TypeVar("Subject")
 CONTAINERS = ("apptainer", "singularity")
 PROFILERS = ("nsys", "ncu", "nv-nsight-cu-cli", "compute-sanitizer")
 # Programs that start the one named after them.
@@ -306,3 +309,37 @@ def _dollar(name: str) -> str:
     """Return a variable of an arithmetic expression, whose $ may be left out, with it."""
     name = name.strip()
     return f"${name}" if name.isidentifier() else name
+
+
+@dataclass(frozen=True)
+class Rule(Generic[Subject]):
+    """One error to look for, in a batch script or a training script.
+
+    Attributes:
+        why: What comes of it.
+        action: What to do.
+    """
+
+    name: str
+    severity: Severity
+    why: str
+    action: str
+    check: Callable[[Subject], Iterator[Hit]]
+
+
+class Rules(list[Rule[Subject]]):
+    """The rules for one kind of script, in the order of their modules."""
+
+    def rule(
+        self, name: str, severity: Severity, why: str, action: str
+    ) -> Callable[[Callable[[Subject], Iterator[Hit]]], Callable[[Subject], Iterator[Hit]]]:
+        """Add the function that follows, which yields what a script breaks, as a rule."""
+
+        def add(check: Callable[[Subject], Iterator[Hit]]) -> Callable[[Subject], Iterator[Hit]]:
+            self.append(Rule(name, severity, why, action, check))
+            return check
+
+        return add
+
+
+BATCH: "Rules[Job]" = Rules()

@@ -103,11 +103,10 @@ def _summary(found: "list[Finding]", num_scripts: int) -> str:
 
 
 def _print_rules(as_json: bool) -> None:
-    from lockstep.before.lint import training
-    from lockstep.before.lint.linter import RULES
+    from lockstep.before.lint import linter, training
 
-    described = [(one.name, one.severity, one.why, one.action) for one in RULES]
-    described += [(one.name, one.severity, one.why, one.action) for one in training.RULES]
+    described = [(rule.name, rule.severity, rule.why, rule.action) for rule in linter.rules()]
+    described += [(one.name, one.severity, one.why, one.action) for one in training.TRAINING]
     rows = [dict(zip(("rule", "severity", "why", "action"), row, strict=True)) for row in described]
     if as_json:
         click.echo(json.dumps({"rules": rows}, indent=1))

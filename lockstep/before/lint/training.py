@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from lockstep.before.lint.batch import Hit
-from lockstep.before.lint.linter import Finding, Rule, judged
+from lockstep.before.lint.batch import Hit, Rules
+from lockstep.before.lint.linter import Finding, judged
 from lockstep.core import files
 
 Block = ast.For | ast.While | ast.If | ast.FunctionDef | ast.AsyncFunctionDef
 Loop = ast.For | ast.While
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+SUFFIX = ".py"
 # Wraps a model for several ranks.
 WRAPS = ("DistributedDataParallel", "DDP")
 # How a script asks which rank it is.
@@ -194,6 +195,13 @@ PRINTING = ("print", "info", "debug", "write", "log", "add_scalar")
 _PORT = re.compile(r"tcp://[^:]+:[1-9][0-9]*")
 
 
+TRAINING: "Rules[Script]" = Rules()
+
+
+@TRAINING.rule(
+    "SET-EPOCH", "error", "each epoch then has the order of the first",
+    "call sampler.set_epoch(epoch) before each epoch",
+)  # fmt: skip
 def same_order(script: Script) -> Iterator[Hit]:
     """Look for a sampler whose epochs are all shuffled alike."""
     if script.named("set_epoch"):
@@ -211,6 +219,10 @@ def _validates(script: Script, call: ast.Call) -> bool:
     return bool(re.search(r"val|test|eval|dev(?!ice)|infer", text, re.IGNORECASE))
 
 
+@TRAINING.rule(
+    "NO-SAMPLER", "warning", "each rank then goes through all of the data",
+    "give the DataLoader a DistributedSampler, and no shuffle",
+)  # fmt: skip
 def all_data_everywhere(script: Script) -> Iterator[Hit]:
     """Look for a loader of which each rank reads all."""
     if not script.is_distributed or script.mentions("DistributedSampler"):
@@ -221,6 +233,10 @@ def all_data_everywhere(script: Script) -> Iterator[Hit]:
             yield Hit(call.lineno, "DataLoader with shuffle=True on each rank, and no sampler")
 
 
+@TRAINING.rule(
+    "SYNC-IN-STEP", "warning", "the CPU waits there for the GPU, which idles afterwards",
+    "keep loss.detach() and read it every hundred steps or at the epoch's end",
+)  # fmt: skip
 def read_each_step(script: Script) -> Iterator[Hit]:
     """Look for what waits for the GPU in every step: reading a value, waiting, freeing memory."""
     if script.is_for_cpus:
@@ -244,6 +260,10 @@ def _plain_names(call: ast.Call) -> set[str]:
     return {one.id for one in ast.walk(call) if isinstance(one, ast.Name) and one not in inner}
 
 
+@TRAINING.rule(
+    "STEP-COLLECTIVE", "warning", "each rank waits there for the slowest, beside the gradients",
+    "do it every hundred steps or at the epoch's end",
+)  # fmt: skip
 def collective_each_step(script: Script) -> Iterator[Hit]:
     """Look for collectives of one's own in every step, beside those of the gradients."""
     for call in collectives(script.tree):
@@ -251,6 +271,10 @@ def collective_each_step(script: Script) -> Iterator[Hit]:
             yield Hit(call.lineno, f"{name_of(call.func)} in each step")
 
 
+@TRAINING.rule(
+    "UNUSED-PARAMETERS", "warning", "DDP walks the whole graph in each step",
+    "leave it out, unless some parameters really get no gradient",
+)  # fmt: skip
 def unused_parameters(script: Script) -> Iterator[Hit]:
     """Look for DDP that walks the graph in every step for parameters without a gradient."""
     for call in script.named(*WRAPS, "DistributedDataParallelKwargs", "DDPStrategy"):
@@ -258,6 +282,10 @@ def unused_parameters(script: Script) -> Iterator[Hit]:
             yield Hit(call.lineno, "find_unused_parameters=True")
 
 
+@TRAINING.rule(
+    "NO-WORKERS", "warning", "the process that trains reads each batch itself, meanwhile idle",
+    "give num_workers, such as the cores of a rank less one, and persistent_workers=True",
+)  # fmt: skip
 def no_workers(script: Script) -> Iterator[Hit]:
     """Look for loaders that read their batches in the process that trains, but not from memory."""
     if not script.is_distributed or script.named("TensorDataset"):
@@ -270,6 +298,10 @@ def no_workers(script: Script) -> Iterator[Hit]:
             yield Hit(call.lineno, f"DataLoader {how}")
 
 
+@TRAINING.rule(
+    "NO-SYNC", "warning", "each backward exchanges all gradients, and only the last must",
+    "do the other backwards within `with model.no_sync():`",
+)  # fmt: skip
 def no_sync(script: Script) -> Iterator[Hit]:
     """Look for accumulation whose every backward exchanges all gradients."""
     if not script.named(*WRAPS) or script.mentions("no_sync", "require_backward_grad_sync"):
@@ -287,6 +319,10 @@ def _counts(test: ast.AST) -> bool:
     return any(isinstance(one, ast.Mod) for one in ast.walk(test))
 
 
+@TRAINING.rule(
+    "RANK-FILES", "warning", "the ranks write over each other, and the file may be torn",
+    "do it on rank 0 alone, and let the others wait at a barrier",
+)  # fmt: skip
 def files_of_all_ranks(script: Script) -> Iterator[Hit]:
     """Look for what every rank writes to one place: a checkpoint, a data set that is fetched."""
     if not script.is_distributed:
@@ -302,6 +338,10 @@ def files_of_all_ranks(script: Script) -> Iterator[Hit]:
             yield Hit(call.lineno, f"{what} on every rank")
 
 
+@TRAINING.rule(
+    "RANK-DEVICE", "error", 'the second node fails with "invalid device ordinal"',
+    'use int(os.environ["LOCAL_RANK"])',
+)  # fmt: skip
 def device_of_global_rank(script: Script) -> Iterator[Hit]:
     """Look for a GPU that is chosen by the rank in the job, and not on the node."""
     ranks = {
@@ -325,6 +365,10 @@ def _is_global_rank(node: ast.AST, ranks: set[str]) -> bool:
     return is_rank and not is_of_node
 
 
+@TRAINING.rule(
+    "GLOO", "warning", "gloo copies each gradient through the host",
+    "use nccl, which is torch's default for GPUs",
+)  # fmt: skip
 def gloo_for_gpus(script: Script) -> Iterator[Hit]:
     """Look for gloo, which copies each gradient through the host, where tensors are on GPUs."""
     uses_gpus = script.named("cuda", "set_device") or script.mentions("cuda")
@@ -334,6 +378,10 @@ def gloo_for_gpus(script: Script) -> Iterator[Hit]:
             yield Hit(call.lineno, "the backend is gloo, and tensors are on GPUs")
 
 
+@TRAINING.rule(
+    "RANK-COLLECTIVE", "error", "the other ranks wait for it until the time-out",
+    "call it on every rank, and let only what prints or writes depend on the rank",
+)  # fmt: skip
 def some_ranks_only(script: Script) -> Iterator[Hit]:
     """Look for collective calls that not every rank makes, DDP's forward among them."""
     models = script.assigned(*WRAPS)
@@ -398,12 +446,20 @@ def _blocks(holder: ast.AST | None) -> Iterator[list[ast.AST]]:
             yield block
 
 
+@TRAINING.rule(
+    "DATA-PARALLEL", "warning", "its threads share one interpreter, and no second node",
+    "use DistributedDataParallel, one process a GPU",
+)  # fmt: skip
 def data_parallel(script: Script) -> Iterator[Hit]:
     """Look for torch's older way, threads of one process."""
     for call in script.named("DataParallel"):
         yield Hit(call.lineno, f"{name_of(call.func)} drives all GPUs from one process")
 
 
+@TRAINING.rule(
+    "FIXED-PORT", "warning", "another job on the node may have it",
+    "leave it to torchrun, or derive it: 20000 + int(os.environ['SLURM_JOB_ID']) % 10000",
+)  # fmt: skip
 def fixed_port(script: Script) -> Iterator[Hit]:
     """Look for a port that is written out."""
     for node in ast.walk(script.tree):
@@ -416,6 +472,10 @@ def fixed_port(script: Script) -> Iterator[Hit]:
             yield Hit(node.lineno, f"{node.value!r} names a port")
 
 
+@TRAINING.rule(
+    "GPU-ZERO", "error", "all ranks of a node then share its first GPU",
+    'call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) first',
+)  # fmt: skip
 def one_gpu_for_all(script: Script) -> Iterator[Hit]:
     """Look for ranks that all take the first GPU."""
     words = (
@@ -438,83 +498,16 @@ def one_gpu_for_all(script: Script) -> Iterator[Hit]:
 CUDA = ("cuda", "cuda:0")
 
 
+@TRAINING.rule(
+    "NO-SEED", "note", "no two runs are alike, and ranks may begin with other parameters",
+    "call torch.manual_seed with one seed on all ranks",
+)  # fmt: skip
 def no_seed(script: Script) -> Iterator[Hit]:
     """Look for a training whose random numbers nobody chose."""
     seeds = ("manual_seed", "manual_seed_all", "seed_everything", "set_seed", "seed_all", "seed")
     is_broadcast = bool(script.named(*WRAPS))  # DDP sends rank 0's parameters to all
     if script.is_training and not script.named(*seeds) and not is_broadcast:
         yield Hit(script.named("backward")[0].lineno, "a training without manual_seed")
-
-
-SUFFIX = ".py"
-
-
-RULES: tuple[Rule[Script], ...] = (
-    Rule(
-        "SET-EPOCH", "error", "each epoch then has the order of the first",
-        "call sampler.set_epoch(epoch) before each epoch", same_order,
-    ),
-    Rule(
-        "NO-SAMPLER", "warning", "each rank then goes through all of the data",
-        "give the DataLoader a DistributedSampler, and no shuffle", all_data_everywhere,
-    ),
-    Rule(
-        "SYNC-IN-STEP", "warning", "the CPU waits there for the GPU, which idles afterwards",
-        "keep loss.detach() and read it every hundred steps or at the epoch's end",
-        read_each_step,
-    ),
-    Rule(
-        "STEP-COLLECTIVE", "warning", "each rank waits there for the slowest, beside the gradients",
-        "do it every hundred steps or at the epoch's end", collective_each_step,
-    ),
-    Rule(
-        "UNUSED-PARAMETERS", "warning", "DDP walks the whole graph in each step",
-        "leave it out, unless some parameters really get no gradient", unused_parameters,
-    ),
-    Rule(
-        "NO-WORKERS", "warning", "the process that trains reads each batch itself, meanwhile idle",
-        "give num_workers, such as the cores of a rank less one, and persistent_workers=True",
-        no_workers,
-    ),
-    Rule(
-        "NO-SYNC", "warning", "each backward exchanges all gradients, and only the last must",
-        "do the other backwards within `with model.no_sync():`", no_sync,
-    ),
-    Rule(
-        "RANK-FILES", "warning", "the ranks write over each other, and the file may be torn",
-        "do it on rank 0 alone, and let the others wait at a barrier", files_of_all_ranks,
-    ),
-    Rule(
-        "RANK-DEVICE", "error", 'the second node fails with "invalid device ordinal"',
-        'use int(os.environ["LOCAL_RANK"])', device_of_global_rank,
-    ),
-    Rule(
-        "GLOO", "warning", "gloo copies each gradient through the host",
-        "use nccl, which is torch's default for GPUs", gloo_for_gpus,
-    ),
-    Rule(
-        "RANK-COLLECTIVE", "error", "the other ranks wait for it until the time-out",
-        "call it on every rank, and let only what prints or writes depend on the rank",
-        some_ranks_only,
-    ),
-    Rule(
-        "DATA-PARALLEL", "warning", "its threads share one interpreter, and no second node",
-        "use DistributedDataParallel, one process a GPU", data_parallel,
-    ),
-    Rule(
-        "FIXED-PORT", "warning", "another job on the node may have it",
-        "leave it to torchrun, or derive it: 20000 + int(os.environ['SLURM_JOB_ID']) % 10000",
-        fixed_port,
-    ),
-    Rule(
-        "GPU-ZERO", "error", "all ranks of a node then share its first GPU",
-        'call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) first', one_gpu_for_all,
-    ),
-    Rule(
-        "NO-SEED", "note", "no two runs are alike, and ranks may begin with other parameters",
-        "call torch.manual_seed with one seed on all ranks", no_seed,
-    ),
-)  # fmt: skip
 
 
 def load(path: str) -> Script:
@@ -534,4 +527,4 @@ def load(path: str) -> Script:
 
 def lint(script: Script) -> list[Finding]:
     """Return what is wrong with a script, from its first line to its last."""
-    return judged(script.path, script, RULES)
+    return judged(script.path, script, TRAINING)

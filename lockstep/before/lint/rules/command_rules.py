@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 
 from lockstep.before.lint.batch import (
+    BATCH,
     CONTAINERS,
     LAUNCH,
     PROFILERS,
@@ -23,6 +24,8 @@ from lockstep.before.lint.batch import (
 from lockstep.before.lint.shell import Command, base_name, value_of
 from lockstep.before.lint.variables import Kind, problems
 from lockstep.core.processes import INTERFACE_NAMES
+
+SACCT = "take the numbers after the job's end: lockstep collect, or sacct from the login node"
 
 TORCHRUN = ("torchrun", "torch.distributed.run")
 TORCH_LAUNCHERS = {*TORCHRUN, "torch.distributed.launch", "torchrun_jsc"}
@@ -60,6 +63,10 @@ def option_values(tokens: list[str], *names: str) -> Iterator[str]:
             yield value if equals else "".join(tokens[at + 1 : at + 2])
 
 
+@BATCH.rule(
+    "TASKS-X-NPROC", "error", "several ranks then share a GPU, or never meet",
+    "use --ntasks-per-node=1 with torchrun, or start python itself in each task",
+)  # fmt: skip
 def tasks_times_workers(job: Job) -> Iterator[Hit]:
     """Look for torchrun in each of several tasks of a node."""
     for step in job.steps:
@@ -75,6 +82,10 @@ def tasks_times_workers(job: Job) -> Iterator[Hit]:
         )
 
 
+@BATCH.rule(
+    "TORCHRUN-ONE-NODE", "error", "the other nodes idle or are waited for",
+    "start it with srun --ntasks-per-node=1",
+)  # fmt: skip
 def one_node_only(job: Job) -> Iterator[Hit]:
     """Look for torchrun that no srun carries to the other nodes."""
     for command in job.commands if (job.nodes or 1) > 1 else ():
@@ -83,6 +94,10 @@ def one_node_only(job: Job) -> Iterator[Hit]:
             yield Hit(command.line, f"{launcher} runs on the first of {job.nodes} nodes only")
 
 
+@BATCH.rule(
+    "NO-SRUN", "error", "it runs on the first node only, and ranks that wait for others hang",
+    "start it with srun, or with torchrun on each node",
+)  # fmt: skip
 def no_srun(job: Job) -> Iterator[Hit]:
     """Look for a training that is started once, where several tasks are asked for."""
     tasks = job.num_tasks() or 1
@@ -108,6 +123,10 @@ def _runs_script(tokens: Sequence[str]) -> bool:
     return False
 
 
+@BATCH.rule(
+    "TASKS-GPUS", "warning", "one rank drives one GPU",
+    "ask for as many tasks a node as GPUs: --ntasks-per-node",
+)  # fmt: skip
 def tasks_against_gpus(job: Job) -> Iterator[Hit]:
     """Look for as many ranks of a node as it has no GPUs for, or leaves some idle."""
     for step in job.launches if OF_TORCH.search(job.script.text) else ():
@@ -125,6 +144,10 @@ def tasks_against_gpus(job: Job) -> Iterator[Hit]:
             yield Hit(step.line, f"srun starts {tasks} ranks on a node with {gpus} GPUs")
 
 
+@BATCH.rule(
+    "WORKERS-GPUS", "error", 'the ranks beyond them fail with "invalid device ordinal"',
+    "start one rank for each GPU: --nproc-per-node",
+)  # fmt: skip
 def workers_against_gpus(job: Job) -> Iterator[Hit]:
     """Look for a launcher of torch's that starts another number of ranks than there are GPUs."""
     for command in job.commands if job.is_batch else ():
@@ -140,6 +163,10 @@ def workers_against_gpus(job: Job) -> Iterator[Hit]:
             yield Hit(command.line, fact, "start one rank for each GPU", "warning")
 
 
+@BATCH.rule(
+    "WORLD-SIZE", "error", "the ranks wait for some that never come, or are refused",
+    'set it from Slurm: export WORLD_SIZE="$SLURM_NTASKS"',
+)  # fmt: skip
 def world_size(job: Job) -> Iterator[Hit]:
     """Look for a WORLD_SIZE that is not the number of the tasks."""
     if any(torch_launch(tokens_of(one.words)) for one in job.commands):
@@ -154,6 +181,10 @@ def world_size(job: Job) -> Iterator[Hit]:
                     return
 
 
+@BATCH.rule(
+    "GLOO", "warning", "gloo copies each gradient through the host",
+    "use nccl, which is torch's default for GPUs",
+)  # fmt: skip
 def gloo_for_gpus(job: Job) -> Iterator[Hit]:
     """Look for a backend that copies each gradient through the host."""
     for command in job.commands if job.has_gpus else ():
@@ -162,6 +193,10 @@ def gloo_for_gpus(job: Job) -> Iterator[Hit]:
             yield Hit(command.line, "GPUs are asked for and the backend is gloo")
 
 
+@BATCH.rule(
+    "TORCHRUN-APART", "error", "each node then trains alone, and its result passes for all",
+    'add --nnodes="$SLURM_NNODES" --rdzv-backend=c10d --rdzv-endpoint="$first_host:$port"',
+)  # fmt: skip
 def nodes_apart(job: Job) -> Iterator[Hit]:
     """Look for a launcher on each of several nodes that hears of no other node."""
     for step in job.steps:
@@ -320,16 +355,28 @@ def around_srun(job: Job, programs: Collection[str]) -> Iterator[Hit]:
             yield Hit(command.line, f"{outer} is around srun")
 
 
+@BATCH.rule(
+    "PROFILER-AROUND-SRUN", "error", "it sees the launcher and none of the ranks",
+    "write srun ... nsys profile -o NAME-%q{SLURM_PROCID} ... python",
+)  # fmt: skip
 def profiler_around_srun(job: Job) -> Iterator[Hit]:
     """Look for a profiler of srun itself."""
     return around_srun(job, PROFILERS)
 
 
+@BATCH.rule(
+    "CONTAINER-AROUND-SRUN", "error", "an image has no srun, or one that is not this Slurm's",
+    "write srun ... apptainer exec IMAGE ...",
+)  # fmt: skip
 def container_around_srun(job: Job) -> Iterator[Hit]:
     """Look for srun inside an image."""
     return around_srun(job, CONTAINERS)
 
 
+@BATCH.rule(
+    "NODE-RANK-BATCH", "error", "it is 0 on every node and in every task",
+    "let each task expand it: srun bash -c '... $SLURM_PROCID ...' in single quotes",
+)  # fmt: skip
 def rank_in_batch_shell(job: Job) -> Iterator[Hit]:
     """Look for ranks that the batch shell expands, instead of each task."""
     handed_on = _functions_of_tasks(job)
@@ -361,6 +408,10 @@ def _functions_of_tasks(job: Job) -> set[str]:
     return {word.text for words in hands for word in words[2:]}
 
 
+@BATCH.rule(
+    "SACCT-IN-JOB", "warning", "its numbers are not complete yet",
+    SACCT,
+)  # fmt: skip
 def accounting_of_itself(job: Job) -> Iterator[Hit]:
     """Look for sacct and seff about the job that runs them."""
     for command in job.commands:
@@ -370,6 +421,11 @@ def accounting_of_itself(job: Job) -> Iterator[Hit]:
             yield Hit(command.line, f"{command.name} asks about the job that runs it")
 
 
+@BATCH.rule(
+    "INSTALL-IN-JOB", "warning", "nodes often have no network, ranks race for the files, "
+    "and no two runs are alike",
+    "install once, into an image or a venv",
+)  # fmt: skip
 def install_in_job(job: Job) -> Iterator[Hit]:
     """Look for packages that every run fetches again."""
     for command in job.commands:
@@ -382,6 +438,10 @@ def install_in_job(job: Job) -> Iterator[Hit]:
                 break
 
 
+@BATCH.rule(
+    "VERSION-AS-FILE", "error", "the version is not asked for",
+    "quote it: 'package>=1.0'",
+)  # fmt: skip
 def version_as_file(job: Job) -> Iterator[Hit]:
     """Look for >= that the shell takes for a file."""
     for command in job.script.commands:
@@ -403,6 +463,10 @@ def _settings_of(job: Job, variable: str, *names: str) -> Iterator[tuple[int, st
             yield command.line, job.script.resolve(value)
 
 
+@BATCH.rule(
+    "MASTER-PORT", "warning", "another job or step on the node may have it",
+    "derive it: export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))",
+)  # fmt: skip
 def fixed_port(job: Job) -> Iterator[Hit]:
     """Look for a port that another job may have."""
     found = list(_settings_of(job, "MASTER_PORT", "master_port", "main_process_port"))
@@ -431,6 +495,10 @@ def _default_port(job: Job) -> Iterator[int]:
             yield command.line
 
 
+@BATCH.rule(
+    "MASTER-ADDR", "error", "those of other nodes wait until their time is out",
+    FIRST_HOST,
+)  # fmt: skip
 def local_address(job: Job) -> Iterator[Hit]:
     """Look for ranks that would each meet on their own node."""
     found = list(_settings_of(job, "MASTER_ADDR", "master_addr", "main_process_ip"))
@@ -446,6 +514,10 @@ def local_address(job: Job) -> Iterator[Hit]:
             return
 
 
+@BATCH.rule(
+    "MEETS-ITSELF", "error", "the nodes never meet, and wait until their time is out",
+    "let the batch shell expand it once, before srun",
+)  # fmt: skip
 def meets_itself(job: Job) -> Iterator[Hit]:
     """Look for a meeting point that each task expands, and so has one of its own."""
     for command in job.script.commands if (job.nodes or 1) > 1 else ():
@@ -463,6 +535,10 @@ def meets_itself(job: Job) -> Iterator[Hit]:
                     yield Hit(command.line, f"each task expands {own}, to a {what} of its own")
 
 
+@BATCH.rule(
+    "NO-KILL", "warning", "when one rank fails the others wait, and the nodes are billed",
+    "add --kill-on-bad-exit=1",
+)  # fmt: skip
 def no_kill(job: Job) -> Iterator[Hit]:
     """Look for ranks that outlive one that has failed."""
     for step in job.launches if "SLURM_KILL_BAD_EXIT" not in job.script.settings else ():
@@ -471,6 +547,10 @@ def no_kill(job: Job) -> Iterator[Hit]:
             yield Hit(step.line, "srun has no --kill-on-bad-exit")
 
 
+@BATCH.rule(
+    "NO-CPUS", "warning", "since Slurm 22.05 a task may get one core for all its loaders",
+    'add --cpus-per-task="$SLURM_CPUS_PER_TASK", or export SRUN_CPUS_PER_TASK',
+)  # fmt: skip
 def no_cpus(job: Job) -> Iterator[Hit]:
     """Look for CPUs that are asked of sbatch and not of srun."""
     option = job.script.directive("cpus-per-task")
@@ -498,6 +578,10 @@ def _no_cpus_at_all(job: Job) -> Iterator[Hit]:
             return
 
 
+@BATCH.rule(
+    "MODULE-PURGE", "warning", "modules of the shell that submits stay loaded",
+    "write module purge before it",
+)  # fmt: skip
 def modules_on_top(job: Job) -> Iterator[Hit]:
     """Look for modules on top of those that the submitting shell had.
 
@@ -520,6 +604,10 @@ def modules_on_top(job: Job) -> Iterator[Hit]:
             return
 
 
+@BATCH.rule(
+    "TWO-ENVIRONMENTS", "warning", "packages of one are found in the other",
+    "keep exactly one: modules, a venv, or an image",
+)  # fmt: skip
 def two_environments(job: Job) -> Iterator[Hit]:
     """Look for an environment outside of an image, or for two of them."""
     found = [(one.line, kind) for one in job.commands if (kind := _activates(one))]
@@ -540,6 +628,10 @@ def _activates(command: Command) -> str | None:
     return None
 
 
+@BATCH.rule(
+    "EXIT-CODE", "warning", "a failed run is then COMPLETED to Slurm and to afterok",
+    "set -eo pipefail, or keep it: srun ... || failed=1, and end with exit",
+)  # fmt: skip
 def lost_exit_code(job: Job) -> Iterator[Hit]:
     """Look for a pipe, or a last command, that hides how the ranks ended."""
     piped = [*hidden_by_a_pipe(job)]
@@ -551,6 +643,10 @@ def lost_exit_code(job: Job) -> Iterator[Hit]:
         yield Hit(last.line, f"the script ends with {last.name[:40]}, however its ranks ended")
 
 
+@BATCH.rule(
+    "BROKEN-LINE", "error", "what follows is no part of the command",
+    "let the backslash be the line's last character",
+)  # fmt: skip
 def broken_line(job: Job) -> Iterator[Hit]:
     """Look for commands that a blank, a comment or nothing behind their backslash cuts in two."""
     lines = job.script.reader.text.split("\n")
@@ -578,26 +674,46 @@ def _problems(job: Job, *kinds: Kind) -> Iterator[Hit]:
             yield Hit(job.environ[one.name][0], one.message, one.action)
 
 
+@BATCH.rule(
+    "NCCL-VARIABLE", "warning", "what NCCL does not know it passes over without a word",
+    "correct it",
+)  # fmt: skip
 def wrong_variable(job: Job) -> Iterator[Hit]:
     """Look for variables that do not exist, and values that they do not take."""
     return _problems(job, "name", "value")
 
 
+@BATCH.rule(
+    "INTERFACE-MISSING", "note", "ranks that find no interface do not meet",
+    "look on a compute node",
+)  # fmt: skip
 def missing_interface(job: Job) -> Iterator[Hit]:
     """Look for the network interfaces on this machine."""
     return _problems(job, "interface")
 
 
+@BATCH.rule(
+    "COSTLY-VARIABLE", "warning", "every step is slower",
+    "leave it out",
+)  # fmt: skip
 def costly_variable(job: Job) -> Iterator[Hit]:
     """Look for variables that slow every step."""
     return _problems(job, "costly")
 
 
+@BATCH.rule(
+    "DEBUG-IN-TIMING", "warning", "a measured time then holds the debugging too",
+    "leave it out",
+)  # fmt: skip
 def debugging(job: Job) -> Iterator[Hit]:
     """Look for what slows the ranks."""
     return _problems(job, "slow")
 
 
+@BATCH.rule(
+    "HARD-INTERFACE", "note", "on another machine the name is another",
+    "keep it in one site file (lockstep init)",
+)  # fmt: skip
 def own_interface(job: Job) -> Iterator[Hit]:
     """Look for the name of an interface in the script."""
     for name in INTERFACE_NAMES if not job.is_rendered else ():

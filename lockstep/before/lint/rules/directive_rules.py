@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 
-from lockstep.before.lint.batch import SAYING, Container, Hit, Job, tokens_of
+from lockstep.before.lint.batch import BATCH, SAYING, Container, Hit, Job, tokens_of
 from lockstep.before.lint.rules.command_rules import torch_launch
 from lockstep.before.lint.shell import SBATCH_OPTIONS, SHORT, Script, WordReader, base_name, options
 
@@ -23,12 +23,20 @@ OFF = re.compile(r"\s*(?:##+\s*|#\s+)SBATCH\s+-")
 MAKES_FOLDERS = (23, 2)
 
 
+@BATCH.rule(
+    "SHEBANG", "error", "sbatch refuses the script",
+    "begin with #!/bin/bash",
+)  # fmt: skip
 def no_shebang(job: Job) -> Iterator[Hit]:
     """Look at the first line."""
     if not job.script.text.startswith("#!"):
         yield Hit(1, "the first line is not #!")
 
 
+@BATCH.rule(
+    "CRLF", "error", "sbatch refuses the script",
+    "run dos2unix on it",
+)  # fmt: skip
 def dos_lines(job: Job) -> Iterator[Hit]:
     """Look for the line ends of Windows."""
     found = [n for n, line in enumerate(job.script.lines, start=1) if line.endswith("\r")]
@@ -36,6 +44,10 @@ def dos_lines(job: Job) -> Iterator[Hit]:
         yield Hit(found[0], f"{len(found)} lines end as on Windows, in CR LF")
 
 
+@BATCH.rule(
+    "DIRECTIVE-LATE", "error", "sbatch passes over it without a word",
+    "move it above the first command",
+)  # fmt: skip
 def late_directive(job: Job) -> Iterator[Hit]:
     """Look for directives after the first command."""
     first = job.script.first_command
@@ -44,6 +56,10 @@ def late_directive(job: Job) -> Iterator[Hit]:
             yield Hit(line, f"{text[:60].strip()} comes after the first command, in line {first}")
 
 
+@BATCH.rule(
+    "DIRECTIVE-SPELLING", "error", "sbatch takes it for a comment",
+    "write #SBATCH in capitals, without blanks, where the line begins",
+)  # fmt: skip
 def misspelt_directive(job: Job) -> Iterator[Hit]:
     """Look for comments that were meant to be directives: options alone, and no script to send."""
     for line, text in job.script.reader.comments:
@@ -54,6 +70,10 @@ def misspelt_directive(job: Job) -> Iterator[Hit]:
                 yield Hit(line, f"{text[:60].rstrip()!r} does not begin with #SBATCH")
 
 
+@BATCH.rule(
+    "DIRECTIVE-OFF", "note", "sbatch does not read it",
+    "remove it if that is not meant",
+)  # fmt: skip
 def disabled_directive(job: Job) -> Iterator[Hit]:
     """Look for directives behind a second # or a blank, which somebody has switched off."""
     for line, text in job.script.reader.comments:
@@ -61,6 +81,10 @@ def disabled_directive(job: Job) -> Iterator[Hit]:
             yield Hit(line, f"{text[:60].strip()!r} is a comment")
 
 
+@BATCH.rule(
+    "DIRECTIVE-OPTION", "error", "sbatch refuses the script",
+    "correct it",
+)  # fmt: skip
 def unknown_option(job: Job) -> Iterator[Hit]:
     """Look for options that sbatch does not have but nearly so; others may be a site's plugin's."""
     for one in job.script.directives:
@@ -72,6 +96,10 @@ def unknown_option(job: Job) -> Iterator[Hit]:
                 yield Hit(one.line, f"sbatch has no --{one.name}", f"did you mean --{near[0]}?")
 
 
+@BATCH.rule(
+    "DIRECTIVE-VARIABLE", "error", "sbatch takes it letter by letter",
+    "write the value out, or use sbatch's own %j, %x and %u",
+)  # fmt: skip
 def variable_in_directive(job: Job) -> Iterator[Hit]:
     """Look for what only a shell expands."""
     for one in job.script.directives:
@@ -80,12 +108,20 @@ def variable_in_directive(job: Job) -> Iterator[Hit]:
             yield Hit(one.line, f"--{one.name}={value} holds what only a shell expands")
 
 
+@BATCH.rule(
+    "NO-TIME", "warning", "the job gets the partition's limit and waits longer, or is refused",
+    "add #SBATCH --time=HH:MM:SS",
+)  # fmt: skip
 def no_time(job: Job) -> Iterator[Hit]:
     """Look for the time limit."""
     if job.script.directives and not job.script.directive("time"):
         yield Hit(1, "--time is not given")
 
 
+@BATCH.rule(
+    "TIME", "error", "sbatch refuses the script",
+    "write minutes, HH:MM:SS or D-HH:MM:SS",
+)  # fmt: skip
 def wrong_time(job: Job) -> Iterator[Hit]:
     """Look for a time limit in a form that sbatch does not take (sbatch(1), --time)."""
     option = job.script.directive("time")
@@ -95,6 +131,10 @@ def wrong_time(job: Job) -> Iterator[Hit]:
         yield Hit(option.line, f"--time={value} is no time to sbatch")
 
 
+@BATCH.rule(
+    "NO-TASKS-PER-NODE", "warning", "Slurm may fill one node before the next",
+    "add #SBATCH --ntasks-per-node, one task for each GPU",
+)  # fmt: skip
 def no_tasks_per_node(job: Job) -> Iterator[Hit]:
     """Look for tasks that Slurm may spread over nodes as it likes."""
     tasks = job.asked("ntasks")
@@ -107,6 +147,11 @@ def no_tasks_per_node(job: Job) -> Iterator[Hit]:
         yield Hit(1, f"{job.nodes} nodes have no --ntasks-per-node, so each gets one task")
 
 
+@BATCH.rule(
+    "OUTPUT-FOLDER", "note", "Slurm before 23.02 does not make it, and the job fails at "
+    "once (0:53) without a log",
+    "make it before you submit, where Slurm is older",
+)  # fmt: skip
 def missing_folder(job: Job) -> Iterator[Hit]:
     """Look for the folders of --output and --error, as far as this machine can tell.
 
@@ -137,6 +182,11 @@ def _may_exist(folder: Path, script: Script) -> bool:
         return True  # a name that no file can have
 
 
+@BATCH.rule(
+    "GPU-PER-TASK", "warning", 'a rank that asks for cuda:LOCAL_RANK fails with "invalid '
+    'device ordinal", and else NCCL does without NVLink and P2P',
+    "use --gpus-per-node, with one task for each GPU and cuda:LOCAL_RANK",
+)  # fmt: skip
 def one_gpu_per_task(job: Job) -> Iterator[Hit]:
     """Look for what shows each of several tasks of a node its own GPU only."""
     sharing = job.script.directive("gres-flags")
@@ -161,6 +211,11 @@ def one_gpu_per_task(job: Job) -> Iterator[Hit]:
             yield Hit(step.line, "CUDA_VISIBLE_DEVICES is set to one GPU in each task")
 
 
+@BATCH.rule(
+    "SIGNAL-STEPS", "warning", "ranks that do not handle it are ended by it, and the "
+    "script goes on",
+    "write --signal=B:USR1@120 and trap USR1 in this script, unless the ranks handle it",
+)  # fmt: skip
 def signal_to_steps(job: Job) -> Iterator[Hit]:
     """Look for a warning before the time limit that goes to the ranks; Lightning wants it there."""
     if re.search("lightning", job.script.text, re.IGNORECASE):
@@ -171,6 +226,10 @@ def signal_to_steps(job: Job) -> Iterator[Hit]:
         yield Hit(option.line, f"--signal={option.value} goes to the ranks, not to this script")
 
 
+@BATCH.rule(
+    "TASKS-CONTRADICT", "error", "Slurm starts another number of tasks than one of them says",
+    "give --nodes and --ntasks-per-node, and leave --ntasks out",
+)  # fmt: skip
 def tasks_contradict(job: Job) -> Iterator[Hit]:
     """Look for a number of tasks that the number of a node's tasks contradicts."""
     tasks, per_node = job.script.directive("ntasks"), job.script.directive("ntasks-per-node")
@@ -184,6 +243,10 @@ def tasks_contradict(job: Job) -> Iterator[Hit]:
         yield Hit(tasks.line, fact)
 
 
+@BATCH.rule(
+    "EXPORT-NAMES", "error", "the tasks do not even find their program",
+    "use --export=ALL and set variables in the script",
+)  # fmt: skip
 def exported_names(job: Job) -> Iterator[Hit]:
     """Look for --export that leaves out the rest of the environment."""
     for line, value in _exports(job):
@@ -192,6 +255,10 @@ def exported_names(job: Job) -> Iterator[Hit]:
             yield Hit(line, f"--export={value} drops every other variable, PATH too")
 
 
+@BATCH.rule(
+    "EXPORT-COMMA", "error", "the variable holds only what is before the comma",
+    "export the variable in the script, in quotes",
+)  # fmt: skip
 def export_with_comma(job: Job) -> Iterator[Hit]:
     """Look for a value that ends at its comma."""
     for line, value in _exports(job):
@@ -210,12 +277,20 @@ def _exports(job: Job) -> Iterator[tuple[int, str]]:
             yield step.line, value
 
 
+@BATCH.rule(
+    "REQUEUE", "note", "after a node failure Slurm may run the script again from its top",
+    "add #SBATCH --no-requeue, or --requeue with --open-mode=append",
+)  # fmt: skip
 def requeue_unsaid(job: Job) -> Iterator[Hit]:
     """Look for what becomes of the job when a node fails."""
     if job.script.directives and not job.script.directive("no-requeue", "requeue"):
         yield Hit(1, "neither --no-requeue nor --requeue is given")
 
 
+@BATCH.rule(
+    "HARD-ACCOUNT", "note", "whoever gets the script must edit it",
+    "keep it in one site file (lockstep init), or export SBATCH_ACCOUNT",
+)  # fmt: skip
 def own_account(job: Job) -> Iterator[Hit]:
     """Look for an account in the script."""
     option = job.script.directive("account")
@@ -246,6 +321,10 @@ TOOLS = {
 HANDED_ON = re.compile(r"(APPTAINER|SINGULARITY)ENV_(SLURM|MASTER|RANK|LOCAL|WORLD|\$|\{)")
 
 
+@BATCH.rule(
+    "CLEANENV", "error", "no rank knows its number or where to meet",
+    "hand them on as APPTAINERENV_NAME, or with --env-file",
+)  # fmt: skip
 def clean_environment(job: Job) -> Iterator[Hit]:
     """Look for an image in which no rank knows which it is."""
     for one in job.containers:
@@ -255,6 +334,10 @@ def clean_environment(job: Job) -> Iterator[Hit]:
             yield Hit(one.line, "--cleanenv leaves out SLURM_* and MASTER_*")
 
 
+@BATCH.rule(
+    "CONTAINALL", "error", "NCCL and gloo then share no memory, and /tmp has 64 MiB",
+    "use --cleanenv --no-home instead",
+)  # fmt: skip
 def contained(job: Job) -> Iterator[Hit]:
     """Look for ranks of a node that share no memory."""
     for one in job.containers:
@@ -263,6 +346,10 @@ def contained(job: Job) -> Iterator[Hit]:
             yield Hit(one.line, f"each of {tasks} ranks of a node has its own /dev/shm")
 
 
+@BATCH.rule(
+    "NO-NV", "error", "torch then sees no GPU, and Apptainer does not say so",
+    "add --nv, or --rocm for AMD",
+)  # fmt: skip
 def no_gpus_inside(job: Job) -> Iterator[Hit]:
     """Look for an image that sees no GPU.
 
@@ -290,6 +377,11 @@ def _hides(container: Container) -> bool:
     return any("$" in one and "=" not in one for one in container.options)
 
 
+@BATCH.rule(
+    "DOCKER-SHM", "warning", "the image has 64 MB of /dev/shm, and loaders or NCCL end "
+    "with a bus error",
+    "add --ipc=host, or --shm-size=8g",
+)  # fmt: skip
 def docker_without_shared_memory(job: Job) -> Iterator[Hit]:
     """Look for an image of Docker's whose ranks and loaders have 64 MB of shared memory."""
     for command in job.commands:
