@@ -17,8 +17,16 @@ from lockstep.report.load import imports
 from lockstep.report.load.results import Results, Row
 from lockstep.report.predict import models as rules
 from lockstep.report.predict import prediction
-from lockstep.report.predict.known import FARTHEST, LEAST_SIZES, Ladder, ladder_of
-from lockstep.report.predict.prediction import FREEDOM, LEVEL, Learned, Prediction
+from lockstep.report.predict.prediction import (
+    FARTHEST,
+    FREEDOM,
+    LEAST_SIZES,
+    LEVEL,
+    Ladder,
+    Learned,
+    Prediction,
+    ladder_of,
+)
 
 TABLES = Path(__file__).parent / "data" / "published_scaling.csv"
 # Curves that nobody measured on ranks: a computed one, and a load instead of processors.

@@ -13,16 +13,16 @@ from lockstep.measure.causes import bound
 from lockstep.measure.causes.bound import NAMES, Base, Buckets
 from lockstep.measure.causes.card import CHANGES, card
 from lockstep.report.columns import POINTS
-from lockstep.report.compute import attribution, quantities
-from lockstep.report.compute.attribution import loss, reason
+from lockstep.report.compute import quantities
 from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.point_table import table
+from lockstep.report.compute.quantities import loss, reason
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
 from lockstep.report.load.results import Launch, Results, Row
 from lockstep.report.page.content_of_page import page
-from lockstep.report.page.panels.curves import ladder_panel
-from lockstep.report.page.panels.losses import phase_table, sentence
+from lockstep.report.page.curves import ladder_panel
+from lockstep.report.page.losses import phase_table, sentence
 from lockstep.report.words import next_step, verdict_card
 
 NUM_TURNS = 8
@@ -96,9 +96,9 @@ def test_a_strong_ladder_loses_half_of_what_the_ranks_do_not_share():
 
 def test_at_one_rank_nothing_is_called_communication():
     series = ladder("weak", [(1, *BASE)])
-    parts = attribution.parts(series.base)
+    parts = quantities.parts(series.base)
     assert {part.cause: part.seconds for part in parts} == pytest.approx({"own": 0.9, "ddp": 0.1})
-    causes = [share.cause for share in attribution.judged(series, series.base).shares]
+    causes = [share.cause for share in quantities.judged(series, series.base).shares]
     assert "exposed" not in causes
 
 
@@ -113,7 +113,7 @@ def test_the_longer_steps_of_ranks_that_are_slow_in_turn_are_imbalance():
 def test_a_reason_is_what_the_card_shows_however_many_launches_there_are(repeats):
     series = ladder("weak", [(1, *BASE), (2, 1.4, two(1.2, 1.4))])
     (one,) = series_of([row for row in rows_of(series) if int(row.launch[-1]) in repeats])
-    card = attribution.judged(one, one.points[1])
+    card = quantities.judged(one, one.points[1])
     assert why(one) == ("named", [share.cause for share in card.named])
 
 
@@ -135,7 +135,7 @@ def test_launches_of_one_job_are_no_repeats_of_what_its_nodes_add():
         row.job = row.launch[-1]
         if row.world_size == 2:
             row.rank_variant_s["full"] = steady(1.1 + 0.1 * int(row.job), 2)
-    card = attribution.judged(series, series.points[1])
+    card = quantities.judged(series, series.points[1])
     assert len(series.points[1].rows) == 15
     assert (why(series), card.named, card.num_launches) == (("open", []), (), 15)
 
@@ -347,10 +347,10 @@ def test_what_turns_and_rounds_differ_by_is_in_its_interval_no_cause_and_in_no_s
     for row, factor in zip(here.rows, (1.5, 1.5, 1.9), strict=True):
         row.step_s = factor
     found = loss(series, here)
-    for one in (found, *found.parts, *attribution.parts(here)):
+    for one in (found, *found.parts, *quantities.parts(here)):
         assert not one.interval or one.interval[0] <= one.seconds <= one.interval[1]
     assert why(series) == ("named", ["exposed"])
-    card = attribution.judged(series, here)
+    card = quantities.judged(series, here)
     assert (card.step_s, card.beyond_rounds) == (here.step_s, pytest.approx(1.3 / 1.5 - 1))
     assert all(gain.interval[0] <= gain.step_s <= gain.interval[1] for gain in card.gains)
     assert quantities.values(here.rows, "communication_share") == pytest.approx([0.4 / 1.3] * 3)
@@ -379,7 +379,7 @@ def test_overlap_has_an_interval_over_launches_within_what_a_share_can_be():
 def test_a_column_of_exposed_communication_has_ddps_own_work_as_it_says_and_the_card_has_not():
     series = ladder("weak", [(1, *BASE), (2, 1.4, two(0.9, 1.4))])
     whole = table([series])[1]["exposed_communication_s"]
-    (share,) = attribution.judged(series, series.points[1]).named
+    (share,) = quantities.judged(series, series.points[1]).named
     assert (share.cause, whole - share.seconds) == ("exposed", pytest.approx(0.1))
     assert "DDP's own work" in POINTS["exposed_communication_s"].meaning
 
@@ -444,7 +444,7 @@ def test_the_card_of_a_sweep_is_of_its_quickest_setting():
 
 def test_results_without_variants_are_not_split():
     series = ladder("strong", [(1, 1.0, {}), (2, 0.8, two(0.6, 0.8))])
-    assert attribution.parts(series.base) is None
+    assert quantities.parts(series.base) is None
     assert loss(series, series.points[1]) is None
     assert told(series, series.points[1]) is None
 
@@ -490,7 +490,7 @@ def test_what_the_check_forbids_has_no_causes_either(rules):
     series = ladder("weak", [(1, *BASE), (2, 1.35, two(1.1, 1.3))])
     here = series.points[1]
     here.blocked_by.extend(rules)
-    told = (loss(series, here), attribution.parts(here), verdict_card.judge([series], 0.7))
+    told = (loss(series, here), quantities.parts(here), verdict_card.judge([series], 0.7))
     made = ladder_panel("weak", [series], 0.7, "GPU-hours", {})
     drawn = [figure for figure in made["figures"] if figure["id"].startswith("weak-causes")]
     assert [bool(one) for one in (*told, drawn)] == [not rules] * 4

@@ -24,12 +24,11 @@ from lockstep.core.record import Basis, CaseRecord, Derived, Training
 from lockstep.machine.nvidia import GAUGES
 from lockstep.machine.provenance import SLURM_NAMES
 from lockstep.machine.telemetry import TOTALS
-from lockstep.report.check import terminal
+from lockstep.report.check import recorded_facts, terminal
 from lockstep.report.check.check_cli import check as command
 from lockstep.report.check.checker import RULES, blocked_by, check
 from lockstep.report.check.evidence import Evidence
-from lockstep.report.check.rules import recorded_facts
-from lockstep.report.check.rules.ladders import super_linear
+from lockstep.report.check.ladders import super_linear
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load import imports
 from lockstep.report.load.contents import Details

@@ -13,7 +13,7 @@ from lockstep.core.flags import flag
 from lockstep.report.check.checker import check, errors
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import gather, load
-from lockstep.report.predict.known import can_be_modelled
+from lockstep.report.predict.prediction import can_be_modelled
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,8 @@ from data.report_samples import document, record, write
 from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import gather
-from lockstep.report.page import facts
+from lockstep.report.page import collective_tables, facts
 from lockstep.report.page.content_of_page import page
-from lockstep.report.page.panels import collective_tables
 
 STEP = "test_weak_scaling[workload=mlp]"
 

@@ -15,14 +15,14 @@ from cluster import TESTBED, need_testbed, without_namespaces
 from stand_ins import StandIns, lockstep
 
 from lockstep.before.doctor import checks
+from lockstep.before.doctor import cluster_checks as image
 from lockstep.before.doctor import cluster_checks as slurm_checks
 from lockstep.before.doctor import examination as diagnosis
-from lockstep.before.doctor import image_checks as image
 from lockstep.before.doctor import machine_checks as machine
 from lockstep.before.doctor.checks import Subject
 from lockstep.before.doctor.examination import Diagnosis, Result
 from lockstep.core.processes import hostname
-from lockstep.image.image_record import Record, write_record
+from lockstep.image.inspection import Record, write_record
 from lockstep.slurm import associations
 from lockstep.slurm.client import NotInstalledError
 from lockstep.slurm.cluster import Cluster, Kind, Node, Partition

@@ -7,7 +7,7 @@ import pytest
 from lockstep.core.formats import number, percent
 from lockstep.report.compare.comparison import compare
 from lockstep.report.compare.comparison import document as compared
-from lockstep.report.compute import attribution
+from lockstep.report.compute import quantities
 from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import series_of
@@ -58,10 +58,10 @@ def test_the_step_time_is_one_on_page_and_terminal_and_in_every_figure(told):
 
 def test_the_card_and_the_headline_part_the_step_time_of_the_table(told):
     for series, point in told.points:
-        card = attribution.judged(series, point)
+        card = quantities.judged(series, point)
         assert card.step_s == point.step_s
         assert card.compute_s + card.lost_s == pytest.approx(point.step_s)
-        if lost := attribution.loss(series, point):
+        if lost := quantities.loss(series, point):
             assert lost.step_s == point.step_s
             assert sum(part.seconds for part in lost.parts) == pytest.approx(lost.seconds)
             # What is lost of a step is what its efficiency lacks.

@@ -22,7 +22,7 @@ from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.load.reading import gather
 from lockstep.report.page.content_of_page import page
 from lockstep.report.report_cli import demo, import_table, report
-from lockstep.report.tracker import export_cli, sending, target
+from lockstep.report.tracker import export_cli, sending, tracked
 from lockstep.report.tracker.tracked import metric_name
 
 pytest.importorskip("pandas")
@@ -149,11 +149,11 @@ def test_a_table_has_no_run_that_a_tracker_could_be_sent(folder):
 
 @of_campaigns
 def test_trackers_are_sent_those_numbers_unchanged(folder, tmp_path, monkeypatch):
-    monkeypatch.setenv(target.KEY_VARIABLE, KEY)
+    monkeypatch.setenv(tracked.KEY_VARIABLE, KEY)
     runs = sending.found(folder).runs
     expected = sorted((m.name, m.value, m.step) for one in runs for m in one.metrics)
     with serving() as tracker:
-        assert sending.send(folder, target.given("http", tracker.uri)).kind == "sent"
+        assert sending.send(folder, tracked.given("http", tracker.uri)).kind == "sent"
         found = [
             (m["name"], m["value"], m["step"]) for one in tracker.runs.values()
             for m in one["metrics"]
@@ -161,7 +161,7 @@ def test_trackers_are_sent_those_numbers_unchanged(folder, tmp_path, monkeypatch
     assert sorted(found) == expected
     pytest.importorskip("mlflow")
     path = tmp_path / "m.db"
-    assert sending.send(folder, target.given("mlflow", f"sqlite:///{path}")).kind == "sent"
+    assert sending.send(folder, tracked.given("mlflow", f"sqlite:///{path}")).kind == "sent"
     with sqlite3.connect(path) as database:
         rows = database.execute("SELECT key, value, step FROM metrics").fetchall()
     assert sorted(rows) == expected

@@ -33,7 +33,7 @@ def test_stride(lockstep, workload, precision, local_batch):
 # file -> what is replaced in it, and by what; "" is the end of the file.
 ADDED = {
     "rule of the check": {
-        "lockstep/report/check/rules/case_rules.py": (
+        "lockstep/report/check/case_rules.py": (
             "",
             """
 
@@ -66,7 +66,7 @@ def few_rounds(evidence: Evidence) -> Iterator[Hit]:
         ),
     },
     "rule of lint": {
-        "lockstep/before/lint/rules/directive_rules.py": (
+        "lockstep/before/lint/directive_rules.py": (
             "",
             """
 

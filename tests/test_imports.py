@@ -14,7 +14,7 @@ from lockstep.report.compute.scaling import series_of
 from lockstep.report.load import imports
 from lockstep.report.load.imports import write
 from lockstep.report.load.reading import load
-from lockstep.report.page.panels.by_study import imported_panel
+from lockstep.report.page.by_study import imported_panel
 from lockstep.report.report_cli import import_table, report
 
 DATA = Path(__file__).parent / "data"

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep import content
-from lockstep.before.doctor import cluster_checks, image_checks
+from lockstep.before.doctor import cluster_checks
 from lockstep.before.doctor.checks import Subject
 from lockstep.before.init import init_cli
 from lockstep.before.init.drafts import (
@@ -368,7 +368,7 @@ def test_without_an_image_loading_asks_for_one_in_a_sentence(tmp_path):
     assert site.to_fill_in == ("container.image",)
     subject = Subject({}, tmp_path, site)
     assert cluster_checks.site_file(subject).status == "missing"
-    assert image_checks.image(subject).status == "not needed"  # said once
+    assert cluster_checks.image(subject).status == "not needed"  # said once
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from lockstep.report.compute import links
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
 from lockstep.report.load.results import Row
-from lockstep.report.page.panels.collective_tables import message_bytes
+from lockstep.report.page.collective_tables import message_bytes
 
 ALPHA_S, BETA = 2e-4, 1.25e8  # of a link of 1 Gbit/s
 SIZES = (2**16, 2**18, 2**20, 2**22)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from lockstep.core.flags import Flag
-from lockstep.launch import transport
+from lockstep.launch import preflight
 from lockstep.machine import nccl_log, network
 from lockstep.machine.nccl_log import Link, NcclLog
 
@@ -204,7 +204,7 @@ def test_what_is_slower_than_it_could_be(text, hosts, fabrics, found):
 )
 def test_it_listens_unless_other_logs_are_asked_for(tmp_path, asked, listens):
     environ = dict(asked)
-    path = transport.listen(tmp_path, 3, environ)
+    path = preflight.listen(tmp_path, 3, environ)
     assert (path is not None) == listens
     if path is None:
         assert environ == asked
@@ -212,7 +212,7 @@ def test_it_listens_unless_other_logs_are_asked_for(tmp_path, asked, listens):
     assert path.read_bytes() == b""
     assert environ["NCCL_DEBUG"] == "INFO"
     assert "COLL" not in environ["NCCL_DEBUG_SUBSYS"], "or every collective would be logged"
-    assert transport.listen(tmp_path / "none", 0, {}) is None
+    assert preflight.listen(tmp_path / "none", 0, {}) is None
 
 
 @pytest.mark.parametrize(
@@ -223,12 +223,12 @@ def test_a_launch_keeps_its_links_and_what_is_against_them(monkeypatch, capsys, 
     monkeypatch.setattr(network, "infiniband_ports", lambda _classes: [port])
     control = SimpleNamespace(settle_all=lambda name, own, judge: judge([own, own]))
     world = SimpleNamespace(rank=0, control=control)
-    found = transport.settle(world, ["n1", "n3", "n2"], nccl_log.parse(V2_19 + V2_27[-60:]))
+    found = preflight.settle(world, ["n1", "n3", "n2"], nccl_log.parse(V2_19 + V2_27[-60:]))
     assert found.facts["transports"] == {"NET/Socket": 1, "SHM": 1}
     assert found.facts["links"] == [[0, 1, "SHM"], [1, 2, "NET/Socket"]]
     assert [one.kind for one in found.flags] == kinds
     assert "a path was" in capsys.readouterr().err
-    assert transport.settle(world, ["n1"], NcclLog()) == transport.Transport()
+    assert preflight.settle(world, ["n1"], NcclLog()) == preflight.Transport()
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.campaign.last_words import last_words
-from lockstep.campaign.next import Facts, Next, decide, gather, mark, words_of
-from lockstep.core import end_reason
+from lockstep.campaign.next import Facts, Next, decide, gather, last_words, mark, words_of
+from lockstep.core import errors
 from lockstep.core.journal import Journal, settled
 from lockstep.core.record import SCHEMA_VERSION
 
@@ -132,9 +131,9 @@ def test_what_a_case_prints_is_not_why_its_session_ended(
 ) -> None:
     before = mark(tmp_path)
     session(tmp_path, ("begin", "a"))
-    end_reason.keep_in(tmp_path, 1)
+    errors.keep_in(tmp_path, 1)
     for words in filter(None, [kept, kept and "what came of it"]):
-        end_reason.note(words)
+        errors.note(words)
     (tmp_path / "log.txt").write_text(printed + ROOT_CAUSE.format(-9))
     assert words_of(tmp_path, before, by_slurm=False) == (kept or "rank 1 ended with SIGKILL")
     (tmp_path / "log.txt").write_text("srun: error: node1: task 0: Killed\n")

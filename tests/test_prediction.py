@@ -12,9 +12,16 @@ from lockstep.report.check.checker import check
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.results import Results, Row
 from lockstep.report.predict import models as rules
-from lockstep.report.predict.known import Ladder, ladder_of
 from lockstep.report.predict.models import TOLERANCE
-from lockstep.report.predict.prediction import LEARNED, candidates, curve, foretell, predict
+from lockstep.report.predict.prediction import (
+    LEARNED,
+    Ladder,
+    candidates,
+    curve,
+    foretell,
+    ladder_of,
+    predict,
+)
 from lockstep.report.predict.recommendation import diminishing, next_step, parse, recommend
 
 VALIDATION = Path(__file__).parents[1] / "docs" / "validation.md"

@@ -231,7 +231,7 @@ def test_nothing_that_a_run_started_outlives_it(tmp_path, wait, is_late):
 
 
 def test_the_digest_of_a_program_is_of_its_scripts_and_not_of_its_data(tmp_path):
-    from lockstep.campaign.program.program_record import source_sha256
+    from lockstep.campaign.program.programs import source_sha256
 
     line = "./solve mine.py in.dat >out.sh | tee log.sh"
     command = Command(line=line, workdir=str(tmp_path))

@@ -13,8 +13,8 @@ from lockstep.core import formats
 from lockstep.core.flags import Flag
 from lockstep.core.studies import OTHER
 from lockstep.report.compute import alternatives
-from lockstep.report.compute.attribution import Loss, Part, Reason
 from lockstep.report.compute.evaluation import evaluate
+from lockstep.report.compute.quantities import Loss, Part, Reason
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.compute.slow import Slowest
 from lockstep.report.load.imports import read
@@ -23,8 +23,8 @@ from lockstep.report.load.reading import load
 from lockstep.report.load.results import Results, Row
 from lockstep.report.page import parts, top
 from lockstep.report.page.content_of_page import CPU_BAND, page
-from lockstep.report.page.panels.settings import settings_panel
 from lockstep.report.page.render import MARK, embedded, html
+from lockstep.report.page.settings import settings_panel
 from lockstep.report.words import headline, next_step
 
 HOSTILE = "</script><script>alert('x')</script><img src=x onerror=alert(1)> & \"q\""

@@ -252,7 +252,7 @@ def test_the_measuring_path_is_more_than_its_ends():
 
 # Modules that read what another program says, which has no records for us.
 READS_PROGRAMS = {
-    "lockstep/campaign/last_words.py": "torchrun, srun and pytest",
+    "lockstep/campaign/next.py": "torchrun, srun and pytest",
     "lockstep/image/apptainer.py": "Apptainer",
     "lockstep/launch/verdict.py": "torch's collectives",
     "lockstep/machine/memory.py": "torch's allocator of host memory",

@@ -17,9 +17,9 @@ from lockstep.report.compute.scaling import pooled_step_s, series_of
 from lockstep.report.load.reading import load
 from lockstep.report.load.results import Results, Row
 from lockstep.report.page import top
+from lockstep.report.page.by_study import programs_panels
 from lockstep.report.page.content_of_page import page
-from lockstep.report.page.panels.by_study import programs_panels
-from lockstep.report.page.panels.curves import ladder_panel
+from lockstep.report.page.curves import ladder_panel
 from lockstep.report.words import next_step, ranking_card
 from lockstep.report.words.method import timing
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from simulated_screens import Noise, Slow, screened, seats
 
 from lockstep.before.screen import search, starting
-from lockstep.before.screen.findings import Screening
-from lockstep.before.screen.screen_wording import below_floor, node_lines, page
 from lockstep.before.screen.screening import num_repeats
+from lockstep.before.screen.search import Screening, below_floor, node_lines, page
 
 RNG = st.integers(0, 2**32).map(Random)
 

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from lockstep.core.record import KEY
-from lockstep.measure.causes.stragglers import LateInput
+from lockstep.measure.causes.division import LateInput
 from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.compute.slow import latest, slowest

@@ -16,7 +16,7 @@ from lockstep.report.compute.alternatives import rank
 from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import gather, load
-from lockstep.report.page.panels.curves import ladder_panel
+from lockstep.report.page.curves import ladder_panel
 from lockstep.report.words.ranking_card import lines
 
 ROOT = Path(__file__).parents[1]

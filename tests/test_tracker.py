@@ -23,7 +23,7 @@ from lockstep.core.record import KEY as RECORD
 from lockstep.report.compute.evaluation import evaluate_folder
 from lockstep.report.compute.point_table import table
 from lockstep.report.load.reading import load
-from lockstep.report.tracker import export_cli, live, sending, stores, target
+from lockstep.report.tracker import export_cli, live, sending, stores, tracked
 from lockstep.report.tracker.from_launches import of_campaign
 from lockstep.report.tracker.stores import LARGEST_BATCH
 from lockstep.report.tracker.tracked import metric_name
@@ -37,8 +37,8 @@ CASE = "bench/test_train.py::test_train[workload=mlp-lr=0.1-seed=0]"
 def folder(tmp_path, monkeypatch):
     """A campaign's results, and a user who has a key and no site file."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(target.KEY_VARIABLE, KEY)
-    monkeypatch.delenv(target.SITE_VARIABLE, raising=False)
+    monkeypatch.setenv(tracked.KEY_VARIABLE, KEY)
+    monkeypatch.delenv(tracked.SITE_VARIABLE, raising=False)
     return Path(shutil.copytree(BEFORE, tmp_path / "before"))
 
 
@@ -57,7 +57,7 @@ def launch(folder, name):
 
 
 def send(folder, tracker, **options):
-    return sending.send(folder, target.given("http", tracker.uri), **options)
+    return sending.send(folder, tracked.given("http", tracker.uri), **options)
 
 
 def told(tracker):
@@ -224,7 +224,7 @@ def test_a_tracker_that_dies_is_sent_the_rest_and_nothing_twice(folder, monkeypa
 
 
 def test_a_wrong_key_is_refused_in_words(folder, monkeypatch):
-    monkeypatch.setenv(target.KEY_VARIABLE, "wrong")
+    monkeypatch.setenv(tracked.KEY_VARIABLE, "wrong")
     with serving() as tracker:
         sent = send(folder, tracker)
     assert (sent.kind, sent.why) == ("refused", "it answers POST /runs with 401 Unauthorized")
@@ -264,7 +264,7 @@ def test_what_mlflow_does_not_take_is_not_called_out_of_reach(code, error):
 
 
 def test_results_that_cannot_be_read_are_said_and_none_yet_are_not(folder):
-    tracker = target.given("http", "http://127.0.0.1:1")
+    tracker = tracked.given("http", "http://127.0.0.1:1")
     said = []
     (none := folder.parent / "none").mkdir()
     live._report(sending.send(none, tracker), none, said.append)
@@ -319,7 +319,7 @@ def test_what_is_late_is_left_for_the_next_time(folder):
 
 def test_a_late_answer_is_not_taken_for_the_next(folder):
     with serving() as tracker:
-        sender = live.Sender(folder, target.given("http", tracker.uri))
+        sender = live.Sender(folder, tracked.given("http", tracker.uri))
         sender.send(0)
         assert select.select([sender._process.stdout], [], [], 60)[0]  # it is not heard yet
         (folder / "report.html").write_text("<html></html>")
@@ -347,7 +347,7 @@ def test_a_measurement_goes_on_when_its_tracker_dies(tmp_path):
     with serving(dies_after=4) as tracker:
         site = tmp_path / "site.toml"
         site.write_text(f'[tracker]\nkind = "http"\nuri = "{tracker.uri}"\n')
-        known = environ(ROOT) | {target.KEY_VARIABLE: KEY, target.SITE_VARIABLE: str(site)}
+        known = environ(ROOT) | {tracked.KEY_VARIABLE: KEY, tracked.SITE_VARIABLE: str(site)}
         options = ["smoke", "--studies", "weak", "--world-sizes", "1,2", "--device", "cpu"]
         ended = subprocess.run(
             [*run, "run", *options], cwd=tmp_path, env=known, capture_output=True, text=True,
@@ -401,7 +401,7 @@ def test_mlflow_reads_back_what_was_exported(folder):
     (folder / "report.html").write_text("<html></html>")
     entries, write = lines(folder)
     write(entries[:3])
-    tracker = target.given("mlflow", None)
+    tracker = tracked.given("mlflow", None)
     uri = f"sqlite:///{folder.parent / 'mlflow.db'}"
     assert sending.send(folder, tracker).kind == "sent"
     client, before = _of_mlflow(uri)
@@ -445,14 +445,14 @@ def test_mlflow_reads_back_what_was_exported(folder):
 def test_a_table_that_says_what_it_may_not_is_refused(folder, table, said):
     (folder.parent / "site.toml").write_text(f"[tracker]\n{table}\n")
     with pytest.raises(ValueError, match=r"site\.toml: ") as refused:
-        target.find(folder)
+        tracked.find(folder)
     assert said in str(refused.value)
     assert os.linesep not in str(refused.value)
 
 
 def test_results_are_collected_where_what_a_tracker_keeps_cannot_be_written(folder, monkeypatch):
-    tracker = target.Tracker(kind="http", uri="http://127.0.0.1:9")
-    monkeypatch.setattr(target, "find", lambda of: tracker)
+    tracker = tracked.Tracker(kind="http", uri="http://127.0.0.1:9")
+    monkeypatch.setattr(tracked, "find", lambda of: tracker)
     (folder / "tracker" / live.LOG).mkdir(parents=True)  # as a file of another user's would be
     said = []
     live.tell(folder, said.append)

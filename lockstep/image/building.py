@@ -13,8 +13,14 @@ from typing import Any
 from lockstep.core import locks, processes
 from lockstep.image import apptainer, definition
 from lockstep.image.definition import COMMIT, Definition
-from lockstep.image.image_record import Record, log_path, read_record, record_path, write_record
-from lockstep.image.inspection import check_whole
+from lockstep.image.inspection import (
+    Record,
+    check_whole,
+    log_path,
+    read_record,
+    record_path,
+    write_record,
+)
 
 
 @dataclass(frozen=True)

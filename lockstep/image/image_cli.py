@@ -13,7 +13,7 @@ import click
 
 if TYPE_CHECKING:
     from lockstep.image.building import Plan
-    from lockstep.image.image_record import Record
+    from lockstep.image.inspection import Record
 
 IMAGE = click.argument("image", type=click.Path(path_type=Path, dir_okay=False))
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
@@ -99,7 +99,7 @@ def build(
       lockstep image build cpu --apptainer-options '--fakeroot'
     """
     from lockstep.image import building
-    from lockstep.image.image_record import read_record
+    from lockstep.image.inspection import read_record
 
     path = image or Path(Path(definition).stem + ".sif")
     plan = building.plan(definition, path, build_args, options)
@@ -260,8 +260,7 @@ def print_hash(image: Path) -> int:
     Example:
       lockstep image hash lockstep.sif
     """
-    from lockstep.image.image_record import read_record
-    from lockstep.image.inspection import check_exists
+    from lockstep.image.inspection import check_exists, read_record
 
     check_exists(image)
     record = read_record(image)

@@ -3,33 +3,110 @@
 Only sessions that collect a measured case join a world; others do not notice this file. Where a
 session is known to measure before it collects, these hooks are there from its start, with the
 options; else `lockstep.plugin` brings them after the collection, and the defaults hold.
+
+Rank 0 alone prints and writes; another rank speaks of what it alone knows.
 """
 
 import argparse
 import difflib
 import re
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Generator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-from lockstep.core import end_reason, journal, sizes, studies
+from lockstep.core import errors, journal, sizes, studies
+from lockstep.core.errors import AgreedError
 from lockstep.core.formats import counted
 from lockstep.core.processes import hostname
 from lockstep.core.record import KEY, sized_name
-from lockstep.launch import leave_files, options, session, verdict, voice
+from lockstep.launch import leave_files, options, session, verdict
 from lockstep.launch import session as launch_session
 from lockstep.launch.items import case_of, is_measured, of_part, params_of, study_of
 from lockstep.launch.profiler import Tracing
 from lockstep.launch.session import EXIT_IO, EXIT_MACHINE, EXIT_USAGE
 from lockstep.launch.verdict import Ended
 from lockstep.measure.harness import Harness
-from lockstep.ranks.placement import placement
+from lockstep.ranks.control import LostError
+from lockstep.ranks.placement import Placement, placement
+
+REFUSAL_S = 6.0  # rank 0 may still be importing torch
+# Plugins of pytest that write a file without being asked.
+WRITERS = ("LFPlugin", "NFPlugin", "StepwisePlugin")
+
+
+def _place() -> Placement | None:
+    """Return this rank's place; None where joining will refuse what its launcher has set."""
+    try:
+        return placement()
+    except ValueError:
+        return None
+
+
+def is_voice() -> bool:
+    """Return whether this rank prints, whichever launcher started it."""
+    place = _place()
+    return place is None or place.rank == 0  # somebody must say what is refused
+
+
+def is_alone() -> bool:
+    """Return whether there is no other rank."""
+    place = _place()
+    return place is not None and place.world_size == 1
+
+
+def silence(config: pytest.Config) -> None:
+    """Leave printing and writing to rank 0."""
+    config.pluginmanager.unregister(name="terminalreporter")
+    leave_results(config)
+    for plugin in config.pluginmanager.get_plugins():
+        if type(plugin).__name__ in WRITERS:
+            config.pluginmanager.unregister(plugin)
+
+
+def leave_results(config: pytest.Config) -> None:
+    """Leave pytest-benchmark's files and tables to rank 0."""
+    benchmarks = config.pluginmanager.get_plugin("pytest-benchmark")
+    if benchmarks is not None:
+        benchmarks.json = benchmarks.save = benchmarks.autosave = benchmarks.compare = None
+        benchmarks.quiet = True
+
+
+def refuse(error: ValueError) -> NoReturn:
+    """End the session with one sentence, said by rank 0 alone."""
+    if is_voice():
+        raise pytest.UsageError(str(error)) from error
+    end_session(error, EXIT_USAGE)
+
+
+def end_session(error: Exception, returncode: int) -> NoReturn:
+    """End the session of this rank with a code; rank 0 says why."""
+    if not is_voice():
+        rank, named = placement().rank, getattr(error, "ranks", ())
+        if rank in named:  # no other rank may know it
+            errors.say(str(error))
+        # A launcher ends all ranks as soon as one has ended: rank 0 needs the time to say why.
+        time.sleep(REFUSAL_S)
+        # Where nothing was agreed on, and no rank is named, this one may be alone: rank 0, still
+        # there, had no such reason to end.
+        if isinstance(error, LostError):  # which says which rank lost rank 0
+            errors.say(str(error))
+        elif not (isinstance(error, AgreedError) or named):
+            errors.say(f"rank {rank} on {hostname()}: {error}")
+    pytest.exit(str(error), returncode=returncode)
+
+
+def say_own(words: str) -> None:
+    """Say what only this rank may know, in a line of its own: rank 0 may be within one of dots."""
+    sys.stderr.write("\n")
+    errors.say(f"rank {placement().rank} on {hostname()}: {words}")
+
 
 # True where these hooks came after the command line was read.
 CAME_LATE = pytest.StashKey[bool]()
@@ -49,7 +126,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    if not voice.is_voice():
+    if not is_voice():
         leave_files(config)
 
 
@@ -60,9 +137,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cases(study): parametrize from the named size")
     if folder := getattr(config.option, "torch_trace", None):
         config.pluginmanager.register(Tracing(folder))
-    if not voice.is_voice():
-        voice.silence(config)
-    if config.pluginmanager.hasplugin("dsession") and not voice.is_alone():
+    if not is_voice():
+        silence(config)
+    if config.pluginmanager.hasplugin("dsession") and not is_alone():
         # pytest-xdist would start its workers before the ranks could refuse it.
         config.pluginmanager.unregister(name="dsession")
 
@@ -70,8 +147,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     # Where -p names this plugin, it is configured before pytest-benchmark is.
-    if not voice.is_voice():
-        voice.leave_results(session.config)
+    if not is_voice():
+        leave_results(session.config)
 
 
 def pytest_collection(session: pytest.Session) -> None:
@@ -81,7 +158,7 @@ def pytest_collection(session: pytest.Session) -> None:
         if placement().world_size > 1:
             options.refuse_options(session.config)
     except ValueError as error:
-        voice.refuse(error)
+        refuse(error)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -112,11 +189,9 @@ def pytest_make_collect_report(
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """Let a silenced rank say what it cannot collect, for its end would be an exit code alone."""
     report = yield
-    if report.outcome == "failed" and not voice.is_voice():
+    if report.outcome == "failed" and not is_voice():
         lines = [line for line in str(report.longrepr).splitlines() if line.startswith("E  ")]
-        voice.say_own(
-            f"cannot collect {report.nodeid}: {lines[-1][1:].strip() if lines else 'error'}"
-        )
+        say_own(f"cannot collect {report.nodeid}: {lines[-1][1:].strip() if lines else 'error'}")
     elif report.outcome == "skipped":
         collector.config.stash.setdefault(SKIPPED, []).append(f"{report.nodeid}: {_reason(report)}")
     return report
@@ -128,16 +203,16 @@ def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> N
     if isinstance(excinfo.value, pytest.Session.Interrupted):
         return  # the launch ends in order, and rank 0 says why
     words = f"ended the session: {excinfo.typename}: {excinfo.value}".rstrip(": ")
-    if voice.is_voice():
+    if is_voice():
         if code is not None:  # of pytest.exit in a case, which pytest prints
-            end_reason.note(str(excinfo.value))
+            errors.note(str(excinfo.value))
     elif code not in (EXIT_USAGE, EXIT_MACHINE):
-        voice.say_own(words)
+        say_own(words)
 
 
 def pytest_internalerror(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
     """Say what broke outside a case, as a signal's handler may: a silenced rank shows nothing."""
-    voice.say_own(f"broke outside a case: {excinfo.typename}: {excinfo.value}".rstrip(": "))
+    say_own(f"broke outside a case: {excinfo.typename}: {excinfo.value}".rstrip(": "))
 
 
 @pytest.hookimpl(trylast=True)
@@ -160,14 +235,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             chosen = _begin(config, chosen)
     except ImportError as error:
         todo = 'pip install "/path/to/checkout[bench]" brings what measuring needs'
-        voice.end_session(RuntimeError(f"{error}; {todo}"), EXIT_MACHINE)
+        end_session(RuntimeError(f"{error}; {todo}"), EXIT_MACHINE)
     except (ValueError, RuntimeError, OSError) as error:
         if launch := config.stash.get(SESSION, None):
             launch.close()  # all ranks refuse alike, so no rank loses the store early
             del config.stash[SESSION]
         if isinstance(error, ValueError):
-            voice.refuse(error)
-        voice.end_session(error, EXIT_MACHINE)
+            refuse(error)
+        end_session(error, EXIT_MACHINE)
     config.hook.pytest_deselected(items=[item for item in measured if item not in chosen])
     items[:] = [item for item in items if item not in measured] + chosen
 
@@ -188,7 +263,7 @@ def _explain_empty(config: pytest.Config, items: list[pytest.Item]) -> None:
     known = sorted({word for name in names for word in re.findall(r"[A-Za-z]\w*", name)})
     closest = difflib.get_close_matches(keyword, known, n=1)
     hint = f"; closest: {closest[0]}" if closest else ""
-    voice.refuse(ValueError(f"no case matches -k {keyword}{hint}; list all with --collect-only -q"))
+    refuse(ValueError(f"no case matches -k {keyword}{hint}; list all with --collect-only -q"))
 
 
 def _begin(config: pytest.Config, expected: list[pytest.Item]) -> list[pytest.Item]:
@@ -200,7 +275,7 @@ def _begin(config: pytest.Config, expected: list[pytest.Item]) -> list[pytest.It
     chosen = launch.prepare(expected)
     launch.open_journal([case_of(item) for item in expected], _document(config))
     if launch.keeper.folder:
-        end_reason.keep_in(launch.keeper.folder, launch.world.rank)
+        errors.keep_in(launch.keeper.folder, launch.world.rank)
     for item in chosen:
         item.add_marker(pytest.mark.benchmark(timer=launch.clock, group=study_of(item)))
     return chosen
@@ -359,8 +434,8 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
     launch = session.config.stash.get(SESSION, None)
     skipped = session.config.stash.get(SKIPPED, [])
-    if launch is None and skipped and not voice.is_voice():
-        voice.say_own(f"skips all that it could measure: {skipped[0]}")
+    if launch is None and skipped and not is_voice():
+        say_own(f"skips all that it could measure: {skipped[0]}")
     if launch is not None and not launch_session.write_json(session.config, launch):
         session.exitstatus = EXIT_IO
     # That nothing was measured is a warning, which as an error would hide what failed.

@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 from lockstep import workloads
-from lockstep.core import end_reason, journal, sizes
+from lockstep.core import errors, journal, sizes
 from lockstep.core.flags import Flag
-from lockstep.launch import preflight, transport, verdict
+from lockstep.launch import preflight, verdict
 from lockstep.launch.items import case_of, has_size, own_file, params_of, source_sha256, study_of
 from lockstep.launch.journal_writer import CaseEnd, Keeper
 from lockstep.launch.options import Settings
@@ -68,7 +68,7 @@ class Ending:
     def say(self) -> None:
         """Say why on standard error, once, where no summary will."""
         if self.code in (EXIT_LOST, EXIT_IO) and not self.is_said:
-            end_reason.say(self.reason)
+            errors.say(self.reason)
             self.is_said = True
 
 
@@ -377,7 +377,7 @@ def _end(launch: "LaunchSession", ended: Ended) -> dict[str, Any]:
     if ended.outcome == "failed" and launch.world.backend != "gloo" and not launch.is_voice:
         # NCCL's time-out on another rank may end all before a verdict.
         lines = ended.error.strip().splitlines() or ["no reason given"]
-        end_reason.say(f"{launch.where(launch.world.rank)}: {lines[0]}")
+        errors.say(f"{launch.where(launch.world.rank)}: {lines[0]}")
     return asdict(ended) | {
         "reason": ended.reason[-MAX_REASON_CHARACTERS:],
         "error": ended.error[:MAX_ERROR_CHARACTERS],
@@ -561,7 +561,7 @@ class LaunchSession:
     def _note_transport(self, stacks: Path | None) -> None:
         """Add to the launch's provenance and flags which links NCCL uses."""
         hosts = [rank["host"] for rank in self.provenance["ranks"]]
-        found = transport.gather(self.world, hosts, stacks.parent.parent if stacks else None)
+        found = preflight.gather(self.world, hosts, stacks.parent.parent if stacks else None)
         self.provenance |= {"transport": found.facts or None}
         self.flags += found.flags
 

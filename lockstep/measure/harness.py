@@ -21,7 +21,7 @@ from lockstep.machine import memory, telemetry
 from lockstep.machine.memory import Peak, Room
 from lockstep.measure import timing
 from lockstep.measure.batches import Goal, Rounds, Step
-from lockstep.measure.causes.stragglers import late_input, slow_rank
+from lockstep.measure.causes.division import late_input, slow_rank
 from lockstep.measure.step.variants import draw_order, plan_turns, time_in_turns, waits
 from lockstep.ranks.process_group import World, refuse_in_case
 

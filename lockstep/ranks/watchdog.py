@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import IO
 
-from lockstep.core import end_reason
+from lockstep.core import errors
 from lockstep.ranks import control
 
 # A rank is ended so long after its time is over. Within VERDICT_S rank 0 says who did not answer,
@@ -68,7 +68,7 @@ class Watchdog:
 
     def _speak(self, words: str) -> None:
         os.write(self._stderr, f"\nlockstep: {words}\n".encode(errors="replace"))
-        end_reason.note(words)
+        errors.note(words)
 
     def disarm(self) -> None:
         """Count no longer."""

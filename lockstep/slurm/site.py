@@ -28,7 +28,7 @@ from lockstep import content
 from lockstep.campaign.job_cuts import Duration
 from lockstep.core import inputs
 from lockstep.core.processes import INTERFACE_NAMES
-from lockstep.report.tracker.target import Tracker
+from lockstep.report.tracker.tracked import Tracker
 
 # Of sbatch's options those that change nothing of what Lockstep itself asks for: said twice, the
 # last one would win unseen.

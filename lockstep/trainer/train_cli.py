@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 import click
 
-from lockstep.campaign.last_words import how, last_words
 from lockstep.campaign.local import launcher
+from lockstep.campaign.next import how, last_words
 from lockstep.core.processes import die_with_parent
 from lockstep.core.sizes import LR_SCALES, OPTIMIZERS, PRECISIONS, SCHEDULERS
 from lockstep.ranks.placement import VARIABLES, refuse_apart

@@ -26,7 +26,7 @@ from lockstep.report.load import imports
 from lockstep.report.load.reading import gather, load
 from lockstep.report.page.content_of_page import page
 from lockstep.report.page.render import html
-from lockstep.report.predict import known, prediction
+from lockstep.report.predict import prediction
 from lockstep.report.words.console import console_table
 from lockstep.slurm import associations, cluster
 from lockstep.slurm import client as refusals
@@ -162,8 +162,8 @@ def _judge(folder: Path) -> None:
     found = gates.verdicts(targets.load("proposal"), results, None)
     json.dumps(verdicts.document(found), allow_nan=False)
     json.dumps(comparison.document(comparison.compare(results, results), ("a", "b")))
-    for one in filter(known.can_be_modelled, series_of(results.rows)):
-        ladder = known.ladder_of(one, results.tables.get(one.case) or {})
+    for one in filter(prediction.can_be_modelled, series_of(results.rows)):
+        ladder = prediction.ladder_of(one, results.tables.get(one.case) or {})
         for at in (1, 2 * ladder.sizes[-1]):
             json.dumps(prediction.predict(ladder, at, force=True).record(), allow_nan=False)
 

@@ -20,7 +20,7 @@ from namespaces import PAYLOAD_SHARE, Links, linked  # noqa: E402
 from lockstep.report.compute import links  # noqa: E402
 from lockstep.report.compute.scaling import series_of  # noqa: E402
 from lockstep.report.load.reading import load  # noqa: E402
-from lockstep.report.page.panels.collective_tables import sweeps  # noqa: E402
+from lockstep.report.page.collective_tables import sweeps  # noqa: E402
 
 NUM_RANKS = 2
 PATIENCE_S = 600

@@ -13,8 +13,7 @@ import numpy as np
 
 from lockstep.measure.causes import bound
 from lockstep.measure.causes.bound import Base, Bound, Buckets, LostCause, Share
-from lockstep.measure.causes.division import divide, resample
-from lockstep.measure.causes.stragglers import slow_rank
+from lockstep.measure.causes.division import divide, resample, slow_rank
 
 # What is put in -> the cause that is to be found.
 TRUTH: dict[str, LostCause] = {

@@ -124,7 +124,7 @@ def judged(folder: Path, launches: Sequence[str] = ()) -> Iterator[tuple[str, in
     None where no causes are.
     """
     from lockstep.report.check import checker
-    from lockstep.report.compute import attribution, evaluation
+    from lockstep.report.compute import evaluation, quantities
     from lockstep.report.compute.scaling import series_of
     from lockstep.report.load.reading import gather
 
@@ -135,7 +135,7 @@ def judged(folder: Path, launches: Sequence[str] = ()) -> Iterator[tuple[str, in
     findings = checker.check(results, None if launches else series)
     for one in evaluation.finish(series, findings):
         for point in one.points:
-            told = attribution.judged(one, point)
+            told = quantities.judged(one, point)
             yield one.row.factors["run"], point.world_size, told and asdict(told)
 
 

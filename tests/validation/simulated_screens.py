@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from random import Random
 
 from lockstep.before.screen import search
-from lockstep.before.screen.findings import Screening, Seat
+from lockstep.before.screen.search import Screening, Seat
 
 REPEATS = 40
 

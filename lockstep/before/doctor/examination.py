@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
 from lockstep.before.doctor import cluster_checks as cluster
-from lockstep.before.doctor import image_checks as image
+from lockstep.before.doctor import cluster_checks as image
 from lockstep.before.doctor import machine_checks as machine
 from lockstep.before.doctor.checks import Finding, Status, Subject, not_needed, ok, warning
 from lockstep.before.lint import variables

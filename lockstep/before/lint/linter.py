@@ -1,15 +1,15 @@
 """Errors that a reader of a batch script can find before the job has waited in the queue.
 
-A rule is one function of `lockstep.before.lint.rules`, with its name, severity, reason and action
-above it. Nothing is run.
+A rule is one function of `command_rules` or `directive_rules`, with its name, severity, reason and
+action above it. Nothing is run.
 """
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.before.lint import command_rules, directive_rules
 from lockstep.before.lint.batch import BATCH, Hit, Job, Rule, Subject
-from lockstep.before.lint.rules import command_rules, directive_rules
 from lockstep.before.lint.shell import Script
 from lockstep.core.formats import one_line
 

@@ -12,8 +12,7 @@ from random import Random
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from lockstep.before.screen.findings import Probe, Seat
-from lockstep.before.screen.search import turns
+from lockstep.before.screen.search import Probe, Seat, turns
 from lockstep.measure.timing import meet, time_block
 
 if TYPE_CHECKING:

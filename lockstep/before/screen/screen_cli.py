@@ -75,8 +75,8 @@ def screen(
     fails.
     """
     from lockstep.before.screen import starting
-    from lockstep.before.screen.screen_wording import below_floor, node_lines, page
     from lockstep.before.screen.screening import Settings, run
+    from lockstep.before.screen.search import below_floor, node_lines, page
 
     settings = Settings(repeats, device, timeout_s, floor_gb_per_s)
     rank, environ = 0, None if ranks else starting.as_rank(os.environ)

@@ -15,8 +15,8 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from lockstep.before.screen import search
-from lockstep.before.screen.findings import Probe, Screening, Seat
 from lockstep.before.screen.probes import ALL_REDUCE_BYTES, Prober
+from lockstep.before.screen.search import Probe, Screening, Seat
 from lockstep.core.errors import RankError
 from lockstep.core.formats import one_line
 from lockstep.core.metrics import slowest_rank

@@ -9,18 +9,169 @@ Every unit is compared with the median of the others in the same repeat. The med
 the logarithms of these ratios is its slowness, and order statistics are its interval, which holds
 for noise of any shape, as that of a machine others use; its level allows for all units of a step
 (Bonferroni).
+
+What a screening holds: who took part, how each compares with the others, and what is slow.
+
+The words of `lockstep screen`, and its lines of JSON.
 """
 
+import json
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from statistics import median
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
-from lockstep.before.screen.findings import AllReduce, Finding, Kind, Probe, Row, Screening, Seat
+from lockstep.core.formats import DASH, counted, listed, number, percent, ratio, ratio_span
 from lockstep.core.metrics import algbw_gb_per_s, busbw_factor, slowest_rank
+
+# matmul, memory: a rank's own; host_copy: between its GPU and the host; node_all_reduce: among the
+# ranks of a node; pair_all_reduce: among the ranks of two nodes; all_reduce: among all ranks.
+Probe = Literal["matmul", "memory", "host_copy", "node_all_reduce", "pair_all_reduce", "all_reduce"]
+# slow-node: most ranks of it are slow on their own; slow-device: one rank is; slow-link: a node
+# with its partners, its ranks among themselves, or two nodes with each other and nobody else.
+Kind = Literal["slow-node", "slow-device", "slow-link"]
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a rank is.
+
+    Attributes:
+        local_rank: Its number on its node, which is that of its device.
+        node: The node's name, as Slurm knows it.
+        machine: What it runs on; nodes of a test cluster may share one.
+    """
+
+    rank: int
+    local_rank: int
+    node: str
+    machine: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """How one rank, node or pair of nodes compares with the others in one probe.
+
+    Attributes:
+        probe: What was timed.
+        nodes: The node; both nodes of a pair.
+        median_s: Its seconds for one matrix product, copy or all-reduce, median over repeats.
+        ratio: Its time over that of the others, median over repeats of paired ratios.
+        low: Lower end of the ratio's interval.
+        high: Upper end of it.
+    """
+
+    probe: Probe
+    nodes: tuple[str, ...]
+    rank: int | None
+    median_s: float
+    ratio: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something slow, and the comparison that shows it."""
+
+    kind: Kind
+    row: Row
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """An all-reduce over all ranks beside the least bandwidth that was asked for.
+
+    Attributes:
+        median_s: Its seconds on the slowest rank, median over repeats.
+        bus_gb_per_s: Its bus bandwidth, as nccl-tests defines it.
+        slowest: The comparison that shows the slowest node, or link; None where none was made.
+    """
+
+    num_bytes: int
+    median_s: float
+    bus_gb_per_s: float
+    floor_gb_per_s: float
+    slowest: Row | None
+
+    @property
+    def is_below(self) -> bool:
+        """Whether it is slower than was asked for."""
+        return self.bus_gb_per_s < self.floor_gb_per_s
+
+
+@dataclass(frozen=True)
+class Screening:
+    """All that a screening found.
+
+    Attributes:
+        repeats: How often each probe was timed on each unit.
+        steps: Divisions of the nodes into groups that worked at the same time.
+        promised_steps: How many there may be at most.
+        rows: Of every rank, of every node's links, of every pair of nodes.
+        findings: What is slow, the slowest first.
+        all_reduce: Of all ranks, where a floor was given.
+    """
+
+    seats: tuple[Seat, ...]
+    repeats: int
+    steps: int
+    promised_steps: int
+    rows: tuple[Row, ...]
+    findings: tuple[Finding, ...]
+    all_reduce: AllReduce | None = None
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing is slow, by comparison or by the floor."""
+        return not self.findings and not (self.all_reduce and self.all_reduce.is_below)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes, in the order of their ranks."""
+        return tuple(dict.fromkeys(seat.node for seat in self.seats))
+
+    @property
+    def uncompared(self) -> tuple[Probe, ...]:
+        """What could not be compared of the links that several nodes have."""
+        links: dict[Probe, bool] = {
+            "node_all_reduce": len(self.seats) > len(self.nodes),
+            "pair_all_reduce": True,
+        }
+        timed = {row.probe for row in self.rows}
+        is_alone = len(self.nodes) == 1
+        return tuple(p for p, is_there in links.items() if is_there > is_alone and p not in timed)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what JSON can hold; `from_json` reads it."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(given: dict[str, Any]) -> "Screening":
+        """Return the screening that `to_json` was made of."""
+        findings = (Finding(one["kind"], _row(one["row"])) for one in given["findings"])
+        made = {
+            "seats": tuple(Seat(**seat) for seat in given["seats"]),
+            "rows": tuple(map(_row, given["rows"])),
+            "findings": tuple(findings),
+        }
+        return Screening(**given | made | {"all_reduce": _all_reduce(given.get("all_reduce"))})
+
+
+def _all_reduce(given: dict[str, Any] | None) -> AllReduce | None:
+    if given is None:
+        return None
+    slowest = given["slowest"]
+    return AllReduce(**given | {"slowest": slowest and _row(slowest)})
+
+
+def _row(given: dict[str, Any]) -> Row:
+    return Row(**given | {"nodes": tuple(given["nodes"])})
+
 
 # Chance that anything at all is named where nothing is slow; each of the two stages has a half.
 ERROR = 0.01
@@ -290,3 +441,157 @@ def _each(
 
 def _logs(seconds: Seconds) -> list[float]:
     return list(map(math.log, seconds))
+
+
+# What a program may rely on in a node's line; a change that breaks it raises this.
+SCHEMA = 1
+# A slowness that may stay unseen, from which on the reader is told what to do.
+NOISY = 0.2
+# Of more ranks, the slowest are shown.
+MOST_SHOWN = 32
+HEADERS: dict[Probe, str] = {
+    "matmul": "matrix product",
+    "memory": "memory copy",
+    "host_copy": "copy from host",
+    "node_all_reduce": "within node",
+    "pair_all_reduce": "with other nodes",
+}
+WHAT: dict[Probe, str] = {
+    "matmul": "a matrix product takes",
+    "memory": "a copy in memory takes",
+    "host_copy": "a copy from the host takes",
+    "node_all_reduce": "an all-reduce among its ranks takes",
+    "pair_all_reduce": "an all-reduce with any other node takes",
+}
+UNCOMPARED: dict[Probe, str] = {
+    "node_all_reduce": "Links within nodes were not compared: that takes as many ranks on each",
+    "pair_all_reduce": (
+        "Links between nodes were not compared: that takes three nodes that are not slow alone"
+    ),
+}
+
+
+def page(found: Screening) -> str:
+    """Return what a screening found, for a terminal: a table and a verdict."""
+    return "\n".join([*_table(found), "", *_verdict(found)])
+
+
+def node_lines(found: Screening) -> Iterator[str]:
+    """Return a line of JSON for each node: its verdict, and how its ranks and links compare."""
+    for node in found.nodes:
+        findings = [_flat(one) for one in found.findings if node in one.row.nodes]
+        yield json.dumps(
+            {
+                "schema": SCHEMA,
+                "node": node,
+                "is_slow": bool(findings),
+                "findings": findings,
+                "rows": [asdict(row) for row in found.rows if node in row.nodes],
+                "num_nodes": len(found.nodes),
+                "num_ranks": len(found.seats),
+                "repeats": found.repeats,
+                "steps": found.steps,
+                "promised_steps": found.promised_steps,
+                "all_reduce": found.all_reduce and asdict(found.all_reduce),
+            }
+        )
+
+
+def below_floor(found: Screening) -> str | None:
+    """Return that all ranks together reduce more slowly than was asked for, if they do."""
+    if found.all_reduce is None or not found.all_reduce.is_below:
+        return None
+    row, who = found.all_reduce.slowest, listed(found.nodes)
+    where = f"{counted(len(found.seats), 'rank')} on {who}"
+    outlier = f", slowest {listed(row.nodes)} ({ratio(row.ratio)} times the others)" if row else ""
+    return f"all-reduce at {_speeds(found.all_reduce)}{outlier}, over {where}"
+
+
+def _speeds(one: AllReduce) -> str:
+    less = "below" if one.is_below else "over"
+    measured = f"{number(one.bus_gb_per_s)} GB/s of bus bandwidth"
+    return f"{measured}, {less} the floor of {number(one.floor_gb_per_s)}"
+
+
+def _flat(finding: Finding) -> dict[str, object]:
+    return {"kind": finding.kind, **asdict(finding.row)}
+
+
+def _table(found: Screening) -> list[str]:
+    """Return a line for each rank: its time over the others' by probe, with its interval."""
+    probes = [probe for probe in HEADERS if any(row.probe == probe for row in found.rows)]
+    lines = [["rank", "node", "device", *(HEADERS[probe] for probe in probes)]]
+    rows = {(row.probe, row.nodes[0], row.rank): row for row in found.rows if len(row.nodes) == 1}
+    for seat in _shown(found):
+        of_seat = [
+            rows.get((probe, seat.node, seat.rank)) or rows.get((probe, seat.node, None))
+            for probe in probes
+        ]
+        cells = [_ratio_text(row) if row else DASH for row in of_seat]
+        lines.append([str(seat.rank), seat.node, str(seat.local_rank), *cells])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+    left_out = len(found.seats) - (len(lines) - 1)
+    return [*table, *([f"and {counted(left_out, 'rank')} that were faster"] if left_out else [])]
+
+
+def _shown(found: Screening) -> list[Seat]:
+    """Return the seats of the slowest ranks, in their order."""
+    slowest: dict[int | str, float] = defaultdict(float)
+    for row in found.rows:
+        for who in row.nodes if row.rank is None else [row.rank]:
+            slowest[who] = max(slowest[who], row.ratio)
+    order = sorted(found.seats, key=lambda seat: -max(slowest[seat.rank], slowest[seat.node]))
+    return sorted(order[:MOST_SHOWN], key=lambda seat: seat.rank)
+
+
+def _verdict(found: Screening) -> list[str]:
+    steps = f"{counted(found.steps, 'step')} of at most {found.promised_steps}"
+    who = f"{counted(len(found.nodes), 'node')}, {counted(len(found.seats), 'rank')}, {steps}"
+    lines = [_sentence(finding, found) for finding in found.findings]
+    if not lines:
+        lines = [_nothing(would_be_named(found.rows) - 1)]
+    if one := found.all_reduce:
+        size = f"{one.num_bytes / 2**20:g} MiB"
+        lines.append(f"All ranks together reduce {size} at {_speeds(one)}.")
+    if found.findings and len(found.nodes) > 1:
+        lines.append(f"Leave out for sbatch and srun: --exclude={','.join(_to_exclude(found))}")
+    lines += [f"{UNCOMPARED[probe]}." for probe in found.uncompared]
+    return [*lines, f"({who}, {found.repeats} repeats)"]
+
+
+def _nothing(unseen: float) -> str:
+    """Return what a clean screening says, with how much slower something may still be."""
+    shown = f"Nothing is shown to be slow. Were any {percent(unseen)} % slower, it would be named."
+    less = " That is much: wait for a quiet hour, or give more --repeats."
+    return shown + (less if unseen > NOISY else "")
+
+
+def _to_exclude(found: Screening) -> list[str]:
+    """Return the nodes to leave out; of a link between two, the second is enough."""
+    return list(dict.fromkeys(finding.row.nodes[-1] for finding in found.findings))
+
+
+def _sentence(finding: Finding, found: Screening) -> str:
+    row = finding.row
+    if len(row.nodes) == 2:
+        who = f"The link between {listed(row.nodes)} is slow: an all-reduce of both takes"
+        return f"{who} {_ratio_text(row)} times as long as those of either with others."
+    node = row.nodes[0]
+    if finding.kind == "slow-device":
+        who = f"Device {_device(row, found)} of {node} (rank {row.rank}) is slow"
+    elif finding.kind == "slow-node":
+        who = f"Node {node} is slow"
+    else:
+        where = "within" if row.probe == "node_all_reduce" else "from others to"
+        who = f"The link {where} {node} is slow"
+    return f"{who}: {WHAT[row.probe]} {_ratio_text(row)} times as long as on the others."
+
+
+def _device(row: Row, found: Screening) -> int:
+    assert row.rank is not None
+    return found.seats[row.rank].local_rank
+
+
+def _ratio_text(row: Row) -> str:
+    return f"{ratio(row.ratio)} ({ratio_span((row.low, row.high))})"

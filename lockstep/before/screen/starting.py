@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from lockstep.before.screen.findings import Screening
 from lockstep.before.screen.screening import Settings, num_repeats
-from lockstep.campaign.last_words import last_words
+from lockstep.before.screen.search import Screening
 from lockstep.campaign.local import launcher
+from lockstep.campaign.next import last_words
 from lockstep.core.processes import die_with_parent
 from lockstep.ranks.placement import integer
 from lockstep.ranks.process_group import usable_cores

@@ -18,11 +18,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lockstep.campaign.program import program_record, programs
-from lockstep.campaign.program.program_record import Case
-from lockstep.campaign.program.programs import Failure, RunError, Start
+from lockstep.campaign.program import programs
+from lockstep.campaign.program.programs import Case, Failure, RunError, Start
 from lockstep.campaign.program.table import WALL, Command, fill
-from lockstep.core import end_reason, journal, sizes
+from lockstep.core import errors, journal, sizes
 from lockstep.core.journal import Journal
 from lockstep.core.launch_block import FailureCause
 from lockstep.core.record import KEY, SCHEMA_VERSION
@@ -74,7 +73,7 @@ class Driver:
     def measure(self) -> int:
         """Measure what the journal lacks, and return the exit code."""
         kept = Journal(self.given.journal)
-        end_reason.keep_in(kept.path.parent, 0)
+        errors.keep_in(kept.path.parent, 0)
         cases = self.cases()
         seed = self._begin(kept, [case.name for case in cases])
         code = 0
@@ -110,7 +109,7 @@ class Driver:
         kept.append({
             "kind": "launch", "schema": SCHEMA_VERSION, "resumed": is_there,
             "skips_failed": self.given.skip_failed, "expected": expected,
-            "document": program_record.document(), "launch": self._facts(seed),
+            "document": programs.document(), "launch": self._facts(seed),
         })  # fmt: skip
         if flight and self.given.skip_failed:
             kept.append(journal.crash(flight, self.given.after))
@@ -139,7 +138,7 @@ class Driver:
             "world_size": given.world_size,
             "num_nodes": len(set(start.hosts)),
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "provenance": program_record.provenance_of(start, threads, given.device, given.seed),
+            "provenance": programs.provenance_of(start, threads, given.device, given.seed),
         }
 
     def _end_of(self, case: Case, position: int) -> dict[str, Any]:
@@ -152,7 +151,7 @@ class Driver:
                 return self._failed(case, error.of_run(number))
             if number > self.warmups:
                 runs.append(values)
-        flags = program_record.flags_of(self.start, self.threads(case))
+        flags = programs.flags_of(self.start, self.threads(case))
         launch = {
             "position": position,
             "workload_sha256": self.source,
@@ -160,8 +159,8 @@ class Driver:
         }
         line = fill(self.command.line, self._given(case, 0) | {"out": "OUT"})
         try:
-            made = program_record.record(self.command, case, self.start, runs, line, launch)
-            entry = journal.fixed({"benchmark": program_record.entry(case, made)})
+            made = programs.record(self.command, case, self.start, runs, line, launch)
+            entry = journal.fixed({"benchmark": programs.entry(case, made)})
         except ValueError as error:
             return {"kind": "fail", "reason": f"the result cannot be kept: {error}"}
         sys.stdout.write(f"{case.name}: {', '.join(_shown(self.command, runs))}\n")
@@ -242,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         most = given.table["most_ranks"]
         start = programs.start(command, given.world_size, most, given.under, given.inside)
         rounds, warmups = given.table["rounds"], given.table["warmup_rounds"]
-        source = program_record.source_sha256(command)
+        source = programs.source_sha256(command)
         driver = Driver(given, command, given.table["factors"], rounds, warmups, start, source)
         code = driver.measure()
     except (ValueError, RuntimeError, OSError) as error:
@@ -251,7 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _refuse(error: Exception) -> NoReturn:
-    end_reason.note(str(error))
+    errors.note(str(error))
     sys.stderr.write(f"ERROR: {error}\n")
     sys.exit(EXIT_USAGE)
 

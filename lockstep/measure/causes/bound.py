@@ -36,8 +36,17 @@ import numpy as np
 from lockstep.core import metrics
 from lockstep.core.metrics import NOTABLE
 from lockstep.measure.causes import division
-from lockstep.measure.causes.division import FEWEST_TURNS, FULL, RESIDENT, Turns, typical
-from lockstep.measure.causes.stragglers import LateInput, SlowRank, late_input, slow_rank
+from lockstep.measure.causes.division import (
+    FEWEST_TURNS,
+    FULL,
+    RESIDENT,
+    LateInput,
+    SlowRank,
+    Turns,
+    late_input,
+    slow_rank,
+    typical,
+)
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -16,7 +16,7 @@ from lockstep.measure.causes.bound import (
     LostCause,
     Share,
 )
-from lockstep.measure.causes.stragglers import LateInput
+from lockstep.measure.causes.division import LateInput
 
 MILLI = 1e3
 WIDTH = 80

@@ -20,7 +20,7 @@ from lockstep.report.bundle.opening import Source, digest
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load import sources
 from lockstep.report.load.results import Results, Row
-from lockstep.report.page.panels import accounts
+from lockstep.report.page import accounts
 from lockstep.report.words import escapes, method
 
 FOLDER = content.ROOT / "reports" / "bundle"

@@ -58,7 +58,7 @@ def check(ctx: click.Context, paths: tuple[Path, ...], as_json: bool, lists_rule
 
 def _print_rules(as_json: bool) -> None:
     from lockstep.report.check.checker import RULES
-    from lockstep.report.check.rules.recorded_facts import MAY_DIFFER
+    from lockstep.report.check.recorded_facts import MAY_DIFFER
 
     rows = [
         {"rule": one.name, "level": one.level, "what": one.what, "why": one.why,

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lockstep.report.check import case_rules, ladders, launches, recorded_facts, work
 from lockstep.report.check import evidence as check_evidence
 from lockstep.report.check.evidence import FLAGGED, Evidence, Hit, Level, Place, Rule
-from lockstep.report.check.rules import case_rules, ladders, launches, recorded_facts, work
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.results import Results, Row
 

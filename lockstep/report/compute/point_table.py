@@ -11,7 +11,7 @@ from typing import Any
 
 from lockstep.core import flags
 from lockstep.report import columns
-from lockstep.report.compute import attribution, learning, quantities
+from lockstep.report.compute import learning, quantities
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.load.results import Row
@@ -83,7 +83,7 @@ def _known(point: Point, name: str) -> list[Any]:
 
 
 def _beside_its_time(point: Point) -> dict[str, Any]:
-    return _of_devices(point) | attribution.phases(point) | _communication(point)
+    return _of_devices(point) | quantities.phases(point) | _communication(point)
 
 
 def _of_devices(point: Point) -> dict[str, Any]:
@@ -103,8 +103,8 @@ def _communication(point: Point) -> dict[str, Any]:
     hidden, starts = quantities.values(rows, "overlap"), _known(point, "first_reduce_s")
     share = quantities.centre(hidden, "overlap") if hidden else None
     return (
-        _bounds("exposed_communication_s", *attribution.pooled(point, "exposed"))
-        | _bounds("all_reduce_s", *attribution.pooled(point, "reduce"))
+        _bounds("exposed_communication_s", *quantities.pooled(point, "exposed"))
+        | _bounds("all_reduce_s", *quantities.pooled(point, "reduce"))
         | _bounds("overlap", share, quantities.interval(rows, "overlap"))
         | {"first_reduce_s": median(starts) if starts else None}
     )

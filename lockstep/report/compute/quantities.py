@@ -18,16 +18,312 @@ rounds were timed, over the throughput.
 A point's value is the report's: the median over launches of the MFU, the mean of the others. Its
 interval is Student's t of the mean over launches, or over jobs where there are several, and over
 seeds of what was learned (`lockstep.report.compute.replicates`), its ends kept within 0 to 1.
+
+Where the time of a step goes, and what of it a ladder loses to its baseline.
+
+A launch's turns divide a step by cause (`lockstep.measure.causes.division`). The step itself is the
+median that every table and figure shows, to which the parts, means over turns, are scaled. With f
+the time an ideal step has over the baseline's (p0/p for strong scaling, 1 where the local batch is
+fixed), a cause's loss is its time less f times its time at the baseline, and the losses add up to s
+- f s0, of which the efficiency is what is left: 1 - loss / s. Three causes show only, or wholly,
+against a baseline:
+
+- of a ladder from one rank, DDP's own cost is known apart from communication, since that rank
+  communicates with nobody. It is as large at every size, so (1 - f) of it is lost;
+- the fixed cost c0 of a step (t = c0 + c1 b) is not divided by the ranks: of it, too, (1 - f);
+- what a rank's own work and its waits for a core take beyond that is contention: of ranks that
+  share cores, caches, memory, power. Without c0 a strong ladder cannot tell the two apart, and
+  calls both `own`.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import Any
+from typing import Any, Literal, get_args
 
-from lockstep.report.compute import attribution, replicates
+import numpy as np
+
+from lockstep.core.metrics import NOTABLE
+from lockstep.measure.causes import bound
+from lockstep.measure.causes.bound import Base, Bound, Buckets, Cause
+from lockstep.measure.causes.division import FULL, OWN, REDUCE, Turns, divide
+from lockstep.report.compute import replicates
+from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval, linear_interval
 from lockstep.report.load.results import Row
+
+Kind = Literal["little", "named", "open"]
+
+CAUSES: tuple[Cause, ...] = get_args(Cause)
+# The causes that add up to a point's step.
+WHOLE: tuple[Cause, ...] = ("own", "imbalance", "contention", "exposed", "ddp", "input")
+
+# Phase of a step -> its column.
+PHASES = {"forward": "forward_s", "backward": "backward_s", "optimizer": "optimizer_s"}
+# Seconds of a launch by cause.
+Split = Mapping[str, float]
+# A weight, and what each launch gives, or each of several jobs.
+Term = tuple[float, Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Seconds of a step that go to one cause, or are lost to it.
+
+    Attributes:
+        seconds: The mean over launches; of a loss, negative where it took less.
+        interval: 95 % over launches, or over several jobs, about `seconds`; None without repeats.
+    """
+
+    cause: Cause
+    seconds: float
+    interval: Interval | None
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a point's step takes longer than an ideal one, and to what it is lost.
+
+    Attributes:
+        seconds: The loss, `step_s` less the ideal step.
+        interval: Of the loss, 95 %: as wide as that of their mean.
+        parts: The loss of each cause; they add up to `seconds`.
+    """
+
+    step_s: float
+    seconds: float
+    interval: Interval | None
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a point loses time: what is shown of its loss, as its card shows it.
+
+    Attributes:
+        kind: `little`: the loss is shown to be less than `NOTABLE` of the step. `named`: causes
+            are shown. `open`: not enough evidence for either.
+        named: The causes that are shown, the largest first.
+    """
+
+    kind: Kind
+    loss: Loss
+    named: tuple[Part, ...]
+
+
+def turns(row: Row) -> Turns | None:
+    """Return the turns of a launch's variants; None where none was timed.
+
+    Of older results, which have no turns of the whole step, that is the step of the rounds.
+    """
+    if row.step_s is None or OWN not in row.rank_variant_s:
+        return None
+    found = {name: np.array(seconds) for name, seconds in row.rank_variant_s.items()}
+    return {FULL: np.full_like(found[OWN], row.step_s), **found}
+
+
+def split(row: Row) -> Split | None:
+    """Return how a launch's step divides by cause; None where no variant was timed.
+
+    The causes are scaled to the step of the rounds; noise may take one below 0.
+    """
+    found = turns(row)
+    if found is None or row.step_s is None:
+        return None
+    seconds = {name: float(value) for name, value in divide(found).items()}
+    if "fixed" in seconds:
+        seconds["fixed"] = min(max(seconds["fixed"], 0.0), seconds["own"])
+    scale = row.step_s / seconds["step"]
+    return {name: value * (1.0 if name == REDUCE else scale) for name, value in seconds.items()}
+
+
+def parts(point: Point) -> tuple[Part, ...] | None:
+    """Return where a point's step goes; None where a launch timed no variant, or it is blocked.
+
+    What noise takes below 0 takes nothing of the step, to which the others are scaled.
+    """
+    here = _splits(point)
+    if here is None:
+        return None
+    taken = {cause: here[cause] for cause in WHOLE if cause in here and fmean(here[cause]) > 0}
+    scale = _scale(point, taken)
+    return tuple(Part(cause, *_sum([(scale, values)])) for cause, values in taken.items())
+
+
+def pooled(point: Point, name: str) -> tuple[float | None, Interval | None]:
+    """Return the mean over launches of what a split names, such as `reduce`, and its interval.
+
+    None where a launch does not know it.
+    """
+    here = _splits(point) or {}
+    return _sum([(1.0, here[name])]) if name in here else (None, None)
+
+
+def phases(point: Point) -> dict[str, float | None]:
+    """Return the seconds of each phase, the median over launches; None unless all know it.
+
+    What a step waits for its batch is the cause `input`, a mean like all causes.
+    """
+    found: dict[str, float | None] = {"data_s": pooled(point, "input")[0]}
+    for phase, column in PHASES.items():
+        known = [row.phase_s[phase] for row in point.rows if phase in row.phase_s]
+        found[column] = median(known) if len(known) == len(point.rows) else None
+    return found
+
+
+def loss(series: Series, point: Point) -> Loss | None:
+    """Return what a point loses; None of the baseline, of a blocked point, without variants."""
+    here, base = _splits(point), _splits(series.base)
+    step_s, base_s = point.step_s, series.base.step_s
+    if here is None or base is None or point is series.base or step_s is None or base_s is None:
+        return None
+    factor = _ideal(series, point)
+    whole_s = step_s - factor * base_s
+    mean_s, around = _sum([(1.0, _steps(point)), (-factor, _steps(series.base))])
+    interval = _moved(around, whole_s - mean_s)
+    here, base = (
+        {name: [_scale(one, found) * each for each in values] for name, values in found.items()}
+        for one, found in ((point, here), (series.base, base))
+    )
+    found = tuple(Part(cause, *_sum(terms)) for cause, terms in _terms(here, base, factor).items())
+    return Loss(step_s, whole_s, interval, found)
+
+
+def reason(series: Series, point: Point) -> Reason | None:
+    """Return why a point loses time; None where `loss` is.
+
+    The causes are those of the point's card (`judged`). A strong ladder whose baseline has no half
+    batch loses to `own` besides, which the card cannot tell from computing.
+    """
+    lost = loss(series, point)
+    if lost is None:
+        return None
+    found = _bound(series, point, series.base)
+    named = [Part(one.cause, one.seconds, one.interval) for one in found.named] if found else []
+    named += [
+        part
+        for part in lost.parts
+        if part.cause == "own"
+        and part.seconds >= NOTABLE * lost.step_s
+        and part.interval
+        and part.interval[0] > 0
+    ]
+    named.sort(key=lambda part: -part.seconds)
+    return Reason(_kind(lost, named), lost, tuple(named))
+
+
+def _scale(point: Point, splits: Mapping[Any, Sequence[float]]) -> float:
+    """Return what makes means over launches add up to the point's step, their median."""
+    whole_s = sum(fmean(splits[cause]) for cause in WHOLE if cause in splits)
+    return (point.step_s or whole_s) / whole_s
+
+
+def _moved(interval: Interval | None, seconds: float) -> Interval | None:
+    return interval and (interval[0] + seconds, interval[1] + seconds)
+
+
+def judged(series: Series, point: Point) -> Bound | None:
+    """Return what bounds a point's step; None where a launch timed no variant, or it is blocked.
+
+    A step of a test of one's own is held against nothing, as `lockstep.explain` does it.
+    """
+    has_whole = all(FULL in row.rank_variant_s for row in point.rows)
+    base = None if series.row.is_own_test else series.base
+    return _bound(series, point, base) if has_whole else None
+
+
+def _bound(series: Series, point: Point, base: Point | None) -> Bound | None:
+    if point.blocked_by or any(turns(row) is None for row in point.rows):
+        return None
+    units = [] if base is None or point is base else _units(base)
+    bases = [Base(one, _ideal(series, point)) for one in units]
+    found = bound.judge(_units(point), bases, _buckets(point.rows[0]))
+    found = replace(found, num_launches=point.num_launches)
+    return found if point.step_s is None else found.of_rounds(point.step_s, point.step_interval)
+
+
+def _units(point: Point) -> list[Turns]:
+    """Return the turns of each launch, or of each job where some share one."""
+    rows = [row for row in point.rows if turns(row) is not None]
+    known = [one for one in map(turns, rows) if one is not None]
+    jobs = replicates.grouped(rows, known)
+    return known if len(jobs) == len(known) else list(map(bound.pool, jobs))
+
+
+def _buckets(row: Row) -> Buckets | None:
+    leads, sizes = row.bucket_lead_s, row.details.get("bucket_bytes") or []
+    return Buckets(sizes, leads) if leads and len(leads) == len(sizes) else None
+
+
+def _ideal(series: Series, point: Point) -> float:
+    """Return the time an ideal step has over the baseline's."""
+    return series.baseline / point.world_size if series.row.scaling == "strong" else 1.0
+
+
+def _terms(
+    here: Mapping[str, Sequence[float]], base: Mapping[str, Sequence[float]], factor: float
+) -> dict[Cause, list[Term]]:
+    """Return the weighted times whose sum is the loss to each cause."""
+    shared: tuple[Cause, ...] = ("exposed", "imbalance", "input")
+    terms: dict[Cause, list[Term]] = {
+        cause: [*_weighted(1.0, here, cause), *_weighted(-factor, base, cause)]
+        for cause in shared
+        if cause in here or cause in base
+    }
+    own: list[Term] = [(1.0, _with_waits(here)), (-factor, _with_waits(base))]
+    unshared = 1 - factor
+    if factor == 1:
+        terms["contention"] = own
+    elif "fixed" in base:
+        terms["fixed"] = _weighted(unshared, base, "fixed")
+        terms["contention"] = [*own, *_weighted(-unshared, base, "fixed")]
+    else:
+        terms["own"] = own
+    if "ddp" in base and "exposed" in terms:  # of a ladder from one rank
+        terms["exposed"] += _weighted(-1.0, base, "ddp")
+        terms |= {"ddp": _weighted(unshared, base, "ddp")} if unshared else {}
+    return terms
+
+
+def _with_waits(found: Mapping[str, Sequence[float]]) -> list[float]:
+    """Return each launch's own work with its waits for a core, where they are known."""
+    waits = found.get("contention") or [0.0] * len(found["own"])
+    return [own + wait for own, wait in zip(found["own"], waits, strict=True)]
+
+
+def _weighted(weight: float, found: Mapping[str, Sequence[float]], cause: str) -> list[Term]:
+    return [(weight, found[cause])] if cause in found else []
+
+
+def _sum(terms: Sequence[Term]) -> tuple[float, Interval | None]:
+    """Return the sum of weighted means over launches, and its interval."""
+    return sum(weight * fmean(values) for weight, values in terms), linear_interval(terms)
+
+
+def _kind(lost: Loss, named: Sequence[Part]) -> Kind:
+    if lost.interval and lost.interval[1] < NOTABLE * lost.step_s:
+        return "little"
+    return "named" if named and lost.seconds > 0 else "open"
+
+
+def _splits(point: Point) -> dict[str, list[float]] | None:
+    """Return the seconds by cause that intervals are over, of causes that all launches know."""
+    found = [split(row) for row in point.rows]
+    known = [one for one in found if one is not None]
+    if point.blocked_by or not known or len(known) < len(found):
+        return None
+    names = [name for name in known[0] if all(name in one for one in known)]
+    return {name: _independent(point, [one[name] for one in known]) for name in names}
+
+
+def _steps(point: Point) -> list[float]:
+    return _independent(point, [row.step_s for row in point.rows if row.step_s is not None])
+
+
+def _independent(point: Point, values: Sequence[float]) -> list[float]:
+    return replicates.independent(point.rows, values, fmean)
+
 
 # name -> what it is, for texts
 NAMES = {
@@ -138,12 +434,12 @@ def _fraction(given: object) -> float | None:
 
 
 def _communication_share(row: Row) -> float | None:
-    found = attribution.split(row) if row.world_size > 1 else None
+    found = split(row) if row.world_size > 1 else None
     return found["exposed"] / found["step"] if found and "exposed" in found else None
 
 
 def _overlap(row: Row) -> float | None:
-    found = attribution.split(row)
+    found = split(row)
     if not found or "exposed" not in found or not found.get("reduce"):
         return None
     return 1 - found["exposed"] / found["reduce"]

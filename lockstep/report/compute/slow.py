@@ -27,8 +27,7 @@ import numpy as np
 from lockstep.core.metrics import NOTABLE
 from lockstep.core.studies import CURVES
 from lockstep.measure.causes.bound import pool
-from lockstep.measure.causes.division import OWN
-from lockstep.measure.causes.stragglers import LateInput, is_late, late_input
+from lockstep.measure.causes.division import OWN, LateInput, is_late, late_input
 from lockstep.report.compute import quantities
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import CONFIDENCE, Interval, log_interval

@@ -33,7 +33,7 @@ from lockstep.report.check.checker import Finding, errors
 from lockstep.report.compute.scaling import SECONDS_PER_HOUR, Point, Series
 from lockstep.report.load import recorded
 from lockstep.report.load.results import Results, Row
-from lockstep.report.page.panels import accounts
+from lockstep.report.page import accounts
 
 Count = Annotated[int, Field(ge=1, le=10**12)]
 Amount = Annotated[float, Field(gt=0, le=10**9, allow_inf_nan=False)]

@@ -127,8 +127,7 @@ def _figures(
     results: "Results", shown: "Sequence[Series]", threshold: float
 ) -> dict[str, dict[str, Any]]:
     """Return the figure of efficiency of each ladder, as the page has it."""
-    from lockstep.report.page import plots
-    from lockstep.report.page.panels import by_study
+    from lockstep.report.page import by_study, plots
 
     panels = by_study.panels(results, shown, threshold, "GPU-hours")
     plots.put_basis(panels, results, shown)

@@ -20,15 +20,18 @@ from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.recorded import KEY as RECORDED
 from lockstep.report.load.results import Results
-from lockstep.report.page import facts, parts, plots, top
-from lockstep.report.page import facts as page_facts
-from lockstep.report.page.panels import (
+from lockstep.report.page import (
     accounts,
     by_study,
     collective_tables,
+    facts,
     losses,
-    training_panel,
+    parts,
+    plots,
+    top,
 )
+from lockstep.report.page import facts as page_facts
+from lockstep.report.page.panels import training_panel
 from lockstep.report.page.twelve_rules import twelve_panel
 from lockstep.report.predict import prediction
 from lockstep.report.words import headline, method, ranking_card, verdict_card

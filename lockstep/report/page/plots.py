@@ -21,10 +21,10 @@ from lockstep.core.formats import capital, counted, number, percent, percent_spa
 from lockstep.core.metrics import GIGA
 from lockstep.core.studies import TITLES, TRAINING
 from lockstep.measure.causes.bound import NAMES, Cause
-from lockstep.report.compute import alternatives, attribution, links
+from lockstep.report.compute import alternatives, links, quantities
 from lockstep.report.compute.alternatives import Cases, Grid, Key
-from lockstep.report.compute.attribution import Part
 from lockstep.report.compute.links import LinkFit
+from lockstep.report.compute.quantities import Part
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.slow import Pace, Slowest
 from lockstep.report.load.results import Results, Row
@@ -135,7 +135,7 @@ def _bars(series: Series) -> list[dict[str, Any]]:
 
 
 def _bar(series: Series, point: Point) -> dict[str, Any] | None:
-    parts = attribution.parts(point)
+    parts = quantities.parts(point)
     if parts is None:
         return None
     total = sum(part.seconds for part in parts) * MILLI
@@ -143,7 +143,7 @@ def _bar(series: Series, point: Point) -> dict[str, Any] | None:
         "ranks": point.world_size, "total": total, "ideal": total, "parts": list(map(_part, parts)),
         "lost": [], "net": None, "net_interval": None,
     }  # fmt: skip
-    lost = attribution.loss(series, point)
+    lost = quantities.loss(series, point)
     if lost is None:
         return bar
     return bar | {

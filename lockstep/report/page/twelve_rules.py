@@ -16,13 +16,13 @@ from typing import Literal
 from lockstep.core.formats import DASH, counted, listed, size_of
 from lockstep.core.metrics import NOTABLE
 from lockstep.core.studies import LADDERS, OTHER, TRAINING
-from lockstep.report.check.rules.ladders import WIDEST_STEP
+from lockstep.report.check.ladders import WIDEST_STEP
 from lockstep.report.compute.alternatives import FactorLadder, factor_ladders
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.load.results import Results, Row
 from lockstep.report.page import facts
-from lockstep.report.page.panels.collective_tables import message_bytes
+from lockstep.report.page.collective_tables import message_bytes
 from lockstep.report.page.parts import Panel, absolute, baseline_text, panel, table
 
 State = Literal["held", "not held", "does not apply"]

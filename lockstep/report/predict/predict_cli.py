@@ -12,7 +12,7 @@ from lockstep.report.bundle import opening
 if TYPE_CHECKING:
     from lockstep.report.compute.scaling import Series
     from lockstep.report.load.results import Results
-    from lockstep.report.predict.known import Ladder
+    from lockstep.report.predict.prediction import Ladder
     from lockstep.report.predict.recommendation import Criterion
 
 LARGEST_SIZE = 10_000_000
@@ -75,7 +75,7 @@ def predict(
     from lockstep.report.check import terminal
     from lockstep.report.check.checker import check, errors
     from lockstep.report.predict import predict_record, prediction
-    from lockstep.report.predict.known import ladder_of
+    from lockstep.report.predict.prediction import ladder_of
     from lockstep.report.predict.recommendation import parse
 
     criterion = parse(rule or RULE)
@@ -111,7 +111,7 @@ def _recommended(
 ) -> tuple[Mapping[str, object], list[str]]:
     """Return the record and the text of all ways to continue a curve, and of the size to choose."""
     from lockstep.report.predict import predict_record, prediction
-    from lockstep.report.predict.known import LEAST_SIZES
+    from lockstep.report.predict.prediction import LEAST_SIZES
     from lockstep.report.predict.recommendation import recommend
 
     ranked = prediction.candidates(ladder) if len(ladder.sizes) >= LEAST_SIZES else []
@@ -133,8 +133,8 @@ def _print(record: Mapping[str, object], texts: list[str], as_json: bool) -> Non
 def _chosen(results: "Results", case: str | None) -> "Series":
     """Return the one series that a name, or a part of it, picks."""
     from lockstep.report.compute.scaling import series_of
-    from lockstep.report.predict.known import can_be_modelled
     from lockstep.report.predict.predict_record import name_of
+    from lockstep.report.predict.prediction import can_be_modelled
 
     series = [one for one in series_of(results.rows) if can_be_modelled(one)]
     if not series:

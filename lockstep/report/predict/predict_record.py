@@ -10,7 +10,6 @@ from typing import Any
 from lockstep.core.formats import in_words, listed, number, percent, ratio, span, trimmed
 from lockstep.report.check.evidence import blocked, of_break
 from lockstep.report.compute.scaling import Series
-from lockstep.report.predict.known import FARTHEST, Ladder
 from lockstep.report.predict.models import (
     COEFFICIENTS,
     fit_usl,
@@ -18,7 +17,14 @@ from lockstep.report.predict.models import (
     marginal_efficiencies,
     peak_size,
 )
-from lockstep.report.predict.prediction import Candidate, Prediction, predict, used_from
+from lockstep.report.predict.prediction import (
+    FARTHEST,
+    Candidate,
+    Ladder,
+    Prediction,
+    predict,
+    used_from,
+)
 from lockstep.report.predict.recommendation import Recommendation, diminishing, next_step
 from lockstep.report.words.lines import numbers
 

@@ -14,8 +14,8 @@ from lockstep.core import formats
 from lockstep.core.formats import in_words, percent, percent_span, ratio_span, trimmed
 from lockstep.report.check.evidence import joined
 from lockstep.report.compute.scaling import SECONDS_PER_HOUR, Point, Series
-from lockstep.report.predict.known import doublings_between
 from lockstep.report.predict.models import marginal_efficiencies
+from lockstep.report.predict.prediction import doublings_between
 
 Kind = Literal["efficiency", "deadline", "budget", "fastest"]
 # Each kind with a limit, and the largest one.

@@ -8,8 +8,7 @@ import click
 
 if TYPE_CHECKING:
     from lockstep.report.tracker.sending import Sent
-    from lockstep.report.tracker.target import Tracker
-    from lockstep.report.tracker.tracked import Run
+    from lockstep.report.tracker.tracked import Run, Tracker
 
 FOLDER = click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
 
@@ -86,9 +85,9 @@ def sync(folder: Path) -> int:
     Example:
       lockstep sync results/laptop
     """
-    from lockstep.report.tracker import target
+    from lockstep.report.tracker import tracked
 
-    tracker = target.find(folder)
+    tracker = tracked.find(folder)
     if tracker is None:
         raise ValueError(
             f"no tracker is known for {folder}; write a table [tracker] into the site file, or "
@@ -98,9 +97,9 @@ def sync(folder: Path) -> int:
 
 
 def _send(folder: Path, kind: str, to: str | None) -> int:
-    from lockstep.report.tracker import target
+    from lockstep.report.tracker import tracked
 
-    return _finish(folder, target.given(kind, to).beside(folder))
+    return _finish(folder, tracked.given(kind, to).beside(folder))
 
 
 def _finish(folder: Path, tracker: "Tracker") -> int:

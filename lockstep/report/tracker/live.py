@@ -22,10 +22,10 @@ from typing import Any
 
 from lockstep import content
 from lockstep.core.processes import die_with_parent
-from lockstep.report.tracker import sending, target
+from lockstep.report.tracker import sending, tracked
 from lockstep.report.tracker.sending import LIVE_TIMEOUT_S, Sent
 from lockstep.report.tracker.stores import RefusedError
-from lockstep.report.tracker.target import Tracker
+from lockstep.report.tracker.tracked import Tracker
 
 # At the end nothing is measured any more.
 LAST_S = 10.0
@@ -41,7 +41,7 @@ class Sender:
 
     def __init__(self, folder: Path, tracker: Tracker) -> None:
         self.folder, self.tracker = folder, tracker
-        self._log = folder / target.FOLDER / LOG
+        self._log = folder / tracked.FOLDER / LOG
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("wb") as errors:
             self._process = subprocess.Popen(
@@ -136,7 +136,7 @@ def following(folder: Path) -> Iterator[Sender | Silent]:
     Raises:
         ValueError: The site file's table of the tracker says something that is not allowed.
     """
-    tracker = target.find(folder)
+    tracker = tracked.find(folder)
     if tracker is None:
         yield Silent()
         return
@@ -157,7 +157,7 @@ def following(folder: Path) -> Iterator[Sender | Silent]:
 def tell(folder: Path, say: Callable[[str], object]) -> None:
     """Send what was collected to the tracker, if the folder has one; nothing fails with it."""
     try:
-        tracker = target.find(folder)
+        tracker = tracked.find(folder)
         sender = Sender(folder, tracker) if tracker else None
     except (ValueError, OSError) as error:  # OSError of a folder of another user's, for one
         say(f"No tracker is told: {error}")

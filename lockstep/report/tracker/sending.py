@@ -17,12 +17,11 @@ from typing import Literal
 
 from lockstep.core.formats import counted
 from lockstep.report.load.sources import LAUNCHES
-from lockstep.report.tracker import confirmed, stores
+from lockstep.report.tracker import stores, tracked
 from lockstep.report.tracker.from_launches import of_campaign
 from lockstep.report.tracker.from_trainings import is_training, of_training, of_trainings
 from lockstep.report.tracker.stores import OutOfReachError, RefusedError, Store
-from lockstep.report.tracker.target import Tracker
-from lockstep.report.tracker.tracked import EmptyError, Found, Run
+from lockstep.report.tracker.tracked import EmptyError, Found, Run, Tracker
 
 # While something is measured, no tracker is waited for longer than this.
 LIVE_TIMEOUT_S = 2.0
@@ -105,8 +104,8 @@ def send(
         sent.kind, sent.why = "unreadable", there.unread[0]
         return sent
     sent.unread = there.unread
-    with _noting_what_stops(sent), confirmed.only_writer(folder, tracker, wait_s):
-        known = confirmed.Confirmed(folder, tracker)
+    with _noting_what_stops(sent), tracked.only_writer(folder, tracker, wait_s):
+        known = tracked.Confirmed(folder, tracker)
         known.keep_target()
         runs = known.under_first_key(there.runs)
         is_asked = is_asked and tracker.kind == "mlflow"
@@ -128,7 +127,7 @@ def _noting_what_stops(sent: Sent) -> Iterator[None]:
         sent.kind, sent.why = "out-of-reach", str(error)
     except RefusedError as error:
         sent.kind, sent.why = "refused", str(error)
-    except confirmed.BusyError as error:
+    except tracked.BusyError as error:
         sent.kind, sent.why = "busy", str(error)
     except OSError as error:
         sent.kind, sent.why = "unwritable", f"{error.filename}: {error.strerror}"
@@ -140,7 +139,7 @@ def _check_time(until_s: float) -> None:
 
 
 def _send_each(
-    runs: list[Run], store: Store, known: confirmed.Confirmed, sent: Sent, until_s: float
+    runs: list[Run], store: Store, known: tracked.Confirmed, sent: Sent, until_s: float
 ) -> None:
     """Send what the tracker lacks of runs; one that it refuses keeps no other from it."""
     for run in runs:
@@ -152,9 +151,7 @@ def _send_each(
             sent.num_refused += 1
 
 
-def _deliver(
-    run: Run, store: Store, known: confirmed.Confirmed, sent: Sent, until_s: float
-) -> None:
+def _deliver(run: Run, store: Store, known: tracked.Confirmed, sent: Sent, until_s: float) -> None:
     """Send what the tracker lacks of one run; each step is noted once it is confirmed."""
     _check_time(until_s)
     entry = known.entry(run)

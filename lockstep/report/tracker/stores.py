@@ -38,9 +38,7 @@ from urllib.parse import urlsplit
 
 from lockstep.core import files
 from lockstep.core.formats import one_line
-from lockstep.report.tracker.confirmed import Entry
-from lockstep.report.tracker.target import Tracker
-from lockstep.report.tracker.tracked import Artifact, Metric, Run
+from lockstep.report.tracker.tracked import Artifact, Entry, Metric, Run, Tracker
 
 MAX_SAID = 300  # characters of what a tracker answers
 

@@ -6,13 +6,12 @@ from typing import Literal
 
 from lockstep.core.formats import counted, listed, number, percent, percent_span, ratio
 from lockstep.measure.causes.bound import Cause
-from lockstep.measure.causes.stragglers import LateInput
-from lockstep.report.compute import attribution, slow
-from lockstep.report.compute.attribution import Loss, Reason
+from lockstep.measure.causes.division import LateInput
+from lockstep.report.compute import quantities, slow
+from lockstep.report.compute.quantities import Loss, Reason
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.slow import Slowest
-from lockstep.report.page import parts
-from lockstep.report.page.panels import losses
+from lockstep.report.page import losses, parts
 from lockstep.report.words import verdict_card
 
 Kind = Literal["good", "below", "open", "alone", "blocked"]
@@ -84,7 +83,7 @@ def judge(series: Series, threshold: float, why_blocked: str = "") -> Headline:
         threshold=threshold,
         point=good[-1] if good else best,
         told=told,
-        why=attribution.reason(series, told),
+        why=quantities.reason(series, told),
         slow=slow.slowest(told.rows),
         late=slow.latest(told.rows),
         why_blocked=why_blocked,

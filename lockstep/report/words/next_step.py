@@ -10,7 +10,7 @@ from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.slow import Slowest
 from lockstep.report.load.recorded import KEY as RECORDED
 from lockstep.report.load.results import Results, Row
-from lockstep.report.page.panels import losses
+from lockstep.report.page import losses
 from lockstep.report.words import verdict_card
 from lockstep.report.words.verdict_card import Judged
 

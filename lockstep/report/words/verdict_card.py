@@ -7,9 +7,9 @@ from itertools import islice
 from lockstep.core.studies import LADDERS
 from lockstep.measure.causes.bound import Bound, Kind
 from lockstep.measure.causes.card import NEXT_OWN, card, headline, late_text, next_text, next_with
-from lockstep.report.compute import attribution, slow
+from lockstep.report.compute import quantities, slow
 from lockstep.report.compute.scaling import Point, Series
-from lockstep.report.page.panels import losses
+from lockstep.report.page import losses
 from lockstep.report.page.parts import sound
 
 # The first of these that was measured is what a card is of.
@@ -112,7 +112,7 @@ def printed(series: Sequence[Series], threshold: float, *, has_next: bool = True
 def _judged(series: Sequence[Series], threshold: float) -> Iterator[Judged]:
     for one in sorted(sound(series), key=_place):
         point = telling(one, threshold)
-        if found := attribution.judged(one, point):
+        if found := quantities.judged(one, point):
             yield Judged(one, point, found)
 
 

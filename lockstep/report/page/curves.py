@@ -11,8 +11,7 @@ from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import ratio_interval
 from lockstep.report.load import layout
 from lockstep.report.page import plots
-from lockstep.report.page.panels.losses import loss_table, phase_table
-from lockstep.report.page.panels.settings import requested
+from lockstep.report.page.losses import loss_table, phase_table
 from lockstep.report.page.parts import (
     GIGA,
     KILO,
@@ -33,6 +32,7 @@ from lockstep.report.page.parts import (
     sound,
     table,
 )
+from lockstep.report.page.settings import requested
 from lockstep.report.predict.prediction import Curve
 from lockstep.report.words import headline
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from lockstep.core.formats import TIME_UNITS, percent_span
 from lockstep.report.check.evidence import UNIT, Evidence, Hit, are_apart, hit, rule
-from lockstep.report.check.rules.work import NOTABLE_LOSS
+from lockstep.report.check.work import NOTABLE_LOSS
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.load.imports import TIMES

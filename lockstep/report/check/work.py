@@ -7,7 +7,7 @@ from statistics import fmean, median
 from typing import Any
 
 from lockstep.report.check.evidence import Entry, Evidence, Hit, batches, difference, hit, rule
-from lockstep.report.compute import attribution
+from lockstep.report.compute import quantities
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.conflicts import BATCHES
 
@@ -157,12 +157,12 @@ def small_batch(evidence: Evidence) -> Iterator[Hit]:
 def _is_unexplained(series: Series) -> bool:
     """Tell whether it is a test of one's own that was given no model, so that nothing says why."""
     last = series.points[-1]
-    return series.row.is_own_test and attribution.reason(series, last) is None
+    return series.row.is_own_test and quantities.reason(series, last) is None
 
 
 def _has_another_cause(series: Series) -> bool:
     """Tell whether the largest size is shown to lose most to what a larger batch does not mend."""
-    why = attribution.reason(series, series.points[-1])
+    why = quantities.reason(series, series.points[-1])
     return bool(why and why.named and why.named[0].cause in NOT_OF_THE_BATCH)
 
 

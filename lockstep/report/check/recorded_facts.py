@@ -16,7 +16,7 @@ from typing import Any
 from lockstep.core.processes import THREAD_VARIABLES
 from lockstep.core.record import POOLING_FACTS
 from lockstep.report.check.evidence import Entry, Evidence, Hit, hit, rule
-from lockstep.report.check.rules.work import NOTABLE_LOSS
+from lockstep.report.check.work import NOTABLE_LOSS
 from lockstep.report.compute.replicates import MOST_APART, begun, lead
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.conflicts import BATCHES, OF_A_CASE, odd_ones

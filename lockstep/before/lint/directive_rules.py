@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from lockstep.before.lint.batch import BATCH, SAYING, Container, Hit, Job, tokens_of
-from lockstep.before.lint.rules.command_rules import torch_launch
+from lockstep.before.lint.command_rules import torch_launch
 from lockstep.before.lint.shell import SBATCH_OPTIONS, SHORT, Script, WordReader, base_name, options
 
 TIME = re.compile(

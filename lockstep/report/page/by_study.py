@@ -33,9 +33,8 @@ from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import log_interval
 from lockstep.report.load.results import Results
 from lockstep.report.page import plots
-from lockstep.report.page.panels.collective_tables import collective_panel
-from lockstep.report.page.panels.curves import ladder_panel
-from lockstep.report.page.panels.settings import settings_panel
+from lockstep.report.page.collective_tables import collective_panel
+from lockstep.report.page.curves import ladder_panel
 from lockstep.report.page.panels.training_panel import training_panel
 from lockstep.report.page.parts import (
     MAX_CURVES,
@@ -60,6 +59,7 @@ from lockstep.report.page.parts import (
     table,
 )
 from lockstep.report.page.plots import pace
+from lockstep.report.page.settings import settings_panel
 from lockstep.report.predict.prediction import Curve
 from lockstep.report.words import headline
 

@@ -7,9 +7,9 @@ from lockstep.core.formats import capital, counted, number, percent, percent_spa
 from lockstep.core.metrics import NOTABLE
 from lockstep.measure.causes.bound import NAMES, Cause
 from lockstep.measure.causes.card import LATE_NEXT, late_text
-from lockstep.measure.causes.stragglers import LateInput
-from lockstep.report.compute import attribution, quantities
-from lockstep.report.compute.attribution import CAUSES, Loss, Part, Reason
+from lockstep.measure.causes.division import LateInput
+from lockstep.report.compute import quantities
+from lockstep.report.compute.quantities import CAUSES, Loss, Part, Reason
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.slow import Slowest, latest, slowest
 from lockstep.report.compute.statistics import Interval
@@ -72,7 +72,7 @@ def loss_table(series: Series) -> Table | None:
 def _finding(series: Series) -> str:
     """Say to what most of a step goes at the largest size; empty where nothing is known of it."""
     point = series.points[-1]
-    why = attribution.reason(series, point)
+    why = quantities.reason(series, point)
     if why is None:
         return ""
     where = f"on {counted(point.world_size, 'rank')}"
@@ -84,7 +84,7 @@ def _finding(series: Series) -> str:
 
 
 def _point_rows(series: Series, point: Point) -> list[list[str]]:
-    parts, lost = attribution.parts(point), attribution.loss(series, point)
+    parts, lost = quantities.parts(point), quantities.loss(series, point)
     if parts is None:
         return []
     losses = {part.cause: part for part in lost.parts} if lost else {}
@@ -135,8 +135,8 @@ def phase_table(series: Series) -> Table | None:
 
 def _phase_cells(point: Point) -> list[str]:
     rows = [] if point.blocked_by else point.rows
-    alone = (attribution.pooled(point, name)[0] for name in ("reduce", "exposed"))
-    times_s = [*attribution.phases(point).values(), *alone]
+    alone = (quantities.pooled(point, name)[0] for name in ("reduce", "exposed"))
+    times_s = [*quantities.phases(point).values(), *alone]
     hidden = quantities.values(rows, "overlap")
     return [
         str(point.world_size),
