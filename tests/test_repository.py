@@ -380,6 +380,18 @@ def test_links_between_pages_lead_somewhere():
     assert broken == []
 
 
+def test_modules_that_a_page_names_are_there():
+    roots = (ROOT, ROOT / "lockstep")
+    gone = [
+        f"{ids(page)}: {name}"
+        for page in (path for path in tracked() if path.suffix == ".md")
+        if page.name not in ("CHANGELOG.md", "extending.md")
+        for name in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", page.read_text(encoding="utf-8"))
+        if not any((root / name).exists() for root in roots)
+    ]
+    assert gone == []
+
+
 @pytest.mark.slow
 def test_a_plain_pytest_collects_no_measured_case():
     ended = run("-m", "pytest", "--collect-only", "-q")
