@@ -98,8 +98,8 @@ def _columns() -> str:
     parts = []
     for name, table in columns.TABLES.items():
         rows = [
-            f"| `{column}` | {unit} | {meaning.replace('|', '/')} |"
-            for column, (unit, meaning) in (table | extra.get(name, {})).items()
+            f"| `{column}` | {what.unit} | {what.meaning.replace('|', '/')} |"
+            for column, what in (table | extra.get(name, {})).items()
         ]
         parts.append(
             "\n".join([f"## {name}\n", "| column | unit | meaning |", "|---|---|---|", *rows])

@@ -12,10 +12,9 @@ from lockstep.core.formats import number, percent
 from lockstep.measure.causes import bound
 from lockstep.measure.causes.bound import NAMES, Base, Buckets
 from lockstep.measure.causes.card import CHANGES, card
-from lockstep.report.columns import POINTS
+from lockstep.report.columns import POINTS, table
 from lockstep.report.compute import quantities
 from lockstep.report.compute.evaluation import evaluate
-from lockstep.report.compute.point_table import table
 from lockstep.report.compute.quantities import loss, reason
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load

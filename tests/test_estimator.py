@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 
 from lockstep.core.formats import number, percent
+from lockstep.report.columns import table
 from lockstep.report.compare.comparison import compare
 from lockstep.report.compare.comparison import document as compared
 from lockstep.report.compute import quantities
 from lockstep.report.compute.evaluation import evaluate
-from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.gate import gates
 from lockstep.report.gate.targets import Targets

@@ -56,13 +56,9 @@ def few_rounds(evidence: Evidence) -> Iterator[Hit]:
     },
     "column": {
         "lockstep/report/columns.py": (
-            '    "num_far_out": Column("count", "rounds far outside their',
-            '    "num_flags": Column("count", "flags"),\n'
-            '    "num_far_out": Column("count", "rounds far outside their',
-        ),
-        "lockstep/report/compute/point_table.py": (
-            "        flags=flags.to_dicts(point.flags),",
-            "        flags=flags.to_dicts(point.flags),\n        num_flags=len(point.flags),",
+            '    "num_far_out": Column(\n        "count", "rounds far outside their launch',
+            '    "num_flags": Column("count", "flags", lambda place: len(place.point.flags)),\n'
+            '    "num_far_out": Column(\n        "count", "rounds far outside their launch',
         ),
     },
     "rule of lint": {

@@ -12,7 +12,7 @@ from data.report_samples import document, record, write
 import lockstep
 from lockstep.core.record import KEY
 from lockstep.report import columns
-from lockstep.report.compute.point_table import table
+from lockstep.report.columns import table
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
 

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from lockstep.core.flags import flag
 from lockstep.core.record import KEY
 from lockstep.report.check.checker import check
+from lockstep.report.columns import table
 from lockstep.report.compare.comparison import compare
 from lockstep.report.compute import quantities
-from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import Point, series_of
 from lockstep.report.gate import gates, targets
 from lockstep.report.gate.gate_cli import gate

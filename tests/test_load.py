@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from lockstep.core.record import KEY, case_name
 from lockstep.report.check.checker import check
+from lockstep.report.columns import table
 from lockstep.report.compute.evaluation import evaluate
-from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import gather, load
 from lockstep.report.page.content_of_page import page

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.report.compute.point_table import table
+from lockstep.report.columns import table
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
 

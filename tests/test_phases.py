@@ -12,8 +12,8 @@ from torch import nn
 from lockstep.core.record import KEY
 from lockstep.measure.step import step_cases, train_step, variants
 from lockstep.measure.step.train_step import StepConfig, TrainStep
+from lockstep.report.columns import table
 from lockstep.report.compute.evaluation import evaluate
-from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
 from lockstep.report.page.content_of_page import page

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.core.flags import Flag
+from lockstep.report.columns import table
 from lockstep.report.compare.comparison import compare
 from lockstep.report.compute.evaluation import Evaluation
-from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import pooled_step_s, series_of
 from lockstep.report.load.reading import load
 from lockstep.report.load.results import Results, Row

@@ -9,7 +9,7 @@ from launched import environ
 
 from lockstep.measure.causes.card import LATE_NEXT
 from lockstep.report.check.checker import check
-from lockstep.report.compute.point_table import table
+from lockstep.report.columns import table
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.gate import gates
 from lockstep.report.gate.targets import Targets

@@ -20,8 +20,8 @@ from launched import environ
 from tracker_server import KEY, serving
 
 from lockstep.core.record import KEY as RECORD
+from lockstep.report.columns import table
 from lockstep.report.compute.evaluation import evaluate_folder
-from lockstep.report.compute.point_table import table
 from lockstep.report.load.reading import load
 from lockstep.report.tracker import export_cli, live, sending, stores, tracked
 from lockstep.report.tracker.from_launches import of_campaign

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.report.check.checker import check, errors
+from lockstep.report.columns import table
 from lockstep.report.compare import compare_wording
 from lockstep.report.compare.comparison import compare
 from lockstep.report.compare.comparison import document as compared
 from lockstep.report.compute import learning
 from lockstep.report.compute.evaluation import evaluate
-from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.gate import gates, verdicts
 from lockstep.report.gate.targets import Targets

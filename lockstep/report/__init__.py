@@ -2,20 +2,21 @@
 
 | room | holds |
 |---|---|
-| `load` | `sources` finds and reads files, `contents` checks them, `rows` makes the tidy table, |
-| | `layout` tells launches of one size apart, `conflicts` lists what may not be pooled; `reading` |
-| | puts them together, `results` is what they return; `imports` reads other people's tables |
-| `compute` | `scaling` and `point_table` the points, `statistics` the intervals, `rounds` and |
-| | `diagnosis` the rounds; `lost_time` what a step is lost to and who is slow, `alternatives` |
-| | settings and devices side by side |
-| `page` | `content_of_page`, its `panels`, `plots` and what `drawing` makes of them, `facts`, |
+| `load` | `sources` finds and reads files, `contents` checks them, `reading` makes the table, |
+| | `layout` tells launches of one size apart, `conflicts` lists what may not be pooled; |
+| | `results` is what is returned; `imports` reads other people's tables |
+| `compute` | `scaling` the points, `evaluation` what the check says of them, `statistics` the |
+| | intervals, `diagnosis` the rounds; `quantities` what a step is lost to, `slow` to whom, |
+| | `alternatives` settings and devices side by side |
+| `page` | `content_of_page`, its panels and `plots`, what `drawing` makes of them, `facts`, |
 | | `twelve_rules` and `render` |
 | `words` | headlines, cards, the next step, and the lines of a terminal |
-| `pack`, `bundle` | what a programme asks for; one archive of all |
+| `pack`, `bundle`, `tracker` | what a programme asks for; one archive of all; MLflow and others |
 | `check`, `compare`, `gate`, `predict` | the commands that judge results |
 
-`columns` says what each column of `lockstep report --csv` and `--json` means, and in which unit;
-`frames` returns the same table, and those of launches and of rounds, as pandas data frames.
+`columns` has each column of `lockstep report --csv` and `--json`: its unit, its meaning and how its
+value is made; `frames` returns the same table, and those of launches and of rounds, as pandas data
+frames.
 
 `--json` prints {"schema": 1, "points": [...], "left_out": [...]}: a record of each point, and
 {case, world_size, launches} of each point some of whose launches may not be pooled. There `flags`

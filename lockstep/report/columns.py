@@ -1,4 +1,4 @@
-"""The columns of Lockstep's tables: name, unit and meaning.
+"""The columns of Lockstep's tables: name, unit, meaning, and how a point's value is made.
 
 `lockstep report --csv` and `--json` print the table of points; `lockstep.read` returns that and two
 more as data frames. `python -m lockstep.report.columns` prints this list.
@@ -7,8 +7,19 @@ A later version may add columns. What a column means does not change within a `V
 """
 
 import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import median
 from textwrap import wrap
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from lockstep.core import flags
+from lockstep.report.compute import learning, quantities
+from lockstep.report.compute.learning import Learned, Pooled
+from lockstep.report.compute.scaling import Point, Series
+from lockstep.report.compute.statistics import Interval
+from lockstep.report.load.results import Row
 
 VERSION = 1
 # Factors of a case (`bucket_cap_mb`, `num_workers`) are columns of this beginning.
@@ -16,15 +27,61 @@ FACTOR = "factor_"
 WIDTH = 100
 
 
+@dataclass(frozen=True)
+class Place:
+    """A point in its series, as the columns of the table of points see it.
+
+    Attributes:
+        target: Accuracy that training runs are to reach; None where none is known.
+        ends: Values with their intervals that were computed already, by the column's name.
+    """
+
+    series: Series
+    point: Point
+    target: float | None = None
+    ends: dict[str, "Ends"] = field(default_factory=dict)
+
+    @property
+    def row(self) -> Row:
+        """What all launches of the point share."""
+        return self.point.rows[0]
+
+    @cached_property
+    def learned(self) -> Learned | None:
+        """What training runs came to; None where nothing is trained."""
+        return learning.learned(self.point, self.target) if self.row.training else None
+
+    @cached_property
+    def phases(self) -> Mapping[str, float | None]:
+        """Seconds of the phases of a step."""
+        return quantities.phases(self.point)
+
+    @property
+    def judged(self) -> list[Row]:
+        """The rows that ratios of the point may rest on: none where the check forbids them."""
+        return [] if self.point.blocked_by else self.point.rows
+
+    def known(self, name: str) -> list[Any]:
+        """Return a field of the rows, where it is known."""
+        values = [getattr(row, name) for row in self.point.rows]
+        return [value for value in values if value is not None]
+
+    def ratio(self, value: Any) -> Any:
+        """Return a ratio to the baseline; None where it means nothing or the check forbids it."""
+        return None if self.point.blocked_by or not self.series.is_compared else value
+
+
 class Column(NamedTuple):
     """What a column holds.
 
     Attributes:
         unit: Its unit; `count` and `bytes` are whole numbers, `ratio` is never in per cent.
+        value: What a point has there; None for the field of that name that its rows share.
     """
 
     unit: str
     meaning: str
+    value: Callable[[Place], Any] | None = None
 
     @property
     def dtype(self) -> str:
@@ -63,67 +120,242 @@ _OF_DEVICES = {
     "peak_reserved_bytes": Column("bytes", "held by the GPU's allocator, of the rank with most"),
     "joules_per_sample": Column("J", "mean power of all ranks' boards over the throughput"),
 }
-_BOUNDS = {"low": "lower end of its 95 % interval", "high": "upper end of its 95 % interval"}
+Ends = tuple[float | None, Interval | None]
 
 
-def _with_interval(name: str, unit: str, meaning: str) -> dict[str, Column]:
-    bounds = {f"{name}_{end}": Column(unit, text) for end, text in _BOUNDS.items()}
-    return {name: Column(unit, meaning)} | bounds
+def _with_interval(
+    name: str, unit: str, meaning: str, ends: Callable[[Place], Ends]
+) -> dict[str, Column]:
+    """Return the column of a value and those of its interval's ends."""
+
+    def known(place: Place) -> Ends:
+        if name not in place.ends:
+            place.ends[name] = ends(place)
+        return place.ends[name]
+
+    def end(place: Place, index: int) -> float | None:
+        interval = known(place)[1]
+        return interval[index] if interval else None
+
+    low, high = "lower end of its 95 % interval", "upper end of its 95 % interval"
+    return {
+        name: Column(unit, meaning, lambda place: known(place)[0]),
+        f"{name}_low": Column(unit, low, lambda place: end(place, 0)),
+        f"{name}_high": Column(unit, high, lambda place: end(place, 1)),
+    }
+
+
+def _learned(value: Callable[[Learned], Any]) -> Callable[[Place], Any]:
+    return lambda place: value(place.learned) if place.learned else None
+
+
+def _pooled(value: Callable[[Learned], Pooled | None]) -> Callable[[Place], Ends]:
+    def ends(place: Place) -> Ends:
+        pooled = value(place.learned) if place.learned else None
+        return (pooled.value, pooled.interval) if pooled else (None, None)
+
+    return ends
+
+
+def _of_point(column: Column, name: str) -> Column:
+    return column._replace(value=lambda place: getattr(place.point, name))
+
+
+def _of_steps(name: str) -> Column:
+    return _STEPS[name]._replace(value=lambda place: place.point.pooled[name])
+
+
+def _throughput(place: Place) -> Ends:
+    """Return the throughput and its interval, which follows from the rate's."""
+    throughput, rate = place.point.throughput_samples_per_s, place.point.rate_interval
+    if throughput is None or rate is None:
+        return throughput, None
+    scale = throughput / place.point.rate
+    return throughput, (rate[0] * scale, rate[1] * scale)
+
+
+def _overlap(place: Place) -> Ends:
+    hidden = quantities.values(place.judged, "overlap")
+    share = quantities.centre(hidden, "overlap") if hidden else None
+    return share, quantities.interval(place.judged, "overlap")
+
+
+def _interval_over(place: Place) -> str | None:
+    """Return what a point's intervals are over; None without repeats."""
+    point = place.point
+    if len(point.units) < 2:
+        return None
+    if point.in_one_job:
+        return "launches of one job"
+    launches = {row.launch for row in point.rows}
+    return "launches" if len(point.units) in (len(launches), point.num_launches) else "jobs"
+
+
+def _joules_per_sample(place: Place) -> float | None:
+    energy = [one for row in place.point.rows if (one := quantities.joules_per_sample(row))]
+    return median(energy) if energy else None
+
+
+def _median(name: str) -> Callable[[Place], float | None]:
+    return lambda place: median(known) if (known := place.known(name)) else None
+
+
+def _details(place: Place) -> dict[str, list[Any]]:
+    """Return the distinct values of each detail, as studies and imported columns add them."""
+    details: dict[str, list[Any]] = {}
+    for row in place.point.rows:
+        for name, value in row.details.items():
+            if name == "telemetry":  # of each rank: much, and no setting
+                continue
+            values = details.setdefault(name, [])
+            if value not in values:
+                values.append(value)
+    return details
 
 
 OF_TRAININGS = {
-    "num_seeds": Column("count", "different seeds of training runs, which accuracies are over"),
-    **_with_interval("epoch_s", "s", "median epoch of training, validation left aside"),
-    **_with_interval("validation_accuracy", "ratio", "mean over runs, after the last epoch"),
-    **_with_interval("best_accuracy", "ratio", "mean over runs of the best epoch's"),
-    "target_accuracy": Column("ratio", "to reach: as asked for, or what all runs come to"),
-    "num_reached": Column("count", "runs that reach it"),
-    **_with_interval("time_to_target_s", "s", "training until then, where all runs reach it"),
-}
+    "num_seeds": Column(
+        "count", "different seeds of training runs, which accuracies are over",
+        _learned(lambda learned: learned.num_seeds),
+    ),
+    **_with_interval(
+        "epoch_s", "s", "median epoch of training, validation left aside",
+        _pooled(lambda learned: learned.epoch_s),
+    ),
+    **_with_interval(
+        "validation_accuracy", "ratio", "mean over runs, after the last epoch",
+        _pooled(lambda learned: learned.accuracy),
+    ),
+    **_with_interval(
+        "best_accuracy", "ratio", "mean over runs of the best epoch's",
+        _pooled(lambda learned: learned.best),
+    ),
+    "target_accuracy": Column(
+        "ratio", "to reach: as asked for, or what all runs come to",
+        _learned(lambda learned: learned.target),
+    ),
+    "num_reached": Column(
+        "count", "runs that reach it",
+        _learned(lambda learned: None if learned.target is None else learned.num_reached),
+    ),
+    **_with_interval(
+        "time_to_target_s", "s", "training until then, where all runs reach it",
+        _pooled(lambda learned: learned.reached_s),
+    ),
+}  # fmt: skip
 # One row a case, layout and world size, over all its launches.
 POINTS = {
-    "series": Column("text", "label of the curve: what varies, without what all share"),
+    "series": Column(
+        "text", "label of the curve: what varies, without what all share",
+        lambda place: place.series.label,
+    ),
     **WHAT,
-    "layout": Column("text", "what tells it from the series' main layout"),
-    "num_launches": Column("count", "repeats, which intervals are over"),
-    "num_jobs": Column("count", "Slurm jobs of the launches"),
-    "interval_over": Column("text", "launches, jobs, or launches of one job"),
-    "rounds": Column("count", "timed rounds of all launches"),
-    **_with_interval("step_s", "s", "median over launches of a launch's median step"),
-    **_STEPS,
-    **_with_interval("throughput_samples_per_s", "samples/s", "samples of all ranks, counted once"),
-    "baseline_world_size": Column("count", "what the ratios of this row divide by"),
-    **_with_interval("speedup", "ratio", "throughput over the baseline's"),
-    **_with_interval("parallel_efficiency", "ratio", "speed-up over the ratio of world sizes"),
-    "time_ratio": Column("ratio", "the baseline's step time over this, weak and fixed-epochs"),
-    "device_hours": Column("h", "world size times hours at the mean step"),
-    "device_hours_per": Column("text", "what they buy: a run, or 1e6 samples"),
-    "cost": Column("currency", "device-hours times the price of one"),
-    "extra_device_hours": Column("ratio", "device-hours over the baseline's, less 1"),
-    "mfu": Column("ratio", "model FLOP/s over the datasheet's dense peak"),
-    **_OF_DEVICES,
-    "data_s": Column("s", "what a step waits for its batch, where it draws one"),
-    "forward_s": Column("s", "forward of the turns' step, the loss with it"),
-    "backward_s": Column("s", "backward of that, with the communication that it does not hide"),
-    "optimizer_s": Column("s", "update of that"),
+    "layout": Column(
+        "text", "what tells it from the series' main layout", lambda place: place.series.layout
+    ),
+    "num_launches": Column(
+        "count", "repeats, which intervals are over", lambda place: place.point.num_launches
+    ),
+    "num_jobs": Column("count", "Slurm jobs of the launches", lambda place: place.point.num_jobs),
+    "interval_over": Column("text", "launches, jobs, or launches of one job", _interval_over),
+    "rounds": Column(
+        "count", "timed rounds of all launches",
+        lambda place: sum(row.rounds or 0 for row in place.point.rows),
+    ),
     **_with_interval(
-        "exposed_communication_s",
-        "s",
+        "step_s", "s", "median over launches of a launch's median step",
+        lambda place: (place.point.step_s, place.point.step_interval),
+    ),
+    **{name: _of_steps(name) for name in _STEPS if name.endswith("_step_s")},
+    "time_s": _of_point(_STEPS["time_s"], "time_s"),
+    "sample_unit": _STEPS["sample_unit"],
+    "samples_per_step": _STEPS["samples_per_step"],
+    **_with_interval(
+        "throughput_samples_per_s", "samples/s", "samples of all ranks, counted once", _throughput
+    ),
+    "baseline_world_size": Column(
+        "count", "what the ratios of this row divide by",
+        lambda place: place.series.baseline if place.series.is_compared else None,
+    ),
+    **_with_interval(
+        "speedup", "ratio", "throughput over the baseline's",
+        lambda place: (
+            place.ratio(place.point.speedup), place.ratio(place.point.speedup_interval)
+        ),
+    ),
+    **_with_interval(
+        "parallel_efficiency", "ratio", "speed-up over the ratio of world sizes",
+        lambda place: (
+            place.ratio(place.point.parallel_efficiency),
+            place.ratio(place.point.efficiency_interval),
+        ),
+    ),
+    "time_ratio": Column(
+        "ratio", "the baseline's step time over this, weak and fixed-epochs",
+        lambda place: place.ratio(place.point.time_ratio),
+    ),
+    "device_hours": Column(
+        "h", "world size times hours at the mean step", lambda place: place.point.device_hours
+    ),
+    "device_hours_per": Column(
+        "text", "what they buy: a run, or 1e6 samples", lambda place: place.point.device_hours_per
+    ),
+    "cost": Column(
+        "currency", "device-hours times the price of one", lambda place: place.point.cost
+    ),
+    "extra_device_hours": Column(
+        "ratio", "device-hours over the baseline's, less 1",
+        lambda place: place.ratio(place.point.extra_device_hours),
+    ),
+    "mfu": Column("ratio", "model FLOP/s over the datasheet's dense peak", _median("mfu")),
+    "peak_memory_bytes": _of_point(_OF_DEVICES["peak_memory_bytes"], "peak_memory_bytes"),
+    "peak_reserved_bytes": _of_point(_OF_DEVICES["peak_reserved_bytes"], "peak_reserved_bytes"),
+    "joules_per_sample": _OF_DEVICES["joules_per_sample"]._replace(value=_joules_per_sample),
+    "data_s": Column(
+        "s", "what a step waits for its batch, where it draws one",
+        lambda place: place.phases["data_s"],
+    ),
+    "forward_s": Column(
+        "s", "forward of the turns' step, the loss with it", lambda place: place.phases["forward_s"]
+    ),
+    "backward_s": Column(
+        "s", "backward of that, with the communication that it does not hide",
+        lambda place: place.phases["backward_s"],
+    ),
+    "optimizer_s": Column("s", "update of that", lambda place: place.phases["optimizer_s"]),
+    **_with_interval(
+        "exposed_communication_s", "s",
         "what a step waits for its all-reduce, with DDP's own work, which a card of a ladder from "
         "one rank takes out",
+        lambda place: quantities.pooled(place.point, "exposed"),
     ),
-    **_with_interval("all_reduce_s", "s", "all-reduce of the gradients alone, nothing beside it"),
-    **_with_interval("overlap", "ratio", "1 - exposed communication / all-reduce alone"),
+    **_with_interval(
+        "all_reduce_s", "s", "all-reduce of the gradients alone, nothing beside it",
+        lambda place: quantities.pooled(place.point, "reduce"),
+    ),
+    **_with_interval(
+        "overlap", "ratio", "1 - exposed communication / all-reduce alone", _overlap
+    ),
     "first_reduce_s": Column(
-        "s", "from the backward's beginning until DDP's first bucket is ready"
+        "s", "from the backward's beginning until DDP's first bucket is ready",
+        _median("first_reduce_s"),
     ),
     **OF_TRAININGS,
-    "flags": Column("text", "kinds of reasons for which it is no proposal evidence"),
-    "num_far_out": Column("count", "rounds far outside their launch's quartiles; none is left out"),
-    "blocked_by": Column("text", "rules of lockstep check that forbid its ratios"),
-}
+    "flags": Column(
+        "text", "kinds of reasons for which it is no proposal evidence",
+        lambda place: flags.to_dicts(place.point.flags),
+    ),
+    "num_far_out": Column(
+        "count", "rounds far outside their launch's quartiles; none is left out",
+        lambda place: sum(known) if (known := place.known("num_far_out")) else None,
+    ),
+    "blocked_by": Column(
+        "text", "rules of lockstep check that forbid its ratios",
+        lambda place: place.point.blocked_by,
+    ),
+}  # fmt: skip
 # What `--csv` and `--json` give of a study or an imported table beside these.
-DETAILS = {"details": Column("object", "name -> distinct values over launches")}
+DETAILS = {"details": Column("object", "name -> distinct values over launches", _details)}
 
 # One row a case and launch.
 LAUNCHES = {
@@ -190,15 +422,34 @@ EPOCHS = {
 TABLES = {"points": POINTS, "launches": LAUNCHES, "rounds": ROUNDS, "epochs": EPOCHS}
 
 
+def table(series: Iterable[Series]) -> list[dict[str, Any]]:
+    """Return the record of each point of each series, as `--csv` and `--json` print it."""
+    every = list(series)
+    targets = learning.targets(every)
+    return [
+        _record(Place(one, point, targets.get(learning.learns(one))))
+        for one in every
+        for point in one.points
+    ]
+
+
+def _record(place: Place) -> dict[str, Any]:
+    return {
+        name: column.value(place) if column.value else getattr(place.row, name)
+        for name, column in (POINTS | DETAILS).items()
+    }
+
+
 def listing() -> str:
     """Return all columns as text, a table after the other."""
     extra = {"points": DETAILS}
     lines = []
     for name, columns in TABLES.items():
         lines += ["", f"{name} (version {VERSION})"]
-        for column, (unit, meaning) in (columns | extra.get(name, {})).items():
-            head = f"  {column:30}{unit:11}"
-            lines += wrap(meaning, WIDTH, initial_indent=head, subsequent_indent=" " * len(head))
+        for column, what in (columns | extra.get(name, {})).items():
+            head = f"  {column:30}{what.unit:11}"
+            indent = " " * len(head)
+            lines += wrap(what.meaning, WIDTH, initial_indent=head, subsequent_indent=indent)
     return "\n".join(lines[1:]) + "\n"
 
 

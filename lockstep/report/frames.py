@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 from lockstep.core import record
 from lockstep.core.flags import Flag
 from lockstep.report import columns
-from lockstep.report.columns import FACTOR, Column
+from lockstep.report.columns import FACTOR, Column, table
 from lockstep.report.compute import learning, quantities
 from lockstep.report.compute.evaluation import evaluate
-from lockstep.report.compute.point_table import table
 from lockstep.report.load import sources
 from lockstep.report.load.reading import gather
 from lockstep.report.load.results import COPY, Results, Row
@@ -184,5 +183,7 @@ def _frame(entries: list[dict[str, Any]], known: Mapping[str, Column]) -> "pd.Da
     frame = pd.DataFrame.from_records(entries, columns=[*known, *factors])
     frame = frame.astype({name: column.dtype for name, column in known.items()})
     frame.attrs["version"] = columns.VERSION
-    frame.attrs["columns"] = {name: column._asdict() for name, column in known.items()}
+    frame.attrs["columns"] = {
+        name: {"unit": column.unit, "meaning": column.meaning} for name, column in known.items()
+    }
     return frame

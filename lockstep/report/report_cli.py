@@ -172,7 +172,7 @@ def _say_kept(evaluation: "Evaluation", baseline: int | None) -> None:
 
 
 def _print_records(evaluation: "Evaluation", as_csv: bool, redact: Callable[[Any], Any]) -> None:
-    from lockstep.report.compute.point_table import table
+    from lockstep.report.columns import table
 
     records = redact(table(evaluation.series))
     if as_csv:

@@ -17,9 +17,9 @@ from lockstep.campaign.folder import Folder
 from lockstep.core import journal
 from lockstep.launch import preflight
 from lockstep.report.check import checker
+from lockstep.report.columns import table
 from lockstep.report.compare import comparison
 from lockstep.report.compute.evaluation import evaluate
-from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.gate import gates, targets, verdicts
 from lockstep.report.load import imports

@@ -150,7 +150,7 @@ def _say(facts: "Facts", despite: bool) -> None:
 
 def _numbers(facts: "Facts", series: "Sequence[Series]", programme: str) -> dict[str, Any]:
     """Return every number of the text, the points as `lockstep report --json` has them."""
-    from lockstep.report.compute.point_table import table
+    from lockstep.report.columns import table
     from lockstep.report.pack import sections
 
     point = facts.chosen.production

@@ -13,10 +13,10 @@ from lockstep.core.metrics import NOTABLE
 from lockstep.core.studies import TRAINING
 from lockstep.report.check import checker, terminal
 from lockstep.report.check.checker import Finding
+from lockstep.report.columns import table
 from lockstep.report.compute import learning, slow
 from lockstep.report.compute.alternatives import without_laddered
 from lockstep.report.compute.evaluation import Evaluation
-from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.recorded import KEY as RECORDED
 from lockstep.report.load.results import Results
