@@ -1,4 +1,4 @@
-"""How an image is built, once for its content; see `image_record` for what is kept of it."""
+"""How an image is built, once for its content."""
 
 import shlex
 import time

@@ -8,7 +8,7 @@ after. On a GPU the numbers are NVML's, of the rank's own device, and those of a
     gpu_memory_bytes        in use on the device, other processes' included
     gpu_memory_total_bytes  of the device, before and after the rounds
     sm_clock_mhz            and memory_clock_mhz
-    clocks_held_back        1 where a fault or heat held the clocks back, see `nvml.SLOWDOWNS`
+    clocks_held_back        1 where a fault or heat held the clocks back, see `SLOWDOWNS`
     power_w                 of the whole board
     power_limit_w           that the driver enforces on it, before and after the rounds
     temperature_c           of the chip

@@ -29,7 +29,7 @@ from lockstep.core.processes import steers_torch
 
 # Of less, the allocators of Python and of the C library keep as much for themselves.
 LEAK_BYTES = 256 * MIB
-# Of a core; what takes less changes no median, as in `result.QUOTA_SHARE`.
+# Of a core; what takes less changes no median, as in `harness.QUOTA_SHARE`.
 BUSY_CORES = 0.01
 # Threads of a DataLoader whose workers persist: they wait until a step asks for a batch.
 IDLE = ("QueueFeederThread", "_pin_memory_loop")

@@ -2,14 +2,9 @@
 
 | room | holds |
 |---|---|
-| `load` | `sources` finds and reads files, `contents` checks them, `reading` makes the table, |
-| | `layout` tells launches of one size apart, `conflicts` lists what may not be pooled; |
-| | `results` is what is returned; `imports` reads other people's tables |
-| `compute` | `scaling` the points, `evaluation` what the check says of them, `statistics` the |
-| | intervals, `diagnosis` the rounds; `quantities` what a step is lost to, `slow` to whom, |
-| | `alternatives` settings and devices side by side |
-| `page` | `content_of_page`, its panels and `plots`, what `drawing` makes of them, `facts`, |
-| | `twelve_rules` and `render` |
+| `load` | from files and imported tables to rows, and what may not be pooled |
+| `compute` | from rows to finished points and series, with what the check says of them |
+| `page` | the panels and figures of the page, and how they are rendered |
 | `words` | headlines, cards, the next step, and the lines of a terminal |
 | `pack`, `bundle`, `tracker` | what a programme asks for; one archive of all; MLflow and others |
 | `check`, `compare`, `gate`, `predict` | the commands that judge results |

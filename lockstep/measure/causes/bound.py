@@ -383,7 +383,7 @@ def judge(
     """Return what bounds the step of a point, by the turns of its variants in each launch.
 
     They are arrays of shape (num_ranks, num_turns), in the order of time; `again` is that of
-    `drift.settled`. `bases` are those of its baseline; none where the point is held against
+    `settled`. `bases` are those of its baseline; none where the point is held against
     nothing.
     """
     launches, drifts = zip(*(settled(turns, again) for turns in launches), strict=True)

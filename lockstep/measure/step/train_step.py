@@ -288,7 +288,7 @@ class TrainStep:
     Raises:
         RuntimeError: The device cannot compute in the precision asked for.
         ValueError: A step of the workload's own is to accumulate, which it would do itself; or
-            `strategies.wrap` refuses.
+            `wrap` refuses.
     """
 
     def __init__(

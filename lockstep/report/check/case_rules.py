@@ -1,8 +1,6 @@
-"""Rules about single results: precision, buckets, checks, flags, and where a number comes from.
+"""Rules about single results: precision, checks, flags, rounds, and where a number comes from.
 
-Rules about cases as they are stored: the rounds of each rank, and what the launch says.
-
-The rule about cases of one launch that do the same work, and so must take the same time.
+One looks at cases of a launch that do the same work, and so must take the same time.
 """
 
 from collections.abc import Iterator, Sequence

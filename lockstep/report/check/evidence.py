@@ -1,7 +1,4 @@
-"""What the rules of a check look at, and the record of what they find.
-
-The sentences of `lockstep check`: from the record of what a rule has found to English.
-"""
+"""What the rules of a check look at, how a rule is registered, and the record of what it finds."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +21,6 @@ if TYPE_CHECKING:
 
 # Case and world size.
 Place = tuple[str, int]
-# Studies whose points are meant to be compared over world sizes.
 # Launches of one point vary by a few per cent; a fastest so many times the slowest is another run.
 APART = 1.25
 # No noise and no fault makes a launch so many times as fast as another; a unit does.
@@ -36,7 +32,7 @@ class Hit:
     """What a rule has found, as a record; `FACTS` has the sentence of its kind.
 
     Attributes:
-        kind: Which fact it is, a key of `wording.FACTS`.
+        kind: Which fact it is, a key of `FACTS`.
         values: The numbers and names of the fact, by the names that its sentence uses.
         cases: Cases or tables concerned; empty where all of the launches or sizes are.
         world_sizes: World sizes concerned; empty where all are.

@@ -1,9 +1,4 @@
-"""What a comparison comes to, what differs between its sides, and points of several beside another.
-
-These are records; `outcome_wording` has their sentences.
-
-The headline of a comparison, what differs in it and what to do, from records to English.
-"""
+"""What a comparison comes to and what differs between its sides: records and their sentences."""
 
 import re
 from collections import Counter

@@ -5,7 +5,7 @@ an imported table, bear its name, that value counts; else it is worked out where
 
     mfu                   model FLOP per second over the datasheet's peak
     communication_share   exposed communication over the step of the launch's turns, whose mean it
-                          is a part of (`attribution`); noise may take a launch below 0
+                          is a part of; noise may take a launch below 0
     overlap               1 - exposed communication / the all-reduce of the gradients alone: what of
                           it the backward hides; noise may take a launch beyond 0 or 1
     gpu_utilisation       share of NVML's sample periods in which a kernel ran, the mean over ranks

@@ -20,8 +20,6 @@ judged by its value; a measured point is not shown, since where the next launch 
 What was expected rather than measured may miss a target and never meets one. A gate is passed where
 every target is met, so the chance to pass one wrongly is no larger than that of one interval, and
 no interval is widened for their number (Berger 1982, the intersection-union test).
-
-What `lockstep gate` prints: a row a verdict, and the notes below the table.
 """
 
 from collections import Counter

@@ -1,11 +1,7 @@
 """From result files to one tidy table: a row is one case in one launch.
 
-Reads what a campaign leaves, single pytest-benchmark JSON files or a folder of them, runs of
-`lockstep train`, and tables brought in by `lockstep import`: `sources` finds and reads the files,
-`contents` refuses what no reader can rely on, `rows` makes the table, `training_runs` names what
-repeats one training, `conflicts` says what forbids pooling, and `results` is what comes of it.
-
-From what a file holds to rows: the entries of a launch, and the lines of an imported table.
+Reads what a campaign leaves, single pytest-benchmark JSON files or a folder of them, and tables
+brought in by `lockstep import`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

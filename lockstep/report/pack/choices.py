@@ -1,20 +1,15 @@
-"""What a pack is about: the ladders, the production point, and the job size that they speak for.
-
-Node-hours of what is planned.
+"""What a pack is about: its ladders, its production point, and the node-hours it asks for.
 
     node-hours of a line = runs x repeats x hours of a run x nodes
     hours of a run       = steps x mean time of a step / 3600
     asked for            = sum x (1 + overhead) / (1 - failed share) x charge factor
 
-The failed share is one of all node-hours, those of failed jobs with them, hence the quotient.
+The failed share is one of all node-hours, those of failed jobs included, hence the quotient.
 The mean step counts here, not the median: a stall costs node-hours as well. A step time that nobody
 measured on so many nodes is refused, never extrapolated.
 
-What Slurm's accounting knows of a campaign's jobs: how they ended, waited and what was lost.
-
-What forbids to hand results in as evidence: records, which `pack_wording` turns into words.
-
-What an applicant plans: a TOML file of run types, from which node-hours follow.
+The applicant plans in a TOML file of run types. What Slurm's accounting knows of the campaign's
+jobs, and what forbids to hand results in as evidence, are read here too.
 """
 
 import math

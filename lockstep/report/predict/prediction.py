@@ -1,6 +1,6 @@
 """Predictions of sizes that were not measured: a value, an interval and the rule, or a refusal.
 
-A larger size is predicted by one of the `ladder_rules`. Each rule is first tried
+A larger size is predicted by one of the rules in `models`. Each rule is first tried
 on the ladder itself: the third size is predicted from the first two, the fourth from the first
 three, and so on. A rule's error is the mean of |log(predicted / measured)| / g over these sizes and
 of its mean error on other people's ladders, which counts as one more size. The least error wins, so
@@ -22,10 +22,6 @@ The choice of rules and the form of the interval are a heuristic, not a statisti
 errors elsewhere and the scale are learned: `LEARNED` from all published ladders, and, for the
 figures that docs/validation.md states, from the ladders of all sources but the one predicted
 (`make statistics` prints both).
-
-A series as predictions see it: its rising sizes, the rate at each, and its unit.
-
-Why a size is not predicted: a record of the reason, and its sentence.
 """
 
 import math
@@ -106,7 +102,7 @@ class Refusal:
 def forbidding(findings: "Iterable[Finding]", series: "Series") -> "tuple[Finding, ...]":
     """Return what `lockstep check` finds that forbids a curve through a series.
 
-    That its numbers are targets does not: what follows from them says so, see `known.Ladder`.
+    That its numbers are targets does not: what follows from them says so, see `Ladder`.
     """
     rows = [row for point in series.points for row in point.rows]
     return tuple(

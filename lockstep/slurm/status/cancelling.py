@@ -124,7 +124,7 @@ def cancel(
 
 
 def scancel(job_ids: Iterable[str], users: Iterable[str], *, only_waiting: bool = False) -> None:
-    """Cancel jobs by their ids, as `scheduler.scancel` does.
+    """Cancel jobs by their ids, as `scancel` does.
 
     Raises:
         RuntimeError: scancel fails, as it does for jobs of another user, who is named then.

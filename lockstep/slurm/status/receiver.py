@@ -1,9 +1,7 @@
 """The receiver of events: HTTP, of which it takes one kind of message and gives one page.
 
-It believes nobody without the key (`signature`), and nothing about jobs that are not the
-campaign's. What it takes is on disk before it answers.
-
-Who may tell of a job's end: whoever has the key, within five minutes, and once.
+It believes only who signs with the key, within five minutes and once, and nothing about jobs that
+are not the campaign's. What it takes is on disk before it answers.
 
 A sender signs `TIMESTAMP.BODY` by HMAC-SHA256 (RFC 2104) and gives timestamp and signature in two
 headers; `slurm_templates/lib/epilog.sh` is one.
