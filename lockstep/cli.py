@@ -27,14 +27,14 @@ GROUPS = {
             "Answer one question about scaling, in about five minutes.",
         ),
         "verify": (
-            "lockstep.trainer.train_cli:verify",
+            "lockstep.trainer.cli:verify",
             "Check that DDP trains alike at two world sizes.",
         ),
         "train": (
-            "lockstep.trainer.train_cli:train",
+            "lockstep.trainer.cli:train",
             "Train a workload with DDP and keep its curves.",
         ),
-        "data": ("lockstep.trainer.data_cli:data", "List data sets to train on, or fetch one."),
+        "data": ("lockstep.trainer.cli:data", "List data sets to train on, or fetch one."),
     },
     "Before measuring": {
         "doctor": (

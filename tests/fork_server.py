@@ -79,7 +79,7 @@ def serving(folder: Path) -> Iterator[Path]:
     text = STAND_IN.format(
         python=sys.executable,
         address=address,
-        served=(*COMMANDS.values(), "lockstep.trainer.rank"),
+        served=tuple(COMMANDS.values()),
         forwarded=FORWARDED,
     )
     _write(stand_in, text)

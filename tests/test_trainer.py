@@ -1,14 +1,12 @@
 """The trainer: batch arithmetic, equal runs, exact validation, resuming, and the truth check."""
 
-import csv
-import io
 import json
 import math
 import re
 import subprocess
 import sys
-import time
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,15 +19,14 @@ from hypothesis import strategies as st
 from launched import ROOT, environ, inside, until
 
 from lockstep import workloads
-from lockstep.core import locks
+from lockstep.core.record import KEY
 from lockstep.measure.loading import data
+from lockstep.ranks import process_group
 from lockstep.report.load.reading import load
-from lockstep.trainer import epochs, plan, rank, trained, trainer
-from lockstep.trainer import epochs as progress
-from lockstep.trainer import train_cli as cli
-from lockstep.trainer.failures import DivergedError
+from lockstep.trainer import cli, epochs, plan, trainer
 from lockstep.trainer.plan import Batch, TrainConfig, plan_epoch
-from lockstep.trainer.verification import compare
+from lockstep.trainer.trainer import Trainer
+from lockstep.trainer.verify import compare
 
 FAILING_WORKLOAD = """
 import os, signal, time
@@ -66,16 +63,45 @@ def config(folder: Path, **changes: Any) -> TrainConfig:
         "global_batch": 120,
         "epochs": 3,
         "lr": 0.05,
-        "results": str(folder),
-        "device": "cpu",
-        "threads_per_rank": 1,
+        "folder": str(folder),
     }
     return TrainConfig(**(options | changes))
 
 
-def read_rows(run: TrainConfig) -> list[dict[str, str]]:
-    with (run.folder / "epochs.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+@contextmanager
+def one_rank() -> Iterator[process_group.World]:
+    try:
+        yield process_group.join(60.0, device="cpu", threads_per_rank=1)
+    finally:
+        process_group.leave()
+
+
+def train(folder: Path, **changes: Any) -> Trainer:
+    """Train on one rank in this process, or go on with what the folder holds."""
+    with one_rank() as joined:
+        run = Trainer(config(folder, **changes), joined, lambda _: None)
+        run.train()
+    return run
+
+
+def train_command(options: str = "", workload: str = "mlp:width=64,depth=1") -> list[str]:
+    usual = f"--workload {workload} --data digits --global-batch 120 --device cpu --timeout-s 20"
+    command = [sys.executable, "-m", "lockstep", "train", "--threads-per-rank", "1"]
+    return [*command, *usual.split(), *options.split()]
+
+
+def run_command(folder: Path, command: list[str], **env: str) -> "subprocess.CompletedProcess[str]":
+    env = environ(ROOT, PYTHONPATH=f"{folder}:{ROOT}") | env
+    return subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=300
+    )
+
+
+def block_of(folder: Path) -> dict[str, Any]:
+    """Return the record of the one case that a run in results/run has."""
+    (path,) = folder.glob("results/run/launches/*/result.json")
+    block: dict[str, Any] = json.loads(path.read_text())["benchmarks"][0]["extra_info"][KEY]
+    return block
 
 
 @pytest.mark.parametrize(
@@ -157,7 +183,6 @@ def test_batches_that_do_not_divide_are_refused(tmp_path: Path) -> None:
         ({"lr_scale": "cubic"}, "lr_scale"),
         ({"epochs": 0}, "epochs"),
         ({"lr": float("nan")}, "lr"),
-        ({"name": "../x"}, "name"),
     ],
 )
 def test_a_run_that_cannot_be_trained_is_refused(
@@ -197,11 +222,11 @@ def test_the_rate_rises_with_each_update_and_then_follows_its_schedule(tmp_path:
 def test_the_time_to_an_accuracy_is_that_of_the_first_epoch_that_has_it(
     target: float | None, time_s: float | None
 ) -> None:
-    epochs_: Any = [
-        SimpleNamespace(train_s=seconds, val_accuracy=accuracy)
+    rows: Any = [
+        SimpleNamespace(time_s=seconds, accuracy=accuracy)
         for seconds, accuracy in ((1.0, 0.7), (2.0, 0.9), (4.0, 0.8))
     ]
-    assert trained.time_to(target, epochs_) == time_s
+    assert trainer.time_to(target, rows) == time_s
 
 
 def test_a_device_without_room_names_the_accumulation_that_helps(
@@ -212,91 +237,76 @@ def test_a_device_without_room_names_the_accumulation_that_helps(
 
     monkeypatch.setattr(epochs.EpochRunner, "train", full)
     with pytest.raises(RuntimeError, match="no room for 60 samples at once; accumulate over 4"):
-        rank.run(config(tmp_path, accumulation=2))
+        train(tmp_path, accumulation=2)
 
 
-def test_a_run_is_recorded_in_full(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"checkpoint_every": 2, "name": "full"}
-    run = config(tmp_path, scheduler="cosine", lr_scale="linear", base_batch=60, **options)
-    summary = rank.run(run)
-    assert summary == json.loads((run.folder / "summary.json").read_text())
-    assert {path.name for path in run.folder.iterdir()} == {
-        ".lock", "best.pt", "checkpoint.pt", "epoch-0002.pt", "epochs.csv", "final.csv",
-        "steps.jsonl", "summary.json",
-    }  # fmt: skip
-    rows = read_rows(run)
-    assert [row["epoch"] for row in rows] == ["1", "2", "3"]
-    assert [row["is_warmup"] for row in rows] == ["True", "False", "False"]
-    assert [float(row["lr"]) for row in rows] == pytest.approx([0.1, 0.075, 0.025])
-    for row in summary["epochs"]:
-        assert row["samples"] == 1440
-        assert row["samples_per_s"] * row["train_s"] == pytest.approx(row["samples"])
+@pytest.mark.slow
+def test_a_run_is_recorded_in_full_and_goes_on(tmp_path: Path) -> None:
+    options = "--epochs 3 --scheduler cosine --lr 0.05 --lr-scale linear --base-batch 60"
+    command = train_command(f"{options} --checkpoint-every 2")
+    ended = run_command(tmp_path, command)
+    assert ended.returncode == 0, ended.stderr
+    assert len(re.findall(r"^epoch \d  train loss", ended.stdout, re.MULTILINE)) == 3
+    block = block_of(tmp_path)
+    rows, training = block["training"]["rows"], block["training"]
+    assert [row["epoch"] for row in rows] == [1, 2, 3]
+    assert [row["is_warmup"] for row in rows] == [True, False, False]
+    assert [row["lr"] for row in rows] == pytest.approx([0.1, 0.075, 0.025])
+    for row in rows:
+        assert row["samples_per_s"] * row["time_s"] == pytest.approx(1440)
         assert row["checkpoint_s"] > 0
         assert row["peak_memory_bytes"] > 1_000_000
-    assert summary["epoch_plan"] == {"steps": 12, "samples": 1440, "dropped": 0}
-    assert len(summary["step_losses"]) == 36
-    lines = [json.loads(line) for line in (run.folder / "steps.jsonl").read_text().splitlines()]
-    assert [line["loss"] for line in lines] == summary["step_losses"]
-    best = torch.load(run.folder / "best.pt", weights_only=True)
-    assert best["accuracy"] == max(row["val_accuracy"] for row in summary["epochs"])
-    assert summary["training"]["checkpoints"] == {
-        "last": "checkpoint.pt", "best": "best.pt", "kept": ["epoch-0002.pt"]
-    }  # fmt: skip
-    first = summary["epochs"][0]
-    assert first["train_loss"] == pytest.approx(sum(summary["step_losses"][:12]) / 12)
-    assert summary["lr_rule"] == {
-        "lr": 0.05, "lr_scale": "linear", "base_batch": 60, "scaled_lr": 0.1
-    }  # fmt: skip
-    final = summary["final"]
-    assert (final["samples"], final["counted_epochs"]) == (2880, 2)
-    assert final["val_accuracy"] == summary["epochs"][-1]["val_accuracy"]
-    assert 0.5 < final["val_accuracy"] < 1
+    assert (training["samples_per_epoch"], training["lr"]) == (1440, 0.1)
+    assert 0.5 < rows[-1]["accuracy"] < 1
+    (launch,) = tmp_path.glob("results/run/launches/*")
+    named = training["checkpoints"]
+    assert [Path(name).name for name in named["kept"]] == ["epoch-0002.pt"]
+    best = torch.load(launch / named["best"], weights_only=True)
+    assert best["accuracy"] == training["best_accuracy"]
+    steps = (launch / training["steps_file"]).read_text()
+    lines = [json.loads(line) for line in steps.splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 37))
+    assert rows[0]["loss"] == pytest.approx(sum(line["loss"] for line in lines[:12]) / 12)
+    again = run_command(tmp_path, command)
+    assert again.returncode == 2
+    assert "already holds a run; pass --resume or another --name" in again.stderr
+    other = run_command(tmp_path, [*command, "--resume", "--lr", "0.1"])
+    assert "trained with lr=0.05, not 0.1; resume with the same options" in other.stderr
+    longer = run_command(tmp_path, [*command, "--resume", "--epochs", "4"])
+    assert "trained with epochs=3, not 4" in longer.stderr  # its rate would have fallen otherwise
 
 
 @pytest.mark.slow
-def test_a_smaller_bucket_gives_more_of_them_and_a_run_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found: dict[float | None, list[int]] = {}
-    for cap in (None, 1.0):
-        options: dict[str, Any] = {"bucket_cap_mb": cap, "name": f"cap{cap}", "epochs": 1}
-        run = config(tmp_path, workload="mlp:width=64,depth=300", max_steps=4, **options)
-        found[cap] = rank.run(run)["bucket_bytes"]
-        (row,) = load([run.folder]).rows
-        assert row.details["bucket_bytes"] == found[cap]
-        assert row.details["gradient_bytes"] == sum(found[cap])
-        assert row.details["ddp_settings"]["bucket_cap_mb"] == (cap or 25)
-        assert row.details["loader_settings"] == {
-            "num_workers": 0, "pin_memory": False, "prefetch_factor": None,
-            "persistent_workers": False,
-        }  # fmt: skip
-        named = ", ".join(f"{size / 1e6:.3g}" for size in found[cap])
-        assert f" of {named} MB\n" in capsys.readouterr().out
-    assert len(found[1.0]) > len(found[None])
-    again = rank.run(replace(run, resume=True))  # takes no step, and knows what the run had
-    assert again["bucket_bytes"] == found[1.0]
+def test_a_longer_run_goes_on_where_a_shorter_one_came_to(tmp_path: Path) -> None:
+    assert run_command(tmp_path, train_command("--epochs 2")).returncode == 0
+    ended = run_command(tmp_path, train_command("--epochs 4 --resume"))
+    assert ended.returncode == 0, ended.stderr
+    rows = block_of(tmp_path)["training"]["rows"]
+    assert [row["is_warmup"] for row in rows] == [True, False, True, False]
+    (row,) = load([tmp_path / "results" / "run"]).rows
+    assert len(row.training.rows) == 4
 
 
-def test_a_seed_fixes_the_losses(tmp_path: Path) -> None:
+def test_a_smaller_bucket_gives_more_of_them(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"workload": "mlp:width=64,depth=300", "epochs": 1, "max_steps": 4}
+    sizes = {
+        cap: train(tmp_path / str(cap), bucket_cap_mb=cap, **options).in_force["bucket_bytes"]
+        for cap in (None, 1.0)
+    }
+    assert len(sizes[1.0]) > len(sizes[None])
+    assert sum(sizes[1.0]) == sum(sizes[None])
+    again = train(tmp_path / "1.0", bucket_cap_mb=1.0, **options)  # takes no step
+    assert again.in_force["bucket_bytes"] == sizes[1.0]
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_seed_fixes_the_losses(tmp_path: Path, workers: int) -> None:
     def losses(name: str, **changes: Any) -> list[float]:
-        options: dict[str, Any] = {"name": name, "epochs": 1, "augment": True} | changes
-        return list(rank.run(config(tmp_path, **options))["step_losses"])
+        options: dict[str, Any] = {"epochs": 1, "augment": True, "num_workers": workers} | changes
+        return train(tmp_path / name, **options).step_losses
 
     assert losses("one") == losses("two")
-    assert losses("other", seed=1) != losses("one", resume=True)
-
-
-@pytest.mark.slow
-def test_a_seed_fixes_the_losses_where_workers_load(tmp_path: Path) -> None:
-    for name in ("one", "two"):  # each in a process of its own, whose libraries let it fork
-        subprocess.run(
-            [sys.executable, "-m", "lockstep", "train", "--workload", "mlp:width=64,depth=1",
-             *("--data", "digits", "--global-batch", "120", "--augment", "--workers", "1"),
-             *("--device", "cpu", "--results", str(tmp_path), "--name", name)],
-            env=environ(ROOT), check=True,
-        )  # fmt: skip
-    one, two = (json.loads((tmp_path / n / "summary.json").read_text()) for n in ("one", "two"))
-    assert one["step_losses"] == two["step_losses"]
+    assert losses("other", seed=1) != losses("one")
 
 
 @pytest.mark.parametrize(
@@ -307,69 +317,40 @@ def test_a_resumed_run_ends_like_one_that_was_not_interrupted(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
     own = {"augment": True, "lr": 0.01} | options
-    whole = rank.run(config(tmp_path, name="whole", **own))
-    rank.run(config(tmp_path, name="parts", max_steps=12, **own))
+    whole = train(tmp_path / "whole", **own)
+    train(tmp_path / "parts", max_steps=12, **own)
     with (tmp_path / "parts" / "steps.jsonl").open("a") as file:
         file.write("of an epoch that was killed\n")
-    resumed = rank.run(config(tmp_path, name="parts", resume=True, **own))
-    assert resumed["step_losses"] == whole["step_losses"]
-    assert resumed["parameter_checksums"] == whole["parameter_checksums"]
-    assert [row["is_warmup"] for row in resumed["epochs"]] == [True, True, False]
-    assert [row["epoch"] for row in resumed["epochs"]] == [1, 2, 3]
+    resumed = train(tmp_path / "parts", **own)
+    assert resumed.step_losses == whole.step_losses
+    assert resumed.checksums == whole.checksums
+    assert [row.is_warmup for row in resumed.rows] == [True, True, False]
+    assert [row.epoch for row in resumed.rows] == [1, 2, 3]
     steps = [(tmp_path / name / "steps.jsonl").read_text() for name in ("whole", "parts")]
     assert steps[0] == steps[1]
 
 
-def test_a_run_is_neither_overwritten_nor_resumed_as_another(tmp_path: Path) -> None:
-    rank.run(config(tmp_path, epochs=1))
-    with pytest.raises(ValueError, match="already holds a run; pass --resume or another --name"):
-        rank.run(config(tmp_path, epochs=1))
-    with pytest.raises(ValueError, match=r"trained with lr=0.05, not 0.1; resume with the same"):
-        rank.run(config(tmp_path, lr=0.1, resume=True))
-    state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+def test_a_run_is_not_resumed_as_another(tmp_path: Path) -> None:
+    train(tmp_path, epochs=1)
+    with pytest.raises(ValueError, match=r"lr"):
+        train(tmp_path, lr=0.1)
+    state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
     state["trajectory"]["world_size"] = 2
-    torch.save(state, tmp_path / "run" / "checkpoint.pt")
+    torch.save(state, tmp_path / "checkpoint.pt")
     with pytest.raises(ValueError, match="trained with world_size=2, not 1"):
-        rank.run(config(tmp_path, resume=True))
-    with pytest.raises(ValueError, match="trained with epochs=6, not 7"):
-        falling = {"name": "falling", "scheduler": "cosine", "max_steps": 1}
-        rank.run(config(tmp_path, epochs=6, **falling))
-        rank.run(config(tmp_path, epochs=7, resume=True, **falling))
-    assert not torch.distributed.is_initialized()
-
-
-def test_results_that_cannot_be_written_end_a_run_in_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    error_file = tmp_path / "error.json"
-    with pytest.raises(RuntimeError, match=r"Not a directory: .*/file/run.*; mend this and go on"):
-        rank.run(config(tmp_path / "file", epochs=1), error_file)
-    report = json.loads(error_file.read_text())
-    assert report["kind"] == "machine"
-    assert report["message"].startswith("rank 0 on ")
-    assert "Not a directory" in report["message"]
+        train(tmp_path)
 
 
 def test_a_run_stopped_within_an_epoch_is_kept_and_not_gone_on_from(tmp_path: Path) -> None:
-    stopped = rank.run(config(tmp_path, max_steps=15))
-    assert [row["samples"] for row in stopped["epochs"]] == [1440, 3 * 120]
-    kept = rank.run(config(tmp_path, max_steps=15, resume=True))
-    assert kept["step_losses"] == stopped["step_losses"]
+    stopped = train(tmp_path / "run", max_steps=15)
+    assert [row.steps for row in stopped.rows] == [12, 3]
+    assert train(tmp_path / "run", max_steps=15).step_losses == stopped.step_losses
     # 35 of 36 updates: all epochs were begun, so only the count of updates shows what is missing.
-    rank.run(config(tmp_path, name="nearly", max_steps=35))
+    train(tmp_path / "nearly", max_steps=35)
     sentence = "nearly stopped after 35 updates, within an epoch of 12, .*--max-steps 35 to keep"
     for more in (36, None):
         with pytest.raises(ValueError, match=sentence):
-            rank.run(config(tmp_path, name="nearly", max_steps=more, resume=True))
-
-
-def test_an_epoch_counts_its_samples_about_once_a_second() -> None:
-    shown = io.StringIO()
-    # Three steps, ending at 0.6, 1.2 and 2.3 s; only the last two are a second after a line.
-    clock = iter([0.0, 0.6, 1.2, 1.2, 2.3, 2.3]).__next__
-    assert list(progress.counted(3, 480, "epoch 1/2", shown, clock)) == [0, 1, 2]
-    assert shown.getvalue() == (
-        "\repoch 1/2   960/1440 samples\repoch 1/2  1440/1440 samples\r" + " " * 28 + "\r"
-    )
+            train(tmp_path / "nearly", max_steps=more)
 
 
 def test_a_model_that_predicts_no_classes_has_no_accuracy() -> None:
@@ -385,16 +366,16 @@ def test_a_validation_that_is_no_number_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(epochs.EpochRunner, "_sums", lambda _, *values: [math.nan for _ in values])
-    with pytest.raises(DivergedError, match="the validation loss is nan; lower --lr"):
-        rank.run(config(tmp_path))
-    assert not (tmp_path / "run" / "checkpoint.pt").exists()
+    with pytest.raises(RuntimeError, match="the validation loss is nan; lower --lr"):
+        train(tmp_path)
+    assert not (tmp_path / "checkpoint.pt").exists()
 
 
 def test_data_that_does_not_fit_the_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"\(1, 8, 8\) do not fit a model that takes \(1024,\)"):
-        rank.run(config(tmp_path, workload="mlp"))
+        train(tmp_path, workload="mlp")
     with pytest.raises(RuntimeError, match="tf32 needs an NVIDIA GPU"):
-        rank.run(config(tmp_path, precision="tf32"))
+        train(tmp_path, precision="tf32")
 
 
 def test_what_another_rank_cannot_compute_is_refused_here_too() -> None:
@@ -411,17 +392,19 @@ def test_ranks_that_drifted_apart_are_named() -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_validate_exactly_and_rank_0_alone_writes(tmp_path: Path) -> None:
+def test_two_ranks_validate_exactly(tmp_path: Path) -> None:
     # Batch norm and 357 images over two ranks: neither may show in the result.
-    run = config(tmp_path, workload="resnet18_cifar:width=4,image=8", epochs=2, lr=0.02)
-    cli.launch(run, world_size=2)
-    summary = json.loads((run.folder / "summary.json").read_text())
-    assert len(read_rows(run)) == 2
-    assert summary["final"]["local_batch"] == 60
-    first, second = summary["parameter_checksums"]
-    assert first == second
-    state = torch.load(run.folder / "checkpoint.pt", weights_only=True)
-    workload = workloads.make(run.workload)
+    name = "resnet18_cifar:width=4,image=8"
+    command = train_command("--world-size 2 --epochs 2 --lr 0.02", name)
+    ended = run_command(tmp_path, command)
+    assert ended.returncode == 0, ended.stderr
+    block = block_of(tmp_path)
+    assert block["checks"]["parameters_equal"]
+    assert block["local_batch"] == 60
+    (launch,) = tmp_path.glob("results/run/launches/*")
+    last = block["training"]["checkpoints"]["last"]
+    state = torch.load(launch / last, weights_only=True)
+    workload = workloads.make(name)
     model = workload.build().eval()
     model.load_state_dict(state["model"])
     splits = data.load("digits", tmp_path, workload, augment=False, num_synthetic=0)
@@ -431,32 +414,9 @@ def test_two_ranks_validate_exactly_and_rank_0_alone_writes(tmp_path: Path) -> N
     with torch.no_grad():
         outputs = model(images)
     right = (outputs.argmax(dim=1) == labels).sum().item()
-    assert summary["final"]["val_accuracy"] == right / 357
-    assert summary["final"]["val_loss"] == pytest.approx(workload.loss(outputs, labels).item())
-
-
-@pytest.mark.slow
-def test_a_killed_run_resumes_to_the_same_loss(tmp_path: Path) -> None:
-    whole = rank.run(config(tmp_path, name="whole", epochs=60))
-    run = config(tmp_path, name="killed", epochs=60)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(vars(run)))
-    process = subprocess.Popen(
-        cli.rank_command(1, path),
-        env=cli.rank_environment(run, 1),
-        stdout=subprocess.DEVNULL,
-    )
-    while not (run.folder / "checkpoint.pt").exists() and process.poll() is None:
-        time.sleep(0.01)
-    process.kill()
-    assert process.wait() == -9
-    # The process that stands in for the interpreter ends a moment before the rank itself.
-    until(lambda: not locks.is_held(run.folder / ".lock"), "the killed rank to let go")
-    assert not (run.folder / "summary.json").exists()
-    resumed = rank.run(config(tmp_path, name="killed", epochs=60, resume=True))
-    assert resumed["final"]["train_loss"] == whole["final"]["train_loss"]
-    assert resumed["parameter_checksums"] == whole["parameter_checksums"]
-    assert [row["is_warmup"] for row in resumed["epochs"]].count(True) == 2
+    row = block["training"]["rows"][-1]
+    assert row["accuracy"] == right / 357
+    assert row["validation_loss"] == pytest.approx(workload.loss(outputs, labels).item())
 
 
 @pytest.mark.slow
@@ -467,7 +427,7 @@ def test_a_killed_run_resumes_to_the_same_loss(tmp_path: Path) -> None:
         *(
             pytest.param(*row, marks=pytest.mark.chaos)
             for row in [
-                ("killed", 3, r"rank 1 ended with SIGKILL"),
+                ("killed", 3, r"rank 1.* SIGKILL"),
                 ("nan", 1, r"rank 1 on \S+: the loss is nan in step 1 of epoch 1; lower --lr, .*"),
             ]
         ),
@@ -477,30 +437,10 @@ def test_when_one_rank_fails_all_end_and_that_rank_is_named(
     act: str, code: int, says: str, tmp_path: Path
 ) -> None:
     (tmp_path / "own.py").write_text(FAILING_WORKLOAD)
-    ended = subprocess.run(
-        train_command(f"own:{act}", 2),
-        cwd=tmp_path,
-        env=environ(ROOT, PYTHONPATH=f"{tmp_path}:{ROOT}"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = run_command(tmp_path, train_command("--world-size 2", f"own:{act}"))
     assert ended.returncode == code, ended.stderr
-    assert re.search(rf"^Error: {says}$", ended.stderr, re.MULTILINE), ended.stderr
-    assert not (tmp_path / "results" / "run" / "final.csv").exists()
+    assert re.search(rf"^Error: .*{says}", ended.stderr, re.MULTILINE), ended.stderr
     assert inside(tmp_path) == []
-
-
-def train_command(workload: str, world_size: int) -> list[str]:
-    options = f"--workload {workload} --world-size {world_size} --data digits --global-batch 64"
-    limits = "--device cpu --timeout-s 20 --threads-per-rank 1"
-    return [
-        sys.executable,
-        *("-m", "lockstep"),
-        "train",
-        *options.split(),
-        *limits.split(),
-    ]
 
 
 @pytest.mark.chaos
@@ -511,13 +451,11 @@ def test_a_killed_command_leaves_no_rank_and_a_second_run_is_refused(
 ) -> None:
     (tmp_path / "own.py").write_text(FAILING_WORKLOAD)
     env = environ(ROOT, PYTHONPATH=f"{tmp_path}:{ROOT}", BREAKS="0")
-    command = train_command("own:slow", world_size)
+    command = train_command(f"--world-size {world_size}", "own:slow")
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, cwd=tmp_path, env=env, **quiet) as process:
         until((tmp_path / "results" / "run" / ".lock").exists, "the first run")
-        second = subprocess.run(
-            command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False
-        )
+        second = run_command(tmp_path, command, BREAKS="0")
         process.kill()
     assert second.returncode == 2, second.stderr
     assert re.search(r"Error: another lockstep command \(process .* in results/run", second.stderr)
@@ -527,36 +465,22 @@ def test_a_killed_command_leaves_no_rank_and_a_second_run_is_refused(
 def test_tasks_that_srun_started_without_a_launcher_do_not_each_train_alone(
     tmp_path: Path,
 ) -> None:
-    ended = subprocess.run(
-        train_command("mlp:width=64", 1),
-        cwd=tmp_path,
-        env=environ(ROOT) | {"SLURM_JOB_ID": "5", "SLURM_STEP_NUM_TASKS": "2"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = run_command(tmp_path, train_command(), SLURM_JOB_ID="5", SLURM_STEP_NUM_TASKS="2")
     assert ended.returncode == 2
     assert "srun started 2 tasks, but LOCKSTEP_LAUNCHER is not set" in ended.stderr
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_commands_start_without_torch() -> None:
-    code = "import sys, lockstep.trainer.train_cli; sys.exit('torch' in sys.modules)"
+    code = "import sys, lockstep.trainer.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.chaos
 @pytest.mark.slow
 def test_one_rank_trains_in_an_allocation_of_several_tasks(tmp_path: Path) -> None:
-    options = "--workload mlp:width=64 --data digits --global-batch 64 --max-steps 1 --device cpu"
-    ended = subprocess.run(
-        [sys.executable, "-m", "lockstep", "train", *options.split()],
-        cwd=tmp_path,
-        env=environ(ROOT) | {"SLURM_JOB_ID": "5", "SLURM_NTASKS": "8"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    slurm = {"SLURM_JOB_ID": "5", "SLURM_NTASKS": "8"}
+    ended = run_command(tmp_path, train_command("--max-steps 1"), **slurm)
     assert ended.returncode == 0, ended.stderr
 
 
@@ -572,21 +496,9 @@ def test_world_sizes_are_two_or_more_in_order(text: str, sizes: list[int] | None
         cli.parse_sizes(text)
 
 
-def summary_of(world_size: int, **changes: Any) -> dict[str, Any]:
+def right_run(**changes: Any) -> dict[str, Any]:
     """Return what a correct run leaves behind."""
-    right: dict[str, Any] = {
-        "final": {"val_accuracy": 0.97},
-        "step_losses": [2.3, 1.0, 0.2],
-        "parameter_checksums": ["same"] * world_size,
-    }
-    return right | changes
-
-
-def failures(second: dict[str, Any]) -> list[tuple[str, int]]:
-    checks = compare({2: second, 1: summary_of(1)})
-    assert len(checks) == 6
-    assert ("FAILED" in cli.table(checks)) == any(not check.passed for check in checks)
-    return [(check.name, check.world_size) for check in checks if not check.passed]
+    return {"accuracy": 0.97, "step_losses": [2.3, 1.0, 0.2], "parameters_equal": True} | changes
 
 
 @pytest.mark.parametrize(
@@ -595,14 +507,17 @@ def failures(second: dict[str, Any]) -> list[tuple[str, int]]:
         ({"step_losses": [2.3, 1.0, 0.2 + 2.3 * 0.0011]}, "curve"),
         ({"step_losses": [2.3, math.nan, 0.2]}, "curve"),
         ({"step_losses": [2.3, 1.0]}, "curve"),
-        ({"parameter_checksums": ["same", "other"]}, "parameters"),
-        ({"parameter_checksums": ["same"]}, "parameters"),
-        ({"final": {"val_accuracy": 0.949}}, "accuracy"),
+        ({"parameters_equal": False}, "parameters"),
+        ({"accuracy": 0.949}, "accuracy"),
         ({"step_losses": [2.3, 1.0, 0.2 + 2.3 * 0.0009]}, None),  # rounding
     ],
 )
 def test_a_broken_run_fails_the_check_it_breaks(changes: dict[str, Any], name: str | None) -> None:
-    assert failures(summary_of(2, **changes)) == ([(name, 2)] if name else [])
+    checks = compare({2: right_run(**changes), 1: right_run()})
+    assert len(checks) == 6
+    failed = [(check.name, check.world_size) for check in checks if not check.passed]
+    assert failed == ([(name, 2)] if name else [])
+    assert ("FAILED" in cli.table(checks)) == bool(failed)
 
 
 @pytest.mark.chaos
@@ -620,7 +535,7 @@ def test_training_is_verified_on_one_and_two_ranks() -> None:
 def test_a_failed_verification_names_the_check_and_exits_1(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    broken = {1: summary_of(1), 2: summary_of(2, parameter_checksums=["same", "other"])}
+    broken = {1: right_run(), 2: right_run(parameters_equal=False)}
     monkeypatch.setattr(cli, "_verification_run", lambda asked, folder, size, device: broken[size])
     done = CliRunner().invoke(cli.verify, [], catch_exceptions=False)
     assert done.exit_code == 1

@@ -30,6 +30,7 @@ def _one_of(*names: str) -> tuple[str, Callable[[Value], bool]]:
 
 _COUNT = (f"a whole number from 1 to {sizes.MAX_COUNT}", _count)
 _WHOLE = ("a whole number from 0", lambda value: value == 0 or _count(value))
+_FROM_0 = ("a number from 0", lambda value: value == 0 or _number(value))
 _SWITCH = ("true or false", lambda value: isinstance(value, bool))
 # factor -> what it may be, and whether a value is that
 KNOWN: dict[str, tuple[str, Callable[[Value], bool]]] = {
@@ -54,7 +55,7 @@ KNOWN: dict[str, tuple[str, Callable[[Value], bool]]] = {
     "optimizer": _one_of(*sizes.OPTIMIZERS),
     "lr": ("a number above 0", _number),
     "lr_scale": _one_of(*sizes.LR_SCALES),
-    "weight_decay": ("a number from 0", lambda value: value == 0 or _number(value)),
+    "weight_decay": _FROM_0,
     "scheduler": _one_of(*sizes.SCHEDULERS),
     "warmup_epochs": _WHOLE,
     "epochs": _COUNT,
@@ -62,6 +63,10 @@ KNOWN: dict[str, tuple[str, Callable[[Value], bool]]] = {
     "checkpoint_every": _COUNT,
     "target_accuracy": ("above 0 and at most 1", lambda v: _number(v) and float(v) <= 1),
     "seed": _WHOLE,
+    "momentum": _FROM_0,
+    "base_batch": _COUNT,
+    "num_synthetic": _COUNT,
+    "max_steps": _COUNT,
 }
 
 

@@ -161,7 +161,10 @@ STUDIES = {
         "Weak scaling", _weak_cases, is_ladder=True, is_step=True, trains=True,
         on_request=ON_REQUEST, is_usual=True,
     ),
-    "train": Study("Training", _train_cases, is_training=True, trains=True, is_ranked=False),
+    "train": Study(
+        "Training", _train_cases, is_training=True, trains=True, is_ranked=False,
+        on_request=("momentum", "base_batch", "num_synthetic", "bucket_cap_mb", "max_steps"),
+    ),
     "precision": Study(
         "Precision", _precision_cases, is_step=True, trains=True,
         compared_with=("precision", "fp32"), varies_one=True, on_request=ON_REQUEST, is_usual=True,

@@ -1,72 +1,30 @@
-"""One epoch on one rank: its training steps, its validation, and the slowest rank's time.
-
-How far an epoch has come, for the person who waits at a terminal.
-"""
+"""One epoch on one rank: its training steps, its validation, and the slowest rank's time."""
 
 import math
 import random
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TextIO, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
 from torch import distributed
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
+from lockstep.core.errors import RankError
+from lockstep.core.processes import hostname
 from lockstep.measure.loading.data import Splits, loader_settings
 from lockstep.measure.step.train_step import TrainStep
 from lockstep.ranks.process_group import World
-from lockstep.trainer import failures
 from lockstep.trainer.plan import Batch, TrainConfig, validation_indices
 from lockstep.workloads import Workload
 
-INTERVAL_S = 1.0
-
-
-def counted(
-    num_steps: int,
-    samples_per_step: int,
-    label: str,
-    stream: TextIO | None = None,
-    clock: Callable[[], float] = time.monotonic,
-) -> Iterator[int]:
-    """Count steps from 0, and about once a second rewrite a line with the samples so far.
-
-    The line goes away when the steps end. A GPU is not waited for, so its samples are those it was
-    given.
-
-    Args:
-        num_steps: Steps of the epoch.
-        samples_per_step: Samples of one step, over all ranks.
-        label: What the line begins with.
-        stream: The terminal; stdout by default.
-        clock: Seconds that only grow.
-    """
-    out = stream or sys.stdout
-    total = num_steps * samples_per_step
-    line, written_s = "", clock()
-    try:
-        for step in range(num_steps):
-            yield step
-            if clock() - written_s >= INTERVAL_S:
-                written_s = clock()
-                done = (step + 1) * samples_per_step
-                line = f"{label}  {done:>{len(str(total))}}/{total} samples"
-                _write(out, f"\r{line}")
-    finally:
-        if line:
-            _write(out, f"\r{' ' * len(line)}\r")
-
-
-def _write(out: TextIO, text: str) -> None:
-    out.write(text)
-    out.flush()
-
-
 T = TypeVar("T")
+
+
+class DivergedError(RankError):
+    """The loss of a step is not finite on some rank."""
 
 
 class Score:
@@ -179,7 +137,7 @@ class EpochRunner:
         self.score.reset()
         batches = iter(self._train_loader(epoch))
         own = torch.stack(
-            [self._update(epoch, step, next(batches)) for step in self._steps(epoch, num_steps)]
+            [self._update(epoch, step, next(batches)) for step in range(num_steps)]
         ).double()
         losses = own.clone()
         distributed.all_reduce(losses)
@@ -194,16 +152,25 @@ class EpochRunner:
         return self.step.run(*self._to_device(batch)).detach()
 
     def _refuse_divergence(self, epoch: int, own: torch.Tensor) -> NoReturn:
-        """End a run whose losses, of shape (num_steps,) on each rank, are not all finite."""
-        step = failures.first_step(own.tolist(), own.isfinite().tolist())
-        raise failures.diverged(epoch + 1, self.world.control.exchange_all("diverged", step))
+        """End a run whose losses, of shape (num_steps,) on each rank, are not all finite.
 
-    def _steps(self, epoch: int, num_steps: int) -> Iterable[int]:
-        """Return the steps to take, on rank 0 at a terminal with a line that counts samples."""
-        if self.world.rank or not sys.stdout.isatty():
-            return range(num_steps)
-        label = f"epoch {epoch + 1}/{self.config.epochs}"
-        return counted(num_steps, self.samples_per_step, label)
+        Raises:
+            DivergedError: Always; it names the ranks whose loss was the first.
+        """
+        bad = (~own.isfinite()).nonzero().flatten().tolist()
+        first = {"step": bad[0] if bad else None, "loss": f"{own[bad[0]]:g}" if bad else ""}
+        ends = self.world.control.exchange_all("diverged", first | {"host": hostname()})
+        step = min(end["step"] for end in ends if end["step"] is not None)
+        ranks = [rank for rank, end in enumerate(ends) if end["step"] == step]
+        who = f"rank {ranks[0]} on {ends[ranks[0]]['host']}"
+        if len(ranks) == len(ends) > 1:
+            hosts = ", ".join(dict.fromkeys(end["host"] for end in ends))
+            who = f"all {len(ends)} ranks on {hosts}"
+        raise DivergedError(
+            f"{who}: the loss is {ends[ranks[0]]['loss']} in step {step + 1} of epoch {epoch + 1}; "
+            "lower --lr, or look at the data of that step",
+            *ranks,
+        )
 
     def _train_loader(self, epoch: int) -> DataLoader[Any]:
         config, place = self.config, self.world
@@ -220,7 +187,7 @@ class EpochRunner:
         return DataLoader(
             dataset,
             batch_size=self.batch.local_batch,
-            num_workers=self.config.workers,
+            num_workers=self.config.num_workers,
             pin_memory=self.world.device.type == "cuda",
             **options,
         )
@@ -250,7 +217,7 @@ class EpochRunner:
                 loss += self.score(model(inputs), targets).double() * len(inputs)
         total, correct, judged = self._sums(loss, self.score.correct, self.score.judged)
         if not math.isfinite(total):  # on all ranks alike
-            raise failures.DivergedError(f"the validation loss is {total:g}; lower --lr")
+            raise DivergedError(f"the validation loss is {total:g}; lower --lr")
         return total / num_items, _share(correct, judged)
 
     def _sums(self, *values: torch.Tensor | float) -> list[float]:

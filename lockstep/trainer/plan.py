@@ -3,16 +3,18 @@
 Needs no torch: the command checks a run here before it starts any rank.
 """
 
-import csv
-import io
 import math
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from lockstep.core.sizes import DATA, LR_SCALES, OPTIMIZERS, SCHEDULERS, local_batch_of
+from lockstep.core.sizes import (
+    DATA,
+    LR_SCALES,
+    OPTIMIZERS,
+    SCHEDULERS,
+    case_digest,
+    local_batch_of,
+)
 
 STEP_DECAY = 0.1
 # What a run must share with the one it resumes, or its loss would be another's.
@@ -29,17 +31,16 @@ _LEAST = {
     "epochs": 1, "global_batch": 1, "local_batch": 1, "base_batch": 1, "max_steps": 1,
     "checkpoint_every": 1, "warmup_epochs": 0,
 }  # fmt: skip
-_NUMBERS = ("lr", "momentum", "weight_decay", "bucket_cap_mb", "target_accuracy", "timeout_s")
+_NUMBERS = ("lr", "momentum", "weight_decay", "bucket_cap_mb", "target_accuracy")
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """One training run, as read from JSON.
+    """One training run; all but the two folders and the seed are factors of the study `train`.
 
     Attributes:
         workload: The model, as `lockstep.workloads.make` takes it.
         data: One of `sizes.DATA`.
-        data_root: Where downloads go, a folder all ranks see.
         num_synthetic: Items of the synthetic data set.
         epochs: How often the training set is gone through.
         global_batch: Samples over all ranks per update; None if `local_batch` is given.
@@ -54,7 +55,7 @@ class TrainConfig:
         precision: One of `sizes.PRECISIONS`.
         accumulation: Micro-batches per update.
         bucket_cap_mb: DDP's bucket size in MiB; None leaves its default.
-        workers: Loader processes per rank; 0 loads in the rank itself.
+        num_workers: Loader processes per rank; 0 loads in the rank itself.
         seed: Seed of parameters, order and augmentation.
         augment: Whether training images are cropped and mirrored at random.
         max_steps: Stop after so many updates; None runs all epochs. A run that this stopped within
@@ -62,17 +63,12 @@ class TrainConfig:
         checkpoint_every: Keep the parameters after every so many epochs; None keeps the last and
             the best alone.
         target_accuracy: The validation accuracy whose time is noted; None for none.
-        name: Folder of this run below it.
-        repeat: Which of several equal runs this is.
-        resume: Go on from this run's checkpoint if there is one.
-        threads_per_rank: CPU threads of a rank; None takes its share of the cores.
-        device: cpu or cuda; None takes CUDA where there is one.
-        timeout_s: How long a rank waits for the others.
+        data_root: Where downloads go, a folder all ranks see.
+        folder: Where this run's files go, a folder all ranks see.
     """
 
     workload: str
     data: str
-    data_root: str = "data"
     num_synthetic: int = 1024
     epochs: int = 1
     global_batch: int | None = None
@@ -88,19 +84,14 @@ class TrainConfig:
     precision: str = "fp32"
     accumulation: int = 1
     bucket_cap_mb: float | None = None
-    workers: int = 0
+    num_workers: int = 0
     seed: int = 0
     augment: bool = False
     max_steps: int | None = None
     checkpoint_every: int | None = None
     target_accuracy: float | None = None
-    results: str = "results"
-    name: str = "run"
-    repeat: int = 0
-    resume: bool = False
-    threads_per_rank: int | None = None
-    device: str | None = None
-    timeout_s: float = 300.0
+    data_root: str = "data"
+    folder: str = "results"
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained.
@@ -128,33 +119,11 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and not math.isfinite(value):
                 raise ValueError(f"{name} must be a finite number, got {value}")
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", self.name):
-            raise ValueError(f"the name {self.name!r} is not made of letters, digits and . _ -")
 
     @property
     def num_moments(self) -> int:
         """Values that the optimizer keeps of each parameter."""
         return int(self.momentum > 0) if self.optimizer == "sgd" else 2
-
-    @property
-    def folder(self) -> Path:
-        """Where this run's files go."""
-        return Path(self.results) / self.name
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "TrainConfig":
-        """Return the configuration a JSON object holds.
-
-        Raises:
-            ValueError: A key is unknown, missing, or has a value that is not allowed.
-        """
-        unknown = sorted(set(values) - {field.name for field in fields(cls)})
-        if unknown:
-            raise ValueError(f"the training configuration has no key {unknown[0]!r}")
-        try:
-            return cls(**values)
-        except TypeError as error:
-            raise ValueError(f"the training configuration is incomplete: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -254,98 +223,6 @@ def validation_indices(num_samples: int, rank: int, world_size: int) -> range:
     return range(rank, num_samples, world_size)
 
 
-@dataclass(frozen=True)
-class EpochRow:
-    """One row of `epochs.csv`; an empty cell is unknown.
-
-    Attributes:
-        job_id: The scheduler's job.
-        git_commit: Commit of the suite.
-        timestamp: End of the epoch, UTC, ISO 8601.
-        precision: One of `sizes.PRECISIONS`.
-        scaling: `strong` if the global batch was given, `fixed-epochs` if the local one was.
-        epoch: Counted from 1.
-        local_batch: Samples per rank per update.
-        global_batch: Samples over all ranks per update.
-        lr: Learning rate of this epoch's updates.
-        train_loss: Mean over the epoch's updates and ranks, each before its update.
-        train_accuracy: Share of the epoch's targets predicted right, before each update.
-        val_loss: Mean over the whole validation set.
-        val_accuracy: Share of the whole validation set's targets predicted right.
-        samples: Samples trained on, of all ranks, counted once.
-        samples_per_s: `samples / train_s`.
-        train_s: Seconds from the barrier before the first update to the slowest rank's last one.
-        val_s: Seconds of validation, slowest rank.
-        checkpoint_s: Seconds until the checkpoint was on disk; unknown for the last epoch before
-            an interruption.
-        peak_memory_bytes: Of the rank that used most: on its GPU, or resident on a CPU.
-        is_warmup: Whether this is the first epoch of its process.
-        steps: Updates of the epoch; 0 in rows of older runs.
-    """
-
-    job_id: str | None
-    git_commit: str | None
-    timestamp: str
-    workload: str
-    data: str
-    precision: str
-    scaling: str
-    seed: int
-    repeat: int
-    epoch: int
-    epochs: int
-    world_size: int
-    num_nodes: int
-    local_batch: int
-    global_batch: int
-    lr: float
-    train_loss: float
-    train_accuracy: float | None
-    val_loss: float
-    val_accuracy: float | None
-    samples: int
-    samples_per_s: float
-    train_s: float
-    val_s: float
-    checkpoint_s: float | None
-    peak_memory_bytes: int | None
-    is_warmup: bool
-    steps: int = 0
-
-
-def best_row(rows: Sequence[EpochRow]) -> EpochRow:
-    """Return the epoch of the best accuracy, without accuracies that of the lowest loss."""
-
-    def merit(row: EpochRow) -> tuple[float, float]:
-        return (-math.inf if row.val_accuracy is None else row.val_accuracy, -row.val_loss)
-
-    return max(rows, key=merit)
-
-
-def final_row(rows: Sequence[EpochRow]) -> dict[str, Any]:
-    """Return the run in one row: the last epoch's losses, the sums of those after the warm-up.
-
-    A run of nothing but warm-up is summed as it is, and says so in `is_warmup`.
-    """
-    counted = [row for row in rows if not row.is_warmup] or list(rows)
-    accuracies = [row.val_accuracy for row in rows if row.val_accuracy is not None]
-    samples, train_s = sum(row.samples for row in counted), sum(row.train_s for row in counted)
-    return asdict(rows[-1]) | {
-        "samples": samples,
-        "train_s": train_s,
-        "samples_per_s": samples / train_s,
-        "val_s": sum(row.val_s for row in counted),
-        "checkpoint_s": sum(row.checkpoint_s or 0.0 for row in counted),
-        "best_val_accuracy": max(accuracies, default=None),
-        "counted_epochs": len(counted),
-        "is_warmup": counted[-1].is_warmup,
-    }
-
-
-def to_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return rows as CSV with a header; None is an empty cell."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().encode()
+def case_folder(case: str) -> Path:
+    """Return where a case trains, below the folder of its launch."""
+    return Path("train") / case_digest(case)

@@ -1,30 +1,34 @@
 """The trainer: whole epochs of data-parallel training whose result can be trusted.
 
-Rank 0 writes below RESULTS/NAME, a folder all ranks see: `epochs.csv` (a row per epoch),
-`steps.jsonl` (a line per update), and parameters: `checkpoint.pt` of the last epoch, `best.pt` of
-the best, and those that were asked for.
+Rank 0 writes into a folder all ranks see: `steps.jsonl` (a line per update), and parameters:
+`checkpoint.pt` of the last epoch, `best.pt` of the best, and those that were asked for.
 
 Runs with the same seed give equal losses on a CPU. On a GPU cuDNN may choose algorithms that
 differ in the last digits; `torch.use_deterministic_algorithms` would forbid them, at their speed.
 """
 
 import contextlib
+import io
+import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import distributed
 
-from lockstep import content, workloads
+from lockstep import workloads
 from lockstep.core.errors import RankError
+from lockstep.core.files import write_atomically
 from lockstep.core.processes import hostname
-from lockstep.core.record import LOADER_SETTINGS, Training
+from lockstep.core.record import LOADER_SETTINGS, Checkpoints, Epoch, Training
 from lockstep.machine import memory, provenance
 from lockstep.measure.loading import data
 from lockstep.measure.step.train_step import (
@@ -36,21 +40,23 @@ from lockstep.measure.step.train_step import (
     unsupported,
 )
 from lockstep.ranks import process_group as world
-from lockstep.trainer import trained
 from lockstep.trainer.epochs import EpochRunner, Score, seed_everything
 from lockstep.trainer.plan import (
+    TRAJECTORY,
     Batch,
-    EpochRow,
     TrainConfig,
-    final_row,
     plan_epoch,
     rate_factor,
     scaled_lr,
 )
-from lockstep.trainer.run_files import STEP_BYTES, STEPS, RunFiles, read_checkpoint, trajectory
 from lockstep.workloads.costs import batch_bytes, model_bytes
 
-SUMMARY_SCHEMA = 1
+LAST = "checkpoint.pt"
+BEST = "best.pt"
+STEPS = "steps.jsonl"
+# Fields that a record has of what was asked for, by the same name.
+AS_ASKED = ("data", "epochs", "optimizer", "warmup_epochs", "weight_decay", "accumulation",
+    "augment", "seed", "target_accuracy")  # fmt: skip
 
 
 class Trainer:
@@ -65,20 +71,21 @@ class Trainer:
         rows: The epochs so far.
         rank_s: Seconds of each epoch's updates on each rank, shape (num_epochs, num_ranks).
         step_losses: Of all updates, the mean of all ranks.
+        checksums: Of the parameters on each rank, once the training has ended.
         in_force: Buckets and settings of DDP and of the loader, as a result holds them.
 
     Raises:
-        ValueError: The configuration cannot be trained, or the run exists and is not resumed, or
-            it stopped within an epoch.
+        ValueError: The configuration cannot be trained, or the folder holds a run of other options,
+            or one that stopped within an epoch.
         RuntimeError: The hardware lacks the precision, or the data is not to be had.
     """
 
     def __init__(
-        self, config: TrainConfig, joined: world.World, on_epoch: Callable[[EpochRow], None]
+        self, config: TrainConfig, joined: world.World, on_epoch: Callable[[Epoch], None]
     ) -> None:
         self.config = config
         self.on_epoch = on_epoch
-        self.files = RunFiles(config.folder, config.checkpoint_every)
+        self.folder = Path(config.folder)
         self.world = joined
         self.device = joined.device
         self.batch = Batch.of(config, joined.world_size)
@@ -100,21 +107,26 @@ class Trainer:
         self.epochs = EpochRunner(
             config, joined, self.batch, self.workload, self.splits, self.step, score, self.rate
         )
-        self.rows: list[EpochRow] = []
+        self.rows: list[Epoch] = []
         self.rank_s: list[list[float]] = []
         self.step_losses: list[float] = []
         self.in_force: dict[str, Any] = {}
+        self.checksums: list[str] = []
         self._step_bytes = 0
-        self._facts = _facts(config, self.batch, joined)
         if state is not None:
             self._restore(state)
         self._num_restored = len(self.step_losses)
 
-    def train(self) -> dict[str, Any]:
-        """Train the epochs that are missing, and return the summary."""
+    def train(self) -> None:
+        """Train the epochs that are missing.
+
+        Raises:
+            RankError: The ranks end with unequal parameters.
+        """
         first = len(self.rows)
         if self.world.rank == 0:
-            self.files.cut_steps(self._step_bytes)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._cut_steps()
         for epoch in range(first, self.config.epochs):
             if self._remaining_steps() == 0:
                 break
@@ -124,7 +136,9 @@ class Trainer:
                 self._save()
             distributed.barrier()
             self.on_epoch(self.rows[-1])
-        return self._finish()
+        own = parameter_checksum(self.step.ddp)
+        self.checksums = self.world.control.exchange_all("checksums", own)
+        check_equal_parameters(self.checksums)
 
     def rate(self, epoch: int, step: int) -> float:
         """Return the learning rate of an update, epoch and update counted from 0."""
@@ -134,7 +148,7 @@ class Trainer:
         limit = self.config.max_steps
         return self.plan.steps if limit is None else max(0, limit - len(self.step_losses))
 
-    def _epoch(self, epoch: int, is_warmup: bool) -> EpochRow:
+    def _epoch(self, epoch: int, is_warmup: bool) -> Epoch:
         memory.reset_peak(self.device)
         num_steps = min(self.plan.steps, self._remaining_steps())
         work = partial(self.epochs.train, epoch, num_steps)
@@ -145,110 +159,176 @@ class Trainer:
         self.in_force |= _in_force(self.step, self.epochs, taken)
         self.rank_s.append(rank_s)
         train_s = max(rank_s)
-        samples = num_steps * self.epochs.samples_per_step
-        return EpochRow(
-            **self._facts,
-            timestamp=datetime.now(UTC).isoformat(timespec="seconds"),
+        return Epoch(
             epoch=epoch + 1,
+            steps=num_steps,
+            time_s=train_s,
+            samples_per_s=num_steps * self.epochs.samples_per_step / train_s,
             lr=self.rate(epoch, num_steps - 1),
-            train_loss=sum(losses) / len(losses),
+            loss=sum(losses) / len(losses),
+            validation_loss=val_loss,
+            accuracy=val_accuracy,
             train_accuracy=train_accuracy,
-            val_loss=val_loss,
-            val_accuracy=val_accuracy,
-            samples=samples,
-            samples_per_s=samples / train_s,
-            train_s=train_s,
-            val_s=max(val_s),
-            checkpoint_s=None,
+            validation_s=max(val_s),
             peak_memory_bytes=self.epochs.largest(memory.peak(self.device).used_bytes),
             is_warmup=is_warmup,
-            steps=num_steps,
+            ended=datetime.now(UTC).isoformat(timespec="seconds"),
         )
 
     def _save(self) -> None:
-        """Write the checkpoint, then the rows: rank 0 only."""
-        start, row = time.perf_counter(), self.rows[-1]
-        first = len(self.step_losses) - row.steps
-        steps = [
-            {
-                "kind": "step",
-                "epoch": row.epoch,
-                "step": first + number + 1,
-                "loss": loss,
-                "lr": self.rate(row.epoch - 1, number),
-            }
-            for number, loss in enumerate(self.step_losses[first:])
-        ]
-        self.files.save(self._state(), self.rows, steps)
-        self.rows[-1] = replace(row, checkpoint_s=time.perf_counter() - start)
-        self.files.write_rows(self.rows)
+        """Write what the last epoch came to: rank 0 only.
 
-    def _state(self) -> dict[str, Any]:
-        return {
-            "model": self.step.ddp.module.state_dict(),
+        The checkpoint comes last, for it makes the epoch count.
+        """
+        start, row = time.perf_counter(), self.rows[-1]
+        model = self.step.ddp.module.state_dict()
+        weights = {"model": model, "epoch": row.epoch, "accuracy": row.accuracy}
+        if best_row(self.rows) is row:
+            self._write(BEST, weights)
+        every = self.config.checkpoint_every
+        if every and row.epoch % every == 0:
+            self._write(f"epoch-{row.epoch:04}.pt", weights)
+        state = {
+            "model": model,
             "optimizer": self.step.optimizer.state_dict(),
             "scaler": self.step.scaler.state_dict(),
-            "rows": [asdict(row) for row in self.rows],
+            "epochs": [asdict(row) for row in self.rows],
             "rank_s": self.rank_s,
             "step_losses": self.step_losses,
             "in_force": self.in_force,
             "trajectory": trajectory(self.config, self.batch, self.world),
+            "step_bytes": self._append_steps(),
         }
+        self._write(LAST, state)
+        self.rows[-1] = replace(row, checkpoint_s=time.perf_counter() - start)
+
+    def _write(self, name: str, content: Mapping[str, Any]) -> None:
+        buffer = io.BytesIO()
+        torch.save(dict(content), buffer)
+        write_atomically(self.folder / name, buffer.getvalue())
+
+    def _append_steps(self) -> int:
+        """Add a line for each update of the last epoch, and return how long the file is then."""
+        row = self.rows[-1]
+        first = len(self.step_losses) - row.steps
+        with (self.folder / STEPS).open("a", encoding="utf-8") as file:
+            for number, loss in enumerate(self.step_losses[first:]):
+                lr = self.rate(row.epoch - 1, number)
+                step = {"kind": "step", "epoch": row.epoch, "step": first + number + 1}
+                file.write(json.dumps(step | {"loss": loss, "lr": lr}) + "\n")
+            file.flush()
+            return os.fstat(file.fileno()).st_size
+
+    def _cut_steps(self) -> None:
+        """Cut off the updates that the checkpoint does not hold, of an epoch that did not end."""
+        path = self.folder / STEPS
+        if path.exists() and path.stat().st_size > self._step_bytes:
+            os.truncate(path, self._step_bytes)
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         self.step.ddp.module.load_state_dict(state["model"])
         self.step.optimizer.load_state_dict(state["optimizer"])
         self.step.scaler.load_state_dict(state["scaler"])
-        self.rows = [EpochRow(**row) for row in state["rows"]]
+        self.rows = [Epoch(**row) for row in state["epochs"]]
         self.step_losses = list(state["step_losses"])
-        alike = [[row.train_s] * self.world.world_size for row in self.rows]  # of older runs
-        self.rank_s = state.get("rank_s", alike)
-        self.in_force = state.get("in_force", {})
-        self._step_bytes = int(state.get(STEP_BYTES, 0))
+        self.rank_s, self.in_force = state["rank_s"], state["in_force"]
+        self._step_bytes = int(state["step_bytes"])
         done = len(self.step_losses)
-        if self._remaining_steps():
-            _refuse_part_of_epoch(self.config.folder, done, self.plan.steps)
-
-    def _finish(self) -> dict[str, Any]:
-        """Return the summary, which all ranks make together."""
-        own = parameter_checksum(self.step.ddp)
-        checksums: list[str] = self.world.control.exchange_all("checksums", own)
-        config = self.config
-        lr_rule = {name: getattr(config, name) for name in ("lr", "lr_scale", "base_batch")}
-        return {
-            "schema": SUMMARY_SCHEMA,
-            "config": asdict(config),
-            "device": self.device_name,
-            "device_type": self.device.type,
-            "sample_unit": self.workload.sample_unit,
-            "num_parameters": sum(p.numel() for p in self.step.ddp.parameters()),
-            "epoch_plan": asdict(self.plan),
-            "lr_rule": lr_rule | {"scaled_lr": self.lr},
-            "parameter_checksums": checksums,
-            "final": final_row(self.rows),
-            "epochs": [asdict(row) for row in self.rows],
-            "training": asdict(self.record(config.folder)),
-            "step_losses": self.step_losses,
-            **self.in_force,
-        }
-
-    @property
-    def device_name(self) -> str:
-        """Name of this rank's device."""
-        place = self.world.rank, self.world.local_rank, self.device
-        return str(provenance.rank_facts(*place)["device_name"])
+        if self._remaining_steps() and done % self.plan.steps:
+            raise ValueError(
+                f"{self.folder} stopped after {done} updates, within an epoch of "
+                f"{self.plan.steps}, and only whole epochs can be gone on from; choose another "
+                f"--name, or --max-steps {done} to keep it as it is"
+            )
 
     def record(self, base: Path) -> Training:
-        """Return the run as results hold it, its files named from a folder above them."""
-        return trained.record_of(
-            self.config,
-            self.rows,
+        """Return the run as results hold it, its files named from a folder above them.
+
+        Its lr is that after warm-up, scaled to the global batch; samples are of all ranks, counted
+        once.
+        """
+        config, place = self.config, (self.world.rank, self.world.local_rank, self.device)
+        accuracies = [row.accuracy for row in self.rows if row.accuracy is not None]
+        names = [str(path.relative_to(base)) for path in sorted(self.folder.glob("*.pt"))]
+        files = {Path(name).name: name for name in names}
+        last, best = files.pop(LAST, None), files.pop(BEST, None)
+        return Training(
+            **{name: getattr(config, name) for name in AS_ASKED},
             samples_per_epoch=self.plan.samples * self.workload.samples_per_item,
             lr=self.lr,
-            device_name=self.device_name,
-            checkpoints=self.files.checkpoints(base),
-            steps_file=str((self.config.folder / STEPS).relative_to(base)),
+            schedule=config.scheduler,
+            device_name=str(provenance.rank_facts(*place)["device_name"]),
+            rows=self.rows,
+            best_accuracy=max(accuracies, default=None),
+            time_to_target_s=time_to(config.target_accuracy, self.rows),
+            checkpoints=Checkpoints(last=last, best=best, kept=list(files.values())),
+            steps_file=str((self.folder / STEPS).relative_to(base)),
         )
+
+
+def best_row(rows: Sequence[Epoch]) -> Epoch:
+    """Return the epoch of the best accuracy, without accuracies that of the lowest loss."""
+
+    def merit(row: Epoch) -> tuple[float, float]:
+        return (-math.inf if row.accuracy is None else row.accuracy, -row.validation_loss)
+
+    return max(rows, key=merit)
+
+
+def time_to(target: float | None, rows: Sequence[Epoch]) -> float | None:
+    """Return the seconds of training to the end of the first epoch that reached an accuracy.
+
+    Returns:
+        None where no target was given, or no epoch reached it.
+    """
+    if target is None:
+        return None
+    ends_s = accumulate(row.time_s for row in rows)
+    ends = zip(rows, ends_s, strict=True)
+    return next((end for row, end in ends if (row.accuracy or 0.0) >= target), None)
+
+
+def trajectory(config: TrainConfig, batch: Batch, joined: world.World) -> dict[str, Any]:
+    """Return what a run must share with the one it resumes, for its loss and times to be alike."""
+    facts = {name: getattr(config, name) for name in TRAJECTORY}
+    # A rate that falls with the share of epochs done would not be the same in a longer run.
+    epochs = None if config.scheduler == "none" else config.epochs
+    return facts | {
+        "global_batch": batch.global_batch,
+        "epochs": epochs,
+        "world_size": joined.world_size,
+        "num_nodes": joined.num_nodes,
+        "device_type": joined.device.type,
+    }
+
+
+def read_checkpoint(
+    config: TrainConfig, batch: Batch, joined: world.World
+) -> dict[str, Any] | None:
+    """Return the checkpoint to go on from; None for a run from the start.
+
+    Raises:
+        ValueError: The run that is there had other options, or was written by an older version.
+    """
+    path = Path(config.folder) / LAST
+    if not path.exists():
+        return None
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    if "epochs" not in state:
+        raise ValueError(
+            f"{path} was written by an older version, which alone goes on with it; choose another "
+            "--name"
+        )
+    usual = {field.name: field.default for field in fields(TrainConfig)}  # of newer options
+    known = usual | state["trajectory"]
+    for name, wanted in trajectory(config, batch, joined).items():
+        value = known.get(name, wanted)
+        if wanted != value:
+            raise ValueError(
+                f"{path} was trained with {name}={value}, not {wanted}; "
+                "resume with the same options, or choose another --name"
+            )
+    return state
 
 
 def _in_force(step: TrainStep, runner: EpochRunner, num_taken: int) -> dict[str, Any]:
@@ -257,30 +337,6 @@ def _in_force(step: TrainStep, runner: EpochRunner, num_taken: int) -> dict[str,
     if num_taken < SETTLED_STEPS:
         del found["bucket_bytes"]
     return found
-
-
-def _refuse_part_of_epoch(folder: Path, done: int, steps: int) -> None:
-    """Refuse to go on after an epoch that --max-steps cut short: its rest would be missing."""
-    if done % steps:
-        raise ValueError(
-            f"{folder} stopped after {done} updates, within an epoch of {steps}, and only whole "
-            f"epochs can be gone on from; choose another --name, or --max-steps {done} to keep it "
-            "as it is"
-        )
-
-
-def _facts(config: TrainConfig, batch: Batch, joined: world.World) -> dict[str, Any]:
-    """Return the columns that are the same in every epoch."""
-    names = ("workload", "data", "precision", "seed", "repeat", "epochs")
-    return {name: getattr(config, name) for name in names} | {
-        "job_id": os.environ.get("SLURM_JOB_ID"),
-        "git_commit": provenance.git_facts(content.IMPORTABLE_FROM)["git_commit"],
-        "scaling": batch.scaling,
-        "world_size": joined.world_size,
-        "num_nodes": joined.num_nodes,
-        "local_batch": batch.local_batch,
-        "global_batch": batch.global_batch,
-    }
 
 
 def _check_memory(

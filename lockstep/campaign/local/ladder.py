@@ -48,12 +48,14 @@ class Ladder:
     Attributes:
         left_out: World sizes of it that this machine cannot measure.
         lock: Descriptor of the folder's lock, which launches hold as long as they write.
+        options: What every launch is given beside the campaign's own.
     """
 
     campaign: Campaign
     folder: Path
     left_out: tuple[LeftOut, ...] = ()
     lock: int | None = None
+    options: tuple[str, ...] = ()
 
     @property
     def results(self) -> Folder:
@@ -117,6 +119,7 @@ class Ladder:
             *start(launch.world_size),
             *common_options(self.campaign),
             *own_options(launch),
+            *self.options,
             *("--resume", "--journal", str(self.results.journal(launch.name))),
             *options,
         ]
@@ -228,7 +231,9 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def only_driver(folder: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[int]:
+def only_driver(
+    folder: Path, on_wait: Callable[[], None] = lambda: None, otherwise: str = "--to another folder"
+) -> Iterator[int]:
     """Hold the campaign's lock and give its descriptor, for the launches to hold it, too.
 
     The system frees the lock when the last holder has ended, in whatever way: what a killed
@@ -245,12 +250,12 @@ def only_driver(folder: Path, on_wait: Callable[[], None] = lambda: None) -> Ite
             process, host, _ = locks.holder(path)
             # Whether a process of another host runs cannot be seen from here.
             if host not in ("", hostname()) or _runs(process):
-                raise ValueError(f"{locks.in_use(folder)}, or --to another folder")
+                raise ValueError(f"{locks.in_use(folder)}, or {otherwise}")
             on_wait()
             if not locks.take(lock, ORPHAN_S):
                 raise RuntimeError(
                     f"a launch that a killed run left behind still writes into {folder}; end its "
-                    "torchrun, or --to another folder"
+                    f"torchrun, or {otherwise}"
                 )
         locks.sign(lock)
         # A process that is forked from this one closes the lock's own file.

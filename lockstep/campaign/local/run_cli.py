@@ -170,7 +170,7 @@ def _trace(chosen: "Campaign", folder: Path, *, dry_run: bool) -> int:
     traced_run.refuse_program(chosen)
     if absent := launcher.missing_packages():
         raise RuntimeError(absent)
-    chosen, _ = _within_gpus(with_threads(chosen, None, usable_cores()))
+    chosen, _ = within_local_gpus(with_threads(chosen, None, usable_cores()))
     return traced_run.trace(chosen, folder, click.echo, dry_run=dry_run)
 
 
@@ -203,7 +203,7 @@ def measure(
     absent = "" if is_program else launcher.missing_packages()
     if absent and not dry_run:
         raise RuntimeError(absent)
-    chosen, left_out = (chosen, []) if absent or is_program else _within_gpus(chosen)
+    chosen, left_out = (chosen, []) if absent or is_program else within_local_gpus(chosen)
     ladder = ladders.Ladder(chosen, folder, tuple(left_out))
     if dry_run:
         run_plan.to_replace(ladder, replaced, replace=replace)
@@ -228,7 +228,7 @@ def _with_tests(changes: dict[str, Any]) -> dict[str, Any]:
     return changes | {"studies": changes["studies"] or (), "name": changes["name"] or name}
 
 
-def _within_gpus(campaign: "Campaign") -> "tuple[Campaign, list[LeftOut]]":
+def within_local_gpus(campaign: "Campaign") -> "tuple[Campaign, list[LeftOut]]":
     """Return what this machine's GPUs can measure of a campaign, and name the rest."""
     from lockstep.campaign.campaign import within_gpus
     from lockstep.campaign.local.launcher import num_gpus

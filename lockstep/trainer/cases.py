@@ -7,21 +7,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.core.record import BASIS, Basis, Data
-from lockstep.core.sizes import case_digest, case_id
+from lockstep.core.record import BASIS, Basis, Data, Epoch
+from lockstep.core.sizes import case_id
 from lockstep.machine import nvidia
 from lockstep.measure.harness import Harness
 from lockstep.measure.step.step_cases import facts_of, precision_flags, skip_unless_supported
-from lockstep.trainer.plan import EpochRow, TrainConfig
-from lockstep.trainer.trained import epoch_of
-from lockstep.trainer.trainer import Trainer, check_equal_parameters
-
-FOLDER = "train"
+from lockstep.trainer.plan import TrainConfig, case_folder
+from lockstep.trainer.trainer import Trainer
 
 
-def train(
-    harness: Harness, *, seed: int | None = None, num_workers: int = 0, **options: Any
-) -> None:
+def train(harness: Harness, *, seed: int | None = None, **options: Any) -> None:
     """Train a model on the ranks of this launch, and keep how that went.
 
     Its files lie beside the launch's journal. A case that was begun before goes on after the last
@@ -31,7 +26,6 @@ def train(
     Args:
         harness: The case's view of the launch.
         seed: Of parameters, order and augmentation; the launch's by default.
-        num_workers: Loader processes of each rank.
         options: Of `TrainConfig`: workload, data, either global_batch or local_batch, and others.
 
     Raises:
@@ -41,14 +35,18 @@ def train(
     """
     skip_unless_supported(harness, options.get("precision", "fp32"))
     with _base(harness) as base:
-        folder = base / FOLDER / case_digest(f"{harness.name}[{case_id(harness.factors)}]")
-        config = _config(harness, folder, seed, options | {"workers": num_workers})
+        least = {} if harness.measures else {"epochs": 1, "max_steps": 1, "warmup_epochs": 0}
+        config = TrainConfig(
+            **options | least,
+            seed=harness.seed if seed is None else seed,
+            data_root=str(harness.data_root),
+            folder=str(base / case_folder(f"{harness.name}[{case_id(harness.factors)}]")),
+        )
         trainer = Trainer(config, harness.world, lambda row: _note(harness, row))
         with harness.watched() as watch:
             with watch:
-                summary = trainer.train()
+                trainer.train()
             harness.case.slowdowns.update(nvidia.slowdowns(harness.device))
-        check_equal_parameters(summary["parameter_checksums"])
         _record(harness, trainer, base)
 
 
@@ -62,23 +60,9 @@ def _base(harness: Harness) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _config(
-    harness: Harness, folder: Path, seed: int | None, options: dict[str, Any]
-) -> TrainConfig:
-    least = {} if harness.measures else {"epochs": 1, "max_steps": 1, "warmup_epochs": 0}
-    return TrainConfig(
-        **options | least,
-        seed=harness.seed if seed is None else seed,
-        data_root=str(harness.data_root),
-        results=str(folder.parent),
-        name=folder.name,
-        resume=True,
-    )
-
-
-def _note(harness: Harness, row: EpochRow) -> None:
+def _note(harness: Harness, row: Epoch) -> None:
     if harness.case.go_on:
-        harness.case.go_on({"kind": "epoch", "row": asdict(epoch_of(row))})
+        harness.case.go_on({"kind": "epoch", "row": asdict(row)})
 
 
 def _record(harness: Harness, trainer: Trainer, base: Path) -> None:

@@ -1,0 +1,590 @@
+"""`lockstep train`, `lockstep verify` and `lockstep data`: commands about training runs.
+
+A training run is a campaign of one case of the study `train`, which `lockstep run` launches, too.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from lockstep import content, workloads
+from lockstep.campaign.campaign import Campaign, Launch, with_threads
+from lockstep.campaign.folder import Outcome
+from lockstep.campaign.local import launcher
+from lockstep.campaign.local.ladder import Ladder, only_driver
+from lockstep.campaign.local.run_cli import within_local_gpus
+from lockstep.core import factors, journal, studies
+from lockstep.core.formats import counted, listed
+from lockstep.core.processes import die_with_parent
+from lockstep.core.record import KEY, Epoch
+from lockstep.core.sizes import LR_SCALES, MAX_COUNT, OPTIMIZERS, PRECISIONS, SCHEDULERS, case_id
+from lockstep.measure.loading import download
+from lockstep.measure.loading.download import SOURCES
+from lockstep.ranks.placement import is_launched, placement, refuse_apart
+from lockstep.ranks.process_group import usable_cores
+from lockstep.report.tracker.live import Silent, following
+from lockstep.trainer.plan import TRAJECTORY, Batch, TrainConfig, case_folder
+from lockstep.trainer.verify import CURVE_TOLERANCE, MIN_ACCURACY, Check, compare
+
+STUDY = "train"
+# What is no factor of the study: the seed is the campaign's, the folders are the launch's.
+NO_FACTORS = ("seed", "data_root", "folder")
+MEGA, MOST_SIZES = 1e6, 12
+# An error of a rank -> the exit code of `lockstep train`; any other is the machine's failure.
+EXIT_CODES = {"ValueError": 2, "NoRoomError": 2, "DivergedError": 1}
+# Errors whose message names the ranks at fault, or is about all of them.
+AGREED = ("ValueError", "NoRoomError", "DivergedError", "RankError", "OtherRankError")
+# Equal everywhere but in the number of ranks. 120 divides over 1 to 6, 8, 10 and 12 of them, and
+# the 1,440 training digits into whole batches.
+VERIFY: dict[str, Any] = {
+    "workload": "mlp:width=64,depth=2",
+    "data": "digits",
+    "global_batch": 120,
+    "epochs": 12,
+    "lr": 0.1,
+    "scheduler": "cosine",
+}
+# Few steps, for a model of the user's own may be large.
+OWN = {"data": "synthetic", "num_synthetic": 480, "epochs": 2, "lr": 0.01}
+
+
+SHIPPED = {
+    "digits": "ships: 1,797 handwritten digits of 8 x 8",
+    "synthetic": "made by the workload itself, of any size",
+}
+KNOWN = {
+    "mnist": "70,000 handwritten digits of 28 x 28, 12 MB to fetch",
+    "cifar10": "60,000 photographs of 32 x 32 in ten classes, 170 MB to fetch",
+}
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  lockstep train --workload mlp:width=64 --data digits --global-batch 64
+  lockstep train --workload mlp:width=64 --data digits --local-batch 32 --optimizer adamw
+      --lr 0.001 --warmup-epochs 1 --epochs 4 --checkpoint-every 2 --name adamw
+  lockstep train --world-size 2 --workload mnist_cnn --data mnist --local-batch 16 --epochs 5
+  lockstep train --workload resnet18_cifar --data cifar10 --global-batch 512 --lr 0.1
+      --lr-scale linear --scheduler cosine --augment --precision bf16 --epochs 30 --resume
+"""
+)
+@click.option(
+    "--world-size",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Ranks to start on this machine; under torchrun or srun, theirs.",
+)
+@click.option("--workload", required=True, help="Model, as in `resnet18` or `mlp:width=64`.")
+@click.option("--data", required=True, help="digits, synthetic, mnist or cifar10.")
+@click.option("--data-root", default="data", show_default=True, help="Where downloads go.")
+@click.option("--num-synthetic", default=1024, show_default=True, help="Synthetic items.")
+@click.option("--epochs", default=1, show_default=True)
+@click.option("--global-batch", type=int, help="Samples per update over all ranks.")
+@click.option("--local-batch", type=int, help="Samples per update and rank.")
+@click.option("--optimizer", type=click.Choice(OPTIMIZERS), default="sgd", show_default=True)
+@click.option("--lr", default=0.01, show_default=True, help="Learning rate at --base-batch.")
+@click.option(
+    "--lr-scale",
+    type=click.Choice(LR_SCALES),
+    default="none",
+    show_default=True,
+    help="How the rate follows the global batch.",
+)
+@click.option("--base-batch", default=256, show_default=True, help="Global batch --lr is for.")
+@click.option("--momentum", default=0.9, show_default=True, help="Of SGD.")
+@click.option("--weight-decay", default=0.0, show_default=True)
+@click.option(
+    "--scheduler",
+    type=click.Choice(SCHEDULERS),
+    default="none",
+    show_default=True,
+    help="How the rate falls over the epochs.",
+)
+@click.option(
+    "--warmup-epochs",
+    default=0,
+    show_default=True,
+    help="Epochs over which the rate first rises.",
+)
+@click.option(
+    "--precision",
+    type=click.Choice(PRECISIONS),
+    default="fp32",
+    show_default=True,
+)
+@click.option("--accumulation", default=1, show_default=True, help="Micro-batches per update.")
+@click.option("--bucket-cap-mb", type=float, help="DDP's bucket size in MiB.")
+@click.option(
+    "--workers", "num_workers", default=0, show_default=True, help="Loader processes per rank."
+)
+@click.option("--seed", default=0, show_default=True)
+@click.option(
+    "--augment/--no-augment",
+    default=False,
+    show_default=True,
+    help="Crop and mirror training images at random.",
+)
+@click.option(
+    "--max-steps", type=int, help="Stop after so many updates; resumable where an epoch ends."
+)
+@click.option(
+    "--checkpoint-every",
+    type=int,
+    metavar="N",
+    help="Keep the parameters of every N-th epoch, too.",
+)
+@click.option("--target-accuracy", type=float, help="Note when the validation reaches this.")
+@click.option("--results", default="results", show_default=True, help="Folder of all runs.")
+@click.option("--name", default="run", show_default=True, help="Folder of this run below it.")
+@click.option("--repeat", default=0, show_default=True, help="Which of several equal runs.")
+@click.option("--resume", is_flag=True, help="Go on from the run's checkpoint if there is one.")
+@click.option(
+    "--threads-per-rank",
+    type=click.IntRange(min=1),
+    help="CPU threads of a rank; its share of the cores by default.",
+)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="CUDA where there is one.")
+@click.option("--timeout-s", default=300.0, show_default=True, help="Wait for other ranks.")
+def train(
+    world_size: int,
+    *,
+    results: str,
+    name: str,
+    repeat: int,
+    resume: bool,
+    threads_per_rank: int | None,
+    device: str | None,
+    timeout_s: float,
+    **options: Any,
+) -> None:
+    """Train a model in data-parallel and record time, loss and accuracy of every epoch.
+
+    RESULTS/NAME is the folder of a campaign of one case of the study train, as `lockstep run` would
+    leave it: `lockstep report` shows it. Beside the case's record it holds the parameters of the
+    last epoch and of the best, checkpoint.pt and best.pt, and steps.jsonl, a line an update. Many
+    runs, with repeats and on a cluster, are a campaign: lockstep run train.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+        raise ValueError(f"the name {name!r} is not made of letters, digits and . _ -")
+    config = TrainConfig(**options)
+    if absent := launcher.missing_packages():
+        raise RuntimeError(absent)
+    run = Run(config, Path(results) / name, world_size, repeat, device, threads_per_rank, timeout_s)
+    if is_launched():
+        run = replace(run, world_size=placement().world_size)
+        _train_as_rank(run, resume=resume)
+        return
+    refuse_apart(os.environ)
+    block = run.launch(resume=resume)
+    if sizes := block["details"].get("bucket_bytes"):
+        named = listed((f"{size / MEGA:.3g}" for size in sizes), MOST_SIZES)
+        click.echo(f"{counted(len(sizes), 'gradient bucket')} of {named} MB")
+    click.echo(f"Next: lockstep report {run.folder}", err=True)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run: a campaign of one launch of one case.
+
+    Attributes:
+        folder: The campaign's, below which all it writes lies.
+        repeat: Which of several equal runs it is.
+        device: cpu or cuda; None for CUDA where there is one.
+        timeout_s: How long a rank waits for the others.
+    """
+
+    config: TrainConfig
+    folder: Path
+    world_size: int
+    repeat: int = 0
+    device: str | None = None
+    threads_per_rank: int | None = None
+    timeout_s: float = 300.0
+
+    def campaign(self) -> Campaign:
+        """Return the campaign.
+
+        Raises:
+            ValueError: An option has a value that is not allowed, or the batch does not divide.
+        """
+        Batch.of(self.config, self.world_size)
+        name, _ = workloads.parse(self.config.workload)
+        if name not in workloads.TABLE and ":" not in name:
+            workloads.builder_of(self.config.workload)  # a model of torchvision, or a wrong name
+        usual = {field.name: field.default for field in fields(TrainConfig)}
+        # As a report tells runs of synthetic data apart.
+        if self.config.data == "synthetic":
+            del usual["num_synthetic"]
+        on_request = studies.STUDIES[STUDY].on_request
+        given = {
+            name: (value,)
+            for name, value in vars(self.config).items()
+            if value is not None
+            and name not in NO_FACTORS
+            and not (name in on_request and usual.get(name) == value)
+        }
+        factors.check(given)
+        keys = {
+            "schema": 1,
+            "name": self.folder.name,
+            "studies": (STUDY,),
+            "world_sizes": (self.world_size,),
+            "repeats": 1,
+            "size": "laptop",
+            "seed": self.config.seed,
+            "device": self.device,
+            "threads_per_rank": self.threads_per_rank,
+            "case_budget": float(MAX_COUNT),  # an epoch may take as long as it does
+            "factors": given,
+        }
+        return Campaign.model_validate(keys)
+
+    def ladder(self) -> Ladder:
+        """Return the ladder of one launch, with its threads settled."""
+        campaign = self.campaign()
+        options = f"--data-root={self.config.data_root}", f"--comm-timeout={self.timeout_s:g}"
+        ladder = Ladder(campaign, self.folder, options=options)
+        before = (ladder.results.claimed() or {}).get("threads_per_rank")
+        return replace(ladder, campaign=with_threads(campaign, before, usable_cores()))
+
+    def launch(self, *, resume: bool = False, is_quiet: bool = False) -> dict[str, Any]:
+        """Train with ranks on this machine, and return the record of the case.
+
+        Raises:
+            ValueError: The folder holds a run, or a rank refused what was asked for.
+            RuntimeError: A rank failed.
+            SystemExit: The loss is not finite.
+        """
+        sys.path.append(str(Path.cwd()))  # where ranks, of `python -m`, find the user's workload
+        ladder = self.ladder()
+        chosen, _ = within_local_gpus(ladder.campaign)
+        launch = Launch(self.world_size, self.repeat)
+        with self.claimed(replace(ladder, campaign=chosen), launch, resume=resume) as ladder:
+            watcher = nullcontext(Silent()) if is_quiet else following(self.folder)
+            show = (lambda _: None) if is_quiet else show_epoch
+            seen = len(_epochs(ladder, launch))
+            with watcher as tracker:
+
+                def advance(launch: Launch, _: Outcome) -> None:
+                    nonlocal seen
+                    for row in (rows := _epochs(ladder, launch))[seen:]:
+                        show(row)
+                    if len(rows) > seen:
+                        seen = len(rows)
+                        tracker.send(0)
+
+                outcome = ladder.run(launch, advance)
+                tracker.send()
+            return block_of(ladder, launch, outcome)
+
+    @contextmanager
+    def claimed(self, ladder: Ladder, launch: Launch, *, resume: bool) -> Iterator[Ladder]:
+        """Hold the folder for this run, which goes on from the checkpoint that it may hold.
+
+        Raises:
+            ValueError: The folder holds a run that this one may not go on with.
+        """
+        with only_driver(self.folder, otherwise="choose another --name") as lock:
+            self._prepare(ladder, launch, resume=resume)
+            ladder.results.claim(ladder.campaign, [launch])
+            yield replace(ladder, lock=lock)
+
+    def _prepare(self, ladder: Ladder, launch: Launch, *, resume: bool) -> None:
+        """Place the run that the folder holds where the launch goes on with it."""
+        if (self.folder / "checkpoint.pt").exists():
+            raise ValueError(
+                f"{self.folder} holds a run of an older version, which alone goes on with it; "
+                "choose another --name"
+            )
+        trained = sorted(self.folder.glob("launches/*/train/*/checkpoint.pt"))
+        if trained and not resume:
+            raise ValueError(f"{self.folder} already holds a run; pass --resume or another --name")
+        then = ladder.results.claimed()
+        if then is None:
+            return
+        if trained:
+            self._refuse_another(then)
+        now = json.loads(json.dumps(ladder.campaign.facts()))
+        journal_file = ladder.results.journal(launch.name)
+        is_same = {**then, **now} == then
+        if is_same and (journal_file.exists() or not trained):
+            return
+        # More epochs are another case, which goes on where this one has come to.
+        (row,) = studies.rows(STUDY, ladder.campaign.measured_size())
+        place = journal_file.parent / case_folder(f"test_{STUDY}[{case_id(row)}]")
+        for path in (journal_file, ladder.results.result_file(launch.name)):
+            path.unlink(missing_ok=True)
+        if trained and trained[0].parent != place:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            trained[0].parent.rename(place)
+
+    def _refuse_another(self, then: Mapping[str, Any]) -> None:
+        """Refuse to go on with a run of other options, for its loss or its times would be others.
+
+        Raises:
+            ValueError: An option differs from that of the run in the folder.
+        """
+        usual = {field.name: field.default for field in fields(TrainConfig)}
+        given = {name: values[0] for name, values in then["factors"].items()}
+        before = usual | given | {"seed": then["seed"], "world_size": then["world_sizes"][0]}
+        now = vars(self.config) | {"world_size": self.world_size}
+        # A rate that falls with the share of epochs done would not be the same in a longer run.
+        falls = () if self.config.scheduler == "none" else ("epochs",)
+        for name in (*TRAJECTORY, "local_batch", *falls, "world_size"):
+            if before[name] != now[name]:
+                raise ValueError(
+                    f"{self.folder} was trained with {name}={before[name]}, not {now[name]}; "
+                    "resume with the same options, or choose another --name"
+                )
+
+
+def _epochs(ladder: Ladder, launch: Launch) -> list[Epoch]:
+    path = ladder.results.journal(launch.name)
+    lines = journal.read(path) if path.exists() else []
+    return [Epoch(**line["row"]) for line in lines if line["kind"] == "epoch"]
+
+
+def show_epoch(row: Epoch) -> None:
+    """Print what an epoch has come to."""
+    accuracy = "-" if row.accuracy is None else f"{row.accuracy:.4f}"
+    click.echo(
+        f"epoch {row.epoch}  train loss {row.loss:.4f}  validation loss "
+        f"{row.validation_loss:.4f}  accuracy {accuracy}  {row.samples_per_s:,.0f} samples/s"
+    )
+
+
+def block_of(ladder: Ladder, launch: Launch, outcome: Outcome) -> dict[str, Any]:
+    """Return the record of the case that a launch has measured.
+
+    Raises:
+        ValueError: A rank refused what was asked for.
+        RuntimeError: The case was skipped, or a rank failed.
+        SystemExit: The loss is not finite.
+    """
+    log = ladder.results.log_file(launch.name)
+    document = ladder.results.result(launch.name) or {}
+    if outcome.failed:
+        _end(outcome.failed[-1], log)
+    if not outcome.complete:
+        words = outcome.ended.facts.words if outcome.ended else "the launch did not end"
+        raise RuntimeError(f"{words}; its output: {log}")
+    if not document["benchmarks"]:
+        raise RuntimeError(str(document[KEY]["skipped"][0]["reason"]))
+    block: dict[str, Any] = document["benchmarks"][0]["extra_info"][KEY]
+    return block
+
+
+def _end(failed: Mapping[str, Any], log: Path) -> NoReturn:
+    """End with what the first rank at fault has met."""
+    causes = failed.get("causes")
+    if not causes:
+        raise RuntimeError(f"{failed.get('reason')}; its output: {log}")
+    cause = causes[0]
+    line = (cause["error"].strip().splitlines() or ["it did not answer in time"])[0]
+    kind, _, message = line.partition(": ")
+    kind = kind.rpartition(".")[2]
+    text = message if kind in AGREED else f"rank {cause['rank']} on {cause['host']}: {line}"
+    code = EXIT_CODES.get(kind, 3)
+    if code == 2:
+        raise ValueError(text)
+    if code == 1:
+        click.echo(f"Error: {text}", err=True)
+        sys.exit(code)
+    raise RuntimeError(f"{text}; its output: {log}")
+
+
+def _train_as_rank(run: Run, *, resume: bool) -> None:
+    """Be one rank of a launch that torchrun or srun started; rank 0 keeps the campaign's folder."""
+    ladder = run.ladder()
+    launch, is_first = Launch(run.world_size, run.repeat), placement().rank == 0
+    holding = run.claimed(ladder, launch, resume=resume) if is_first else nullcontext(ladder)
+    with holding as ladder:
+        # torchrun has started this process already.
+        command = ladder.command(launch)[len(launcher.torchrun(run.world_size)) :]
+        paths = filter(None, [str(content.IMPORTABLE_FROM), os.environ.get("PYTHONPATH"), "."])
+        path = ladder.results.log_file(launch.name) if is_first else Path(os.devnull)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as log:
+            code = subprocess.run(
+                [sys.executable, "-P", "-u", *command],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                preexec_fn=die_with_parent,
+                check=False,
+            ).returncode
+        if not is_first:
+            sys.exit(code)
+        ladder.results.write_result(launch.name)
+        outcome = ladder.outcome(launch)
+        if not outcome.failed and not outcome.complete:
+            raise RuntimeError(f"training ended with exit code {code}; its output: {path}")
+        block = block_of(ladder, launch, outcome)
+        for row in block["training"]["rows"]:
+            show_epoch(Epoch(**row))
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  lockstep verify
+  lockstep verify --world-sizes 1,2,4 --json
+  lockstep verify --workload mine:tabular
+"""
+)
+@click.option("--world-sizes", default="1,2", show_default=True, help="Comma-separated.")
+@click.option(
+    "--workload", help="Your own model, on what its make_batch makes, as in `mine:tabular`."
+)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="CUDA where there is one.")
+@click.option("--json", "as_json", is_flag=True, help="Print the checks as JSON.")
+def verify(world_sizes: str, workload: str | None, device: str | None, as_json: bool) -> None:
+    """Check that training computes the same at every world size, on real handwritten digits.
+
+    Trains the same model with the same global batches at each size; every size must reach the
+    accuracy, follow the loss curve of the smallest, and leave equal parameters on all ranks. A
+    model of your own has no accuracy to reach. One with batch normalisation differs by nature, for
+    each rank normalises over its own samples.
+    """
+    sizes, asked = parse_sizes(world_sizes), VERIFY
+    if workload:
+        asked = VERIFY | OWN | {"workload": workload}
+    for world_size in sizes:
+        Batch.of(TrainConfig(**asked), world_size)
+    if absent := launcher.missing_packages():
+        raise RuntimeError(absent)
+    device = device or _device_for(max(sizes))
+    with tempfile.TemporaryDirectory(prefix="lockstep-verify-") as folder:
+        runs = {size: _verification_run(asked, folder, size, device) for size in sizes}
+    checks = compare(runs, None if workload else MIN_ACCURACY)
+    click.echo(json.dumps([asdict(check) for check in checks]) if as_json else table(checks))
+    if failed := [check for check in checks if not check.passed]:
+        named = ", ".join(f"{check.name} at world size {check.world_size}" for check in failed)
+        click.echo(f"FAILED: {named}", err=True)
+        sys.exit(1)
+
+
+def _device_for(world_size: int) -> str | None:
+    """Return the CPU where the GPUs are too few for all ranks; None for what ranks choose."""
+    num_gpus = launcher.num_gpus()
+    if not 0 < num_gpus < world_size:
+        return None
+    click.echo(
+        f"Verifying on the CPU: {world_size} ranks need as many GPUs, of {num_gpus}.", err=True
+    )
+    return "cpu"
+
+
+def _verification_run(
+    asked: dict[str, Any], folder: str, world_size: int, device: str | None
+) -> dict[str, Any]:
+    run = Run(TrainConfig(**asked), Path(folder) / f"world{world_size}", world_size, device=device)
+    block = run.launch(is_quiet=True)
+    training = block["training"]
+    steps = run.folder / "launches" / Launch(world_size, 0).name / training["steps_file"]
+    lines = steps.read_text(encoding="utf-8").splitlines()
+    return {
+        "accuracy": training["rows"][-1]["accuracy"],
+        "step_losses": [json.loads(line)["loss"] for line in lines],
+        "parameters_equal": block["checks"]["parameters_equal"],
+    }
+
+
+def parse_sizes(text: str) -> list[int]:
+    """Return the world sizes of a comma-separated list, ascending.
+
+    Raises:
+        ValueError: It is not two or more different positive integers.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) for part in parts) or len(set(parts)) < 2:
+        raise ValueError(
+            f"--world-sizes {text!r} is not a list of two or more sizes, as in 1,2; "
+            "one size has nothing to be compared with"
+        )
+    return sorted({int(part) for part in parts})
+
+
+def table(checks: list[Check]) -> str:
+    """Return the checks as a small table, and the verdict when all passed."""
+    rows = [
+        f"{check.world_size:>10}  {check.name:<10}  {'ok' if check.passed else 'FAILED':<6}  "
+        f"{check.found}"
+        for check in checks
+    ]
+    has_accuracy = any(check.name == "accuracy" for check in checks)
+    accuracy = f"accuracy >= {MIN_ACCURACY:g}, " if has_accuracy else ""
+    verdict = (
+        f"verified: {accuracy}loss curves within {CURVE_TOLERANCE:g} of the "
+        "first loss, equal parameters on all ranks"
+    )
+    lines = [f"{'world size':>10}  {'check':<10}  {'':<6}  found", *rows]
+    return "\n".join([*lines, verdict] if all(check.passed for check in checks) else lines)
+
+
+to = click.option(
+    "--to",
+    "root",
+    type=click.Path(path_type=Path),
+    default=Path("data"),
+    show_default=True,
+    help="Folder of the data, which all nodes see.",
+)
+
+
+@click.group(name="data")
+def data() -> None:
+    """List data sets to train on, or fetch one."""
+
+
+@data.command(
+    name="list",
+    epilog="""\b
+Examples:
+  lockstep data list
+  lockstep data list --to data
+""",
+)
+@to
+def list_(root: Path) -> None:
+    """List the data sets, and which of them are there."""
+    for name, text in SHIPPED.items():
+        click.echo(f"{name:<10} {text}")
+    for name, text in KNOWN.items():
+        missing = [one for one in SOURCES[name] if not (root / one.path).exists()]
+        state = f"fetch it by lockstep data fetch {name}" if missing else f"in {root}"
+        click.echo(f"{name:<10} {text}; {state}")
+
+
+@data.command(
+    epilog="""\b
+Examples:
+  lockstep data fetch mnist
+  lockstep data fetch cifar10 --to /scratch/data
+"""
+)
+@click.argument("name", type=click.Choice(list(SOURCES)))
+@to
+def fetch(name: str, root: Path) -> None:
+    """Fetch a data set, or what is missing of it, and check it.
+
+    A download that broke off goes on where it was. Needs no torch: a login node can fetch what
+    nodes without internet train on, by --data-root or in the folder data of a campaign.
+    """
+    fetched = download.fetch(SOURCES[name], root)
+    for archive in fetched:
+        click.echo(f"fetched {root / archive.path}, as its checksum says")
+    if not fetched:
+        click.echo(f"{name} is in {root} already, as its checksums say")
