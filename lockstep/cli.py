@@ -9,6 +9,7 @@ import difflib
 import importlib
 import os
 import sys
+from typing import Any
 
 import click
 
@@ -21,33 +22,23 @@ GROUPS = {
             "lockstep.report.report_cli:demo",
             "Show the page of a recorded campaign, in seconds.",
         ),
-        "run": ("lockstep.campaign.local.run_cli:run", "Measure a campaign on this machine."),
+        "run": (
+            "lockstep.campaign.local.run_cli:run",
+            "Measure a campaign; or: run train, run verify, run data.",
+        ),
         "diagnose": (
             "lockstep.campaign.local.diagnose_cli:diagnose",
             "Answer one question about scaling, in about five minutes.",
         ),
-        "verify": (
-            "lockstep.trainer.cli:verify",
-            "Check that DDP trains alike at two world sizes.",
-        ),
-        "train": (
-            "lockstep.trainer.cli:train",
-            "Train a workload with DDP and keep its curves.",
-        ),
-        "data": ("lockstep.trainer.cli:data", "List data sets to train on, or fetch one."),
     },
     "Before measuring": {
         "doctor": (
             "lockstep.before.doctor.doctor_cli:doctor",
-            "Say whether this machine can measure.",
+            "Say whether this machine can measure, and what it is.",
         ),
         "screen": (
             "lockstep.before.screen.screen_cli:screen",
             "Find a slow node, device or link before a campaign.",
-        ),
-        "system": (
-            "lockstep.machine.system_cli:system",
-            "Describe this machine, as SYSTEM.md or JSON.",
         ),
         "init": (
             "lockstep.before.init.init_cli:init",
@@ -61,18 +52,13 @@ GROUPS = {
             "lockstep.slurm.submit.plan_cli:plan",
             "Show the Slurm jobs of a campaign and their cost.",
         ),
-        "render": (
-            "lockstep.slurm.submit.submit_cli:render",
-            "Write the batch scripts of a campaign.",
+        "submit": (
+            "lockstep.slurm.submit.submit_cli:submit",
+            "Send a campaign's jobs to Slurm, or write their scripts.",
         ),
-        "submit": ("lockstep.slurm.submit.submit_cli:submit", "Send a campaign's jobs to Slurm."),
         "status": (
             "lockstep.slurm.status.status_cli:status",
-            "Say how far a campaign's jobs and launches are.",
-        ),
-        "serve": (
-            "lockstep.slurm.status.serve_cli:serve",
-            "Serve a campaign's status page, and take events of its jobs.",
+            "Say how far a campaign's jobs are, and collect what they measured.",
         ),
         "resume": (
             "lockstep.slurm.submit.submit_cli:resume",
@@ -82,32 +68,9 @@ GROUPS = {
             "lockstep.slurm.status.jobs_cli:cancel",
             "Cancel a campaign's jobs that have not ended.",
         ),
-        "collect": (
-            "lockstep.slurm.status.jobs_cli:collect",
-            "Gather what a campaign's jobs have measured.",
-        ),
-    },
-    "Any job of Slurm": {
-        "jobs": ("lockstep.slurm.any_job.any_job_cli:jobs", "Say what all your jobs of Slurm do."),
-        "nodes": (
-            "lockstep.slurm.any_job.any_job_cli:nodes",
-            "Say what each node does, for whom, or why it is drained.",
-        ),
-        "why": (
-            "lockstep.slurm.any_job.any_job_cli:why",
-            "Say why a job waits, when it may start, or how it ended.",
-        ),
-        "eff": (
-            "lockstep.slurm.any_job.any_job_cli:eff",
-            "Say how well a job used CPUs, memory and time.",
-        ),
-        "top": (
-            "lockstep.slurm.any_job.any_job_cli:top",
-            "Show what the nodes of a running job do now.",
-        ),
-        "shell": (
-            "lockstep.slurm.any_job.any_job_cli:shell",
-            "Open a shell in an allocation like a point's.",
+        "slurm": (
+            "lockstep.cli:slurm",
+            "Any job: jobs, nodes, why, eff, top, shell; serve a status page.",
         ),
     },
     "Read results": {
@@ -117,13 +80,12 @@ GROUPS = {
         ),
         "check": (
             "lockstep.report.check.check_cli:check",
-            "Say whether results are a valid scaling study.",
+            "Say whether results are valid, and reach their targets.",
         ),
         "compare": (
             "lockstep.report.compare.compare_cli:compare",
             "Say of each point whether B is faster than A.",
         ),
-        "gate": ("lockstep.report.gate.gate_cli:gate", "Say whether results reach their targets."),
         "predict": (
             "lockstep.report.predict.predict_cli:predict",
             "Predict a world size, or recommend one.",
@@ -136,25 +98,67 @@ GROUPS = {
             "lockstep.report.tracker.export_cli:export",
             "Give results to MLflow, TensorBoard or another program.",
         ),
-        "sync": (
-            "lockstep.report.tracker.export_cli:sync",
-            "Send a tracker what it lacks of results.",
-        ),
         "bundle": (
             "lockstep.report.bundle.bundle_cli:bundle",
             "Pack results, their page and how to reproduce them.",
         ),
     },
 }
+# Commands of two words whose first one is a command of its own, too.
+SECOND_WORDS = {
+    "run train": (
+        "lockstep.trainer.training_cli:train",
+        "Train a workload with DDP and keep its curves.",
+    ),
+    "run verify": (
+        "lockstep.trainer.training_cli:verify",
+        "Check that DDP trains alike at two sizes.",
+    ),
+    "run data": ("lockstep.trainer.training_cli:data", "List data sets to train on, or fetch one."),
+}
+ANY_JOB = {
+    "jobs": ("lockstep.slurm.any_job.any_job_cli:jobs", "Say what all your jobs of Slurm do."),
+    "nodes": (
+        "lockstep.slurm.any_job.any_job_cli:nodes",
+        "Say what each node does, for whom, or why it is drained.",
+    ),
+    "why": (
+        "lockstep.slurm.any_job.any_job_cli:why",
+        "Say why a job waits, when it may start, or how it ended.",
+    ),
+    "eff": (
+        "lockstep.slurm.any_job.any_job_cli:eff",
+        "Say how well a job used CPUs, memory and time.",
+    ),
+    "top": (
+        "lockstep.slurm.any_job.any_job_cli:top",
+        "Show what the nodes of a running job do now.",
+    ),
+    "shell": (
+        "lockstep.slurm.any_job.any_job_cli:shell",
+        "Open a shell in an allocation like a point's.",
+    ),
+    "serve": (
+        "lockstep.slurm.status.serve_cli:serve",
+        "Serve a campaign's status page, and take events of its jobs.",
+    ),
+}
 COMMANDS = {name: facts for group in GROUPS.values() for name, facts in group.items()}
 
-# What people type as a command, and is a function.
-FUNCTIONS = {
+# What people type as a command, and what it is.
+MEANT = {
     "explain": "call lockstep.explain(step, model=ddp, batches=loader) in the training script; "
     "docs/how-to/own-training-script.md shows it",
     "measure": "call lockstep.measure(step, samples=N, ddp=ddp) in a test with the fixture "
     "lockstep; lockstep run --tests FOLDER runs such tests",
     "read": "call lockstep.read(FOLDER) in Python; lockstep report FOLDER --csv prints the same",
+    "gate": "it is lockstep check FOLDER --targets FILE",
+    "system": "it is lockstep doctor --system",
+    "render": "it is lockstep submit CAMPAIGN --by-hand",
+    "collect": "it is lockstep status FOLDER --collect",
+    "sync": "it is lockstep export again FOLDER",
+    **{name: f"it is lockstep slurm {name}" for name in ANY_JOB},
+    **{two.partition(" ")[2]: f"it is lockstep {two}" for two in SECOND_WORDS},
 }
 EXIT_INPUT = 2
 EXIT_MACHINE = 3
@@ -162,17 +166,34 @@ EXIT_INTERRUPTED = 130
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command to run it, not to list it."""
+    """A group that imports a command to run it, not to list it.
+
+    Args:
+        groups: Title -> command -> (where it is, one line for --help).
+        second_words: Commands of two words, in the same form.
+    """
+
+    def __init__(
+        self,
+        *,
+        groups: dict[str, dict[str, tuple[str, str]]],
+        second_words: dict[str, tuple[str, str]] | None = None,
+        **attributes: Any,
+    ) -> None:
+        super().__init__(**attributes)
+        self.groups = groups
+        self.listed = {name: facts for group in groups.values() for name, facts in group.items()}
+        self.known = self.listed | (second_words or {})
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002, click's signature
         """Return the commands in the table's order."""
-        return list(COMMANDS)
+        return list(self.listed)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """Return a command, or None if there is none of that name."""
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self.known:
             return None
-        module_name, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        module_name, _, attribute = self.known[cmd_name][0].partition(":")
         command = getattr(importlib.import_module(module_name), attribute)
         assert isinstance(command, click.Command)
         return command
@@ -181,21 +202,32 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that is meant, or refuse a mistyped one with the nearest."""
-        if args[0] not in COMMANDS and not args[0].startswith("-"):
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else "lockstep --help lists them"
-            hint = FUNCTIONS.get(args[0], hint)
+        if (two := " ".join(args[:2])) in self.known:
+            return two, self.get_command(ctx, two), args[2:]
+        if args[0] not in self.known and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], self.known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"{ctx.command_path} --help lists them"
+            hint = MEANT.get(args[0], hint)
             ctx.fail(f"No such command {args[0]!r}; {hint}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """List the commands without importing them."""
-        for title, commands in GROUPS.items():
+        for title, commands in self.groups.items():
             with formatter.section(title):
                 formatter.write_dl([(name, text) for name, (_, text) in commands.items()])
 
 
-@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+CONTEXT = {"help_option_names": ["-h", "--help"]}
+slurm = LazyGroup(
+    name="slurm",
+    help="Ask about any job of Slurm, also one that Lockstep did not send, or serve a status page.",
+    groups={"Commands": ANY_JOB},
+    context_settings=CONTEXT,
+)
+
+
+@click.command(cls=LazyGroup, groups=GROUPS, second_words=SECOND_WORDS, context_settings=CONTEXT)
 @click.version_option(package_name="lockstep-bench", prog_name="lockstep")
 @click.option("--verbose", is_flag=True, help="Where Slurm fails, say its own words, too.")
 def lockstep(*, verbose: bool) -> None:

@@ -1,4 +1,4 @@
-"""The report's section on the jobs: what they cost, by what `lockstep collect` wrote."""
+"""The report's section on the jobs: what they cost, by what `lockstep status --collect` wrote."""
 
 import json
 
@@ -121,12 +121,12 @@ def test_a_broken_accounting_is_one_sentence(tmp_path):
     full_tree(tmp_path)
     (tmp_path / "accounting.json").write_text("[]")
     results = load([tmp_path])
-    with pytest.raises(ValueError, match=r"holds no jobs; run lockstep collect again"):
+    with pytest.raises(ValueError, match=r"holds no jobs; run lockstep status --collect again"):
         page(evaluate(results), 0.7)
 
 
 def test_an_accounting_of_another_schema_is_said_not_passed_over(tmp_path):
-    said = r"accounting\.json: has schema 1, not 2; run lockstep collect again"
+    said = r"accounting\.json: has schema 1, not 2; run lockstep status --collect again"
     with pytest.raises(ValueError, match=said):
         report(tmp_path, row("17"), schema=1)
 

@@ -67,6 +67,8 @@ def slurm(tmp_path):
 
 
 def ask(line, slurm):
+    if line.partition(" ")[0] not in ("cancel", "plan"):
+        line = f"slurm {line}"
     return stand_ins.lockstep(line, slurm.folder.parent, slurm.folder)
 
 
@@ -393,8 +395,8 @@ CONFIG = "ClusterName = c\nAccountingStorageType = (null)\n"
 PARTITION = "PartitionName=gpu Default=YES State=UP MaxTime=1-00:00:00 MaxNodes=UNLIMITED\n"
 NODE = "NodeName=n1 CPUTot=64 RealMemory=1000 Gres=gpu:h100:4 State=IDLE Partitions=gpu\n"
 ASKED = (
-    *("lockstep jobs", "lockstep why", "lockstep eff", "lockstep top", "lockstep shell"),
-    *("lockstep nodes", "lockstep cancel 4711"),
+    *(f"lockstep slurm {name}" for name in ("jobs", "why", "eff", "top", "shell", "nodes")),
+    "lockstep cancel 4711",
 )
 
 
@@ -409,6 +411,6 @@ def test_an_example_runs_as_it_is_given(slurm, line, monkeypatch):
     if "--every" in line:
         slurm.say("squeue", squeue(RUNS), "")
         monkeypatch.setattr(time, "sleep", lambda _: None)
-    ended = ask(line.removeprefix("lockstep "), slurm)
+    ended = ask(line.removeprefix("lockstep ").removeprefix("slurm "), slurm)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout

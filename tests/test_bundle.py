@@ -68,7 +68,7 @@ def test_the_same_data_give_the_same_bytes_and_a_bundle_the_same_page(
     "arguments",
     [
         ("compare", "BUNDLE", "DATA", "--json"),
-        ("gate", "BUNDLE", "--targets", "my.toml", "--against", "BUNDLE", "--json"),
+        ("check", "BUNDLE", "--targets", "my.toml", "--against", "BUNDLE", "--json"),
         ("check", "BUNDLE", "--json"),
         ("predict", "BUNDLE", "--case", "strong", "--at", "4", "--json"),
     ],

@@ -45,7 +45,7 @@ def file(tmp_path):
 def test_the_schema_takes_what_we_ship_and_refuses_what_we_refuse():
     validator = jsonschema.Draft202012Validator(Campaign.model_json_schema())
     assert set(campaign.built_in()) == {
-        *("ladder", "laptop", "nodes", "rungs", "sensitivity", "smoke", "train")
+        *("ladder", "laptop", "nodes", "rates", "rungs", "sensitivity", "smoke")
     }
     for name in campaign.built_in():
         loaded = campaign.load(name)

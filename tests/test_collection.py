@@ -1,4 +1,4 @@
-"""What `lockstep collect` makes: the same of what has ended, however often and beside whom."""
+"""What `status --collect` makes: the same of what has ended, however often and beside whom."""
 
 import json
 import os
@@ -66,7 +66,7 @@ def in_process(asked, monkeypatch):
 
 
 def collect(here, asked):
-    ended = lockstep("collect results/x", here, asked.folder)
+    ended = lockstep("status --collect results/x", here, asked.folder)
     assert "Traceback" not in ended.stderr
     return ended
 
@@ -360,7 +360,7 @@ def test_two_at_once_and_a_launch_that_runs_make_the_same_of_what_has_ended(here
 
 def start(here, asked):
     return subprocess.Popen(
-        [sys.executable, "-m", "lockstep", "collect", "results/x"],
+        [sys.executable, "-m", "lockstep", "status", "--collect", "results/x"],
         cwd=here,
         env=os.environ | {"PATH": str(asked.folder)},
         stdout=subprocess.DEVNULL,

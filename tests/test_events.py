@@ -311,7 +311,7 @@ def test_an_event_does_not_end_a_job_that_squeue_still_holds(results, monkeypatc
 def test_the_epilog_is_printed_for_where_the_controller_runs(
     results, tmp_path, options, host, key_file
 ):
-    line = f"serve {tmp_path} --port 9000 --print-epilog {options}"
+    line = f"slurm serve {tmp_path} --port 9000 --print-epilog {options}"
     ended = lockstep(line, tmp_path, tmp_path)
     assert ended.returncode == 0, ended.stderr
     key_file = key_file.format(here=tmp_path)

@@ -38,22 +38,21 @@ RESULTS = {
 }
 IMPORTED = {"cited": "table.csv", "published": "table.csv", "guide": "guide", "cyclone": "cyclone"}
 # These write results of their own, so they begin in a folder without any.
-WRITERS = ("demo", "run", "diagnose", "import", "train", "render", "plan")
+WRITERS = ("demo", "run", "diagnose", "import", "plan")
 # These tell a result's truth by their exit code: what was measured may well miss a target.
-JUDGES = ("check", "compare", "gate", "predict", "screen")
+JUDGES = ("check", "compare", "predict", "screen")
 # What needs a cluster or a container is run by the tests of the testbed.
 ELSEWHERE = (
     *("lockstep init", "lockstep doctor", "lockstep submit", "lockstep status"),
-    *("lockstep resume", "lockstep cancel", "lockstep collect"),
-    *("lockstep jobs", "lockstep why", "lockstep eff", "lockstep top", "lockstep shell"),
-    "lockstep nodes",
+    *("lockstep resume", "lockstep cancel", "lockstep status --collect"),
+    *(f"lockstep slurm {name}" for name in ("jobs", "why", "eff", "top", "shell", "nodes")),
     "lockstep compare results/campaign results/spread",
-    "lockstep data fetch",  # needs the internet; tests fetch from a server of their own
+    "lockstep run data fetch",  # needs the internet; tests fetch from a server of their own
     *("lockstep image hash", "lockstep image verify", "lockstep image inspect"),
     *("sbatch", "srun", "apptainer"),
 )
 # What CI runs, in minutes; the demo with fewer repeats.
-IN_CI = ("make demo", "make test", "lockstep run", "lockstep verify")
+IN_CI = ("make demo", "make test", "lockstep run", "lockstep run verify")
 # What would take minutes here, or download -> what is typed in its place.
 SHORTER = {
     "--data cifar10": "--data synthetic --num-synthetic 128",
@@ -83,10 +82,10 @@ SHORTER = {
     "diagnose straggler": "diagnose straggler --dry-run",
     "serve results/campaign --port 8765": "serve results/campaign --print-epilog",
     "--global-batch 512": "--global-batch 64",
-    "lockstep export tensorboard": "lockstep train --workload mlp:width=64 --data digits "
+    "lockstep export tensorboard": "lockstep run train --workload mlp:width=64 --data digits "
     "--global-batch 64 && lockstep export tensorboard",
-    "lockstep sync results/laptop": "lockstep export mlflow results/laptop && "
-    "lockstep sync results/laptop",
+    "lockstep export again results/laptop": "lockstep export mlflow results/laptop && "
+    "lockstep export again results/laptop",
     "pytest bench/": "pytest bench/ --size=smoke -m weak",
 }
 TIMEOUT_S = 300
@@ -169,7 +168,7 @@ def _block(language, beginning):
 
 
 def _targets():
-    from lockstep.report.gate.gate_cli import gate
+    from lockstep.report.check.check_cli import check as gate
 
     lines = f"{gate.help}\n{gate.epilog}".splitlines()
     return "\n".join(line for line in lines if re.fullmatch(r"\s*\w+ = .+", line))

@@ -1,4 +1,4 @@
-"""`lockstep gate`: what each target asks of results, and what the command prints and returns."""
+"""What each target of `check --targets` asks of results, and what the command prints."""
 
 import json
 import shutil
@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 from lockstep.core.flags import flag
 from lockstep.core.record import KEY
+from lockstep.report.check.check_cli import check as gate
 from lockstep.report.check.checker import check
 from lockstep.report.columns import table
 from lockstep.report.compare.comparison import compare
 from lockstep.report.compute import quantities
 from lockstep.report.compute.scaling import Point, series_of
 from lockstep.report.gate import gates, targets
-from lockstep.report.gate.gate_cli import gate
 from lockstep.report.gate.targets import Targets
 from lockstep.report.gate.verdicts import REASONS, Goal
 from lockstep.report.load.reading import gather, load
@@ -654,12 +654,12 @@ def test_every_kind_of_reason_has_a_sentence_and_every_line_fits(tree):
 def test_the_assembled_command_loads_no_torch_and_ends_with_its_codes(tree, file):
     texts = {0: LADDER, 1: "schema = 1\nnum_nodes = 2\n", 2: "schema = 1\nmfu = 50\n"}
     for code, text in texts.items():
-        done = lockstep("gate", tree, "--targets", file(text))
+        done = lockstep("check", tree, "--targets", file(text))
         assert done.returncode == code
         assert len(done.stderr.strip().splitlines()) == (code == 2)
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "import lockstep.report.gate.gate_cli\n"
+        "import lockstep.report.check.check_cli\n"
         "assert not {'numpy', 'scipy', 'matplotlib', 'pydantic'} & set(sys.modules)\n"
     )
     assert not subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode

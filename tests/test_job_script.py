@@ -562,7 +562,15 @@ def test_a_collect_job_asks_accounting_outside_the_image(job):
     assert (job.folder / "seen.sacct").read_text().endswith(" --jobs=9,17,18\n")
     assert "7.batch|7.batch|RUNNING\n" in (job.results / "jobs" / "sacct.txt").read_text()
     command, folder = ["-m", "lockstep"], str(job.results)
-    assert job.seen("arguments") == [*command, "collect", folder, *command, "report", folder]
+    assert job.seen("arguments") == [
+        *command,
+        "status",
+        "--collect",
+        folder,
+        *command,
+        "report",
+        folder,
+    ]
     assert "--nv" not in job.seen("binds")
 
 
@@ -589,7 +597,7 @@ def test_a_collect_job_without_what_lockstep_needs_says_where_to_collect(job):
     site = plain(container=None, venv="/venv", suite="/suite").model_copy(update={"venv": None})
     ended = job.run(campaign_of(jobs=ALL), site, COLLECT, STUB_CODE="1")
     assert ended.returncode == 0
-    assert "run lockstep collect on a login node" in ended.stdout
+    assert "run lockstep status --collect on a login node" in ended.stdout
     assert job.seen("arguments")[0] == "-c"
 
 

@@ -9,8 +9,8 @@ import pytest
 from data.report_samples import document, provenance, record, strong_tree, write
 
 from lockstep.report import looks
+from lockstep.report.check.check_cli import check as gate
 from lockstep.report.compare.compare_cli import compare
-from lockstep.report.gate.gate_cli import gate
 
 STEADY = (0.1, 0.101, 0.099, 0.1002, 0.0998)
 run = partial(commands.run, compare)

@@ -86,7 +86,7 @@ def test_the_demo_makes_the_page_where_launches_failed(code, ends, commands, tmp
     command.chmod(0o755)
     demo = ["make", "-f", ROOT / "Makefile", "demo", "-o", ".venv/bench", f"BIN={tmp_path}"]
     ended = subprocess.run(demo, cwd=tmp_path, capture_output=True, text=True, check=False)
-    wanted = ["run laptop", "verify", "report results/laptop"]
+    wanted = ["run laptop", "run verify", "report results/laptop"]
     assert (tmp_path / "said").read_text().splitlines() == wanted[:commands]
     assert f"Error {ends}" in ended.stderr
 
@@ -127,7 +127,9 @@ def test_without_torch_one_sentence_comes_before_anything_starts(machine, tmp_pa
 
 
 RANKS = "torch.distributed.run --standalone --local-addr=127.0.0.1 --nproc-per-node=2 -m"
-TRAIN = "train --workload mlp:width=8,depth=1 --data synthetic --num-synthetic=64 --global-batch 32"
+TRAIN = (
+    "run train --workload mlp:width=8,depth=1 --data synthetic --num-synthetic=64 --global-batch 32"
+)
 
 
 @pytest.mark.slow

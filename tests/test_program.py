@@ -146,9 +146,9 @@ def test_a_program_goes_through_run_report_compare_and_gate(written, tmp_path):
     (_, point) = json.loads(compared.stdout)["points"]
     assert point["ratio"] == pytest.approx(1, abs=0.01)
     (tmp_path / "t.toml").write_text("schema = 1\n[parallel_efficiency]\n2 = 0.9\n")
-    assert lockstep(tmp_path, "gate", "results/a", "--targets", "t.toml").returncode == 0
+    assert lockstep(tmp_path, "check", "results/a", "--targets", "t.toml").returncode == 0
     (tmp_path / "t.toml").write_text("schema = 1\n[speedup]\n2 = [2.5, 3.0]\n")
-    assert lockstep(tmp_path, "gate", "results/a", "--targets", "t.toml").returncode == 1
+    assert lockstep(tmp_path, "check", "results/a", "--targets", "t.toml").returncode == 1
 
 
 @pytest.mark.slow

@@ -148,7 +148,7 @@ def test_what_is_planned_within_a_budget_is_what_is_rendered(folder):
     found = planned(folder, "--budget 7")
     assert found["dropped"] == ["world size 8"]
     assert found["gpu_hours"] == 2.0
-    ended = lockstep("render campaign.toml --site site.toml --budget 7", folder)
+    ended = lockstep("submit --by-hand campaign.toml --site site.toml --budget 7", folder)
     assert ended.stderr.startswith("Dropped to stay within 7 GPU-hours: world size 8 (repeats d")
     assert started(Path(ended.stdout.strip())) == ["w1-r0", "w1-r1"]
 
@@ -194,13 +194,13 @@ def test_what_is_measured_is_planned_no_more(folder):
     keep(folder / "results/ladder/launches/w1-r0/journal.jsonl", "a", "b")
     keep(folder / "results/ladder/launches/w1-r1/journal.jsonl", "a")
     keep(folder / "results/ladder/launches/w8-r0/journal.jsonl", "a", "b", studies="strong")
-    ended = lockstep("render campaign.toml --site site.toml", folder)
+    ended = lockstep("submit --by-hand campaign.toml --site site.toml", folder)
     assert started(Path(ended.stdout.strip())) == ["w1-r1", "w8-r0", "w8-r1"]
     assert ended.stderr == f"Next: sbatch {ended.stdout}"
 
 
 def test_a_script_that_reads_otherwise_is_not_overwritten(folder):
-    command = "render campaign.toml --site site.toml"
+    command = "submit --by-hand campaign.toml --site site.toml"
     script = Path(lockstep(command, folder).stdout.strip())
     assert script == folder / "results" / "ladder" / "jobs" / "ladder.sh"
     assert lockstep(command, folder).returncode == 0
@@ -237,7 +237,7 @@ def test_a_dry_run_names_what_a_job_waits_for(folder):
 
 def test_a_profile_and_its_debug_output_are_rendered_on_demand(folder):
     options = "--profile nsys --debug-comm"
-    ended = lockstep(f"render campaign.toml --site site.toml {options}", folder)
+    ended = lockstep(f"submit --by-hand campaign.toml --site site.toml {options}", folder)
     script = Path(ended.stdout.strip())
     assert script.name == "ladder-nsys.sh"
     assert "export NCCL_DEBUG=INFO\n" in script.read_text()
@@ -274,15 +274,15 @@ def test_what_ran_here_is_run_again_although_a_submission_failed(folder):
 
 
 def test_other_results_are_not_mixed_in(folder):
-    assert lockstep("render campaign.toml --site site.toml", folder).returncode == 0
+    assert lockstep("submit --by-hand campaign.toml --site site.toml", folder).returncode == 0
     keep(folder / "results/ladder/launches/w1-r0/journal.jsonl", "a")
     (folder / "campaign.toml").write_text(CAMPAIGN.replace("smoke", "node"))
-    ended = lockstep("render campaign.toml --site site.toml --force", folder)
+    ended = lockstep("submit --by-hand campaign.toml --site site.toml --force", folder)
     assert ended.returncode == 2
     assert "holds results measured with size smoke, now it is node" in ended.stderr
 
 
-@pytest.mark.parametrize("command", ["plan", "render", "submit"])
+@pytest.mark.parametrize("command", ["plan", "submit", "resume"])
 def test_each_command_s_help_has_an_example(command, tmp_path):
     ended = lockstep(f"{command} --help", tmp_path)
     assert ended.returncode == 0

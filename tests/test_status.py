@@ -171,7 +171,10 @@ def test_a_job_sent_by_hand_is_found_by_what_it_left(here, folder, asked):
     found = {name: row[name] for name in ("job", "id", "state", "by_hand", "num_complete")}
     assert found == {"job": "x", "id": "41", "state": "COMPLETED", "by_hand": True,
                      "num_complete": 1}  # fmt: skip
-    assert "accounting of 1 of 1 job" in lockstep("collect results/x", here, asked.folder).stdout
+    assert (
+        "accounting of 1 of 1 job"
+        in lockstep("status --collect results/x", here, asked.folder).stdout
+    )
     assert "  lockstep report results/x\n" in status(here, asked, "").stdout
 
 
@@ -279,11 +282,11 @@ def test_a_folder_that_was_copied_is_collected_as_before(here, folder, asked):
     send(folder, "ladder", "17", ["w1-r0"])
     keep(folder, "w1-r0", "a", "b")
     asked.say("sacct", sacct(account("17", "COMPLETED")))
-    lockstep("collect results/x", here, asked.folder)
+    lockstep("status --collect results/x", here, asked.folder)
     os.utime(folder / "launches" / "w1-r0" / "journal.jsonl", (2e9, 2e9))
     assert json.loads(status(here, asked).stdout)["next"] == ["lockstep report results/x"]
     keep(folder, "w1-r0", "c")
-    assert json.loads(status(here, asked).stdout)["next"] == ["lockstep collect results/x"]
+    assert json.loads(status(here, asked).stdout)["next"] == ["lockstep status --collect results/x"]
 
 
 def test_an_outage_of_accounting_loses_no_job_but_its_absence_may(here, folder, asked):
@@ -413,7 +416,7 @@ def test_all_is_well_once_another_job_has_made_what_one_left(here, folder, asked
     keep(folder, "w4-r0", "a", "b")
     ended = status(here, asked, "")
     assert (ended.returncode, "launches: 2 of 2 complete" in ended.stdout) == (0, True)
-    assert "  lockstep collect results/x\n" in ended.stdout
+    assert "  lockstep status --collect results/x\n" in ended.stdout
 
 
 def test_a_ladder_that_ended_below_its_floor_has_lost_nothing(here, folder, asked):
@@ -430,7 +433,7 @@ def test_a_ladder_that_ended_below_its_floor_has_lost_nothing(here, folder, aske
     ended = status(here, asked)
     record = json.loads(ended.stdout)
     assert (ended.returncode, record["abandoned"], record["num_planned"]) == (0, [], 2)
-    assert record["next"] == ["lockstep collect results/x"]
+    assert record["next"] == ["lockstep status --collect results/x"]
 
 
 def test_a_floor_judges_no_halved_batch_and_no_other_device(folder):
@@ -491,7 +494,7 @@ def test_what_waits_beyond_a_floor_is_cancelled_if_asked_and_left_out(
     record = json.loads(status(here, asked).stdout)
     assert (record["abandoned"], record["num_planned"], record["is_bad"]) == ([], 6, False)
     assert [one["world_size"] for one in record["campaign"]["left_out"]] == [4]
-    assert record["next"] == ["lockstep collect results/x"]
+    assert record["next"] == ["lockstep status --collect results/x"]
 
 
 @pytest.mark.parametrize(("budget_s", "minutes"), [(None, 15), (1800, 30), (10, 5)])
@@ -630,7 +633,7 @@ def test_what_a_run_without_jobs_left_is_for_run_to_go_on_with(
     ("command", "path", "fact"),
     [
         ("status", "file", "is a file"),
-        ("collect", "nowhere", "does not exist"),
+        ("status --collect", "nowhere", "does not exist"),
         ("cancel", "results", "holds no campaign"),
     ],
 )

@@ -92,7 +92,7 @@ def test_every_state_of_slurm_s_list_has_its_words():
         ("pending", ["PENDING", "PENDING"], 0, []),
         ("running", ["RUNNING", "PENDING"], 0, []),
         ("failed", ["COMPLETED", "FAILED"], 0, ["lockstep resume results/x"]),
-        ("done", ["COMPLETED", "COMPLETED"], 0, ["lockstep collect results/x"]),
+        ("done", ["COMPLETED", "COMPLETED"], 0, ["lockstep status --collect results/x"]),
     ],
 )
 def test_the_record_and_the_page_of_each_moment(tmp_path, moment, states, prepared, nexts):

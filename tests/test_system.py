@@ -9,8 +9,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from lockstep.before.doctor.doctor_cli import doctor as command
 from lockstep.machine import network, nvidia, system
-from lockstep.machine.system_cli import system as command
 
 
 @pytest.fixture(scope="module")
@@ -172,18 +172,20 @@ def test_a_hand_written_beginning_is_kept():
 
 def test_the_command_prints_writes_and_renews(tmp_path):
     path = tmp_path / "SYSTEM.md"
-    shown = CliRunner().invoke(command, [])
+    shown = CliRunner().invoke(command, ["--system"])
     assert shown.output.startswith("## ")
     for _ in range(2):
-        assert CliRunner().invoke(command, ["--output", str(path)]).exit_code == 0
+        assert CliRunner().invoke(command, ["--system", "--output", str(path)]).exit_code == 0
     assert path.read_text().count(f"## {socket.gethostname()}\n") == 1
     assert [entry.name for entry in tmp_path.iterdir()] == ["SYSTEM.md"]
-    assert json.loads(CliRunner().invoke(command, ["--json"]).stdout)["hardware"]
+    assert json.loads(CliRunner().invoke(command, ["--system", "--json"]).stdout)["hardware"]
 
 
 def test_json_and_output_do_not_go_together(tmp_path):
     with pytest.raises(click.UsageError, match="give one"):
-        command.main(["--json", "--output", str(tmp_path / "x.md")], standalone_mode=False)
+        command.main(
+            ["--system", "--json", "--output", str(tmp_path / "x.md")], standalone_mode=False
+        )
 
 
 @pytest.mark.parametrize(

@@ -338,7 +338,7 @@ def test_nobody_waits_for_a_tracker_that_never_answers(folder, capsys):
             sender.send()
             assert time.monotonic() - began < 2 * sending.LIVE_TIMEOUT_S
     said = capsys.readouterr().err
-    assert f"out of reach (timed out); nothing is lost, lockstep sync {folder}" in said
+    assert f"out of reach (timed out); nothing is lost, lockstep export again {folder}" in said
 
 
 @pytest.mark.slow
@@ -354,13 +354,13 @@ def test_a_measurement_goes_on_when_its_tracker_dies(tmp_path):
             check=False,
         )  # fmt: skip
         assert ended.returncode == 0, ended.stderr
-        assert "lockstep sync results/smoke sends what it lacks" in ended.stderr
+        assert "lockstep export again results/smoke sends what it lacks" in ended.stderr
         results = tmp_path / "results" / "smoke"
         assert len(list(results.glob("launches/*/result.json"))) == 2
         tracker.dies_after = None
         for new in ("3 new or changed", "nothing new"):
             ended = subprocess.run(
-                [*run, "sync", results], cwd=tmp_path, env=known, capture_output=True, text=True,
+                [*run, "export", "again", results], cwd=tmp_path, env=known, capture_output=True, text=True,
                 check=True,
             )  # fmt: skip
             assert new in ended.stdout

@@ -23,7 +23,8 @@ from lockstep.core.record import KEY
 from lockstep.measure.loading import data
 from lockstep.ranks import process_group
 from lockstep.report.load.reading import load
-from lockstep.trainer import cli, epochs, plan, trainer
+from lockstep.trainer import epochs, plan, trainer
+from lockstep.trainer import training_cli as cli
 from lockstep.trainer.plan import Batch, TrainConfig, plan_epoch
 from lockstep.trainer.trainer import Trainer
 from lockstep.trainer.verify import compare
@@ -86,7 +87,7 @@ def train(folder: Path, **changes: Any) -> Trainer:
 
 def train_command(options: str = "", workload: str = "mlp:width=64,depth=1") -> list[str]:
     usual = f"--workload {workload} --data digits --global-batch 120 --device cpu --timeout-s 20"
-    command = [sys.executable, "-m", "lockstep", "train", "--threads-per-rank", "1"]
+    command = [sys.executable, "-m", "lockstep", "run", "train", "--threads-per-rank", "1"]
     return [*command, *usual.split(), *options.split()]
 
 
@@ -472,7 +473,7 @@ def test_tasks_that_srun_started_without_a_launcher_do_not_each_train_alone(
 
 
 def test_the_commands_start_without_torch() -> None:
-    code = "import sys, lockstep.trainer.cli; sys.exit('torch' in sys.modules)"
+    code = "import sys, lockstep.trainer.training_cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -22,7 +22,7 @@ from lockstep.core.processes import answer
 from lockstep.machine import hardware, network, nvidia, provenance
 from lockstep.machine.memory import GIB
 
-TITLE = "# Systems\n\nThe machines that results came from, as `lockstep system` read them.\n\n"
+TITLE = "# Systems\n\nThe machines of the results, as `lockstep doctor --system` read them.\n\n"
 DASH = "-"
 COMMAND_TIMEOUT_S = 20
 

@@ -30,7 +30,7 @@ Examples:
   lockstep report results/first --cost-per-gpu-hour 2.50
   lockstep report results/laptop --csv > points.csv
   lockstep report results/laptop --svg --pdf --png --redact
-  lockstep report results/runs     runs of lockstep train: accuracy, time to it, from CPU to nodes
+  lockstep report results/runs     trainings: accuracy, time to it, from CPU to nodes
 
 \b
 The columns of --csv and --json are described by: python -m lockstep.report.columns
@@ -92,7 +92,7 @@ def report(
     """Turn results into one self-contained page and a table of speed-up and efficiency.
 
     Each PATH is a campaign folder, a folder of pytest-benchmark files, one such file, a folder of
-    runs of `lockstep train`, one that `lockstep import` wrote, or an archive of `lockstep bundle`.
+    trainings, one that `lockstep import` wrote, or an archive of `lockstep bundle`.
     Launches that may not be pooled with most of their point are left out, and the exit code is 1;
     where that leaves no point, it is 2. The page and the table give no ratio of a point that an
     error of lockstep check touches.

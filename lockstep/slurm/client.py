@@ -319,7 +319,7 @@ REASONS = {
     "ReqNodeNotAvail": "until its nodes are back: they are down, drained or reserved; lockstep "
     "nodes says which and why",
     "Nodes_required_for_job_are_DOWN": "until its nodes are back: they are down, drained or kept "
-    "for jobs of a higher priority; lockstep nodes says which and why",
+    "for jobs of a higher priority; lockstep slurm nodes says which and why",
     "NodeDown": "until its nodes are back: they are down",
     "BadConstraints": "for ever: no node is as asked; change constraint, gpu_type or mem",
     "Licenses": "until a license is free",

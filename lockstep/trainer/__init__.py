@@ -1,1 +1,1 @@
-"""The trainer: whole epochs, for `lockstep train`, and the check that DDP learns, `verify`."""
+"""The trainer: whole epochs, for `lockstep run train`, and the check that DDP learns, `verify`."""

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Tells a receiver, `lockstep serve`, that a job has ended. EpilogSlurmctld of slurm.conf names it.
+# Tells a receiver, `lockstep slurm serve`, that a job has ended. EpilogSlurmctld of slurm.conf names it.
 # While it runs the job's nodes stay taken: it takes 2 s at most and always exits with 0, so that no
 # receiver that is gone, slow or refuses can hold a node or drain one. What it fails to tell goes to
 # the system's log, and `lockstep status` asks Slurm.

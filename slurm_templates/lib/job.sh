@@ -577,12 +577,12 @@ lockstep_ask_accounting() { # lockstep_ask_accounting SACCT...: keep what it say
             sort --unique | paste -sd, -)
         [ -n "$unfinished" ] || return 0
     done
-    lockstep_say "accounting has no end yet of $unfinished; run lockstep collect again later"
+    lockstep_say "accounting has no end yet of $unfinished; run lockstep status --collect again later"
 }
 
 lockstep_need_python() { # outside an image python3 may be a site's own
     if [ -z "$image" ] && ! python3 -c 'import click, jinja2, pydantic'; then
-        lockstep_say "python3 lacks what lockstep needs; run lockstep collect on a login node"
+        lockstep_say "python3 lacks what lockstep needs; run lockstep status --collect on a login node"
         exit 0 # what only this job could keep, it has kept
     fi
 }

@@ -138,7 +138,7 @@ def over_time(folder: Path) -> Seen:
         until(lambda: here.job()["state"] == "TIMEOUT", "status TIMEOUT")
         took = time.monotonic() - began
         told = here.told()
-        testbed.done(here.lockstep("collect", "results/fault"))
+        testbed.done(here.lockstep("status", "--collect", "results/fault"))
         path = here.results / "launches" / "w2-r0" / "result.json"
         found = json.loads(path.read_text())
         block = found["lockstep"]
@@ -230,7 +230,7 @@ def split_brain(folder: Path) -> Seen:
         path = here.results / "launches" / "w2-r0" / "journal.jsonl"
         with path.open("a") as file:  # as on a file system without locks
             file.write(json.dumps(stray) + "\n")
-        testbed.done(here.lockstep("collect", "results/fault"))
+        testbed.done(here.lockstep("status", "--collect", "results/fault"))
         block = json.loads(path.with_name("result.json").read_text())["lockstep"]
         good = measured(here)  # of the journal's own lines: a document has each case once
         none_twice = len(set(good)) == len(good)

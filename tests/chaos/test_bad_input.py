@@ -143,7 +143,7 @@ FILES = {
     "campaign: a name of two lines": Row("run 'a\nb'", "a campaign"),
     "site: not there": Row("plan smoke --site gone", "gone example testbed"),
     "folder: not there": Row("status gone", "gone exist"),
-    "folder: a file": Row("collect x", "x file folder", {"x": ""}),
+    "folder: a file": Row("status --collect x", "x file folder", {"x": ""}),
     "folder: empty": Row("cancel .", "campaign folder"),
     "folder: nothing sent": Row("resume .", "jobs submit"),
     "folder: run here": Row(
@@ -179,7 +179,7 @@ VALUES = (
     | sites("per_node = 4", gpus=("per_node = -1", "gpus_per_node -1"))
     | sites(
         "time =",
-        "render",
+        "submit --by-hand",
         CLAIMED,
         shell_that_bash_cannot_read=("shell_before = 'echo a; fi'\ntime =", "shell_before fi"),
         shell_without_an_end=("shell_before = 'if true; then'\ntime =", "shell_before end"),
@@ -205,7 +205,7 @@ OPTIONS = {
     "workload: exits": Row("run smoke -n --workload sys:exit", "sys:exit SystemExit"),
     "workload: a command": Row("run smoke -n --workload os:system", "os:system TypeError"),
     "template: undefined": Row(
-        "render campaign.toml --site site.toml",
+        "submit --by-hand campaign.toml --site site.toml",
         "own.sh.j2:2 acount",
         {
             "campaign.toml": CAMPAIGN,
@@ -606,7 +606,7 @@ def test_a_torch_without_what_ranks_speak_through_is_refused(part, tmp_path):
 
 def train(options, folder):
     return subprocess.run(
-        [COMMAND, "train", *options.split(), "--device", "cpu"],
+        [COMMAND, "run", "train", *options.split(), "--device", "cpu"],
         cwd=folder,
         env=environ(ROOT, PYTHONPATH=f"{folder}:{ROOT}"),
         capture_output=True,
@@ -651,7 +651,7 @@ def test_what_no_memory_holds_fails_before_it_is_allocated(options, tmp_path):
     ],
 )
 def test_training_that_cannot_begin_says_why(options, names, tmp_path):
-    assert_refused(Row(f"train {options} --device cpu", names), tmp_path)
+    assert_refused(Row(f"run train {options} --device cpu", names), tmp_path)
 
 
 @pytest.mark.chaos

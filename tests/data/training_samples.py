@@ -1,4 +1,4 @@
-"""Training runs as `lockstep train` leaves them, with times and accuracies chosen by hand."""
+"""Training runs as `lockstep run train` leaves them, with times and accuracies chosen by hand."""
 
 import json
 from pathlib import Path

@@ -43,7 +43,7 @@ def _given(folder):
 
 @pytest.fixture
 def receiver(folder):
-    command = ["lockstep", "serve", str(folder), "--port", str(PORT), "--every", "3600"]
+    command = ["lockstep", "slurm", "serve", str(folder), "--port", str(PORT), "--every", "3600"]
     as_its_user = [TESTBED / "as-user", *command]
     with subprocess.Popen(as_its_user, stdout=subprocess.PIPE, text=True) as served:
         assert served.stdout.readline().startswith("page: "), served.poll()
@@ -54,7 +54,7 @@ def receiver(folder):
 
 def _let_slurm_tell(folder):
     """Give slurmctld the epilog that the command prints."""
-    line = ["lockstep", "serve", str(folder), "--port", str(PORT), "--print-epilog"]
+    line = ["lockstep", "slurm", "serve", str(folder), "--port", str(PORT), "--print-epilog"]
     printed = as_user(*line, "--key-file", str(folder / ".events.key"))  # slurmctld is root here
     assert printed.returncode == 0, printed.stderr
     (STATE / "epilog.sh").write_text(printed.stdout)
@@ -110,7 +110,7 @@ def test_slurmctld_tells_the_receiver_how_each_job_ended(folder, receiver):
 
 
 def test_with_the_receiver_down_no_node_drains_and_polling_says_the_same(folder):
-    line = ["lockstep", "serve", str(folder), "--port", str(PORT), "--print-epilog"]
+    line = ["lockstep", "slurm", "serve", str(folder), "--port", str(PORT), "--print-epilog"]
     assert as_user(*line).returncode == 0  # the key is made
     _let_slurm_tell(folder)
     good, bad = sent(folder, 0), sent(folder, 3)

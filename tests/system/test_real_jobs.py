@@ -165,11 +165,11 @@ def test_real_jobs_stand_as_they_are(login):
     assert found["by-hand"]["id"] == ids["by-hand"]
     assert found["arr"]["elements"] == {"COMPLETED": 4, "FAILED": 1}
     assert [one["id"] for one in found["arr"]["ended_badly"]] == [f"{ids['arr']}_2"]
-    collected = lockstep(f"collect {login} --json", login, path)
+    collected = lockstep(f"status --collect {login} --json", login, path)
     rows = json.loads(collected.stdout)["jobs"]
     assert all(row["accounting"]["elapsed_s"] is not None for row in rows)
     first = (login / "accounting.json").read_bytes()
-    lockstep(f"collect {login}", login, path)
+    lockstep(f"status --collect {login}", login, path)
     assert (login / "accounting.json").read_bytes() == first
 
 

@@ -171,7 +171,7 @@ def test_a_campaign_runs_from_its_preflight_to_its_report_although_a_job_is_kill
     assert again
     check_complete(folder, num_launches=3)
 
-    done(lockstep(folder, "collect", "results/campaign"))
+    done(lockstep(folder, "status", "--collect", "results/campaign"))
     check_collected(folder, middle)
     said = done(lockstep(folder, "report", "results/campaign"))
     for study in ("strong", "weak"):
@@ -215,7 +215,7 @@ def test_ranks_that_fit_on_one_node_are_measured_spread_over_two(folder):
     change(folder / "site.toml", max_ranks_per_node=1)
     submit(folder)
     check_complete(folder, num_launches=2)
-    done(lockstep(folder, "collect", "results/campaign"))
+    done(lockstep(folder, "status", "--collect", "results/campaign"))
     block = read_result(folder, "w2-r1")["lockstep"]
     assert (block["world_size"], block["num_nodes"]) == (2, 2)
     keep(folder, "spread")
@@ -239,7 +239,7 @@ def test_a_node_that_is_lost_costs_only_what_was_not_measured_yet(folder):
     done(lockstep(folder, "resume", "results/campaign"))
     assert not first & set(sent(folder)[1][1])
     check_complete(folder, num_launches=2)
-    done(lockstep(folder, "collect", "results/campaign"))
+    done(lockstep(folder, "status", "--collect", "results/campaign"))
     rows = json.loads((folder / "results" / "campaign" / "accounting.json").read_text())["jobs"]
     # Slurm's own verdict takes longer than the script's, which then ends as FAILED.
     failed, completed = (row["accounting"]["state"] for row in rows)
@@ -263,7 +263,7 @@ def test_a_sweep_is_one_array(folder, study, num_points, num_of_each_precision):
     check_complete(folder, num_launches=num_points)
     (row,) = status(folder)["jobs"]
     assert row["elements"] == {"COMPLETED": num_points}, name
-    done(lockstep(folder, "collect", "results/campaign"))
+    done(lockstep(folder, "status", "--collect", "results/campaign"))
     skipped = [case for one in launches for case in read_result(folder, one)["lockstep"]["skipped"]]
     cases = {case for measured in journals(folder).values() for case in measured}
     assert len(cases) + len(skipped) == num_points  # fp16 asks for a GPU
@@ -277,7 +277,7 @@ def test_a_torchrun_on_each_node_starts_the_ranks(folder):
     change(folder / "site.toml", launcher="torchrun", max_ranks_per_node=1)
     submit(folder)
     check_complete(folder, num_launches=1)
-    done(lockstep(folder, "collect", "results/campaign"))
+    done(lockstep(folder, "status", "--collect", "results/campaign"))
     block = read_result(folder, "w2-r0")["lockstep"]
     assert (block["world_size"], block["num_nodes"]) == (2, 2)
     assert block["provenance"]["launcher"] == "torchrun"
@@ -300,7 +300,7 @@ command = "true"
     report = found["jobs"][2]
     why = "for campaign-prepare did not end as it needs (DependencyNeverSatisfied)"
     assert why in report["advice"]
-    assert "DependencyNeverSatisfied" in done(lockstep(folder, "why", report["id"]))
+    assert "DependencyNeverSatisfied" in done(lockstep(folder, "slurm", "why", report["id"]))
 
 
 @pytest.mark.chaos
@@ -309,7 +309,7 @@ def test_a_rendered_script_is_sent_by_hand_from_anywhere(folder):
     site = (folder / "site.toml").read_text()
     before = 'shell_before = "export NCCL_IB_HCA=mlx5_9 OMP_PROC_BIND=true"\n'
     write(folder / "site.toml", before + site + "MY_TEXT = 'a $(touch hostile) `touch hostile`'\n")
-    made = lockstep(folder, "render", "campaign.toml", "--site", "site.toml")
+    made = lockstep(folder, "submit", "--by-hand", "campaign.toml", "--site", "site.toml")
     (script,) = done(made).splitlines()
     # Apptainer would run what a variable that it is handed says, and Slurm hands on this name.
     assert f"Next:\n  sbatch {script}\n" in done(lockstep(folder, "status", "results/campaign"))
@@ -325,7 +325,7 @@ def test_a_rendered_script_is_sent_by_hand_from_anywhere(folder):
     (row,) = status(folder)["jobs"]
     assert (row["id"], row["job"], row["by_hand"]) == (job_id, "campaign", True)
     assert (row["state"], row["num_complete"]) == ("COMPLETED", 1)
-    said = done(lockstep(folder, "collect", "results/campaign"))
+    said = done(lockstep(folder, "status", "--collect", "results/campaign"))
     assert "accounting of 1 of 1 job: " in said
     assert "TRES billing" in said
     assert list(folder.rglob("hostile")) == []
@@ -364,7 +364,7 @@ def test_slurm_would_take_every_script(folder, allocation):
     write(folder / "campaign.toml", text)
     site = (folder / "site.toml").read_text().replace("gpus_per_node = 0\n", GPUS)
     write(folder / "site.toml", site)
-    made = lockstep(folder, "render", "campaign.toml", "--site", "site.toml", *profile)
+    made = lockstep(folder, "submit", "--by-hand", "campaign.toml", "--site", "site.toml", *profile)
     scripts = [one for one in done(made).splitlines() if not one.endswith("/submit.sh")]
     assert len(scripts) == {"ladder": 4, "job": 8, "array": 5}.get(allocation, 1)
     for script in scripts:

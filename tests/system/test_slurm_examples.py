@@ -31,7 +31,7 @@ JUDGES = {
 # These send jobs, or cancel jobs that wait.
 SENDERS = ("lockstep submit", "lockstep cancel", "lockstep resume", "sbatch")
 # These look at a campaign that has ended.
-LOOKERS = ("lockstep status", "lockstep resume", "lockstep collect", "lockstep compare")
+LOOKERS = ("lockstep status", "lockstep resume", "lockstep status --collect", "lockstep compare")
 # A finished campaign -> the names that examples give it.
 FINISHED = {"campaign": ("campaign", "first"), "spread": ("spread",)}
 SUITE = {"schema": 1, "name": "campaign", "studies": ["weak"], "size": "smoke", "device": "cpu"}
@@ -80,7 +80,7 @@ def test_an_example_runs_as_it_is_given(folder, request, line):
         request.getfixturevalue("down")
     _prepare(folder, line)
     if JOB.search(line):
-        runs = line.startswith(("lockstep top", "lockstep cancel"))
+        runs = line.startswith(("lockstep slurm top", "lockstep cancel"))
         line = JOB.sub(_a_job(folder, runs=runs), line)
     ended = _typed(folder, line.replace(SCRATCH, str(SHARED)))
     said = ended.stdout + ended.stderr
@@ -109,7 +109,7 @@ def _prepare(folder, line):
     if line.startswith("lockstep cancel results"):
         _done(folder, "lockstep submit campaign.toml --site site.toml")
     if line.startswith("sbatch"):
-        _done(folder, "lockstep render campaign.toml --site site.toml")
+        _done(folder, "lockstep submit --by-hand campaign.toml --site site.toml")
 
 
 def _a_job(folder, *, runs):

@@ -54,7 +54,7 @@ def test_srun_starts_the_ranks_of_a_program_until_it_scales_no_more():
         time.sleep(1)
     (ended,) = [json.loads(path.read_text()) for path in results.glob("jobs/exit-*.json")]
     assert ended["exit_code"] == 0
-    assert as_user("lockstep", "collect", "results/program", cwd=folder).returncode == 0
+    assert as_user("lockstep", "status", "--collect", "results/program", cwd=folder).returncode == 0
     # Two ranks at the rate of one: 50 % efficiency, so that four are not begun.
     names = sorted(path.name for path in (results / "launches").iterdir())
     assert names == ["w1-r0", "w2-r0"]

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 # CI makes these, in minutes, and an environment of its own is entered already.
 MADE_BY_CI = ("make ", ". ")
 # Commands that judge: what was measured may well miss a target.
-JUDGES = ("check", "gate", "compare", "predict", "doctor")
+JUDGES = ("check", "compare", "predict", "doctor")
 ON_LOGIN_NODE = ("init", "doctor", "plan", "submit", "status", "resume")
 QUICK = "--size smoke --device cpu --repeats 1 --studies strong"
 SHORTER = {

@@ -51,7 +51,7 @@ NUM_NODES = 2
 # Of nodes out of service so many states are shown, with so many nodes of each.
 MAX_STATES = 8
 MAX_NAMED = 8
-BACK = "ask when they will be back; lockstep nodes says more"
+BACK = "ask when they will be back; lockstep slurm nodes says more"
 # What a node says of itself: Slurm's name of it, its own, then its network interfaces. The mark
 # tells it from what a site's prologs print.
 MARK = "lockstep-node:"

@@ -29,6 +29,18 @@ from lockstep.slurm.submit.cli_options import FoundSite, say_site, site_option
     help="Folder that results would go to.",
 )
 @click.option("--slurm", is_flag=True, help="Start a job of a minute on two nodes.")
+@click.option(
+    "--system",
+    "describes",
+    is_flag=True,
+    help="Print instead what this machine is, as an entry for SYSTEM.md; torch is not needed.",
+)
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="With --system: write the entry into this file; other machines' entries stay.",
+)
+@click.option("--known-gpus", is_flag=True, help="List the GPUs whose datasheet MFU can rest on.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @click.pass_context
 def doctor(
@@ -38,6 +50,9 @@ def doctor(
     results: Path,
     *,
     slurm: bool,
+    describes: bool,
+    output: Path | None,
+    known_gpus: bool,
     as_json: bool,
 ) -> None:
     """Say whether this machine, a site and its image are fit to measure.
@@ -50,7 +65,14 @@ def doctor(
       lockstep doctor --site site.toml           and a site, its image and Slurm
       lockstep doctor --site site.toml --slurm   and two of its nodes
       lockstep doctor --data /scratch/me         and where data lie
+      lockstep doctor --system --output SYSTEM.md   add or renew this machine's entry
+      srun lockstep doctor --system --json       a compute node's hardware, network and settings
     """
+    if describes or known_gpus:
+        _describe(output, known_gpus=known_gpus, as_json=as_json)
+        return
+    if output:
+        raise click.UsageError("--output writes what --system describes; give --system with it")
     from lockstep.before.doctor import examination as doctors
     from lockstep.before.doctor.checks import Subject
     from lockstep.slurm import client
@@ -73,6 +95,25 @@ def doctor(
             ready = f"plan campaign.toml --site {shlex.quote(found.source)}"
         click.echo(f"Next: lockstep {ready}")
     context.exit(diagnosis.exit_code)
+
+
+def _describe(output: Path | None, *, known_gpus: bool, as_json: bool) -> None:
+    """Print or write what this machine is; what cannot be read is a dash."""
+    from lockstep.machine import system as machine
+
+    if as_json and output:
+        raise click.UsageError("--json prints and --output writes Markdown; give one of the two")
+    if known_gpus:
+        click.echo(machine.known_gpus())
+        return
+    facts = machine.system_facts(Path.cwd())
+    if as_json:
+        click.echo(json.dumps(facts, indent=2))
+    elif output:
+        machine.write_entry(output, machine.to_markdown(facts))
+        click.echo(f"Wrote the entry of {facts['hostname']} to {output}", err=True)
+    else:
+        click.echo(machine.to_markdown(facts), nl=False)
 
 
 @contextmanager

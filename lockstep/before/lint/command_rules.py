@@ -25,7 +25,9 @@ from lockstep.before.lint.shell import Command, base_name, value_of
 from lockstep.before.lint.variables import Kind, problems
 from lockstep.core.processes import INTERFACE_NAMES
 
-SACCT = "take the numbers after the job's end: lockstep collect, or sacct from the login node"
+SACCT = (
+    "take the numbers after the job's end: lockstep status --collect, or sacct from the login node"
+)
 
 TORCHRUN = ("torchrun", "torch.distributed.run")
 TORCH_LAUNCHERS = {*TORCHRUN, "torch.distributed.launch", "torchrun_jsc"}

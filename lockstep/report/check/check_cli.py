@@ -1,13 +1,21 @@
-"""The command `lockstep check`."""
+"""The command `lockstep check`: are results a valid scaling study, and do they reach targets."""
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from lockstep.report.bundle import opening
+from lockstep.report.compare.compare_cli import ALLOWABLE
+
+if TYPE_CHECKING:
+    from lockstep.report.check.checker import Finding
+    from lockstep.report.gate.verdicts import Verdict
+    from lockstep.report.looks import Look
 
 WIDTH = 100
+HEADER = ["verdict", "target", "wanted: value (interval); where"]
 
 EXAMPLES = """
 \b
@@ -15,6 +23,8 @@ Examples:
   lockstep check results/laptop
   lockstep check results/cited --json
   lockstep check --rules
+  lockstep check results/node --targets proposal
+  lockstep check results/after --targets my.targets.toml --against results/before
 
 \b
 A PATH is what lockstep report reads: a campaign, pytest-benchmark files, or an imported table.
@@ -23,7 +33,26 @@ run, unless a model, precision, scaling or source that they state parts them.
 The text names the first places and facts of a kind; --json prints all, as {"findings": [...]}, of
 each its rule, level, kind, cases, world_sizes, launches and
 values, and where, message and action as text.
-Exit code: 0 nothing found or warnings alone, 1 an error found, 2 a file cannot be read.
+
+\b
+A targets file:
+  schema = 1
+  strong_efficiency = {2 = 0.90, 4 = 0.80, 8 = 0.70}
+  weak_time_increase = 0.10
+  speedup = {4 = [3.5, 3.8]}
+  throughput_gain = -0.05  # with --against: at most 5 % less throughput
+All keys are in the built-in file, proposal. A target is met where the whole 95 % interval reaches
+it, missed where none of it does, and not shown between, nor by a single launch, nor by repeats of
+one Slurm job, unless is_machine under [jobs] says that its nodes are meant. A look at more launches
+than before claims less: looks.jsonl has them. An accuracy is a mean over training runs that agree
+in all but their seed and repeat; any other value is of medians over launches, as in a report, the
+interval of their geometric mean. A target is blocked where the check finds an error in the results
+behind it. A ratio is not shown where its whole interval lies above 100 %, or a warning of the check
+may make it wrong.
+
+\b
+Exit code: 0 nothing found or warnings alone, 1 an error found, 2 a file cannot be read; with
+--targets 0 all are met, 1 one is missed, not shown or blocked.
 """
 
 
@@ -31,18 +60,39 @@ Exit code: 0 nothing found or warnings alone, 1 an error found, 2 a file cannot 
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option("--rules", "lists_rules", is_flag=True, help="List what is looked for.")
+@click.option("--targets", help="Judge results by a targets file, or the built-in one: proposal.")
+@click.option(
+    "--against", type=click.Path(path_type=Path), help="With --targets: results to gain over."
+)
+@click.option(
+    "--allow", "allowed", multiple=True, type=click.Choice(ALLOWABLE),
+    help="What may differ from --against; may be given again.",
+)  # fmt: skip
 @click.pass_context
 @opening.of_bundles()
-def check(ctx: click.Context, paths: tuple[Path, ...], as_json: bool, lists_rules: bool) -> None:
+def check(
+    ctx: click.Context,
+    paths: tuple[Path, ...],
+    as_json: bool,
+    lists_rules: bool,
+    targets: str | None,
+    against: Path | None,
+    allowed: tuple[str, ...],
+) -> None:
     """Say whether results are a valid scaling study, and what to mend where they are not.
 
-    Measures nothing and changes nothing.
+    With --targets, say of each target whether the results meet it, miss it, or do not show it.
+    Measures nothing and changes no result.
     """
     if lists_rules:
         _print_rules(as_json)
         return
     if not paths:
         raise click.UsageError("Missing argument 'PATHS...'; give results, or --rules.")
+    if targets is not None:
+        ctx.exit(judge(paths, targets, against, allowed, as_json=as_json))
+    if against is not None or allowed:
+        raise click.UsageError("--against and --allow are about targets; give --targets with them")
     from lockstep.report.check import checker, terminal
     from lockstep.report.load.reading import gather
 
@@ -54,6 +104,60 @@ def check(ctx: click.Context, paths: tuple[Path, ...], as_json: bool, lists_rule
             click.echo(line)
         click.echo(terminal.counts(found))
     ctx.exit(any(one.level == "error" for one in found))
+
+
+def judge(
+    paths: tuple[Path, ...],
+    targets: str,
+    against: Path | None,
+    allowed: tuple[str, ...],
+    *,
+    as_json: bool,
+) -> int:
+    """Judge results by targets, and return the exit code."""
+    from lockstep.report import looks
+    from lockstep.report.check import checker, terminal
+    from lockstep.report.compare.comparison import compare, renamed
+    from lockstep.report.gate import gates, verdicts
+    from lockstep.report.gate.targets import load
+    from lockstep.report.load import reading
+
+    wanted = load(targets)
+    results = reading.gather(paths)
+    findings = checker.check(results)
+    base = None if against is None else renamed(results, reading.gather([against]))
+    compared = None if base is None else compare(base, results, allowed=allowed)
+    judged = gates.verdicts(wanted, results, compared, findings)
+    judged = verdicts.block(judged, results, findings)
+    if base is not None:
+        base_findings = checker.check(base)
+        judged = verdicts.block(judged, base, base_findings)
+        findings = [*findings, *base_findings]
+    sides = [side for side in (results, base) if side is not None]
+    if not all(map(looks.is_machine, sides)):
+        judged = list(map(verdicts.of_one_job, judged))
+    history = looks.history("gate", [one for one in (against, *paths) if one is not None])
+    judged, look = verdicts.at_look(judged, history, sides)
+    terminal.say_errors(findings)
+    warnings = verdicts.heard(judged, findings)
+    if as_json:
+        click.echo(json.dumps(verdicts.document(judged, warnings, look), indent=1, allow_nan=False))
+    else:
+        _print_verdicts(judged, warnings, look)
+    return 0 if all(one.verdict == verdicts.MET for one in judged) else 1
+
+
+def _print_verdicts(
+    judged: "list[Verdict]", warnings: "list[Finding]", look: "Look | None"
+) -> None:
+    from lockstep.report.gate import verdicts
+    from lockstep.report.words import lines
+
+    for line in lines.table([HEADER, *map(verdicts.row, judged)]):
+        click.echo(line)
+    click.echo()
+    for text in [*([look.sentence] if look else []), *verdicts.notes(judged, warnings)]:
+        click.echo("\n".join(lines.sentence(text)))
 
 
 def _print_rules(as_json: bool) -> None:

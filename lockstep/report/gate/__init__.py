@@ -1,1 +1,1 @@
-"""Targets that results must reach: `lockstep gate`."""
+"""Targets that results must reach: `lockstep check --targets`."""

@@ -265,7 +265,7 @@ def _quantities(
     Raises:
         ValueError: The metric or the unit is not one that can be scaled.
     """
-    metric, unit = cells["metric"].lower(), cells["unit"]
+    metric, unit = cells.get("metric", "").lower(), cells.get("unit", "")
     if table_cells.PART.sub("", metric.replace("_", " ")).strip(" -()") == "throughput":
         if "relative" not in unit:
             return _from_rate(row, cells)

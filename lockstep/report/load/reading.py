@@ -315,7 +315,7 @@ def _read_imported(path: Path, document: dict[str, Any], results: Results) -> No
 
 
 def _read_run(path: Path, document: dict[str, Any], results: Results) -> None:
-    """Read a run of `lockstep train`, which is no launch: its folder names it."""
+    """Read a run of `lockstep run train`, which is no launch: its folder names it."""
     case, known = training_runs.read(path, document), {row.launch for row in results.rows}
     name = sources.printable(path.parent.name)
     launch = str(path.parent) if name in known else name

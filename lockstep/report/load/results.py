@@ -318,7 +318,7 @@ class Results:
     def on_cpus(self) -> bool:
         """Whether every rank of every launch and training run ran on a CPU."""
         devices = [device for launch in self.launches for device in launch.devices]
-        # A run of `lockstep train` is no launch.
+        # A run of `lockstep run train` is no launch.
         known = (row.details.get("device_type") for row in self.rows if row.training)
         devices += [str(device) for device in known if device]
         return _on_cpus(devices)

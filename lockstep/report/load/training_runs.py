@@ -1,4 +1,4 @@
-"""Training runs: what `lockstep train` left as the record of a case, and which runs are repeats.
+"""Training runs: what `lockstep train` once left as the record of a case, and repeats.
 
 Runs repeat one another where they agree in all that changes what is learned, or how fast: all
 factors but the seed and the accuracy to reach, the device, and, as everywhere, the ranks and how
@@ -56,7 +56,7 @@ def world_size(path: Path) -> int | None:
 
 
 def read(path: Path, document: Mapping[str, Any]) -> CaseRecord:
-    """Return a run of `lockstep train` as the record of a case.
+    """Return a run of `lockstep run train` as the record of a case.
 
     Its rounds are the epochs of whole length, those that warmed up left aside where there are
     others, of the slowest rank.

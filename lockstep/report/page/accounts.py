@@ -1,4 +1,4 @@
-"""The jobs that a campaign took on a cluster, by what `lockstep collect` knows of their end."""
+"""The jobs that a campaign took on a cluster, and how they ended."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -61,10 +61,11 @@ def accounted(results: Results) -> Iterator[Row]:
         if path.exists():
             document = read_json(path)
             if not isinstance(document, dict) or not isinstance(document.get("jobs"), list):
-                raise ValueError(f"{path}: holds no jobs; run lockstep collect again")
+                raise ValueError(f"{path}: holds no jobs; run lockstep status --collect again")
             if (schema := document.get("schema")) != SCHEMA:
                 raise ValueError(
-                    f"{path}: has schema {schema}, not {SCHEMA}; run lockstep collect again"
+                    f"{path}: has schema {schema}, not {SCHEMA}; "
+                    "run lockstep status --collect again"
                 )
             yield from (row for row in document["jobs"] if isinstance(row, dict))
 

@@ -1,4 +1,4 @@
-"""The commands `lockstep export` and `lockstep sync`."""
+"""The command `lockstep export`."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -21,6 +21,7 @@ def export() -> None:
     Examples:
       lockstep export mlflow results/laptop
       lockstep export tensorboard results/run
+      lockstep export again results/laptop
     """
 
 
@@ -74,16 +75,16 @@ def tensorboard(folder: Path, to: Path | None) -> None:
     click.echo(f"{len(written)} runs: tensorboard --logdir {click.format_filename(target)}")
 
 
-@click.command()
+@export.command()
 @FOLDER
-def sync(folder: Path) -> int:
+def again(folder: Path) -> int:
     """Send the tracker of FOLDER what it lacks: after it was out of reach, or while jobs run.
 
     The tracker is that of the site file's table [tracker], or the one that was used before.
 
     \b
     Example:
-      lockstep sync results/laptop
+      lockstep export again results/laptop
     """
     from lockstep.report.tracker import tracked
 

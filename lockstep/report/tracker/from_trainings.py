@@ -1,4 +1,4 @@
-"""From the folder of one `lockstep train` to its run."""
+"""From the folder of one `lockstep run train` to its run."""
 
 import csv
 import io
@@ -46,7 +46,7 @@ def is_training(folder: Path) -> bool:
 
 
 def of_training(folder: Path) -> Found:
-    """Return the run of a folder that `lockstep train` wrote.
+    """Return the run of a folder that `lockstep run train` wrote.
 
     Raises:
         EmptyError: There is no row yet.

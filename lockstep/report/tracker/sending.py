@@ -205,7 +205,7 @@ def line(sent: Sent, folder: Path) -> str:
         return f"Tracker {sent.uri}: {_counts(sent)}."
     refused = counted(sent.num_refused, "run") if sent.num_refused else "the results"
     why = WORDS[sent.kind].format(uri=sent.uri, why=sent.why, refused=refused)
-    todo = f"lockstep sync {shlex.quote(str(folder))}"
+    todo = f"lockstep export again {shlex.quote(str(folder))}"
     return f"{why[0].upper()}{why[1:]}; nothing is lost, {todo} sends what it lacks."
 
 

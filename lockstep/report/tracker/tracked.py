@@ -323,7 +323,7 @@ class Confirmed:
         write_atomically(self._path(run), text)
 
     def keep_target(self) -> None:
-        """Note where the tracker is, for `lockstep sync`; its key is in the environment alone."""
+        """Note where the tracker is; its key stays in the environment alone."""
         text = json.dumps(self.tracker.model_dump(), indent=1)
         write_atomically(self.folder / TARGET, text)
 

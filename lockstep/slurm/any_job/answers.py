@@ -102,7 +102,11 @@ def end_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
         yield f"  exit code {code}{means and f': {means}'}"
     yield from _ends_of_steps(account)
     lost = state.name in ("NODE_FAIL", "BOOT_FAIL")
-    yield "Next: lockstep nodes  # says which is down" if lost else f"Next: lockstep eff {job_id}"
+    yield (
+        "Next: lockstep slurm nodes  # says which is down"
+        if lost
+        else f"Next: lockstep slurm eff {job_id}"
+    )
 
 
 def _ends_of_steps(account: Mapping[str, Any]) -> Iterator[str]:
@@ -147,7 +151,7 @@ def use_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
         yield f"  GPUs    {account['gpu_hours']:.3g} GPU-hours; {_gpu_use(account['gpu_use'])}"
     if account["state"] not in slurm.ENDED:
         then = "top" if account["state"] == "RUNNING" else "why"
-        yield f"  It has not ended, so this is what sacct knows so far; lockstep {then} {job_id}"
+        yield f"  It has not ended: this is what sacct knows so far; lockstep slurm {then} {job_id}"
     yield from (f"  Next time: {_suggested(hint)}" for hint in hints(account))
 
 

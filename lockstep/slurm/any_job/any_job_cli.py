@@ -46,9 +46,9 @@ def jobs(user: str | None, ended: float | None, *, as_json: bool) -> None:
 
     \b
     Examples:
-      lockstep jobs
-      lockstep jobs --ended 24
-      lockstep jobs --json
+      lockstep slurm jobs
+      lockstep slurm jobs --ended 24
+      lockstep slurm jobs --json
     """
     from lockstep.slurm import client as slurm
     from lockstep.slurm.any_job import answers, held
@@ -71,7 +71,7 @@ def jobs(user: str | None, ended: float | None, *, as_json: bool) -> None:
         click.echo(f"No job of {whose} is waiting or running; --ended 24 shows those of a day.")
     waiting = next((job for job in found if job.is_waiting), None)
     if waiting is not None:
-        click.echo(f"Next: lockstep why {waiting.job_id.partition('_')[0]}")
+        click.echo(f"Next: lockstep slurm why {waiting.job_id.partition('_')[0]}")
 
 
 @click.command()
@@ -81,8 +81,8 @@ def nodes(*, as_json: bool) -> None:
 
     \b
     Examples:
-      lockstep nodes
-      lockstep nodes --json
+      lockstep slurm nodes
+      lockstep slurm nodes --json
     """
     from lockstep.slurm.any_job import answers, node_use
 
@@ -104,8 +104,8 @@ def why(job: str, *, as_json: bool) -> None:
 
     \b
     Examples:
-      lockstep why 4711
-      lockstep why 4711_3
+      lockstep slurm why 4711
+      lockstep slurm why 4711_3
     """
     from lockstep.slurm.any_job import answers, held
 
@@ -149,7 +149,7 @@ def _accounts(job_ids: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     if not found:
         raise ValueError(
             f"Slurm knows nothing of job {', '.join(job_ids)}: squeue holds it no more, and "
-            "accounting has no record of it; lockstep jobs --ended 24 lists what it knows of yours"
+            "accounting has no record of it; lockstep slurm jobs --ended 24 lists yours"
         )
     return found
 
@@ -162,8 +162,8 @@ def eff(job_ids: tuple[str, ...], *, as_json: bool) -> None:
 
     \b
     Examples:
-      lockstep eff 4711
-      lockstep eff 4711 4712_3 --json
+      lockstep slurm eff 4711
+      lockstep slurm eff 4711 4712_3 --json
     """
     from lockstep.slurm.any_job import answers, held
 
@@ -203,8 +203,8 @@ def top(job: str, every: float | None, table: Path | None, *, as_json: bool) -> 
 
     \b
     Examples:
-      lockstep top 4711
-      lockstep top 4711 --every 10 --csv use.csv
+      lockstep slurm top 4711
+      lockstep slurm top 4711 --every 10 --csv use.csv
     """
     from lockstep.slurm.any_job import held
 
@@ -227,7 +227,7 @@ def _running(found: "list[Held]", job: str) -> "Held":
     running = [one for one in found if one.state.name == "RUNNING"]
     if not running:
         does = f"it {found[0].state.meaning}" if found else "squeue does not hold it"
-        raise ValueError(f"job {job} does not run: {does}; lockstep why {job} says more")
+        raise ValueError(f"job {job} does not run: {does}; lockstep slurm why {job} says more")
     return running[0]
 
 
@@ -275,7 +275,7 @@ def shell(
 
     \b
     Examples:
-      lockstep shell ladder --site example --world-size 8 --dry-run
+      lockstep slurm shell ladder --site example --world-size 8 --dry-run
     """
     from lockstep.campaign import campaign as campaigns
     from lockstep.core.formats import parse_limit

@@ -98,7 +98,7 @@ def checked(job_id: str) -> str:
     if not is_id(job_id):
         raise ValueError(
             f"{job_id[:80]!r} is no id of a job; give one such as 4711, of an array's element "
-            "4711_3; lockstep jobs lists yours"
+            "4711_3; lockstep slurm jobs lists yours"
         )
     return job_id
 

@@ -312,7 +312,7 @@ def in_words(cause: Cause, results: Results) -> str:
         "never_began": "it never began: it may have been cancelled",
         "node_silent": f"{nodes} answers no more",
         "node_failed": f"{nodes} failed",
-        "node_unknown": f"one of {nodes}; lockstep nodes says which is down, and why",
+        "node_unknown": f"one of {nodes}; lockstep slurm nodes says which is down, and why",
     }[cause.kind]
 
 

@@ -1,4 +1,4 @@
-"""Events of jobs that ended, as `lockstep serve` keeps them in a campaign's folder.
+"""Events of jobs that ended, as `lockstep slurm serve` keeps them in a campaign's folder.
 
 An event is the word of Slurm's `EpilogSlurmctld`: surest in that the job has ended, and less sure
 than the job's own record or Slurm's accounting in how. Of a job that reached its time limit, was

@@ -1,4 +1,4 @@
-"""The commands about jobs that were sent: cancel and collect."""
+"""The command `lockstep cancel`, and what `lockstep status --collect` does."""
 
 import contextlib
 import json
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lockstep.core.formats import counted
-from lockstep.slurm.submit.cli_options import as_json_option, dry_run_option
+from lockstep.slurm.submit.cli_options import dry_run_option
 
 if TYPE_CHECKING:
     from lockstep.slurm.status.sent import Results
@@ -83,7 +83,9 @@ def _cancel_one(job: str, *, dry_run: bool) -> None:
 
     found = held.of_job(job)
     if not found:
-        raise ValueError(f"squeue does not hold job {job}; lockstep why {job} says how it ended")
+        raise ValueError(
+            f"squeue does not hold job {job}; lockstep slurm why {job} says how it ended"
+        )
     for one in found:
         click.echo(f"{answers.job_line(one)}; of {one.user}")
     if dry_run:
@@ -121,16 +123,8 @@ def _cancel_in(folder: str, name: str | None, point: int | None, *, dry_run: boo
         )
 
 
-@click.command()
-@click.argument("folder")
-@as_json_option
 def collect(folder: str, *, as_json: bool) -> None:
-    """Make the JSON of each launch in FOLDER from its journal, and ask accounting about the jobs.
-
-    \b
-    Example:
-      lockstep collect results/campaign
-    """
+    """Make the JSON of each launch from its journal, and ask accounting about the jobs."""
     from lockstep.report.tracker import live
     from lockstep.slurm.status import collection
 

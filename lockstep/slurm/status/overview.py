@@ -357,7 +357,7 @@ def _is_in_line(state: State) -> bool:
 def _after_jobs(campaign: Campaign, results: Results) -> str:
     if campaign.abandoned:
         return "resume"
-    return "report" if results.is_collected() else "collect"
+    return "report" if results.is_collected() else "status --collect"
 
 
 def by_hand_command(name: str, script: Mapping[str, Any], results: Results) -> str:

@@ -1,4 +1,4 @@
-"""The command `lockstep serve`: events of jobs that ended come in, the status page goes out."""
+"""`lockstep slurm serve`: events of jobs that ended come in, the status page goes out."""
 
 import shlex
 import socket
@@ -65,8 +65,8 @@ def serve(
 
     \b
     Examples:
-      lockstep serve results/campaign --port 8765
-      lockstep serve results/campaign --print-epilog > epilog.sh
+      lockstep slurm serve results/campaign --port 8765
+      lockstep slurm serve results/campaign --print-epilog > epilog.sh
     """
     from lockstep.slurm.status import job_events, receiver
     from lockstep.slurm.status.standing import Board

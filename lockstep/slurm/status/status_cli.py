@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.slurm.status.jobs_cli import results_of
+from lockstep.slurm.status.jobs_cli import collect, results_of
 from lockstep.slurm.submit.cli_options import as_json_option, with_options
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ expectation_options = with_options(
         type=click.Path(path_type=Path, exists=True, dir_okay=False),
         metavar="FILE",
         help="What is expected: the record of lockstep predict --json, a targets file of lockstep "
-        "gate, or a table as lockstep import reads it.  [default: expected.json, "
+        "check --targets, or a table as lockstep import reads it.  [default: expected.json, "
         "expected.targets.toml or expected.csv in the folder]",
     ),
     click.option(
@@ -94,6 +94,13 @@ def _is_number(text: str) -> bool:
     help="Cancel the jobs that wait to measure larger sizes than one that misses the floor, and "
     "leave these out; `after` stages that need their good end do not begin then.",
 )
+@click.option(
+    "--collect",
+    "collects",
+    is_flag=True,
+    help="Make the JSON of each launch from its journal, ask accounting about the jobs, and send "
+    "what is new to the tracker, if there is one.",
+)
 def status(
     folder: str,
     *,
@@ -103,6 +110,7 @@ def status(
     expect: Path | None,
     floor: float | None,
     cancel_below: bool,
+    collects: bool,
 ) -> int:
     """Say what a campaign's jobs in FOLDER do, what is measured, and what to do next.
 
@@ -116,7 +124,13 @@ def status(
       lockstep status results/campaign --watch --html
       lockstep status results/campaign --watch --floor 0.6 --cancel-below
       lockstep status results/campaign --json
+      lockstep status results/campaign --collect
     """
+    if collects:
+        if watch is not None or page is not None or cancel_below or expect or floor is not None:
+            raise click.UsageError("--collect goes with no other option than --json")
+        collect(folder, as_json=as_json)
+        return 0
     from lockstep.slurm.status.standing import Board
     from lockstep.slurm.status.status_record import Wanted
 

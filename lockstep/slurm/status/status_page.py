@@ -48,7 +48,7 @@ AGES = {
     "slurm": "jobs, from squeue and sacct",
     "events": "jobs, from events of their ends",
     "results": "results, from the launches' journals",
-    "accounting": "accounting, from lockstep collect",
+    "accounting": "accounting, from lockstep status --collect",
     "inventory": "the cluster, from scontrol",
     "expectation": "what is expected",
 }

@@ -4,8 +4,8 @@ What Slurm last said, kept in the campaign's folder: shown with its age where it
 
 What is expected of a campaign, beside what it has measured so far.
 
-An expectation is the record of `lockstep predict --json`, a targets file of `lockstep gate`, or a
-table that `lockstep import` would read.
+An expectation is the record of `lockstep predict --json`, a targets file of
+`lockstep check --targets`, or a table that `lockstep import` would read.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The commands that write and send jobs: render, submit and resume."""
+"""The commands that write and send jobs: submit and resume."""
 
 import json
 import shlex
@@ -31,22 +31,10 @@ if TYPE_CHECKING:
 SENDING_FILE = "submit.sh"
 
 
-@click.command()
-@campaign_options
-@script_options
-@click.option("--force", is_flag=True, help="Replace scripts that read otherwise.")
-def render(budget: "Budget | None", *, force: bool, **options: Any) -> None:
-    """Write the batch scripts that CAMPAIGN still needs, to be sent by hand.
-
-    \b
-    Example:
-      lockstep render campaign.toml --site site.toml
-      sbatch results/campaign/jobs/campaign-r0.sh
-    """
+def _write(todo: "Work", *, force: bool) -> None:
+    """Write the batch scripts, and how each is sent by hand."""
     from lockstep.slurm.submit.submission import write_scripts
 
-    todo = work_of(**options, budget=budget)
-    say_dropped(todo, budget)
     with todo.results.alone():
         for path in write_scripts(todo, force=force):
             click.echo(path)
@@ -81,17 +69,33 @@ def _command(spec: "JobSpec") -> str:
 @campaign_options
 @script_options
 @dry_run_option
+@click.option("--by-hand", is_flag=True, help="Write the scripts, and send nothing.")
+@click.option("--force", is_flag=True, help="With --by-hand: replace scripts that read otherwise.")
 @as_json_option
-def submit(budget: "Budget | None", *, dry_run: bool, as_json: bool, **options: Any) -> None:
+def submit(
+    budget: "Budget | None",
+    *,
+    dry_run: bool,
+    by_hand: bool,
+    force: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Send the jobs that CAMPAIGN still needs; sent again, they measure only what is missing.
 
     \b
     Examples:
       lockstep submit campaign.toml --site site.toml --dry-run
       lockstep submit campaign.toml --site site.toml
+      lockstep submit campaign.toml --site site.toml --by-hand
     """
+    if by_hand and (dry_run or as_json):
+        raise click.UsageError("--by-hand writes the scripts; give it without --dry-run and --json")
     todo = work_of(**options, budget=budget)
     say_dropped(todo, budget)
+    if by_hand:
+        _write(todo, force=force)
+        return
     _send(todo, dry_run=dry_run, as_json=as_json)
 
 
@@ -149,7 +153,9 @@ def _send(todo: "Work", *, dry_run: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"jobs": [_sent_facts(one) for one in sent]}, indent=1))
     elif not sent:
-        click.echo(f"Nothing is missing.\nNext: lockstep collect {_quoted(todo.results.path)}")
+        click.echo(
+            f"Nothing is missing.\nNext: lockstep status --collect {_quoted(todo.results.path)}"
+        )
     else:
         click.echo("\n".join(_how_to_watch(todo, sent)))
         _say_unseen(todo.site)

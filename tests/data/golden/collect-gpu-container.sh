@@ -54,6 +54,6 @@ lockstep_enter MKL_NUM_THREADS NCCL_DEBUG OMP_NUM_THREADS OPENBLAS_NUM_THREADS
 lockstep_ask_accounting env SLURM_TIME_FORMAT=%s SLURM_BITSTR_LEN=0 sacct --parsable2 --format=JobID,JobIDRaw,State,ExitCode,Elapsed,Submit,Eligible,Start,End,Timelimit,MaxRSS,MaxVMSize,AveCPU,TotalCPU,ReqMem,AllocTRES,AllocCPUS,NNodes,NTasks,TRESUsageInAve,TRESUsageInMax,TRESUsageInTot,NodeList,User,JobName
 lockstep_need_python
 lockstep_shape_of 1
-lockstep_step "$jobs/collect-$id.txt" python3 -m lockstep collect "$results" || failed=1
+lockstep_step "$jobs/collect-$id.txt" python3 -m lockstep status --collect "$results" || failed=1
 lockstep_step "$jobs/collect-$id.txt" python3 -m lockstep report "$results" || failed=1
 lockstep_end

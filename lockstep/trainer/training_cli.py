@@ -1,4 +1,4 @@
-"""`lockstep train`, `lockstep verify` and `lockstep data`: commands about training runs.
+"""`lockstep run train`, `verify` and `data`: commands about training runs.
 
 A training run is a campaign of one case of the study `train`, which `lockstep run` launches, too.
 """
@@ -40,7 +40,7 @@ STUDY = "train"
 # What is no factor of the study: the seed is the campaign's, the folders are the launch's.
 NO_FACTORS = ("seed", "data_root", "folder")
 MEGA, MOST_SIZES = 1e6, 12
-# An error of a rank -> the exit code of `lockstep train`; any other is the machine's failure.
+# An error of a rank -> the exit code of `lockstep run train`; any other is the machine's failure.
 EXIT_CODES = {"ValueError": 2, "NoRoomError": 2, "DivergedError": 1}
 # Errors whose message names the ranks at fault, or is about all of them.
 AGREED = ("ValueError", "NoRoomError", "DivergedError", "RankError", "OtherRankError")
@@ -71,11 +71,11 @@ KNOWN = {
 @click.command(
     epilog="""\b
 Examples:
-  lockstep train --workload mlp:width=64 --data digits --global-batch 64
-  lockstep train --workload mlp:width=64 --data digits --local-batch 32 --optimizer adamw
+  lockstep run train --workload mlp:width=64 --data digits --global-batch 64
+  lockstep run train --workload mlp:width=64 --data digits --local-batch 32 --optimizer adamw
       --lr 0.001 --warmup-epochs 1 --epochs 4 --checkpoint-every 2 --name adamw
-  lockstep train --world-size 2 --workload mnist_cnn --data mnist --local-batch 16 --epochs 5
-  lockstep train --workload resnet18_cifar --data cifar10 --global-batch 512 --lr 0.1
+  lockstep run train --world-size 2 --workload mnist_cnn --data mnist --local-batch 16 --epochs 5
+  lockstep run train --workload resnet18_cifar --data cifar10 --global-batch 512 --lr 0.1
       --lr-scale linear --scheduler cosine --augment --precision bf16 --epochs 30 --resume
 """
 )
@@ -174,7 +174,7 @@ def train(
     RESULTS/NAME is the folder of a campaign of one case of the study train, as `lockstep run` would
     leave it: `lockstep report` shows it. Beside the case's record it holds the parameters of the
     last epoch and of the best, checkpoint.pt and best.pt, and steps.jsonl, a line an update. Many
-    runs, with repeats and on a cluster, are a campaign: lockstep run train.
+    runs, with repeats and on a cluster, are a campaign: lockstep run rates.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
         raise ValueError(f"the name {name!r} is not made of letters, digits and . _ -")
@@ -439,9 +439,9 @@ def _train_as_rank(run: Run, *, resume: bool) -> None:
 @click.command(
     epilog="""\b
 Examples:
-  lockstep verify
-  lockstep verify --world-sizes 1,2,4 --json
-  lockstep verify --workload mine:tabular
+  lockstep run verify
+  lockstep run verify --world-sizes 1,2,4 --json
+  lockstep run verify --workload mine:tabular
 """
 )
 @click.option("--world-sizes", default="1,2", show_default=True, help="Comma-separated.")
@@ -553,8 +553,8 @@ def data() -> None:
     name="list",
     epilog="""\b
 Examples:
-  lockstep data list
-  lockstep data list --to data
+  lockstep run data list
+  lockstep run data list --to data
 """,
 )
 @to
@@ -564,15 +564,15 @@ def list_(root: Path) -> None:
         click.echo(f"{name:<10} {text}")
     for name, text in KNOWN.items():
         missing = [one for one in SOURCES[name] if not (root / one.path).exists()]
-        state = f"fetch it by lockstep data fetch {name}" if missing else f"in {root}"
+        state = f"fetch it by lockstep run data fetch {name}" if missing else f"in {root}"
         click.echo(f"{name:<10} {text}; {state}")
 
 
 @data.command(
     epilog="""\b
 Examples:
-  lockstep data fetch mnist
-  lockstep data fetch cifar10 --to /scratch/data
+  lockstep run data fetch mnist
+  lockstep run data fetch cifar10 --to /scratch/data
 """
 )
 @click.argument("name", type=click.Choice(list(SOURCES)))
