@@ -48,7 +48,7 @@ endef
 # What was measured becomes a page also where a launch or the check failed. What `run` prints of it
 # the report prints, too.
 demo: .venv/bench ## Measure world sizes 1 and 2 on this machine and make the report
-	@worst=0; for step in "run $(DEMO)" verify "report results/laptop"; do \
+	@worst=0; for step in "run $(DEMO)" "run verify" "report results/laptop"; do \
 		echo "$(BIN)/lockstep $$step"; \
 		code=0; \
 		case $$step in run*) exec 3>/dev/null ;; *) exec 3>&1 ;; esac; \

@@ -151,7 +151,7 @@ def use_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
         yield f"  GPUs    {account['gpu_hours']:.3g} GPU-hours; {_gpu_use(account['gpu_use'])}"
     if account["state"] not in slurm.ENDED:
         then = "top" if account["state"] == "RUNNING" else "why"
-        yield f"  It has not ended: this is what sacct knows so far; lockstep slurm {then} {job_id}"
+        yield f"  It has not ended: this is what sacct has; lockstep slurm {then} {job_id}"
     yield from (f"  Next time: {_suggested(hint)}" for hint in hints(account))
 
 
