@@ -360,7 +360,8 @@ def test_a_measurement_goes_on_when_its_tracker_dies(tmp_path):
         tracker.dies_after = None
         for new in ("3 new or changed", "nothing new"):
             ended = subprocess.run(
-                [*run, "export", "again", results], cwd=tmp_path, env=known, capture_output=True, text=True,
+                [*run, "export", "again", results], cwd=tmp_path, env=known,
+                capture_output=True, text=True,
                 check=True,
             )  # fmt: skip
             assert new in ended.stdout
