@@ -84,7 +84,7 @@ def _cards(folder: Path) -> list[str]:
     except ImportError:  # an image needs less to measure than a report needs
         return []
     try:
-        own = [one for one in evaluate_folder(folder).series if one.row.is_own_test]
+        own = [curve for curve in evaluate_folder(folder).series if curve.row.is_own_test]
     except ValueError:  # every case has failed
         return []
     return [*printed(own, GOOD_EFFICIENCY), ""] if own else []

@@ -16,7 +16,9 @@ DOCUMENTS = (
 _BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # An example's remark begins after a # or after two spaces.
 _REMARK = re.compile(r"\s+#\s.*|\s{2,}\S.*")
-_SPAN = re.compile(r"`(lockstep (?!(?:slurm [a-z]+|run train|run data)`)[a-z]+\s[^`\u2026]+)`")
+_SPAN = re.compile(
+    r"`(lockstep (?!(?:slurm [a-z]+|run train|run data|export again|check --targets)`)[a-z]+\s[^`\u2026]+)`"
+)
 _TYPED = re.compile(r"(?:lockstep|sbatch|srun)\s")
 
 

@@ -73,7 +73,7 @@ SHORTER = {
     "run rungs": "run rungs --dry-run",
     "run ladder.toml": "run ladder.toml --dry-run",
     "run smoke": "run smoke --studies weak",
-    "run train": "run train --size smoke",
+    "run rates": "run rates --size smoke",
     "--augment --precision bf16": "--augment",  # which some CPUs emulate, in minutes
     "image build": "image build --dry-run",
     "--nproc-per-node 8": "--nproc-per-node 2",

@@ -100,8 +100,8 @@ def hello():
 """,
         ),
         "lockstep/cli.py": (
-            '        "sync": (',
-            '        "hello": ("lockstep.hello:hello", "Say hello."),\n        "sync": (',
+            '        "bundle": (',
+            '        "hello": ("lockstep.hello:hello", "Say hello."),\n        "bundle": (',
         ),
     },
     "workload": {

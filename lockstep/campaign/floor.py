@@ -75,7 +75,9 @@ def efficiencies(launches: Path) -> dict[int, float]:
     from lockstep.report.compute.scaling import best_efficiencies
     from lockstep.report.load.sources import JOURNAL, RESULT
 
-    planned = {one["name"] for one in (Folder(launches.parent).claimed() or {}).get("launches", ())}
+    planned = {
+        launch["name"] for launch in (Folder(launches.parent).claimed() or {}).get("launches", ())
+    }
     begun = {path.parent.name for name in (JOURNAL, RESULT) for path in launches.glob(f"*/{name}")}
     return (
         best_efficiencies(evaluate_folder(launches.parent, planned - begun).series) if begun else {}

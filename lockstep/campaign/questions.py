@@ -57,7 +57,7 @@ def campaign_of(
             f"{name} needs {asked.ranks} GPUs and ranks see {num_gpus}; ask where there are more, "
             "or pass --device cpu"
         )
-    most = _power_of_two(num_gpus or max(asked.ranks, min(cores, MOST_CPU_RANKS)))
+    most = int(1 << (num_gpus or max(asked.ranks, min(cores, MOST_CPU_RANKS))).bit_length() - 1)
     return Campaign.model_validate(
         {
             "schema": 1,
@@ -70,11 +70,6 @@ def campaign_of(
             "workload": workload,
         }
     )
-
-
-def _power_of_two(most: int) -> int:
-    """Return the largest power of two that is no larger: batches divide by it."""
-    return int(1 << (most.bit_length() - 1))
 
 
 MAX_NAME = 64  # what a campaign's name may have

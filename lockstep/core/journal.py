@@ -466,7 +466,7 @@ def _measured(document: Any) -> dict[str, dict[str, Any]]:
     of_launch = document.get(KEY) if isinstance(document, dict) else None
     known = of_launch if isinstance(of_launch, dict) else {}
     found = {"": {f"record.{name}": known.get(name) for name in _OF_LAUNCH}}
-    for entry in (one for one in cases if isinstance(one, dict) and one.get("name")):
+    for entry in (case for case in cases if isinstance(case, dict) and case.get("name")):
         extra = entry.get("extra_info")
         block = extra.get(KEY) if isinstance(extra, dict) else None
         found[case_name(entry)] = {

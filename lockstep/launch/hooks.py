@@ -363,7 +363,9 @@ def _settle(
     else:
         settled = cases.leave(ended, item.stash[NEXT])
     if settled.outcome == "failed":
-        _drop_timings(benchmark)
+        if benchmark is not None and benchmark.stats:
+            benchmark.has_error = True
+            benchmark.stats.stats.data.clear()
         if launch.world.world_size > 1 or report.outcome == "passed":
             report.longrepr = settled.reason
     report.outcome = settled.outcome
@@ -404,13 +406,6 @@ def _forget(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
     for name in ("last_exc", "last_type", "last_value", "last_traceback"):  # pytest keeps them
         vars(sys).pop(name, None)
-
-
-def _drop_timings(benchmark: Any) -> None:
-    # pytest-benchmark would show the timings of a case that failed after them, or elsewhere.
-    if benchmark is not None and benchmark.stats:
-        benchmark.has_error = True
-        benchmark.stats.stats.data.clear()
 
 
 def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:

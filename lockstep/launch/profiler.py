@@ -77,7 +77,7 @@ def shares(spans: Iterable[Span]) -> Shares | None:
         return None
     whole = sum(end - begin for begin, end in steps)
     every = _covered([one for part in ranges.values() for one in part], steps)
-    others = [one for part in PARTS if part != COMMUNICATION for one in ranges[part]]
+    others = [range_ for part in PARTS if part != COMMUNICATION for range_ in ranges[part]]
     return Shares(
         num_steps=len(steps),
         step_s=whole / len(steps) / 1e6,
@@ -148,7 +148,15 @@ class Tracing:
             nonlocal is_timed
             assert harness
             is_timed = True
-            return _marked(step, profiler, harness.world)
+            from torch.profiler import record_function
+
+            def timed() -> None:
+                profiler.step()
+                meet(harness.world)  # or the ranks' profilers would be waited for in the step
+                with record_function(TIMED):
+                    step()
+
+            return timed
 
         def updated(*_: Any) -> None:
             nonlocal has_updated
@@ -192,16 +200,3 @@ class Tracing:
                 text = json.dumps(facts | asdict(found), indent=1)
                 path.with_name(f"{stem}.shares.json").write_text(text, encoding="utf-8")
                 self.lines.append(f"  {in_words(found)}")
-
-
-def _marked(step: Step, profiler: Any, world: Any) -> Step:
-    """Return a step whose span the profiler marks."""
-    from torch.profiler import record_function
-
-    def timed() -> None:
-        profiler.step()
-        meet(world)  # or the ranks' profilers would be waited for in the step
-        with record_function(TIMED):
-            step()
-
-    return timed

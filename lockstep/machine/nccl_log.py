@@ -174,7 +174,9 @@ def findings(log: NcclLog, hosts: Sequence[str], fabrics: Sequence[str]) -> Iter
     The fabrics are names of the InfiniBand, EFA or Slingshot devices that the nodes have.
     """
     for each in _slow(log, hosts, fabrics):
-        settings = [one for one in log.settings if re.fullmatch(_CAUSES[each.kind], one)]
+        settings = [
+            setting for setting in log.settings if re.fullmatch(_CAUSES[each.kind], setting)
+        ]
         yield flag(each.kind, **each.values, environment=settings) if settings else each
 
 

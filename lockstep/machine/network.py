@@ -119,10 +119,14 @@ def wire_gb_per_s(
         if known := [rate for rate in ports if rate]:
             return sum(known) / 8
     named = environ.get(f"{backend.upper()}_SOCKET_IFNAME", "").removeprefix("=")
-    devices = [one for one in interfaces(classes) if one.is_hardware and not one.is_down]
+    devices = [
+        interface
+        for interface in interfaces(classes)
+        if interface.is_hardware and not interface.is_down
+    ]
     if named:
-        devices = [one for one in devices if one.name == named]
-    rates = [one.speed_gbit_per_s for one in devices if one.speed_gbit_per_s]
+        devices = [interface for interface in devices if interface.name == named]
+    rates = [interface.speed_gbit_per_s for interface in devices if interface.speed_gbit_per_s]
     return max(rates) / 8 if rates else None
 
 

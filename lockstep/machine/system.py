@@ -199,7 +199,7 @@ def known_gpus() -> str:
 
 def _board(board: hardware.Board) -> tuple[str, ...]:
     figures = (board.memory_gb, board.memory_gb_per_s, board.tdp_w)
-    return *(DASH if one is None else f"{one:g}" for one in figures), board.source or DASH
+    return *(DASH if figure is None else f"{figure:g}" for figure in figures), board.source or DASH
 
 
 def _tera(flop_per_s: float | None) -> str:

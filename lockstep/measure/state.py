@@ -176,7 +176,11 @@ def _priority() -> int:
 
 def _signals() -> dict[str, Any]:
     # A DataLoader with workers sets SIGCHLD's once, to hear of those that die.
-    return {one.name: signal.getsignal(one) for one in signal.Signals if one != signal.SIGCHLD}
+    return {
+        signals.name: signal.getsignal(signals)
+        for signals in signal.Signals
+        if signals != signal.SIGCHLD
+    }
 
 
 def _put_signals(handlers: dict[str, Any]) -> None:
@@ -284,7 +288,9 @@ class State:
         for name, fact in self._facts.items():
             before, after = self._before[name], fact.read()
             is_equal = not fact.is_silent and after == before
-            if is_equal or (name == "python_threads" and not _more(before, after)):
+            if is_equal or (
+                name == "python_threads" and not ([name for name in after if name not in before])
+            ):
                 continue
             if fact.write:
                 with contextlib.suppress(OSError, TypeError, ValueError):  # as of a lost folder
@@ -319,11 +325,18 @@ class Earlier:
         Each is the kind of a flag with its values.
         """
         under = [pair for pair in self._in_place if state.is_under(pair[1])]
-        stays = [one for one in left if not one.is_restored and one.kind not in HARMLESS]
-        self._in_place = [*under, *((case, one) for one in stays)]
+        stays = [
+            left_behind
+            for left_behind in left
+            if not left_behind.is_restored and left_behind.kind not in HARMLESS
+        ]
+        self._in_place = [*under, *((case, left_behind) for left_behind in stays)]
         return [
-            *({"kind": "ran-under", "case": by, "what": one.kind, "before": one.before,
-               "after": one.after} for by, one in under),
+            *(
+                {"kind": "ran-under", "case": by, "what": left_behind.kind,
+                 "before": left_behind.before, "after": left_behind.after}
+                for by, left_behind in under
+            ),
             *self._busy(case),
         ]  # fmt: skip
 
@@ -342,10 +355,6 @@ def _is_import(before: dict[str, str], after: dict[str, str]) -> bool:
     """Tell whether variables differ as by what a case imports: new ones that steer no torch."""
     added = after.keys() - before.keys()
     return before.items() <= after.items() and not any(map(steers_torch, added))
-
-
-def _more(before: list[str], after: list[str]) -> list[str]:
-    return [name for name in after if name not in before]
 
 
 def _plain(value: Any, other: Any) -> Any:

@@ -281,7 +281,7 @@ def _missing_interface(backend: str, environ: Mapping[str, str]) -> str:
     if backend == "gloo":
         is_here = set(named.split(",")) <= {"", *here}
     else:
-        names = tuple(one.partition(":")[0] for one in named.removeprefix("=").split(","))
+        names = tuple(part.partition(":")[0] for part in named.removeprefix("=").split(","))
         is_here = named.startswith("^") or any(one.startswith(names) for one in here)
     if is_here:
         return ""

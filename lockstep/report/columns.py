@@ -427,9 +427,9 @@ def table(series: Iterable[Series]) -> list[dict[str, Any]]:
     every = list(series)
     targets = learning.targets(every)
     return [
-        _record(Place(one, point, targets.get(learning.learns(one))))
-        for one in every
-        for point in one.points
+        _record(Place(curve, point, targets.get(learning.learns(curve))))
+        for curve in every
+        for point in curve.points
     ]
 
 

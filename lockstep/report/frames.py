@@ -75,7 +75,7 @@ def read(
 
 def _warn(results: Results) -> None:
     """Name what is in no table: files that cannot be read, and copies of launches."""
-    copies = [one.message for one in results.conflicts if one.fact == COPY]
+    copies = [conflict.message for conflict in results.conflicts if conflict.fact == COPY]
     for why in (*map(str, results.unread), *copies):
         warnings.warn(why, stacklevel=3)
 
@@ -123,8 +123,11 @@ def _epochs(results: Results) -> Iterator[dict[str, Any]]:
         shared = {name: getattr(row, name) for name in ("launch", *columns.WHAT)}
         shared |= {"seed": learning.seed(row), "is_pooled": id(row) in pooled}
         shared |= _factors(row.factors, columns.EPOCHS)
-        for one, end_s in zip(learning.epochs(row), learning.elapsed_s(row), strict=True):
-            known = vars(one) | {"elapsed_s": end_s, "throughput_samples_per_s": one.samples_per_s}
+        for epoch, end_s in zip(learning.epochs(row), learning.elapsed_s(row), strict=True):
+            known = vars(epoch) | {
+                "elapsed_s": end_s,
+                "throughput_samples_per_s": epoch.samples_per_s,
+            }
             yield shared | {name: known[name] for name in columns.EPOCHS if name in known}
 
 
@@ -179,7 +182,7 @@ def _frame(entries: list[dict[str, Any]], known: Mapping[str, Column]) -> "pd.Da
         raise ImportError(
             "lockstep.read needs pandas; pip install '/path/to/checkout[data]'"
         ) from error
-    factors = dict.fromkeys(name for one in entries for name in one if name.startswith(FACTOR))
+    factors = dict.fromkeys(name for entry in entries for name in entry if name.startswith(FACTOR))
     frame = pd.DataFrame.from_records(entries, columns=[*known, *factors])
     frame = frame.astype({name: column.dtype for name, column in known.items()})
     frame.attrs["version"] = columns.VERSION

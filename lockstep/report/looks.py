@@ -173,4 +173,4 @@ def _is_planned(rows: Iterable[Row], results: Results) -> bool:
 def is_machine(results: Results) -> bool:
     """Tell whether the campaigns say that their job's nodes are the machine that is meant."""
     jobs = [plan.get("jobs") for plan in results.plans.values()]
-    return bool(jobs) and all(isinstance(one, dict) and one.get("is_machine") for one in jobs)
+    return bool(jobs) and all(isinstance(job, dict) and job.get("is_machine") for job in jobs)

@@ -161,9 +161,9 @@ def _say_kept(evaluation: "Evaluation", baseline: int | None) -> None:
     if evaluation.left_out:
         click.echo(f"{evaluation.not_pooled}\n", err=True)
     series = evaluation.series if baseline is not None else []
-    others = [one for one in series if one.baseline != baseline]
+    others = [curve for curve in series if curve.baseline != baseline]
     if others:
-        sizes = sorted({one.baseline for one in others})
+        sizes = sorted({curve.baseline for curve in others})
         click.echo(
             f"{len(others)} series have no point at {baseline} and keep their smallest size "
             f"{sizes} as baseline",
@@ -290,7 +290,9 @@ def import_table(
     imported = imports.read(files, dataset_size)
     for columns in imported.columns.values():
         header = ("column", "read as", "unit", "first cell", "read")
-        for line in lines.table([header, *[[cell or "-" for cell in one] for one in columns]]):
+        for line in lines.table(
+            [header, *[[cell or "-" for cell in column] for column in columns]]
+        ):
             click.echo(line)
     target = folder if dry_run else imports.write(imported, files, folder, force)
     for warning in imported.warnings:

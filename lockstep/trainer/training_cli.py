@@ -563,7 +563,7 @@ def list_(root: Path) -> None:
     for name, text in SHIPPED.items():
         click.echo(f"{name:<10} {text}")
     for name, text in KNOWN.items():
-        missing = [one for one in SOURCES[name] if not (root / one.path).exists()]
+        missing = [archive for archive in SOURCES[name] if not (root / archive.path).exists()]
         state = f"fetch it by lockstep run data fetch {name}" if missing else f"in {root}"
         click.echo(f"{name:<10} {text}; {state}")
 

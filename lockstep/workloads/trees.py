@@ -127,15 +127,15 @@ def other_items(batch: Any, samples: int) -> int | None:
     fits = (
         any(samples in (shape[0], math.prod(shape[:2])) for shape in shapes)
         or all(shape[1:2] == (samples,) for shape in shapes)
-        or any(leaf.shape == (samples + 1,) and _are_offsets(leaf) for leaf in found)
+        or any(
+            leaf.shape == (samples + 1,)
+            and (leaf.dtype in (torch.int32, torch.int64) and leaf.equal(leaf.cummax(0).values))
+            for leaf in found
+        )
         or _lists_items(batch, samples)
         or (size <= MAX_CHANNELS and all(len(shape) > 2 for shape in shapes))
     )
     return size if times > 1 and size > 1 and not fits else None
-
-
-def _are_offsets(leaf: torch.Tensor) -> bool:
-    return leaf.dtype in (torch.int32, torch.int64) and leaf.equal(leaf.cummax(0).values)
 
 
 def _lists_items(tree: Any, samples: int, *, is_part: bool = False) -> bool:

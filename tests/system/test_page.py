@@ -344,7 +344,7 @@ def of_real_trainings(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     options = "--workload mlp:width=64 --data digits --global-batch 96 --epochs 3 --device cpu"
     for number, own in enumerate(("--seed 0", "--seed 1", "--lr 0.1", "--world-size 2")):
-        command = f"train {options} {own} --results {folder}/runs --name r{number}"
+        command = f"run train {options} {own} --results {folder}/runs --name r{number}"
         subprocess.run(
             [sys.executable, "-m", "lockstep", *command.split()], cwd=folder, env=environ(ROOT),
             check=True, timeout=120,

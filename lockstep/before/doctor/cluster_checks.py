@@ -322,7 +322,11 @@ def _nodes_found(subject: Subject, rows: list[list[str]], num_nodes: int) -> Fin
     if len(rows) < num_nodes:
         return missing(f"{len(rows)} of {num_nodes} nodes have answered", "try again", *details)
     for name in named_interfaces(subject):
-        absent = [node for node, _, *links in rows if not _has(links, name)]
+        absent = [
+            node
+            for node, _, *links in rows
+            if not (any(interface.startswith(name) for interface in links))
+        ]
         if absent:
             return missing(
                 f"{', '.join(absent)}: no interface {name}, which the site names",
@@ -330,10 +334,6 @@ def _nodes_found(subject: Subject, rows: list[list[str]], num_nodes: int) -> Fin
                 *details,
             )
     return ok(f"{num_nodes} node(s) answer, with their network interfaces", *details)
-
-
-def _has(interfaces: Sequence[str], name: str) -> bool:
-    return any(interface.startswith(name) for interface in interfaces)
 
 
 def srun(site: Site | None, num_nodes: int) -> list[str]:

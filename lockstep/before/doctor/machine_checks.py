@@ -131,7 +131,9 @@ def locked_memory(subject: Subject) -> Finding:
     says = f"ulimit -l is {_limit(soft)}"
     if soft == resource.RLIM_INFINITY:
         return ok(says)
-    if not network.infiniband_ports() and not _names_fast(subject):
+    if not network.infiniband_ports() and not (
+        any(name.startswith(("ib", "hsn")) for name in named_interfaces(subject))
+    ):
         return not_needed(f"{says}; only InfiniBand needs more")
     return warning(
         f"{says}; NCCL cannot register buffers and uses sockets",
@@ -141,10 +143,6 @@ def locked_memory(subject: Subject) -> Finding:
 
 def _limit(value: int) -> str:
     return "unlimited" if value == resource.RLIM_INFINITY else str(value)
-
-
-def _names_fast(subject: Subject) -> bool:
-    return any(name.startswith(("ib", "hsn")) for name in named_interfaces(subject))
 
 
 def foreign_packages(subject: Subject) -> Finding:
@@ -181,13 +179,13 @@ def clock(subject: Subject) -> Finding:  # noqa: ARG001
 
 def interfaces(classes: Path = network.CLASSES) -> list[str]:
     """Return the network interfaces that may lead to other nodes, the fast ones first."""
-    links = [link for link in network.interfaces(classes) if _leads_out(link)]
+    links = [
+        link
+        for link in network.interfaces(classes)
+        if (not link.is_down and (not link.name.startswith(LOCAL)))
+    ]
     order = sorted(links, key=lambda link: (_rank(link.name), -(link.speed_gbit_per_s or 0)))
     return [link.name for link in order]
-
-
-def _leads_out(link: network.Interface) -> bool:
-    return not link.is_down and not link.name.startswith(LOCAL)
 
 
 def _rank(name: str) -> int:

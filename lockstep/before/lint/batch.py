@@ -103,7 +103,7 @@ class Container:
 
     def has(self, *names: str) -> bool:
         """Return whether it has one of these options."""
-        return any(one.partition("=")[0] in names for one in self.options)
+        return any(option.partition("=")[0] in names for option in self.options)
 
 
 def tokens_of(words: Collection[Word]) -> list[str]:
@@ -133,12 +133,12 @@ class Job:
     def sequence(self) -> list[Command]:
         """All commands, variables replaced by their values as far as these are known."""
         commands = self.script.commands
-        return [replace(one, words=self.script.expand(one.words)) for one in commands]
+        return [replace(command, words=self.script.expand(command.words)) for command in commands]
 
     @cached_property
     def commands(self) -> list[Command]:
         """The commands that are more than an assignment, variables replaced."""
-        return [one for one in self.sequence if one.words]
+        return [command for command in self.sequence if command.words]
 
     @cached_property
     def steps(self) -> list[Step]:
@@ -192,8 +192,8 @@ class Job:
         found = self.script.resolve(text or "").strip()
         product = re.fullmatch(r"\$\(\(([^()]*)\)\)", found)
         factors = product[1].split("*") if product else [found]
-        numbers = [self.script.resolve(_dollar(one)) for one in factors]
-        if not all(re.fullmatch("[0-9]{1,6}", one, re.ASCII) for one in numbers):
+        numbers = [self.script.resolve(_dollar(factor)) for factor in factors]
+        if not all(re.fullmatch("[0-9]{1,6}", number, re.ASCII) for number in numbers):
             return None
         return math.prod(map(int, numbers))
 
@@ -282,7 +282,7 @@ def step_of(command: Command) -> Step | None:
     for at, word in enumerate(command.words):
         if base_name(word.text) == "srun":
             given, program = options(command.words[at + 1 :], SRUN_SHORT)
-            named = {one.name: one.value for one in given}
+            named = {option.name: option.value for option in given}
             is_beside = "overlap" in named and command.ends == "&"
             return Step(command.line, named, program, is_beside)
     return None

@@ -103,7 +103,7 @@ def one_node_only(job: Job) -> Iterator[Hit]:
 def no_srun(job: Job) -> Iterator[Hit]:
     """Look for a training that is started once, where several tasks are asked for."""
     tasks = job.num_tasks() or 1
-    if tasks == 1 or job.launches or any(not one.is_certain for one in job.steps):
+    if tasks == 1 or job.launches or any(not step.is_certain for step in job.steps):
         return
     if OTHER_LAUNCHERS.search(job.script.text) or not job.script.directives:
         return
@@ -245,8 +245,8 @@ def _starts_ranks(command: Command) -> bool:
 
 def hidden_by_the_end(job: Job) -> Command | None:
     """Return the last command, where it hides how a launch has ended that nothing else hears of."""
-    commands = [one for one in job.sequence if one.depth == 0]
-    top = [at for at, one in enumerate(commands) if one.words and not one.function]
+    commands = [command for command in job.sequence if command.depth == 0]
+    top = [at for at, command in enumerate(commands) if command.words and not command.function]
     if not top or "errexit" in _settings(job):
         return None
     last, heard = commands[top[-1]], _heard(commands)
@@ -311,10 +311,14 @@ def _reads_status(command: Command) -> bool:
 
 def _settings(job: Job) -> set[str]:
     """Return which of pipefail and errexit the script sets; a trap on ERR does as errexit."""
-    given = [word.text for one in job.commands if one.name == "set" for word in one.words[1:]]
+    given = [
+        word.text for command in job.commands if command.name == "set" for word in command.words[1:]
+    ]
     given += job.script.lines[0].split()[1:]
     letters = any(re.match("-[a-zA-Z]*e", text) for text in given)
-    traps = any(one.name == "trap" and one.words[-1].text == "ERR" for one in job.commands)
+    traps = any(
+        command.name == "trap" and command.words[-1].text == "ERR" for command in job.commands
+    )
     return {"pipefail", "errexit"} & {*given, "errexit" if letters or traps else ""}
 
 
@@ -405,7 +409,11 @@ def rank_in_batch_shell(job: Job) -> Iterator[Hit]:
 
 def _functions_of_tasks(job: Job) -> set[str]:
     """Return the functions that the script hands on to other shells, as with export -f."""
-    given = [one.words for one in job.commands if one.name in ("export", "declare", "typeset")]
+    given = [
+        command.words
+        for command in job.commands
+        if command.name in ("export", "declare", "typeset")
+    ]
     hands = [words for words in given if re.match("-[a-z]*f", words[1].text if words[1:] else "")]
     return {word.text for words in hands for word in words[2:]}
 
@@ -492,7 +500,7 @@ def _default_port(job: Job) -> Iterator[int]:
         return
     for command in job.commands:
         tokens = tokens_of(command.words)
-        is_told = any(one.lstrip("-").replace("-", "_").startswith(told) for one in tokens)
+        is_told = any(token.lstrip("-").replace("-", "_").startswith(told) for token in tokens)
         if torch_launch(tokens) in TORCHRUN and command.name not in SAYING and not is_told:
             yield command.line
 
@@ -530,7 +538,7 @@ def meets_itself(job: Job) -> Iterator[Hit]:
         for word in words:
             tokens = tokens_of([word]) if not word.inner else []  # else this shell expands it
             found = [*option_values(tokens, *MEETING_OPTIONS)]
-            found += [one.partition("=")[2] for one in tokens if one.startswith("MASTER_")]
+            found += [token.partition("=")[2] for token in tokens if token.startswith("MASTER_")]
             for what, pattern in OF_ONE_TASK.items():
                 own = next((match[0] for one in found if (match := pattern.search(one))), "")
                 if own and own.strip("${}") not in word.live:
@@ -612,7 +620,7 @@ def modules_on_top(job: Job) -> Iterator[Hit]:
 )  # fmt: skip
 def two_environments(job: Job) -> Iterator[Hit]:
     """Look for an environment outside of an image, or for two of them."""
-    found = [(one.line, kind) for one in job.commands if (kind := _activates(one))]
+    found = [(command.line, kind) for command in job.commands if (kind := _activates(command))]
     if found and job.containers:
         line = job.containers[0].line
         yield Hit(found[0][0], f"{found[0][1]} is entered outside of the image of line {line}")
@@ -671,9 +679,9 @@ def broken_line(job: Job) -> Iterator[Hit]:
 def _problems(job: Job, *kinds: Kind) -> Iterator[Hit]:
     """Yield what is wrong with the variables of NCCL and such, if it is of some kinds."""
     values = {name: value for name, (_, value) in job.environ.items()}
-    for one in problems(values, job.interfaces):
-        if one.kind in kinds:
-            yield Hit(job.environ[one.name][0], one.message, one.action)
+    for problem in problems(values, job.interfaces):
+        if problem.kind in kinds:
+            yield Hit(job.environ[problem.name][0], problem.message, problem.action)
 
 
 @BATCH.rule(

@@ -87,13 +87,15 @@ def disabled_directive(job: Job) -> Iterator[Hit]:
 )  # fmt: skip
 def unknown_option(job: Job) -> Iterator[Hit]:
     """Look for options that sbatch does not have but nearly so; others may be a site's plugin's."""
-    for one in job.script.directives:
+    for option in job.script.directives:
         # --container-image and its like are those of Pyxis, a plugin that many sites have.
-        foreign = len(one.name) == 1 or one.name.startswith("container-")
-        if not foreign and one.name not in SBATCH_OPTIONS:
-            near = get_close_matches(one.name[:60], SBATCH_OPTIONS, n=1, cutoff=0.75)
+        foreign = len(option.name) == 1 or option.name.startswith("container-")
+        if not foreign and option.name not in SBATCH_OPTIONS:
+            near = get_close_matches(option.name[:60], SBATCH_OPTIONS, n=1, cutoff=0.75)
             if near:
-                yield Hit(one.line, f"sbatch has no --{one.name}", f"did you mean --{near[0]}?")
+                yield Hit(
+                    option.line, f"sbatch has no --{option.name}", f"did you mean --{near[0]}?"
+                )
 
 
 @BATCH.rule(
@@ -102,10 +104,10 @@ def unknown_option(job: Job) -> Iterator[Hit]:
 )  # fmt: skip
 def variable_in_directive(job: Job) -> Iterator[Hit]:
     """Look for what only a shell expands."""
-    for one in job.script.directives:
-        value = one.value or ""
+    for option in job.script.directives:
+        value = option.value or ""
         if "$" in value or value.startswith("~"):
-            yield Hit(one.line, f"--{one.name}={value} holds what only a shell expands")
+            yield Hit(option.line, f"--{option.name}={value} holds what only a shell expands")
 
 
 @BATCH.rule(
@@ -207,7 +209,7 @@ def one_gpu_per_task(job: Job) -> Iterator[Hit]:
             yield Hit(step.line, f"srun --gpu-bind={bind} shows each task one GPU")
         elif several and "g" in nearest:
             yield Hit(step.line, f"srun --accel-bind={nearest} shows each task its nearest GPU")
-        elif any(re.match(r"CUDA_VISIBLE_DEVICES=\S*LOCAL", one) for one in step.tokens):
+        elif any(re.match(r"CUDA_VISIBLE_DEVICES=\S*LOCAL", token) for token in step.tokens):
             yield Hit(step.line, "CUDA_VISIBLE_DEVICES is set to one GPU in each task")
 
 
@@ -233,7 +235,7 @@ def signal_to_steps(job: Job) -> Iterator[Hit]:
 def tasks_contradict(job: Job) -> Iterator[Hit]:
     """Look for a number of tasks that the number of a node's tasks contradicts."""
     tasks, per_node = job.script.directive("ntasks"), job.script.directive("ntasks-per-node")
-    numbers = [job.number(one.value) if one else None for one in (tasks, per_node)]
+    numbers = [job.number(option.value) if option else None for option in (tasks, per_node)]
     if not (tasks and numbers[0] and numbers[1]):
         return
     num_tasks, num_of_node = numbers[0], numbers[1]
@@ -327,11 +329,11 @@ HANDED_ON = re.compile(r"(APPTAINER|SINGULARITY)ENV_(SLURM|MASTER|RANK|LOCAL|WOR
 )  # fmt: skip
 def clean_environment(job: Job) -> Iterator[Hit]:
     """Look for an image in which no rank knows which it is."""
-    for one in job.containers:
-        cleans = one.has("--cleanenv", "-e") and not one.has("--env", "--env-file")
-        is_rank = one.step is not None and not job.is_single(one.step)
+    for container in job.containers:
+        cleans = container.has("--cleanenv", "-e") and not container.has("--env", "--env-file")
+        is_rank = container.step is not None and not job.is_single(container.step)
         if cleans and is_rank and not HANDED_ON.search(job.script.text):
-            yield Hit(one.line, "--cleanenv leaves out SLURM_* and MASTER_*")
+            yield Hit(container.line, "--cleanenv leaves out SLURM_* and MASTER_*")
 
 
 @BATCH.rule(
@@ -340,10 +342,10 @@ def clean_environment(job: Job) -> Iterator[Hit]:
 )  # fmt: skip
 def contained(job: Job) -> Iterator[Hit]:
     """Look for ranks of a node that share no memory."""
-    for one in job.containers:
-        tasks = job.tasks_per_node(one.step) if one.step else 1
-        if one.has("--containall", "-C", "--ipc", "-i") and (tasks or 1) > 1:
-            yield Hit(one.line, f"each of {tasks} ranks of a node has its own /dev/shm")
+    for container in job.containers:
+        tasks = job.tasks_per_node(container.step) if container.step else 1
+        if container.has("--containall", "-C", "--ipc", "-i") and (tasks or 1) > 1:
+            yield Hit(container.line, f"each of {tasks} ranks of a node has its own /dev/shm")
 
 
 @BATCH.rule(
@@ -358,9 +360,13 @@ def no_gpus_inside(job: Job) -> Iterator[Hit]:
     if job.is_amd:
         return
     switches = {"APPTAINER_NV", "SINGULARITY_NV", "APPTAINER_ROCM", "SINGULARITY_ROCM"}
-    for one in job.containers if job.has_gpus and not switches & set(job.script.settings) else ():
-        if not one.has("--nv", "--nvccli", "--rocm") and not (_hides(one) or _is_asked(one)):
-            yield Hit(one.line, "GPUs are asked for and the image is entered without --nv")
+    for container in (
+        job.containers if job.has_gpus and not switches & set(job.script.settings) else ()
+    ):
+        if not container.has("--nv", "--nvccli", "--rocm") and not (
+            _hides(container) or _is_asked(container)
+        ):
+            yield Hit(container.line, "GPUs are asked for and the image is entered without --nv")
 
 
 def _is_asked(container: Container) -> bool:
@@ -374,7 +380,7 @@ def _is_asked(container: Container) -> bool:
 
 def _hides(container: Container) -> bool:
     """Return whether an option may be in a variable of unknown value."""
-    return any("$" in one and "=" not in one for one in container.options)
+    return any("$" in option and "=" not in option for option in container.options)
 
 
 @BATCH.rule(
@@ -386,10 +392,10 @@ def docker_without_shared_memory(job: Job) -> Iterator[Hit]:
     """Look for an image of Docker's whose ranks and loaders have 64 MB of shared memory."""
     for command in job.commands:
         tokens = tokens_of(command.words)
-        names = [base_name(one) for one in tokens]
+        names = [base_name(token) for token in tokens]
         for name in ("docker", "podman", "nvidia-docker"):
             at = names.index(name) if name in names else len(tokens)
-            given = any(one.startswith(("--ipc", "--shm-size", "$")) for one in tokens)
+            given = any(token.startswith(("--ipc", "--shm-size", "$")) for token in tokens)
             if "run" in tokens[at + 1 : at + 3] and not given and command.name not in SAYING:
                 fact = f"{name} run has neither --ipc=host nor --shm-size"
                 yield Hit(command.line, fact)

@@ -44,12 +44,12 @@ def lint(ctx: click.Context, scripts: tuple[str, ...], as_json: bool, lists_rule
         raise click.UsageError("Missing argument 'SCRIPTS...'; give a batch script, or --rules.")
     found = _findings(scripts)
     if as_json:
-        click.echo(json.dumps({"findings": [vars(one) for one in found]}, indent=1))
+        click.echo(json.dumps({"findings": [vars(finding) for finding in found]}, indent=1))
     else:
         for text in _lines(found):
             click.echo(text)
         click.echo(_summary(found, len(scripts)), err=True)
-    ctx.exit(any(one.severity != "note" for one in found))
+    ctx.exit(any(finding.severity != "note" for finding in found))
 
 
 def _findings(scripts: tuple[str, ...]) -> "list[Finding]":
@@ -66,7 +66,7 @@ def _findings(scripts: tuple[str, ...]) -> "list[Finding]":
             judges.append(partial(training.lint, training.load(path)))
         else:
             judges.append(partial(linter.lint, linter.load(path), interfaces, slurm))
-    return [one for judge in judges for one in judge()]
+    return [finding for judge in judges for finding in judge()]
 
 
 def _slurm_version() -> tuple[int, ...] | None:
@@ -84,11 +84,11 @@ def _slurm_version() -> tuple[int, ...] | None:
 def _lines(found: "list[Finding]") -> Iterator[str]:
     """Yield a line for each finding; those nearly every script has, once for all scripts."""
     by_rule: dict[str, list[Finding]] = {name: [] for name in FOLDED}
-    for one in found:
-        if one.rule in by_rule:
-            by_rule[one.rule].append(one)
+    for finding in found:
+        if finding.rule in by_rule:
+            by_rule[finding.rule].append(finding)
         else:
-            yield str(one)
+            yield str(finding)
     for first, *more in filter(None, by_rule.values()):
         others = f" (and in {len(more)} more script{'s' * (len(more) > 1)})" if more else ""
         yield f"{first}{others}"
@@ -96,7 +96,8 @@ def _lines(found: "list[Finding]") -> Iterator[str]:
 
 def _summary(found: "list[Finding]", num_scripts: int) -> str:
     counts = {
-        name: sum(one.severity == name for one in found) for name in ("error", "warning", "note")
+        name: sum(finding.severity == name for finding in found)
+        for name in ("error", "warning", "note")
     }
     counted = ", ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items())
     return f"{num_scripts} script{'s' * (num_scripts != 1)}: {counted}"
@@ -106,7 +107,7 @@ def _print_rules(as_json: bool) -> None:
     from lockstep.before.lint import linter, training
 
     described = [(rule.name, rule.severity, rule.why, rule.action) for rule in linter.rules()]
-    described += [(one.name, one.severity, one.why, one.action) for one in training.TRAINING]
+    described += [(rule.name, rule.severity, rule.why, rule.action) for rule in training.TRAINING]
     rows = [dict(zip(("rule", "severity", "why", "action"), row, strict=True)) for row in described]
     if as_json:
         click.echo(json.dumps({"rules": rows}, indent=1))

@@ -78,7 +78,7 @@ def lint(
 def judged(path: str, subject: Subject, known: Iterable[Rule[Subject]]) -> list[Finding]:
     """Return what rules find in the script of a path, in the order of its lines."""
     found = [_finding(path, rule, hit) for rule in known for hit in rule.check(subject)]
-    return sorted(dict.fromkeys(found), key=lambda one: one.line)
+    return sorted(dict.fromkeys(found), key=lambda finding: finding.line)
 
 
 def _finding(path: str, rule: Rule[Subject], hit: Hit) -> Finding:

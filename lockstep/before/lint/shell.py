@@ -331,7 +331,9 @@ class CommandReader(WordReader):
             self._take(self.word())
 
     def _one_of(self, operators: tuple[str, ...]) -> str:
-        return next((one for one in operators if self.text.startswith(one, self.at)), "")
+        return next(
+            (operator for operator in operators if self.text.startswith(operator, self.at)), ""
+        )
 
     def _newline(self) -> None:
         self.at += 1
@@ -455,7 +457,7 @@ def _command(draft: _Draft) -> Command:
         first += 1
     assigns, rest = words[:first], words[first:]
     if rest and rest[0].text in DECLARING:
-        assigns = assigns + [one for one in rest[1:] if ASSIGNMENT.match(one.text[:200])]
+        assigns = assigns + [word for word in rest[1:] if ASSIGNMENT.match(word.text[:200])]
     named = tuple((_assigned(word), word) for word in assigns)
     line = (words or [target for _, target in draft.redirects])[0].line
     return Command(line, tuple(rest), named, tuple(draft.redirects))
@@ -630,8 +632,8 @@ class Script:
 
         Each component of a heterogeneous job has a size of its own, so there none is known.
         """
-        names = tuple(one for one in names if not (self.is_heterogeneous and one in SIZES))
-        return next((one for one in reversed(self.directives) if one.name in names), None)
+        names = tuple(name for name in names if not (self.is_heterogeneous and name in SIZES))
+        return next((option for option in reversed(self.directives) if option.name in names), None)
 
     @cached_property
     def is_heterogeneous(self) -> bool:
@@ -648,7 +650,7 @@ class Script:
     def known(self) -> dict[str, Word]:
         """The variables that it sets to one value, whatever the way through it."""
         found: dict[str, Word | None] = {}
-        for name, word in (one for command in self.commands for one in command.assigns):
+        for name, word in (assign for command in self.commands for assign in command.assigns):
             old = found.get(name)
             if old and ADDING.match(word.text[:200]):
                 found[name] = _joined(old, word)
@@ -662,7 +664,7 @@ class Script:
     def values(self) -> dict[str, str]:
         """The values of variables that are set to a plain text, and of Slurm's own."""
         asked = {name: self.directive(option) for name, option in SLURM_VALUES.items()}
-        given = {name: one.value for name, one in asked.items() if one and one.value}
+        given = {name: option.value for name, option in asked.items() if option and option.value}
         plain = {name: value_of(word) for name, word in self.known.items() if not word.items}
         return given | {name: text for name, text in plain.items() if len(text) < MAX_VALUE}
 

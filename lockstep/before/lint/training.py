@@ -110,7 +110,9 @@ class Script:
             if loop := self.loop_of(backward):
                 found.add(loop)
             elif isinstance(function, Function):
-                callers = {loop for one in self.named(function.name) if (loop := self.loop_of(one))}
+                callers = {
+                    loop for call in self.named(function.name) if (loop := self.loop_of(call))
+                }
                 found |= {function, *callers} if callers else set()
         return found
 
@@ -215,7 +217,9 @@ def _validates(script: Script, call: ast.Call) -> bool:
     """Return whether a sampler's name, or its data's, says that it is not for training."""
     holder = script.parents.get(call)
     targets = holder.targets if isinstance(holder, ast.Assign) else []
-    text = " ".join(map(ast.unparse, [*targets, *call.args, *(one.value for one in call.keywords)]))
+    text = " ".join(
+        map(ast.unparse, [*targets, *call.args, *(keyword.value for keyword in call.keywords)])
+    )
     return bool(re.search(r"val|test|eval|dev(?!ice)|infer", text, re.IGNORECASE))
 
 
@@ -256,8 +260,8 @@ def read_each_step(script: Script) -> Iterator[Hit]:
 
 def _plain_names(call: ast.Call) -> set[str]:
     """Return the variables that a call prints as they are, and not an attribute or a call of."""
-    inner = {one.value for one in ast.walk(call) if isinstance(one, ast.Attribute)}
-    return {one.id for one in ast.walk(call) if isinstance(one, ast.Name) and one not in inner}
+    inner = {node.value for node in ast.walk(call) if isinstance(node, ast.Attribute)}
+    return {node.id for node in ast.walk(call) if isinstance(node, ast.Name) and node not in inner}
 
 
 @TRAINING.rule(
@@ -308,7 +312,7 @@ def no_sync(script: Script) -> Iterator[Hit]:
         return
     for call in script.named("step"):
         loop = script.loop_of(call)
-        branches = [one for one in script.around(call) if isinstance(one, ast.If)]
+        branches = [node for node in script.around(call) if isinstance(node, ast.If)]
         counted = [one for one in branches if loop in [*script.around(one)] and _counts(one.test)]
         if loop in script.step_blocks and counted and "optim" in name_of(call.func).lower():
             yield Hit(call.lineno, f"{name_of(call.func)} if {ast.unparse(counted[0].test)[:40]}")
@@ -316,7 +320,7 @@ def no_sync(script: Script) -> Iterator[Hit]:
 
 
 def _counts(test: ast.AST) -> bool:
-    return any(isinstance(one, ast.Mod) for one in ast.walk(test))
+    return any(isinstance(node, ast.Mod) for node in ast.walk(test))
 
 
 @TRAINING.rule(
@@ -361,7 +365,7 @@ def _is_global_rank(node: ast.AST, ranks: set[str]) -> bool:
     texts = [one.value for one in ast.walk(node) if isinstance(one, ast.Constant)]
     is_of_node = any(isinstance(one, ast.BinOp | ast.IfExp | ast.BoolOp) for one in ast.walk(node))
     is_rank = bool(ranks & {*names} or {"RANK", "SLURM_PROCID"} & {*map(str, texts)})
-    is_rank = is_rank or any(one.rpartition(".")[2] == "get_rank" for one in calls)
+    is_rank = is_rank or any(call.rpartition(".")[2] == "get_rank" for call in calls)
     return is_rank and not is_of_node
 
 

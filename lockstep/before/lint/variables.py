@@ -429,7 +429,9 @@ def _missing(value: str, is_nccl: bool, interfaces: Collection[str]) -> list[str
     if value.startswith("^="):
         return [value] if set(interfaces) <= set(names) else []
     if value.startswith("^"):
-        return [value] if all(one.startswith(tuple(names)) for one in interfaces) else []
+        return (
+            [value] if all(interface.startswith(tuple(names)) for interface in interfaces) else []
+        )
     if value.startswith("="):
         return [] if set(names) & set(interfaces) else names
-    return [] if any(one.startswith(tuple(names)) for one in interfaces) else names
+    return [] if any(interface.startswith(tuple(names)) for interface in interfaces) else names

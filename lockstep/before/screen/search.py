@@ -479,7 +479,7 @@ def page(found: Screening) -> str:
 def node_lines(found: Screening) -> Iterator[str]:
     """Return a line of JSON for each node: its verdict, and how its ranks and links compare."""
     for node in found.nodes:
-        findings = [_flat(one) for one in found.findings if node in one.row.nodes]
+        findings = [_flat(finding) for finding in found.findings if node in finding.row.nodes]
         yield json.dumps(
             {
                 "schema": SCHEMA,
@@ -507,10 +507,10 @@ def below_floor(found: Screening) -> str | None:
     return f"all-reduce at {_speeds(found.all_reduce)}{outlier}, over {where}"
 
 
-def _speeds(one: AllReduce) -> str:
-    less = "below" if one.is_below else "over"
-    measured = f"{number(one.bus_gb_per_s)} GB/s of bus bandwidth"
-    return f"{measured}, {less} the floor of {number(one.floor_gb_per_s)}"
+def _speeds(all_reduce: AllReduce) -> str:
+    less = "below" if all_reduce.is_below else "over"
+    measured = f"{number(all_reduce.bus_gb_per_s)} GB/s of bus bandwidth"
+    return f"{measured}, {less} the floor of {number(all_reduce.floor_gb_per_s)}"
 
 
 def _flat(finding: Finding) -> dict[str, object]:
@@ -551,9 +551,9 @@ def _verdict(found: Screening) -> list[str]:
     lines = [_sentence(finding, found) for finding in found.findings]
     if not lines:
         lines = [_nothing(would_be_named(found.rows) - 1)]
-    if one := found.all_reduce:
-        size = f"{one.num_bytes / 2**20:g} MiB"
-        lines.append(f"All ranks together reduce {size} at {_speeds(one)}.")
+    if all_reduce := found.all_reduce:
+        size = f"{all_reduce.num_bytes / 2**20:g} MiB"
+        lines.append(f"All ranks together reduce {size} at {_speeds(all_reduce)}.")
     if found.findings and len(found.nodes) > 1:
         lines.append(f"Leave out for sbatch and srun: --exclude={','.join(_to_exclude(found))}")
     lines += [f"{UNCOMPARED[probe]}." for probe in found.uncompared]

@@ -58,14 +58,16 @@ class TimeLeft:
 
     def left_s(self, now_s: float) -> float | None:
         """Return the seconds that are left; None while nothing tells them."""
-        known = [one for durations in self._durations.values() for one in durations]
+        known = [duration for durations in self._durations.values() for duration in durations]
         spent_s = now_s - self._begun_s
         if not known and not self._share and not self._expected_s:
             return None
         usual = fmean(known) if known else spent_s / (self._share or 1.0)
         expected = [
-            fmean(self._durations.get(one.world_size, [self._expected_s.get(one.name, usual)]))
-            for one in self._left
+            fmean(
+                self._durations.get(launch.world_size, [self._expected_s.get(launch.name, usual)])
+            )
+            for launch in self._left
         ]
         return max(0.0, sum(expected) - min(spent_s, expected[0])) if expected else 0.0
 
@@ -116,7 +118,7 @@ class View:
         self._task = self._progress.add_task("starting", total=self._num_left(0))
         self._done = 0
         self._live = Live(console=self._console, refresh_per_second=1, transient=True)
-        settled = [one for one in plan(ladder.campaign) if one not in launches]
+        settled = [launch for launch in plan(ladder.campaign) if launch not in launches]
         self._times = step_times(ladder, settled)
 
     def __enter__(self) -> Self:

@@ -85,9 +85,11 @@ def estimate(campaign: Campaign, folder: Path, launches: Sequence[Launch]) -> Ne
         sessions: list[Session] = []
         # What is wrong with another campaign's journal is no reason not to measure this one.
         with suppress(*() if path == folder else (ValueError, OSError)):
-            sessions = [one for one in _sessions(Folder(path)) if one.num_cases]
+            sessions = [session for session in _sessions(Folder(path)) if session.num_cases]
         if sessions:
-            needed = {one.name: _launch_s(one, campaign, folder, sessions) for one in launches}
+            needed = {
+                launch.name: _launch_s(launch, campaign, folder, sessions) for launch in launches
+            }
             return Needed(needed, path, path == folder)
     return None
 
@@ -110,16 +112,16 @@ def _launch_s(
     launch: Launch, campaign: Campaign, folder: Path, sessions: Sequence[Session]
 ) -> float:
     """Return the seconds of a launch: its start, and each case that it lacks."""
-    own = [one for one in sessions if one.world_size == launch.world_size] or sessions
+    own = [session for session in sessions if session.world_size == launch.world_size] or sessions
     outcome = Folder(folder).outcome(launch.name)
-    num_cases = campaign.num_cases() or max(one.num_cases for one in own)
+    num_cases = campaign.num_cases() or max(session.num_cases for session in own)
     left = max(0, num_cases - outcome.measured - outcome.skipped)
-    return _start_s(sessions) + left * fmean(one.case_s for one in own)
+    return _start_s(sessions) + left * fmean(session.case_s for session in own)
 
 
 def _start_s(sessions: Sequence[Session]) -> float:
     """Return the usual seconds from the end of one launch to the first line of the next."""
-    in_order = sorted(sessions, key=lambda one: one.begun_s)
+    in_order = sorted(sessions, key=lambda session: session.begun_s)
     gaps = [after.begun_s - before.ended_s for before, after in pairwise(in_order)]
     return median([gap for gap in gaps if 0 <= gap <= LONGEST_START_S] or [0.0])
 
@@ -199,7 +201,7 @@ def other_commit(ladder: Ladder) -> str:
     results = ladder.results
     heads = [next(iter(journal.read(results.journal(name))), {}) for name in results.names()]
     launches = (head.get("launch") or {} for head in heads)
-    known = [(one.get("provenance") or {}).get("project_commit") for one in launches]
+    known = [(launch.get("provenance") or {}).get("project_commit") for launch in launches]
     others = sorted({str(commit) for commit in known if commit} - here)
     if not others or None in here:
         return ""

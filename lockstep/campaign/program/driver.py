@@ -133,7 +133,7 @@ class Driver:
             "size": given.size,
             "rounds": self.rounds,
             "warmup_rounds": self.warmups,
-            "part": given.part and [int(one) for one in given.part.split("/")],
+            "part": given.part and [int(part) for part in given.part.split("/")],
             "order_seed": order_seed,
             "world_size": given.world_size,
             "num_nodes": len(set(start.hosts)),

@@ -449,12 +449,12 @@ def _details(
     metrics: dict[str, Any] = {
         WALL: {"unit": "s", "better": "lower", "primary": primary is None},
         **{
-            one.name: {
-                "unit": one.unit,
-                "better": "lower" if one.is_lower_better else "higher",
-                "primary": one is primary,
+            metric.name: {
+                "unit": metric.unit,
+                "better": "lower" if metric.is_lower_better else "higher",
+                "primary": metric is primary,
             }
-            for one in command.metrics
+            for metric in command.metrics
         },
     }
     for name, facts in metrics.items():

@@ -186,7 +186,7 @@ class Command(BaseModel):
                 raise ValueError(f"factor {name!r} has a value of its own; take another name")
             if not re.fullmatch(r"[A-Za-z_]\w*", name) or not values:
                 raise ValueError(f"factor {name!r} is no name, or has no value")
-            if name == "threads" and not all(type(one) is int and one > 0 for one in values):
+            if name == "threads" and not all(type(value) is int and value > 0 for value in values):
                 raise ValueError(f"threads = {list(values)}: give whole numbers of 1 or more")
             if name != "threads" and name not in named:
                 raise ValueError(f"the command's line does not use factor {name!r}: {{{name}}}")

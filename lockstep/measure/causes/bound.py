@@ -423,7 +423,7 @@ def judge(
 
 
 def _pooled_base(bases: Sequence[Base]) -> Base | None:
-    return Base(pool([one.turns for one in bases]), bases[0].share) if bases else None
+    return Base(pool([base.turns for base in bases]), bases[0].share) if bases else None
 
 
 def pool(launches: Sequence[Turns]) -> Turns:
@@ -515,7 +515,7 @@ def _sampled(turns: Turns, base: Base | None, buckets: Buckets | None) -> dict[s
         )
         found = quantities(drawn, held, buckets)
         chunks.append({name: np.broadcast_to(value, (CHUNK,)) for name, value in found.items()})
-    return {name: np.concatenate([one[name] for one in chunks]) for name in chunks[0]}
+    return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
 
 
 def _bootstrap(samples: Array, centre: float, confidence: float, num_turns: int) -> Interval:

@@ -149,7 +149,7 @@ def _table(bound: Bound) -> list[str]:
     if not _has_interval(bound):
         return []
     times = [("compute", bound.compute_s, "")]
-    times += [(NAMES[one.cause], one.seconds, _interval(one)) for one in bound.shares]
+    times += [(NAMES[share.cause], share.seconds, _interval(share)) for share in bound.shares]
     return [
         f"  {name:<26}{_ms(seconds):>9} ms {percent(seconds / bound.step_s):>6} %   {more}".rstrip()
         for name, seconds, more in times
@@ -208,10 +208,10 @@ def _gains(bound: Bound) -> list[str]:
     if _may_wait_for_input(bound):
         shown &= {"input"}
     worth = sorted(
-        (one for one in bound.gains if TAKEN_AWAY[one.change] in shown and one.step_s > 0),
-        key=lambda one: one.step_s,
+        (gain for gain in bound.gains if TAKEN_AWAY[gain.change] in shown and gain.step_s > 0),
+        key=lambda gain: gain.step_s,
     )
-    return [_row("modelled", _gain(one, bound)) for one in worth[:3]]
+    return [_row("modelled", _gain(gain, bound)) for gain in worth[:3]]
 
 
 def _may_wait_for_input(bound: Bound) -> bool:

@@ -130,17 +130,16 @@ class MemmapImages(ImageDataset):
 
     def __init__(self, folder: Path, augment: bool = False) -> None:
         self.folder = folder
-        super().__init__(*_map(folder), augment=augment)
+        super().__init__(
+            *((np.load(folder / "images.npy", mmap_mode="r"), np.load(folder / "labels.npy"))),
+            augment=augment,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {"folder": self.folder, "augment": self.augment}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
-
-
-def _map(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    return np.load(folder / "images.npy", mmap_mode="r"), np.load(folder / "labels.npy")
 
 
 def write_memmap(
@@ -254,7 +253,9 @@ def torchvision_arrays(name: str, root: Path) -> tuple[Arrays, Arrays]:
     Raises:
         RuntimeError: Not there and not to be had, or a checksum is wrong.
     """
-    source = _source(name)
+    from torchvision.datasets import CIFAR10, MNIST
+
+    source = Source(CIFAR10 if name == "cifar10" else MNIST, download.SOURCES[name])
     if not source.is_complete(root):
         download.fetch(source.archives, root)
         with locked(root):
@@ -284,12 +285,6 @@ class Source:
         images = np.asarray(found.data)
         planes = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
         return planes, np.asarray(found.targets)
-
-
-def _source(name: str) -> Source:
-    from torchvision.datasets import CIFAR10, MNIST
-
-    return Source(CIFAR10 if name == "cifar10" else MNIST, download.SOURCES[name])
 
 
 def _unpack(source: Source, root: Path) -> None:

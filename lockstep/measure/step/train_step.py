@@ -54,7 +54,15 @@ def wrap(model: nn.Module, config: "StepConfig", device: torch.device, own: Work
         raise ValueError(reason)
     found = blocks(model, own)
     if config.activation_checkpointing:
-        _checkpoint(found)
+        deep = [block for block in found if any(True for _ in block.children())]
+        if not deep:
+            raise ValueError(
+                "activation_checkpointing needs blocks of several layers, and the model has none "
+                "in an nn.Sequential or nn.ModuleList; name them by Workload(blocks=...)"
+            )
+        for block in deep:
+            # Within FSDP's hooks, which gather the parameters for both computations.
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     return _fsdp(model, found, device) if is_sharded(config) else _ddp(model, config, device, own)
 
 
@@ -99,19 +107,6 @@ def without_sync(wrapped: Any) -> Iterator[None]:
         yield
     finally:
         wrapped.set_requires_gradient_sync(True)
-
-
-def _checkpoint(found: list[nn.Module]) -> None:
-    # A single layer keeps little more than its input.
-    deep = [block for block in found if any(True for _ in block.children())]
-    if not deep:
-        raise ValueError(
-            "activation_checkpointing needs blocks of several layers, and the model has none in an "
-            "nn.Sequential or nn.ModuleList; name them by Workload(blocks=...)"
-        )
-    for block in deep:
-        # Within FSDP's hooks, which gather the parameters for both computations.
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
 def _ddp(
@@ -396,7 +391,9 @@ class TrainStep:
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Return the context in which this precision computes; validation needs it too."""
-        return _autocast(self.config.precision, self.device)
+        if self.config.precision in _AUTOCAST:
+            return torch.amp.autocast(self.device.type, dtype=_AUTOCAST[self.config.precision])
+        return contextlib.nullcontext()
 
 
 def _optimizer(
@@ -418,12 +415,6 @@ def _optimizer(
         **own,
     )
     return made
-
-
-def _autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager[object]:
-    if precision in _AUTOCAST:
-        return torch.amp.autocast(device.type, dtype=_AUTOCAST[precision])
-    return contextlib.nullcontext()
 
 
 def set_precision_switches(precision: str) -> None:

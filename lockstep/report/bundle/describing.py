@@ -113,7 +113,7 @@ def texts(described: Described) -> dict[str, bytes]:
         name: _environment().get_template(f"{name}.j2").render(**facts).encode("utf-8")
         for name in ("reproduce.md", "artefact.md")
     }
-    known = {one.name: one.provenance for one in described.results.launches}
+    known = {launch.name: launch.provenance for launch in described.results.launches}
     made["environment.json"] = json.dumps(known, indent=1, allow_nan=False).encode()
     if described.point is None and described.results.campaign:
         made["campaign.toml"] = campaign_toml(described.results.campaign).encode()
@@ -146,8 +146,8 @@ def _facts(described: Described) -> dict[str, Any]:
         "workloads": listed(dict.fromkeys(row.workload for row in results.rows)),
         "days": method.days(results.days) or DASH,
         "expected": [
-            [one.label, p.world_size, number(p.step_s * MILLI), span(p.step_interval, MILLI)]
-            for one in described.series for p in one.points if p.step_s is not None
+            [curve.label, p.world_size, number(p.step_s * MILLI), span(p.step_interval, MILLI)]
+            for curve in described.series for p in curve.points if p.step_s is not None
         ],
     }  # fmt: skip
 
@@ -234,7 +234,7 @@ def find(results: Results, wanted: str) -> list[Row]:
                 f"{listed(sizes, MAX_LISTED)}, not at {size or 'an unnamed one'}"
             )
         near = rows or named or measured
-        known = dict.fromkeys(f"{one.recorded_case}@{one.world_size}" for one in near)
+        known = dict.fromkeys(f"{row.recorded_case}@{row.world_size}" for row in near)
         shown = "; ".join(list(known)[:MAX_LISTED])
         raise ValueError(
             f"--point {wanted}: {len(cases) or 'no'} cases are meant by it; write a part of one "

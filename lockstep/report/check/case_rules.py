@@ -74,9 +74,9 @@ def other_samples(evidence: Evidence) -> Iterator[Hit]:
 )  # fmt: skip
 def same_buckets(evidence: Evidence) -> Iterator[Hit]:
     """Two bucket sizes gave DDP the very same buckets."""
-    buckets = [one for one in evidence.measured if one.row.study == "bucket"]
+    buckets = [curve for curve in evidence.measured if curve.row.study == "bucket"]
     for workload, caps, sizes in equal_buckets(buckets):
-        cases = [one.case for one in buckets if one.row.workload == workload]
+        cases = [curve.case for curve in buckets if curve.row.workload == workload]
         values = {"caps": listed(caps), "workload": workload}
         yield Hit("equal-buckets", values, tuple(cases), tuple(sizes))
 

@@ -98,12 +98,12 @@ def check(
 
     found = checker.check(gather(paths))
     if as_json:
-        click.echo(json.dumps({"findings": [one.record() for one in found]}, indent=1))
+        click.echo(json.dumps({"findings": [finding.record() for finding in found]}, indent=1))
     else:
         for line in terminal.lines(found):
             click.echo(line)
         click.echo(terminal.counts(found))
-    ctx.exit(any(one.level == "error" for one in found))
+    ctx.exit(any(finding.level == "error" for finding in found))
 
 
 def judge(
@@ -136,7 +136,7 @@ def judge(
     sides = [side for side in (results, base) if side is not None]
     if not all(map(looks.is_machine, sides)):
         judged = list(map(verdicts.of_one_job, judged))
-    history = looks.history("gate", [one for one in (against, *paths) if one is not None])
+    history = looks.history("gate", [path for path in (against, *paths) if path is not None])
     judged, look = verdicts.at_look(judged, history, sides)
     terminal.say_errors(findings)
     warnings = verdicts.heard(judged, findings)
@@ -144,7 +144,7 @@ def judge(
         click.echo(json.dumps(verdicts.document(judged, warnings, look), indent=1, allow_nan=False))
     else:
         _print_verdicts(judged, warnings, look)
-    return 0 if all(one.verdict == verdicts.MET for one in judged) else 1
+    return 0 if all(verdict.verdict == verdicts.MET for verdict in judged) else 1
 
 
 def _print_verdicts(
@@ -165,9 +165,9 @@ def _print_rules(as_json: bool) -> None:
     from lockstep.report.check.recorded_facts import MAY_DIFFER
 
     rows = [
-        {"rule": one.name, "level": one.level, "what": one.what, "why": one.why,
-         "action": one.action}
-        for one in RULES
+        {"rule": rule.name, "level": rule.level, "what": rule.what, "why": rule.why,
+         "action": rule.action}
+        for rule in RULES
     ]  # fmt: skip
     if as_json:
         click.echo(json.dumps({"rules": rows, "may_differ": MAY_DIFFER}, indent=1))

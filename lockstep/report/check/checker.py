@@ -143,23 +143,25 @@ def check(results: Results, series: list[Series] | None = None) -> list[Finding]
         for rule in RULES
         for hit in _merged(rule.check(evidence))
     ]
-    return sorted(found, key=lambda one: LEVELS.index(one.level))
+    return sorted(found, key=lambda finding: LEVELS.index(finding.level))
 
 
 def errors(findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings that make a number wrong or not comparable."""
-    return [one for one in findings if one.level == "error"]
+    return [finding for finding in findings if finding.level == "error"]
 
 
 def warned(findings: Iterable[Finding]) -> frozenset[Place]:
     """Return the points that warnings concern, other than those that tell of their flags."""
-    own = (one for one in findings if one.level == "warning" and one.rule != FLAGGED)
-    return frozenset[Place]().union(*(one.points for one in own))
+    own = (
+        finding for finding in findings if finding.level == "warning" and finding.rule != FLAGGED
+    )
+    return frozenset[Place]().union(*(finding.points for finding in own))
 
 
 def blocking(findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings that forbid what is said of the speed of what they touch."""
-    return [one for one in findings if one.level == "error" or one.rule in OF_SPEED]
+    return [finding for finding in findings if finding.level == "error" or finding.rule in OF_SPEED]
 
 
 def blocked_by(
@@ -175,7 +177,9 @@ def blocked_by(
 def touching(findings: Iterable[Finding], rows: Iterable[Row]) -> list[str]:
     """Return the rules of the findings that touch one of some results."""
     touched = list(rows)
-    return list(dict.fromkeys(one.rule for one in findings if any(map(one.touches, touched))))
+    return list(
+        dict.fromkeys(finding.rule for finding in findings if any(map(finding.touches, touched)))
+    )
 
 
 def _merged(hits: Iterator[Hit]) -> list[Hit]:

@@ -92,26 +92,26 @@ class Evidence:
         """Return the series of all points whose launches mean the same by their case."""
         if self.known is not None:
             return self.known
-        mixed = [one for one in self.results.conflicts if one.case is not None]
+        mixed = [conflict for conflict in self.results.conflicts if conflict.case is not None]
         return series_of(replace(self.results, conflicts=mixed).split()[0])
 
     @property
     def points(self) -> Iterator[tuple[Series, Point]]:
         """Yield each point of each series."""
-        return ((one, point) for one in self.series for point in one.points)
+        return ((curve, point) for curve in self.series for point in curve.points)
 
     @cached_property
     def measured(self) -> list[Series]:
         """Return the series that were measured by launches."""
-        return [one for one in self.series if one.row.origin == "measured"]
+        return [curve for curve in self.series if curve.row.origin == "measured"]
 
     @cached_property
     def ladders(self) -> list[Series]:
         """Return the series of two sizes or more that are meant to show scaling."""
         return [
-            one
-            for one in self.series
-            if one.row.study in (*LADDERS, IMPORTED) and len(one.points) > 1
+            curve
+            for curve in self.series
+            if curve.row.study in (*LADDERS, IMPORTED) and len(curve.points) > 1
         ]
 
     def table(self, series: Series) -> dict[str, Any]:
@@ -248,9 +248,9 @@ def fact(hit: Hit) -> str:
     return fill(FACTS[hit.kind], hit.values)
 
 
-def of_break(one: "Break") -> str:
+def of_break(break_: "Break") -> str:
     """Return how a curve breaks, in a sentence."""
-    return fill(FACTS[one.kind], one.values)
+    return fill(FACTS[break_.kind], break_.values)
 
 
 def fill(template: str, values: Mapping[str, Any]) -> str:

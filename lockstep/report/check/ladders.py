@@ -12,7 +12,6 @@ from lockstep.core.formats import TIME_UNITS, percent_span
 from lockstep.report.check.evidence import UNIT, Evidence, Hit, are_apart, hit, rule
 from lockstep.report.check.work import NOTABLE_LOSS
 from lockstep.report.compute.scaling import Point, Series
-from lockstep.report.compute.statistics import Interval
 from lockstep.report.load.imports import TIMES
 from lockstep.report.load.results import Row
 from lockstep.report.predict.models import TOLERANCE, between, breaks, growth_interval
@@ -38,7 +37,11 @@ def super_linear(evidence: Evidence) -> Iterator[Hit]:
             if point is series.base or point.parallel_efficiency > UNIT:
                 continue
             # Where the report shows no interval, that of too few launches excuses nothing.
-            grown = _growth(series, point, series.base) if point.efficiency_interval else None
+            grown = (
+                (growth_interval(point.rates, series.base.rates, len(series.points) - 1))
+                if point.efficiency_interval
+                else None
+            )
             factor = point.world_size / series.baseline
             span = (grown[0] / factor, grown[1] / factor) if grown else None
             low = span[0] if span else point.parallel_efficiency / (1 + TOLERANCE)
@@ -48,11 +51,6 @@ def super_linear(evidence: Evidence) -> Iterator[Hit]:
                     kind, series, point.world_size, efficiency=point.parallel_efficiency,
                     span=percent_span(span),
                 )  # fmt: skip
-
-
-def _growth(series: Series, point: Point, other: Point) -> Interval | None:
-    """Return the interval of a ratio of rates that holds with those of the series' other points."""
-    return growth_interval(point.rates, other.rates, len(series.points) - 1)
 
 
 @rule(
@@ -328,7 +326,10 @@ def line_twice(evidence: Evidence) -> Iterator[Hit]:
             for row in point.rows:
                 lines.setdefault((_value(row, unit), str(row.details)), []).append(row.launch)
             for (value, _), names in lines.items():
-                if len(names) > 1 and _digits(value) >= DIGITS:
+                if (
+                    len(names) > 1
+                    and (len(value.partition("e")[0].replace(".", "").strip("0"))) >= DIGITS
+                ):
                     yield hit("same-line", series, point.world_size, names=names)
 
 
@@ -336,8 +337,3 @@ def _value(row: Row, unit: float) -> str:
     """Return the value of a line as it was written, as far as it is known."""
     seconds = row.time_s or row.step_s
     return f"{row.rate:.12g}" if seconds is None else f"{seconds / unit:.12g}"
-
-
-def _digits(number: str) -> int:
-    """Return how many digits of a number say something: 3 of 0.0241, 1 of 1000."""
-    return len(number.partition("e")[0].replace(".", "").strip("0"))

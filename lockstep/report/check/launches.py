@@ -49,7 +49,9 @@ def mixed_cases(evidence: Evidence) -> Iterator[Hit]:
 def oversubscription(evidence: Evidence) -> Iterator[Hit]:
     """The ranks of a host have more threads than it has cores for them."""
     trained = _training_launches(evidence)
-    yield from _crowded(one for one in evidence.results.launches if one.name not in trained)
+    yield from _crowded(
+        launch for launch in evidence.results.launches if launch.name not in trained
+    )
 
 
 @rule(
@@ -60,7 +62,7 @@ def oversubscription(evidence: Evidence) -> Iterator[Hit]:
 def crowded_training(evidence: Evidence) -> Iterator[Hit]:
     """The ranks of a training have more threads than their host has cores for them."""
     trained = _training_launches(evidence)
-    yield from _crowded(one for one in evidence.results.launches if one.name in trained)
+    yield from _crowded(launch for launch in evidence.results.launches if launch.name in trained)
 
 
 def _training_launches(evidence: Evidence) -> set[str]:
@@ -337,14 +339,14 @@ def unreadable(evidence: Evidence) -> Iterator[Hit]:
     """A launch of the campaign, a case of a launch or a training run cannot be read."""
     results = evidence.results
     launches = {launch.path.parent: launch for launch in results.launches}
-    for one in results.unread:
-        launch = launches.get(one.path.parent) if one.case else None
-        planned = one.world_size or _planned_size(one.path, results)
+    for unread in results.unread:
+        launch = launches.get(unread.path.parent) if unread.case else None
+        planned = unread.world_size or _planned_size(unread.path, results)
         size = launch.facts.get("world_size") if launch else planned
         yield Hit(
-            "unread", {"reason": one.reason}, (one.case,) if one.case else (),
+            "unread", {"reason": unread.reason}, (unread.case,) if unread.case else (),
             (size,) if size else (), (launch.name,) if launch else (),
-            path="" if launch else str(one.path),
+            path="" if launch else str(unread.path),
         )  # fmt: skip
 
 
@@ -372,7 +374,7 @@ def failed(evidence: Evidence) -> Iterator[Hit]:
 )  # fmt: skip
 def missing(evidence: Evidence) -> Iterator[Hit]:
     """A case or a launch was planned and there is nothing of it."""
-    ended_early = {one.name for one in evidence.results.launches if not one.complete}
+    ended_early = {launch.name for launch in evidence.results.launches if not launch.complete}
     for gap in gaps.gaps(evidence.results):
         if gap.kind != "failed" and gap.can_be_filled and gap.launch not in ended_early:
             yield _gap(gap, evidence.results)

@@ -148,15 +148,15 @@ def circumstances(evidence: Evidence) -> Iterator[Hit]:
 
     All that is recorded is compared, but for what `--rules --json` lists with its reason.
     """
-    entries = {(one.launch.name, *one.point): one for one in evidence.entries}
+    entries = {(entry.launch.name, *entry.point): entry for entry in evidence.entries}
     facts = {one.name: _flat(one.facts) for one in evidence.results.launches}
     for series in evidence.measured:
         places = [(row.launch, row.case, row.world_size) for p in series.points for row in p.rows]
         own = [entries[place] for place in places if place in entries]
         cores = _other_cores(own)
         known = [
-            facts[one.launch.name] | _flat(one.block, "case") | cores.get(one.launch.name, {})
-            for one in own
+            facts[entry.launch.name] | _flat(entry.block, "case") | cores.get(entry.launch.name, {})
+            for entry in own
         ]
         yield from _odd_entries(own, known)
         for name in CLOCKS:
@@ -248,9 +248,9 @@ def _other_cores(entries: Sequence[Entry]) -> dict[str, Facts]:
     of a host to equal parts of these.
     """
     shares = {}
-    for launch in {one.launch.name: one.launch for one in entries}.values():
+    for launch in {entry.launch.name: entry.launch for entry in entries}.values():
         host = [
-            one.get("cores") or [] for one in launch.ranks if one.get("host") == launch.hosts[0]
+            rank.get("cores") or [] for rank in launch.ranks if rank.get("host") == launch.hosts[0]
         ]
         if host and all(host):
             together = len({core for cores in host for core in cores})
@@ -290,7 +290,7 @@ def _means(details: Mapping[str, Any], name: str) -> list[float]:
 def _other_hosts(sizes: Sizes) -> Iterator[Hit]:
     """Yield the sizes that share no host with any other; of two sizes, the larger."""
     hosts = {
-        size: {host for one in launches for host in one.named_hosts}
+        size: {host for launch in launches for host in launch.named_hosts}
         for size, launches in sizes.items()
     }
     for size, own in sorted(hosts.items())[len(hosts) == 2 :]:

@@ -57,24 +57,24 @@ class Group:
 def grouped(findings: Iterable[Finding]) -> list[Group]:
     """Return errors of different places as one where they say the same, all else by its kind."""
     alike: dict[tuple[str, ...], list[Finding]] = {}
-    for one in findings:
-        alike.setdefault(_alike(one), []).append(one)
+    for finding in findings:
+        alike.setdefault(_alike(finding), []).append(finding)
     return [_group(own) for own in alike.values()]
 
 
-def _alike(one: Finding) -> tuple[str, ...]:
+def _alike(finding: Finding) -> tuple[str, ...]:
     """Return what findings that are told as one have in common."""
-    if one.level == "error":
-        return one.level, one.rule, one.message, one.action
+    if finding.level == "error":
+        return finding.level, finding.rule, finding.message, finding.action
     # They differ in their numbers and places alone.
-    values = (str(one.hit.values.get(name, "")) for name in ("flag_kind", "fact"))
-    return one.level, one.rule, one.hit.kind, *values
+    values = (str(finding.hit.values.get(name, "")) for name in ("flag_kind", "fact"))
+    return finding.level, finding.rule, finding.hit.kind, *values
 
 
 def _group(found: Sequence[Finding]) -> Group:
     first = found[0]
-    facts = tuple(dict.fromkeys(evidence.fact(one.hit) for one in found))
-    points = frozenset[Place]().union(*(one.points for one in found))
+    facts = tuple(dict.fromkeys(evidence.fact(finding.hit) for finding in found))
+    points = frozenset[Place]().union(*(finding.points for finding in found))
     return Group(first.level, first.rule, facts, first.why, first.action, _places(found), points)
 
 
@@ -86,18 +86,20 @@ def _places(found: Sequence[Finding]) -> tuple[str, ...]:
     if len(found) == 1:
         return (found[0].where,)
     alike: dict[str, list[Finding]] = {}
-    for one in found:
-        launches = () if one.hit.cases else one.hit.launches
-        name = evidence.where(replace(one.hit, world_sizes=(), launches=launches))
-        alike.setdefault(name, []).append(one)
+    for finding in found:
+        launches = () if finding.hit.cases else finding.hit.launches
+        name = evidence.where(replace(finding.hit, world_sizes=(), launches=launches))
+        alike.setdefault(name, []).append(finding)
     return tuple(map(_where, alike.values()))
 
 
 def _where(found: Sequence[Finding]) -> str:
     first = found[0]
-    sizes = sorted({size for one in found for size in one.hit.world_sizes})
+    sizes = sorted({size for finding in found for size in finding.hit.world_sizes})
     is_short = first.level != "error" and first.hit.cases
-    launches = () if is_short else dict.fromkeys(x for one in found for x in one.hit.launches)
+    launches = (
+        () if is_short else dict.fromkeys(x for finding in found for x in finding.hit.launches)
+    )
     return evidence.where(replace(first.hit, world_sizes=tuple(sizes), launches=tuple(launches)))
 
 
@@ -112,7 +114,7 @@ def lines(findings: Iterable[Finding]) -> Iterator[str]:
 
 def say_errors(findings: Iterable[Finding], side: str = "") -> None:
     """Print the errors on stderr, shortened, each after `side`; stdout holds what was asked for."""
-    errors = grouped(one for one in findings if one.level == "error")
+    errors = grouped(finding for finding in findings if finding.level == "error")
     for group in errors[:MAX_ERRORS]:
         message = shorten(group.message(), LONGEST_MESSAGE, placeholder=" ...")
         click.echo(_wrapped(f"{side}error {group.rule}: {group.where()}: {message}", ""), err=True)
@@ -131,11 +133,11 @@ def say_unread(results: "Results") -> None:
 def counts(findings: Iterable[Finding]) -> str:
     """Return the number of errors; of warnings and notes, that of their kinds and points."""
     found = list(findings)
-    texts = [counted(sum(one.level == "error" for one in found), "error")]
+    texts = [counted(sum(finding.level == "error" for finding in found), "error")]
     for level in LEVELS[1:]:
-        own = [one for one in found if one.level == level]
-        kinds = {_alike(one) for one in own}
-        points = frozenset[Place]().union(*(one.points for one in own))
+        own = [finding for finding in found if finding.level == level]
+        kinds = {_alike(finding) for finding in own}
+        points = frozenset[Place]().union(*(finding.points for finding in own))
         on = f" on {counted(len(points), 'point')}" if points else ""
         if kinds:
             texts.append(f"{counted(len(kinds), 'kind')} of {level}{on}")

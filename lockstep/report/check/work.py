@@ -341,7 +341,7 @@ def _twins(evidence: Evidence) -> Iterator[Twin]:
     The product is the samples: over those of the time's own table where it knows them, else over
     those at the smallest size. The second number is how far the size has grown.
     """
-    cited = [one for one in evidence.ladders if one.row.origin != "measured"]
+    cited = [curve for curve in evidence.ladders if curve.row.origin != "measured"]
     pairs = [pair for pair in permutations(cited, 2) if _may_be_twins(evidence, *pair)]
     for time, rate in pairs:
         rivals = [pair for pair in pairs if pair[0] is time or pair[1] is rate]
@@ -401,12 +401,12 @@ def _factors(time: Series, rate: Series) -> dict[int, tuple[float, float]]:
 
 def _is_known(time: Series, rate: Series) -> bool:
     """Tell whether the times give a throughput, too, and of what the rates count."""
-    known = all(point.throughput_samples_per_s for one in (time, rate) for point in one.points)
+    known = all(point.throughput_samples_per_s for curve in (time, rate) for point in curve.points)
     return known and not PARTS_OF_SAMPLES.fullmatch(rate.row.sample_unit)
 
 
-def _over(one: Point, two: Point) -> float:
-    return (one.throughput_samples_per_s or 0.0) / (two.throughput_samples_per_s or 1.0)
+def _over(point: Point, two: Point) -> float:
+    return (point.throughput_samples_per_s or 0.0) / (two.throughput_samples_per_s or 1.0)
 
 
 def _is_size(factor: float, size: float, tolerance: float) -> bool:

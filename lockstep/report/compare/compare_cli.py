@@ -93,7 +93,7 @@ def compare(
     paths = (a, b, *others)
     campaigns = _load(paths)
     redacted = _redactor(campaigns, redact)
-    findings = [checker.check(one) for one in campaigns]
+    findings = [checker.check(results) for results in campaigns]
     names = _names(paths, redact)
     history = looks.history("compare", paths)
     made = comparison.compare_all(campaigns, names, margin, allowed, findings, history)
@@ -130,7 +130,7 @@ def _load(paths: Sequence[Path]) -> "list[Results]":
     from lockstep.report.load.reading import load
 
     first, *rest = (load([path]) for path in paths)
-    return [first, *(comparison.renamed(first, one) for one in rest)]
+    return [first, *(comparison.renamed(first, results) for results in rest)]
 
 
 def _say_problems(campaigns: "Sequence[Results]", findings: "Sequence[list[Finding]]") -> None:
@@ -187,6 +187,6 @@ def _redactor(campaigns: "Sequence[Results]", is_on: bool) -> Callable[[Any], An
     from lockstep.report.load.results import Results
     from lockstep.report.page import export_options
 
-    launches = [launch for one in campaigns for launch in one.launches]
-    rows = [row for one in campaigns for row in one.rows]
+    launches = [launch for results in campaigns for launch in results.launches]
+    rows = [row for results in campaigns for row in results.rows]
     return export_options.redactor(Results(launches=launches, rows=rows), {"redact": is_on})

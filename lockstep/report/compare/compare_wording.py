@@ -211,10 +211,10 @@ def quantity_rows(made: Comparison) -> list[list[str]]:
 def time_rows(made: Comparison) -> list[list[str]]:
     """Return the rows of what training takes: an epoch, and until an accuracy is reached."""
     return [
-        [_time_name(one), str(pair.world_size), number(one.a), number(one.b), ratio(one.ratio),
-         ratio_span(one.interval), pair.label]
+        [_time_name(time_), str(pair.world_size), number(time_.a), number(time_.b),
+         ratio(time_.ratio), ratio_span(time_.interval), pair.label]
         for pair, judged in made.points if not judged.blocked_by
-        for one in pairing.times(pair)
+        for time_ in pairing.times(pair)
     ]  # fmt: skip
 
 
@@ -274,11 +274,15 @@ def _without_interval(made: Comparison) -> list[str]:
 
 def _remedy(made: Comparison) -> list[str]:
     """Say which change the open points could have shown, and how many launches would be enough."""
-    unsure = [one for _, one in made.points if outcome.counted_as(one) == UNKNOWN and one.spread]
+    unsure = [
+        judged
+        for _, judged in made.points
+        if outcome.counted_as(judged) == UNKNOWN and judged.spread
+    ]
     if not unsure:
         return []
-    spread = max(one.spread or 0.0 for one in unsure)
-    changes = [one.smallest_change for one in unsure]
+    spread = max(judged.spread or 0.0 for judged in unsure)
+    changes = [judged.smallest_change for judged in unsure]
     finite = [change for change in changes if change is not None]
     is_known = len(finite) == len(changes) and max(finite) < MOST_CHANGE
     largest = f"a change of {100 * max(finite):.2g} % or more" if is_known else "no change"

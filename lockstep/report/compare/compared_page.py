@@ -93,7 +93,7 @@ def change_figure(
     ]
     missing = len(lines) - len(chosen)
     left = f" Not drawn, and in the table: {counted(missing, 'point')}." if missing else ""
-    told = "; ".join(item["text"] for one in series for item in one["items"] if item)
+    told = "; ".join(item["text"] for curve in series for item in curve["items"] if item)
     return {
         "kind": "change", "id": key, "title": title, "rows": [name for _, name in chosen],
         "series": series, "margin": [1 / (1 + margin) - 1, margin], "ylabel": "",
@@ -155,14 +155,12 @@ def ladder_figures(lines: Sequence[Line], of: Sequence[str]) -> dict[str, list[S
         sizes = [{row.world_size for row in rows} for rows in ladders.values()]
         # Curves relative to different sizes say nothing of one another.
         if len(sizes) > 1 and (common := set.intersection(*sizes)):
-            curves = [_main(rows, called, min(common)) for called, rows in ladders.items()]
+            curves = [
+                (replace(series_of(rows, min(common))[0], label=called))
+                for called, rows in ladders.items()
+            ]
             found |= {case: curves} if curves[0].is_compared else {}
     return found
-
-
-def _main(rows: Sequence[Row], called: str, baseline: int) -> Series:
-    """Return the main series that rows of one case are, under a campaign's name."""
-    return replace(series_of(rows, baseline)[0], label=called)
 
 
 def curve_figures(
@@ -186,9 +184,12 @@ def _per_rank(key: str, title: str, series: Sequence[Series]) -> Figure:
     unit = series[0].row.sample_unit
     curves = [
         curve_of(
-            one, _rate_of_a_rank, _interval_of_a_rank, lambda p: [r / p.world_size for r in p.rates]
+            curve,
+            _rate_of_a_rank,
+            _interval_of_a_rank,
+            lambda p: [r / p.world_size for r in p.rates],
         )
-        for one in series
+        for curve in series
     ]
     of = f"{unit}/s" if unit else "1/s"
     return curve_figure(key, title, f"Throughput of a rank ({of})", curves)
@@ -270,13 +271,13 @@ def _outcome(lines: Sequence[Line], index: int) -> outcome.Outcome:
     return outcome.outcome([cell for line in lines if (cell := line.cells[index])])
 
 
-def _efficiency(rows: Sequence[Row], one: Series) -> float | None:
+def _efficiency(rows: Sequence[Row], curve: Series) -> float | None:
     """Return the efficiency of a point; None where its layout is not that of the main series."""
     launches = {row.launch for row in rows}
     return next(
         (
             point.parallel_efficiency
-            for point in one.points
+            for point in curve.points
             if point.world_size == rows[0].world_size
             and {row.launch for row in point.rows} == launches
         ),
@@ -295,7 +296,9 @@ def _in_full(
     ]  # fmt: skip
     rows = []
     for line in lines:
-        pair, judged = _only(line)
+        (cell,) = line.cells
+        assert cell is not None, "a line of one comparison has its point"
+        pair, judged = cell
         curves = ladders.get(pair.case, ())
         both = [_efficiency(rows, of) for rows, of in zip((pair.a, pair.b), curves, strict=False)]
         least = None if judged.smallest_change is None else 100 * judged.smallest_change
@@ -306,12 +309,6 @@ def _in_full(
             *map(percent, both or (None, None)), f"{len(pair.a)} + {len(pair.b)}",
         ])  # fmt: skip
     return columns, rows
-
-
-def _only(line: Line) -> JudgedPair:
-    (cell,) = line.cells
-    assert cell is not None, "a line of one comparison has its point"
-    return cell
 
 
 def _beside(
@@ -327,7 +324,14 @@ def _beside(
                  MEMORY.format(b, "A")]  # fmt: skip
         columns += [names[i] for i in chosen]
     rows = [
-        [_rate(line.pair.a, unit), *(_beside_a(cell)[i] for cell in line.cells for i in chosen)]
+        [
+            _rate(line.pair.a, unit),
+            *(
+                ([*_change(cell), compare_wording.memory(*cell) if cell else DASH])[i]
+                for cell in line.cells
+                for i in chosen
+            ),
+        ]
         for line in lines
     ]
     return columns, rows
@@ -336,10 +340,6 @@ def _beside(
 def _rate(rows: Sequence[Row], unit: str) -> str:
     of = rows[0].sample_unit
     return number(median_rate([row.rate for row in rows])) + ("" if unit or not of else f" {of}/s")
-
-
-def _beside_a(cell: JudgedPair | None) -> list[str]:
-    return [*_change(cell), compare_wording.memory(*cell) if cell else DASH]
 
 
 def _change(cell: JudgedPair | None) -> list[str]:
@@ -440,12 +440,12 @@ def _called(names: Sequence[str]) -> list[str]:
     return short if len(set(short)) == len(short) else list(names)
 
 
-def _side(letter: str, name: str, one: Results) -> str:
-    sizes = sorted({row.world_size for row in one.rows})
+def _side(letter: str, name: str, results: Results) -> str:
+    sizes = sorted({row.world_size for row in results.rows})
     parts = [
-        f"{counted(len(one.launches), 'launch')}" if one.launches else "",
+        f"{counted(len(results.launches), 'launch')}" if results.launches else "",
         f"on {listed(sizes)} rank{'' if sizes == [1] else 's'}",
-        listed(one.device_names, 3), method.days(one.days),
+        listed(results.device_names, 3), method.days(results.days),
     ]  # fmt: skip
     return f"{letter}: {', '.join([name, *filter(None, parts)])}."
 
@@ -454,9 +454,9 @@ def _cautions(comparisons: Sequence[Comparison]) -> str | None:
     """Return each caution once, and which other campaigns it holds of in other words."""
     found: dict[tuple[Any, ...], dict[str, str]] = {}
     for made in comparisons:
-        for one in made.cautions:
-            texts = found.setdefault((one.kind, *one.values.values()), {})
-            texts.setdefault(compare_wording.caution(one, made.sides), made.sides[1])
+        for caution in made.cautions:
+            texts = found.setdefault((caution.kind, *caution.values.values()), {})
+            texts.setdefault(compare_wording.caution(caution, made.sides), made.sides[1])
     said = []
     for texts in found.values():
         (text, _), *more = texts.items()
@@ -504,7 +504,7 @@ def _tiles(found: outcome.Outcome, made: Comparison) -> list[dict[str, str]]:
 def _warnings(comparisons: Sequence[Comparison]) -> list[str]:
     found = outcome.flagged(comparisons)
     flagged = len({(side, point) for (side, _), points in found.items() for point in points})
-    kinds = {one.kind for made in comparisons for one in made.cautions}
+    kinds = {caution.kind for made in comparisons for caution in made.cautions}
     said = [text for kind, text in compare_wording.CAUTIONS.items() if kind in kinds]
     said += [f"{counted(flagged, 'point')} flagged"] if flagged else []
     for made in comparisons:
@@ -558,7 +558,7 @@ def _studies(
 def _num_shown(section: Panel) -> int:
     """Return how many changes of a section are shown to be one."""
     series = section["figures"][0]["series"]
-    items = [item for one in series for item in one["items"] if item]
+    items = [item for curve in series for item in curve["items"] if item]
     return sum(item["kind"] in (SLOWER, FASTER) for item in items)
 
 
@@ -601,7 +601,7 @@ def _around(
     left = panel("left-out", "Left out")
     left["notes"] = [
         *_by_side(comparisons, compare_wording.left_out),
-        *(f"Not read: {why}" for one in campaigns for why in one.unread),
+        *(f"Not read: {why}" for results in campaigns for why in results.unread),
     ]  # fmt: skip
     notes = compare_wording.flag_notes(*comparisons)
     flags = panel(

@@ -96,12 +96,12 @@ def compare_all(
     for number, other in enumerate(others, start=1):
         found = findings[0], findings[number]
         try:
-            one = compare(base, other, margin, allowed, found, len(others), history)
+            comparison = compare(base, other, margin, allowed, found, len(others), history)
         except ValueError as error:
             if len(others) == 1:
                 raise
             raise ValueError(f"{names[number]}, as B, beside {names[0]}, A: {error}") from error
-        made.append(replace(one, sides=(LETTERS[0], LETTERS[number])))
+        made.append(replace(comparison, sides=(LETTERS[0], LETTERS[number])))
     return made
 
 
@@ -192,8 +192,8 @@ def _refuse_difference(
 def _refuse_devices(launches: Sequence[Sequence[Launch]], allowed: Collection[str]) -> None:
     a, b = (
         {
-            ", ".join(map(str, one.provenance.get("device_names") or ["unknown devices"]))
-            for one in side
+            ", ".join(map(str, launch.provenance.get("device_names") or ["unknown devices"]))
+            for launch in side
         }
         for side in launches
     )
@@ -229,18 +229,19 @@ def document(made: Comparison, names: tuple[str, str]) -> dict[str, Any]:
         "environment": [
             {"fact": name, "a": a, "b": b} for name, (a, b) in made.environment.items()
         ],
-        "warnings": [compare_wording.caution(one) for one in made.cautions],
+        "warnings": [compare_wording.caution(caution) for caution in made.cautions],
         "points": [_record(pair, judged) for pair, judged in made.points],
         "only_in_a": [_only(point) for point in made.only_in_a],
         "only_in_b": [_only(point) for point in made.only_in_b],
-        "ambiguous": [asdict(one) for one in made.ambiguous],
+        "ambiguous": [asdict(ambiguous) for ambiguous in made.ambiguous],
     }
 
 
 def document_of_all(comparisons: Sequence[Comparison], names: Sequence[str]) -> dict[str, Any]:
     """Return comparisons with one base as `--json` prints them; a lone one as `document` does."""
     made = [
-        document(one, (names[0], name)) for one, name in zip(comparisons, names[1:], strict=True)
+        document(comparison, (names[0], name))
+        for comparison, name in zip(comparisons, names[1:], strict=True)
     ]
     return made[0] if len(made) == 1 else {"schema": record.SCHEMA_VERSION, "comparisons": made}
 
@@ -265,10 +266,10 @@ def _record(pair: Pair, judged: Judged) -> dict[str, Any]:
         "a_peak_memory_bytes": pair.peak_memory_bytes[0],
         "b_peak_memory_bytes": pair.peak_memory_bytes[1],
         "quantities": other_quantities(pair, judged.blocked_by),
-        "times": [] if judged.blocked_by else [asdict(one) for one in pairing.times(pair)],
-        "flags": _flags(pair),
+        "times": [] if judged.blocked_by else [asdict(time_) for time_ in pairing.times(pair)],
+        "flags": [
+            {"side": side} | made
+            for side, flag in pair.flags
+            for made in flags.to_dicts([flag])
+        ],
     }  # fmt: skip
-
-
-def _flags(pair: Pair) -> list[dict[str, Any]]:
-    return [{"side": side} | made for side, one in pair.flags for made in flags.to_dicts([one])]

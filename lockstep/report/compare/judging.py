@@ -111,10 +111,10 @@ def judge(
     together = iter(moderated([test for test in alone if test]))
     tests = [next(together) if test else None for test in alone]
     tests = [
-        replace(one, freedom=1.0) if one and len(a) + len(b) < FEW_LAUNCHES else one
-        for one, (a, b) in zip(tests, rates, strict=True)
+        replace(ratio, freedom=1.0) if ratio and len(a) + len(b) < FEW_LAUNCHES else ratio
+        for ratio, (a, b) in zip(tests, rates, strict=True)
     ]
-    error = family_error([one.p_value for one in tests if one and one.error], allowed)
+    error = family_error([ratio.p_value for ratio in tests if ratio and ratio.error], allowed)
     pairs = zip(tests, rates, strict=True)
     return [_judged(test, error, margin, *sides) for test, sides in pairs], error
 

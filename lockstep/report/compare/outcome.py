@@ -57,7 +57,7 @@ def outcome(points: Sequence[JudgedPair]) -> Outcome:
     counts = Counter(counted_as(judged) for _, judged in points)
     slower = [point for point in points if point[1].verdict == SLOWER]
     faster = [point for point in points if point[1].verdict == FASTER]
-    changes = [one.smallest_change for _, one in points if counted_as(one) == UNKNOWN]
+    changes = [judged.smallest_change for _, judged in points if counted_as(judged) == UNKNOWN]
     finite = [change for change in changes if change is not None]
     return Outcome(
         _kind(counts),
@@ -268,7 +268,7 @@ def advice(made: Comparison) -> str:
     """Say the one thing to do next."""
     found = outcome(made.points)
     a, b = made.sides
-    cautions = {one.kind for one in made.cautions}
+    cautions = {caution.kind for caution in made.cautions}
     if found.counts[BLOCKED]:
         return "Mend what lockstep check says blocks the points, then compare again."
     if "copies" in cautions:
@@ -292,7 +292,7 @@ def advice(made: Comparison) -> str:
 
 
 def _more_launches(made: Comparison) -> str:
-    spread = max(one.spread or 0.0 for _, one in made.points if one.verdict == UNKNOWN)
+    spread = max(judged.spread or 0.0 for _, judged in made.points if judged.verdict == UNKNOWN)
     needed = launches_needed(spread, made.margin, made.next_error)
     goal = f"a change of {100 * made.margin:.2g} % at the noisiest point"
     if needed is None or needed > MOST_SENSIBLE:

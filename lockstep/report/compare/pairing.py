@@ -149,7 +149,7 @@ class Pair:
     def flags(self) -> list[tuple[str, Flag]]:
         """Why a side's point is no evidence: (side, flag)."""
         sides = (("A", self.a), ("B", self.b))
-        found = ((side, one) for side, rows in sides for row in rows for one in row.flags)
+        found = ((side, flag) for side, rows in sides for row in rows for flag in row.flags)
         return list(dict.fromkeys(found))
 
 
@@ -365,7 +365,7 @@ def cautions(
 def _copies(a: Sequence[Launch], b: Sequence[Launch]) -> Iterator[Caution]:
     names = ("launch", "campaign", "started", "part")
     sides = [
-        {tuple(str(one.facts.get(name)) for name in names) for one in side if one.facts}
+        {tuple(str(launch.facts.get(name)) for name in names) for launch in side if launch.facts}
         for side in (a, b)
     ]
     if both := len(sides[0] & sides[1]):

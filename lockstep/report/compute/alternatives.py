@@ -73,14 +73,16 @@ class Grid:
 def groups(study: str, series: Sequence[Series]) -> list[tuple[Key, Cases]]:
     """Group points that may be compared: same workload, size, layout and other factors."""
     found: dict[Key, Cases] = {}
-    for one in series:
+    for curve in series:
         others = ""
         if (known := STUDIES.get(study)) and known.varies_one and known.compared_with:
             kept = known.compared_with[0]
-            others = str(sorted((k, str(v)) for k, v in one.row.factors.items() if k != kept))
-        others += one.layout
-        for point in one.points:
-            found.setdefault((one.row.workload, point.world_size, others), []).append((one, point))
+            others = str(sorted((k, str(v)) for k, v in curve.row.factors.items() if k != kept))
+        others += curve.layout
+        for point in curve.points:
+            found.setdefault((curve.row.workload, point.world_size, others), []).append(
+                (curve, point)
+            )
     return sorted(found.items(), key=lambda item: item[0][:2])
 
 
@@ -120,16 +122,16 @@ def without_blocked(found: Sequence[tuple[Key, Cases]]) -> list[tuple[Key, Cases
 
 def varied(cases: Cases) -> list[str]:
     """Return the factors that take more than one value among the cases."""
-    names = list(dict.fromkeys(name for one, _ in cases for name in one.row.factors))
-    return [n for n in names if len({str(one.row.factors.get(n)) for one, _ in cases}) > 1]
+    names = list(dict.fromkeys(name for curve, _ in cases for name in curve.row.factors))
+    return [n for n in names if len({str(curve.row.factors.get(n)) for curve, _ in cases}) > 1]
 
 
 def independent(names: Sequence[str], cases: Cases) -> list[str]:
     """Return the factors that no factor before them already determines."""
     kept: list[str] = []
     for name in names:
-        values = [str(one.row.factors.get(name)) for one, _ in cases]
-        befores = [[str(one.row.factors.get(other)) for one, _ in cases] for other in kept]
+        values = [str(curve.row.factors.get(name)) for curve, _ in cases]
+        befores = [[str(curve.row.factors.get(other)) for curve, _ in cases] for other in kept]
         if not any(len(set(zip(b, values, strict=True))) == len(set(b)) for b in befores):
             kept.append(name)
     return kept
@@ -149,8 +151,8 @@ def _grid(study: str, sizes: list[tuple[Key, Cases]]) -> Grid:
     names = independent(varied(every), every)
     cells: dict[tuple[str, ...], dict[int, Cell]] = {}
     for ((_, world_size, _), cases), base in zip(sizes, references(study, sizes), strict=True):
-        for one, point in cases:
-            row = cells.setdefault(_values(one, names), {})
+        for curve, point in cases:
+            row = cells.setdefault(_values(curve, names), {})
             if base and not (point.blocked_by or base[1].blocked_by):
                 row[world_size] = _cell(point, base[1])
     named = _values(every[reference(study, every)][0], names)
@@ -213,33 +215,33 @@ class FactorLadder:
 def factor_ladders(series: Sequence[Series]) -> list[FactorLadder]:
     """Return the ladders of two values or more over the factors that programs name for it."""
     groups: dict[tuple[object, ...], list[tuple[float, Series, Point]]] = {}
-    for one, factor, value in _named(series):
-        rest = tuple((name, str(v)) for name, v in one.row.factors.items() if name != factor)
-        for point in one.points:
-            key = (factor, one.row.workload, rest, one.layout, point.world_size)
-            groups.setdefault(key, []).append((value, one, point))
+    for curve, factor, value in _named(series):
+        rest = tuple((name, str(v)) for name, v in curve.row.factors.items() if name != factor)
+        for point in curve.points:
+            key = (factor, curve.row.workload, rest, curve.layout, point.world_size)
+            groups.setdefault(key, []).append((value, curve, point))
     found = [_ladder(str(key[0]), group) for key, group in groups.items()]
-    return [one for one in found if len(one.rungs) > 1]
+    return [factor_ladder for factor_ladder in found if len(factor_ladder.rungs) > 1]
 
 
 def without_laddered(series: Sequence[Series]) -> list[Series]:
     """Return the series that say something beside the ladders: over ranks, or of no ladder."""
-    told = {(one.factor, one.label) for one in factor_ladders(series)}
+    told = {(factor_ladder.factor, factor_ladder.label) for factor_ladder in factor_ladders(series)}
     return [
-        one
-        for one in series
-        if len(one.points) > 1
-        or not any((factor, _label(one, factor)) in told for _, factor, _ in _named([one]))
+        curve
+        for curve in series
+        if len(curve.points) > 1
+        or not any((factor, _label(curve, factor)) in told for _, factor, _ in _named([curve]))
     ]
 
 
 def _named(series: Sequence[Series]) -> Iterator[tuple[Series, str, float]]:
     """Yield each series with a factor that its program is laddered over, and its value."""
-    for one in series:
-        for factor in one.row.program.get("over", []):
-            value = one.row.factors.get(factor)
+    for curve in series:
+        for factor in curve.row.program.get("over", []):
+            value = curve.row.factors.get(factor)
             if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
-                yield one, factor, value
+                yield curve, factor, value
 
 
 def _ladder(factor: str, group: list[tuple[float, Series, Point]]) -> FactorLadder:
@@ -272,9 +274,9 @@ class Replaced:
 def replaced(series: Iterable[Series]) -> list[Replaced]:
     """Return what each kind of device gives over the slowest that did the same work."""
     groups: dict[tuple[object, ...], list[Series]] = {}
-    for one in series:
-        if work := _work(one):
-            groups.setdefault(work, []).append(one)
+    for curve in series:
+        if work := _work(curve):
+            groups.setdefault(work, []).append(curve)
     found = []
     for group in groups.values():
         slowest = min(group, key=lambda one: one.base.rate)
@@ -361,13 +363,13 @@ def rank(series: Sequence[Series], names: Collection[str]) -> list[Ranking]:
     confidence of each comparison is that of all k (k - 1) / 2 together (Bonferroni).
     """
     groups: dict[tuple[object, ...], list[Series]] = {}
-    for one in series:
-        row = one.row
+    for curve in series:
+        row = curve.row
         own = {*names} & {*row.factors}
-        if own and one.main is None and row.study not in WITHOUT_RANKING:
+        if own and curve.main is None and row.study not in WITHOUT_RANKING:
             rest = tuple((key, value) for key, value in row.factors.items() if key not in own)
             key = (row.study, row.workload, row.sample_unit, rest)
-            groups.setdefault(key, []).append(one)
+            groups.setdefault(key, []).append(curve)
     return [_ranking(group, names) for group in groups.values()]
 
 
@@ -376,8 +378,8 @@ def _ranking(group: Sequence[Series], names: Collection[str]) -> Ranking:
     world_size = max(one.points[-1].world_size for one in group)
     points: list[Point] = []
     absent: list[dict[str, object]] = []
-    for one in group:
-        last = one.points[-1]
+    for curve in group:
+        last = curve.points[-1]
         if last.world_size == world_size and not last.blocked_by:
             points.append(last)
         else:
@@ -436,10 +438,10 @@ def equal_buckets(series: Sequence[Series]) -> list[tuple[str, list[str], list[i
     found: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     for (workload, world_size, _), cases in groups("bucket", series):
         same: dict[str, list[str]] = {}
-        for one, point in cases:
+        for curve, point in cases:
             real = point.rows[0].details.get("bucket_bytes")
             if real:
-                same.setdefault(str(real), []).append(str(one.row.factors.get("bucket_cap_mb")))
+                same.setdefault(str(real), []).append(str(curve.row.factors.get("bucket_cap_mb")))
         for caps in same.values():
             if len(caps) > 1:
                 found.setdefault((workload, tuple(caps)), []).append(world_size)

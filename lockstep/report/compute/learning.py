@@ -129,7 +129,7 @@ def epochs(row: Row) -> list[Epoch]:
 
 def elapsed_s(row: Row) -> list[float]:
     """Return the seconds of training to the end of each epoch."""
-    return list(accumulate(one.time_s for one in epochs(row)))
+    return list(accumulate(epoch.time_s for epoch in epochs(row)))
 
 
 def final_accuracy(row: Row) -> float | None:
@@ -139,7 +139,9 @@ def final_accuracy(row: Row) -> float | None:
 
 def best_accuracy(row: Row) -> float | None:
     """Return the best validation accuracy of all epochs."""
-    return max((one.accuracy for one in epochs(row) if one.accuracy is not None), default=None)
+    return max(
+        (epoch.accuracy for epoch in epochs(row) if epoch.accuracy is not None), default=None
+    )
 
 
 def epoch_s(row: Row) -> float:
@@ -152,7 +154,7 @@ def reached_s(row: Row, target: float | None) -> float | None:
     if target is None:
         return None
     ends = zip(epochs(row), elapsed_s(row), strict=True)
-    return next((end for one, end in ends if (one.accuracy or 0.0) >= target), None)
+    return next((end for epoch, end in ends if (epoch.accuracy or 0.0) >= target), None)
 
 
 def curve(rows: Sequence[Row], value: Callable[[Epoch], float | None]) -> Curve:

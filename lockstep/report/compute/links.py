@@ -83,13 +83,13 @@ def fit_launches(
     A launch, or a unit such as a job, has the seconds of each number of bytes on the link.
     """
     sizes = sorted(set[float]().union(*launches))
-    times = [median(one[size] for one in launches if size in one) for size in sizes]
+    times = [median(launch[size] for launch in launches if size in launch) for size in sizes]
     found = _line(dict(zip(sizes, times, strict=True)))
     if found is None:
         return None
     alpha_s, beta = found
     errors = [(alpha_s + size / beta) / t - 1 for size, t in zip(sizes, times, strict=True)]
-    each = [line for one in units or launches if (line := _line(one))]
+    each = [line for unit in units or launches if (line := _line(unit))]
     return LinkFit(
         alpha_s,
         beta / GIGA,
@@ -103,7 +103,7 @@ def fit_launches(
 def _mean(launches: Sequence[Mapping[float, float]]) -> dict[float, float]:
     """Return the mean seconds of each size, over the launches that have it."""
     sizes = set[float]().union(*launches)
-    return {size: fmean(one[size] for one in launches if size in one) for size in sizes}
+    return {size: fmean(launch[size] for launch in launches if size in launch) for size in sizes}
 
 
 def _line(times: Mapping[float, float]) -> tuple[float, float] | None:

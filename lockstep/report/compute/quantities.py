@@ -200,7 +200,9 @@ def reason(series: Series, point: Point) -> Reason | None:
     if lost is None:
         return None
     found = _bound(series, point, series.base)
-    named = [Part(one.cause, one.seconds, one.interval) for one in found.named] if found else []
+    named = (
+        [Part(share.cause, share.seconds, share.interval) for share in found.named] if found else []
+    )
     named += [
         part
         for part in lost.parts
@@ -237,7 +239,7 @@ def _bound(series: Series, point: Point, base: Point | None) -> Bound | None:
     if point.blocked_by or any(turns(row) is None for row in point.rows):
         return None
     units = [] if base is None or point is base else _units(base)
-    bases = [Base(one, _ideal(series, point)) for one in units]
+    bases = [Base(unit, _ideal(series, point)) for unit in units]
     found = bound.judge(_units(point), bases, _buckets(point.rows[0]))
     found = replace(found, num_launches=point.num_launches)
     return found if point.step_s is None else found.of_rounds(point.step_s, point.step_interval)
@@ -410,7 +412,7 @@ def _telemetry(row: Row, *path: str) -> list[float | None]:
     for name in path:
         found = found.get(name) if isinstance(found, dict) else None
     values = found if isinstance(found, list) else []
-    return [one if isinstance(one, int | float) and one >= 0 else None for one in values]
+    return [value if isinstance(value, int | float) and value >= 0 else None for value in values]
 
 
 def _kept(end: float) -> float:

@@ -331,10 +331,10 @@ def best_efficiencies(series: Iterable[Series]) -> dict[int, float]:
     A baseline judges nothing, nor does what the check blocks, or a smaller batch than asked for.
     """
     best: dict[int, float] = {}
-    for one in (each for each in series if each.is_compared and each.row.scaling):
-        is_judged = one.row.origin == "measured" and not one.row.has_smaller_batch
-        for point in one.points if is_judged else ():
-            if point is not one.base and not point.blocked_by:
+    for curve in (each for each in series if each.is_compared and each.row.scaling):
+        is_judged = curve.row.origin == "measured" and not curve.row.has_smaller_batch
+        for point in curve.points if is_judged else ():
+            if point is not curve.base and not point.blocked_by:
                 reached = max(best.get(point.world_size, 0.0), point.parallel_efficiency)
                 best[point.world_size] = reached
     return best

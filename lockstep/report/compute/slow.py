@@ -90,7 +90,7 @@ def paces(rows: Iterable[Row]) -> list[Pace]:
              tuple(ratios if rank is not None else spread.get(host, ())))
         for (host, rank), ratios in (hosts or ranks).items()
     ]  # fmt: skip
-    return sorted(found, key=lambda one: -one.ratio)
+    return sorted(found, key=lambda pace: -pace.ratio)
 
 
 def _over_launches(launches: Sequence[Mapping[Unit, float]]) -> dict[Unit, list[float]]:
@@ -172,12 +172,12 @@ def _median_without(ordered: Sequence[float], value: float) -> float:
 
 def _shown(launches: Sequence[Mapping[Unit, float]], is_elsewhere: bool) -> Slowest | None:
     """Return the unit slowest in most launches, where its interval leaves the others' pace out."""
-    seen = [max(one, key=lambda unit: one[unit]) for one in launches]
+    seen = [max(launch, key=lambda unit: launch[unit]) for launch in launches]
     if not seen:
         return None
     unit = max(seen, key=seen.count)
-    ratios = [math.exp(one[unit]) for one in launches if unit in one]
-    num_units = len({unit for one in launches for unit in one})
+    ratios = [math.exp(launch[unit]) for launch in launches if unit in launch]
+    num_units = len({unit for launch in launches for unit in launch})
     ratio = geometric_mean(ratios)
     interval = log_interval(ratios, 1 - (1 - CONFIDENCE) / num_units)
     most = seen.count(unit) > len(ratios) / 2
@@ -218,10 +218,10 @@ class Reading:
 def readings(series: Sequence[Series]) -> list[Reading]:
     """Return what telemetry has of each ladder at its largest size."""
     return [
-        Reading(kind, value, one.label, one.points[-1].world_size)
-        for one in series
-        if one.row.study in CURVES and one.row.origin == "measured"
-        for kind, value in _of_devices(one.points[-1]).items()
+        Reading(kind, value, curve.label, curve.points[-1].world_size)
+        for curve in series
+        if curve.row.study in CURVES and curve.row.origin == "measured"
+        for kind, value in _of_devices(curve.points[-1]).items()
         if value is not None
     ]
 

@@ -158,23 +158,23 @@ def moderated(ratios: Sequence[Ratio]) -> list[Ratio]:
     Launches equal to the last digit tell the family nothing; where two other points do, they are
     drawn like the rest.
     """
-    known = [one for one in ratios if one.error > 0]
+    known = [ratio for ratio in ratios if ratio.error > 0]
     if len(known) < 2:
         return list(ratios)
-    prior, common = _prior([one.spread**2 for one in known], [one.freedom for one in known])
-    most = sum(one.freedom for one in known)
-    least = math.sqrt(LEAST_OF_MEDIAN * median(one.spread**2 for one in known))
-    drawn = [_drawn(one, TRUST * prior, common, most) for one in ratios]
+    prior, common = _prior([ratio.spread**2 for ratio in known], [ratio.freedom for ratio in known])
+    most = sum(ratio.freedom for ratio in known)
+    least = math.sqrt(LEAST_OF_MEDIAN * median(ratio.spread**2 for ratio in known))
+    drawn = [_drawn(ratio, TRUST * prior, common, most) for ratio in ratios]
     return [replace(o, error=max(o.spread, least) * math.sqrt(o.per_launch)) for o in drawn]
 
 
-def _drawn(one: Ratio, prior: float, common: float, most: float) -> Ratio:
+def _drawn(ratio: Ratio, prior: float, common: float, most: float) -> Ratio:
     """Return a ratio whose variance was averaged with the family's, worth so many freedoms."""
-    prior = min(prior, one.freedom)
-    own = one.freedom / (one.freedom + prior)
-    spread = math.sqrt(own * one.spread**2 + (1 - own) * common)
-    error = spread * math.sqrt(one.per_launch)
-    return replace(one, error=error, freedom=min(one.freedom + prior, most))
+    prior = min(prior, ratio.freedom)
+    own = ratio.freedom / (ratio.freedom + prior)
+    spread = math.sqrt(own * ratio.spread**2 + (1 - own) * common)
+    error = spread * math.sqrt(ratio.per_launch)
+    return replace(ratio, error=error, freedom=min(ratio.freedom + prior, most))
 
 
 def _prior(variances: Sequence[float], freedoms: Sequence[float]) -> tuple[float, float]:

@@ -47,8 +47,8 @@ def judge_reference(
         yield goal.unshown(
             "no-case", case=reference.case, size=reference.world_size, known=known
         )  # fmt: skip
-    for one, point in points:
-        yield _judge(goal, reference, results, point, name_of(one, point))
+    for curve, point in points:
+        yield _judge(goal, reference, results, point, name_of(curve, point))
 
 
 def _judge(goal: Goal, reference: Reference, results: Results, point: Point, name: str) -> Verdict:
@@ -110,17 +110,21 @@ def verdicts(
         *_quantities(targets, series),
         *_nodes(targets, results),
         *_clean_runs(targets, results, series, findings),
-        *(one for ref in targets.reference for one in judge_reference(ref, results, series)),
+        *(
+            verdict
+            for ref in targets.reference
+            for verdict in judge_reference(ref, results, series)
+        ),
     ]
 
 
 def _efficiencies(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]:
-    ladders = [one for one in series if one.row.study in (*LADDERS, IMPORTED)]
+    ladders = [curve for curve in series if curve.row.study in (*LADDERS, IMPORTED)]
     for size, least in (targets.strong_efficiency or {}).items():
         goal = Goal(f"strong_efficiency at {size}", least=least)
         strong = _scaled(series, "strong")
         if series and not strong:
-            kinds = sorted({one.row.scaling or "unnamed" for one in series})
+            kinds = sorted({curve.row.scaling or "unnamed" for curve in series})
             yield goal.unshown("no-scaling", kinds=kinds)
         else:
             yield from _at_size(goal, strong, int(size), _efficiency)
@@ -135,7 +139,9 @@ def _efficiencies(targets: Targets, series: Sequence[Series]) -> Iterator[Verdic
 def _scaled(series: Sequence[Series], scaling: str) -> list[Series]:
     """Return the series of a scaling: its own study's, and tables that say so."""
     studies = (scaling, IMPORTED, OTHER)
-    return [one for one in series if one.row.scaling == scaling and one.row.study in studies]
+    return [
+        curve for curve in series if curve.row.scaling == scaling and curve.row.study in studies
+    ]
 
 
 def _efficiency(point: Point) -> tuple[float, Interval | None]:
@@ -157,11 +163,11 @@ def _at_size(goal: Goal, series: Sequence[Series], size: int, value: Value) -> I
     points = [(one, p) for one in series for p in one.points if p.world_size == size]
     if not points:
         yield goal.unshown("no-size", size=size)
-    for one, point in points:
-        if point is one.base:
-            yield goal.unshown("is-baseline", label=one.label)
+    for curve, point in points:
+        if point is curve.base:
+            yield goal.unshown("is-baseline", label=curve.label)
         else:
-            yield _ratio(goal, one, point, value)
+            yield _ratio(goal, curve, point, value)
 
 
 def _ratio(goal: Goal, series: Series, point: Point, value: Value) -> Verdict:
@@ -187,8 +193,8 @@ def _increases(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]:
     points = [(one, p) for one in weak for p in one.points if p is not one.base]
     if not points:
         yield goal.unshown("no-weak")
-    for one, point in points:
-        yield _ratio(goal, one, point, _increase)
+    for curve, point in points:
+        yield _ratio(goal, curve, point, _increase)
 
 
 def _gains(targets: Targets, against: Comparison | None) -> Iterator[Verdict]:
@@ -224,18 +230,18 @@ def _quantities(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]
         points = [(one, p) for one in series for p in one.points if quantities.values(p.rows, name)]
         if not points:
             yield goal.unshown("no-quantity", what=what)
-        for one, point in points:
+        for curve, point in points:
             value = quantities.centre(quantities.values(point.rows, name), name)
             interval = quantities.interval(point.rows, name)
-            verdict = goal.judge([point], name_of(one, point), value, interval)
-            yield replace(verdict, apart=_apart(points)) if one.row.training else verdict
+            verdict = goal.judge([point], name_of(curve, point), value, interval)
+            yield replace(verdict, apart=_apart(points)) if curve.row.training else verdict
 
 
 def _apart(points: alternatives.Cases) -> tuple[str, ...]:
     """Return in what training runs differ, so that they are judged apart and never averaged."""
-    trained = [(one, point) for one, point in points if one.row.training]
+    trained = [(curve, point) for curve, point in points if curve.row.training]
     sizes = {point.world_size for _, point in trained}
-    layouts = {one.layout for one, _ in trained}
+    layouts = {curve.layout for curve, _ in trained}
     return (
         *alternatives.varied(trained), *["world_size"] * (len(sizes) > 1),
         *["layout"] * (len(layouts) > 1),
@@ -263,8 +269,13 @@ def _clean_runs(
     """Judge that there is no flag and no error of the check; what was expected is never clean."""
     if not targets.clean_runs:
         return
-    flags = dict.fromkeys(flag for one in series for point in one.points for flag in point.flags)
-    problems = [*map(str, flags), *(f"{one.rule}: {one.where}" for one in errors(findings))]
+    flags = dict.fromkeys(
+        flag for curve in series for point in curve.points for flag in point.flags
+    )
+    problems = [
+        *map(str, flags),
+        *(f"{finding.rule}: {finding.where}" for finding in errors(findings)),
+    ]
     reasons = (Reason("problems", {"problems": problems}),) if problems else ()
     verdict = MISSED if problems else MET
     if results.rows and all(row.origin == "target" for row in results.rows):

@@ -254,9 +254,9 @@ def _block(verdict: Verdict, own: set[int], findings: Sequence[Finding]) -> Verd
     rows = [row for row in verdict.rows if id(row) in own]
     rules = blocked_by(findings, rows, of_speed=verdict.target not in (*NOT_OF_SPEED, "num_nodes"))
     if not rules:
-        warnings = [one for one in findings if one.level == "warning"]
+        warnings = [finding for finding in findings if finding.level == "warning"]
         warned = list(dict.fromkeys([*verdict.warned_by, *touching(warnings, rows)]))
-        doubts = touching((one for one in warnings if one.doubts), rows)
+        doubts = touching((finding for finding in warnings if finding.doubts), rows)
         doubts = doubts if verdict.target.partition(" ")[0] in RATIOS else []
         verdict = replace(verdict, warned_by=warned)
         return verdict.unshown(Reason("warned", {"rules": doubts})) if doubts else verdict
@@ -281,7 +281,7 @@ def at_look(
 
     None where no verdict rests on an interval.
     """
-    behind = {id(row) for one in verdicts if one.low is not None for row in one.rows}
+    behind = {id(row) for verdict in verdicts if verdict.low is not None for row in verdict.rows}
     rows = [[row for row in side.rows if id(row) in behind] for side in sides]
     if not rows[0]:
         return list(verdicts), None
@@ -291,14 +291,16 @@ def at_look(
 
 def at_share(verdicts: Sequence[Verdict], share: float) -> list[Verdict]:
     """Return verdicts whose intervals hold at a share of the false claims of a single look."""
-    goals = [Goal(one.target, one.least, one.most, one.unit) for one in verdicts]
-    return [goal.seen_again(one, share) for goal, one in zip(goals, verdicts, strict=True)]
+    goals = [
+        Goal(verdict.target, verdict.least, verdict.most, verdict.unit) for verdict in verdicts
+    ]
+    return [goal.seen_again(verdict, share) for goal, verdict in zip(goals, verdicts, strict=True)]
 
 
 def heard(verdicts: Sequence[Verdict], findings: Sequence[Finding]) -> list[Finding]:
     """Return the warnings of the rules that verdicts are warned by."""
     rules = {rule for verdict in verdicts for rule in verdict.warned_by}
-    return [one for one in findings if one.level == "warning" and one.rule in rules]
+    return [finding for finding in findings if finding.level == "warning" and finding.rule in rules]
 
 
 def document(
@@ -309,10 +311,10 @@ def document(
     """Return the verdicts as `--json` prints them, with the warnings of the check beside them."""
     return {
         "schema": record.SCHEMA_VERSION,
-        "met": all(one.verdict == MET for one in verdicts),
+        "met": all(verdict.verdict == MET for verdict in verdicts),
         "look": None if look is None else look.to_dict(),
-        "verdicts": [one.to_dict() for one in verdicts],
-        "warnings": [one.record() for one in warnings],
+        "verdicts": [verdict.to_dict() for verdict in verdicts],
+        "warnings": [finding.record() for finding in warnings],
     }
 
 
@@ -350,16 +352,16 @@ def notes(verdicts: Sequence[Verdict], warnings: Sequence[Finding] = ()) -> list
 
     The summary is the last; before it comes what the intervals of one job leave out.
     """
-    flags = dict.fromkeys(flag for one in verdicts for flag in one.flags)
-    alone = sum(one.in_one_job for one in verdicts)
+    flags = dict.fromkeys(flag for verdict in verdicts for flag in verdict.flags)
+    alone = sum(verdict.in_one_job for verdict in verdicts)
     job = (
         f"{counted(alone, 'interval')} over launches of one job: another job may get other nodes "
         "and differ by more; repeat in several jobs, or say is_machine = true under [jobs]"
     )
-    groups = terminal.grouped(one for one in warnings if one.rule != FLAGGED)
+    groups = terminal.grouped(finding for finding in warnings if finding.rule != FLAGGED)
     told = (
-        f"check warns, {one.rule}: {one.where()}: {one.message(terminal.MAX_FACTS)}"
-        for one in groups
+        f"check warns, {group.rule}: {group.where()}: {group.message(terminal.MAX_FACTS)}"
+        for group in groups
     )
     return [*(f"flag: {flag}" for flag in flags), *told, *[job] * bool(alone), *_apart(verdicts),
             summary(verdicts)]  # fmt: skip
@@ -367,7 +369,7 @@ def notes(verdicts: Sequence[Verdict], warnings: Sequence[Finding] = ()) -> list
 
 def _apart(verdicts: Sequence[Verdict]) -> list[str]:
     """Say why a target on training runs has several verdicts."""
-    groups = Counter((one.target, one.apart) for one in verdicts if one.apart)
+    groups = Counter((verdict.target, verdict.apart) for verdict in verdicts if verdict.apart)
     return [
         f"{target}: {counted(number, 'group')} of training runs, each judged alone: they differ in "
         f"{listed(names)}, and runs that differ are not averaged"
@@ -378,7 +380,7 @@ def _apart(verdicts: Sequence[Verdict]) -> list[str]:
 def summary(verdicts: Sequence[Verdict]) -> str:
     """Return in a sentence whether the gate is passed, and which targets fail it."""
     failing = {
-        kind: list(dict.fromkeys(one.target for one in verdicts if one.verdict == kind))
+        kind: list(dict.fromkeys(verdict.target for verdict in verdicts if verdict.verdict == kind))
         for kind in ("blocked", "missed", "not-shown")
     }
     texts = [f"{kind}: {listed(targets)}" for kind, targets in failing.items() if targets]

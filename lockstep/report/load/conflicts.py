@@ -53,10 +53,10 @@ def mixed_launches(launches: Sequence[Launch]) -> Iterator[Conflict]:
     """Yield the versions, image or devices of launches that differ from those of most."""
     for name in record.POOLING_FACTS:
         known = [
-            one
-            for one in launches
-            if one.provenance.get(name) is not None
-            or (one.provenance and name not in record.MAY_BE_UNKNOWN)
+            launch
+            for launch in launches
+            if launch.provenance.get(name) is not None
+            or (launch.provenance and name not in record.MAY_BE_UNKNOWN)
         ]
         values = [launch.provenance.get(name) for launch in known]
         for usual, odd in odd_ones(known, values):
@@ -65,7 +65,7 @@ def mixed_launches(launches: Sequence[Launch]) -> Iterator[Conflict]:
             differ = f"differ in {name} ({found[0]} and {found[1]})"
             yield Conflict(
                 name, both, f"{both} {differ} and are not pooled; report them apart",
-                values=found, usual=usual[0].name, launches=tuple(one.name for one in odd),
+                values=found, usual=usual[0].name, launches=tuple(launch.name for launch in odd),
                 is_tie=len(usual) == len(odd),
             )  # fmt: skip
 
@@ -94,12 +94,12 @@ def _kept_batch(row: Row) -> list[str]:
 
 def _mixed(rows: Sequence[Row], names: Iterable[str]) -> Iterator[Conflict]:
     for name in names if len(rows) > 1 else ():
-        values = [_value(one, name) for one in rows]
+        values = [_value(row, name) for row in rows]
         if values.count(values[0]) == len(values):
             continue
         # What an older file does not say is unknown, and differs from nothing.
-        known = [one for one in rows if name not in SOURCES or _value(one, name) is not None]
-        for usual, odd in odd_ones(known, [_value(one, name) for one in known]):
+        known = [row for row in rows if name not in SOURCES or _value(row, name) is not None]
+        for usual, odd in odd_ones(known, [_value(row, name) for row in known]):
             yield _case_conflict(name, usual, odd)
 
 
@@ -118,8 +118,8 @@ def _case_conflict(name: str, alike: Sequence[Row], odd: Sequence[Row]) -> Confl
         usual.case,
         values=found,
         usual=usual.launch,
-        launches=tuple(dict.fromkeys(one.launch for one in odd)),
-        world_sizes=tuple(dict.fromkeys(one.world_size for one in odd)),
+        launches=tuple(dict.fromkeys(row.launch for row in odd)),
+        world_sizes=tuple(dict.fromkeys(row.world_size for row in odd)),
         is_tie=len(alike) == len(odd),
     )
 

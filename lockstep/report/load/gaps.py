@@ -46,7 +46,13 @@ class Gap:
 def gaps(results: Results) -> list[Gap]:
     """Return all that is missing, first world sizes left out and launches that left no result."""
     left_out = [
-        Gap(_why_left_out(size), "", None, size.get("world_size"), num_gpus=size.get("num_gpus"))
+        Gap(
+            ("below-floor" if size.get("kind") == "below_floor" else "too-few-gpus"),
+            "",
+            None,
+            size.get("world_size"),
+            num_gpus=size.get("num_gpus"),
+        )
         for size in results.campaign.get("left_out", [])
     ]
     return (
@@ -59,10 +65,10 @@ def gaps(results: Results) -> list[Gap]:
 def _not_run(folder: Path, results: Results) -> Iterator[Gap]:
     """Yield the launches of one campaign's plan that left no result in its own folder."""
     plan = results.plans[folder]
-    own = [one for one in results.launches if sources.campaign_folder(one.path) == folder]
+    own = [launch for launch in results.launches if sources.campaign_folder(launch.path) == folder]
     there = {str(launch.facts.get("launch", launch.name)) for launch in own} | {
-        one.values[0] for one in results.conflicts
-        if one.fact == COPY and sources.campaign_folder(Path(one.where)) == folder
+        conflict.values[0] for conflict in results.conflicts
+        if conflict.fact == COPY and sources.campaign_folder(Path(conflict.where)) == folder
     }  # fmt: skip
     elsewhere = {launch.name for launch in results.launches} - {launch.name for launch in own}
     last = _last_size(plan, {launch.name for launch in own}, results.rows)
@@ -70,11 +76,12 @@ def _not_run(folder: Path, results: Results) -> Iterator[Gap]:
         name = str(planned.get("name"))
         if name not in there:
             shown = f"{name} ({folder / sources.LAUNCHES / name})" if name in elsewhere else name
-            yield Gap(_why_not_run(planned, last), shown, None, planned.get("world_size"))
-
-
-def _why_not_run(planned: Mapping[str, Any], last: float) -> Kind:
-    return "below-floor" if (planned.get("world_size") or 0) > last else "not-run"
+            yield Gap(
+                ("below-floor" if (planned.get("world_size") or 0) > last else "not-run"),
+                shown,
+                None,
+                planned.get("world_size"),
+            )
 
 
 def _last_size(plan: Mapping[str, Any], launches: Collection[str], rows: Sequence[Row]) -> float:
@@ -84,10 +91,6 @@ def _last_size(plan: Mapping[str, Any], launches: Collection[str], rows: Sequenc
         return math.inf
     own = series_of(row for row in rows if row.launch in launches)
     return min((n for n, best in best_efficiencies(own).items() if best < floor), default=math.inf)
-
-
-def _why_left_out(size: Mapping[str, Any]) -> Kind:
-    return "below-floor" if size.get("kind") == "below_floor" else "too-few-gpus"
 
 
 def _of_launch(launch: Launch, results: Results) -> Iterator[Gap]:

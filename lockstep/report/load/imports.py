@@ -50,17 +50,17 @@ OF_REPEATS = frozenset({
 def split_table(name: str, table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the tables that one is, by name: itself, or one for each value of what was varied."""
     lines: list[dict[str, Any]] = table["rows"]
-    columns = [column for column in _columns(lines) if _is_varied(column, lines)]
+    columns = [
+        column
+        for column in (list(dict.fromkeys(name for line in lines for name in line["details"])))
+        if _is_varied(column, lines)
+    ]
     made: dict[str, dict[str, Any]] = {}
     for line in lines:
         values = ((column, line["details"].get(column)) for column in columns)
         own = " ".join([name, *(f"{column}={value}" for column, value in values if value)])
         made.setdefault(own, {**table, "rows": []})["rows"].append({**line, "case": own})
     return made
-
-
-def _columns(lines: Sequence[Line]) -> list[str]:
-    return list(dict.fromkeys(name for line in lines for name in line["details"]))
 
 
 def _is_varied(column: str, lines: Sequence[Line]) -> bool:

@@ -49,7 +49,10 @@ def read_launch(path: Path, launch: str, entries: list[Any]) -> tuple[list[Row],
         if name in names:
             raise ValueError(f"{path}: entry {name} is there twice; a launch has each case once")
         names.add(name)
-        _check_schema(path, name, entry)
+        extra = entry.get("extra_info") if isinstance(entry, dict) else None
+        block = extra.get(record.KEY) if isinstance(extra, dict) else None
+        if isinstance(block, dict):
+            record.check_schema(block, f"{path}: entry {name}")
         try:
             case = _read_entry(path, launch, name, entry)
         except ValueError as error:
@@ -88,13 +91,6 @@ def _set_apart(row: Row) -> None:
 def _name(index: int, entry: Any) -> str:
     name = entry.get("name") if isinstance(entry, dict) else None
     return record.case_name(entry) if isinstance(name, str) else f"entry {index}"
-
-
-def _check_schema(path: Path, name: str, entry: Any) -> None:
-    extra = entry.get("extra_info") if isinstance(entry, dict) else None
-    block = extra.get(record.KEY) if isinstance(extra, dict) else None
-    if isinstance(block, dict):
-        record.check_schema(block, f"{path}: entry {name}")
 
 
 def _read_entry(path: Path, launch: str, name: str, entry: Any) -> CaseRecord | Row:
@@ -168,7 +164,8 @@ def _measured_row(launch: str, name: str, case: CaseRecord, numbers: Rounds) -> 
         first_reduce_s=case.details.get("first_reduce_s"),
         rank_hosts=case.rank_hosts, training=case.training,
         workload_sha256=case.workload_sha256, position=case.position,
-        checks=case.checks, details=_settings_of(case),
+        checks=case.checks,
+        details={name: value for name, value in case.details.items() if name not in TIMED},
         flags=[*map(flags.read, case.flags), *numbers.findings],
     )  # fmt: skip
 
@@ -195,11 +192,6 @@ def _phases(case: CaseRecord) -> dict[str, float]:
         for name, ranks in phases.items()
         if ranks
     }
-
-
-def _settings_of(case: CaseRecord) -> dict[str, Any]:
-    """Return the details without what was timed, which is much and no setting."""
-    return {name: value for name, value in case.details.items() if name not in TIMED}
 
 
 def read_line(line: Mapping[str, Any], where: str) -> Row:
@@ -254,7 +246,7 @@ def gather(paths: Iterable[Path]) -> Results:
     if not results.rows and not results.launches:
         raise ValueError("the files hold no result; measure first, or import a table")
     results.conflicts += [
-        *(one for group in _poolable(results) for one in conflicts.mixed_launches(group)),
+        *(conflict for group in _poolable(results) for conflict in conflicts.mixed_launches(group)),
         *conflicts.mixed_cases(results.rows),
     ]
     _order_parts(results)
@@ -330,7 +322,8 @@ def _read_launch(path: Path, document: Any, results: Results) -> Launch | None:
     if not isinstance(entries, list):
         raise ValueError(f"{path}: not a pytest-benchmark file: it has no list 'benchmarks'")
     facts = _launch_facts(path, document)
-    name = _own_name(path, facts)
+    plain = path.parent.name if path.name in (RESULT, JOURNAL) else path.stem
+    name = str(facts.get("launch") or sources.printable(plain))
     if copy := conflicts.copied(path, name, facts, results.launches):
         results.conflicts.append(copy)
         return None
@@ -387,11 +380,6 @@ def _launch_facts(path: Path, document: Mapping[str, Any]) -> dict[str, Any]:
     if part and not (len(part) == 2 and part[0] in range(1, part[1] + 1)):
         raise ValueError(f"{path}: part is {part}, not [K, N] with K from 1 to N; measure it again")
     return facts
-
-
-def _own_name(path: Path, facts: Mapping[str, Any]) -> str:
-    plain = path.parent.name if path.name in (RESULT, JOURNAL) else path.stem
-    return str(facts.get("launch") or sources.printable(plain))
 
 
 def _unique(name: str, path: Path, launches: list[Launch]) -> str:

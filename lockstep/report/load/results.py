@@ -265,7 +265,9 @@ class Results:
         A point keeps the launches without a conflict where they are most of its launches, else
         none.
         """
-        odd = {id(row) for row in self.rows if any(one.holds(row) for one in self.conflicts)}
+        odd = {
+            id(row) for row in self.rows if any(conflict.holds(row) for conflict in self.conflicts)
+        }
         launches = Counter(row.point for row in self.rows)
         in_conflict = Counter(row.point for row in self.rows if id(row) in odd)
         lost = {point for point, count in in_conflict.items() if 2 * count >= launches[point]}
@@ -292,25 +294,29 @@ class Results:
         plans = list(self.plans.values())
         if len(plans) < 2:
             return dict(*plans)
-        both = {key: [x for one in plans for x in one.get(key, [])] for key in PLANNED}
-        return plans[0] | {"name": " + ".join(str(one.get("name", "?")) for one in plans)} | both
+        both = {key: [x for plan in plans for x in plan.get(key, [])] for key in PLANNED}
+        return plans[0] | {"name": " + ".join(str(plan.get("name", "?")) for plan in plans)} | both
 
     @property
     def provenance(self) -> dict[str, Any]:
         """Facts of the first launch that has any; they differ in none that matters."""
-        return next((one.provenance for one in self.launches if one.provenance), {})
+        return next((launch.provenance for launch in self.launches if launch.provenance), {})
 
     @property
     def device_names(self) -> list[str]:
         """Names of the launches' devices, each once."""
-        known = (name for one in self.launches for name in one.provenance.get("device_names") or [])
+        known = (
+            name for launch in self.launches for name in launch.provenance.get("device_names") or []
+        )
         return list(dict.fromkeys(map(str, known)))
 
     @property
     def days(self) -> list[str]:
         """Days on which launches began, as ISO 8601, in order."""
         began = {
-            str(one.facts["started"])[:10] for one in self.launches if one.facts.get("started")
+            str(launch.facts["started"])[:10]
+            for launch in self.launches
+            if launch.facts.get("started")
         }
         return sorted(began)
 

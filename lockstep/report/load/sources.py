@@ -76,7 +76,9 @@ def _results_below(folder: Path) -> list[Path]:
     if folder.name == LAUNCHES or any((folder / name).exists() for name in own):
         return []
     marks = (CAMPAIGN, LAUNCHES, IMPORTED, JOURNAL)
-    return [one for one in sorted(folder.iterdir()) if any((one / name).exists() for name in marks)]
+    return [
+        path for path in sorted(folder.iterdir()) if any((path / name).exists() for name in marks)
+    ]
 
 
 def _inside(folder: Path) -> list[Path]:

@@ -154,7 +154,7 @@ def part(text: str) -> Whose:
         ValueError: It names a device and a node.
     """
     found: set[Whose] = {
-        "device" if one["device"] else "node" for one in PART.finditer(text.replace("_", " "))
+        "device" if match["device"] else "node" for match in PART.finditer(text.replace("_", " "))
     }
     if len(found) > 1:
         raise ValueError(f"{text!r} is of a device and of a node; give the value of all ranks")
@@ -164,7 +164,9 @@ def part(text: str) -> Whose:
 def part_of_rates(note: str) -> Whose:
     """Return of whom a note says that rates are, as `part` does; empty where it does not."""
     clauses = re.split(r"[.;,](?:\s|$)", note.lower())
-    said = [one for one in clauses if _SAYS_RATE.search(one) and not _SAYS_OTHER.search(one)]
+    said = [
+        clause for clause in clauses if _SAYS_RATE.search(clause) and not _SAYS_OTHER.search(clause)
+    ]
     return part(" ; ".join(said))
 
 
@@ -250,15 +252,15 @@ def decimal_mark(
         separator: What parts the cells. Where that is `;`, a point may part thousands.
     """
     known = proven_marks(numbers) or elsewhere
-    two = [one for one in numbers if len({*number_readings(one).values()}) == 2]
+    two = [number for number in numbers if len({*number_readings(number).values()}) == 2]
     if len(known) == 1 or not two:
         return next(iter(known), "."), ""
     commas = [one for one in two if "," in one]
     if not known and not commas and separator != ";":
         return ".", ""
     # By the comma for decimals a column of 938 and 2,470 would hold 938 and 2.47.
-    whole = [float(one) for one in numbers if one.isdecimal()]
-    least = min((float(number_readings(one)[","]) for one in commas), default=0.0)
+    whole = [float(number) for number in numbers if number.isdecimal()]
+    least = min((float(number_readings(comma)[","]) for comma in commas), default=0.0)
     if len(commas) == len(two) and whole and 100 * least <= max(whole) < 1000:
         return ".", ""
     return "", two[0]
@@ -430,7 +432,19 @@ def values(table: Table) -> tuple[list[Understood], list[tuple[int, dict[str, st
             if metrics.count(said["metric"]) > 1:
                 more["table_id"] = f"{own.get('table_id', '')} {heading}".strip()
             more |= {"value": own[heading], "heading": heading, "comments": table.comments}
-            made.append((number, _without_units(beside) | more))
+            made.append(
+                (
+                    number,
+                    (
+                        {
+                            name: cell
+                            for name, cell in beside.items()
+                            if not name.endswith("\n") and cell != ""
+                        }
+                    )
+                    | more,
+                )
+            )
     columns = [_understood(one, named, found, typed[0], lines[0][1]) for one in typed[0]]
     return columns, made
 
@@ -508,18 +522,14 @@ def _counted(text: str, mark: str, named: Mapping[str, str], heading: str) -> di
     return kept | ({heading: found["n"]} if "n" in found else {heading: ""})
 
 
-def _without_units(cells: Mapping[str, str]) -> dict[str, str]:
-    return {name: cell for name, cell in cells.items() if not name.endswith("\n") and cell != ""}
-
-
 def _refuse_open(
     table: Table, named: Mapping[str, str], found: Mapping[str, dict[str, str]], lines: Lines
 ) -> None:
     """Refuse a table that does not say its ranks, its values or their unit, with what to write."""
-    first, heads = table.lines[0][1], {one: one for one in table.lines[0][1]}
+    first, heads = table.lines[0][1], {line: line for line in table.lines[0][1]}
     advice = "'throughput (samples/s)', or 'throughput (samples/s/GPU)' if it is of one GPU"
     needed = [] if found else [f"no column of values; name it {advice}, or 'step time (ms)'"]
-    if not found and (other := next((one for one in heads if named[one] == one), "")):
+    if not found and (other := next((head for head in heads if named[head] == head), "")):
         heads[other] = "throughput (samples/s)"
     if "n" not in named.values() and not {"nodes", "ranks_per_node"} <= {*named.values()}:
         needed.append("no column n for the number of ranks; name it n, or gpus")
@@ -538,7 +548,7 @@ def _refuse_open(
             needed.append(f"column {heading!r} does not say its unit; name it {name}")
             heads[heading] = f"{heading} (s)" if is_time else "throughput (samples/s)"
     if needed:
-        cells = [first.get(one, "8") for one in heads]
+        cells = [first.get(head, "8") for head in heads]
         example = f"{table.sign.join(heads.values())} / {table.sign.join(cells)}"
         raise ValueError(
             f"{'; '.join(needed)}; a table needs n, value, metric and unit, for example: {example}"

@@ -83,9 +83,9 @@ def _block(document: Mapping[str, Any]) -> dict[str, Any]:
     if not epochs:
         raise IndexError("rows of them")
     # Samples of an item may be many, so that the batch does not tell.
-    per_step = sum(one["samples"] for one in epochs) // len(document["step_losses"])
-    most = max(one["samples"] for one in epochs)
-    whole = [one for one in epochs if one["samples"] == most]
+    per_step = sum(epoch["samples"] for epoch in epochs) // len(document["step_losses"])
+    most = max(epoch["samples"] for epoch in epochs)
+    whole = [epoch for epoch in epochs if epoch["samples"] == most]
     data: Data = "synthetic" if config["data"] == "synthetic" else "real"
     basis = Basis(data, times_input=True, optimizer=config.get("optimizer") or USUAL["optimizer"])
     kind = document.get("device_type") or config.get("device")
@@ -128,10 +128,10 @@ def _training(document: Mapping[str, Any], samples: int, per_step: int) -> dict[
         "device_name": document["device"],
         "target_accuracy": config.get("target_accuracy"),
         "rows": [
-            {name: one[name] for name in same}
-            | {name: one[own] for name, own in others.items()}
-            | {"steps": one["samples"] // per_step}
-            for one in epochs
+            {name: epoch[name] for name in same}
+            | {name: epoch[own] for name, own in others.items()}
+            | {"steps": epoch["samples"] // per_step}
+            for epoch in epochs
         ],
     }
 

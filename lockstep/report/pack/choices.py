@@ -171,7 +171,7 @@ class Chosen:
     @property
     def points(self) -> list[Point]:
         """The points in the tables."""
-        return [point for one in self.shown for point in one.points]
+        return [point for curve in self.shown for point in curve.points]
 
 
 def choose(series: Sequence[Series], wanted: Production | None, threshold: float) -> Chosen:
@@ -203,22 +203,22 @@ def choose(series: Sequence[Series], wanted: Production | None, threshold: float
 def _ladders(series: Sequence[Series], study: str) -> list[Series]:
     measured = [s for s in series if s.row.origin == "measured" and s.row.study == study]
     # The longest first, since that is what was asked; another layout is no ladder of its own.
-    return sorted((s for s in measured if s.main is None), key=lambda one: -len(one.points))
+    return sorted((s for s in measured if s.main is None), key=lambda curve: -len(curve.points))
 
 
 def _shown(ladders: Sequence[Series], production: Series | None) -> tuple[Series, ...]:
     """Return the longest ladders, the last of them for the one that production is of."""
     longest, others = ladders[:MAX_SERIES], ladders[MAX_SERIES:]
-    if any(one is production for one in others):
-        return (*longest[:-1], *(one for one in others if one is production))
+    if any(curve is production for curve in others):
+        return (*longest[:-1], *(curve for curve in others if curve is production))
     return tuple(longest)
 
 
 def _named(ladders: Sequence[Series], wanted: Production) -> tuple[Series, Point]:
-    for one in ladders:
-        for point in one.points:
+    for curve in ladders:
+        for point in curve.points:
             if point.world_size == wanted.world_size:
-                return one, point
+                return curve, point
     known = sorted({point.world_size for one in ladders for point in one.points})
     raise ValueError(
         f"the production point, {wanted.study} at {wanted.world_size} ranks, was not measured; "
@@ -242,10 +242,10 @@ def _largest(series: Series, threshold: float) -> Point | None:
 
 def _agreements(strong: Sequence[Series], weak: Sequence[Series]) -> tuple[Agreement, ...]:
     """Compare the points that both ladders have: one step, measured twice."""
-    steps = {_work(p): p.step_s for one in weak for p in one.points if p.step_s}
+    steps = {_work(p): p.step_s for curve in weak for p in curve.points if p.step_s}
     found = {
         point.world_size: point.step_s / steps[_work(point)]
-        for one in strong for point in one.points
+        for curve in strong for point in curve.points
         if point.step_s and _work(point) in steps
     }  # fmt: skip
     return tuple(Agreement(size, ratio) for size, ratio in found.items())
@@ -400,8 +400,8 @@ def outcomes(results: Results) -> Outcomes | None:
         return None
     states = dict.fromkeys(str(one.get("state")) for one in known)
     made = tuple(_outcome(state, known) for state in states)
-    total = math.fsum(one.node_hours for one in made)
-    lost = math.fsum(one.node_hours for one in made if one.state != GOOD)
+    total = math.fsum(outcome.node_hours for outcome in made)
+    lost = math.fsum(outcome.node_hours for outcome in made if outcome.state != GOOD)
     waits = sorted(_numbers(known, "queue_wait_s"))
     return Outcomes(
         made, total, lost / total if total else 0.0,

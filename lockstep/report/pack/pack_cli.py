@@ -138,8 +138,8 @@ def _figures(
 def _say(facts: "Facts", despite: bool) -> None:
     from lockstep.report.pack import sections
 
-    for one in facts.against:
-        click.echo(f"objection: {sections.describe_objection(one)}", err=True)
+    for objection in facts.against:
+        click.echo(f"objection: {sections.describe_objection(objection)}", err=True)
     if not despite:
         click.echo(
             "No pack is written. Mend what lockstep check names and measure again; --despite "
@@ -165,8 +165,8 @@ def _numbers(facts: "Facts", series: "Sequence[Series]", programme: str) -> dict
             "time_of_1e6_samples_s": sections.time_of_samples_s(point),
             "node_hours_of_1e6_samples": sections.node_hours_of_samples(point),
         },
-        "agreements": [asdict(one) for one in facts.chosen.agreements],
+        "agreements": [asdict(agreement) for agreement in facts.chosen.agreements],
         "budget": asdict(facts.plan) if facts.plan else None,
         "jobs": asdict(facts.known) if facts.known else None,
-        "objections": [one.record() for one in facts.against],
+        "objections": [objection.record() for objection in facts.against],
     }

@@ -114,10 +114,11 @@ def milestones(plan: Budget) -> Table:
     )  # fmt: skip
     rows = [
         [
-            one.type, one.code or formats.DASH, str(one.num_runs), shown(one.num_nodes),
-            shown(one.num_steps), number(one.step_s), number(one.hours), exact(one.node_hours),
+            milestone.type, milestone.code or formats.DASH, str(milestone.num_runs),
+            shown(milestone.num_nodes), shown(milestone.num_steps), number(milestone.step_s),
+            number(milestone.hours), exact(milestone.node_hours),
         ]
-        for one in plan.milestones
+        for milestone in plan.milestones
     ]  # fmt: skip
     rows.append(["Sum", *([""] * (len(columns) - 2)), exact(plan.node_hours)])
     return table("Milestones", columns, rows, texts=2, bold=len(rows) - 1)
@@ -141,7 +142,10 @@ def exact(hours: float) -> str:
 
 def outcomes(known: Outcomes) -> Table:
     """Return how the jobs ended."""
-    rows = [[one.state, str(one.num_jobs), number(one.node_hours)] for one in known.outcomes]
+    rows = [
+        [outcome.state, str(outcome.num_jobs), number(outcome.node_hours)]
+        for outcome in known.outcomes
+    ]
     return table("Jobs of this campaign, as Slurm accounts for them",
                  ("State", "Jobs", "Node-hours"), rows, texts=1)  # fmt: skip
 
@@ -228,7 +232,8 @@ def describe_efficiency(point: Point) -> str:
 def describe_agreement(found: Sequence[Agreement], noun: str) -> str:
     """Say how well the two ladders agree where they measured the same step."""
     said = listed(
-        f"{100 * (one.ratio - 1):+.1f} % on {counted(one.world_size, noun)}" for one in found
+        f"{100 * (agreement.ratio - 1):+.1f} % on {counted(agreement.world_size, noun)}"
+        for agreement in found
     )
     return f"Both ladders measured the same step at some sizes; strong differs from weak by {said}."
 
@@ -236,9 +241,9 @@ def describe_agreement(found: Sequence[Agreement], noun: str) -> str:
 def describe_stalls(series: Iterable[Series], noun: str) -> str:
     """Name the points whose mean step is far above the median; empty where none is."""
     said = [
-        f"{ratio(point.mean_over_median)} times in {one.row.study} scaling on "
+        f"{ratio(point.mean_over_median)} times in {curve.row.study} scaling on "
         f"{counted(point.world_size, noun)}"
-        for one in series for point in one.points
+        for curve in series for point in curve.points
         if (point.mean_over_median or 1.0) > STALLS
     ]  # fmt: skip
     if not said:
@@ -251,7 +256,7 @@ def describe_stalls(series: Iterable[Series], noun: str) -> str:
 
 def describe_precision(chosen: Chosen) -> str:
     """Say in which precision the tables are."""
-    found = dict.fromkeys(one.row.precision for one in chosen.shown)
+    found = dict.fromkeys(curve.row.precision for curve in chosen.shown)
     return " ".join(
         f"The tables hold {name}: {PRECISIONS.get(str(name), 'as PyTorch defines it')}."
         for name in found
@@ -268,9 +273,10 @@ def describe_time_to_solution(chosen: Chosen, plan: Budget | None) -> str:
         f"{number(point.mean_step_s, scale=MILLI)} ms in the mean; 10\u2076 {unit} take "
         f"{number(time_of_samples_s(point))} s."
     )
-    for one in plan.milestones if plan else ():
-        if one.num_steps is not None:
-            text += f" {one.type}: a run of {one.num_steps} steps takes {number(one.hours)} h."
+    for milestone in plan.milestones if plan else ():
+        if milestone.num_steps is not None:
+            hours = number(milestone.hours)
+            text += f" {milestone.type}: a run of {milestone.num_steps} steps takes {hours} h."
     return text
 
 
@@ -288,7 +294,7 @@ def describe_scale(chosen: Chosen, noun: str) -> str:
 
 def describe_intervals(points: Sequence[Point]) -> str:
     """Say what intervals are; empty where no point has one."""
-    if not any(one.step_interval or one.efficiency_interval for one in points):
+    if not any(point.step_interval or point.efficiency_interval for point in points):
         return ""
     return (
         "Intervals are 95 % Student t on the logarithm of one value a launch, those of ratios "
@@ -319,9 +325,9 @@ def describe_peak(mfu: float) -> str:
 def describe_budget(plan: Budget, known: Outcomes | None) -> list[str]:
     """Say how the node-hours come about, which input is measured and which is planned."""
     measured = [
-        f"{one.type} on {counted(one.world_size or 0, 'rank')} at global batch "
-        f"{one.global_batch} of the production series"
-        for one in plan.milestones if one.source == "measured"
+        f"{milestone.type} on {counted(milestone.world_size or 0, 'rank')} at global batch "
+        f"{milestone.global_batch} of the production series"
+        for milestone in plan.milestones if milestone.source == "measured"
     ]  # fmt: skip
     source = (
         f"times per step are measured ({listed(measured)})" if measured
@@ -354,32 +360,32 @@ def describe_waits(known: Outcomes) -> str:
     )
 
 
-def describe_objection(one: Objection) -> str:
+def describe_objection(objection: Objection) -> str:
     """Return one objection as a sentence without its full stop."""
-    if one.finding is not None:
-        return f"{one.finding.rule}: {one.finding.where}: {one.finding.message}"
-    if one.kind == "cpus":
+    if objection.finding is not None:
+        return f"{objection.finding.rule}: {objection.finding.where}: {objection.finding.message}"
+    if objection.kind == "cpus":
         return "measured on CPUs, where ranks share cores and memory bandwidth: a functional test"
-    if one.kind == "recorded":
+    if objection.kind == "recorded":
         return "a recorded campaign that ships with Lockstep, not a measurement of the applicant"
-    if one.kind == "no-interval":
+    if objection.kind == "no-interval":
         return (
-            f"{counted(one.num_points, 'point')} without an interval, so that nobody knows how far "
-            "another launch would differ: measure 3 repeats or more"
+            f"{counted(objection.num_points, 'point')} without an interval, so that nobody knows "
+            "how far another launch would differ: measure 3 repeats or more"
         )
-    if one.kind == "example":
+    if objection.kind == "example":
         return "the planned runs are the example's that ships with Lockstep, not the applicant's"
-    if one.kind == "left-out":
+    if objection.kind == "left-out":
         return (
-            f"{counted(len(one.launches), 'launch')} may not be pooled with the others of "
-            f"{counted(one.num_points, 'point')}: {listed(one.launches, MAX_NAMED)}"
+            f"{counted(len(objection.launches), 'launch')} may not be pooled with the others of "
+            f"{counted(objection.num_points, 'point')}: {listed(objection.launches, MAX_NAMED)}"
         )
-    return f"{counted(one.num_points, 'point')} flagged: {listed(one.flags, MAX_NAMED)}"
+    return f"{counted(objection.num_points, 'point')} flagged: {listed(objection.flags, MAX_NAMED)}"
 
 
 def describe_despite(found: Sequence[Objection]) -> str:
     """Say at the head of a text what speaks against it."""
-    said = "; ".join(describe_objection(one) for one in found[:MAX_NAMED])
+    said = "; ".join(describe_objection(objection) for objection in found[:MAX_NAMED])
     more = f"; and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
     return (
         f"No proposal evidence. This text was written despite {counted(len(found), 'objection')}: "
@@ -424,7 +430,7 @@ class Facts:
     def basis(self) -> list[Basis]:
         """What the measured steps read, each kind once."""
         rows = [row for point in self.chosen.points for row in point.rows]
-        return list(dict.fromkeys(one for row in rows if (one := record.basis_of(row.details))))
+        return list(dict.fromkeys(basis for row in rows if (basis := record.basis_of(row.details))))
 
     @property
     def said_basis(self) -> str:
@@ -461,7 +467,7 @@ def _part(name: str, facts: Facts) -> list[Block]:
 
 
 def _texts(*sentences: str) -> list[Block]:
-    return [{"kind": "text", "text": one} for one in sentences if one]
+    return [{"kind": "text", "text": sentence} for sentence in sentences if sentence]
 
 
 def source(facts: Facts) -> str:
@@ -499,7 +505,7 @@ SOFTWARE = {
 
 
 def _scalability(facts: Facts) -> list[Block]:
-    tables = [_table(facts, one) for one in facts.chosen.shown]
+    tables = [_table(facts, curve) for curve in facts.chosen.shown]
     return [*tables, *_job_size(facts), *_drawn(facts)]
 
 
@@ -508,9 +514,9 @@ def _main_table(facts: Facts) -> list[Block]:
     return [_table(facts, facts.chosen.series), *_texts(size)]
 
 
-def _table(facts: Facts, one: Series) -> Block:
-    caption, note = describe_figure(one), relative_to(one, facts.noun)
-    return scaling(one, facts.chosen, facts.title_noun, caption, note)
+def _table(facts: Facts, curve: Series) -> Block:
+    caption, note = describe_figure(curve), relative_to(curve, facts.noun)
+    return scaling(curve, facts.chosen, facts.title_noun, caption, note)
 
 
 def _job_size(facts: Facts) -> list[Block]:
@@ -554,7 +560,7 @@ def _gantt(facts: Facts) -> list[Block]:
 
 def _mechanism(facts: Facts) -> list[Block]:
     version = str(facts.results.provenance.get("lockstep_version", formats.DASH))
-    warmup = [one.facts.get("warmup_rounds") for one in facts.results.launches]
+    warmup = [launch.facts.get("warmup_rounds") for launch in facts.results.launches]
     planned = bool(facts.results.campaign.get("launches"))
     points = facts.chosen.points
     told = method.timing(points, version, warmup, planned)
@@ -577,8 +583,8 @@ def _milestones(facts: Facts) -> list[Block]:
 
 def _unit_costs(facts: Facts) -> list[Block]:
     return [
-        unit_costs(one, facts.chosen, facts.title_noun, describe_figure(one))
-        for one in facts.chosen.shown
+        unit_costs(curve, facts.chosen, facts.title_noun, describe_figure(curve))
+        for curve in facts.chosen.shown
     ]
 
 
@@ -599,7 +605,7 @@ def _parallel(facts: Facts) -> list[Block]:
 
 
 def _io(facts: Facts) -> list[Block]:
-    known = {one.times_input for one in facts.basis}
+    known = {basis.times_input for basis in facts.basis}
     said = "may read files: what they read is not recorded"
     if known in ({True}, {False}):
         said = "read their input" if known == {True} else "read and write no files"
@@ -609,7 +615,7 @@ def _io(facts: Facts) -> list[Block]:
 def _workflow(facts: Facts) -> list[Block]:
     name = facts.results.campaign.get("name")
     planned = len(facts.results.campaign.get("launches", [])) or len(facts.results.launches)
-    resumed = sum(len(one.facts.get("sessions") or []) > 1 for one in facts.results.launches)
+    resumed = sum(len(launch.facts.get("sessions") or []) > 1 for launch in facts.results.launches)
     return _texts(
         f"Lockstep runs the ladder{f' {name}' if name else ''} as {counted(planned, 'launch')}, "
         "each a process group of one world size. A launch that is killed loses no finished case."

@@ -55,7 +55,7 @@ def jobs(results: Results, hours: str) -> Panel | None:
 
 def accounted(results: Results) -> Iterator[Row]:
     """Yield the rows of each campaign's accounting, in the order of its launches' folders."""
-    launches = (one.path.parent.parent for one in results.launches)
+    launches = (launch.path.parent.parent for launch in results.launches)
     for folder in dict.fromkeys(one.parent for one in launches if one.name == "launches"):
         path = folder / ACCOUNTING
         if path.exists():

@@ -88,7 +88,7 @@ def imported_panel(
         )
     shown = series[:MAX_TABLES]
     made["tables"] = [
-        _imported_table(one, results.tables.get(one.case, {}), threshold) for one in shown
+        _imported_table(curve, results.tables.get(curve.case, {}), threshold) for curve in shown
     ]
     made["notes"] = left_out(series, curves)
     return made
@@ -157,10 +157,10 @@ IDEAL = "ideal, from the smallest value"
 def programs_panels(series: Sequence[Series]) -> list[Panel]:
     """Return a panel for each factor that programs are laddered over, and one of their metrics."""
     found: dict[str, list[FactorLadder]] = {}
-    for one in factor_ladders(series):
-        found.setdefault(one.factor, []).append(one)
+    for factor_ladder in factor_ladders(series):
+        found.setdefault(factor_ladder.factor, []).append(factor_ladder)
     made = [_over(factor, own) for factor, own in found.items()]
-    metrics = [of_one for one in series if (of_one := _metrics(one))]
+    metrics = [of_one for curve in series if (of_one := _metrics(curve))]
     if metrics:
         lead = "What the program printed: of each launch the median over its runs."
         made.append(panel("metrics", "Metrics of programs", lead=[lead], tables=metrics))
@@ -169,9 +169,9 @@ def programs_panels(series: Sequence[Series]) -> list[Panel]:
 
 def _over(factor: str, ladders: Sequence[FactorLadder]) -> Panel:
     made = panel(_id(factor), f"Scaling over {factor}")
-    sound = [one for one in ladders if not one.is_blocked]
+    sound = [factor_ladder for factor_ladder in ladders if not factor_ladder.is_blocked]
     made["figures"] = [_figure(factor, sound[:MAX_CURVES])] if sound else []
-    made["tables"] = [_table(one) for one in ladders]
+    made["tables"] = [_table(factor_ladder) for factor_ladder in ladders]
     if len(sound) > MAX_CURVES:
         made["notes"] = [f"The figure shows the first {MAX_CURVES} of {len(sound)} ladders."]
     return made
@@ -183,7 +183,7 @@ def _id(factor: str) -> str:
 
 
 def _figure(factor: str, ladders: Sequence[FactorLadder]) -> Figure:
-    curves = [_curve(one) for one in ladders]
+    curves = [_curve(factor_ladder) for factor_ladder in ladders]
     return curve_figure(
         f"{_id(factor)}-speedup", f"Speed-up over {factor}", "Speed-up", curves, ylog=True,
         xlabel=factor, ideal=IDEAL, nodes=[],
@@ -265,20 +265,20 @@ def panels(
     predicted: Mapping[str, Curve] | None = None,
 ) -> list[Panel]:
     """Return the panels of everything measured and imported, in the order of the page."""
-    measured = [one for one in series if one.row.origin == "measured"]
-    studies = list(dict.fromkeys([*TITLES, *(one.row.study for one in measured)]))
-    carried = {one.name: one.provenance.get("wire_gb_per_s") for one in results.launches}
+    measured = [curve for curve in series if curve.row.origin == "measured"]
+    studies = list(dict.fromkeys([*TITLES, *(curve.row.study for curve in measured)]))
+    carried = {launch.name: launch.provenance.get("wire_gb_per_s") for launch in results.launches}
     wires = {name: wire for name, wire in carried.items() if wire}
     told = without_laddered(measured)
     made = [
         _panel(study, chosen, threshold, hours, wires, predicted or {})
         for study in studies
-        if (chosen := [one for one in told if one.row.study == study])
+        if (chosen := [curve for curve in told if curve.row.study == study])
     ]
     made += programs_panels(measured)
-    made += _pace([one for one in measured if not one.row.program])
+    made += _pace([curve for curve in measured if not curve.row.program])
     for origin in ("cited", "target"):
-        chosen = [one for one in series if one.row.origin == origin]
+        chosen = [curve for curve in series if curve.row.origin == origin]
         if chosen:
             made.append(imported_panel(results, chosen, origin, threshold, predicted or {}))
     return made
@@ -290,7 +290,9 @@ def ladders(series: Sequence[Series]) -> list[Series]:
     for study in (*LADDERS, "cited", "target"):
         origin = study if study in ("cited", "target") else "measured"
         chosen = [
-            one for one in series if one.row.origin == origin and study in (one.row.study, origin)
+            curve
+            for curve in series
+            if curve.row.origin == origin and study in (curve.row.study, origin)
         ]
         found += sound(drawn(chosen, origin))[:MAX_CURVES]
     return found
@@ -298,7 +300,7 @@ def ladders(series: Sequence[Series]) -> list[Series]:
 
 def _pace(series: Sequence[Series]) -> list[Panel]:
     """Return the strip of hosts and ranks, where there are enough of them to compare."""
-    rows = [row for one in series for point in one.points for row in point.rows]
+    rows = [row for curve in series for point in curve.points for row in point.rows]
     found = slow.paces(rows)
     if len(found) < (LEAST_RANKS if found and found[0].rank is not None else LEAST_HOSTS):
         return []
@@ -328,11 +330,11 @@ def _others(series: list[Series]) -> Panel:
     columns = ("Benchmark", "Launches", "Rounds", "Median (ms)", "Mean (ms)", "Min (ms)",
                "Max (ms)", "Flags")  # fmt: skip
     rows = []
-    for one in series:
-        point = one.points[0]
+    for curve in series:
+        point = curve.points[0]
         times = (point.step_s, *(point.pooled[f"{n}_step_s"] for n in ("mean", "min", "max")))
         rows.append([
-            one.case, str(point.num_launches), str(sum(r.rounds or 0 for r in point.rows)),
+            curve.case, str(point.num_launches), str(sum(r.rounds or 0 for r in point.rows)),
             *(number(time_s, scale=MILLI) for time_s in times),
             flagged(point),
         ])  # fmt: skip

@@ -63,10 +63,10 @@ def collective_panel(series: Sequence[Series], wires: Mapping[str, float]) -> Pa
 def sweeps(series: Sequence[Series]) -> dict[Key, Sweep]:
     """Return (collective and layout, world size) -> points in the order of message sizes."""
     groups: dict[Key, Sweep] = {}
-    for one in series:
-        for point in one.points:
+    for curve in series:
+        for point in curve.points:
             size = message_bytes(point)
-            name = ", ".join(filter(None, (one.row.workload, one.layout)))
+            name = ", ".join(filter(None, (curve.row.workload, curve.layout)))
             groups.setdefault((name, point.world_size), []).append((size, point))
     return {key: sorted(groups[key], key=lambda item: item[0]) for key in sorted(groups)}
 
@@ -205,13 +205,13 @@ def panel_of(results: Results, series: Sequence[Series]) -> Panel | None:
     found = [*slow.readings(series), *_loader(series), *_network(series)]
     if not found:
         return None
-    good = sum(one.is_good and one.is_shown for one in found)
+    good = sum(reading.is_good and reading.is_shown for reading in found)
     columns = ("What", "Verdict", "Case", "Expected", "Measured", "Ranks")
     made = panel("health", "Health", lead=[LEAD])
     made["tables"] = [
         table(
             "Devices, loader and network at the largest size of each ladder", columns,
-            [_cells(one) for one in found], 4, "",
+            [_cells(reading) for reading in found], 4, "",
             finding=f"{good} of {counted(len(found), 'check')} passed",
         )
     ]  # fmt: skip
@@ -220,7 +220,7 @@ def panel_of(results: Results, series: Sequence[Series]) -> Panel | None:
 
 def _loader(series: Sequence[Series]) -> list[Reading]:
     """Return the setting that leaves a step waiting least, where any was fed to one."""
-    found = loader_card.judge([one for one in series if one.row.origin == "measured"])
+    found = loader_card.judge([curve for curve in series if curve.row.origin == "measured"])
     if found is None:
         return []
     best = found.settings[0]
@@ -229,7 +229,11 @@ def _loader(series: Sequence[Series]) -> list[Reading]:
 
 def _network(series: Sequence[Series]) -> list[Reading]:
     """Return the fitted rate of all_reduce on the most ranks, where they are on several nodes."""
-    own = [one for one in series if one.row.study == "collective" and one.row.origin == "measured"]
+    own = [
+        curve
+        for curve in series
+        if curve.row.study == "collective" and curve.row.origin == "measured"
+    ]
     known = {
         world_size: points
         for (_, world_size), points in sweeps(own).items()
@@ -242,12 +246,12 @@ def _network(series: Sequence[Series]) -> list[Reading]:
     return [Reading("network", fit.beta_gb_per_s, "all_reduce", max(known))] if fit else []
 
 
-def _cells(one: Reading) -> list[str]:
-    limit, verdict = LIMITS[one.kind], "pass" if one.is_good else "warn"
-    verdict = verdict if one.is_shown else "not shown"
-    if one.kind == "network":
-        expected, value = f"from {number(limit)} GB/s", f"{number(one.value)} GB/s"
+def _cells(reading: Reading) -> list[str]:
+    limit, verdict = LIMITS[reading.kind], "pass" if reading.is_good else "warn"
+    verdict = verdict if reading.is_shown else "not shown"
+    if reading.kind == "network":
+        expected, value = f"from {number(limit)} GB/s", f"{number(reading.value)} GB/s"
     else:
-        bound = "below" if one.kind == "loader" else "from"
-        expected, value = f"{bound} {percent(limit)} %", f"{percent(one.value)} %"
-    return [NAMES[one.kind], verdict, one.case, expected, value, str(one.world_size)]
+        bound = "below" if reading.kind == "loader" else "from"
+        expected, value = f"{bound} {percent(limit)} %", f"{percent(reading.value)} %"
+    return [NAMES[reading.kind], verdict, reading.case, expected, value, str(reading.world_size)]

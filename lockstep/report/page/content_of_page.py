@@ -63,7 +63,7 @@ def page(evaluation: Evaluation, threshold: float, command: str = "") -> dict[st
         **_top(evaluation, series, threshold, terminal.counts(findings) if findings else ""),
         "source": _source(_title(results, series), results, command),
         "sections": sections,
-        "data": _data(series),
+        "data": ({"schema": 1, "points": table(series)}),
     }
 
 
@@ -78,7 +78,7 @@ def _top(
     judged = verdict_card.judge(series, threshold)
     told_of = without_laddered(series)
     headlines = top.headlines(
-        told_of, threshold, lambda one: page_facts.why_blocked(one, errors, left_out)
+        told_of, threshold, lambda curve: page_facts.why_blocked(curve, errors, left_out)
     )
     return {
         "headlines": [
@@ -142,7 +142,7 @@ def _around(
 
 
 def _title(results: Results, series: Sequence[Series]) -> str:
-    origins = {one.row.origin for one in series}
+    origins = {curve.row.origin for curve in series}
     name = _campaign_name(results)
     if origins and "measured" not in origins:
         words = " and ".join(sorted(origins))
@@ -156,7 +156,9 @@ def _title(results: Results, series: Sequence[Series]) -> str:
 def _campaign_name(results: Results) -> str:
     if results.campaign.get("name"):
         return str(results.campaign["name"])
-    names = [str(one.facts["campaign"]) for one in results.launches if one.facts.get("campaign")]
+    names = [
+        str(launch.facts["campaign"]) for launch in results.launches if launch.facts.get("campaign")
+    ]
     return " + ".join(dict.fromkeys(names))
 
 
@@ -164,11 +166,11 @@ def _summary(results: Results, series: Sequence[Series]) -> list[str]:
     sentences = []
     if results.launches or learning.trained(series):
         sentences.append(_measured_summary(results, series))
-        rows = [row for one in series for point in one.points for row in point.rows]
+        rows = [row for curve in series for point in curve.points for row in point.rows]
         sentences += plots.basis_sentences([row for row in rows if row.origin == "measured"])
     for origin in ("cited", "target"):
-        chosen = [one for one in series if one.row.origin == origin]
-        points = sum(len(one.points) for one in chosen)
+        chosen = [curve for curve in series if curve.row.origin == origin]
+        points = sum(len(curve.points) for curve in chosen)
         if chosen:
             sentences.append(
                 f"{counted(points, 'point')} in {counted(len(chosen), 'table')} "
@@ -178,14 +180,14 @@ def _summary(results: Results, series: Sequence[Series]) -> list[str]:
 
 
 def _measured_summary(results: Results, series: Sequence[Series]) -> str:
-    measured = [one for one in series if one.row.origin == "measured"]
-    points = sum(len(one.points) for one in measured)
-    sizes = sorted({point.world_size for one in measured for point in one.points})
+    measured = [curve for curve in series if curve.row.origin == "measured"]
+    points = sum(len(curve.points) for curve in measured)
+    sizes = sorted({point.world_size for curve in measured for point in curve.points})
     trained_on = (row.training.device_name for row in results.rows if row.training)
     devices = dict.fromkeys([*results.device_names, *trained_on])
     days = method.days(results.days)
-    steps = (one for one in measured if one.row.study in TRAINING)
-    workloads = dict.fromkeys(one.row.workload for one in steps)
+    steps = (curve for curve in measured if curve.row.study in TRAINING)
+    workloads = dict.fromkeys(curve.row.workload for curve in steps)
     what = formats.listed(workloads or ["Benchmarks"], 4)
     ranks = f"{formats.listed(sizes)} rank{'' if sizes == [1] else 's'}"
     text = f"{what} on {ranks}, {method.nodes(results.rows)}"
@@ -226,10 +228,10 @@ def _verdicts(found: Mapping[str, Sequence[Headline]]) -> list[str]:
 def _warnings(evaluation: Evaluation) -> list[str]:
     """Count what a reader must know before trusting the page."""
     results, series = evaluation.results, evaluation.series
-    points = [point for one in series for point in one.points]
+    points = [point for curve in series for point in curve.points]
     flagged = headline.num_flagged(points)
     single = sum(p.num_launches == 1 for p in points if p.rows[0].origin == "measured")
-    unequal = sum(any(f.kind == "unequal-threads" for f in one.base.flags) for one in series)
+    unequal = sum(any(f.kind == "unequal-threads" for f in curve.base.flags) for curve in series)
     wide = sum(is_wide(point) for point in points)
     broken = sum(not launch.complete for launch in results.launches)
     skewed = sum(abs((point.mean_over_median or 1.0) - 1) > NOTABLE for point in points)
@@ -249,7 +251,3 @@ def _warnings(evaluation: Evaluation) -> list[str]:
         (len(lost), counted(len(lost), "gap")),
     ]
     return [text for count, text in lines if count]
-
-
-def _data(series: Sequence[Series]) -> dict[str, Any]:
-    return {"schema": 1, "points": table(series)}

@@ -58,23 +58,23 @@ def ladder_panel(
         if strong
         else "The local batch is fixed: ideally a step takes as long on many ranks as on one."
     )
-    if all(one.row.program for one in series):
+    if all(curve.row.program for curve in series):
         lead = f"The work of a run is fixed{'' if strong else ' for each rank'}."
     made = panel(study, TITLES[study], lead=[lead])
     made["figures"], notes = _figures(study, drawn(series), threshold, predicted)
     made["tables"] = requested(study, series) + [
         made_of
-        for one in series[:MAX_SERIES]
+        for curve in series[:MAX_SERIES]
         for made_of in (
-            _scaling_table(one, threshold),
-            None if one.row.program else _cost_table(one, hours),
-            loss_table(one),
-            phase_table(one),
+            _scaling_table(curve, threshold),
+            None if curve.row.program else _cost_table(curve, hours),
+            loss_table(curve),
+            phase_table(curve),
         )
         if made_of
     ]
     made["notes"] = [*left_out(series, drawn(series), MAX_SERIES), *notes]
-    if any(one.row.factors.get("strategy") == "fsdp" for one in series):
+    if any(curve.row.factors.get("strategy") == "fsdp" for curve in series):
         made["notes"].append(UNDIVIDED)
     return made
 

@@ -61,11 +61,11 @@ TRAINING = (
 def flags(series: Sequence[Series]) -> Panel | None:
     """Return the flags with the points they concern, or None without any."""
     places: dict[tuple[int, str], list[str]] = {}
-    for one in series:
-        for point in one.points:
+    for curve in series:
+        for point in curve.points:
             texts = dict.fromkeys(map(str, point.flags))
             for flag in zip(point.flag_numbers, texts, strict=True):
-                places.setdefault(flag, []).append(f"{one.label} at {point.world_size}")
+                places.setdefault(flag, []).append(f"{curve.label} at {point.world_size}")
     if not places:
         return None
     rows = [
@@ -140,12 +140,14 @@ def not_measured(results: Results) -> Panel | None:
 def method(results: Results, series: Sequence[Series], threshold: float) -> Panel:
     """Return how the numbers came about, and what each of them means."""
     made = panel("method", "Method")
-    measured = [one for one in series if one.row.origin == "measured" and one.row.study != OTHER]
-    if any(one.row.training for one in measured):
+    measured = [
+        curve for curve in series if curve.row.origin == "measured" and curve.row.study != OTHER
+    ]
+    if any(curve.row.training for curve in measured):
         made["lead"].append(TRAINING)
-    if any(one.row.program for one in measured):
+    if any(curve.row.program for curve in measured):
         made["lead"].append(PROGRAM)
-    if measured := [one for one in measured if not (one.row.training or one.row.program)]:
+    if measured := [curve for curve in measured if not (curve.row.training or curve.row.program)]:
         made["lead"] += _measuring(results, measured)
     made["lead"] += [
         "Speed-up is the ratio of throughput to the baseline, the smallest world size of the "
@@ -167,7 +169,7 @@ def method(results: Results, series: Sequence[Series], threshold: float) -> Pane
 
 def _far_out(series: Sequence[Series]) -> list[str]:
     """Say how many rounds lie far from the others, or that there are too few to tell."""
-    rows = [row for one in series for point in one.points for row in point.rows]
+    rows = [row for curve in series for point in curve.points for row in point.rows]
     count = sum(row.num_far_out or 0 for row in rows)
     rounds = sum(row.rounds or 0 for row in rows if row.num_far_out is not None)
     timed = [row.rounds for row in rows if row.origin == "measured" and row.rounds]
@@ -185,10 +187,10 @@ def _far_out(series: Sequence[Series]) -> list[str]:
 
 
 def _measuring(results: Results, measured: Sequence[Series]) -> list[str]:
-    points = [point for one in measured for point in one.points]
-    versions = (one.provenance.get("lockstep_version") for one in results.launches)
+    points = [point for curve in measured for point in curve.points]
+    versions = (launch.provenance.get("lockstep_version") for launch in results.launches)
     version = formats.listed(dict.fromkeys(str(one) for one in versions if one)) or formats.DASH
-    warmup = [one.facts.get("warmup_rounds") for one in results.launches]
+    warmup = [launch.facts.get("warmup_rounds") for launch in results.launches]
     return [
         *timing(points, version, warmup, bool(results.campaign.get("launches"))),
         "Throughput is the samples of all ranks in a step, counted once, over the step time, so "
@@ -285,12 +287,12 @@ def _settings_table(rows: Sequence[Row]) -> dict[str, Any] | None:
 
 
 def _widest_name(launches: list[Launch]) -> str:
-    return max(launches, key=lambda one: one.facts.get("world_size") or 0).name
+    return max(launches, key=lambda launch: launch.facts.get("world_size") or 0).name
 
 
 def _widest(launches: list[Launch]) -> dict[str, Any]:
     name = _widest_name(launches)
-    return next(one.provenance for one in launches if one.name == name)
+    return next(launch.provenance for launch in launches if launch.name == name)
 
 
 def _rank_table(launches: list[Launch], rows: Sequence[Row]) -> dict[str, Any]:
@@ -348,8 +350,8 @@ PANEL = "check"
 
 def error_lines(found: Sequence[Finding]) -> list[str]:
     """Return the errors as sentences, for the top of the page."""
-    groups = terminal.grouped(one for one in found if one.level == "error")
-    lines = [f"{one.rule}: {one.where()}: {one.message()}." for one in groups[:MAX_FIRST]]
+    groups = terminal.grouped(finding for finding in found if finding.level == "error")
+    lines = [f"{group.rule}: {group.where()}: {group.message()}." for group in groups[:MAX_FIRST]]
     more = len(groups) - MAX_FIRST
     return [*lines, f"{counted(more, 'error')} more in the table below."] if more > 0 else lines
 
@@ -375,9 +377,9 @@ def findings_panel(found: Sequence[Finding]) -> Panel | None:
         return None
     groups = terminal.grouped(found)
     rows = [
-        [one.level, one.rule, one.where(MAX_PLACES), str(len(one.points) or ""),
-         f"{one.message()}.", f"{one.action}."]
-        for one in groups
+        [group.level, group.rule, group.where(MAX_PLACES), str(len(group.points) or ""),
+         f"{group.message()}.", f"{group.action}."]
+        for group in groups
     ]  # fmt: skip
     made = panel(PANEL, "What the check finds")
     made["lead"] = [
@@ -385,7 +387,7 @@ def findings_panel(found: Sequence[Finding]) -> Panel | None:
         "every verdict it touches; a warning limits what may be concluded."
     ]
     columns = ("Level", "Rule", "Where", "Points", "What", "What to do")
-    rules = Counter(one.rule for one in found)
+    rules = Counter(finding.rule for finding in found)
     said = listed(f"{rule} {count}" for rule, count in rules.items())
     caption, prints_all = "Findings of lockstep check", "lockstep check --json"
     made["tables"] = [table(caption, columns, rows, len(columns), prints_all, finding=said)]

@@ -105,7 +105,7 @@ def allowed(point: Point, text: str, base: Point | None = None) -> str:
 
 def sound(series: Sequence[Series]) -> list[Series]:
     """Return the series whose ratios no error of the check forbids."""
-    return [one for one in series if not any(point.blocked_by for point in one.points)]
+    return [curve for curve in series if not any(point.blocked_by for point in curve.points)]
 
 
 def baseline_text(series: Series) -> str:
@@ -160,7 +160,7 @@ def left_out(series: list[Series], drawn: list[Series], max_tables: int = MAX_TA
     """Say which series have no curve or no table."""
     notes = []
     if len(drawn) > MAX_CURVES:
-        names = formats.listed((one.label for one in drawn[MAX_CURVES:]), 6)
+        names = formats.listed((curve.label for curve in drawn[MAX_CURVES:]), 6)
         notes.append(f"The figures show the first {MAX_CURVES} series; left out: {names}.")
     if len(series) > max_tables:
         notes.append(
@@ -193,7 +193,7 @@ def drawn(series: Sequence[Series], origin: str = "measured") -> list[Series]:
     Of an imported table two sizes are no curve.
     """
     least = 1 if origin == "measured" else 2
-    return [one for one in series if len(one.points) > least]
+    return [curve for curve in series if len(curve.points) > least]
 
 
 def ends(interval: Interval | None) -> list[float] | None:
@@ -201,21 +201,25 @@ def ends(interval: Interval | None) -> list[float] | None:
     return None if interval is None else list(interval)
 
 
-def _pairs(curve: dict[str, Any]) -> list[tuple[float, float]]:
-    return list(zip(curve["x"], curve["y"], strict=True))
-
-
-def _modelled_sizes(curve: dict[str, Any]) -> list[int]:
-    return [x for x, _ in curve["model"]["points"]] if curve.get("model") else []
-
-
 def curve_figure(
     key: str, title: str, ylabel: str, curves: list[dict[str, Any]], **more: Any
 ) -> Figure:
     """Return the description of a figure of curves over world sizes."""
-    sizes = sorted({x for curve in curves for x in (*curve["x"], *_modelled_sizes(curve))})
+    sizes = sorted(
+        {
+            x
+            for curve in curves
+            for x in (
+                *curve["x"],
+                *([x for x, _ in curve["model"]["points"]] if curve.get("model") else []),
+            )
+        }
+    )
     described = "; ".join(
-        f"{curve['label']}: " + ", ".join(f"{number(y)} at {x}" for x, y in _pairs(curve))
+        f"{curve['label']}: "
+        + ", ".join(
+            f"{number(y)} at {x}" for x, y in (list(zip(curve["x"], curve["y"], strict=True)))
+        )
         for curve in curves
     )
     across = more.get("xlabel", "Ranks").lower() + (" in bytes" if more.get("size_ticks") else "")
@@ -287,7 +291,7 @@ def _seen(section: Panel) -> Iterator[Table]:
 
 def _of_figures(figures: Sequence[Figure]) -> Iterator[Panel]:
     if figures:
-        titles = "; ".join(one["title"] for one in figures)
+        titles = "; ".join(figure["title"] for figure in figures)
         yield _fold(f"{counted(len(figures), 'more figure')}", titles, figures=figures)
 
 

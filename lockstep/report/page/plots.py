@@ -68,9 +68,9 @@ def put_basis(
 
 def _rows(section: Mapping[str, Any], series: Sequence[Series]) -> list[Row]:
     """Return what was measured for a section; for one of no study, all that was."""
-    measured = [one for one in series if one.row.origin == "measured"]
-    own = [one for one in measured if one.row.study == section["id"]] or measured
-    return [row for one in own for point in one.points for row in point.rows]
+    measured = [curve for curve in series if curve.row.origin == "measured"]
+    own = [curve for curve in measured if curve.row.study == section["id"]] or measured
+    return [row for curve in own for point in curve.points for row in point.rows]
 
 
 def basis_sentences(rows: Sequence[Row]) -> list[str]:
@@ -82,7 +82,7 @@ def basis_sentences(rows: Sequence[Row]) -> list[str]:
 
 def _machine(results: Results, rows: Sequence[Row]) -> list[str]:
     """Name devices, nodes and image, and what is not known of them."""
-    known = [one.provenance for one in results.launches]
+    known = [launch.provenance for launch in results.launches]
     images = dict.fromkeys(
         str(one["image_sha256"])[:DIGEST] for one in known if one.get("image_sha256")
     )
@@ -105,7 +105,7 @@ MAX_SPLIT = 2
 
 def causes(study: str, series: Sequence[Series]) -> tuple[list[Figure], list[str]]:
     """Return a figure for each of the first series with timed variants, a note on the others."""
-    found = [(one, bars) for one in series if len(bars := _bars(one)) > 1]
+    found = [(curve, bars) for curve in series if len(bars := _bars(curve)) > 1]
     made = [_figure(f"{study}-causes-{i}", *each) for i, each in enumerate(found[:MAX_SPLIT])]
     if len(found) > MAX_SPLIT:
         return made, [f"Where a step's time goes is drawn of {MAX_SPLIT} of {len(found)} series."]
@@ -274,10 +274,10 @@ CAP, CAP_OF_MEDIAN = 1.5, 1.5
 
 def throughput(series: Sequence[Series]) -> list[Figure]:
     """Return a figure of throughput for each unit, on log axes with the ideal."""
-    units = list(dict.fromkeys(one.row.sample_unit for one in series))
+    units = list(dict.fromkeys(curve.row.sample_unit for curve in series))
     made = []
     for index, unit in enumerate(units[:MAX_UNITS]):
-        chosen = [one for one in series if one.row.sample_unit == unit][:MAX_CURVES]
+        chosen = [curve for curve in series if curve.row.sample_unit == unit][:MAX_CURVES]
         curves = list(map(_throughput_curve, chosen))
         key = "strong-throughput" + (f"-{index + 1}" if index else "")
         of = f" in {unit}/s" if len(units) > 1 else ""
@@ -367,7 +367,7 @@ def _title(study: str) -> str:
 
 
 def _relative(series: Sequence[Series]) -> str:
-    bases = dict.fromkeys(baseline_text(one) for one in series[:MAX_CURVES])
+    bases = dict.fromkeys(baseline_text(curve) for curve in series[:MAX_CURVES])
     return f"Relative to {'; '.join(bases)}."
 
 
@@ -410,7 +410,7 @@ def settings(study: str, groups: Sequence[tuple[Key, Cases]]) -> tuple[list[Figu
     compare = [(key, cases) for key, cases in groups if len(cases) > 1]
     if len({size for (_, size, _), _ in compare}) >= GRID_FROM:
         grids = alternatives.grids(study, compare)
-        made = [_grid(study, index, one) for index, one in enumerate(grids[:MAX_FIGURES])]
+        made = [_grid(study, index, grid) for index, grid in enumerate(grids[:MAX_FIGURES])]
         return made, _note(len(grids))
     # The largest size first: it is what a campaign was made for.
     compare.sort(key=lambda item: -item[0][1])
@@ -425,8 +425,8 @@ def _note(count: int) -> list[str]:
 
 
 def _grid(study: str, index: int, grid: Grid) -> Figure:
-    one = grid.series
-    beside = f", {one.layout}" if one.layout else ""
+    curve = grid.series
+    beside = f", {curve.layout}" if curve.layout else ""
     rows = list(grid.cells)[:MAX_GRID_ROWS]
     sizes = grid.sizes[-MAX_GRID_COLUMNS:]
     cells = [[grid.cells[row].get(size) for size in sizes] for row in rows]
@@ -447,7 +447,7 @@ def _grid(study: str, index: int, grid: Grid) -> Figure:
         note += f" Not drawn: {left_out[0]} settings, {left_out[1]} smaller sizes."
     return {
         "kind": "grid", "id": f"{study}-{index}", "note": note,
-        "title": f"{TITLES.get(study, study)}: {one.row.workload}{beside}, all sizes",
+        "title": f"{TITLES.get(study, study)}: {curve.row.workload}{beside}, all sizes",
         "rows": [", ".join(row) for row in rows], "columns": [str(size) for size in sizes],
         "cells": [[None if c is None else {"ratio": c.ratio, "interval": ends(c.interval),
                                            "is_shown": c.is_shown} for c in each]
@@ -463,12 +463,12 @@ def _rates(study: str, index: int, world_size: int, cases: Cases) -> Figure:
     first = cases[0][0]
     items = [
         {
-            "label": ", ".join(str(one.row.factors.get(name)) for name in names) or one.label,
+            "label": ", ".join(str(curve.row.factors.get(name)) for name in names) or curve.label,
             "value": point.rate,
             "interval": ends(point.rate_interval),
             "dots": point.rates if len(point.rates) > 1 else [],
         }
-        for one, point in cases[:MAX_ITEMS]
+        for curve, point in cases[:MAX_ITEMS]
     ]
     beside = f", {first.layout}" if first.layout else ""
     title = f"{TITLES.get(study, study)}: {first.row.workload} on {counted(world_size, 'rank')}"

@@ -72,7 +72,7 @@ def settings_panel(study: str, series: list[Series]) -> Panel:
 
 def requested(study: str, series: Sequence[Series]) -> list[Table]:
     """Return the settings of a step beside one another, time and memory, where they vary."""
-    if not any(len({str(one.row.factors.get(n)) for one in series}) > 1 for n in ON_REQUEST):
+    if not any(len({str(curve.row.factors.get(n)) for curve in series}) > 1 for n in ON_REQUEST):
         return []
     groups = alternatives.groups(study, series)
     largest = max(size for (_, size, _), _ in groups)
@@ -91,16 +91,16 @@ def _at_largest(
     # The table of most workloads first.
     for members in sorted(joined.values(), key=len, reverse=True):
         rows = sum(len(cases) for cases, _ in members)
-        apart = [members] if rows <= MAX_JOINED else [[one] for one in members]
+        apart = [members] if rows <= MAX_JOINED else [[member] for member in members]
         yield from (_category_table(study, some, largest) for some in apart)
 
 
 def _shared(cases: Cases) -> tuple[str, ...]:
     """Return what cases must agree in to stand in one table: unit, layout and factors."""
-    one, names = cases[0][0], varied(cases)
-    same = {name: str(value) for name, value in one.row.factors.items() if name not in names}
-    workload = "" if names else one.row.workload  # a lone case is told by its workload
-    return (one.row.sample_unit, one.layout, workload, *names, str(same | {"workload": ""}))
+    curve, names = cases[0][0], varied(cases)
+    same = {name: str(value) for name, value in curve.row.factors.items() if name not in names}
+    workload = "" if names else curve.row.workload  # a lone case is told by its workload
+    return (curve.row.sample_unit, curve.layout, workload, *names, str(same | {"workload": ""}))
 
 
 def _at_others(
@@ -118,7 +118,7 @@ def _quickest(members: Sequence[tuple[Cases, Base]], names: Sequence[str]) -> st
     sound = [[case for case in own if not case[1].blocked_by] for own, _ in members]
     several = [own for own in sound if len(own) > 1]
     best = [max(own, key=lambda case: case[1].rate)[0] for own in several]
-    named = formats.listed(dict.fromkeys(setting(one, names) for one in best), 3)
+    named = formats.listed(dict.fromkeys(setting(curve, names) for curve in best), 3)
     beside = ", others not shown to be slower" if any(map(_num_equal, several)) else ""
     return f"quickest {named}{beside}" if named else ""
 
@@ -144,16 +144,18 @@ def _category_table(study: str, members: Sequence[tuple[Cases, Base]], world_siz
         "First all-reduce (ms)", "Memory (GB)", "Flags",
     ]  # fmt: skip
     rows = [
-        ([one.row.workload] if several else [])
-        + [str(one.row.factors.get(name, formats.DASH)) for name in names]
+        ([curve.row.workload] if several else [])
+        + [str(curve.row.factors.get(name, formats.DASH)) for name in names]
         + ([_buckets(point)] if study == "bucket" else [])
         + _category_cells(point, base[1] if base else None)
         for own, base in members
-        for one, point in own
+        for curve, point in own
     ]
     same = {k: v for k, v in first.row.factors.items() if k not in names}
     fixed = formats.listed(f"{k}={v}" for k, v in same.items() if k != "workload")
-    caption = place(first, world_size, formats.listed(one[0][0][0].row.workload for one in members))
+    caption = place(
+        first, world_size, formats.listed(member[0][0][0].row.workload for member in members)
+    )
     note = _ratio_note([base for _, base in members], names) + _without_effect(cases)
     return table(
         f"{caption}, {fixed}" if fixed else caption, columns, rows, len(texts),
@@ -265,8 +267,8 @@ def _knees(groups: list[tuple[Key, Cases]]) -> list[str]:
 def _best_per_workers(cases: Cases) -> dict[int, Point]:
     """Return the fastest point of each number of workers, over all other options."""
     best: dict[int, Point] = {}
-    for one, point in cases:
-        workers = one.row.factors.get("num_workers")
+    for curve, point in cases:
+        workers = curve.row.factors.get("num_workers")
         if isinstance(workers, int) and (workers not in best or point.rate > best[workers].rate):
             best[workers] = point
     return best
@@ -295,8 +297,8 @@ def _add_main_effects(made: Panel, groups: list[tuple[Key, Cases]]) -> None:
 
 def _effects(name: str, cases: Cases) -> list[list[str]]:
     levels: dict[str, list[float]] = {}
-    for one, point in cases:
-        levels.setdefault(str(one.row.factors.get(name)), []).append(point.rate)
+    for curve, point in cases:
+        levels.setdefault(str(curve.row.factors.get(name)), []).append(point.rate)
     means = {level: geometric_mean(rates) for level, rates in levels.items()}
     first = next(iter(means.values()))
     return [

@@ -27,8 +27,8 @@ def headlines(
     """
     found: dict[str, list[Headline]] = {}
     for kind in KINDS:
-        chosen = [one for one in series if _kind(one) == kind]
-        if made := [headline.judge(one, threshold, blocked(one)) for one in chosen]:
+        chosen = [curve for curve in series if _kind(curve) == kind]
+        if made := [headline.judge(curve, threshold, blocked(curve)) for curve in chosen]:
             found[kind] = sorted(made, key=_is_blocked_test)
     return found
 

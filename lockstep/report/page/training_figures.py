@@ -23,7 +23,7 @@ Named = tuple[str, Point]
 def figures(series: Sequence[Series], targets: Targets) -> list[Figure]:
     """Return accuracy over epochs and time, with a goal that all share, and loss over epochs."""
     points = named(series)
-    goals = {targets.get(learning.learns(one)) for one in series}
+    goals = {targets.get(learning.learns(curve)) for curve in series}
     lines = [
         {"y": goal, "label": training_words.percent_of(goal)} for goal in goals if len(goals) == 1
         and goal is not None
@@ -41,10 +41,10 @@ def named(series: Sequence[Series]) -> list[Named]:
     """Return every point with what tells it from the others."""
     names = training_words.varied(series)
     found = []
-    for one in series:
-        for point in one.points:
+    for curve in series:
+        for point in curve.points:
             size = counted(point.world_size, "rank")
-            told = [training_words.label(one, names), size]
+            told = [training_words.label(curve, names), size]
             found.append((", ".join(filter(None, told)), point))
     return found
 
@@ -75,12 +75,12 @@ def _figure(
 
 def _curve(name: str, curve: Curve, *, is_share: bool, whole: bool) -> dict[str, Any]:
     """Return a curve of a figure; the interval of a share ends where shares do."""
-    bands = [ends(one.interval) for one in curve.values]
+    bands = [ends(pooled.interval) for pooled in curve.values]
     if is_share:
-        bands = [one and [max(one[0], 0.0), min(one[1], 1.0)] for one in bands]
+        bands = [band and [max(band[0], 0.0), min(band[1], 1.0)] for band in bands]
     return {
         "label": name or formats.DASH,
         "x": curve.epochs if whole else curve.elapsed_s,
-        "y": [one.value for one in curve.values],
+        "y": [pooled.value for pooled in curve.values],
         "band": bands,
     }

@@ -60,24 +60,33 @@ class _Given:
 
     @cached_property
     def measured(self) -> list[Point]:
-        return [p for one in self.series if one.row.origin == "measured" for p in one.points]
+        return [p for curve in self.series if curve.row.origin == "measured" for p in curve.points]
 
     @cached_property
     def compared(self) -> list[Series]:
         """Return the series with ratios."""
-        found = [one for one in self.series if len(one.points) > 1 and one.is_compared]
-        return [one for one in found if one.row.study != OTHER]
+        found = [curve for curve in self.series if len(curve.points) > 1 and curve.is_compared]
+        return [curve for curve in found if curve.row.study != OTHER]
 
     @cached_property
     def over(self) -> list[FactorLadder]:
         """Return the programs with ratios over a factor."""
-        return [one for one in factor_ladders(self.series) if not one.is_blocked]
+        return [
+            factor_ladder
+            for factor_ladder in factor_ladders(self.series)
+            if not factor_ladder.is_blocked
+        ]
 
     @cached_property
     def ratios(self) -> list[Interval | None]:
         """Return the interval of each ratio."""
-        points = [p for one in self.compared for p in one.points if p is not one.base]
-        rungs = [rung for one in self.over for rung in one.rungs if rung is not one.base]
+        points = [p for curve in self.compared for p in curve.points if p is not curve.base]
+        rungs = [
+            rung
+            for factor_ladder in self.over
+            for rung in factor_ladder.rungs
+            if rung is not factor_ladder.base
+        ]
         return [p.speedup_interval for p in points] + [rung.speedup_interval for rung in rungs]
 
 
@@ -124,7 +133,7 @@ def _base_named(given: _Given) -> Verdict:
         return None, "no ratio is given"
     over = (f"{o.factor}={o.base.value:g} at {absolute(o.base.point)}" for o in given.over)
     bases = dict.fromkeys([*map(baseline_text, given.compared), *over])
-    cited = [one for one in given.compared if one.row.origin != "measured"]
+    cited = [curve for curve in given.compared if curve.row.origin != "measured"]
     text = f"{counted(len(given.ratios), 'ratio')} relative to {listed(bases, 3)}"
     if cited:
         return False, (
@@ -174,7 +183,7 @@ def _intervals(given: _Given) -> Verdict:
 def _normality(given: _Given) -> Verdict:
     if not given.measured:
         return None, "no interval is given"
-    values = [value for one in given.series for value in _residuals(one)]
+    values = [value for curve in given.series for value in _residuals(curve)]
     if len(values) < FEWEST_VALUES:
         return False, (
             f"assumed of the logarithms of rates: {counted(len(values), 'launch')} at points of 3 "
@@ -244,10 +253,10 @@ def _right_measure(given: _Given) -> Verdict:
 def _setup_recorded(given: _Given) -> Verdict:
     launches = given.results.launches
     trained = {row.launch for point in given.measured for row in point.rows if row.training}
-    runs = trained - {one.name for one in launches}
+    runs = trained - {launch.name for launch in launches}
     if not (launches or runs):
         return False, "cited tables tell of their setup only what their source does"
-    full = [one for one in launches if all(one.provenance.get(name) for name in SETUP)]
+    full = [launch for launch in launches if all(launch.provenance.get(name) for name in SETUP)]
     said = [
         f"{len(full)} of {counted(len(launches), 'launch')} with versions, devices, ranks and "
         "environment; factors stand in each case's name"
@@ -283,7 +292,7 @@ def _bounds_shown(given: _Given) -> Verdict:
     if not steps:
         return None, "no training step was measured here"
     held, share = _share(steps, lambda point: any(row.mfu is not None for row in point.rows))
-    has_ladder = any(one.row.study in LADDERS for one in given.compared)
+    has_ladder = any(curve.row.study in LADDERS for curve in given.compared)
     ideal = "ideal scaling is drawn; " if has_ladder else ""
     return held, f"{ideal}the peak of the device is known at {share}"
 
@@ -312,7 +321,8 @@ def _lines_meant(given: _Given) -> Verdict:
 def _curves(given: _Given) -> list[tuple[str, str, list[float]]]:
     """Return what has a line over ranks or a factor: its label, what varies, and the values."""
     found: list[tuple[str, str, list[float]]] = [
-        (one.label, "ranks", [point.world_size for point in one.points]) for one in given.compared
+        (curve.label, "ranks", [point.world_size for point in curve.points])
+        for curve in given.compared
     ]
     found += [(o.label, o.factor, [rung.value for rung in o.rungs]) for o in given.over]
     return [one for one in found if len(one[2]) >= JOINED]

@@ -89,7 +89,7 @@ def predict(
         _print(found.record(), predict_record.prediction_text(found, ladder), as_json)
         return 1 if found.refusal else 0
     if wrong:
-        rules = list(dict.fromkeys(one.rule for one in wrong))
+        rules = list(dict.fromkeys(finding.rule for finding in wrong))
         record = {"case": ladder.case, "recommendation": None, "blocked_by": rules}
         _print(record, [predict_record.blocked_text(ladder, rules)], as_json)
         return 1
@@ -136,14 +136,14 @@ def _chosen(results: "Results", case: str | None) -> "Series":
     from lockstep.report.predict.predict_record import name_of
     from lockstep.report.predict.prediction import can_be_modelled
 
-    series = [one for one in series_of(results.rows) if can_be_modelled(one)]
+    series = [curve for curve in series_of(results.rows) if can_be_modelled(curve)]
     if not series:
         raise ValueError(
             "no series is a ladder of strong or weak scaling; measure one, or import a table"
         )
     wanted = case or ""
-    exact = [one for one in series if wanted in (one.case, one.label, name_of(one))]
-    matching = exact or [one for one in series if wanted in f"{one.case} {name_of(one)}"]
+    exact = [curve for curve in series if wanted in (curve.case, curve.label, name_of(curve))]
+    matching = exact or [curve for curve in series if wanted in f"{curve.case} {name_of(curve)}"]
     if len(matching) == 1:
         return matching[0]
     if not matching:
@@ -157,7 +157,8 @@ def _names(series: "list[Series]") -> str:
     """Return the names, separated by semicolons since they hold commas; a shared one in full."""
     from lockstep.report.predict.predict_record import name_of
 
-    names = [name_of(one) for one in series]
+    names = [name_of(curve) for curve in series]
     return "; ".join(
-        one.case if names.count(name) > 1 else name for one, name in zip(series, names, strict=True)
+        curve.case if names.count(name) > 1 else name
+        for curve, name in zip(series, names, strict=True)
     )

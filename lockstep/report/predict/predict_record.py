@@ -43,14 +43,18 @@ def record(
         "fixed_work": ladder.fixed, "assumed_work": ladder.assumed, "time_of": ladder.time_noun,
         "points": point_records(series, ladder),
         "models": [
-            {"model": one.rule, "error": one.error, "held_out": dict(one.held_out)}
-            for one in ranked
+            {
+                "model": candidate.rule,
+                "error": candidate.error,
+                "held_out": dict(candidate.held_out),
+            }
+            for candidate in ranked
         ],
         "chosen": ranked[0].rule if ranked else None,
         "peak_world_size": peak(ladder),
         "breaks": [
-            {"world_size": one.world_size, "kind": one.kind, "what": of_break(one)}
-            for one in ladder.breaks
+            {"world_size": break_.world_size, "kind": break_.kind, "what": of_break(break_)}
+            for break_ in ladder.breaks
         ],
         "expected": predict(ladder, FARTHEST * ladder.sizes[-1], level).record(),
         "recommendation": asdict(advice), "blocked_by": [],
@@ -144,14 +148,16 @@ def _points(series: Series, ladder: Ladder) -> list[str]:
     lines = [f"{name}: {ladder.metric} in {ladder.unit}; {kept} is fixed", *_assumed(ladder)]
     header = ["ranks", ladder.metric, "speed-up", "efficiency %"]
     rows = [[*header, "Karp-Flatt", "gain %", "overhead %"]]
-    for one in point_records(series, ladder):
-        over = one["overhead_s"]
-        fraction = one["karp_flatt"]
+    for point_record in point_records(series, ladder):
+        over = point_record["overhead_s"]
+        fraction = point_record["karp_flatt"]
         rows.append([
-            str(one["world_size"]), number(one["value"], 4), ratio(one["speedup"]),
-            percent(one["parallel_efficiency"]),
+            str(point_record["world_size"]),
+            number(point_record["value"], 4),
+            ratio(point_record["speedup"]),
+            percent(point_record["parallel_efficiency"]),
             number(None) if fraction is None else f"{fraction:.4f}",
-            percent(one["marginal_efficiency"]),
+            percent(point_record["marginal_efficiency"]),
             percent(over / ladder.times_s[0] if over is not None else None),
         ])  # fmt: skip
     lines += numbers(rows)
@@ -172,9 +178,12 @@ def _rules(ranked: Sequence[Candidate]) -> list[str]:
         else ("on published ladders, since no size of this one could be held out")
     )
     lines = [f"rules to continue the curve; error: the mean one doubling on, {tried}"]
-    for index, one in enumerate(ranked):
+    for index, candidate in enumerate(ranked):
         mark = "*" if index == 0 else " "
-        lines.append(f"{mark} {one.rule:8} error {percent(one.error):>5} %   {MEANINGS[one.rule]}")
+        lines.append(
+            f"{mark} {candidate.rule:8} error {percent(candidate.error):>5} %   "
+            f"{MEANINGS[candidate.rule]}"
+        )
     return [*lines, f"* chosen by that error: {ranked[0].rule}"]
 
 
@@ -188,7 +197,7 @@ def _peak_text(peak: float | None, ladder: Ladder) -> str:
 
 def _advice(series: Series, ladder: Ladder, advice: Recommendation, level: float) -> list[str]:
     size = "none" if advice.world_size is None else str(advice.world_size)
-    lines = [f"break at {one.world_size}: {of_break(one)}" for one in ladder.breaks]
+    lines = [f"break at {break_.world_size}: {of_break(break_)}" for break_ in ladder.breaks]
     lines.append(_next(ladder, level))
     given = ORIGINS[ladder.origin]
     lines.append(f"recommended: {size} ({advice.rule}): {advice.why}{given}")

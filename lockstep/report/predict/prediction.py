@@ -106,10 +106,13 @@ def forbidding(findings: "Iterable[Finding]", series: "Series") -> "tuple[Findin
     """
     rows = [row for point in series.points for row in point.rows]
     return tuple(
-        one
-        for one in findings
-        if ((one.level == "error" and one.rule != "not-measured") or one.rule in NO_CURVE)
-        and any(map(one.touches, rows))
+        finding
+        for finding in findings
+        if (
+            (finding.level == "error" and finding.rule != "not-measured")
+            or finding.rule in NO_CURVE
+        )
+        and any(map(finding.touches, rows))
     )
 
 
@@ -357,7 +360,7 @@ class Prediction:
 def candidates(ladder: Ladder, learned: Learned = LEARNED) -> list[Candidate]:
     """Return every rule, that of the least error first, the simplest first among equals."""
     found = [_candidate(name, ladder, learned) for name in RULES]
-    return sorted(found, key=lambda one: round(one.error / TIE))
+    return sorted(found, key=lambda candidate: round(candidate.error / TIE))
 
 
 def _candidate(name: str, ladder: Ladder, learned: Learned) -> Candidate:
@@ -426,20 +429,26 @@ def refusal(ladder: Ladder, at: int, force: bool) -> Refusal | None:
 
 def _found_by_check(ladder: Ladder, at: int) -> Refusal | None:
     """Return what the check has found that forbids a curve."""
-    for one in ladder.forbidding:
-        sizes = tuple(size for size in one.hit.world_sizes if size in ladder.sizes)
+    for finding in ladder.forbidding:
+        sizes = tuple(size for size in finding.hit.world_sizes if size in ladder.sizes)
         return Refusal(
-            "check", at, sizes or tuple(ladder.sizes), (), one.rule, one.message, one.action
+            "check",
+            at,
+            sizes or tuple(ladder.sizes),
+            (),
+            finding.rule,
+            finding.message,
+            finding.action,
         )
     return None
 
 
 def _broken(ladder: Ladder, at: int) -> Refusal | None:
     """Return why no curve leads to a size: a break around it, or a rate that no longer grows."""
-    for one in ladder.breaks:
-        size, is_peak = one.world_size, one.kind in ("falls", "saturation")
-        if one.below < at < size or (is_peak and size == ladder.sizes[-1] < at):
-            return Refusal("break", at, (size,), fact=of_break(one))
+    for break_ in ladder.breaks:
+        size, is_peak = break_.world_size, break_.kind in ("falls", "saturation")
+        if break_.below < at < size or (is_peak and size == ladder.sizes[-1] < at):
+            return Refusal("break", at, (size,), fact=of_break(break_))
     return None
 
 

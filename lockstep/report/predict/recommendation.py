@@ -93,7 +93,12 @@ def recommend(series: Series, criterion: Criterion, samples: float | None = None
         return _efficient(series, criterion, criterion.limit)
     times = _run_times_s(series, samples)
     if criterion.kind == "deadline":
-        return _in_time(times, criterion, criterion.limit)
+        good = sorted(size for size, time_s in times.items() if time_s <= criterion.limit)
+        if not good:
+            return Recommendation(
+                criterion.text, None, f"the fastest takes {in_words(min(times.values()))}"
+            )
+        return Recommendation(criterion.text, good[0], f"takes {in_words(times[good[0]])}")
     return _in_budget(times, criterion, criterion.limit)
 
 
@@ -141,15 +146,6 @@ def _run_times_s(series: Series, samples: float | None) -> dict[int, float]:
             "choose the rule efficiency or fastest"
         )
     return times
-
-
-def _in_time(times: dict[int, float], criterion: Criterion, limit_s: float) -> Recommendation:
-    good = sorted(size for size, time_s in times.items() if time_s <= limit_s)
-    if not good:
-        return Recommendation(
-            criterion.text, None, f"the fastest takes {in_words(min(times.values()))}"
-        )
-    return Recommendation(criterion.text, good[0], f"takes {in_words(times[good[0]])}")
 
 
 def _in_budget(times: dict[int, float], criterion: Criterion, limit: float) -> Recommendation:

@@ -145,6 +145,8 @@ def write_event_files(runs: "Iterable[Run]", folder: Path) -> Iterator[Path]:
         for old in own.glob("events.out.tfevents.*"):
             old.unlink()
         with SummaryWriter(str(own)) as writer:
-            for one in run.metrics:
-                writer.add_scalar(one.name, one.value, one.step, walltime=one.time_ms / 1000)
+            for metric in run.metrics:
+                writer.add_scalar(
+                    metric.name, metric.value, metric.step, walltime=metric.time_ms / 1000
+                )
         yield own

@@ -146,7 +146,7 @@ def of_campaign(folder: Path) -> Found:
         own = replace(own, efficiencies=_efficiencies(folder) if launches else {})
     except ValueError as error:  # a file that no report reads; what can be sent is
         unread.append(str(error))
-    made = [run for one in launches for run in own.runs(one)]
+    made = [run for launch in launches for run in own.runs(launch)]
     whole = _whole(folder, campaign, made) if made else []
     return Found((*whole, *made), tuple(unread))
 
@@ -158,10 +158,10 @@ def _efficiencies(folder: Path) -> dict[tuple[str, str], tuple[float, int]]:
     """
     return {
         (row.launch, row.recorded_case): (
-            point.parallel_efficiency, len({id(each) for each in (*point.rows, *one.base.rows)})
+            point.parallel_efficiency, len({id(each) for each in (*point.rows, *curve.base.rows)})
         )
-        for one in evaluate_folder(folder).series if one.is_compared
-        for point in one.points if not point.blocked_by
+        for curve in evaluate_folder(folder).series if curve.is_compared
+        for point in curve.points if not point.blocked_by
         for row in point.rows if not row.has_smaller_batch
     }  # fmt: skip
 
@@ -202,10 +202,6 @@ def _program(block: Mapping[str, Any]) -> tuple[str, dict[str, list[float]]]:
     return f"throughput_{block['sample_unit']}_per_s", series
 
 
-def _throughput(block: Mapping[str, Any]) -> float:
-    return metrics.throughput(float(block["samples_per_step"]), median(_step_s(block)))
-
-
 @dataclass(frozen=True)
 class _Campaign:
     folder: Path
@@ -241,7 +237,9 @@ class _Campaign:
             time_ms = launch.times_ms.get(block["fullname"], began_ms)
             rate, series = _program(block)
             values = {
-                rate: _throughput(block),
+                rate: (
+                    metrics.throughput(float(block["samples_per_step"]), median(_step_s(block)))
+                ),
                 "mfu": block.get("mean_mfu"),
                 "peak_memory_bytes": max(filter(None, block["peak_memory_bytes"]), default=None),
             }

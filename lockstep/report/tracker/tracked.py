@@ -101,7 +101,7 @@ class Run:
         steps: dict[str, int] = {}
         for metric in self.metrics:
             steps[metric.name] = max(metric.step, steps.get(metric.name, 0))
-        sent = [(one.path.name, one.sha256) for one in self.artifacts]
+        sent = [(artifact.path.name, artifact.sha256) for artifact in self.artifacts]
         told = [self.status, self.ended_ms, self.params, self.facts, steps, sent]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 

@@ -45,7 +45,7 @@ def point_lines(results: Results, series: Sequence[Series]) -> list[str]:
 
 def cost_lines(results: Results, series: Sequence[Series]) -> list[str]:
     """Return at which step the table's hours are, where they are of samples."""
-    points = [point for one in _shown(series) for point in one.points if point.step_s]
+    points = [point for curve in _shown(series) for point in curve.points if point.step_s]
     if {point.device_hours_per for point in points} <= {None, "run"}:
         return []
     return sentence(parts.cost_note(_unit_of_cost(results), points), NARROWEST)
@@ -53,9 +53,9 @@ def cost_lines(results: Results, series: Sequence[Series]) -> list[str]:
 
 def _shown(series: Sequence[Series]) -> list[Series]:
     """Return the ladders and what was not measured here; where there are none, all but training."""
-    others = [one for one in series if one.row.training is None]
+    others = [curve for curve in series if curve.row.training is None]
     return [
-        one for one in others if one.row.study in LADDERS or one.row.origin != "measured"
+        curve for curve in others if curve.row.study in LADDERS or curve.row.origin != "measured"
     ] or others
 
 
@@ -91,29 +91,29 @@ def verdict(page: Mapping[str, Any]) -> list[str]:
 
 def _names(shown: Sequence[Series]) -> list[str]:
     """Return what each series is called, as a target may name it."""
-    names = [one.name for one in shown]
-    return names if len(set(names)) == len(names) else [one.case for one in shown]
+    names = [curve.name for curve in shown]
+    return names if len(set(names)) == len(names) else [curve.case for curve in shown]
 
 
 def _cells(results: Results, shown: Sequence[Series]) -> tuple[list[str], list[list[list[str]]]]:
     """Return the names of the columns of numbers, and each series' lines of them."""
-    points = [(one, point) for one in shown for point in one.points]
+    points = [(curve, point) for curve in shown for point in curve.points]
     columns = {
-        "n": [", ".join(filter(None, (str(p.world_size), one.layout))) for one, p in points],
-        "speed-up": [_relative(one, p, ratio(p.speedup)) for one, p in points],
+        "n": [", ".join(filter(None, (str(p.world_size), curve.layout))) for curve, p in points],
+        "speed-up": [_relative(curve, p, ratio(p.speedup)) for curve, p in points],
         "efficiency": [
-            _relative(one, p, f"{percent(p.parallel_efficiency)} %") for one, p in points
+            _relative(curve, p, f"{percent(p.parallel_efficiency)} %") for curve, p in points
         ],
         **_hours(_unit_of_cost(results), [point for _, point in points]),
-        "throughput": [_throughput(one, point) for one, point in points],
+        "throughput": [_throughput(curve, point) for curve, point in points],
         "step time": [_step(point) for _, point in points],
         "cost": [number(point.cost) for _, point in points],
         "time": [in_words(point.time_s) for _, point in points],
-        "weak view": [_weak_view(one, point) for one, point in points],
+        "weak view": [_weak_view(curve, point) for curve, point in points],
     }
     kept = {name: cells for name, cells in columns.items() if set(cells) != {formats.DASH}}
     lines = iter(zip(*kept.values(), strict=True))
-    return list(kept), [[list(next(lines)) for _ in one.points] for one in shown]
+    return list(kept), [[list(next(lines)) for _ in curve.points] for curve in shown]
 
 
 def _hours(unit: str, points: Sequence[Point]) -> dict[str, list[str]]:
@@ -162,7 +162,7 @@ def _grouped(
     columns: int,
 ) -> list[str]:
     """Return each series' name in a line of its own, its points below."""
-    aligned = iter(numbers([["", *header], *(["", *line] for one in cells for line in one)]))
+    aligned = iter(numbers([["", *header], *(["", *line] for cell in cells for line in cell)]))
     lines = [next(aligned)]
     for name, one in zip(names, cells, strict=True):
         lines += [*sentence(name, columns), *(next(aligned) for _ in one)]

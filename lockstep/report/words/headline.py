@@ -242,7 +242,7 @@ def num_flagged(points: Iterable[Point]) -> int:
 
 def in_short(headlines: Sequence[Headline]) -> str:
     """Name series in few words: up to which size each is good."""
-    return listed((f"{one.series.label} {_short(one)}" for one in headlines), 6)
+    return listed((f"{headline.series.label} {_short(headline)}" for headline in headlines), 6)
 
 
 def _short(headline: Headline) -> str:

@@ -65,7 +65,9 @@ class Loading:
 
 def judge(series: Sequence[Series]) -> Loading | None:
     """Return what the loader study says; None where no step was fed by a loader."""
-    found = [one for each in series if each.row.study == "loader" if (one := _setting(each))]
+    found = [
+        setting for each in series if each.row.study == "loader" if (setting := _setting(each))
+    ]
     if not found:
         return None
     best_first = tuple(sorted(found, key=lambda one: one.idle))

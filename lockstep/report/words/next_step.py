@@ -9,7 +9,7 @@ from lockstep.report.compute.alternatives import without_laddered
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.slow import Slowest
 from lockstep.report.load.recorded import KEY as RECORDED
-from lockstep.report.load.results import Results, Row
+from lockstep.report.load.results import Results
 from lockstep.report.page import losses
 from lockstep.report.words import verdict_card
 from lockstep.report.words.verdict_card import Judged
@@ -36,7 +36,7 @@ def next_step(
     judged: Judged | None = None,
 ) -> str:
     """Return the most useful next action that the data call for."""
-    measured = [one for one in series if one.row.origin == "measured"]
+    measured = [curve for curve in series if curve.row.origin == "measured"]
     if not measured:
         return UNMEASURED if results.launches else CITED_ALONE
     if results.campaign.get(RECORDED):
@@ -48,7 +48,7 @@ def next_step(
         return f"{first} {THEN_ON_GPUS}" if first else ON_GPUS
     if slowest:
         return losses.slow_advice(slowest[0])
-    if all(one.row.training for one in measured):
+    if all(curve.row.training for curve in measured):
         return _after_training(measured)
     if better := _better_evidence(measured):
         return better
@@ -63,26 +63,24 @@ def _of_own_tests(measured: Sequence[Series], threshold: float, judged: Judged |
     """Return what tests of one's own can change by themselves; empty where nothing is shown."""
     if judged and judged.is_own:
         return f"For {judged.title}: {judged.advice}." if judged.advice else ""
-    own = (one for one in measured if one.row.is_own_test and _falls(one, threshold))
-    lost = any(_lacks_model(verdict_card.telling(one, threshold)) for one in own)
+    own = (curve for curve in measured if curve.row.is_own_test and _falls(curve, threshold))
+    lost = any(_lacks_model(verdict_card.telling(curve, threshold)) for curve in own)
     return UNEXPLAINED if lost else ""
 
 
 def _lacks_model(point: Point) -> bool:
     """Tell whether a step was measured without its model in DDP."""
     return not point.blocked_by and not any(
-        row.rank_variant_s or row.details.get("bucket_bytes") or "own-waits" in _kinds(row)
+        row.rank_variant_s
+        or row.details.get("bucket_bytes")
+        or "own-waits" in ({flag.kind for flag in row.flags})
         for row in point.rows
     )
 
 
-def _kinds(row: Row) -> set[str]:
-    return {flag.kind for flag in row.flags}
-
-
 def _after_training(series: Sequence[Series]) -> str:
     """Return what follows where nothing but training runs was measured."""
-    points = [point for one in series for point in one.points]
+    points = [point for curve in series for point in curve.points]
     seeds = min(len({learning.seed(row) for row in point.rows}) for point in points)
     if seeds < WANTED_LAUNCHES:
         return (
@@ -94,7 +92,7 @@ def _after_training(series: Sequence[Series]) -> str:
 
 def _better_evidence(measured: Sequence[Series]) -> str:
     """Return what must be measured again before anything is concluded; empty where nothing must."""
-    points = [point for one in measured for point in one.points]
+    points = [point for curve in measured for point in curve.points]
     flagged = next((p.flags[0] for p in points if p.flags), None)
     if flagged:
         return f"Remove the cause of the flags and measure those points again, first: {flagged}."
@@ -104,8 +102,8 @@ def _better_evidence(measured: Sequence[Series]) -> str:
 def _more_launches(measured: Sequence[Series]) -> str:
     """Return which launches are too few to conclude anything; empty where none are."""
     # What a ladder says is what most pages are about; a noisy collective does not outweigh it.
-    ladders = [one for one in measured if one.row.study in LADDERS]
-    points = [point for one in ladders or measured for point in one.points]
+    ladders = [curve for curve in measured if curve.row.study in LADDERS]
+    points = [point for curve in ladders or measured for point in curve.points]
     if min(point.num_launches for point in points) < WANTED_LAUNCHES:
         return f"Measure every point in at least {WANTED_LAUNCHES} launches, for tight intervals."
     if any(map(is_wide, points)):
@@ -115,15 +113,15 @@ def _more_launches(measured: Sequence[Series]) -> str:
 
 def _undecided(measured: Sequence[Series], threshold: float) -> str:
     """Return of which size launches leave open whether it is good; empty where of none."""
-    for one in (each for each in measured if each.row.study in LADDERS and each.main is None):
-        good, unshown = one.good(threshold), one.unshown(threshold)
+    for curve in (each for each in measured if each.row.study in LADDERS and each.main is None):
+        good, unshown = curve.good(threshold), curve.unshown(threshold)
         # Between a size that is good and one that is not, the ladder's end is known well enough.
-        if unshown and not (good and len(good) + len(unshown) < len(one.above)):
+        if unshown and not (good and len(good) + len(unshown) < len(curve.above)):
             size, interval = unshown[0].world_size, unshown[0].efficiency_interval
             span = f"{percent_span(interval)} %" if interval else "no interval"
             return (
                 f"Measure more launches: it is not shown whether {counted(size, 'rank')} reach "
-                f"{100 * threshold:.0f} % efficiency in {one.name} ({span})."
+                f"{100 * threshold:.0f} % efficiency in {curve.name} ({span})."
             )
     return ""
 
@@ -137,20 +135,20 @@ def is_wide(point: Point) -> bool:
 
 def _after_ladders(measured: Sequence[Series], threshold: float, judged: Judged | None) -> str:
     """Return what follows from all main ladders together: a size, a cause, or larger sizes."""
-    ladders = [one for one in measured if one.row.study in LADDERS and one.main is None]
-    if not ladders or all(len(one.points) == 1 for one in ladders):
+    ladders = [curve for curve in measured if curve.row.study in LADDERS and curve.main is None]
+    if not ladders or all(len(curve.points) == 1 for curve in ladders):
         return "Measure at least three world sizes, so that scaling can be judged."
-    lost = [one for one in ladders if _falls(one, threshold)]
+    lost = [curve for curve in ladders if _falls(curve, threshold)]
     if not lost:
-        size = min(one.points[-1].world_size for one in ladders)
-        worst = min(ladders, key=lambda one: one.points[-1].parallel_efficiency)
+        size = min(curve.points[-1].world_size for curve in ladders)
+        worst = min(ladders, key=lambda curve: curve.points[-1].parallel_efficiency)
         return (
             f"Measure more than {counted(size, 'rank')}: {worst.name} is still at "
             f"{percent(worst.points[-1].parallel_efficiency)} % there."
         )
     if judged and judged.advice and _falls(judged.series, threshold):
         return f"For {judged.title}: {judged.advice}."
-    return _use(lost, [one for one in ladders if one not in lost], threshold)
+    return _use(lost, [curve for curve in ladders if curve not in lost], threshold)
 
 
 def _falls(series: Series, threshold: float) -> bool:
@@ -160,13 +158,13 @@ def _falls(series: Series, threshold: float) -> bool:
 
 def _use(lost: Sequence[Series], kept: Sequence[Series], threshold: float) -> str:
     goal = f"{100 * threshold:.0f} %"
-    studies = dict.fromkeys(one.row.study for one in lost)
+    studies = dict.fromkeys(curve.row.study for curve in lost)
     text = (
         f"Use the sizes named above: no larger one is shown to reach {goal} efficiency in "
         f"{listed(studies)} scaling"
     )
     if not kept:
         return f"{text}."
-    size = max(one.points[-1].world_size for one in kept)
-    beside = listed((one.name for one in kept), 3)
+    size = max(curve.points[-1].world_size for curve in kept)
+    beside = listed((curve.name for curve in kept), 3)
     return f"{text}, while {beside} {'is' if len(kept) == 1 else 'are'} still good at {size} ranks."

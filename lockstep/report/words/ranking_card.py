@@ -32,12 +32,12 @@ BLOCKED = "no verdict, blocked by the check"
 
 def rate_lines(series: Sequence[Series]) -> list[str]:
     """Return a table for each factor that a program is laddered over; nothing without one."""
-    return [line for one in factor_ladders(series) for line in _lines(one)]
+    return [line for factor_ladder in factor_ladders(series) for line in _lines(factor_ladder)]
 
 
 def rate_headlines(series: Sequence[Series], threshold: float) -> list[dict[str, Any]]:
     """Return a headline for each ladder over a factor, as those of ladders over ranks are."""
-    return [_rate_headline(one, threshold) for one in factor_ladders(series)]
+    return [_rate_headline(factor_ladder, threshold) for factor_ladder in factor_ladders(series)]
 
 
 def _rate_headline(ladder: FactorLadder, threshold: float) -> dict[str, Any]:
@@ -126,10 +126,10 @@ def headlines(series: Sequence[Series]) -> list[dict[str, Any]]:
     A test of one's own that is parametrized is such a study, at its largest world size.
     """
     groups: dict[tuple[str, str], list[Series]] = {}
-    for one in series:
-        row = one.row
+    for curve in series:
+        row = curve.row
         if row.origin == "measured" and (row.study in STUDIES or row.is_own_test):
-            groups.setdefault((row.study, row.workload), []).append(one)
+            groups.setdefault((row.study, row.workload), []).append(curve)
     return [
         _entry(ranking)
         for _, own in sorted(groups.items(), key=_place_of_study)

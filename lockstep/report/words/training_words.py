@@ -28,9 +28,9 @@ def ordered(series: Sequence[Series]) -> list[Series]:
     """
     found = learning.trained(series)
     devices: dict[str, float] = {}
-    for one in found:
-        slowest = min(point.rate for point in one.points)
-        devices[_device(one)] = min(slowest, devices.get(_device(one), slowest))
+    for curve in found:
+        slowest = min(point.rate for point in curve.points)
+        devices[_device(curve)] = min(slowest, devices.get(_device(curve), slowest))
     return sorted(found, key=lambda one: devices[_device(one)])
 
 
@@ -40,7 +40,7 @@ def _device(series: Series) -> str:
 
 def varied(series: Sequence[Series]) -> list[str]:
     """Return the factors in which runs differ, and so are not pooled."""
-    return alternatives.varied([(one, one.points[0]) for one in series])
+    return alternatives.varied([(curve, curve.points[0]) for curve in series])
 
 
 def label(series: Series, names: Sequence[str]) -> str:
@@ -62,7 +62,7 @@ def common(series: Sequence[Series], names: Sequence[str]) -> str:
 
 def columns(series: Sequence[Series], targets: Targets) -> list[str]:
     """Return the names of the columns of `cells`, each with its unit."""
-    goals = {targets.get(learning.learns(one)) for one in series}
+    goals = {targets.get(learning.learns(curve)) for curve in series}
     goal = percent_of(next(iter(goals)) if len(goals) == 1 else None)
     return [
         "Ranks", "Nodes", "Runs", "Epoch time (s)", "95 % interval (s)", "Throughput (samples/s)",
@@ -78,12 +78,12 @@ def percent_of(target: float | None) -> str:
 
 def cells(series: Sequence[Series], targets: Targets) -> list[list[list[str]]]:
     """Return a line of cells for each point of each series; other rows are over the first."""
-    several = len({_device(one) for one in series}) > 1
+    several = len({_device(curve) for curve in series}) > 1
     first = series[0].points[0] if several else None
     return [
-        [_line(one, p, learning.learned(p, targets.get(learning.learns(one))), first)
-         for p in one.points]
-        for one in series
+        [_line(curve, p, learning.learned(p, targets.get(learning.learns(curve))), first)
+         for p in curve.points]
+        for curve in series
     ]  # fmt: skip
 
 
@@ -95,7 +95,7 @@ def for_terminal(series: Sequence[Series]) -> tuple[list[str], list[str], list[l
     said = [any(line[i] not in empty for one in found for line in one) for i in range(len(header))]
     kept = [i for i, name in enumerate(header) if said[i] and (name in SHORT or GOAL in name)]
     return (
-        [label(one, names) or one.row.workload for one in series],
+        [label(curve, names) or curve.row.workload for curve in series],
         [SHORT.get(header[i], header[i].lower()) for i in kept],
         [[[line[i] for i in kept] for line in one] for one in found],
     )
@@ -109,7 +109,7 @@ def _line(series: Series, point: Point, found: Learned, first: Point | None) -> 
         str(point.world_size), "" if nodes == {1} else parts.shown(point.rows[0].num_nodes),
         runs(point, found), number(found.epoch_s.value), span(found.epoch_s.interval),
         number(point.throughput_samples_per_s),
-        *(_relative(point, alone, text) for text in (
+        *((formats.DASH if alone else parts.allowed(point, text)) for text in (
             ratio(point.speedup), percent(point.parallel_efficiency))),
         _over(first, point),
         *_accuracy(found.accuracy), _accuracy(found.best)[0], _reached(found, point),
@@ -121,10 +121,6 @@ def _over(first: Point | None, point: Point) -> str:
     if first is None or first.blocked_by or point.blocked_by:
         return formats.DASH
     return ratio(point.rate / first.rate)
-
-
-def _relative(point: Point, alone: bool, text: str) -> str:
-    return formats.DASH if alone else parts.allowed(point, text)
 
 
 def runs(point: Point, found: Learned) -> str:
@@ -174,5 +170,5 @@ def sentences(series: Sequence[Series]) -> list[tuple[str, str]]:
     """Return label and sentence of each series of training runs, the most accurate first."""
     found = ordered(series)
     targets, names = learning.targets(found), varied(found)
-    found.sort(key=lambda one: -learning.mean_accuracy(one.points[-1].rows))
-    return [(label(one, names) or one.label, sentence(one, targets)) for one in found]
+    found.sort(key=lambda curve: -learning.mean_accuracy(curve.points[-1].rows))
+    return [(label(curve, names) or curve.label, sentence(curve, targets)) for curve in found]

@@ -55,7 +55,7 @@ class Judged:
     @property
     def lost_share(self) -> float:
         """Share of the step that the largest cause shown takes; 0 without one."""
-        return max((one.seconds for one in self.bound.named), default=0.0) / self.bound.step_s
+        return max((share.seconds for share in self.bound.named), default=0.0) / self.bound.step_s
 
     @property
     def _todo(self) -> Mapping[Kind, str]:
@@ -94,26 +94,28 @@ def judge_all(series: Sequence[Series], threshold: float) -> list[Judged]:
     first = next(found, None)
     if first is None or not first.is_own:
         return [first] if first else []
-    own = [first, *(one for one in islice(found, MOST_JUDGED - 1) if one.is_own)]
+    own = [first, *(judged for judged in islice(found, MOST_JUDGED - 1) if judged.is_own)]
     # As the headlines, so that the page is about one test.
-    return sorted(own, key=lambda one: (one.series.points[-1].parallel_efficiency, -one.lost_share))
+    return sorted(
+        own, key=lambda judged: (judged.series.points[-1].parallel_efficiency, -judged.lost_share)
+    )
 
 
 def printed(series: Sequence[Series], threshold: float, *, has_next: bool = True) -> list[str]:
     """Return the cards as lines; of more than a few tests of one's own the headline alone."""
     cards = judge_all(series, threshold)
     lines = []
-    for one in cards[:MOST_CARDS]:
-        lines += ["", f"{one.title}:", *(one.lines if has_next else one.measured)]
+    for judged in cards[:MOST_CARDS]:
+        lines += ["", f"{judged.title}:", *(judged.lines if has_next else judged.measured)]
     further = [f"{one.title}: {headline(one.bound)}" for one in cards[MOST_CARDS:]]
     return [*lines, *[""] * bool(further), *further]
 
 
 def _judged(series: Sequence[Series], threshold: float) -> Iterator[Judged]:
-    for one in sorted(sound(series), key=_place):
-        point = telling(one, threshold)
-        if found := quantities.judged(one, point):
-            yield Judged(one, point, found)
+    for curve in sorted(sound(series), key=_place):
+        point = telling(curve, threshold)
+        if found := quantities.judged(curve, point):
+            yield Judged(curve, point, found)
 
 
 def _place(series: Series) -> tuple[int, float]:

@@ -192,8 +192,9 @@ def node_lines(node: NodeNow) -> Iterator[str]:
     memory = f"{_size(node.used_bytes)} of {_size(node.total_bytes)}"
     yield f"{node.name}: {node.cores or DASH} CPUs {busy} busy, load {node.load}, memory {memory}"
     yield from (f"  {_gpu(gpu)}" for gpu in node.gpus)
-    for one in node.processes:
-        yield f"  {one.pid:>8} {one.name:16} {one.cpus:5.2f} CPUs  {_size(one.rss_bytes)}"
+    for process in node.processes:
+        size = _size(process.rss_bytes)
+        yield f"  {process.pid:>8} {process.name:16} {process.cpus:5.2f} CPUs  {size}"
 
 
 def _gpu(gpu: Gpu) -> str:
@@ -235,11 +236,11 @@ def given(reason: Reason) -> str:
 
 def occupancy_lines(found: Sequence[Occupancy]) -> Iterator[str]:
     """Yield how full each partition is."""
-    for one in found:
+    for occupancy in found:
         yield (
-            f"Partition {one.partition}: {one.num_idle:,} of {one.num_nodes:,} nodes idle, "
-            f"{one.num_used:,} in use, {one.num_other:,} not in service; "
-            f"{one.num_waiting:,} jobs wait."
+            f"Partition {occupancy.partition}: {occupancy.num_idle:,} of "
+            f"{occupancy.num_nodes:,} nodes idle, {occupancy.num_used:,} in use, "
+            f"{occupancy.num_other:,} not in service; {occupancy.num_waiting:,} jobs wait."
         )
 
 

@@ -84,7 +84,7 @@ def nodes() -> list[NodeUse]:
     """
     described = slurm.ask("scontrol", "--details", "show", "node")
     running = _running(slurm.ask("squeue", "--noheader", "--format=%i|%u|%N|%j"))
-    return [_inventory_node(one, running) for one in cluster.records(described, "NodeName")]
+    return [_inventory_node(record, running) for record in cluster.records(described, "NodeName")]
 
 
 def _running(listing: str) -> dict[str, list[JobHere]]:
@@ -327,7 +327,7 @@ def _node(name: str, lines: _Lines) -> NodeNow:
         if (words := rest.split()) and words[0].isdecimal()
     }
     total, free = memory.get("MemTotal"), memory.get("MemAvailable")
-    processes = sorted(_processes(lines), key=lambda one: (-one.cpus, -one.rss_bytes))
+    processes = sorted(_processes(lines), key=lambda process: (-process.cpus, -process.rss_bytes))
     return NodeNow(
         name=name,
         cores=slurm.count(lines.first("cores")),

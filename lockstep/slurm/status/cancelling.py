@@ -50,7 +50,11 @@ def chosen(results: Results, name: str | None, point: int | None) -> list[Open]:
     opened = [job for job in opened if name in (None, job.name)]
     if point is None:
         return opened
-    having = [entry["job"] for entry in sent if _has(entry, point)]
+    having = [
+        entry["job"]
+        for entry in sent
+        if (entry.get("kind") == "array" and point < len(entry.get("launches", ())))
+    ]
     recorded = [job for job in having if name in (None, job)]
     opened = [job for job in opened if point in (job.held.elements or ())]
     arrays = dict.fromkeys([*recorded, *(job.name for job in opened)])
@@ -60,10 +64,6 @@ def chosen(results: Results, name: str | None, point: int | None) -> list[Open]:
         choices = ", ".join(arrays)
         raise ValueError(f"several arrays have an element {point}; name one by --job: {choices}")
     return opened
-
-
-def _has(entry: Mapping[str, Any], point: int) -> bool:
-    return entry.get("kind") == "array" and point < len(entry.get("launches", ()))
 
 
 def _open(results: Results) -> Iterator[Open]:
@@ -193,15 +193,15 @@ def _leave_out(results: Results, cancelled: Sequence[Open], campaign: Campaign) 
     """Take what is not measured any more out of the campaign that the folder is claimed for."""
     ended = {(one.name, number) for one in cancelled for number in one.held.elements or (None,)}
     gone, coming = set[str](), set[str]()
-    for one in campaign.jobs:
-        is_gone = (one.job.name, one.job.element) in ended
-        if is_gone or not one.has_ended:
-            (gone if is_gone else coming).update(one.job.launches)
+    for standing in campaign.jobs:
+        is_gone = (standing.job.name, standing.job.element) in ended
+        if is_gone or not standing.has_ended:
+            (gone if is_gone else coming).update(standing.job.launches)
     gone = {name for name in gone - coming if not results.journal(name).exists()}
     own, claimed = stored(results)[0], results.claimed() or {}
     names = {launch["name"] for launch in claimed["launches"]} - gone
     kept = [launch for launch in launches_of(own) if launch.name in names]
-    beyond = {one.world_size for one in launches_of(own) if one.name in gone}
+    beyond = {launch.world_size for launch in launches_of(own) if launch.name in gone}
     beyond -= {launch.world_size for launch in kept}
     left_out = [LeftOut(size, kind="below_floor") for size in sorted(beyond)]
     results.claim(own, kept, [*results.below_floor(), *left_out])

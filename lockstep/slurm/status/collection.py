@@ -62,7 +62,11 @@ def _ask(results: Results, jobs: Sequence[Job], say: Say) -> dict[str, Any]:
     """Return what accounting knows, asked again while it fails or lags behind what has ended."""
     accounts = _kept(results, say)
     otherwise = "jobs/sacct.txt alone is read" if accounts else "accounting is left as it was"
-    accounts |= {str(job.id): NEVER_BEGAN for job in jobs if _never_began(results, job)}
+    accounts |= {
+        str(job.id): NEVER_BEGAN
+        for job in jobs
+        if (job.id is not None and job.cancelled and (not results.output(job).exists()))
+    }
     ids = list(dict.fromkeys(job.id.partition("_")[0] for job in jobs if job.id))
     for wait_s in (*WAITS_S, None):
         problem, may_change = _ask_once(results, jobs, ids, accounts)
@@ -90,10 +94,6 @@ def _ask_once(
             accounts[job_id] = account
     late = [str(job.id) for job in _late(results, jobs, accounts)]
     return (_lags(late), True) if late else (None, False)
-
-
-def _never_began(results: Results, job: Job) -> bool:
-    return job.id is not None and job.cancelled and not results.output(job).exists()
 
 
 def _lags(late: Sequence[str]) -> str:

@@ -327,8 +327,12 @@ def _to_mend(campaign: Campaign, results: Results) -> set[str]:
     """Return the keys without which a job that left work undone would end in the same way."""
     left = set(campaign.abandoned)
     last = {standing.job.name: standing for standing in campaign.jobs}.values()
-    bad = (one for one in last if not one.job.launches or left & {*one.job.launches})
-    return {key for one in bad if (key := key_to_mend(one, results)) is not None}
+    bad = (
+        standing
+        for standing in last
+        if not standing.job.launches or left & {*standing.job.launches}
+    )
+    return {key for standing in bad if (key := key_to_mend(standing, results)) is not None}
 
 
 def _may_write(standing: Standing, campaign: Campaign) -> bool:
@@ -338,7 +342,11 @@ def _may_write(standing: Standing, campaign: Campaign) -> bool:
 
 
 def _open_lines(opened: Sequence[Standing], results: Results, folder: str) -> Iterator[str]:
-    in_line = [standing for standing in opened if _is_in_line(standing.state)]
+    in_line = [
+        standing
+        for standing in opened
+        if (standing.state.name == "PENDING" and standing.state.reason in slurm.IN_LINE)
+    ]
     ids = dict.fromkeys(by_hand.whole(str(standing.job.id)) for standing in in_line or opened)
     running = [standing for standing in opened if standing.state.name == "RUNNING"]
     if running:
@@ -348,10 +356,6 @@ def _open_lines(opened: Sequence[Standing], results: Results, folder: str) -> It
     if all(standing.user in (None, slurm.own_name()) for standing in opened):
         # A comment: pasted with the other lines, it must end nothing.
         yield f"# to end them: lockstep cancel {shlex.quote(folder)}"
-
-
-def _is_in_line(state: State) -> bool:
-    return state.name == "PENDING" and state.reason in slurm.IN_LINE
 
 
 def _after_jobs(campaign: Campaign, results: Results) -> str:

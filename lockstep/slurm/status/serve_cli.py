@@ -79,7 +79,7 @@ def serve(
         url = f"http://{reachable(host)}:{port}{receiver.EVENTS_PATH}"
         click.echo(epilog(url, key_path, key_file or INSTALLED_KEY), nl=False)
         return
-    known = {str(one["uuid"]): int(one.get("at", 0)) for one in job_events.entries(results)}
+    known = {str(entry["uuid"]): int(entry.get("at", 0)) for entry in job_events.entries(results)}
     shown = receiver.Shown()
     follower = Follower(Board(results), folder, Wanted(expect, floor, inventory=True), shown)
     inbox = receiver.Inbox(results, receiver.Guard(key, known), follower.wanted.set)

@@ -126,7 +126,7 @@ class Campaign:
     @property
     def is_unknown(self) -> bool:
         """Whether Slurm says nothing of any job, and nothing else does."""
-        states = {one.state.name for one in self.jobs}
+        states = {standing.state.name for standing in self.jobs}
         return bool(self.errors) and states == {"unknown"}
 
     @property
@@ -139,7 +139,9 @@ class Campaign:
     @cached_property
     def coming(self) -> set[str]:
         """Launches of the jobs that have not ended."""
-        return set[str]().union(*(one.job.launches for one in self.jobs if not one.has_ended))
+        return set[str]().union(
+            *(standing.job.launches for standing in self.jobs if not standing.has_ended)
+        )
 
     @property
     def is_bad(self) -> bool:

@@ -55,7 +55,7 @@ class Watching(click.Command):
         joined: list[str] = []
         for word in args:
             last = joined[-1] if joined else ""
-            is_value = (last == "--watch" and _is_number(word)) or (
+            is_value = (last == "--watch" and (word.replace(".", "", 1).isdecimal())) or (
                 last == "--html" and word.endswith(".html")
             )
             if is_value:
@@ -64,10 +64,6 @@ class Watching(click.Command):
                 joined.append(word)
         plain = {"--watch": f"--watch={BACKING_OFF}", "--html": f"--html={IN_FOLDER}"}
         return super().parse_args(ctx, [plain.get(word, word) for word in joined])
-
-
-def _is_number(text: str) -> bool:
-    return text.replace(".", "", 1).isdecimal()
 
 
 @click.command(cls=Watching)

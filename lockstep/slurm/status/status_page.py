@@ -220,16 +220,16 @@ def _points(unit: str, points: Sequence[Mapping[str, Any]], repeats: int | None)
     A point has all its launches where there are as many as repeats: then its row is final.
     """
     # Trainings of several seeds are launches of one point, too.
-    is_counted = repeats is not None and all(one["num_launches"] <= repeats for one in points)
+    is_counted = repeats is not None and all(point["num_launches"] <= repeats for point in points)
     of_all = f" of {repeats}" if is_counted else ""
     names = {"step_s": "Step", "throughput": f"Throughput ({unit}/s)", "speedup": "Speed-up",
              "parallel_efficiency": "Efficiency (%)"}  # fmt: skip
-    if all(one["step_s"] is None for one in points):
+    if all(point["step_s"] is None for point in points):
         del names["step_s"]
     rows = [
-        [one["series"], str(one["world_size"]), f"{one['num_launches']}{of_all}",
-         *(_value(name, one[name]) for name in names), _blocked(one)]
-        for one in points
+        [point["series"], str(point["world_size"]), f"{point['num_launches']}{of_all}",
+         *(_value(name, point[name]) for name in names), _blocked(point)]
+        for point in points
     ]  # fmt: skip
     columns = ["Series", "Ranks", "Launches", *names.values(), ""]
     return table("Measured so far", columns, rows, texts=1)

@@ -244,8 +244,8 @@ def _measured(campaign: Campaign, results: Results, wanted: Wanted) -> dict[str,
     below, ladders = below_floor(series, floor), measured_ladders(series)
     planned = claimed.get("launches", [])
     jobs = [
-        {"job": one.job.name, "state": one.state.name, "launches": one.job.launches}
-        for one in campaign.jobs
+        {"job": standing.job.name, "state": standing.state.name, "launches": standing.job.launches}
+        for standing in campaign.jobs
     ]
     return {
         "points": measured_points(ladders), "expected": compare_expected(hoped, ladders),
@@ -352,13 +352,16 @@ def _of_targets(given: targets.Targets) -> Iterator[Expected]:
         yield Expected(int(size), "parallel_efficiency", low=least)
     for size, (low, high) in (given.speedup or {}).items():
         yield Expected(int(size), "speedup", low=low, high=high)
-    for one in given.reference:
-        unit, per_rank = one.unit.removesuffix(" per rank"), one.unit.endswith(" per rank")
-        scale = TIME_UNITS.get(unit, float(one.world_size) if per_rank else 1.0)
-        value, quantity = one.value * scale, "step_s" if unit in TIME_UNITS else "throughput"
-        from_ = None if one.lower is None else value * (1 + one.lower)
-        to = None if one.upper is None else value * (1 + one.upper)
-        yield Expected(one.world_size, quantity, value, from_, to, one.case)  # type: ignore[arg-type]
+    for reference in given.reference:
+        unit, per_rank = (
+            reference.unit.removesuffix(" per rank"),
+            reference.unit.endswith(" per rank"),
+        )
+        scale = TIME_UNITS.get(unit, float(reference.world_size) if per_rank else 1.0)
+        value, quantity = reference.value * scale, "step_s" if unit in TIME_UNITS else "throughput"
+        from_ = None if reference.lower is None else value * (1 + reference.lower)
+        to = None if reference.upper is None else value * (1 + reference.upper)
+        yield Expected(reference.world_size, quantity, value, from_, to, reference.case)  # type: ignore[arg-type]
 
 
 def _of_prediction(record: Any, path: Path) -> Iterator[Expected]:
@@ -396,8 +399,8 @@ def values(series: Series, point: Point) -> dict[Quantity, float | None]:
     """Return what is known of a point; the baseline has no ratios, nor has what `check` blocks."""
     has_ratios = point is not series.base and not point.blocked_by
     is_rate = any(
-        one.get("primary") and str(one.get("unit")).endswith("/s")
-        for one in series.row.program.get("metrics", {}).values()
+        metric.get("primary") and str(metric.get("unit")).endswith("/s")
+        for metric in series.row.program.get("metrics", {}).values()
     )
     return {
         "time_s": point.time_s,
@@ -411,17 +414,17 @@ def values(series: Series, point: Point) -> dict[Quantity, float | None]:
 
 def measured_ladders(series: Iterable[Series]) -> list[Series]:
     """Return the ladders among what is measured."""
-    return [one for one in series if one.row.study in CURVES and not one.layout]
+    return [curve for curve in series if curve.row.study in CURVES and not curve.layout]
 
 
 def measured_points(series: Sequence[Series]) -> list[dict[str, Any]]:
     """Return the measured points as records."""
     return [
-        {"series": one.name, "case": one.case, "world_size": point.world_size,
-         "num_launches": point.num_launches, "baseline": one.baseline,
-         "sample_unit": _unit(one), "blocked_by": point.blocked_by}
-        | dict(values(one, point))
-        for one in series for point in one.points
+        {"series": curve.name, "case": curve.case, "world_size": point.world_size,
+         "num_launches": point.num_launches, "baseline": curve.baseline,
+         "sample_unit": _unit(curve), "blocked_by": point.blocked_by}
+        | dict(values(curve, point))
+        for curve in series for point in curve.points
     ]  # fmt: skip
 
 
@@ -433,7 +436,8 @@ def compare_expected(
     for one in expected:
         meant: list[Series | None] = [*_meant(one, series)]
         for own in meant or [None]:
-            at = _point(one, own)
+            points = own.points if own else []
+            at = next((point for point in points if point.world_size == one.world_size), None)
             found = values(own, at)[one.quantity] if own and at else None
             rules = at.blocked_by if at else []
             row = {"series": own.name if own else one.case, "measured": found,
@@ -449,16 +453,11 @@ def _unit(series: Series) -> str:
 
 
 def _meant(expected: Expected, series: Sequence[Series]) -> list[Series]:
-    named = [one for one in series if expected.case in (one.case, one.label, one.name)]
+    named = [curve for curve in series if expected.case in (curve.case, curve.label, curve.name)]
     if expected.case is not None:
         return named
-    found = (one for one in series if not one.row.has_smaller_batch)
-    return [one for one in found if expected.scaling in (None, one.row.scaling)]
-
-
-def _point(expected: Expected, series: Series | None) -> Point | None:
-    points = series.points if series else []
-    return next((point for point in points if point.world_size == expected.world_size), None)
+    found = (curve for curve in series if not curve.row.has_smaller_batch)
+    return [curve for curve in found if expected.scaling in (None, curve.row.scaling)]
 
 
 def below_floor(series: Iterable[Series], floor: float | None) -> list[dict[str, Any]]:

@@ -85,7 +85,7 @@ class Stages:
             measuring = begins if how == "after" else ends
             others = [
                 *measuring,
-                *(one for one in stages if one.kind == "stage" and how == "afterok"),
+                *(job_spec for job_spec in stages if job_spec.kind == "stage" and how == "afterok"),
             ]
             stages.append(self._job(stage, [Dependency(job.name, how) for job in others]))
         return stages
@@ -188,7 +188,9 @@ def jobs(
     specs = Stages(campaign, site, maker.job, done).around(specs)
     if campaign.jobs.collect and specs:
         specs.append(maker.collect(specs))
-    _check_names(specs)
+    for name, count in Counter(spec.name for spec in specs).items():
+        if count > 1:  # one script would be written over the other
+            raise ValueError(f"two jobs would be called {name!r}; give the stage another name")
     return specs
 
 
@@ -404,12 +406,6 @@ def _check_ladder(campaign: Campaign, site: Site, resources: Share) -> None:
                 f"world size {world_size} does not fill nodes of {on_node} ranks on {site.name}; "
                 f"choose {world_size // on_node * on_node} or {-(-world_size // on_node) * on_node}"
             )
-
-
-def _check_names(specs: Sequence[JobSpec]) -> None:
-    for name, count in Counter(spec.name for spec in specs).items():
-        if count > 1:  # one script would be written over the other
-            raise ValueError(f"two jobs would be called {name!r}; give the stage another name")
 
 
 def _check_folder(folder: Path, site: Site) -> None:

@@ -127,7 +127,7 @@ def _prospects(todo: "Work") -> "tuple[list[Occupancy], list[Start]] | None":
 
     ours = {todo.site.partition, *todo.site.partitions}
     try:
-        full = [one for one in node_use.occupancy() if one.partition in ours]
+        full = [occupancy for occupancy in node_use.occupancy() if occupancy.partition in ours]
         return full, node_use.starts(todo.jobs, todo.scripts())
     except RuntimeError as error:
         click.echo(f"How full the partitions are is not known: {error}", err=True)
@@ -170,8 +170,10 @@ def _facts(
         "jobs": [job_facts(spec) for spec in todo.jobs],
         "points": [_point(todo, size) for size in sorted(todo.campaign.world_sizes)],
         "over_limits": None if over is None else [asdict(excess) for excess in over],
-        "occupancy": None if prospects is None else [asdict(one) for one in prospects[0]],
-        "starts": None if prospects is None else [asdict(one) for one in prospects[1]],
+        "occupancy": None
+        if prospects is None
+        else [asdict(occupancy) for occupancy in prospects[0]],
+        "starts": None if prospects is None else [asdict(start) for start in prospects[1]],
         "dropped": todo.dropped,
         "currency": todo.site.currency,
         "to_fill_in": todo.site.to_fill_in,
@@ -228,7 +230,10 @@ def _points(todo: "Work") -> "Table":
 
 def _batches(campaign: "Campaign") -> list[str]:
     """Say what the ranks share, and what each has in the other studies."""
-    size, known = campaign.measured_size(), [one for one in campaign.studies if one in STUDIES]
+    size, known = (
+        campaign.measured_size(),
+        [study for study in campaign.studies if study in STUDIES],
+    )
     others = [one for one in known if rows(one, size)[0].get("local_batch")]
     said = []
     if "strong" in campaign.studies:
@@ -424,7 +429,7 @@ def needs(campaign: Campaign, root: Path, *, is_gpu: bool) -> list[Need]:
         is_gpu: Whether ranks are to have GPUs.
     """
     steps = planned(campaign)
-    known = [one for one in _measured(root) if one.on_gpu == is_gpu] if steps else []
+    known = [job for job in _measured(root) if job.on_gpu == is_gpu] if steps else []
     return [need(step, known) for step in steps]
 
 
@@ -460,14 +465,14 @@ def step_of(factors: Mapping[str, Any], world_size: int, local_batch: int | None
 def need(step: Step, known: Iterable[Held]) -> Need:
     """Return what a step took, by the newest results of it and those that are like them."""
     same = [
-        one for one in known if replace(one.step, world_sizes=()) == replace(step, world_sizes=())
+        job for job in known if replace(job.step, world_sizes=()) == replace(step, world_sizes=())
     ]
     if not same:
         return Need(step)
-    alike = max(same, key=lambda one: one.started).alike
-    same = [one for one in same if one.alike == alike]
-    totals = [one.total_bytes for one in same if one.total_bytes is not None]
-    peak_bytes = max(one.held_bytes for one in same)
+    alike = max(same, key=lambda job: job.started).alike
+    same = [job for job in same if job.alike == alike]
+    totals = [job.total_bytes for job in same if job.total_bytes is not None]
+    peak_bytes = max(job.held_bytes for job in same)
     return Need(step, peak_bytes, alike[0], min(totals, default=None))
 
 
@@ -478,7 +483,7 @@ def _measured(root: Path) -> Iterator[Held]:
         # What is wrong with another campaign is no reason not to plan this one.
         with suppress(ValueError, OSError):
             results = gather([file.parent])
-            launches = {one.name: one for one in results.launches}
+            launches = {launch.name: launch for launch in results.launches}
             for row in results.rows:
                 yield from _held(row, launches.get(row.launch))
 
@@ -488,7 +493,7 @@ def _held(row: "Row", launch: "Launch | None") -> Iterator[Held]:
     from lockstep.core import record
     from lockstep.report.compute.quantities import of_ranks
 
-    on_gpu = launch is not None and any(one.startswith("cuda") for one in launch.devices)
+    on_gpu = launch is not None and any(device.startswith("cuda") for device in launch.devices)
     held = row.peak_reserved_bytes if on_gpu else row.peak_memory_bytes
     if launch is None or row.study not in studies.STEPS or not row.local_batch or held is None:
         return

@@ -51,8 +51,8 @@ class Work:
     @property
     def launches(self) -> list[Launch]:
         """All launches of the campaign, but of sizes that were left out below a floor."""
-        beyond = {one.world_size for one in self.results.below_floor()}
-        return [one for one in launches_of(self.campaign) if one.world_size not in beyond]
+        beyond = {left_out.world_size for left_out in self.results.below_floor()}
+        return [launch for launch in launches_of(self.campaign) if launch.world_size not in beyond]
 
     @cached_property
     def missing(self) -> list[Launch]:

@@ -183,9 +183,9 @@ def _say_unseen(site: "Site") -> None:
         )
 
 
-def _sent_facts(one: "Sent") -> dict[str, Any]:
-    after = [dependency.job for dependency in one.spec.after]
-    return {"job": one.spec.name, "id": one.id, "output": str(one.output), "after": after}
+def _sent_facts(sent: "Sent") -> dict[str, Any]:
+    after = [dependency.job for dependency in sent.spec.after]
+    return {"job": sent.spec.name, "id": sent.id, "output": str(sent.output), "after": after}
 
 
 def _show(todo: "Work", *, as_json: bool) -> None:

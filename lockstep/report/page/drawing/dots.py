@@ -6,8 +6,6 @@ compared with; `is_relative`, where values are differences in per cent and not f
 
 from typing import Any
 
-from matplotlib.axes import Axes
-
 from lockstep.core import formats
 from lockstep.report.page.drawing import figure_style
 from lockstep.report.page.drawing import figure_style as canvases
@@ -25,7 +23,14 @@ def rows(spec: dict[str, Any], source: str) -> Canvas:
     canvas = canvases.rows(spec, source, [item["label"] for item in items], ROW_IN)
     (axes,) = canvas.axes
     for y, item in enumerate(items):
-        _one_row(axes, y, item)
+        colour = SERIES_COLOURS[1 if item.get("is_far") else 0]
+        dots = item["dots"]
+        if dots:
+            axes.plot(dots, [y] * len(dots), linestyle="none", marker=".", color=colour, alpha=0.45,
+                      markersize=8)  # fmt: skip
+        if item["interval"]:
+            axes.plot(item["interval"], [y, y], color=colour, linewidth=1.2, marker="|")
+        axes.plot([item["value"]], [y], marker="o", color=colour, markersize=6)
         canvas.marks.append(Mark(axes, item["value"], y, _text(item)))
     low, high = _ends(spec)
     axes.set_xlim(low, high)
@@ -34,17 +39,6 @@ def rows(spec: dict[str, Any], source: str) -> Canvas:
     if "line" in spec:
         axes.axvline(spec["line"], color=INK, linewidth=0.9, linestyle=(0, (5, 3)))
     return canvas
-
-
-def _one_row(axes: Axes, y: int, item: dict[str, Any]) -> None:
-    colour = SERIES_COLOURS[1 if item.get("is_far") else 0]
-    dots = item["dots"]
-    if dots:
-        axes.plot(dots, [y] * len(dots), linestyle="none", marker=".", color=colour, alpha=0.45,
-                  markersize=8)  # fmt: skip
-    if item["interval"]:
-        axes.plot(item["interval"], [y, y], color=colour, linewidth=1.2, marker="|")
-    axes.plot([item["value"]], [y], marker="o", color=colour, markersize=6)
 
 
 def _ends(spec: dict[str, Any]) -> tuple[float, float]:

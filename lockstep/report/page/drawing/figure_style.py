@@ -198,7 +198,10 @@ def sheet(
 ) -> Canvas:
     """Return an empty figure: plots from the top down, a legend, title and basis below."""
     basis = _basis(spec, source)
-    texts = [wrapped(str(one.get_label()), _label_characters()) for one in legend]
+    texts = [
+        wrapped(str(line2d.get_label()), (int((WIDTH_IN - HANDLE_IN - EDGE_IN) / CHARACTER_IN)))
+        for line2d in legend
+    ]
     columns = 2 if len(texts) > 1 and max(map(len, texts)) <= HALF else 1
     lines = -(-sum(1 + text.count("\n") for text in texts) // columns)
     below = BELOW_IN + LINE_IN * lines + (EDGE_IN if lines else 0)
@@ -213,7 +216,10 @@ def sheet(
         canvas.axes.append(_plot(figure, box, height_in))
     if legend:
         at = (EDGE_IN / WIDTH_IN, (bottom_in - BELOW_IN) / height_in)
-        _write_legend(figure, legend, texts, columns, at)
+        figure.legend(
+            list(legend), texts, loc="upper left", ncols=columns, handlelength=2.2, borderpad=0,
+            borderaxespad=0, labelspacing=0.25, bbox_to_anchor=at,
+        )  # fmt: skip
     _write_basis(figure, basis, (basis_in - EDGE_IN) / height_in)
     return canvas
 
@@ -229,16 +235,6 @@ def _write_basis(figure: Figure, basis: Sequence[str], top: float) -> None:
     figure.text(
         EDGE_IN / WIDTH_IN, top, "\n".join(basis), color=FAINT,
         fontsize=SMALL_PT, va="top", linespacing=1.25,
-    )  # fmt: skip
-
-
-def _write_legend(
-    figure: Figure, legend: Sequence[Line2D], texts: list[str], columns: int,
-    at: tuple[float, float],
-) -> None:  # fmt: skip
-    figure.legend(
-        list(legend), texts, loc="upper left", ncols=columns, handlelength=2.2, borderpad=0,
-        borderaxespad=0, labelspacing=0.25, bbox_to_anchor=at,
     )  # fmt: skip
 
 
@@ -275,10 +271,6 @@ def _plot(figure: Figure, box_in: tuple[float, float, float, float], height_in: 
     )
     axes.patch.set_alpha(0)
     return axes
-
-
-def _label_characters() -> int:
-    return int((WIDTH_IN - HANDLE_IN - EDGE_IN) / CHARACTER_IN)
 
 
 def _basis(spec: dict[str, Any], source: str) -> list[str]:

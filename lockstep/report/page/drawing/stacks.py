@@ -49,7 +49,7 @@ def stacks(spec: dict[str, Any], source: str) -> Canvas:
     lost = _span(bars, "lost", _nets_and_ends(bars), BEYOND)
     marks = [figure_style.linear(*whole), figure_style.linear(*lost)]
     names = [[formats.trimmed(mark) for mark in each] for each in marks]
-    names[1] = [_signed(text) for text in names[1]]
+    names[1] = [(text if text == "0" or text.startswith("-") else f"+{text}") for text in names[1]]
     canvas = sheet(
         spec, source, [WHOLE_IN, LOST_IN], legend=_legend(spec), top_in=TOP_IN,
         left_in=LEFT_IN + figure_style.widest_in([name for each in names for name in each]),
@@ -86,10 +86,6 @@ def _nets_and_ends(bars: Sequence[dict[str, Any]]) -> list[float]:
     most = FARTHEST * max(map(abs, nets))
     ends = [end for bar in bars for end in bar["net_interval"] or ()]
     return [*nets, *(min(max(end, -most), most) for end in ends)]
-
-
-def _signed(text: str) -> str:
-    return text if text == "0" or text.startswith("-") else f"+{text}"
 
 
 def _ranks(axes: Axes, bars: Sequence[dict[str, Any]]) -> None:

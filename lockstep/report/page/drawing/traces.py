@@ -167,13 +167,13 @@ def _shared_ideal(spec: dict[str, Any]) -> list[Any]:
 def _ends(spec: dict[str, Any]) -> tuple[float, float]:
     """Return the ends of the vertical axis: 0 and above the points, or around all there is."""
     series = spec["series"]
-    points = [y for one in series for y in one["y"]]
-    points += [y for one in series if one.get("model") for _, y in one["model"]["points"]]
+    points = [y for curve in series for y in curve["y"]]
+    points += [y for curve in series if curve.get("model") for _, y in curve["model"]["points"]]
     points += [line["y"] for line in spec["lines"]]
-    points += [y for one in series for _, y in one.get("limit", ())]
-    spread = [y for one in series for _, y in one["dots"]]
-    spread += [end for one in series for ends in one["intervals"] if ends for end in ends]
-    ideal = [y for one in series for _, y in one["ideal"]]
+    points += [y for curve in series for _, y in curve.get("limit", ())]
+    spread = [y for curve in series for _, y in curve["dots"]]
+    spread += [end for curve in series for ends in curve["intervals"] if ends for end in ends]
+    ideal = [y for curve in series for _, y in curve["ideal"]]
     if spec["ylog"]:
         values = [value for value in (*points, *spread, *ideal) if value > 0]
         return min(values) / BESIDE, max(values) * BESIDE

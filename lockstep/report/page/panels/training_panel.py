@@ -31,9 +31,9 @@ def training_panel(study: str, series: Sequence[Series]) -> Panel:
     made["figures"] = training_figures.figures(own, targets)
     lines = training_words.cells(own, targets)
     rows = [
-        [*(shown(one.row.factors.get(name)) for name in names), *line, flagged(point)]
-        for one, cells in zip(own, lines, strict=True)
-        for point, line in zip(one.points, cells, strict=True)
+        [*(shown(curve.row.factors.get(name)) for name in names), *line, flagged(point)]
+        for curve, cells in zip(own, lines, strict=True)
+        for point, line in zip(curve.points, cells, strict=True)
     ]
     columns = [*names, *training_words.columns(own, targets), "Flags"]
     shared = f"All runs: {training_words.common(own, names)}. "
@@ -44,9 +44,11 @@ def training_panel(study: str, series: Sequence[Series]) -> Panel:
 
 def _basis(series: Sequence[Series]) -> str:
     """Name what ratios are relative to, and where the accuracy to reach is from."""
-    bases = dict.fromkeys(counted(one.baseline, "rank") for one in series if len(one.points) > 1)
+    bases = dict.fromkeys(
+        counted(curve.baseline, "rank") for curve in series if len(curve.points) > 1
+    )
     said = f" Speed-up is over {formats.listed(bases)} of the same setting." if bases else ""
-    rows = [row for one in series for point in one.points for row in point.rows]
+    rows = [row for curve in series for point in curve.points for row in point.rows]
     if not learning.are_given(rows) and any(learning.best_accuracy(row) for row in rows):
         said += " The time is to the highest whole per cent that all runs reach; none was set."
     return said
