@@ -16,9 +16,9 @@ DOCUMENTS = (
 _BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # An example's remark begins after a # or after two spaces.
 _REMARK = re.compile(r"\s+#\s.*|\s{2,}\S.*")
-_SPAN = re.compile(
-    r"`(lockstep (?!(?:slurm [a-z]+|run train|run data|export again|check --targets)`)[a-z]+\s[^`\u2026]+)`"
-)
+# What needs more to run is only named.
+_NAMED = "slurm [a-z]+|run train|run data|export again|check --targets"
+_SPAN = re.compile(rf"`(lockstep (?!(?:{_NAMED})`)[a-z]+\s[^`\u2026]+)`")
 _TYPED = re.compile(r"(?:lockstep|sbatch|srun)\s")
 
 

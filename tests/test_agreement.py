@@ -70,7 +70,7 @@ def test_a_rank_that_leaves_a_case_early_costs_a_time_out_and_not_the_session(
         f"""\
 if lockstep.world.rank == {who}:
     pytest.skip("no bf16 here")
-lockstep.ranks.control.settle_all("room", 1, len)""",
+lockstep.world.control.settle_all("room", 1, len)""",
     )
     good = case("good", "keep(lockstep, lockstep.time(int))")
     limits = ["--comm-timeout=3", "--case-budget=200"]

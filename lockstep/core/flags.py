@@ -229,9 +229,9 @@ def _of_sentence(text: str) -> Flag:
     return Flag(next(begun, "note"), {"text": text})
 
 
-def has(found: Iterable[Flag], kind: str) -> bool:
+def has(flags: Iterable[Flag], kind: str) -> bool:
     """Return whether one of the flags is of a kind."""
-    return any(one.kind == kind for one in found)
+    return any(one.kind == kind for one in flags)
 
 
 def to_dicts(flags: Iterable[Flag]) -> list[dict[str, Any]]:

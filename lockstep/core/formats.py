@@ -165,7 +165,7 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     plain = COLOUR.sub("", text).replace("\r\n", "\n")
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", plain)
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", plain)
 
 
 def visible_json(document: bytes) -> bytes:
@@ -173,10 +173,10 @@ def visible_json(document: bytes) -> bytes:
     return _IN_JSON.sub(_escaped, document)
 
 
-def _escaped(found: re.Match[bytes]) -> bytes:
-    code, letter, second, single = found.groups()
-    if found[0] == rb"\\":
-        return found[0]
+def _escaped(match: re.Match[bytes]) -> bytes:
+    code, letter, second, single = match.groups()
+    if match[0] == rb"\\":
+        return match[0]
     digits = code or _LETTERS.get(letter) or f"{(second or single)[0]:02x}".encode()
     return rb"\\x" + digits.lower()
 

@@ -3,6 +3,7 @@
 Nothing here is required: files of older versions lack some of it, and a reader takes what is there.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -143,6 +144,30 @@ class FailureCause:
     def who(self) -> str:
         """The rank with its host and device."""
         return f"rank {self.rank} on {self.host} ({self.device})"
+
+    def sentence(self, reason: str | None = None, stacks: str = "") -> str:
+        """Return what the rank met.
+
+        Args:
+            reason: What pytest shows of it, which may be a traceback; else the error's first line.
+            stacks: Where the stacks of a silent rank may lie.
+        """
+        if self.kind == "silence":
+            return f"{self.who} did not answer in time{stacks}"
+        if reason is None:
+            reason = next(iter(self.error.strip().splitlines()), "it gave no reason")
+        if self.kind == "skip":
+            return f"{self.who} skips, but not all ranks do: {reason}"
+        return f"{self.who}: {reason}"
+
+
+def failure_gist(failed: Mapping[str, Any]) -> str:
+    """Return which ranks made a case fail, and how, without tracebacks."""
+    if causes := [FailureCause(**cause) for cause in failed.get("causes") or ()]:
+        first = [cause for cause in causes if cause.kind != "consequence"]
+        return "; ".join(cause.sentence() for cause in first or causes)
+    lines = str(failed.get("reason", "")).strip().splitlines()
+    return lines[-1] if lines else "no reason recorded"
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,6 @@ Each benchmark entry carries a `CaseRecord` under `extra_info["lockstep"]`; the 
 facts of its launch under the top-level key `lockstep`, a `launch_block.LaunchBlock`. Readers and
 the JSON Schema that `make docs` publishes follow from these classes. Readers keep keys that they do
 not know, so a file of a later minor change still loads; one of another schema version is refused.
-
-What a case that trains a model leaves behind: its options, its epochs, its checkpoints.
-
-A round of such a case is an epoch, so its times are those of `CaseRecord.rank_round_s`, too.
-
-What a measured step reads and ends with: what tells of which step a result is a bound.
-
-A failed case, as journals and results keep it, in a line.
 """
 
 from collections.abc import Mapping
@@ -404,19 +396,3 @@ def basis_of(details: Mapping[str, Any]) -> Basis | None:
         times_input=False if "input" in given else timed if isinstance(timed, bool) else None,
         optimizer=optimizer if isinstance(optimizer, str) else None,
     )
-
-
-def failure_gist(failed: Mapping[str, Any]) -> str:
-    """Return which ranks made a case fail, and how, without tracebacks."""
-    if causes := failed.get("causes"):
-        first = [cause for cause in causes if cause["kind"] != "consequence"]
-        return "; ".join(map(_cause, first or causes))
-    lines = str(failed.get("reason", "")).strip().splitlines()
-    return lines[-1] if lines else "no reason recorded"
-
-
-def _cause(cause: Mapping[str, Any]) -> str:
-    line = (cause["error"].strip().splitlines() or ["it gave no reason"])[0]
-    words = {"silence": "it did not answer in time", "skip": f"it skips: {line}"}
-    who = f"rank {cause['rank']} on {cause['host']} ({cause['device']})"
-    return f"{who}: {words.get(cause['kind'], line)}"

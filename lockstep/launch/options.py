@@ -318,8 +318,8 @@ def part(option: Any) -> tuple[int, int] | None:
     """
     if option.part is None:
         return None
-    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", option.part)
-    number, num_parts = (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", option.part)
+    number, num_parts = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= number <= num_parts:
         raise ValueError(f"--part {option.part!r} is not K/N with K from 1 to N, such as 3/27")
     return number, num_parts

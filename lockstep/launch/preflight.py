@@ -199,8 +199,8 @@ def _log_flag(environ: Mapping[str, str]) -> Iterator[Flag]:
     chosen = environ.get("NCCL_DEBUG_SUBSYS", "")
     told = set(chosen.upper().split(",")) & {"ALL", "COLL"}
     if level == "TRACE" or (level == "INFO" and told):
-        said = f"NCCL_DEBUG={level}" + (f" NCCL_DEBUG_SUBSYS={chosen}" if told else "")
-        yield flag("nccl-log", settings=said)
+        text = f"NCCL_DEBUG={level}" + (f" NCCL_DEBUG_SUBSYS={chosen}" if told else "")
+        yield flag("nccl-log", settings=text)
 
 
 def measured_with(world: World, settings: "Settings") -> dict[str, Any]:

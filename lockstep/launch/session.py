@@ -561,9 +561,9 @@ class LaunchSession:
     def _note_transport(self, stacks: Path | None) -> None:
         """Add to the launch's provenance and flags which links NCCL uses."""
         hosts = [rank["host"] for rank in self.provenance["ranks"]]
-        found = preflight.gather(self.world, hosts, stacks.parent.parent if stacks else None)
-        self.provenance |= {"transport": found.facts or None}
-        self.flags += found.flags
+        transport = preflight.gather(self.world, hosts, stacks.parent.parent if stacks else None)
+        self.provenance |= {"transport": transport.facts or None}
+        self.flags += transport.flags
 
     def open_journal(self, expected: list[str], document: dict[str, Any]) -> None:
         """Begin this session's part of the journal.

@@ -80,17 +80,13 @@ def describe_failure(
     An end is None where the rank was silent; its stacks may lie beside the journal.
     """
     met = find_causes(ends, ranks)
-    texts = [_text(cause, ends[cause.rank], journal_path) for cause in met[:MAX_BLAMED]]
+    texts = []
+    for cause in met[:MAX_BLAMED]:
+        end = ends[cause.rank]
+        stacks = _its_stacks(cause.rank, journal_path)
+        texts.append(cause.sentence(None if end is None else end["reason"], stacks))
     more = [f"and {len(met) - MAX_BLAMED} ranks more"] if len(met) > MAX_BLAMED else []
     return "\n".join(texts + more)
-
-
-def _text(cause: FailureCause, end: Mapping[str, Any] | None, journal_path: Path | None) -> str:
-    if end is None:
-        return f"{cause.who} did not answer in time{_its_stacks(cause.rank, journal_path)}"
-    if cause.kind == "skip":
-        return f"{cause.who} skips, but not all ranks do: {end['reason']}"
-    return f"{cause.who}: {end['reason']}"
 
 
 def describe_late(

@@ -108,10 +108,10 @@ class _Found:
         """Keep what a line tells."""
         if self.version is None and (version := _VERSION.search(line)):
             self.version = version[1]
-        said = _SAID.search(line)
-        if said is None:
+        match = _SAID.search(line)
+        if match is None:
             return
-        text = _COMMUNICATOR.sub("", said[1]).strip()
+        text = _COMMUNICATOR.sub("", match[1]).strip()
         if "NCCL WARN" in line:
             self.warnings[one_line(text)[:MAX_CHARACTERS]] = None
         elif link := _link(text):
@@ -216,9 +216,9 @@ def _without_peers(links: Sequence[Link], hosts: Sequence[str]) -> Iterator[Flag
 
 
 def _link(text: str) -> Link | None:
-    found = _LINK.fullmatch(text)
-    transport = _transport(found[3]) if found else None
-    return Link(int(found[1]), int(found[2]), transport) if found and transport else None
+    match = _LINK.fullmatch(text)
+    transport = _transport(match[3]) if match else None
+    return Link(int(match[1]), int(match[2]), transport) if match and transport else None
 
 
 def _transport(text: str) -> str | None:

@@ -132,8 +132,8 @@ def wire_gb_per_s(
 
 def _gbit_per_s(port: Port) -> float | None:
     """Return the rate of an active port; the kernel writes `200 Gb/sec (4X HDR)`."""
-    found = re.match(r"([0-9.]+) Gb/sec", port.rate or "")
-    return float(found[1]) if found and port.is_active else None
+    match = re.match(r"([0-9.]+) Gb/sec", port.rate or "")
+    return float(match[1]) if match and port.is_active else None
 
 
 def infiniband_ports(classes: Path = CLASSES) -> list[Port]:

@@ -122,8 +122,8 @@ def _version_words(program: str) -> list[str]:
 
 def _said(program: str, option: str) -> str | None:
     """Return what a program says of itself up to the line with its version; None if absent."""
-    said = re.match(r"\D*\d.*", answer([program, option], COMMAND_TIMEOUT_S) or "")
-    return " ".join(said[0].replace("#", "").split()) if said else None
+    match = re.match(r"\D*\d.*", answer([program, option], COMMAND_TIMEOUT_S) or "")
+    return " ".join(match[0].replace("#", "").split()) if match else None
 
 
 def _torch_versions() -> dict[str, Any]:

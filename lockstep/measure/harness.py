@@ -130,7 +130,7 @@ def make_record(
         details["order_seed"] = harness.case.order_seed
     against = [*harness.flags, *said.get("flags", []), *_seen(parts, harness)]
     known = {**said, **found, **(harness.facts or {})}
-    made = CaseRecord(
+    case_record = CaseRecord(
         **known
         | {
             "study": harness.study,
@@ -146,9 +146,9 @@ def make_record(
             "details": details,
         }
     )
-    if wrong := problem(made):
+    if wrong := problem(case_record):
         raise ValueError(f"the result cannot be kept: {wrong}")
-    return made
+    return case_record
 
 
 def _timed(parts: Sequence[Part]) -> dict[str, Any]:
@@ -569,6 +569,6 @@ class Harness:
         self, parts: Sequence[Part], conclude: Conclusion | None, facts: Mapping[str, Any]
     ) -> None:
         """Make the record of all ranks' parts, and show its rounds to pytest-benchmark."""
-        made = make_record(self, parts, facts, conclude(parts) if conclude else {})
-        self.benchmark.extra_info[KEY] = made.to_dict()
-        self.clock.show(made.round_s, self.benchmark)
+        case_record = make_record(self, parts, facts, conclude(parts) if conclude else {})
+        self.benchmark.extra_info[KEY] = case_record.to_dict()
+        self.clock.show(case_record.round_s, self.benchmark)

@@ -56,8 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         serve(asked.host, asked.address_file, sys.stdin.buffer)
     except (RuntimeError, OSError) as error:
-        said = one_line(str(error))
-        sys.stderr.write(f"lockstep: no store can be served as {asked.host}: {said}\n")
+        text = one_line(str(error))
+        sys.stderr.write(f"lockstep: no store can be served as {asked.host}: {text}\n")
         return EXIT_MACHINE
     return 0
 

@@ -224,11 +224,11 @@ class FailedError(RuntimeError):
             (kind for said, kind in FAILURE_SIGNS.items() if said in low), "other"
         )
         self.stderr = stderr
-        said = f"{command} said: {one_line(stderr) or f'nothing, and exit code {code}'}"
-        says, self.to_do = FAILURE_TEXTS.get(self.kind, (said, ""))
-        self.says = says.format(command) if self.to_do else said
+        text = f"{command} said: {one_line(stderr) or f'nothing, and exit code {code}'}"
+        says, self.to_do = FAILURE_TEXTS.get(self.kind, (text, ""))
+        self.says = says.format(command) if self.to_do else text
         ours = "; ".join(filter(None, [self.says, self.to_do]))
-        super().__init__(f"{ours}; {said}" if self.to_do and os.environ.get(VERBOSE) else ours)
+        super().__init__(f"{ours}; {text}" if self.to_do and os.environ.get(VERBOSE) else ours)
 
 
 class NoAccountingError(FailedError):

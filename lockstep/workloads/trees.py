@@ -120,8 +120,8 @@ def other_items(batch: Any, samples: int) -> int | None:
     is not where that number is of tokens, (B, T), where items lie in the second dimension, (T, B),
     are packed into one row, begin at offsets, (B + 1,), or are listed.
     """
-    found = [leaf for leaf in leaves(batch) if not leaf.is_nested and leaf.dim()]
-    shapes = [tuple(leaf.shape) for leaf in found if not leaf.requires_grad]
+    tensors = [leaf for leaf in leaves(batch) if not leaf.is_nested and leaf.dim()]
+    shapes = [tuple(leaf.shape) for leaf in tensors if not leaf.requires_grad]
     agreeing = Counter(shape[0] for shape in shapes).most_common(1)
     size, times = agreeing[0] if agreeing else (1, 0)
     fits = (
@@ -130,7 +130,7 @@ def other_items(batch: Any, samples: int) -> int | None:
         or any(
             leaf.shape == (samples + 1,)
             and (leaf.dtype in (torch.int32, torch.int64) and leaf.equal(leaf.cummax(0).values))
-            for leaf in found
+            for leaf in tensors
         )
         or _lists_items(batch, samples)
         or (size <= MAX_CHANNELS and all(len(shape) > 2 for shape in shapes))

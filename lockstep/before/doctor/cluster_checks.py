@@ -283,11 +283,11 @@ def nodes(subject: Subject) -> Finding:
     except RuntimeError as error:
         do = f"try: {shlex.join(command[:-3])} hostname"
         return missing(str(error), do, *_states(gone))
-    found = _nodes_found(subject, _rows(printed), num_nodes)
-    if found.status != "ok" or num_nodes == wanted:
-        return found
+    finding = _nodes_found(subject, _rows(printed), num_nodes)
+    if finding.status != "ok" or num_nodes == wanted:
+        return finding
     return warning(
-        "one node answers, no other can take a job", BACK, *found.details, *_states(gone)
+        "one node answers, no other can take a job", BACK, *finding.details, *_states(gone)
     )
 
 

@@ -14,7 +14,7 @@ from lockstep.slurm.submit.cli_options import FoundSite, say_site, site_option
 
 
 @click.command()
-@site_option("found", "Site file, or a built-in one, to examine as well")
+@site_option("found_site", "Site file, or a built-in one, to examine as well")
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
@@ -45,7 +45,7 @@ from lockstep.slurm.submit.cli_options import FoundSite, say_site, site_option
 @click.pass_context
 def doctor(
     context: click.Context,
-    found: FoundSite | None,
+    found_site: FoundSite | None,
     data: Path | None,
     results: Path,
     *,
@@ -78,9 +78,9 @@ def doctor(
     from lockstep.slurm import client
     from lockstep.slurm import site as sites
 
-    if found:
-        say_site(found)
-    chosen = sites.load(found.source, is_draft=True) if found else None
+    if found_site:
+        say_site(found_site)
+    chosen = sites.load(found_site.source, is_draft=True) if found_site else None
     client.on_cluster(chosen.cluster if chosen else None)
     subject = Subject(os.environ, results, chosen, data, slurm)
     with _watched() as say:
@@ -91,8 +91,8 @@ def doctor(
     click.echo(doctors.page(diagnosis))
     if diagnosis.exit_code == 0:
         ready = "run"
-        if found and diagnosis.submits:
-            ready = f"plan campaign.toml --site {shlex.quote(found.source)}"
+        if found_site and diagnosis.submits:
+            ready = f"plan campaign.toml --site {shlex.quote(found_site.source)}"
         click.echo(f"Next: lockstep {ready}")
     context.exit(diagnosis.exit_code)
 

@@ -269,13 +269,13 @@ def results_storage(subject: Subject) -> Finding:
             f"{says}; its clock is {skew_s:+.1f} s from this machine's",
             "ask for both clocks to be kept by a time server",
         )
-    found = _enough(path, says)
-    if found.status == "ok" and subject.site is not None and kind in ON_ONE_MACHINE:
+    finding = _enough(path, says)
+    if finding.status == "ok" and subject.site is not None and kind in ON_ONE_MACHINE:
         return warning(
             f"{says}; nodes see it only if this machine shares it with them",
             f"ask one: srun ls -d {shlex.quote(str(path))}; else give --to a folder all share",
         )
-    return found
+    return finding
 
 
 def _existing(path: Path) -> Path:

@@ -153,12 +153,12 @@ class Job:
     @cached_property
     def containers(self) -> list[Container]:
         """Every start of a container."""
-        found: list[Container] = []
+        containers: list[Container] = []
         for command in self.commands:
             if command.name in SAYING:
                 continue
-            found += _containers(tokens_of(command.words), command.line, step_of(command))
-        return found
+            containers += _containers(tokens_of(command.words), command.line, step_of(command))
+        return containers
 
     @cached_property
     def is_batch(self) -> bool:
@@ -229,10 +229,10 @@ class Job:
         for name in ("gpus-per-node", "gres", "gpus"):
             option = self.script.directive(name)
             value = (step and step.options.get(name)) or (option and option.value) or ""
-            found = GPUS.search(f"gpu:{value}" if name != "gres" and value else value)
-            if not found:
+            match = GPUS.search(f"gpu:{value}" if name != "gres" and value else value)
+            if not match:
                 continue
-            number = int(found[1]) if found[1] else 1
+            number = int(match[1]) if match[1] else 1
             nodes = (step and self.number(step.options.get("nodes"))) or self.nodes or 1
             return number if name != "gpus" else number // nodes if number % nodes == 0 else None
         return None

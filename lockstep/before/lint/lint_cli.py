@@ -42,14 +42,14 @@ def lint(ctx: click.Context, scripts: tuple[str, ...], as_json: bool, lists_rule
         return
     if not scripts:
         raise click.UsageError("Missing argument 'SCRIPTS...'; give a batch script, or --rules.")
-    found = _findings(scripts)
+    findings = _findings(scripts)
     if as_json:
-        click.echo(json.dumps({"findings": [vars(finding) for finding in found]}, indent=1))
+        click.echo(json.dumps({"findings": [vars(finding) for finding in findings]}, indent=1))
     else:
-        for text in _lines(found):
+        for text in _lines(findings):
             click.echo(text)
-        click.echo(_summary(found, len(scripts)), err=True)
-    ctx.exit(any(finding.severity != "note" for finding in found))
+        click.echo(_summary(findings, len(scripts)), err=True)
+    ctx.exit(any(finding.severity != "note" for finding in findings))
 
 
 def _findings(scripts: tuple[str, ...]) -> "list[Finding]":
@@ -72,19 +72,19 @@ def _findings(scripts: tuple[str, ...]) -> "list[Finding]":
 def _slurm_version() -> tuple[int, ...] | None:
     """Return the version of the sbatch of this machine, as (23, 2); None where there is none."""
     try:
-        said = subprocess.run(
+        text = subprocess.run(
             ["sbatch", "--version"], capture_output=True, text=True, timeout=5, check=False
         ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
-    match = re.match(r"slurm\S* (\d+)\.(\d+)", said)
+    match = re.match(r"slurm\S* (\d+)\.(\d+)", text)
     return (int(match[1]), int(match[2])) if match else None
 
 
-def _lines(found: "list[Finding]") -> Iterator[str]:
+def _lines(findings: "list[Finding]") -> Iterator[str]:
     """Yield a line for each finding; those nearly every script has, once for all scripts."""
     by_rule: dict[str, list[Finding]] = {name: [] for name in FOLDED}
-    for finding in found:
+    for finding in findings:
         if finding.rule in by_rule:
             by_rule[finding.rule].append(finding)
         else:
@@ -94,9 +94,9 @@ def _lines(found: "list[Finding]") -> Iterator[str]:
         yield f"{first}{others}"
 
 
-def _summary(found: "list[Finding]", num_scripts: int) -> str:
+def _summary(findings: "list[Finding]", num_scripts: int) -> str:
     counts = {
-        name: sum(finding.severity == name for finding in found)
+        name: sum(finding.severity == name for finding in findings)
         for name in ("error", "warning", "note")
     }
     counted = ", ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items())

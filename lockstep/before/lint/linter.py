@@ -77,8 +77,8 @@ def lint(
 
 def judged(path: str, subject: Subject, known: Iterable[Rule[Subject]]) -> list[Finding]:
     """Return what rules find in the script of a path, in the order of its lines."""
-    found = [_finding(path, rule, hit) for rule in known for hit in rule.check(subject)]
-    return sorted(dict.fromkeys(found), key=lambda finding: finding.line)
+    findings = [_finding(path, rule, hit) for rule in known for hit in rule.check(subject)]
+    return sorted(dict.fromkeys(findings), key=lambda finding: finding.line)
 
 
 def _finding(path: str, rule: Rule[Subject], hit: Hit) -> Finding:

@@ -104,17 +104,17 @@ class Script:
     @cached_property
     def step_blocks(self) -> set[ast.AST]:
         """The loops, and the functions called in a loop, in which gradients are computed."""
-        found: set[ast.AST] = set()
+        nodes: set[ast.AST] = set()
         for backward in self.named("backward"):
             function = self.function_of(backward)
             if loop := self.loop_of(backward):
-                found.add(loop)
+                nodes.add(loop)
             elif isinstance(function, Function):
                 callers = {
                     loop for call in self.named(function.name) if (loop := self.loop_of(call))
                 }
-                found |= {function, *callers} if callers else set()
-        return found
+                nodes |= {function, *callers} if callers else set()
+        return nodes
 
     def in_each_step(self, call: ast.Call) -> bool:
         """Return whether a call is made in each step, of some ranks at least."""

@@ -76,19 +76,19 @@ class Prober:
         Returns:
             (division, group within it) -> seconds, shape (num_repeats,).
         """
-        made = [_process_groups(groups) for groups in divisions]
+        process_groupses = [_process_groups(groups) for groups in divisions]
         found: dict[tuple[int, int], list[float]] = {}
         for repeat in range(-1, self.repeats):
             for division in self.order.sample(range(len(divisions)), len(divisions)):
                 for group in self._in_turn(divisions[division]):
                     if group is not None:
-                        step = all_reduce(self.world.device, made[division][group])
+                        step = all_reduce(self.world.device, process_groupses[division][group])
                         seconds = self._time(probe, step)
                         found.setdefault((division, group), []).append(seconds)
             if repeat < 0:
                 self._fill_blocks(probe, list(chain(*found.values())))
                 found.clear()
-        _end(made)
+        _end(process_groupses)
         return found
 
     def _fill_blocks(self, probe: Probe, seconds: Sequence[float]) -> None:
@@ -163,10 +163,10 @@ def _process_groups(groups: Sequence[Group]) -> list["ProcessGroup"]:
     return made
 
 
-def _end(made: Sequence[Sequence["ProcessGroup"]]) -> None:
+def _end(process_groupses: Sequence[Sequence["ProcessGroup"]]) -> None:
     from torch import distributed
 
-    for group in (group for groups in made for group in groups):
+    for group in (group for groups in process_groupses for group in groups):
         if isinstance(group, distributed.ProcessGroup):  # a number on ranks outside it
             distributed.destroy_process_group(group)
 

@@ -81,15 +81,15 @@ def screen(
     settings = Settings(repeats, device, timeout_s, floor_gb_per_s)
     rank, environ = 0, None if ranks else starting.as_rank(os.environ)
     if environ is None:
-        found = starting.on_this_machine(ranks, settings)
+        screening = starting.on_this_machine(ranks, settings)
     else:
-        rank, found = run(settings, environ)
+        rank, screening = run(settings, environ)
     if rank:
         return 0  # rank 0 says how it ended: a launcher ends all ranks once one has failed
-    click.echo("\n".join(node_lines(found)) if as_json else page(found))
+    click.echo("\n".join(node_lines(screening)) if as_json else page(screening))
     if to:
-        to.write_text(json.dumps(found.to_json(), indent=1), encoding="utf-8")
+        to.write_text(json.dumps(screening.to_json(), indent=1), encoding="utf-8")
     sys.stdout.flush()
-    if said := below_floor(found):
-        click.echo(f"lockstep: error: {said}", err=True)
-    return 0 if found.is_clean else EXIT_SLOW
+    if text := below_floor(screening):
+        click.echo(f"lockstep: error: {text}", err=True)
+    return 0 if screening.is_clean else EXIT_SLOW

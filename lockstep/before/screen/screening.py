@@ -59,11 +59,11 @@ def run(settings: Settings, environ: Mapping[str, str] = os.environ) -> tuple[in
     repeats = num_repeats(placement(environ).world_size, settings.repeats)
     world = process_group.join(settings.timeout_s, device=settings.device, environ=environ)
     try:
-        found = _screen(world, repeats, settings.floor_gb_per_s, environ)
+        screening = _screen(world, repeats, settings.floor_gb_per_s, environ)
         world.control.part()
     finally:
         process_group.leave()
-    return world.rank, found
+    return world.rank, screening
 
 
 def _screen(
@@ -75,8 +75,10 @@ def _screen(
     prober = Prober(world, seats, repeats, Random(SEED))  # noqa: S311, no secret
     alone = _alone(world, prober)
     rounds = search.rounds_after(alone)
-    found = _with_pairs(world, prober, rounds, alone) if rounds else alone
-    return found if floor_gb_per_s is None else _with_all(world, prober, found, floor_gb_per_s)
+    screening = _with_pairs(world, prober, rounds, alone) if rounds else alone
+    return (
+        screening if floor_gb_per_s is None else _with_all(world, prober, screening, floor_gb_per_s)
+    )
 
 
 def _machine() -> str:
@@ -151,13 +153,15 @@ def _with_pairs(
     return Screening.from_json(world.control.settle_all("pairs", seconds, judge))
 
 
-def _with_all(world: "World", prober: Prober, found: Screening, floor_gb_per_s: float) -> Screening:
+def _with_all(
+    world: "World", prober: Prober, screening: Screening, floor_gb_per_s: float
+) -> Screening:
     """Let all ranks reduce together, and hold that against the floor."""
     ((_, seconds),) = prober.all_reduces("all_reduce", [[list(range(world.world_size))]]).items()
 
     def judge(given: list[list[float]]) -> dict[str, Any]:
         num_bytes = ALL_REDUCE_BYTES[world.device.type]
-        held = search.held_against(found, slowest_rank(given), num_bytes, floor_gb_per_s)
+        held = search.held_against(screening, slowest_rank(given), num_bytes, floor_gb_per_s)
         return held.to_json()
 
     return Screening.from_json(world.control.settle_all("all", seconds, judge))
@@ -167,13 +171,13 @@ def main(arguments: Sequence[str]) -> None:
     """Screen as a rank that torchrun has started; what the machine refuses is one line."""
     path = Path(arguments[0])
     try:
-        rank, found = run(Settings(**json.loads(path.read_text(encoding="utf-8"))))
+        rank, screening = run(Settings(**json.loads(path.read_text(encoding="utf-8"))))
     except (RuntimeError, OSError) as error:
         who = "" if isinstance(error, RankError) else f"rank {os.environ.get('RANK', 0)}: "
         sys.stderr.write(f"lockstep: {who}{one_line(str(error))}\n")  # in one piece: ranks share it
         sys.exit(EXIT_MACHINE)
     if rank == 0:
-        path.with_suffix(".found").write_text(json.dumps(found.to_json()), encoding="utf-8")
+        path.with_suffix(".found").write_text(json.dumps(screening.to_json()), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -278,21 +278,21 @@ def after_pairs(
 
 
 def held_against(
-    found: Screening, seconds: Seconds, num_bytes: int, floor_gb_per_s: float
+    screening: Screening, seconds: Seconds, num_bytes: int, floor_gb_per_s: float
 ) -> Screening:
     """Return a screening with its all-reduce over all ranks beside a floor.
 
     Seconds are those of the slowest rank, shape (num_repeats,).
     """
-    factor = busbw_factor("all_reduce", len(found.seats))
+    factor = busbw_factor("all_reduce", len(screening.seats))
     assert factor is not None
-    links = [row for row in found.rows if row.rank is None and len(row.nodes) == 1]
-    named = [finding.row for finding in found.findings[:1]]
+    links = [row for row in screening.rows if row.rank is None and len(row.nodes) == 1]
+    named = [finding.row for finding in screening.findings[:1]]
     slowest = max(named or links, key=lambda row: row.ratio, default=None)
     median_s = median(seconds)
     gb_per_s = factor * algbw_gb_per_s(num_bytes, median_s)
     return replace(
-        found, all_reduce=AllReduce(num_bytes, median_s, gb_per_s, floor_gb_per_s, slowest)
+        screening, all_reduce=AllReduce(num_bytes, median_s, gb_per_s, floor_gb_per_s, slowest)
     )
 
 
@@ -471,40 +471,40 @@ UNCOMPARED: dict[Probe, str] = {
 }
 
 
-def page(found: Screening) -> str:
+def page(screening: Screening) -> str:
     """Return what a screening found, for a terminal: a table and a verdict."""
-    return "\n".join([*_table(found), "", *_verdict(found)])
+    return "\n".join([*_table(screening), "", *_verdict(screening)])
 
 
-def node_lines(found: Screening) -> Iterator[str]:
+def node_lines(screening: Screening) -> Iterator[str]:
     """Return a line of JSON for each node: its verdict, and how its ranks and links compare."""
-    for node in found.nodes:
-        findings = [_flat(finding) for finding in found.findings if node in finding.row.nodes]
+    for node in screening.nodes:
+        findings = [_flat(finding) for finding in screening.findings if node in finding.row.nodes]
         yield json.dumps(
             {
                 "schema": SCHEMA,
                 "node": node,
                 "is_slow": bool(findings),
                 "findings": findings,
-                "rows": [asdict(row) for row in found.rows if node in row.nodes],
-                "num_nodes": len(found.nodes),
-                "num_ranks": len(found.seats),
-                "repeats": found.repeats,
-                "steps": found.steps,
-                "promised_steps": found.promised_steps,
-                "all_reduce": found.all_reduce and asdict(found.all_reduce),
+                "rows": [asdict(row) for row in screening.rows if node in row.nodes],
+                "num_nodes": len(screening.nodes),
+                "num_ranks": len(screening.seats),
+                "repeats": screening.repeats,
+                "steps": screening.steps,
+                "promised_steps": screening.promised_steps,
+                "all_reduce": screening.all_reduce and asdict(screening.all_reduce),
             }
         )
 
 
-def below_floor(found: Screening) -> str | None:
+def below_floor(screening: Screening) -> str | None:
     """Return that all ranks together reduce more slowly than was asked for, if they do."""
-    if found.all_reduce is None or not found.all_reduce.is_below:
+    if screening.all_reduce is None or not screening.all_reduce.is_below:
         return None
-    row, who = found.all_reduce.slowest, listed(found.nodes)
-    where = f"{counted(len(found.seats), 'rank')} on {who}"
+    row, who = screening.all_reduce.slowest, listed(screening.nodes)
+    where = f"{counted(len(screening.seats), 'rank')} on {who}"
     outlier = f", slowest {listed(row.nodes)} ({ratio(row.ratio)} times the others)" if row else ""
-    return f"all-reduce at {_speeds(found.all_reduce)}{outlier}, over {where}"
+    return f"all-reduce at {_speeds(screening.all_reduce)}{outlier}, over {where}"
 
 
 def _speeds(all_reduce: AllReduce) -> str:
@@ -517,12 +517,14 @@ def _flat(finding: Finding) -> dict[str, object]:
     return {"kind": finding.kind, **asdict(finding.row)}
 
 
-def _table(found: Screening) -> list[str]:
+def _table(screening: Screening) -> list[str]:
     """Return a line for each rank: its time over the others' by probe, with its interval."""
-    probes = [probe for probe in HEADERS if any(row.probe == probe for row in found.rows)]
+    probes = [probe for probe in HEADERS if any(row.probe == probe for row in screening.rows)]
     lines = [["rank", "node", "device", *(HEADERS[probe] for probe in probes)]]
-    rows = {(row.probe, row.nodes[0], row.rank): row for row in found.rows if len(row.nodes) == 1}
-    for seat in _shown(found):
+    rows = {
+        (row.probe, row.nodes[0], row.rank): row for row in screening.rows if len(row.nodes) == 1
+    }
+    for seat in _shown(screening):
         of_seat = [
             rows.get((probe, seat.node, seat.rank)) or rows.get((probe, seat.node, None))
             for probe in probes
@@ -531,33 +533,35 @@ def _table(found: Screening) -> list[str]:
         lines.append([str(seat.rank), seat.node, str(seat.local_rank), *cells])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-    left_out = len(found.seats) - (len(lines) - 1)
+    left_out = len(screening.seats) - (len(lines) - 1)
     return [*table, *([f"and {counted(left_out, 'rank')} that were faster"] if left_out else [])]
 
 
-def _shown(found: Screening) -> list[Seat]:
+def _shown(screening: Screening) -> list[Seat]:
     """Return the seats of the slowest ranks, in their order."""
     slowest: dict[int | str, float] = defaultdict(float)
-    for row in found.rows:
+    for row in screening.rows:
         for who in row.nodes if row.rank is None else [row.rank]:
             slowest[who] = max(slowest[who], row.ratio)
-    order = sorted(found.seats, key=lambda seat: -max(slowest[seat.rank], slowest[seat.node]))
+    order = sorted(screening.seats, key=lambda seat: -max(slowest[seat.rank], slowest[seat.node]))
     return sorted(order[:MOST_SHOWN], key=lambda seat: seat.rank)
 
 
-def _verdict(found: Screening) -> list[str]:
-    steps = f"{counted(found.steps, 'step')} of at most {found.promised_steps}"
-    who = f"{counted(len(found.nodes), 'node')}, {counted(len(found.seats), 'rank')}, {steps}"
-    lines = [_sentence(finding, found) for finding in found.findings]
+def _verdict(screening: Screening) -> list[str]:
+    steps = f"{counted(screening.steps, 'step')} of at most {screening.promised_steps}"
+    who = (
+        f"{counted(len(screening.nodes), 'node')}, {counted(len(screening.seats), 'rank')}, {steps}"
+    )
+    lines = [_sentence(finding, screening) for finding in screening.findings]
     if not lines:
-        lines = [_nothing(would_be_named(found.rows) - 1)]
-    if all_reduce := found.all_reduce:
+        lines = [_nothing(would_be_named(screening.rows) - 1)]
+    if all_reduce := screening.all_reduce:
         size = f"{all_reduce.num_bytes / 2**20:g} MiB"
         lines.append(f"All ranks together reduce {size} at {_speeds(all_reduce)}.")
-    if found.findings and len(found.nodes) > 1:
-        lines.append(f"Leave out for sbatch and srun: --exclude={','.join(_to_exclude(found))}")
-    lines += [f"{UNCOMPARED[probe]}." for probe in found.uncompared]
-    return [*lines, f"({who}, {found.repeats} repeats)"]
+    if screening.findings and len(screening.nodes) > 1:
+        lines.append(f"Leave out for sbatch and srun: --exclude={','.join(_to_exclude(screening))}")
+    lines += [f"{UNCOMPARED[probe]}." for probe in screening.uncompared]
+    return [*lines, f"({who}, {screening.repeats} repeats)"]
 
 
 def _nothing(unseen: float) -> str:
@@ -567,19 +571,19 @@ def _nothing(unseen: float) -> str:
     return shown + (less if unseen > NOISY else "")
 
 
-def _to_exclude(found: Screening) -> list[str]:
+def _to_exclude(screening: Screening) -> list[str]:
     """Return the nodes to leave out; of a link between two, the second is enough."""
-    return list(dict.fromkeys(finding.row.nodes[-1] for finding in found.findings))
+    return list(dict.fromkeys(finding.row.nodes[-1] for finding in screening.findings))
 
 
-def _sentence(finding: Finding, found: Screening) -> str:
+def _sentence(finding: Finding, screening: Screening) -> str:
     row = finding.row
     if len(row.nodes) == 2:
         who = f"The link between {listed(row.nodes)} is slow: an all-reduce of both takes"
         return f"{who} {_ratio_text(row)} times as long as those of either with others."
     node = row.nodes[0]
     if finding.kind == "slow-device":
-        who = f"Device {_device(row, found)} of {node} (rank {row.rank}) is slow"
+        who = f"Device {_device(row, screening)} of {node} (rank {row.rank}) is slow"
     elif finding.kind == "slow-node":
         who = f"Node {node} is slow"
     else:
@@ -588,9 +592,9 @@ def _sentence(finding: Finding, found: Screening) -> str:
     return f"{who}: {WHAT[row.probe]} {_ratio_text(row)} times as long as on the others."
 
 
-def _device(row: Row, found: Screening) -> int:
+def _device(row: Row, screening: Screening) -> int:
     assert row.rank is not None
-    return found.seats[row.rank].local_rank
+    return screening.seats[row.rank].local_rank
 
 
 def _ratio_text(row: Row) -> str:

@@ -109,8 +109,8 @@ class Ladder:
     def leave_out(self, world_sizes: Collection[int]) -> None:
         """Note in the folder that the ladder has ended before these sizes."""
         beyond = [LeftOut(size, kind="below_floor") for size in sorted(world_sizes)]
-        made = [each for each in plan(self.campaign) if each.world_size not in world_sizes]
-        self.results.claim(self.campaign, made, [*self.left_out, *beyond])
+        launches = [each for each in plan(self.campaign) if each.world_size not in world_sizes]
+        self.results.claim(self.campaign, launches, [*self.left_out, *beyond])
 
     def command(self, launch: Launch, options: Sequence[str] = ()) -> list[str]:
         """Return the command line of a launch: torchrun's, or that of a program's driver."""

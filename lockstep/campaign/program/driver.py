@@ -159,8 +159,8 @@ class Driver:
         }
         line = fill(self.command.line, self._given(case, 0) | {"out": "OUT"})
         try:
-            made = programs.record(self.command, case, self.start, runs, line, launch)
-            entry = journal.fixed({"benchmark": programs.entry(case, made)})
+            case_record = programs.record(self.command, case, self.start, runs, line, launch)
+            entry = journal.fixed({"benchmark": programs.entry(case, case_record)})
         except ValueError as error:
             return {"kind": "fail", "reason": f"the result cannot be kept: {error}"}
         sys.stdout.write(f"{case.name}: {', '.join(_shown(self.command, runs))}\n")

@@ -87,8 +87,8 @@ class Failure:
         shown = dict(self.values)
         if self.kind == "missing-metric":
             shown["lack"] = _LACKS[self.values["lack"]]
-        said = f"; it said: {self.said}" if self.said else ""
-        return f"run {self.run}: {_WORDS[self.kind].format_map(shown)}{said}"
+        text = f"; it said: {self.said}" if self.said else ""
+        return f"run {self.run}: {_WORDS[self.kind].format_map(shown)}{text}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the failure as a journal holds it."""
@@ -208,8 +208,8 @@ def _hosts(launcher: Launcher, words: Sequence[str], world_size: int) -> tuple[s
         raise RuntimeError(f"{launcher} does not start {world_size} ranks: {error}") from None
     names = re.findall(rf"{MARK} (\S+)", ended.output)
     if ended.code or len(names) != world_size:
-        said = last_line(ended.errors) or f"{len(names)} answer"
-        raise RuntimeError(f"{launcher} does not start {world_size} ranks: {said}")
+        text = last_line(ended.errors) or f"{len(names)} answer"
+        raise RuntimeError(f"{launcher} does not start {world_size} ranks: {text}")
     return tuple(sorted(names))
 
 
@@ -405,7 +405,7 @@ def record(
         ValueError: A value is none that a record may hold.
     """
     num_ranks = len(start.hosts)
-    made = CaseRecord(
+    case_record = CaseRecord(
         study=command.scaling,
         workload=str(command.name),
         scaling=command.scaling,
@@ -421,9 +421,9 @@ def record(
         details={"command": _details(command, start, runs, line)},
         **launch,
     )
-    if wrong := problem(made):
+    if wrong := problem(case_record):
         raise ValueError(wrong)
-    return made
+    return case_record
 
 
 def _samples(command: Command, num_ranks: int) -> int:
@@ -495,18 +495,18 @@ def _read_words(line: str) -> list[str]:
     ]
 
 
-def entry(case: Case, made: CaseRecord) -> dict[str, Any]:
+def entry(case: Case, case_record: CaseRecord) -> dict[str, Any]:
     """Return a case as pytest-benchmark's JSON has it."""
-    name = sized_name(case.name, made.world_size)
+    name = sized_name(case.name, case_record.world_size)
     return {
         "group": GROUP,
         "name": name,
         "fullname": f"command::{name}",
         "params": case.factors or None,
         "param": None,
-        "extra_info": {KEY: made.to_dict()},
+        "extra_info": {KEY: case_record.to_dict()},
         "options": {"timer": "perf_counter", "warmup": False},
-        "stats": _statistics(made.round_s),
+        "stats": _statistics(case_record.round_s),
     }
 
 

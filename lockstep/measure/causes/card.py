@@ -124,10 +124,10 @@ def headline(bound: Bound) -> str:
     name = KINDS[bound.kind]
     bound_by = "Bound by a fixed cost" if bound.kind == "launch" else f"{name.capitalize()}-bound"
     start = bound_by if share >= BOUND else f"Loses most to {name}"
-    said = f"{percent(share)} % of {step} is {NAMES[named[0].cause]}"
+    text = f"{percent(share)} % of {step} is {NAMES[named[0].cause]}"
     if larger := bound.larger_unshown:
-        return f"Loses to {name}: {said}; {NAMES[larger.cause]} may be more, which is not shown."
-    return f"{start}: {said}."
+        return f"Loses to {name}: {text}; {NAMES[larger.cause]} may be more, which is not shown."
+    return f"{start}: {text}."
 
 
 def _unsteady(bound: Bound) -> list[str]:
@@ -232,20 +232,20 @@ def _gain(gain: Gain, bound: Bound) -> str:
 def _trust(bound: Bound) -> str:
     """Return what the card rests on, and what of it did not fit the step by itself."""
     turns = counted(bound.num_turns, "turn")
-    said = [f"{turns} of each variant in {counted(bound.num_launches, 'launch')}"]
+    texts = [f"{turns} of each variant in {counted(bound.num_launches, 'launch')}"]
     if bound.num_launches == 1:
-        said = [f"{turns} of each variant in one launch"]
-        said += [] if _has_interval(bound) else ["too few for intervals"]
+        texts = [f"{turns} of each variant in one launch"]
+        texts += [] if _has_interval(bound) else ["too few for intervals"]
     if abs(bound.beyond_rounds) >= NOTABLE:
         than = "longer" if bound.beyond_rounds > 0 else "shorter"
-        said.append(f"turns took {percent(abs(bound.beyond_rounds))} % {than} than the rounds")
+        texts.append(f"turns took {percent(abs(bound.beyond_rounds))} % {than} than the rounds")
     if bound.shares_cores:
         waited = f"ranks waited {percent(bound.queued)} % of the step for cores in use"
-        said.append(f"{waited}, so no other cause below {percent(LITTLE)} % is named")
+        texts.append(f"{waited}, so no other cause below {percent(LITTLE)} % is named")
     if bound.excess >= NOTABLE:
-        said.append(f"the parts took {percent(bound.excess)} % more than the step")
+        texts.append(f"the parts took {percent(bound.excess)} % more than the step")
     scaled = ", and are scaled to it" if bound.excess >= NOTABLE else ""
-    return "; ".join(said) + scaled
+    return "; ".join(texts) + scaled
 
 
 def _row(name: str, text: str) -> str:

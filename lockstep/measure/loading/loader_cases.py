@@ -178,8 +178,10 @@ def measure_loading(harness: Harness, *, dataset: str, local_batch: int, **optio
         ValueError: There are more ranks than samples.
         RuntimeError: A sample was delivered twice in an epoch.
     """
-    with _images(harness, dataset) as found:
-        _measure(harness, Numbered(found, len(found)), dataset, local_batch, options)
+    with _images(harness, dataset) as image_dataset:
+        _measure(
+            harness, Numbered(image_dataset, len(image_dataset)), dataset, local_batch, options
+        )
 
 
 def _measure(

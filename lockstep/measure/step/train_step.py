@@ -52,9 +52,9 @@ def wrap(model: nn.Module, config: "StepConfig", device: torch.device, own: Work
     """
     if reason := find_unsuited(config, own):
         raise ValueError(reason)
-    found = blocks(model, own)
+    modules = blocks(model, own)
     if config.activation_checkpointing:
-        deep = [block for block in found if any(True for _ in block.children())]
+        deep = [block for block in modules if any(True for _ in block.children())]
         if not deep:
             raise ValueError(
                 "activation_checkpointing needs blocks of several layers, and the model has none "
@@ -63,7 +63,7 @@ def wrap(model: nn.Module, config: "StepConfig", device: torch.device, own: Work
         for block in deep:
             # Within FSDP's hooks, which gather the parameters for both computations.
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-    return _fsdp(model, found, device) if is_sharded(config) else _ddp(model, config, device, own)
+    return _fsdp(model, modules, device) if is_sharded(config) else _ddp(model, config, device, own)
 
 
 def is_sharded(config: "StepConfig") -> bool:
@@ -124,14 +124,14 @@ def _ddp(
     return made
 
 
-def _fsdp(model: nn.Module, found: list[nn.Module], device: torch.device) -> Any:
+def _fsdp(model: nn.Module, modules: list[nn.Module], device: torch.device) -> Any:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
     world = distributed.group.WORLD
     assert world is not None
     mesh = DeviceMesh.from_group(world, device.type)
-    for block in found:
+    for block in modules:
         if any(True for _ in block.parameters()):
             fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh)
@@ -407,14 +407,14 @@ def _optimizer(
     own: dict[str, Any] = {"momentum": config.momentum} if config.optimizer == "sgd" else {}
     # fused: alone skips a step of overflowed fp16 gradients without asking the host; not for shards
     is_fused = device.type == "cuda" and not is_sharded(config)
-    made: torch.optim.Optimizer = kinds[config.optimizer](
+    optimizer: torch.optim.Optimizer = kinds[config.optimizer](
         parameters,
         lr=config.lr,
         weight_decay=config.weight_decay,
         fused=is_fused,
         **own,
     )
-    return made
+    return optimizer
 
 
 def set_precision_switches(precision: str) -> None:

@@ -96,14 +96,14 @@ def check(
     from lockstep.report.check import checker, terminal
     from lockstep.report.load.reading import gather
 
-    found = checker.check(gather(paths))
+    findings = checker.check(gather(paths))
     if as_json:
-        click.echo(json.dumps({"findings": [finding.record() for finding in found]}, indent=1))
+        click.echo(json.dumps({"findings": [finding.record() for finding in findings]}, indent=1))
     else:
-        for line in terminal.lines(found):
+        for line in terminal.lines(findings):
             click.echo(line)
-        click.echo(terminal.counts(found))
-    ctx.exit(any(finding.level == "error" for finding in found))
+        click.echo(terminal.counts(findings))
+    ctx.exit(any(finding.level == "error" for finding in findings))
 
 
 def judge(

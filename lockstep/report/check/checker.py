@@ -138,12 +138,12 @@ def check(results: Results, series: list[Series] | None = None) -> list[Finding]
     `series` are those of all rows, where they are known already.
     """
     evidence = Evidence(results, series)
-    found = [
+    findings = [
         _finding(rule, hit, evidence.places(hit))
         for rule in RULES
         for hit in _merged(rule.check(evidence))
     ]
-    return sorted(found, key=lambda finding: LEVELS.index(finding.level))
+    return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
 
 
 def errors(findings: Iterable[Finding]) -> list[Finding]:

@@ -107,13 +107,13 @@ def broken_curve(evidence: Evidence) -> Iterator[Hit]:
         nodes = [point.rows[0].num_nodes or 0 for point in series.points]
         repeats = [point.rates for point in series.points]
         odd = {point.world_size for _, point, _ in _dips(series)}
-        for found in breaks(sizes, repeats, nodes if all(nodes) else None):
-            index = sizes.index(found.world_size)
+        for break_ in breaks(sizes, repeats, nodes if all(nodes) else None):
+            index = sizes.index(break_.world_size)
             # Where launches disagree, it is unknown which of them the curve goes through.
             apart = any(map(are_apart, series.points[index - 1 : index + 1]))
-            if found.world_size not in odd and not apart:
+            if break_.world_size not in odd and not apart:
                 kind, over = _within_node(series, index, nodes)
-                yield hit(kind or found.kind, series, found.world_size, **found.values, **over)
+                yield hit(kind or break_.kind, series, break_.world_size, **break_.values, **over)
 
 
 def _within_node(series: Series, index: int, nodes: list[int]) -> tuple[str, dict[str, Any]]:

@@ -71,34 +71,34 @@ def _alike(finding: Finding) -> tuple[str, ...]:
     return finding.level, finding.rule, finding.hit.kind, *values
 
 
-def _group(found: Sequence[Finding]) -> Group:
-    first = found[0]
-    facts = tuple(dict.fromkeys(evidence.fact(finding.hit) for finding in found))
-    points = frozenset[Place]().union(*(finding.points for finding in found))
-    return Group(first.level, first.rule, facts, first.why, first.action, _places(found), points)
+def _group(findings: Sequence[Finding]) -> Group:
+    first = findings[0]
+    facts = tuple(dict.fromkeys(evidence.fact(finding.hit) for finding in findings))
+    points = frozenset[Place]().union(*(finding.points for finding in findings))
+    return Group(first.level, first.rule, facts, first.why, first.action, _places(findings), points)
 
 
-def _places(found: Sequence[Finding]) -> tuple[str, ...]:
+def _places(findings: Sequence[Finding]) -> tuple[str, ...]:
     """Return where findings lie, of several the sizes of one case together.
 
     Of several that only warn, a case does not name its launches.
     """
-    if len(found) == 1:
-        return (found[0].where,)
+    if len(findings) == 1:
+        return (findings[0].where,)
     alike: dict[str, list[Finding]] = {}
-    for finding in found:
+    for finding in findings:
         launches = () if finding.hit.cases else finding.hit.launches
         name = evidence.where(replace(finding.hit, world_sizes=(), launches=launches))
         alike.setdefault(name, []).append(finding)
     return tuple(map(_where, alike.values()))
 
 
-def _where(found: Sequence[Finding]) -> str:
-    first = found[0]
-    sizes = sorted({size for finding in found for size in finding.hit.world_sizes})
+def _where(findings: Sequence[Finding]) -> str:
+    first = findings[0]
+    sizes = sorted({size for finding in findings for size in finding.hit.world_sizes})
     is_short = first.level != "error" and first.hit.cases
     launches = (
-        () if is_short else dict.fromkeys(x for finding in found for x in finding.hit.launches)
+        () if is_short else dict.fromkeys(x for finding in findings for x in finding.hit.launches)
     )
     return evidence.where(replace(first.hit, world_sizes=tuple(sizes), launches=tuple(launches)))
 

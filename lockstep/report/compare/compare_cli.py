@@ -96,19 +96,19 @@ def compare(
     findings = [checker.check(results) for results in campaigns]
     names = _names(paths, redact)
     history = looks.history("compare", paths)
-    made = comparison.compare_all(campaigns, names, margin, allowed, findings, history)
-    for one in made:
+    comparisons = comparison.compare_all(campaigns, names, margin, allowed, findings, history)
+    for one in comparisons:
         one.look = history.record(one.look) if one.has_interval else one.look
-    for one in made:  # before a long one is cut, in the middle of a name
+    for one in comparisons:  # before a long one is cut, in the middle of a name
         one.environment = redacted(one.environment)
     _say_problems(campaigns, findings)
-    for line in _lines(made, names, as_markdown, as_json, redacted):
+    for line in _lines(comparisons, names, as_markdown, as_json, redacted):
         click.echo(line)
     if page is not None:
         command = _command(names, margin, allowed)
-        drawn = compared_page(made, names, campaigns, findings, command)
+        drawn = compared_page(comparisons, names, campaigns, findings, command)
         _write(redacted(drawn), page, is_beside=as_json or as_markdown)
-    return 1 if any(one.slower or one.blocked for one in made) else 0
+    return 1 if any(one.slower or one.blocked for one in comparisons) else 0
 
 
 def _refuse(page: Path | None, both: bool, force: bool) -> None:
@@ -152,7 +152,7 @@ def _write(page: dict[str, Any], target: Path, *, is_beside: bool) -> None:
 
 
 def _lines(
-    made: "list[Comparison]",
+    comparisons: "list[Comparison]",
     names: Sequence[str],
     as_markdown: bool,
     as_json: bool,
@@ -162,9 +162,9 @@ def _lines(
     from lockstep.report.compare import compare_wording, comparison
 
     if as_json:
-        document = redacted(comparison.document_of_all(made, names))
+        document = redacted(comparison.document_of_all(comparisons, names))
         return [json.dumps(document, indent=1, allow_nan=False)]
-    return compare_wording.several(made, names, compare_wording.Form(as_markdown, redacted))
+    return compare_wording.several(comparisons, names, compare_wording.Form(as_markdown, redacted))
 
 
 def _names(paths: Sequence[Path], is_redacted: bool) -> list[str]:

@@ -66,35 +66,37 @@ class Form:
         return [line for text in self.redacted(texts) for line in lines.sentence(text)]
 
 
-def text(made: Comparison, names: tuple[str, str], form: Form) -> list[str]:
+def text(comparison: Comparison, names: tuple[str, str], form: Form) -> list[str]:
     """Return the comparison as lines: what surrounds it first, then the points and their notes."""
-    a, b = made.sides
-    quantities = quantity_rows(made)
-    found = outcome.outcome(made.points)
+    a, b = comparison.sides
+    quantities = quantity_rows(comparison)
+    found = outcome.outcome(comparison.points)
     parts = [
         form.listed(
             [
-                *(f"{side}: {name}" for side, name in zip(made.sides, names, strict=True)),
+                *(f"{side}: {name}" for side, name in zip(comparison.sides, names, strict=True)),
                 f"ratio: rate of {b} / rate of {a}; above 1, {b} is faster",
                 f"memory: peak of {b} / peak of {a}, of the rank that needs most; not judged",
             ],
         ),
         form.listed(
-            [f"{outcome.difference(made)}: {outcome.sentence(found, made.margin)}"],
+            [f"{outcome.difference(comparison)}: {outcome.sentence(found, comparison.margin)}"],
         ),
-        form.listed(_circumstances(made)),
-        form.table([_HEADER, *(_row(*point) for point in made.points)]),
-        form.listed(rule(made)),
+        form.listed(_circumstances(comparison)),
+        form.table([_HEADER, *(_row(*point) for point in comparison.points)]),
+        form.listed(rule(comparison)),
     ]
     if quantities:
         head = ["quantity, %", "ranks", a, b, f"{b} - {a}", "95 % interval", "case"]
         parts.append(form.table([head, *quantities]))
         parts.append(form.listed([QUANTITIES_NOTE]))
-    if times := time_rows(made):
+    if times := time_rows(comparison):
         head = ["training time, s", "ranks", a, b, f"{b} / {a}", "95 % interval", "case"]
         parts.append(form.table([head, *times]))
         parts.append(form.listed([TIMES_NOTE.format(b)]))
-    parts.append(form.listed([*judging_notes(made), *flag_notes(made), *left_out(made)]))
+    parts.append(
+        form.listed([*judging_notes(comparison), *flag_notes(comparison), *left_out(comparison)])
+    )
     return [lines.plain(line) for part in parts if part for line in (*part, "")][:-1]
 
 
@@ -109,8 +111,8 @@ def several(comparisons: Sequence[Comparison], names: Sequence[str], form: Form)
     ]
     head = form.listed(["ratio of each to A; below, each beside A with its intervals"])
     parts = [[*form.table([["ranks", *others, "case"], *rows]), ""], [*head, ""]]
-    for made, name in zip(comparisons, names[1:], strict=True):
-        parts.append([*text(made, (names[0], name), form), ""])
+    for comparison, name in zip(comparisons, names[1:], strict=True):
+        parts.append([*text(comparison, (names[0], name), form), ""])
     return [lines.plain(line) for line in chain.from_iterable(parts)][:-1]
 
 
@@ -145,17 +147,18 @@ def caution(one: Caution, sides: tuple[str, str] = ("A", "B")) -> str:
     )
 
 
-def _circumstances(made: Comparison) -> list[str]:
+def _circumstances(comparison: Comparison) -> list[str]:
     """Say what differs around the numbers, then what is equal, then what to beware of."""
     texts = [
-        f"differs: {name}: {values(a)} in {made.sides[0]}, {values(b)} in {made.sides[1]}"
-        for name, (a, b) in made.environment.items()
+        f"differs: {name}: {values(a)} in {comparison.sides[0]}, "
+        f"{values(b)} in {comparison.sides[1]}"
+        for name, (a, b) in comparison.environment.items()
     ]
-    if made.same_facts:
-        texts.append(f"equal: {listed(made.same_facts, 8)}")
-    elif not made.environment:
+    if comparison.same_facts:
+        texts.append(f"equal: {listed(comparison.same_facts, 8)}")
+    elif not comparison.environment:
         texts.append("environment: neither side says what it was measured on")
-    return texts + [f"warning: {caution(one, made.sides)}" for one in made.cautions]
+    return texts + [f"warning: {caution(one, comparison.sides)}" for one in comparison.cautions]
 
 
 def _row(pair: Pair, judged: Judged) -> list[str]:
@@ -176,10 +179,12 @@ def memory(pair: Pair, judged: Judged) -> str:
 def rule(*comparisons: Comparison) -> list[str]:
     """Say how the intervals are drawn and what each verdict means; nothing without an interval."""
     levels = {}
-    for made in comparisons:
-        if tested := sum(judged.interval is not None for _, judged in made.points):
-            level = f"{100 * (1 - made.error):.3g} %, corrected for {counted(tested, 'point')}"
-            levels[made.sides[1]] = level
+    for comparison in comparisons:
+        if tested := sum(judged.interval is not None for _, judged in comparison.points):
+            level = (
+                f"{100 * (1 - comparison.error):.3g} %, corrected for {counted(tested, 'point')}"
+            )
+            levels[comparison.sides[1]] = level
     if not levels:
         return []
     margin, number = comparisons[0].margin, comparisons[0].comparisons
@@ -196,10 +201,10 @@ def rule(*comparisons: Comparison) -> list[str]:
     ]
 
 
-def quantity_rows(made: Comparison) -> list[list[str]]:
+def quantity_rows(comparison: Comparison) -> list[list[str]]:
     """Return the rows of what the points have in addition to their speed."""
     rows = []
-    for pair, judged in made.points:
+    for pair, judged in comparison.points:
         for name, found in other_quantities(pair, judged.blocked_by).items():
             low, high = found["low"], found["high"]
             span = percent_span(None if low is None or high is None else (low, high))
@@ -208,12 +213,12 @@ def quantity_rows(made: Comparison) -> list[list[str]]:
     return rows
 
 
-def time_rows(made: Comparison) -> list[list[str]]:
+def time_rows(comparison: Comparison) -> list[list[str]]:
     """Return the rows of what training takes: an epoch, and until an accuracy is reached."""
     return [
         [_time_name(time_), str(pair.world_size), number(time_.a), number(time_.b),
          ratio(time_.ratio), ratio_span(time_.interval), pair.label]
-        for pair, judged in made.points if not judged.blocked_by
+        for pair, judged in comparison.points if not judged.blocked_by
         for time_ in pairing.times(pair)
     ]  # fmt: skip
 
@@ -224,10 +229,10 @@ def _time_name(times: Times) -> str:
     return f"to {trimmed(100 * times.accuracy)} %"
 
 
-def judging_notes(made: Comparison) -> list[str]:
+def judging_notes(comparison: Comparison) -> list[str]:
     """Say which look it is, where there is an interval, and what would settle the open points."""
-    look = [made.look.sentence] if made.has_interval else []
-    return [*look, *_without_interval(made), *_remedy(made)]
+    look = [comparison.look.sentence] if comparison.has_interval else []
+    return [*look, *_without_interval(comparison), *_remedy(comparison)]
 
 
 def flag_notes(*comparisons: Comparison) -> list[str]:
@@ -239,24 +244,26 @@ def flag_notes(*comparisons: Comparison) -> list[str]:
     ]
 
 
-def left_out(made: Comparison) -> list[str]:
+def left_out(comparison: Comparison) -> list[str]:
     """Say which points have no partner, or several, and what --allow would pair."""
     texts = []
-    for side, only in zip(made.sides, (made.only_in_a, made.only_in_b), strict=True):
+    for side, only in zip(
+        comparison.sides, (comparison.only_in_a, comparison.only_in_b), strict=True
+    ):
         if only:
             cases = listed(map(str, only), 3)
             texts.append(f"only in {side}: {counted(len(only), 'point')}: {cases}")
-    if made.ambiguous:
-        texts.append(f"not compared: {ambiguity(made.ambiguous, made.sides)}")
+    if comparison.ambiguous:
+        texts.append(f"not compared: {ambiguity(comparison.ambiguous, comparison.sides)}")
     return texts + [
         f"--allow {name} would compare {counted(number, 'point')} more"
-        for name, number in made.allowing.items()
+        for name, number in comparison.allowing.items()
     ]
 
 
-def _without_interval(made: Comparison) -> list[str]:
+def _without_interval(comparison: Comparison) -> list[str]:
     """Say which points cannot be judged at all, and what would be enough."""
-    counts = outcome.outcome(made.points).counts
+    counts = outcome.outcome(comparison.points).counts
     alone, equal = counts[outcome.BARE], counts[outcome.EQUAL]
     texts = []
     if alone:
@@ -272,11 +279,11 @@ def _without_interval(made: Comparison) -> list[str]:
     return texts
 
 
-def _remedy(made: Comparison) -> list[str]:
+def _remedy(comparison: Comparison) -> list[str]:
     """Say which change the open points could have shown, and how many launches would be enough."""
     unsure = [
         judged
-        for _, judged in made.points
+        for _, judged in comparison.points
         if outcome.counted_as(judged) == UNKNOWN and judged.spread
     ]
     if not unsure:
@@ -286,10 +293,10 @@ def _remedy(made: Comparison) -> list[str]:
     finite = [change for change in changes if change is not None]
     is_known = len(finite) == len(changes) and max(finite) < MOST_CHANGE
     largest = f"a change of {100 * max(finite):.2g} % or more" if is_known else "no change"
-    needed = launches_needed(spread, made.margin, made.next_error)
+    needed = launches_needed(spread, comparison.margin, comparison.next_error)
     launches = f"more than {MOST_LAUNCHES}" if needed is None else str(needed)
     return [
         f"cannot be judged: {counted(len(unsure), 'point')}, whose launches vary by up to "
         f"{percent(spread)} %: nine times of ten they show {largest}; to show "
-        f"{100 * made.margin:.2g} % (--margin) takes {launches} launches a side"
+        f"{100 * comparison.margin:.2g} % (--margin) takes {launches} launches a side"
     ]

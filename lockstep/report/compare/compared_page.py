@@ -93,12 +93,12 @@ def change_figure(
     ]
     missing = len(lines) - len(chosen)
     left = f" Not drawn, and in the table: {counted(missing, 'point')}." if missing else ""
-    told = "; ".join(item["text"] for curve in series for item in curve["items"] if item)
+    text = "; ".join(item["text"] for curve in series for item in curve["items"] if item)
     return {
         "kind": "change", "id": key, "title": title, "rows": [name for _, name in chosen],
         "series": series, "margin": [1 / (1 + margin) - 1, margin], "ylabel": "",
         "xlabel": "\u2190 slower    change of throughput (%)    faster \u2192",
-        "note": f"{HOW}{left}", "desc": f"Change of throughput. {told}.",
+        "note": f"{HOW}{left}", "desc": f"Change of throughput. {text}.",
     }  # fmt: skip
 
 
@@ -256,12 +256,12 @@ def points(
         *([BASELINE.format(joined(bases))] if bases and len(comparisons) == 1 else []),
         *([f"{counted(left, 'further point')} left out here; --json has all."] if left else []),
     ])  # fmt: skip
-    said = "; ".join(
+    text = "; ".join(
         f"{made.sides[1]}: " + outcome.sentence(_outcome(lines, i), made.margin)
         for i, made in enumerate(comparisons)
         if any(line.cells[i] for line in lines)
     )
-    made = table(title, ["Ranks", "Case", *columns], rows, note=note, finding=said, prints=True)
+    made = table(title, ["Ranks", "Case", *columns], rows, note=note, finding=text, prints=True)
     for column in made["columns"]:
         column["text"] = column["label"] == "Case"
     return made
@@ -406,7 +406,7 @@ def page(
     sections, figure = _studies(lines, comparisons, called)
     sections = [_differences(comparisons), *sections, *_around(comparisons, campaigns, findings)]
     page_parts.fold(sections)
-    found = [outcome.outcome(made.points) for made in comparisons]
+    outcomes = [outcome.outcome(made.points) for made in comparisons]
     return {
         "title": title,
         "band": _cautions(comparisons),
@@ -418,9 +418,9 @@ def page(
         ],
         "headlines": [
             _headline(made, one, f"{name} against {called[0]}")
-            for made, one, name in zip(comparisons, found, called[1:], strict=True)
+            for made, one, name in zip(comparisons, outcomes, called[1:], strict=True)
         ],
-        "tiles": _tiles(found[0], comparisons[0]) if len(found) == 1 else [],
+        "tiles": _tiles(outcomes[0], comparisons[0]) if len(outcomes) == 1 else [],
         "figure": figure,
         "verdicts": [],
         "card": None,
@@ -505,13 +505,13 @@ def _warnings(comparisons: Sequence[Comparison]) -> list[str]:
     found = outcome.flagged(comparisons)
     flagged = len({(side, point) for (side, _), points in found.items() for point in points})
     kinds = {caution.kind for made in comparisons for caution in made.cautions}
-    said = [text for kind, text in compare_wording.CAUTIONS.items() if kind in kinds]
-    said += [f"{counted(flagged, 'point')} flagged"] if flagged else []
+    texts = [text for kind, text in compare_wording.CAUTIONS.items() if kind in kinds]
+    texts += [f"{counted(flagged, 'point')} flagged"] if flagged else []
     for made in comparisons:
         for side, only in zip(made.sides, (made.only_in_a, made.only_in_b), strict=True):
             if only:
-                said.append(f"{counted(len(only), 'point')} only in {side}")
-    return list(dict.fromkeys(said))
+                texts.append(f"{counted(len(only), 'point')} only in {side}")
+    return list(dict.fromkeys(texts))
 
 
 def _next(comparisons: Sequence[Comparison]) -> str:
@@ -577,9 +577,9 @@ def _study(
     curves, made["notes"] = curve_figures(key, ladders, cases)
     made["figures"] = [*([changes] if changes else []), *curves]
     cells = [cell for line in lines for cell in line.cells if cell]
-    said = plots.basis_sentences([row for pair, _ in cells for row in (*pair.a, *pair.b)])
+    texts = plots.basis_sentences([row for pair, _ in cells for row in (*pair.a, *pair.b)])
     for one in made["figures"]:
-        one["basis"] = said
+        one["basis"] = texts
     which = next(iter(cases.values())) if len(cases) == 1 else counted(len(cases), "case")
     caption = f"{title} by ranks: {which}"
     made["tables"] = [points(caption, lines, comparisons, ladders)]

@@ -65,15 +65,15 @@ def compare(
     judged = _judged_pairs(pairs, margin, findings, look.share / comparisons)
     if not (looks.is_machine(a) and looks.is_machine(b)):
         judged = [(pair, _of_jobs(pair, one)) for pair, one in judged[0]], judged[1]
-    made = Comparison(margin, *judged, comparisons=comparisons, look=look)
-    made.environment, made.same_facts = pairing.environment(launches, rows)
-    made.cautions = pairing.cautions(launches, [(pair.a, pair.b) for pair in pairs])
-    made.ambiguous, made.allowing = ambiguous, pairing.allowing(*sides, allowed)
-    made.only_in_a, made.only_in_b = (
+    comparison = Comparison(margin, *judged, comparisons=comparisons, look=look)
+    comparison.environment, comparison.same_facts = pairing.environment(launches, rows)
+    comparison.cautions = pairing.cautions(launches, [(pair.a, pair.b) for pair in pairs])
+    comparison.ambiguous, comparison.allowing = ambiguous, pairing.allowing(*sides, allowed)
+    comparison.only_in_a, comparison.only_in_b = (
         sorted((key for key in side if key not in paired), key=lambda key: key.world_size)
         for side, paired in zip(sides, map(set, zip(*keys, strict=True)), strict=True)
     )  # fmt: skip
-    return made
+    return comparison
 
 
 def compare_all(
@@ -216,24 +216,24 @@ def _shown(values: Collection[Any]) -> str:
     return formats.listed(texts, 4) or "unknown"
 
 
-def document(made: Comparison, names: tuple[str, str]) -> dict[str, Any]:
+def document(comparison: Comparison, names: tuple[str, str]) -> dict[str, Any]:
     """Return a comparison as `--json` prints it."""
     return {
         "schema": record.SCHEMA_VERSION,
         "a": names[0],
         "b": names[1],
         "ratio": "rate of B over rate of A: above 1, B is faster",
-        "margin": made.margin,
-        "level": 1 - made.error,
-        "look": made.look.to_dict(),
+        "margin": comparison.margin,
+        "level": 1 - comparison.error,
+        "look": comparison.look.to_dict(),
         "environment": [
-            {"fact": name, "a": a, "b": b} for name, (a, b) in made.environment.items()
+            {"fact": name, "a": a, "b": b} for name, (a, b) in comparison.environment.items()
         ],
-        "warnings": [compare_wording.caution(caution) for caution in made.cautions],
-        "points": [_record(pair, judged) for pair, judged in made.points],
-        "only_in_a": [_only(point) for point in made.only_in_a],
-        "only_in_b": [_only(point) for point in made.only_in_b],
-        "ambiguous": [asdict(ambiguous) for ambiguous in made.ambiguous],
+        "warnings": [compare_wording.caution(caution) for caution in comparison.cautions],
+        "points": [_record(pair, judged) for pair, judged in comparison.points],
+        "only_in_a": [_only(point) for point in comparison.only_in_a],
+        "only_in_b": [_only(point) for point in comparison.only_in_b],
+        "ambiguous": [asdict(ambiguous) for ambiguous in comparison.ambiguous],
     }
 
 
@@ -268,8 +268,8 @@ def _record(pair: Pair, judged: Judged) -> dict[str, Any]:
         "quantities": other_quantities(pair, judged.blocked_by),
         "times": [] if judged.blocked_by else [asdict(time_) for time_ in pairing.times(pair)],
         "flags": [
-            {"side": side} | made
+            {"side": side} | to_dict
             for side, flag in pair.flags
-            for made in flags.to_dicts([flag])
+            for to_dict in flags.to_dicts([flag])
         ],
     }  # fmt: skip

@@ -85,20 +85,20 @@ def counted_as(judged: Judged) -> str:
     return EQUAL if judged.is_repeated else BARE
 
 
-def changed(made: Comparison) -> dict[str, tuple[list[Any], list[Any]]]:
+def changed(comparison: Comparison) -> dict[str, tuple[list[Any], list[Any]]]:
     """Return what differs between the sides, the factors of cases first: values of A and of B."""
     found: dict[str, tuple[list[Any], list[Any]]] = {}
-    for pair, _ in made.points:
+    for pair, _ in comparison.points:
         for name, values in pair.changed.items():
             for side, value in zip(found.setdefault(name, ([], [])), values, strict=True):
                 side += [value] if value not in side else []
-    return found | made.environment
+    return found | comparison.environment
 
 
-def notable(made: Comparison) -> dict[str, tuple[list[Any], list[Any]]]:
+def notable(comparison: Comparison) -> dict[str, tuple[list[Any], list[Any]]]:
     """Return of what differs that which one compares for: factors, software and devices."""
-    factors = {name for pair, _ in made.points for name in pair.changed}
-    return {k: v for k, v in changed(made).items() if k in factors or k in FIRST_FACTS}
+    factors = {name for pair, _ in comparison.points for name in pair.changed}
+    return {k: v for k, v in changed(comparison).items() if k in factors or k in FIRST_FACTS}
 
 
 @dataclass(frozen=True)
@@ -120,9 +120,9 @@ class Line:
 def flagged(comparisons: Sequence[Comparison]) -> dict[tuple[str, str], dict[Any, Pair]]:
     """Return letter of a campaign and flag -> its points, those of the common base once."""
     found: dict[tuple[str, str], dict[Any, Pair]] = {}
-    for made in comparisons:
-        called = dict(zip("AB", made.sides, strict=True))
-        for pair, _ in made.points:
+    for comparison in comparisons:
+        called = dict(zip("AB", comparison.sides, strict=True))
+        for pair, _ in comparison.points:
             for side, flag in pair.flags:
                 launches = tuple(sorted(row.launch for row in (pair.a if side == "A" else pair.b)))
                 points = found.setdefault((called[side], str(flag)), {})
@@ -133,8 +133,8 @@ def flagged(comparisons: Sequence[Comparison]) -> dict[tuple[str, str], dict[Any
 def lines(comparisons: Sequence[Comparison]) -> list[Line]:
     """Return the points of comparisons with one base, by the number of ranks."""
     found: dict[object, list[JudgedPair | None]] = {}
-    for index, made in enumerate(comparisons):
-        for pair, judged in made.points:
+    for index, comparison in enumerate(comparisons):
+        for pair, judged in comparison.points:
             launches = tuple(sorted(row.launch for row in pair.a))
             key = pair.case, pair.world_size, launches
             found.setdefault(key, [None] * len(comparisons))[index] = pair, judged
@@ -179,18 +179,18 @@ def fact(name: str) -> str:
     return name if is_own else _NAMES.get(name, name.replace("_", " "))
 
 
-def difference(made: Comparison) -> str:
+def difference(comparison: Comparison) -> str:
     """Say what was changed between the sides, as a sentence begins."""
-    found = notable(made)
-    others = len(changed(made)) - len(found)
+    found = notable(comparison)
+    others = len(changed(comparison)) - len(found)
     if not found:
         if others:
-            names = [fact(name) for name in changed(made)]
+            names = [fact(name) for name in changed(comparison)]
             return f"Other {listed(names, MOST_NAMED)}"
         return "With nothing known to differ"
-    said = [f"{fact(k)} {values(b)} in place of {values(a)}" for k, (a, b) in found.items()]
-    more = len(said) - MOST_NAMED + others
-    named = [*said[:MOST_NAMED], *([counted(more, "other difference")] if more > 0 else [])]
+    texts = [f"{fact(k)} {values(b)} in place of {values(a)}" for k, (a, b) in found.items()]
+    more = len(texts) - MOST_NAMED + others
+    named = [*texts[:MOST_NAMED], *([counted(more, "other difference")] if more > 0 else [])]
     return f"With {joined(named)}"
 
 
@@ -264,11 +264,11 @@ def seen(found: Outcome) -> str:
     return "" if least is None or least > MOST_CHANGE else f"{100 * least:.2g} %"
 
 
-def advice(made: Comparison) -> str:
+def advice(comparison: Comparison) -> str:
     """Say the one thing to do next."""
-    found = outcome(made.points)
-    a, b = made.sides
-    cautions = {caution.kind for caution in made.cautions}
+    found = outcome(comparison.points)
+    a, b = comparison.sides
+    cautions = {caution.kind for caution in comparison.cautions}
     if found.counts[BLOCKED]:
         return "Mend what lockstep check says blocks the points, then compare again."
     if "copies" in cautions:
@@ -282,19 +282,21 @@ def advice(made: Comparison) -> str:
     if found.kind == "differs" and "not-in-turn" in cautions:
         return f"Measure {a} and {b} in turn, {a} {b} {b} {a}: so far it may be a drift."
     if found.kind == "differs":
-        names = [fact(name) for name in notable(made)]
+        names = [fact(name) for name in notable(comparison)]
         if len(names) > 1:
             return f"Change back one of {listed(names, 4)} and measure again, to tell which it is."
         return f"See where the time of {b} goes now: lockstep report."
     if found.counts[UNKNOWN]:
-        return _more_launches(made)
+        return _more_launches(comparison)
     return "Nothing: what could have been seen is not there."
 
 
-def _more_launches(made: Comparison) -> str:
-    spread = max(judged.spread or 0.0 for _, judged in made.points if judged.verdict == UNKNOWN)
-    needed = launches_needed(spread, made.margin, made.next_error)
-    goal = f"a change of {100 * made.margin:.2g} % at the noisiest point"
+def _more_launches(comparison: Comparison) -> str:
+    spread = max(
+        judged.spread or 0.0 for _, judged in comparison.points if judged.verdict == UNKNOWN
+    )
+    needed = launches_needed(spread, comparison.margin, comparison.next_error)
+    goal = f"a change of {100 * comparison.margin:.2g} % at the noisiest point"
     if needed is None or needed > MOST_SENSIBLE:
         number = "more than 1,000" if needed is None else str(needed)
         return (

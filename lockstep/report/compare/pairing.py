@@ -244,11 +244,11 @@ def nothing_common(a: Points, b: Points, allowed: Collection[str]) -> str:
     return f"A and B have no point in common: A holds {held[0]}; B holds {held[1]}; {todo}"
 
 
-def ambiguity(found: Collection[Ambiguous], sides: tuple[str, str] = ("A", "B")) -> str:
+def ambiguity(collection: Collection[Ambiguous], sides: tuple[str, str] = ("A", "B")) -> str:
     """Say which points of the sides could be paired in more than one way."""
-    first = next(iter(found))
+    first = next(iter(collection))
     return (
-        f"{formats.counted(len(found), 'point')} could be paired in several ways, such as "
+        f"{formats.counted(len(collection), 'point')} could be paired in several ways, such as "
         f"{formats.listed(first.a, 3)} in {sides[0]} with {formats.listed(first.b, 3)} in "
         f"{sides[1]}; "
         f"give sides that hold one of each"

@@ -98,25 +98,27 @@ def reference(study: str, cases: Cases) -> int:
     return max(range(len(cases)), key=merit)
 
 
-def references(study: str, found: Sequence[tuple[Key, Cases]]) -> list[tuple[Series, Point] | None]:
+def references(
+    study: str, sequence: Sequence[tuple[Key, Cases]]
+) -> list[tuple[Series, Point] | None]:
     """Return the case that each group is compared with: the same setting at every size.
 
     It is None where that setting was measured at other sizes alone: the ratio to another setting
     would be another quantity.
     """
     every: dict[tuple[str, str], Cases] = {}
-    for (workload, _, others), cases in found:
+    for (workload, _, others), cases in sequence:
         every.setdefault((workload, others), []).extend(cases)
     chosen = {key: cases[reference(study, cases)][0] for key, cases in every.items()}
     return [
         next((case for case in cases if case[0] is chosen[workload, others]), None)
-        for (workload, _, others), cases in found
+        for (workload, _, others), cases in sequence
     ]
 
 
-def without_blocked(found: Sequence[tuple[Key, Cases]]) -> list[tuple[Key, Cases]]:
+def without_blocked(sequence: Sequence[tuple[Key, Cases]]) -> list[tuple[Key, Cases]]:
     """Return the groups without the points whose ratios an error of the check forbids."""
-    kept = [(key, [case for case in cases if not case[1].blocked_by]) for key, cases in found]
+    kept = [(key, [case for case in cases if not case[1].blocked_by]) for key, cases in sequence]
     return [(key, cases) for key, cases in kept if cases]
 
 
@@ -137,10 +139,10 @@ def independent(names: Sequence[str], cases: Cases) -> list[str]:
     return kept
 
 
-def grids(study: str, found: Sequence[tuple[Key, Cases]]) -> list[Grid]:
+def grids(study: str, sequence: Sequence[tuple[Key, Cases]]) -> list[Grid]:
     """Return the groups that differ in their size alone as one grid each."""
     joined: dict[tuple[str, str], list[tuple[Key, Cases]]] = {}
-    for key, cases in found:
+    for key, cases in sequence:
         if len(cases) > 1:
             joined.setdefault((key[0], key[2]), []).append((key, cases))
     return [_grid(study, sizes) for sizes in joined.values()]

@@ -187,7 +187,7 @@ def of_launches(rows: "Sequence[Row]") -> list[Flag]:
     """Return what is odd about the launches of one point."""
     rows = sorted(rows, key=lambda row: row.started)
     rates = [row.rate for row in rows]
-    found = [
+    flags = [
         flag("outlier", launch=rows[i].launch, change=rates[i] / median(rates) - 1)
         for i in _outliers(rates)
     ]
@@ -195,8 +195,8 @@ def of_launches(rows: "Sequence[Row]") -> list[Flag]:
     if len(rates) >= FEWEST and all(row.started for row in rows):
         change = float(trend(np.array([rates]))[0])
         if change:
-            found.append(flag("trend", change=change))
-    return found
+            flags.append(flag("trend", change=change))
+    return flags
 
 
 def _outliers(rates: Sequence[float]) -> list[int]:

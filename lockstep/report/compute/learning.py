@@ -194,5 +194,5 @@ def _time(rows: Sequence[Row], times: Sequence[float]) -> Pooled | None:
 
 def mean_accuracy(rows: Sequence[Row]) -> float:
     """Return the mean accuracy after the last epoch; 0 where none is measured."""
-    found = _accuracy(rows, final_accuracy)
-    return found.value if found else 0.0
+    pooled = _accuracy(rows, final_accuracy)
+    return pooled.value if pooled else 0.0

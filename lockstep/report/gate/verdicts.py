@@ -188,9 +188,9 @@ class Goal:
         middle, half = (verdict.low + verdict.high) / 2, (verdict.high - verdict.low) / 2
         ends = middle - wider * half, middle + wider * half
         seen = replace(verdict, low=ends[0], high=ends[1])
-        said, reasons = self._verdict(verdict.value, ends)
+        text, reasons = self._verdict(verdict.value, ends)
         was_shown = verdict.verdict in (MET, MISSED)
-        return seen.unshown(*reasons) if was_shown and said != verdict.verdict else seen
+        return seen.unshown(*reasons) if was_shown and text != verdict.verdict else seen
 
     def _verdict(self, value: float, interval: Interval | None) -> tuple[str, list[Reason]]:
         """Return the verdict of an interval, or of a value alone, with how far it misses."""

@@ -112,8 +112,8 @@ class Imported:
             if (table["metric"], table["origin"]) == (metric, origin):
                 break
         if (mine := facts.get("conversion")) != (other := table.get("conversion")):
-            said = " and ".join(str(one or "as they stand") for one in (other, mine))
-            raise ValueError(f"values of table {name} are {said}; write all of them in one unit")
+            text = " and ".join(str(one or "as they stand") for one in (other, mine))
+            raise ValueError(f"values of table {name} are {text}; write all of them in one unit")
         table["rows"].append(row | {"case": name})
         if note and note not in table["notes"]:
             table["notes"].append(note)
@@ -379,10 +379,10 @@ def _warn_of_scaling(
 
 
 def _origin(cells: Mapping[str, str]) -> str:
-    said = f"{cells.get('note', '')} {cells.get('source', '')}"
+    text = f"{cells.get('note', '')} {cells.get('source', '')}"
     clauses = [*re.split(r"[;,.:(]\s*", cells.get("note", "")), cells.get("table_id", "")]
     clauses += [cell for name, cell in cells.items() if name not in COLUMNS]
-    return "target" if NOT_MEASURED.search(said) or any(map(IDEAL.fullmatch, clauses)) else "cited"
+    return "target" if NOT_MEASURED.search(text) or any(map(IDEAL.fullmatch, clauses)) else "cited"
 
 
 def _count(text: str, name: str) -> int:

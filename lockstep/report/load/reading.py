@@ -70,15 +70,15 @@ def measured(launch: str, records: list[Named]) -> list[Row]:
 
     What was measured at a smaller batch than asked for is named apart from all other points.
     """
-    found = [
+    rows = [
         _measured_row(launch, name, case, numbers)
         for (name, case), numbers in zip(records, diagnosis.reduce_rounds(records), strict=True)
     ]
-    for row in found:
+    for row in rows:
         name_alike(row)
         if row.has_smaller_batch:
             _set_apart(row)
-    return found
+    return rows
 
 
 def _set_apart(row: Row) -> None:

@@ -36,10 +36,10 @@ def pack(folder: Path, facts: Mapping[str, Any]) -> bytes:
     known rate join; then there are `num_nodes`, `rate_bit_per_s`, and `ms_per_item` where the
     devices are stand-ins.
     """
-    found = sorted(folder.glob(f"{LAUNCHES}/*/{RESULT}"))
+    paths = sorted(folder.glob(f"{LAUNCHES}/*/{RESULT}"))
     document = {
         "campaign": files.parse(files.content(folder / CAMPAIGN)) | {KEY: dict(facts)},
-        "launches": {path.parent.name: files.parse(files.content(path)) for path in found},
+        "launches": {path.parent.name: files.parse(files.content(path)) for path in paths},
     }
     return gzip.compress(json.dumps(document, separators=(",", ":")).encode(), mtime=0)
 

@@ -57,7 +57,7 @@ class Redactor:
 
     def _text(self, text: str) -> str:
         text = ABSOLUTE.sub(PATH, text)
-        return self._known.sub(lambda found: self._names[found[0]], text) if self._known else text
+        return self._known.sub(lambda match: self._names[match[0]], text) if self._known else text
 
 
 def _hosts(results: Results) -> Iterator[str]:

@@ -83,14 +83,14 @@ def _results_below(folder: Path) -> list[Path]:
 
 def _inside(folder: Path) -> list[Path]:
     launches = (d for d in sorted(folder.glob(f"{LAUNCHES}/*")) if d.is_dir())
-    found = [p for d in (folder, *launches) for p in _inside_launch(d)]
+    paths = [p for d in (folder, *launches) for p in _inside_launch(d)]
     imported = [folder / IMPORTED] if (folder / IMPORTED).exists() else []
     below = (each for each in sorted(folder.iterdir()) if each.is_dir())
     runs = [path for each in (folder, *below) for path in _run_of(each)]
     # A folder with jobs/ holds records of jobs, and no file of pytest-benchmark's.
-    if not found and not imported and not (folder / JOBS).is_dir():
-        found = [p for p in sorted(folder.rglob("*.json")) if _may_be_others(p.relative_to(folder))]
-    return list(dict.fromkeys(found + imported + runs))
+    if not paths and not imported and not (folder / JOBS).is_dir():
+        paths = [p for p in sorted(folder.rglob("*.json")) if _may_be_others(p.relative_to(folder))]
+    return list(dict.fromkeys(paths + imported + runs))
 
 
 def _may_be_others(path: Path) -> bool:
@@ -116,8 +116,8 @@ def _is_run(path: Path) -> bool:
 
 def _inside_launch(folder: Path) -> list[Path]:
     """Return the launch's result, or its journal where that is all there is, or nothing."""
-    found = [folder / name for name in (RESULT, JOURNAL) if (folder / name).exists()]
-    return found[:1]
+    paths = [folder / name for name in (RESULT, JOURNAL) if (folder / name).exists()]
+    return paths[:1]
 
 
 def read(source: Path) -> tuple[Path, Any, Contradictions]:

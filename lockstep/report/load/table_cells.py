@@ -251,12 +251,12 @@ def decimal_mark(
         elsewhere: The marks that the numbers of the whole table prove.
         separator: What parts the cells. Where that is `;`, a point may part thousands.
     """
-    known = proven_marks(numbers) or elsewhere
+    collection = proven_marks(numbers) or elsewhere
     two = [number for number in numbers if len({*number_readings(number).values()}) == 2]
-    if len(known) == 1 or not two:
-        return next(iter(known), "."), ""
+    if len(collection) == 1 or not two:
+        return next(iter(collection), "."), ""
     commas = [one for one in two if "," in one]
-    if not known and not commas and separator != ";":
+    if not collection and not commas and separator != ";":
         return ".", ""
     # By the comma for decimals a column of 938 and 2,470 would hold 938 and 2.47.
     whole = [float(number) for number in numbers if number.isdecimal()]

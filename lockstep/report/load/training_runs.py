@@ -162,5 +162,5 @@ def name_alike(row: Row) -> None:
     names = [name for name in (*FACTORS, *known) if name not in OF_A_RUN]
     row.own_case = row.case
     row.factors = {name: known[name] for name in names if known.get(name) is not None}
-    told = [f"{name}={value}" for name, value in row.factors.items() if USUAL.get(name) != value]
-    row.case = f"{STUDY}[{'-'.join(told)}]"
+    texts = [f"{name}={value}" for name, value in row.factors.items() if USUAL.get(name) != value]
+    row.case = f"{STUDY}[{'-'.join(texts)}]"

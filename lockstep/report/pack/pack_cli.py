@@ -110,16 +110,16 @@ def _facts(evaluation: "Evaluation", threshold: float, pack: dict[str, Any]) -> 
 
     results, series = evaluation.results, evaluation.series
     planned = choices.read_planned_runs(pack["work"])
-    found = choices.choose(series, planned.production, threshold)
+    chosen = choices.choose(series, planned.production, threshold)
     # A copy without a change is no plan of the applicant's either.
     is_example = bool(pack["work"]) and planned == choices.read_planned_runs("example")
     against = choices.objections(
-        results, found, evaluation.findings, evaluation.left_out, is_example
+        results, chosen, evaluation.findings, evaluation.left_out, is_example
     )
-    plan = choices.plan_node_hours(planned, found.series, found.production)
+    plan = choices.plan_node_hours(planned, chosen.series, chosen.production)
     return Facts(
-        results, found, planned, plan, choices.outcomes(results), threshold,
-        _figures(results, found.shown, threshold), against, verdict_card.judge(series, threshold),
+        results, chosen, planned, plan, choices.outcomes(results), threshold,
+        _figures(results, chosen.shown, threshold), against, verdict_card.judge(series, threshold),
     )  # fmt: skip
 
 

@@ -229,27 +229,27 @@ def describe_efficiency(point: Point) -> str:
     return f"{percent(point.parallel_efficiency)} % ({found})"
 
 
-def describe_agreement(found: Sequence[Agreement], noun: str) -> str:
+def describe_agreement(agreements: Sequence[Agreement], noun: str) -> str:
     """Say how well the two ladders agree where they measured the same step."""
-    said = listed(
+    text = listed(
         f"{100 * (agreement.ratio - 1):+.1f} % on {counted(agreement.world_size, noun)}"
-        for agreement in found
+        for agreement in agreements
     )
-    return f"Both ladders measured the same step at some sizes; strong differs from weak by {said}."
+    return f"Both ladders measured the same step at some sizes; strong differs from weak by {text}."
 
 
 def describe_stalls(series: Iterable[Series], noun: str) -> str:
     """Name the points whose mean step is far above the median; empty where none is."""
-    said = [
+    texts = [
         f"{ratio(point.mean_over_median)} times in {curve.row.study} scaling on "
         f"{counted(point.world_size, noun)}"
         for curve in series for point in curve.points
         if (point.mean_over_median or 1.0) > STALLS
     ]  # fmt: skip
-    if not said:
+    if not texts:
         return ""
     return (
-        f"Single rounds stall, so that the mean step is above the median: {listed(said)}. "
+        f"Single rounds stall, so that the mean step is above the median: {listed(texts)}. "
         "Node-hours follow from the mean."
     )
 
@@ -333,20 +333,20 @@ def describe_budget(plan: Budget, known: Outcomes | None) -> list[str]:
         f"times per step are measured ({listed(measured)})" if measured
         else "all times are the applicant's own"
     )  # fmt: skip
-    said = [
+    texts = [
         f"Node-hours are runs x hours of a run x nodes; {source}, the numbers of runs, steps and "
         f"nodes are planned. With {percent(plan.overhead)} % for overhead and "
         f"{percent(plan.failed_share)} % of all node-hours lost to failed jobs, "
         f"{exact(plan.node_hours)} become {exact(plan.with_losses)} node-hours."
     ]
     if plan.charge_factor != 1:
-        said.append(f"At a charge factor of {plan.charge_factor:g} that is {exact(plan.charged)}.")
+        texts.append(f"At a charge factor of {plan.charge_factor:g} that is {exact(plan.charged)}.")
     if known is not None:
-        said.append(
+        texts.append(
             f"Jobs of this campaign that did not complete took {percent(known.failed_share)} % of "
             "its node-hours."
         )
-    return said
+    return texts
 
 
 def describe_waits(known: Outcomes) -> str:
@@ -383,13 +383,13 @@ def describe_objection(objection: Objection) -> str:
     return f"{counted(objection.num_points, 'point')} flagged: {listed(objection.flags, MAX_NAMED)}"
 
 
-def describe_despite(found: Sequence[Objection]) -> str:
+def describe_despite(objections: Sequence[Objection]) -> str:
     """Say at the head of a text what speaks against it."""
-    said = "; ".join(describe_objection(objection) for objection in found[:MAX_NAMED])
-    more = f"; and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
+    text = "; ".join(describe_objection(objection) for objection in objections[:MAX_NAMED])
+    more = f"; and {len(objections) - MAX_NAMED} more" if len(objections) > MAX_NAMED else ""
     return (
-        f"No proposal evidence. This text was written despite {counted(len(found), 'objection')}: "
-        f"{said}{more}."
+        "No proposal evidence. This text was written despite "
+        f"{counted(len(objections), 'objection')}: {text}{more}."
     )
 
 
@@ -494,8 +494,8 @@ def _testing(facts: Facts) -> list[Block]:
     held = f"Container image with SHA-256 {image}" if image else "No container image"
     # No record tells the machine of a call from another; the applicant's own words do.
     open_question = "Whether that is the requested machine is for the applicant to say. "
-    said = "" if facts.work.statements.get("testing") else open_question
-    return _texts(f"{wanted}{_measured_on(facts)}. {said}Software: {software}. {held}.")
+    text = "" if facts.work.statements.get("testing") else open_question
+    return _texts(f"{wanted}{_measured_on(facts)}. {text}Software: {software}. {held}.")
 
 
 SOFTWARE = {
@@ -563,8 +563,8 @@ def _mechanism(facts: Facts) -> list[Block]:
     warmup = [launch.facts.get("warmup_rounds") for launch in facts.results.launches]
     planned = bool(facts.results.campaign.get("launches"))
     points = facts.chosen.points
-    told = method.timing(points, version, warmup, planned)
-    return _texts(*told, describe_intervals(points))
+    texts = method.timing(points, version, warmup, planned)
+    return _texts(*texts, describe_intervals(points))
 
 
 def _peak(facts: Facts) -> list[Block]:
@@ -606,10 +606,10 @@ def _parallel(facts: Facts) -> list[Block]:
 
 def _io(facts: Facts) -> list[Block]:
     known = {basis.times_input for basis in facts.basis}
-    said = "may read files: what they read is not recorded"
+    text = "may read files: what they read is not recorded"
     if known in ({True}, {False}):
-        said = "read their input" if known == {True} else "read and write no files"
-    return _texts(f"The measured steps {said}; checkpoints are outside the timed steps.")
+        text = "read their input" if known == {True} else "read and write no files"
+    return _texts(f"The measured steps {text}; checkpoints are outside the timed steps.")
 
 
 def _workflow(facts: Facts) -> list[Block]:

@@ -82,8 +82,8 @@ def _lead(rows: Sequence[Row], known: Sequence[Row], hours: str) -> Iterator[str
     yield f"{text}; of {counted(missing, 'job')} the end is not known." if missing else f"{text}."
     units = ("node-hours", "CPU-hours", "GPU-hours", "hours of TRES billing")
     sums = [(sum(_values(known, name)), unit) for name, unit in zip(HOURS, units, strict=True)]
-    if said := [f"{number(total)} {unit}" for total, unit in sums if total]:
-        yield f"Allocated were {', '.join(said)}."
+    if texts := [f"{number(total)} {unit}" for total, unit in sums if total]:
+        yield f"Allocated were {', '.join(texts)}."
     gpu_hours = sum(_values(known, "gpu_hours"))
     # Rank-hours on CPUs are no part of the hours of GPUs that only stood by.
     if gpu_hours and hours == "GPU-hours":

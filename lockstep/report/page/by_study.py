@@ -108,13 +108,13 @@ def _imported_table(series: Series, facts: dict[str, Any], threshold: float) -> 
         "Extra GPU-hours (%)", cost.replace("GPU-hours", "Cost"), "Flags",
     )  # fmt: skip
     rows = [_imported_row(p, per, fixed, relative) for p in series.points]
-    said = [_scaling_text(series, facts), f"Ratios are relative to {baseline_text(series)}."]
-    said += [repeat_text(series).strip()] if len(series.points) > 1 else []
-    said += [f"Its values are {facts['conversion']}."] if facts.get("conversion") else []
-    said += [f"Source: {facts['source']}."] if facts.get("source") else []
-    said += [f"Note: {note}." for note in (facts.get("notes") or [])[:2]]
+    texts = [_scaling_text(series, facts), f"Ratios are relative to {baseline_text(series)}."]
+    texts += [repeat_text(series).strip()] if len(series.points) > 1 else []
+    texts += [f"Its values are {facts['conversion']}."] if facts.get("conversion") else []
+    texts += [f"Source: {facts['source']}."] if facts.get("source") else []
+    texts += [f"Note: {note}." for note in (facts.get("notes") or [])[:2]]
     return table(
-        series.label, columns, rows, note=" ".join(said), origin=series.row.origin,
+        series.label, columns, rows, note=" ".join(texts), origin=series.row.origin,
         finding=headline.verdict(series, threshold), prints=True,
     )  # fmt: skip
 
@@ -269,11 +269,11 @@ def panels(
     studies = list(dict.fromkeys([*TITLES, *(curve.row.study for curve in measured)]))
     carried = {launch.name: launch.provenance.get("wire_gb_per_s") for launch in results.launches}
     wires = {name: wire for name, wire in carried.items() if wire}
-    told = without_laddered(measured)
+    curves = without_laddered(measured)
     made = [
         _panel(study, chosen, threshold, hours, wires, predicted or {})
         for study in studies
-        if (chosen := [curve for curve in told if curve.row.study == study])
+        if (chosen := [curve for curve in curves if curve.row.study == study])
     ]
     made += programs_panels(measured)
     made += _pace([curve for curve in measured if not curve.row.program])
@@ -286,7 +286,7 @@ def panels(
 
 def ladders(series: Sequence[Series]) -> list[Series]:
     """Return the series whose efficiency is drawn."""
-    found: list[Series] = []
+    curves: list[Series] = []
     for study in (*LADDERS, "cited", "target"):
         origin = study if study in ("cited", "target") else "measured"
         chosen = [
@@ -294,17 +294,17 @@ def ladders(series: Sequence[Series]) -> list[Series]:
             for curve in series
             if curve.row.origin == origin and study in (curve.row.study, origin)
         ]
-        found += sound(drawn(chosen, origin))[:MAX_CURVES]
-    return found
+        curves += sound(drawn(chosen, origin))[:MAX_CURVES]
+    return curves
 
 
 def _pace(series: Sequence[Series]) -> list[Panel]:
     """Return the strip of hosts and ranks, where there are enough of them to compare."""
     rows = [row for curve in series for point in curve.points for row in point.rows]
-    found = slow.paces(rows)
-    if len(found) < (LEAST_RANKS if found and found[0].rank is not None else LEAST_HOSTS):
+    paces = slow.paces(rows)
+    if len(paces) < (LEAST_RANKS if paces and paces[0].rank is not None else LEAST_HOSTS):
         return []
-    return [panel("pace", "Hosts and ranks", figures=[pace(found, slow.slowest(rows))])]
+    return [panel("pace", "Hosts and ranks", figures=[pace(paces, slow.slowest(rows))])]
 
 
 def _panel(

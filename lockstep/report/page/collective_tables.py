@@ -92,16 +92,16 @@ def _link_table(
     )  # fmt: skip
     rows = []
     for (name, world_size), points in groups.items():
-        found = links.fit_points(points[0][1].rows[0].workload, points)
-        if found is None:
+        link_fit = links.fit_points(points[0][1].rows[0].workload, points)
+        if link_fit is None:
             continue
         wire = _wire([points], wires)
         rows.append([
-            name, str(world_size), shown(points[0][1].rows[0].num_nodes), str(found.num_sizes),
-            number(found.alpha_s * MICRO), span(found.alpha_interval, MICRO),
-            number(found.beta_gb_per_s), span(found.beta_interval),
-            percent(found.error),
-            percent(found.beta_gb_per_s / wire if wire else None),
+            name, str(world_size), shown(points[0][1].rows[0].num_nodes), str(link_fit.num_sizes),
+            number(link_fit.alpha_s * MICRO), span(link_fit.alpha_interval, MICRO),
+            number(link_fit.beta_gb_per_s), span(link_fit.beta_interval),
+            percent(link_fit.error),
+            percent(link_fit.beta_gb_per_s / wire if wire else None),
         ])  # fmt: skip
     note = (
         "Fitted to all sizes of a sweep: time = latency + bytes on the link / rate. The rate is "
@@ -202,17 +202,17 @@ def panel_of(results: Results, series: Sequence[Series]) -> Panel | None:
     """Return the section; None on CPUs, and where nothing of it was measured."""
     if results.on_cpus:
         return None
-    found = [*slow.readings(series), *_loader(series), *_network(series)]
-    if not found:
+    readings = [*slow.readings(series), *_loader(series), *_network(series)]
+    if not readings:
         return None
-    good = sum(reading.is_good and reading.is_shown for reading in found)
+    good = sum(reading.is_good and reading.is_shown for reading in readings)
     columns = ("What", "Verdict", "Case", "Expected", "Measured", "Ranks")
     made = panel("health", "Health", lead=[LEAD])
     made["tables"] = [
         table(
             "Devices, loader and network at the largest size of each ladder", columns,
-            [_cells(reading) for reading in found], 4, "",
-            finding=f"{good} of {counted(len(found), 'check')} passed",
+            [_cells(reading) for reading in readings], 4, "",
+            finding=f"{good} of {counted(len(readings), 'check')} passed",
         )
     ]  # fmt: skip
     return made
@@ -220,11 +220,11 @@ def panel_of(results: Results, series: Sequence[Series]) -> Panel | None:
 
 def _loader(series: Sequence[Series]) -> list[Reading]:
     """Return the setting that leaves a step waiting least, where any was fed to one."""
-    found = loader_card.judge([curve for curve in series if curve.row.origin == "measured"])
-    if found is None:
+    loading = loader_card.judge([curve for curve in series if curve.row.origin == "measured"])
+    if loading is None:
         return []
-    best = found.settings[0]
-    return [Reading("loader", best.idle, "loader", best.num_ranks, found.kind != "open")]
+    best = loading.settings[0]
+    return [Reading("loader", best.idle, "loader", best.num_ranks, loading.kind != "open")]
 
 
 def _network(series: Sequence[Series]) -> list[Reading]:

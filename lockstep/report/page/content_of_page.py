@@ -68,7 +68,7 @@ def page(evaluation: Evaluation, threshold: float, command: str = "") -> dict[st
 
 
 def _top(
-    evaluation: Evaluation, series: Sequence[Series], threshold: float, told: str
+    evaluation: Evaluation, series: Sequence[Series], threshold: float, text: str
 ) -> dict[str, Any]:
     """Return what the page says first: headlines, tiles, a figure, causes, and what to do next."""
     results, left_out = evaluation.results, evaluation.left_out
@@ -88,12 +88,12 @@ def _top(
             *ranking_card.headlines(series),
             *training_panel.headlines(series),
         ],
-        "tiles": top.tiles(top.first_of(headlines), told),
+        "tiles": top.tiles(top.first_of(headlines), text),
         "figure": top.figure(headlines, threshold) or training_panel.top_figure(series),
         "verdicts": [*map(losses.slow_advice, slowest), *_verdicts(headlines)],
         "card": {"title": judged.title, "lines": judged.measured} if judged else None,
         "warnings": _warnings(evaluation),
-        "checked": told,
+        "checked": text,
         "next": page_facts.mend_first_error(errors)
         or next_step(results, series, threshold, slowest, judged),
     }
@@ -209,8 +209,8 @@ def _sources(results: Results) -> str:
 def _source(title: str, results: Results, command: str) -> str:
     """Say where a figure comes from, for one that is saved apart from its page."""
     days = method.days(results.days)
-    said = [title, f"Measured {days}" if days else "", f"Made with: {command}" if command else ""]
-    return ". ".join(part for part in said if part)
+    texts = [title, f"Measured {days}" if days else "", f"Made with: {command}" if command else ""]
+    return ". ".join(part for part in texts if part)
 
 
 def _verdicts(found: Mapping[str, Sequence[Headline]]) -> list[str]:

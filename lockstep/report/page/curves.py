@@ -103,10 +103,10 @@ def _caption(series: Series) -> str:
     row = series.row
     name = "global_batch" if row.scaling == "strong" else "local_batch"
     known = "precision" in row.factors or row.program
-    told = [row.precision] if row.precision and not known else []
+    texts = [row.precision] if row.precision and not known else []
     if name not in row.factors and getattr(row, name):
-        told.append(f"{name}={getattr(row, name)}")
-    return f"{series.label} ({', '.join(told)})" if told else series.label
+        texts.append(f"{name}={getattr(row, name)}")
+    return f"{series.label} ({', '.join(texts)})" if texts else series.label
 
 
 def _scaling_table(series: Series, threshold: float) -> Table:
@@ -119,8 +119,8 @@ def _scaling_table(series: Series, threshold: float) -> Table:
     rows = list(map(_scaling_row, series.points))
     if {row.num_nodes for point in series.points for row in point.rows} == {1}:
         rows = [[row[0], "", *row[2:]] for row in rows]
-    said = headline.verdict(series, threshold)
-    return table(_caption(series), columns, rows, note=note, finding=said, prints=True)
+    text = headline.verdict(series, threshold)
+    return table(_caption(series), columns, rows, note=note, finding=text, prints=True)
 
 
 def _beside(series: Series) -> str:
@@ -168,10 +168,10 @@ def _cost_table(series: Series, hours: str) -> Table:
     )  # fmt: skip
     rows = [_cost_row(point, strong) for point in series.points]
     least, most = (formats.trimmed(series.points[i].device_hours) for i in (0, -1))
-    said = f"{series.label} {least} to {most} {extra} per 10\u2076 {unit}"
+    text = f"{series.label} {least} to {most} {extra} per 10\u2076 {unit}"
     return table(
         f"What it takes: {_caption(series)}", columns, rows, folded=True,
-        note=cost_note(hours, series.points), finding=said,
+        note=cost_note(hours, series.points), finding=text,
         group="What each point takes: batch, hours, memory",
     )  # fmt: skip
 

@@ -46,5 +46,5 @@ def write_figures(page: Mapping[str, Any], beside: Path, given: Mapping[str, Any
 
     wanted: list[Any] = [kind for kind in FORMATS if given[kind]]
     if wanted:
-        made = figures.write(page, beside / FOLDER, wanted)
-        click.echo(f"figures: {len(made)} files in {click.format_filename(beside / FOLDER)}")
+        paths = figures.write(page, beside / FOLDER, wanted)
+        click.echo(f"figures: {len(paths)} files in {click.format_filename(beside / FOLDER)}")

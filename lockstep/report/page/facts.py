@@ -202,18 +202,20 @@ def _measuring(results: Results, measured: Sequence[Series]) -> list[str]:
 
 def provenance(results: Results) -> Panel | None:
     """Return versions, hardware, launches and the map of ranks, or None where none is known."""
-    known = [launch for launch in results.launches if launch.provenance]
+    launches = [launch for launch in results.launches if launch.provenance]
     in_force = [found] if (found := _settings_table(results.rows)) else []
-    if not known:  # as of training runs
+    if not launches:  # as of training runs
         return panel("provenance", "Provenance", tables=in_force) if in_force else None
     made = panel("provenance", "Provenance")
-    made["tables"] = [_launch_table(results.launches), _fact_table(known), *in_force]
-    made["tables"] += [_rank_table(known, results.rows)] if _widest(known).get("ranks") else []
-    environment = _widest(known).get("environment") or {}
+    made["tables"] = [_launch_table(results.launches), _fact_table(launches), *in_force]
+    made["tables"] += (
+        [_rank_table(launches, results.rows)] if _widest(launches).get("ranks") else []
+    )
+    environment = _widest(launches).get("environment") or {}
     if environment:
         rows = [[name, str(value)] for name, value in sorted(environment.items())]
         made["tables"].append(table(
-            f"Environment of launch {_widest_name(known)}", ("Variable", "Value"), rows, 2, "",
+            f"Environment of launch {_widest_name(launches)}", ("Variable", "Value"), rows, 2, "",
             finding=counted(len(rows), "variable"),
         ))  # fmt: skip
     return made
@@ -244,8 +246,8 @@ def _launch_table(launches: list[Launch]) -> dict[str, Any]:
     ]
     broken = sum(not launch.complete for launch in launches)
     ended = f"{broken} incomplete" if broken else "all complete"
-    said = f"{counted(len(launches), 'launch')}, {ended}"
-    return table("Launches", columns, rows, 5, "", finding=said)
+    text = f"{counted(len(launches), 'launch')}, {ended}"
+    return table("Launches", columns, rows, 5, "", finding=text)
 
 
 def _fact_table(launches: list[Launch]) -> dict[str, Any]:
@@ -265,8 +267,8 @@ def _fact_table(launches: list[Launch]) -> dict[str, Any]:
         ]  # fmt: skip
         rows.append([name, "; ".join(cells)])
     told = {row[0]: row[1] for row in rows}
-    said = formats.listed(f"{name} {told[name]}" for name in SAID if name in told)
-    return table("Software and hardware of the launches", ("Fact", "Value"), rows, 2, finding=said)
+    text = formats.listed(f"{name} {told[name]}" for name in SAID if name in told)
+    return table("Software and hardware of the launches", ("Fact", "Value"), rows, 2, finding=text)
 
 
 def _settings_table(rows: Sequence[Row]) -> dict[str, Any] | None:
@@ -306,8 +308,8 @@ def _rank_table(launches: list[Launch], rows: Sequence[Row]) -> dict[str, Any]:
         for number, rank in enumerate(ranks)
     ]
     hosts = len({rank.get("host") for rank in ranks})
-    said = f"{counted(len(ranks), 'rank')} on {counted(hosts, 'host')}"
-    made = table(f"Ranks of launch {name}", (*columns, *MEANS), cells, len(keys), "", finding=said)
+    text = f"{counted(len(ranks), 'rank')} on {counted(hosts, 'host')}"
+    made = table(f"Ranks of launch {name}", (*columns, *MEANS), cells, len(keys), "", finding=text)
     is_watched = len(made["columns"]) > sum(column["text"] for column in made["columns"])
     if is_watched:
         made["note"] = " ".join(filter(None, (made.get("note"), MEANT)))
@@ -348,34 +350,34 @@ MAX_PLACES = 40
 PANEL = "check"
 
 
-def error_lines(found: Sequence[Finding]) -> list[str]:
+def error_lines(findings: Sequence[Finding]) -> list[str]:
     """Return the errors as sentences, for the top of the page."""
-    groups = terminal.grouped(finding for finding in found if finding.level == "error")
+    groups = terminal.grouped(finding for finding in findings if finding.level == "error")
     lines = [f"{group.rule}: {group.where()}: {group.message()}." for group in groups[:MAX_FIRST]]
     more = len(groups) - MAX_FIRST
     return [*lines, f"{counted(more, 'error')} more in the table below."] if more > 0 else lines
 
 
-def why_blocked(series: Series, found: Sequence[Finding], left_out: Sequence[Row]) -> str:
+def why_blocked(series: Series, findings: Sequence[Finding], left_out: Sequence[Row]) -> str:
     """Return why nothing is concluded from a series, without its name; empty where something is."""
     rows = [row for point in series.points for row in point.rows]
     rows += [row for row in left_out if row.case == series.case]
-    rules = blocked_by(found, rows)
+    rules = blocked_by(findings, rows)
     return f"no verdict, {evidence.blocked(rules)}." if rules else ""
 
 
-def mend_first_error(found: Sequence[Finding]) -> str:
+def mend_first_error(findings: Sequence[Finding]) -> str:
     """Return what to do about the first error; empty where there is none."""
-    if not found:
+    if not findings:
         return ""
-    return f"Mend what the check calls an error, first {found[0].rule}: {found[0].action}."
+    return f"Mend what the check calls an error, first {findings[0].rule}: {findings[0].action}."
 
 
-def findings_panel(found: Sequence[Finding]) -> Panel | None:
+def findings_panel(findings: Sequence[Finding]) -> Panel | None:
     """Return all that the check has found, or None where it finds nothing."""
-    if not found:
+    if not findings:
         return None
-    groups = terminal.grouped(found)
+    groups = terminal.grouped(findings)
     rows = [
         [group.level, group.rule, group.where(MAX_PLACES), str(len(group.points) or ""),
          f"{group.message()}.", f"{group.action}."]
@@ -383,12 +385,12 @@ def findings_panel(found: Sequence[Finding]) -> Panel | None:
     ]  # fmt: skip
     made = panel(PANEL, "What the check finds")
     made["lead"] = [
-        f"{terminal.counts(found)}. An error makes a number wrong or not comparable and blocks "
+        f"{terminal.counts(findings)}. An error makes a number wrong or not comparable and blocks "
         "every verdict it touches; a warning limits what may be concluded."
     ]
     columns = ("Level", "Rule", "Where", "Points", "What", "What to do")
-    rules = Counter(finding.rule for finding in found)
-    said = listed(f"{rule} {count}" for rule, count in rules.items())
+    rules = Counter(finding.rule for finding in findings)
+    text = listed(f"{rule} {count}" for rule, count in rules.items())
     caption, prints_all = "Findings of lockstep check", "lockstep check --json"
-    made["tables"] = [table(caption, columns, rows, len(columns), prints_all, finding=said)]
+    made["tables"] = [table(caption, columns, rows, len(columns), prints_all, finding=text)]
     return made

@@ -59,10 +59,10 @@ def saved(spec: dict[str, Any], source: str, kind: Format) -> bytes:
         canvas.figure.patch.set(alpha=1, facecolor="#ffffff")
         if kind == "svg":
             body = _inner(canvas)
-            said = f"<title>{escape(spec['title'])}</title>\n<desc>{escape(spec['desc'])}</desc>\n"
-            said += f"<metadata>{escape(source)}</metadata>"
+            text = f"<title>{escape(spec['title'])}</title>\n<desc>{escape(spec['desc'])}</desc>\n"
+            text += f"<metadata>{escape(source)}</metadata>"
             first = body.index(">") + 1
-            return f"{body[:first]}\n{said}{body[first:]}".encode("utf-8", "backslashreplace")
+            return f"{body[:first]}\n{text}{body[first:]}".encode("utf-8", "backslashreplace")
         file = io.BytesIO()
         facts: dict[str, dict[str, Any]] = {
             "pdf": {"CreationDate": None, "Creator": None, "Producer": None,
@@ -107,9 +107,9 @@ def _named(svg: str, spec: dict[str, Any], source: str, canvas: Canvas) -> str:
         f'\n<title id="{key}-title">{escape(spec["title"])}</title>'
         f'\n<desc id="{key}-desc">{escape(spec["desc"])}</desc>'
     )
-    told = f"\n<metadata>{escape(source)}</metadata>" if source else ""
+    text = f"\n<metadata>{escape(source)}</metadata>" if source else ""
     body = svg[svg.index(">") + 1 : svg.rindex("</svg>")]
-    return f"{head}{told}{body}{_pointed_at(canvas)}</svg>\n"
+    return f"{head}{text}{body}{_pointed_at(canvas)}</svg>\n"
 
 
 def _pointed_at(canvas: Canvas) -> str:

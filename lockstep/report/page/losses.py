@@ -79,8 +79,8 @@ def _finding(series: Series) -> str:
     if why.kind != "named":
         return f"{where} {'little is lost' if why.kind == 'little' else 'no cause is shown'}"
     first, step_ms = why.named[0], number(why.loss.step_s * MILLI)
-    said = f"{_ms(first.seconds, signed=False)} of {step_ms} ms go to {NAMES[first.cause]}"
-    return f"{series.label} {where} {said}"
+    text = f"{_ms(first.seconds, signed=False)} of {step_ms} ms go to {NAMES[first.cause]}"
+    return f"{series.label} {where} {text}"
 
 
 def _point_rows(series: Series, point: Point) -> list[list[str]]:

@@ -60,8 +60,8 @@ def table(
     """
     if len(rows) > MAX_ROWS and "row_ids" not in more:
         rest = f"; {prints_all} prints all" if prints_all else ""
-        said = f"The first {MAX_ROWS} of {len(rows)} rows{rest}."
-        rows, more["note"] = rows[:MAX_ROWS], " ".join(filter(None, (more.get("note"), said)))
+        text = f"The first {MAX_ROWS} of {len(rows)} rows{rest}."
+        rows, more["note"] = rows[:MAX_ROWS], " ".join(filter(None, (more.get("note"), text)))
     kept = [i for i in range(len(columns)) if any(row[i] not in ("", formats.DASH) for row in rows)]
     return {
         "caption": caption,
@@ -309,13 +309,13 @@ def _of_tables(folded: Sequence[Table]) -> Iterator[Panel]:
         first, prints = tables[0], any(one.get("prints") for one in tables)
         rows = counted(sum(len(one["rows"]) for one in tables), "row")
         found = list(dict.fromkeys(one["finding"] for one in tables if one.get("finding")))
-        said = "; ".join(found[:MAX_FINDINGS])
+        text = "; ".join(found[:MAX_FINDINGS])
         if len(found) > MAX_FINDINGS:
-            said += f"; and {len(found) - MAX_FINDINGS} more"
+            text += f"; and {len(found) - MAX_FINDINGS} more"
         summary = first.get("group") or first["caption"]
         if len(tables) > 1:
             summary += f" ({counted(len(tables), 'table')})"
-        yield _fold(summary, said or rows, prints=prints, tables=tables)
+        yield _fold(summary, text or rows, prints=prints, tables=tables)
 
 
 def _fold(summary: str, finding: str, *, prints: bool = False, **held: object) -> Panel:

@@ -61,9 +61,9 @@ def put_basis(
     for section in sections:
         rows = _rows(section, series)
         imported = IMPORTED.get(section["origin"])
-        said = [imported] if imported else [*basis_sentences(rows), *_machine(results, rows)]
+        texts = [imported] if imported else [*basis_sentences(rows), *_machine(results, rows)]
         for figure in section["figures"]:
-            figure["basis"] = said
+            figure["basis"] = texts
 
 
 def _rows(section: Mapping[str, Any], series: Sequence[Series]) -> list[Row]:
@@ -76,8 +76,8 @@ def _rows(section: Mapping[str, Any], series: Sequence[Series]) -> list[Row]:
 def basis_sentences(rows: Sequence[Row]) -> list[str]:
     """Say on what training steps rest; nothing where none was taken."""
     steps = [row for row in rows if row.study in TRAINING and not row.program]
-    found = [record.basis_of(row.details) for row in steps]
-    return [method.basis(found, [row.precision for row in steps])] if steps else []
+    bases = [record.basis_of(row.details) for row in steps]
+    return [method.basis(bases, [row.precision for row in steps])] if steps else []
 
 
 def _machine(results: Results, rows: Sequence[Row]) -> list[str]:
@@ -211,27 +211,27 @@ def _interval(point: Point, value: float) -> list[float] | None:
 
 
 def _fitted(
-    collective: str, world_size: int, found: LinkFit | None, sizes: Sequence[float]
+    collective: str, world_size: int, link_fit: LinkFit | None, sizes: Sequence[float]
 ) -> list[list[float]]:
     """Return the busbw of the fitted link over the sizes measured."""
-    if found is None or len(sizes) < 2:
+    if link_fit is None or len(sizes) < 2:
         return []
     factor = metrics.busbw_factor(collective, world_size) or 1.0
     first, last = math.log(sizes[0]), math.log(sizes[-1])
     smooth = [math.exp(first + (last - first) * i / SMOOTH) for i in range(SMOOTH + 1)]
-    link = found.beta_gb_per_s * GIGA
-    return [[s, factor * s / (found.alpha_s + factor * s / link) / GIGA] for s in smooth]
+    link = link_fit.beta_gb_per_s * GIGA
+    return [[s, factor * s / (link_fit.alpha_s + factor * s / link) / GIGA] for s in smooth]
 
 
 # Lines of the figure; of more hosts or ranks, the slowest.
 MAX_LINES = 12
 
 
-def pace(paces: Sequence[Pace], found: Slowest | None) -> Figure:
+def pace(paces: Sequence[Pace], slowest: Slowest | None) -> Figure:
     """Return each host, or each rank of a single host, with its time over the others'."""
     is_hosts = paces[0].rank is None
     noun = "host" if is_hosts else "rank"
-    items = [_item(one, found) for one in paces[:MAX_LINES]]
+    items = [_item(one, slowest) for one in paces[:MAX_LINES]]
     title = f"Who is slow: the own work of each {noun} beside the others'"
     note = (
         "Time of a step without gradient synchronisation over that of the median of the others, "
@@ -248,9 +248,9 @@ def pace(paces: Sequence[Pace], found: Slowest | None) -> Figure:
     }  # fmt: skip
 
 
-def _item(one: Pace, found: Slowest | None) -> dict[str, Any]:
+def _item(one: Pace, slowest: Slowest | None) -> dict[str, Any]:
     name = one.host if one.rank is None else f"{one.rank}"
-    is_far = found is not None and (found.host, found.rank) == (one.host, one.rank)
+    is_far = slowest is not None and (slowest.host, slowest.rank) == (one.host, one.rank)
     return {
         "label": name or "unknown", "value": _percent(one.ratio),
         "interval": [*map(_percent, one.interval)] if one.interval else None,
@@ -371,15 +371,15 @@ def _relative(series: Sequence[Series]) -> str:
     return f"Relative to {'; '.join(bases)}."
 
 
-def _model(found: Curve | None, ideal: float) -> dict[str, Any] | None:
+def _model(curve: Curve | None, ideal: float) -> dict[str, Any] | None:
     """Return a predicted curve as efficiency, the last point with its interval."""
-    if found is None:
+    if curve is None:
         return None
-    last = found.points[-1][0]
+    last = curve.points[-1][0]
     return {
-        "name": found.model,
-        "points": [[size, rate / size / ideal] for size, rate in found.points],
-        "interval": [rate / last / ideal for rate in found.interval],
+        "name": curve.model,
+        "points": [[size, rate / size / ideal] for size, rate in curve.points],
+        "interval": [rate / last / ideal for rate in curve.interval],
     }
 
 

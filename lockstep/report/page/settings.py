@@ -125,8 +125,8 @@ def _quickest(members: Sequence[tuple[Cases, Base]], names: Sequence[str]) -> st
 
 def _num_equal(cases: Cases) -> int:
     """Return how many settings are not shown to be slower than the quickest."""
-    found = alternatives.places([point for _, point in cases], ())
-    return sum(place.kind == "not_shown_slower" for place in found)
+    places = alternatives.places([point for _, point in cases], ())
+    return sum(place.kind == "not_shown_slower" for place in places)
 
 
 def _category_table(study: str, members: Sequence[tuple[Cases, Base]], world_size: int) -> Table:

@@ -44,8 +44,8 @@ def named(series: Sequence[Series]) -> list[Named]:
     for curve in series:
         for point in curve.points:
             size = counted(point.world_size, "rank")
-            told = [training_words.label(curve, names), size]
-            found.append((", ".join(filter(None, told)), point))
+            texts = [training_words.label(curve, names), size]
+            found.append((", ".join(filter(None, texts)), point))
     return found
 
 

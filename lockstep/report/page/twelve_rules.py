@@ -65,8 +65,8 @@ class _Given:
     @cached_property
     def compared(self) -> list[Series]:
         """Return the series with ratios."""
-        found = [curve for curve in self.series if len(curve.points) > 1 and curve.is_compared]
-        return [curve for curve in found if curve.row.study != OTHER]
+        curves = [curve for curve in self.series if len(curve.points) > 1 and curve.is_compared]
+        return [curve for curve in curves if curve.row.study != OTHER]
 
     @cached_property
     def over(self) -> list[FactorLadder]:
@@ -117,8 +117,8 @@ def twelve_panel(results: Results, series: Sequence[Series]) -> Panel:
         for one in kept
     ]
     columns = ("Rule", "State", "Evidence")
-    said = f"{counts['held']} held, {counts['not held']} not"
-    made["tables"] = [table("Rules and their evidence", columns, rows, 3, finding=said)]
+    text = f"{counts['held']} held, {counts['not held']} not"
+    made["tables"] = [table("Rules and their evidence", columns, rows, 3, finding=text)]
     return made
 
 
@@ -240,10 +240,10 @@ def _sound_comparison(given: _Given) -> Verdict:
 
 
 def _right_measure(given: _Given) -> Verdict:
-    known = [point for point in given.measured if point.mean_over_median is not None]
-    if not known:
+    points = [point for point in given.measured if point.mean_over_median is not None]
+    if not points:
         return None, "no steps were timed here"
-    held, share = _share(known, lambda p: abs((p.mean_over_median or 1) - 1) <= NOTABLE)
+    held, share = _share(points, lambda p: abs((p.mean_over_median or 1) - 1) <= NOTABLE)
     return held, (
         f"the mean step lies within {100 * NOTABLE:.0f} % of the median at {share}; least and "
         "largest are kept beside both"
@@ -257,13 +257,13 @@ def _setup_recorded(given: _Given) -> Verdict:
     if not (launches or runs):
         return False, "cited tables tell of their setup only what their source does"
     full = [launch for launch in launches if all(launch.provenance.get(name) for name in SETUP)]
-    said = [
+    texts = [
         f"{len(full)} of {counted(len(launches), 'launch')} with versions, devices, ranks and "
         "environment; factors stand in each case's name"
     ] if launches else []  # fmt: skip
-    said += [f"{counted(len(runs), 'training run')} with options and device, and neither versions "
+    texts += [f"{counted(len(runs), 'training run')} with options and device, and neither versions "
              "nor environment"] if runs else []  # fmt: skip
-    return len(full) == len(launches) and not runs, "; ".join(said)
+    return len(full) == len(launches) and not runs, "; ".join(texts)
 
 
 def _timing_told(given: _Given) -> Verdict:
@@ -272,14 +272,14 @@ def _timing_told(given: _Given) -> Verdict:
     rows = [point.rows[0] for point in given.measured]
     held, share = _share(given.measured, lambda p: _is_timed(p.rows[0]))
     units = dict.fromkeys("epoch" if r.training else "round" for r in rows if _is_timed(r))
-    said = [
+    texts = [
         f"{share} timed by {' or '.join(units)} after a barrier, with one device synchronisation; "
         "the slowest rank counts"
     ] if units else []  # fmt: skip
     count = sum(bool(row.program) for row in rows)
-    said += [f"{counted(count, 'point')} of programs by what they print, or the time of a run"
+    texts += [f"{counted(count, 'point')} of programs by what they print, or the time of a run"
              ] if count else []  # fmt: skip
-    return held, "; ".join(said) or f"{share} timed here"
+    return held, "; ".join(texts) or f"{share} timed here"
 
 
 def _is_timed(row: Row) -> bool:

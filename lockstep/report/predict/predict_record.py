@@ -112,24 +112,24 @@ def name_of(series: Series) -> str:
     return f"{series.row.study} {series.label}" if measured else series.label
 
 
-def prediction_text(found: Prediction, ladder: Ladder) -> list[str]:
+def prediction_text(prediction: Prediction, ladder: Ladder) -> list[str]:
     """Return what is predicted of one size, or why it is not."""
-    if found.refusal:
-        return [f"not predicted: {found.refusal.text}", *_assumed(ladder)]
-    assert found.low is not None and found.high is not None
-    used = ladder.sizes[used_from(ladder) :] if found.at > ladder.sizes[-1] else ladder.sizes
+    if prediction.refusal:
+        return [f"not predicted: {prediction.refusal.text}", *_assumed(ladder)]
+    assert prediction.low is not None and prediction.high is not None
+    used = ladder.sizes[used_from(ladder) :] if prediction.at > ladder.sizes[-1] else ladder.sizes
     lines = [
-        f"{ladder.case}: {number(found.value, 4)} {found.unit} at {found.at} "
-        f"({found.metric}; predicted, not measured{ORIGINS[ladder.origin]})",
-        f"{trimmed(100 * found.level)} % interval: {span((found.low, found.high))} {found.unit}",
-        f"rule: {found.model}, {MEANINGS[found.model or '']}, from {listed(used)}",
+        f"{ladder.case}: {number(prediction.value, 4)} {prediction.unit} at {prediction.at} "
+        f"({prediction.metric}; predicted, not measured{ORIGINS[ladder.origin]})",
+        f"{trimmed(100 * prediction.level)} % interval: "
+        f"{span((prediction.low, prediction.high))} {prediction.unit}",
+        f"rule: {prediction.model}, {MEANINGS[prediction.model or '']}, from {listed(used)}",
     ]
-    if found.at in ladder.sizes:
-        rate = ladder.rates[ladder.sizes.index(found.at)]
-        lines.append(
-            f"{ladder.origin} there: {number(ladder.value(found.at, rate), 4)} {found.unit}"
-        )
-    return [*lines, *_assumed(ladder), *(f"warning: {warning}" for warning in found.warnings)]
+    if prediction.at in ladder.sizes:
+        rate = ladder.rates[ladder.sizes.index(prediction.at)]
+        there = number(ladder.value(prediction.at, rate), 4)
+        lines.append(f"{ladder.origin} there: {there} {prediction.unit}")
+    return [*lines, *_assumed(ladder), *(f"warning: {warning}" for warning in prediction.warnings)]
 
 
 def _assumed(ladder: Ladder) -> list[str]:
@@ -207,13 +207,14 @@ def _advice(series: Series, ladder: Ladder, advice: Recommendation, level: float
 
 def _next(ladder: Ladder, level: float) -> str:
     """Say what twice the largest size would give, or why that is not predicted."""
-    found = predict(ladder, FARTHEST * ladder.sizes[-1], level)
-    if found.refusal:
-        return f"{found.at} ranks are not predicted: {found.refusal.text}"
-    assert found.low is not None and found.high is not None
+    prediction = predict(ladder, FARTHEST * ladder.sizes[-1], level)
+    if prediction.refusal:
+        return f"{prediction.at} ranks are not predicted: {prediction.refusal.text}"
+    assert prediction.low is not None and prediction.high is not None
     return (
-        f"expected at {found.at} (predicted, not measured): {number(found.value, 4)} {found.unit}, "
-        f"{trimmed(100 * level)} % interval {span((found.low, found.high))}{ORIGINS[ladder.origin]}"
+        f"expected at {prediction.at} (predicted, not measured): "
+        f"{number(prediction.value, 4)} {prediction.unit}, {trimmed(100 * level)} % interval "
+        f"{span((prediction.low, prediction.high))}{ORIGINS[ladder.origin]}"
     )
 
 

@@ -523,14 +523,14 @@ def curve(series: Series) -> Curve | None:
     # Without the table's unit, its values are rates.
     ladder = ladder_of(series, {}, check(Results(rows=[r for p in series.points for r in p.rows])))
     last = ladder.sizes[-1]
-    found = predict(ladder, FARTHEST * last)
-    if found.refusal:
+    prediction = predict(ladder, FARTHEST * last)
+    if prediction.refusal:
         return None
-    assert found.value and found.low and found.high and found.model
-    if found.high > WIDEST * found.low:
+    assert prediction.value and prediction.low and prediction.high and prediction.model
+    if prediction.high > WIDEST * prediction.low:
         return None
-    points = [(last, ladder.rates[-1]), (found.at, found.value)]
-    return Curve(found.model, points, (found.low, found.high))
+    points = [(last, ladder.rates[-1]), (prediction.at, prediction.value)]
+    return Curve(prediction.model, points, (prediction.low, prediction.high))
 
 
 def curves(series: Iterable[Series]) -> dict[str, Curve]:

@@ -115,11 +115,11 @@ def _efficient(series: Series, criterion: Criterion, least: float) -> Recommenda
 
 def _efficiency(point: Point, floor: float) -> str:
     """Return a point's efficiency with its interval, and whether that straddles a floor."""
-    said, span = f"efficiency {percent(point.parallel_efficiency)} %", point.efficiency_interval
+    text, span = f"efficiency {percent(point.parallel_efficiency)} %", point.efficiency_interval
     if span is None:
-        return said
-    said += f" (95 % interval {percent_span(span)} %"
-    return said + (", which straddles the floor)" if span[0] < floor <= span[1] else ")")
+        return text
+    text += f" (95 % interval {percent_span(span)} %"
+    return text + (", which straddles the floor)" if span[0] < floor <= span[1] else ")")
 
 
 def _speedup(point: Point) -> str:

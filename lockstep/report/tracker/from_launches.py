@@ -133,10 +133,10 @@ def of_campaign(folder: Path) -> Found:
     campaign = sources.read_campaign(folder)
     launches, unread = [], []
     try:
-        found = list(sources.find_files(folder))
+        paths = list(sources.find_files(folder))
     except ValueError as error:
         raise EmptyError(str(error)) from None
-    for source in found:
+    for source in paths:
         try:
             launches.append(_read(source))
         except ValueError as error:
@@ -146,9 +146,9 @@ def of_campaign(folder: Path) -> Found:
         own = replace(own, efficiencies=_efficiencies(folder) if launches else {})
     except ValueError as error:  # a file that no report reads; what can be sent is
         unread.append(str(error))
-    made = [run for launch in launches for run in own.runs(launch)]
-    whole = _whole(folder, campaign, made) if made else []
-    return Found((*whole, *made), tuple(unread))
+    runs = [run for launch in launches for run in own.runs(launch)]
+    whole = _whole(folder, campaign, runs) if runs else []
+    return Found((*whole, *runs), tuple(unread))
 
 
 def _efficiencies(folder: Path) -> dict[tuple[str, str], tuple[float, int]]:
@@ -286,14 +286,14 @@ def _artifacts(launch: Launch) -> tuple[Artifact, ...]:
     return tuple(Artifact.of(path) for path in paths if path.is_file())
 
 
-def _whole(folder: Path, campaign: Mapping[str, Any], made: Sequence[Run]) -> list[Run]:
+def _whole(folder: Path, campaign: Mapping[str, Any], runs: Sequence[Run]) -> list[Run]:
     """Return the run of the campaign itself, which has what belongs to no launch: the page."""
-    states = {run.status for run in made}
+    states = {run.status for run in runs}
     worst: Sequence[Status] = ("RUNNING", "KILLED", "FAILED", "FINISHED")
     status = next(each for each in worst if each in states)
-    ends = [run.ended_ms for run in made if run.ended_ms is not None]
+    ends = [run.ended_ms for run in runs if run.ended_ms is not None]
     paths = [folder / name for name in CAMPAIGN_FILES if (folder / name).is_file()]
-    first = min(made, key=lambda run: run.started_ms)
+    first = min(runs, key=lambda run: run.started_ms)
     return [
         Run(
             key=f"{first.experiment}/{first.started_ms}",

@@ -314,7 +314,7 @@ def _named() -> Iterator[None]:
     try:
         yield
     except MlflowException as error:
-        said = one_line(str(error))[:MAX_SAID]
-        raise failed(error.get_http_status_code(), said) from None
+        text = one_line(str(error))[:MAX_SAID]
+        raise failed(error.get_http_status_code(), text) from None
     except OSError as error:
         raise OutOfReachError(one_line(str(error))[:MAX_SAID]) from None

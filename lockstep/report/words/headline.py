@@ -94,16 +94,16 @@ def sentence(headline: Headline) -> str:
     """Return the whole line: what the ranks give, what is lost, what backs it."""
     if headline.kind == "blocked":
         return headline.why_blocked
-    said = [gives(headline), loses(headline)]
-    return f"{': '.join(filter(None, said))}; trust: {trust(headline)}."
+    texts = [gives(headline), loses(headline)]
+    return f"{': '.join(filter(None, texts))}; trust: {trust(headline)}."
 
 
 def lines(headline: Headline) -> list[str]:
     """Return what the ranks give, what is lost, and what backs it, each as a line."""
     if headline.kind == "blocked":
         return [headline.why_blocked]
-    said = [gives(headline), loses(headline), f"trust: {trust(headline)}"]
-    return [line for line in said if line]
+    texts = [gives(headline), loses(headline), f"trust: {trust(headline)}"]
+    return [line for line in texts if line]
 
 
 def verdict(series: Series, threshold: float) -> str:
@@ -152,11 +152,11 @@ def achieved(point: Point) -> str:
 
 def loses(headline: Headline) -> str:
     """Say what is lost where the threshold is lost; empty where nothing is known of it."""
-    told = headline.told
-    if told is headline.series.base:
+    point = headline.told
+    if point is headline.series.base:
         return ""
-    where = f"on {counted(told.world_size, headline.noun)} " if told is not headline.point else ""
-    falls = f"{where}{percent(told.parallel_efficiency)} %" if where else ""
+    where = f"on {counted(point.world_size, headline.noun)} " if point is not headline.point else ""
+    falls = f"{where}{percent(point.parallel_efficiency)} %" if where else ""
     known = lost_text(headline)
     return ", ".join(filter(None, (falls, known)))
 
@@ -231,8 +231,8 @@ def launches_text(backed: Backing) -> str:
 
 def flags_text(backed: Backing) -> str:
     """Say how many points of a series are flagged, or warned of; the page counts all series."""
-    said = f"{backed.num_flagged or 'none'} of its {counted(backed.num_points, 'point')} flagged"
-    return f"{said}, check warns of {backed.num_warned}" if backed.num_warned else said
+    text = f"{backed.num_flagged or 'none'} of its {counted(backed.num_points, 'point')} flagged"
+    return f"{text}, check warns of {backed.num_warned}" if backed.num_warned else text
 
 
 def num_flagged(points: Iterable[Point]) -> int:

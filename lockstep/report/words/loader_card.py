@@ -65,12 +65,12 @@ class Loading:
 
 def judge(series: Sequence[Series]) -> Loading | None:
     """Return what the loader study says; None where no step was fed by a loader."""
-    found = [
+    settings = [
         setting for each in series if each.row.study == "loader" if (setting := _setting(each))
     ]
-    if not found:
+    if not settings:
         return None
-    best_first = tuple(sorted(found, key=lambda one: one.idle))
+    best_first = tuple(sorted(settings, key=lambda one: one.idle))
     return Loading(_kind(best_first[0]), best_first)
 
 
@@ -136,5 +136,5 @@ def _options_text(setting: Setting) -> str:
 
 def card(series: Sequence[Series]) -> list[str]:
     """Return what results say of loading; no line where they say nothing."""
-    found = judge(series)
-    return lines(found) if found else []
+    loading = judge(series)
+    return lines(loading) if loading else []

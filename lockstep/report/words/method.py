@@ -57,9 +57,9 @@ def span_of(values: Iterable[int | None]) -> str:
     return str(known[0]) if len(known) == 1 else f"{known[0]} to {known[-1]}"
 
 
-def basis(found: Sequence[Basis | None], precisions: Iterable[str | None] = ()) -> str:
+def basis(bases: Sequence[Basis | None], precisions: Iterable[str | None] = ()) -> str:
     """Say what measured steps contain, equal ones once, and of what they are therefore a bound."""
-    known = list(dict.fromkeys(one for one in found if one))
+    known = list(dict.fromkeys(one for one in bases if one))
     if not known:
         return NOT_RECORDED
     words = "; ".join(map(_parts, known))
@@ -76,10 +76,10 @@ def _parts(one: Basis) -> str:
     """Return what is known of one basis, separated by commas."""
     if one == Basis():
         return "a step of the user's own, of which nothing else is recorded"
-    said = [f"{one.data} data" if one.data else "data of the workload's own making"]
-    said += [] if one.times_input is None else [f"input {'' if one.times_input else 'not '}timed"]
-    said += [f"optimizer {one.optimizer}"] if one.optimizer else []
-    return ", ".join(said)
+    texts = [f"{one.data} data" if one.data else "data of the workload's own making"]
+    texts += [] if one.times_input is None else [f"input {'' if one.times_input else 'not '}timed"]
+    texts += [f"optimizer {one.optimizer}"] if one.optimizer else []
+    return ", ".join(texts)
 
 
 def nodes(rows: Iterable[Row]) -> str:

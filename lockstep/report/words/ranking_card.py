@@ -144,13 +144,13 @@ def _place_of_study(group: tuple[tuple[str, str], object]) -> int:
 
 
 def _entry(ranking: Ranking) -> dict[str, Any]:
-    said = _headline(ranking)
+    text = _headline(ranking)
     flagged = f"{ranking.num_flagged or 'none'} of its {len(ranking.places)} settings flagged"
     trust = f"trust: at least {counted(ranking.num_launches, 'launch')} of each setting, {flagged}"
     kind = "open" if ranking.is_one or _equal(ranking) else "good"
     title = TITLES[ranking.study] if ranking.study in STUDIES else "Settings"
-    made = entry(title, ", ".join(_about(ranking)), kind, said, trust)
-    return made | {"text": f"{said} {capital(trust)}."}
+    made = entry(title, ", ".join(_about(ranking)), kind, text, trust)
+    return made | {"text": f"{text} {capital(trust)}."}
 
 
 def _about(ranking: Ranking) -> list[str]:
@@ -173,7 +173,7 @@ def _headline(ranking: Ranking) -> str:
     equal = _equal(ranking)
     if ranking.is_one:
         return f"Nothing to choose {where}: all settings made the same buckets."
-    said = [f"Nothing to rank {where}."]
+    texts = [f"Nothing to rank {where}."]
     if ranking.places:
         first = ranking.places[0]
         between = f" ({span(first.interval)})" if first.interval else ""
@@ -182,14 +182,14 @@ def _headline(ranking: Ranking) -> str:
             best = "Quickest, if all do the same work,"
         start = best if first.kind == "best" else "No best setting, for only one was measured,"
         rate = f"{number(first.rate)} {ranking.unit}/s{between}"
-        said = [f"{start} {where}: {_values(first.factors)}, {rate}."]
+        texts = [f"{start} {where}: {_values(first.factors)}, {rate}."]
     if same := _of_kind(ranking, "same_buckets"):
-        said.append(f"The same buckets: {_some([place.factors for place in same])}.")
+        texts.append(f"The same buckets: {_some([place.factors for place in same])}.")
     if equal:
-        said.append(f"Not shown to be slower: {_some([place.factors for place in equal])}.")
+        texts.append(f"Not shown to be slower: {_some([place.factors for place in equal])}.")
     if ranking.absent:
-        said.append(f"Without a valid point {where}: {_some(ranking.absent)}.")
-    return " ".join(said)
+        texts.append(f"Without a valid point {where}: {_some(ranking.absent)}.")
+    return " ".join(texts)
 
 
 def _some(settings: Sequence[Mapping[str, object]]) -> str:

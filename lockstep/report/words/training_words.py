@@ -26,12 +26,12 @@ def ordered(series: Sequence[Series]) -> list[Series]:
 
     Series of one device keep their order.
     """
-    found = learning.trained(series)
+    curves = learning.trained(series)
     devices: dict[str, float] = {}
-    for curve in found:
+    for curve in curves:
         slowest = min(point.rate for point in curve.points)
         devices[_device(curve)] = min(slowest, devices.get(_device(curve), slowest))
-    return sorted(found, key=lambda one: devices[_device(one)])
+    return sorted(curves, key=lambda one: devices[_device(one)])
 
 
 def _device(series: Series) -> str:
@@ -46,12 +46,12 @@ def varied(series: Sequence[Series]) -> list[str]:
 def label(series: Series, names: Sequence[str]) -> str:
     """Name a series by the factors that tell it from the others."""
     factors = series.row.factors
-    told = [
+    texts = [
         str(factors[name]) if name in BARE else f"{name}={factors[name]}"
         for name in names
         if factors.get(name) is not None
     ]
-    return ", ".join(filter(None, [*told, series.layout]))
+    return ", ".join(filter(None, [*texts, series.layout]))
 
 
 def common(series: Sequence[Series], names: Sequence[str]) -> str:
@@ -101,18 +101,18 @@ def for_terminal(series: Sequence[Series]) -> tuple[list[str], list[str], list[l
     )
 
 
-def _line(series: Series, point: Point, found: Learned, first: Point | None) -> list[str]:
+def _line(series: Series, point: Point, learned: Learned, first: Point | None) -> list[str]:
     nodes = {row.num_nodes for row in point.rows}
     alone = len(series.points) == 1 and series.main is None
     memory = point.peak_memory_bytes
     return [
         str(point.world_size), "" if nodes == {1} else parts.shown(point.rows[0].num_nodes),
-        runs(point, found), number(found.epoch_s.value), span(found.epoch_s.interval),
+        runs(point, learned), number(learned.epoch_s.value), span(learned.epoch_s.interval),
         number(point.throughput_samples_per_s),
         *((formats.DASH if alone else parts.allowed(point, text)) for text in (
             ratio(point.speedup), percent(point.parallel_efficiency))),
         _over(first, point),
-        *_accuracy(found.accuracy), _accuracy(found.best)[0], _reached(found, point),
+        *_accuracy(learned.accuracy), _accuracy(learned.best)[0], _reached(learned, point),
         number(memory / parts.GIGA) if memory else formats.DASH,
     ]  # fmt: skip
 
@@ -123,11 +123,11 @@ def _over(first: Point | None, point: Point) -> str:
     return ratio(point.rate / first.rate)
 
 
-def runs(point: Point, found: Learned) -> str:
+def runs(point: Point, learned: Learned) -> str:
     """Return how many runs a point has, and of how many seeds where some repeat one."""
     count = point.num_launches
-    told = "" if found.num_seeds == count else f" ({counted(found.num_seeds, 'seed')})"
-    return f"{count}{told}"
+    text = "" if learned.num_seeds == count else f" ({counted(learned.num_seeds, 'seed')})"
+    return f"{count}{text}"
 
 
 def _accuracy(pooled: Pooled | None) -> tuple[str, str]:
@@ -136,39 +136,39 @@ def _accuracy(pooled: Pooled | None) -> tuple[str, str]:
     return percent(pooled.value), percent_span(pooled.interval)
 
 
-def _reached(found: Learned, point: Point) -> str:
-    if found.target is None:
+def _reached(learned: Learned, point: Point) -> str:
+    if learned.target is None:
         return formats.DASH
-    if found.reached_s is None:
-        return f"{found.num_reached} of {point.num_launches} runs"
-    return number(found.reached_s.value)
+    if learned.reached_s is None:
+        return f"{learned.num_reached} of {point.num_launches} runs"
+    return number(learned.reached_s.value)
 
 
 def sentence(series: Series, targets: Targets) -> str:
     """Say what the largest size of a series reaches, in what time, and over which size."""
     point, base = series.points[-1], series.base
-    found = learning.learned(point, targets.get(learning.learns(series)))
+    learned = learning.learned(point, targets.get(learning.learns(series)))
     epochs = counted(series.row.training.epochs, "epoch") if series.row.training else ""
-    said = f"{epochs} of {number(found.epoch_s.value)} s on {counted(point.world_size, 'rank')}"
-    if found.accuracy:
-        spread = found.accuracy.interval
+    text = f"{epochs} of {number(learned.epoch_s.value)} s on {counted(point.world_size, 'rank')}"
+    if learned.accuracy:
+        spread = learned.accuracy.interval
         ends = percent_span(spread) if spread else "no interval"
         backed = f"{counted(point.num_launches, 'run')}, {ends}"
-        said += f" reach {percent(found.accuracy.value)} % ({backed})"
-    if found.target is not None and found.reached_s:
-        said += f", {percent_of(found.target)} after {number(found.reached_s.value)} s"
+        text += f" reach {percent(learned.accuracy.value)} % ({backed})"
+    if learned.target is not None and learned.reached_s:
+        text += f", {percent_of(learned.target)} after {number(learned.reached_s.value)} s"
     if point.blocked_by:
         rules = ", ".join(point.blocked_by)
-        said += f"; no verdict on its speed, for what lockstep check says of {rules}"
+        text += f"; no verdict on its speed, for what lockstep check says of {rules}"
     elif point is not base:
-        said += f"; {ratio(point.speedup)}\u00d7 the rate of {counted(base.world_size, 'rank')}"
-        said += f" ({percent(point.parallel_efficiency)} %)"
-    return f"{said}."
+        text += f"; {ratio(point.speedup)}\u00d7 the rate of {counted(base.world_size, 'rank')}"
+        text += f" ({percent(point.parallel_efficiency)} %)"
+    return f"{text}."
 
 
 def sentences(series: Sequence[Series]) -> list[tuple[str, str]]:
     """Return label and sentence of each series of training runs, the most accurate first."""
-    found = ordered(series)
-    targets, names = learning.targets(found), varied(found)
-    found.sort(key=lambda curve: -learning.mean_accuracy(curve.points[-1].rows))
-    return [(label(curve, names) or curve.label, sentence(curve, targets)) for curve in found]
+    curves = ordered(series)
+    targets, names = learning.targets(curves), varied(curves)
+    curves.sort(key=lambda curve: -learning.mean_accuracy(curve.points[-1].rows))
+    return [(label(curve, names) or curve.label, sentence(curve, targets)) for curve in curves]

@@ -63,8 +63,8 @@ class Judged:
 
     @property
     def _slowest(self) -> str:
-        found = slow.slowest(self.point.rows) if self.bound.num_launches > 1 else None
-        return losses.slow_text(found) if found else ""
+        slowest = slow.slowest(self.point.rows) if self.bound.num_launches > 1 else None
+        return losses.slow_text(slowest) if slowest else ""
 
     @property
     def _latest(self) -> str:
@@ -114,8 +114,8 @@ def printed(series: Sequence[Series], threshold: float, *, has_next: bool = True
 def _judged(series: Sequence[Series], threshold: float) -> Iterator[Judged]:
     for curve in sorted(sound(series), key=_place):
         point = telling(curve, threshold)
-        if found := quantities.judged(curve, point):
-            yield Judged(curve, point, found)
+        if bound := quantities.judged(curve, point):
+            yield Judged(curve, point, bound)
 
 
 def _place(series: Series) -> tuple[int, float]:

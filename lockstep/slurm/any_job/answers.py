@@ -234,9 +234,9 @@ def given(reason: Reason) -> str:
     return f"reason: {reason.text}{by}{since}"
 
 
-def occupancy_lines(found: Sequence[Occupancy]) -> Iterator[str]:
+def occupancy_lines(occupancies: Sequence[Occupancy]) -> Iterator[str]:
     """Yield how full each partition is."""
-    for occupancy in found:
+    for occupancy in occupancies:
         yield (
             f"Partition {occupancy.partition}: {occupancy.num_idle:,} of "
             f"{occupancy.num_nodes:,} nodes idle, {occupancy.num_used:,} in use, "

@@ -86,13 +86,13 @@ def nodes(*, as_json: bool) -> None:
     """
     from lockstep.slurm.any_job import answers, node_use
 
-    found = node_use.nodes()
+    node_uses = node_use.nodes()
     if as_json:
-        click.echo(json.dumps({"nodes": [asdict(node) for node in found]}, indent=1))
+        click.echo(json.dumps({"nodes": [asdict(node) for node in node_uses]}, indent=1))
         return
-    for node in found:
+    for node in node_uses:
         click.echo("\n".join(answers.use_of_node(node)))
-    if not found:
+    if not node_uses:
         click.echo("Slurm shows you no node; lockstep doctor says what it shows.")
 
 

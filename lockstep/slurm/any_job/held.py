@@ -133,10 +133,10 @@ def reason_of_end(job_id: str, state: str) -> str | None:
     if state != "CANCELLED":
         return None
     try:
-        found = _ask(f"--jobs={job_id}", "--states=all")
+        jobs = _ask(f"--jobs={job_id}", "--states=all")
     except RuntimeError:  # accounting has answered, and squeue need not
         return None
-    return found[0].state.reason if len(found) == 1 else None
+    return jobs[0].state.reason if len(jobs) == 1 else None
 
 
 def wait(job: Held) -> Wait:
@@ -176,10 +176,10 @@ def _factors(job: Held) -> dict[str, int] | None:
     spelt = "|".join(f"%{letter}" for letter in FACTORS)
     single = job.job_id.partition("_")[0]
     try:
-        said = slurm.ask("sprio", "--noheader", f"--jobs={single}", f"--format={spelt}")
+        text = slurm.ask("sprio", "--noheader", f"--jobs={single}", f"--format={spelt}")
     except RuntimeError:  # priority/basic has no factors, and some centres forbid the question
         return None
-    for line in said.splitlines():
+    for line in text.splitlines():
         cells = line.replace(" ", "").split("|")
         if len(cells) == len(FACTORS):
             parts = {n: _signed(cell) for n, cell in zip(FACTORS.values(), cells, strict=True)}

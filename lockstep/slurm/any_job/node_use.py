@@ -301,8 +301,8 @@ def steps(job_id: str) -> list[StepNow]:
         RuntimeError: sstat fails.
     """
     wanted = "--format=JobID,NTasks,AveCPU,MaxRSS,MaxRSSNode"
-    said = slurm.ask("sstat", f"--jobs={job_id}", "--allsteps", "--noheader", "--parsable2", wanted)
-    rows = [line.split("|") for line in said.splitlines() if line.count("|") == 4]
+    text = slurm.ask("sstat", f"--jobs={job_id}", "--allsteps", "--noheader", "--parsable2", wanted)
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 4]
     return [
         StepNow(step, slurm.count(tasks), parse_duration(cpu), size(rss), node)
         for step, tasks, cpu, rss, node in rows
@@ -454,8 +454,8 @@ def starts(specs: Sequence[JobSpec], scripts: Sequence[str]) -> list[Start]:
             shapes.setdefault((spec.num_nodes, spec.time_s), []).append((spec.name, script))
     found = []
     for (num_nodes, _), alike in list(shapes.items())[:MAX_SHAPES]:
-        said = slurm.would_start(alike[0][1])
-        at = None if said is None else instant(said)
+        text = slurm.would_start(alike[0][1])
+        at = None if text is None else instant(text)
         if at is not None:
             found.append(Start(tuple(name for name, _ in alike), num_nodes, at))
     return found

@@ -81,17 +81,17 @@ def _cancel_one(job: str, *, dry_run: bool) -> None:
     from lockstep.slurm.any_job import answers, held
     from lockstep.slurm.status import cancelling
 
-    found = held.of_job(job)
-    if not found:
+    jobs = held.of_job(job)
+    if not jobs:
         raise ValueError(
             f"squeue does not hold job {job}; lockstep slurm why {job} says how it ended"
         )
-    for one in found:
+    for one in jobs:
         click.echo(f"{answers.job_line(one)}; of {one.user}")
     if dry_run:
         click.echo(shlex.join(["scancel", *slurm.cluster_options(), job]))
         return
-    cancelling.scancel([job], {one.user for one in found})
+    cancelling.scancel([job], {one.user for one in jobs})
     click.echo(f"cancelled: job {job}")
 
 

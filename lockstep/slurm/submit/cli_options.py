@@ -81,11 +81,11 @@ def find_site(given: str | None, variable: str | None, folder: Path) -> FoundSit
     return FoundSite(SITE_FILE, "folder") if (folder / SITE_FILE).is_file() else None
 
 
-def say_site(found: FoundSite) -> None:
+def say_site(found_site: FoundSite) -> None:
     """Name on standard error a site that no option names, and why it is that one."""
-    if found.kind != "option":
-        why = "this folder's" if found.kind == "folder" else f"by ${SITE_VARIABLE}"
-        click.echo(f"Site: {found.source} ({why}).", err=True)
+    if found_site.kind != "option":
+        why = "this folder's" if found_site.kind == "folder" else f"by ${SITE_VARIABLE}"
+        click.echo(f"Site: {found_site.source} ({why}).", err=True)
 
 
 def _found_site(
@@ -95,14 +95,14 @@ def _found_site(
 ) -> FoundSite | None:
     if ctx.resilient_parsing:
         return None
-    found = find_site(given, os.environ.get(SITE_VARIABLE), Path())
-    if found is None and parameter.name == "site":
+    found_site = find_site(given, os.environ.get(SITE_VARIABLE), Path())
+    if found_site is None and parameter.name == "site":
         raise click.MissingParameter(
             f"give a site file or a built-in one, set {SITE_VARIABLE}, or go where {SITE_FILE} is",
             ctx,
             parameter,
         )
-    return found
+    return found_site
 
 
 def site_option(name: str, of: str) -> Callable[[Command], Command]:

@@ -429,27 +429,27 @@ def needs(campaign: Campaign, root: Path, *, is_gpu: bool) -> list[Need]:
         is_gpu: Whether ranks are to have GPUs.
     """
     steps = planned(campaign)
-    known = [job for job in _measured(root) if job.on_gpu == is_gpu] if steps else []
-    return [need(step, known) for step in steps]
+    jobs = [job for job in _measured(root) if job.on_gpu == is_gpu] if steps else []
+    return [need(step, jobs) for step in steps]
 
 
 def planned(campaign: Campaign) -> list[Step]:
     """Return the steps of a campaign's studies, alike ones once, with their world sizes."""
-    found: list[Step] = []
+    steps: list[Step] = []
     for study in (one for one in campaign.studies if one in studies.STEPS):
         for row in studies.rows(study, campaign.measured_size()):
             for world_size in sorted(campaign.world_sizes):
-                _add(found, step_of(row, world_size))
-    return found
+                _add(steps, step_of(row, world_size))
+    return steps
 
 
-def _add(found: list[Step], step: Step) -> None:
-    for index, one in enumerate(found):
+def _add(steps: list[Step], step: Step) -> None:
+    for index, one in enumerate(steps):
         both = tuple(sorted({*one.world_sizes, *step.world_sizes}))
         if replace(one, world_sizes=both) == replace(step, world_sizes=both):
-            found[index] = replace(one, world_sizes=both)
+            steps[index] = replace(one, world_sizes=both)
             return
-    found.append(step)
+    steps.append(step)
 
 
 def step_of(factors: Mapping[str, Any], world_size: int, local_batch: int | None = None) -> Step:
@@ -462,10 +462,10 @@ def step_of(factors: Mapping[str, Any], world_size: int, local_batch: int | None
     return Step(settings, (world_size,), batch, int(factors.get("accumulation") or 1))
 
 
-def need(step: Step, known: Iterable[Held]) -> Need:
+def need(step: Step, jobs: Iterable[Held]) -> Need:
     """Return what a step took, by the newest results of it and those that are like them."""
     same = [
-        job for job in known if replace(job.step, world_sizes=()) == replace(step, world_sizes=())
+        job for job in jobs if replace(job.step, world_sizes=()) == replace(step, world_sizes=())
     ]
     if not same:
         return Need(step)

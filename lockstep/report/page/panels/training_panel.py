@@ -47,11 +47,11 @@ def _basis(series: Sequence[Series]) -> str:
     bases = dict.fromkeys(
         counted(curve.baseline, "rank") for curve in series if len(curve.points) > 1
     )
-    said = f" Speed-up is over {formats.listed(bases)} of the same setting." if bases else ""
+    text = f" Speed-up is over {formats.listed(bases)} of the same setting." if bases else ""
     rows = [row for curve in series for point in curve.points for row in point.rows]
     if not learning.are_given(rows) and any(learning.best_accuracy(row) for row in rows):
-        said += " The time is to the highest whole per cent that all runs reach; none was set."
-    return said
+        text += " The time is to the highest whole per cent that all runs reach; none was set."
+    return text
 
 
 def headlines(series: Sequence[Series]) -> list[dict[str, Any]]:
@@ -60,10 +60,10 @@ def headlines(series: Sequence[Series]) -> list[dict[str, Any]]:
     if not found:
         return []
     (label, first), *others = found
-    said = [f"{name}: {text}" for name, text in others]
+    texts = [f"{name}: {text}" for name, text in others]
     short = formats.listed((name for name, _ in others), 6)
     return [{"title": TITLES["train"], "of": label, "kind": "good", "text": first,
-             "lines": [first], "short": short, "others": said}]  # fmt: skip
+             "lines": [first], "short": short, "others": texts}]  # fmt: skip
 
 
 def top_figure(series: Sequence[Series]) -> Figure | None:
