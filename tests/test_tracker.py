@@ -1,6 +1,5 @@
 """What a tracker is told of results: each thing once, whatever fails, and no key in a file."""
 
-import csv
 import fcntl
 import importlib
 import json
@@ -15,14 +14,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from data.training_samples import seeds
 from launched import environ
 from tracker_server import KEY, serving
 
 from lockstep.core.record import KEY as RECORD
 from lockstep.report.columns import table
 from lockstep.report.compute.evaluation import evaluate_folder
-from lockstep.report.load.reading import load
 from lockstep.report.tracker import export_cli, live, sending, stores, tracked
 from lockstep.report.tracker.from_launches import of_campaign
 from lockstep.report.tracker.stores import LARGEST_BATCH
@@ -273,22 +270,6 @@ def test_results_that_cannot_be_read_are_said_and_none_yet_are_not(folder):
     live._report(sending.send(folder, tracker), folder, said.append)
     assert len(said) == 1
     assert "campaign.json" in said[0]
-
-
-def test_a_folder_of_trainings_is_a_run_of_each(folder, tmp_path):
-    runs = seeds(tmp_path / "runs")
-    for seed in range(3):
-        rows = json.loads((runs / f"s{seed}" / "summary.json").read_text())["epochs"]
-        with (runs / f"s{seed}" / "epochs.csv").open("w") as file:
-            writer = csv.DictWriter(file, ["seed", *rows[0]])
-            writer.writeheader()
-            writer.writerows(row | {"seed": seed} for row in rows)
-    assert [run.name for run in sending.found(runs).runs] == ["s0", "s1", "s2"]
-    (runs / "s1" / "epochs.csv").write_text("epoch\n1\n")
-    with serving() as tracker:
-        sent = send(runs, tracker)
-        assert (sent.kind, sent.num_new, len(sent.unread)) == ("sent", 2, 1)
-        assert len(load([runs]).rows) == 3  # what it keeps beside them is no result
 
 
 def test_a_folder_without_a_run_is_not_called_sent(folder, tmp_path):

@@ -23,6 +23,7 @@ from lockstep.core.record import KEY
 from lockstep.measure.loading import data
 from lockstep.ranks import process_group
 from lockstep.report.load.reading import load
+from lockstep.report.tracker import sending
 from lockstep.trainer import epochs, plan, trainer
 from lockstep.trainer import training_cli as cli
 from lockstep.trainer.plan import Batch, TrainConfig, plan_epoch
@@ -286,6 +287,10 @@ def test_a_longer_run_goes_on_where_a_shorter_one_came_to(tmp_path: Path) -> Non
     assert [row["is_warmup"] for row in rows] == [True, False, True, False]
     (row,) = load([tmp_path / "results" / "run"]).rows
     assert len(row.training.rows) == 4
+    assert run_command(tmp_path, train_command("--max-steps 1 --name other")).returncode == 0
+    assert len(load([tmp_path / "results"]).rows) == 2  # a folder of trainings
+    runs = sending.found(tmp_path / "results").runs
+    assert {run.kind for run in runs} == {"campaign", "launch", "training"}
 
 
 def test_a_smaller_bucket_gives_more_of_them(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from lockstep.report.compute.diagnosis import Named, Rounds
 from lockstep.report.load import conflicts, layout, sources, training_runs
 from lockstep.report.load.contents import Details, ImportedTable, Stats, checked
 from lockstep.report.load.results import ORIGINS, Launch, Results, Row, Unread
-from lockstep.report.load.sources import JOURNAL, RESULT
+from lockstep.report.load.sources import JOURNAL, RESULT, trainings_below
 from lockstep.report.load.training_runs import name_alike
 
 # What `details` holds of the steps that no rank waits in.
@@ -234,7 +234,8 @@ def gather(paths: Iterable[Path]) -> Results:
     """
     results = Results()
     seen: set[Path] = set()
-    for path in map(Path, paths):
+    folders = [folder for path in map(Path, paths) for folder in trainings_below(path) or [path]]
+    for path in folders:
         if plan := sources.read_campaign(path):
             results.plans[path.resolve()] = plan
         for source in sources.find_files(path):

@@ -46,6 +46,14 @@ def read_campaign(folder: Path) -> dict[str, Any]:
     return own
 
 
+def trainings_below(folder: Path) -> list[Path]:
+    """Return the folders of `lockstep run train` in a folder that holds nothing else, or none."""
+    below = _results_below(folder) if folder.is_dir() else []
+    if below and all(read_campaign(path).get("studies") == ["train"] for path in below):
+        return below
+    return []
+
+
 def find_files(path: Path) -> Iterator[Path]:
     """Yield the files behind one argument, in a fixed order.
 

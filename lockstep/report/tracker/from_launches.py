@@ -1,5 +1,6 @@
 """From a campaign's folder to runs: the campaign, its launches, and the training runs in them."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -7,11 +8,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lockstep.core import journal, locks, metrics
+from lockstep.core import files, journal, locks, metrics
 from lockstep.core.record import KEY, case_name
 from lockstep.report.compute.evaluation import evaluate_folder
 from lockstep.report.load import sources
-from lockstep.report.tracker.from_trainings import epoch_metrics, updates
 from lockstep.report.tracker.tracked import (
     LONGEST_NAME,
     Artifact,
@@ -390,3 +390,31 @@ def _training_run(run: Run, launch: Launch, case: str, own: _Training) -> Run:
         ),
         metrics=(*epoch_metrics(rows, EPOCH, "ended"), *updates(steps, ends_ms)),
     )
+
+
+def epoch_metrics(
+    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], ended: str
+) -> list[Metric]:
+    """Return what is known of each epoch, by its column: its name. `ended` is that of its end."""
+    return [
+        Metric(name, float(row[column]), int(row["epoch"]), milliseconds(row[ended]))
+        for column, name in columns.items()
+        for row in rows
+        if row.get(column) not in (None, "")
+    ]
+
+
+def updates(path: Path, ends_ms: Mapping[int, int]) -> list[Metric]:
+    """Return the loss and rate of each update, which are known when its epoch has ended.
+
+    Args:
+        path: A run's record of its updates, a JSON line each; it may be missing.
+        ends_ms: Epoch -> when it ended, in milliseconds since the epoch of the clock.
+    """
+    lines = files.text(path).splitlines() if path.is_file() else []
+    steps = {step["step"]: step for step in map(json.loads, lines) if step["epoch"] in ends_ms}
+    return [
+        Metric(f"update_{name}", float(step[name]), number, ends_ms[step["epoch"]])
+        for name in ("loss", "lr")
+        for number, step in sorted(steps.items())
+    ]

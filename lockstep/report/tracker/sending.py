@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Literal
 
 from lockstep.core.formats import counted
-from lockstep.report.load.sources import LAUNCHES
+from lockstep.report.load.sources import trainings_below
 from lockstep.report.tracker import stores, tracked
 from lockstep.report.tracker.from_launches import of_campaign
-from lockstep.report.tracker.from_trainings import is_training, of_training, of_trainings
 from lockstep.report.tracker.stores import OutOfReachError, RefusedError, Store
 from lockstep.report.tracker.tracked import EmptyError, Found, Run, Tracker
 
@@ -63,18 +62,19 @@ class Sent:
 
 
 def found(folder: Path) -> Found:
-    """Return the runs of a results folder: a campaign's, or of training runs, it or right below.
+    """Return the runs of a campaign's folder, or of the trainings in a folder of such folders.
 
     Raises:
         EmptyError: It holds neither.
         ValueError: What it holds cannot be read.
     """
-    if is_training(folder):
-        return of_training(folder)
-    trainings = [each for each in sorted(folder.iterdir()) if is_training(each)]
-    if trainings and not (folder / LAUNCHES).exists():
-        return of_trainings(trainings)
-    return of_campaign(folder)
+    runs: list[Run] = []
+    unread: list[str] = []
+    for training in trainings_below(folder) or [folder]:
+        there = of_campaign(training)
+        runs += there.runs
+        unread += there.unread
+    return Found(tuple(runs), tuple(unread))
 
 
 def send(
