@@ -3,6 +3,7 @@
 mkdocs calls `on_page_markdown` for each page; a line `<!-- made: NAME -->` is replaced.
 """
 
+import inspect
 import json
 import re
 from collections.abc import Iterator
@@ -107,6 +108,30 @@ def _columns() -> str:
     return "\n\n".join(parts)
 
 
+def _api() -> str:
+    """Return the public functions and what the fixture has, by their docstrings."""
+    import lockstep as package
+    from lockstep.measure.harness import Harness
+
+    functions = {
+        "lockstep.explain": package.explain,
+        "lockstep.read": package.read,
+        "Fixture: lockstep.measure": Harness.measure,
+        "Fixture: lockstep.time": Harness.time,
+    }
+    parts = []
+    for name, function in functions.items():
+        named = [str(one) for key, one in inspect.signature(function).parameters.items()
+                 if key != "self"]  # fmt: skip
+        call = f"{name.rpartition(' ')[2]}({', '.join(named)})".replace("'", "")
+        parts.append(f"## {name}\n\n```text\n{call}\n\n{inspect.getdoc(function)}\n```")
+    parts.append(
+        "## Fixture: other attributes\n\n`lockstep.world` has `rank`, `local_rank`, `world_size` "
+        "and `num_nodes`; `lockstep.device` is this rank's device."
+    )
+    return "\n\n".join(parts)
+
+
 SCHEMAS = {
     "campaign": Campaign.model_json_schema,
     "site": Site.model_json_schema,
@@ -114,6 +139,7 @@ SCHEMAS = {
     "record": contents.json_schema,
 }
 MADE = {
+    "api": _api,
     "commands": _commands,
     "campaign": lambda: _keys(SCHEMAS["campaign"]()),
     "site": lambda: _keys(SCHEMAS["site"]()),

@@ -1,14 +1,28 @@
-"""Lockstep: how PyTorch data-parallel training scales, and why it stops."""
+"""Lockstep: how PyTorch data-parallel training scales, and why it stops.
 
+    lockstep.explain(train_step, model=ddp, batches=loader)   in a training script, on every rank
+    lockstep.read("results/first")                            results as a pandas DataFrame
+
+In a test the fixture `lockstep` measures a step: `lockstep.measure(step, samples=32, ddp=ddp)`.
+"""
+
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lockstep.measure.explain.explanation import explain as explain
     from lockstep.report.frames import read as read
 
+__all__ = ["__version__", "explain", "read"]
+
 
 def __getattr__(name: str) -> Any:
     # torch and pandas are loaded by those who explain or read, not by every import of the package.
+    if name == "__version__":
+        try:
+            return metadata.version("lockstep-bench")
+        except metadata.PackageNotFoundError:  # a bare checkout
+            return "unknown"
     if name == "read":
         from lockstep.report.frames import read
 
@@ -21,3 +35,7 @@ def __getattr__(name: str) -> Any:
             raise ImportError(f"{lacks}; pip install '/path/to/checkout[bench]'") from None
         return explain
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -111,7 +111,7 @@ def test_the_gist_of_a_failure_names_the_ranks_at_fault_and_their_errors():
         {"rank": 2, "host": "n2", "device": "cpu", "kind": "consequence", "error": "[gloo/x]"},
     ]
     assert failure_gist({"reason": "a traceback", "causes": causes}) == (
-        "rank 0 on n1 (cpu): ValueError: bad; rank 1 on n2 (cpu): it did not answer in time"
+        "rank 0 on n1 (cpu): ValueError: bad; rank 1 on n2 (cpu) did not answer in time"
     )
     assert failure_gist({"reason": "x", "causes": causes[2:]}) == "rank 2 on n2 (cpu): [gloo/x]"
     assert failure_gist({"reason": "f()\nf.py:3: KeyError\n"}) == "f.py:3: KeyError"
