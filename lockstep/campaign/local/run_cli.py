@@ -134,7 +134,8 @@ def run(
     """Measure CAMPAIGN, a TOML file or a built-in name, one torchrun launch at a time.
 
     Run again, it measures only what is missing. A world size needs as many GPUs, where there are
-    any: larger ones are left out, and the report says so.
+    any: larger ones are left out, and the report says so. Each has its own help: `run train` trains
+    one model, `run verify` checks that DDP trains alike at two sizes, `run data` fetches data sets.
 
     \b
     Examples:
