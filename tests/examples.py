@@ -17,7 +17,9 @@ _BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # An example's remark begins after a # or after two spaces.
 _REMARK = re.compile(r"\s+#\s.*|\s{2,}\S.*")
 # What needs more to run is only named.
-_NAMED = "slurm [a-z]+|run train|run data|export again|check --targets"
+_NAMED = (
+    "slurm [a-z]+|run train|run data|export again|check --targets|status --collect|submit --by-hand"
+)
 _SPAN = re.compile(rf"`(lockstep (?!(?:{_NAMED})`)[a-z]+\s[^`\u2026]+)`")
 _TYPED = re.compile(r"(?:lockstep|sbatch|srun)\s")
 
