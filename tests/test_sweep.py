@@ -80,7 +80,7 @@ def test_the_best_value_is_named_with_those_that_launches_do_not_tell_from_it(tm
     ]
     assert found.places[2].ratio == pytest.approx(0.1 / 0.12, rel=1e-6)
     assert (found.world_size, found.num_launches) == (2, 4)
-    assert lines(found)[0].endswith("Not shown to be slower: bucket_cap_mb=5.")
+    assert lines(found)[0].endswith("Statistically tied with it: bucket_cap_mb=5.")
     (first,) = content_of_page.page(evaluate(results), 0.7)["headlines"]
     assert (first["of"], first["kind"]) == ("mlp", "open")
 

@@ -224,9 +224,9 @@ def _may_wait_for_input(bound: Bound) -> bool:
 
 
 def _gain(gain: Gain, bound: Bound) -> str:
-    faster = percent(bound.step_s / gain.step_s - 1)
     span = f" ({_ms(gain.interval[0])} to {_ms(gain.interval[1])})" if gain.interval else ""
-    return f"{CHANGES[gain.change]}: {_ms(gain.step_s)} ms{span}, {faster} % faster"
+    times = number(bound.step_s / gain.step_s)
+    return f"{CHANGES[gain.change]}: {_ms(bound.step_s)} -> {_ms(gain.step_s)} ms{span}, {times}x"
 
 
 def _trust(bound: Bound) -> str:

@@ -119,7 +119,7 @@ def _quickest(members: Sequence[tuple[Cases, Base]], names: Sequence[str]) -> st
     several = [own for own in sound if len(own) > 1]
     best = [max(own, key=lambda case: case[1].rate)[0] for own in several]
     named = formats.listed(dict.fromkeys(setting(curve, names) for curve in best), 3)
-    beside = ", others not shown to be slower" if any(map(_num_equal, several)) else ""
+    beside = ", others statistically tied" if any(map(_num_equal, several)) else ""
     return f"quickest {named}{beside}" if named else ""
 
 
@@ -281,7 +281,7 @@ def _add_main_effects(made: Panel, groups: list[tuple[Key, Cases]]) -> None:
         where = place(best, world_size)
         equal = _num_equal(cases)
         start = "Fastest as measured" if equal else "Best setting"
-        beside = f"; {counted(equal, 'other')} not shown to be slower" if equal else ""
+        beside = f"; {counted(equal, 'other')} statistically tied" if equal else ""
         made["lead"].append(
             f"{start} of {len(cases)} for {where}: {setting(best, names)}, {absolute(point)}"
             f"{beside}."

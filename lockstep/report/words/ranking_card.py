@@ -186,7 +186,7 @@ def _headline(ranking: Ranking) -> str:
     if same := _of_kind(ranking, "same_buckets"):
         texts.append(f"The same buckets: {_some([place.factors for place in same])}.")
     if equal:
-        texts.append(f"Not shown to be slower: {_some([place.factors for place in equal])}.")
+        texts.append(f"Statistically tied with it: {_some([place.factors for place in equal])}.")
     if ranking.absent:
         texts.append(f"Without a valid point {where}: {_some(ranking.absent)}.")
     return " ".join(texts)
