@@ -51,7 +51,7 @@ demo: .venv/bench ## Measure world sizes 1 and 2 on this machine and make the re
 	@worst=0; for step in "run $(DEMO)" "run verify" "report results/laptop"; do \
 		echo "$(BIN)/lockstep $$step"; \
 		code=0; \
-		case $$step in run*) exec 3>/dev/null ;; *) exec 3>&1 ;; esac; \
+		case $$step in "run $(DEMO)") exec 3>/dev/null ;; *) exec 3>&1 ;; esac; \
 		$(BIN)/lockstep $$step >&3 || code=$$?; \
 		[ $$code -le 1 ] || exit $$code; \
 		[ $$code = 0 ] || worst=$$code; \

@@ -59,7 +59,7 @@ def test_the_demo_on_one_gpu_measures_what_it_can_and_makes_the_page(machine, tm
     command = tmp_path / "bin" / "lockstep"
     command.parent.mkdir()
     command.write_text(
-        '#!/bin/sh\n[ "$1" = run ] && set -- run campaign.toml\n'
+        '#!/bin/sh\n[ "$2" = laptop ] && set -- run campaign.toml\n'
         f'exec {sys.executable} -m lockstep "$@"\n'
     )
     command.chmod(0o755)
