@@ -1,8 +1,8 @@
 """The command `lockstep`, assembled from one small command module per room.
 
 A command's module is loaded only for that command, so the start is quick and needs
-neither torch nor pandas. Exit codes: 0 done; 1 a case, check or gate failed; 2 the input is wrong;
-3 the machine failed; 130 interrupted.
+neither torch nor pandas. Exit codes: 0 done; 1 a case, a check or a target failed; 2 the input is
+wrong; 3 the machine failed; 130 interrupted.
 """
 
 import difflib

@@ -116,7 +116,7 @@ class Jobs(BaseModel):
     is_machine: StrictBool = Field(
         default=False,
         description="the nodes of the one job are the machine that verdicts are about, not a "
-        "sample of it: compare and gate judge repeats that share a job",
+        "sample of it: compare and check --targets judge repeats that share a job",
     )
     max_running: Count | None = Field(
         default=None, description="elements of the arrays that run at once; all by default"

@@ -7,7 +7,7 @@
 | `page` | the panels and figures of the page, and how they are rendered |
 | `words` | headlines, cards, the next step, and the lines of a terminal |
 | `pack`, `bundle`, `tracker` | what a programme asks for; one archive of all; MLflow and others |
-| `check`, `compare`, `gate`, `predict` | the commands that judge results |
+| `check`, `gate` (its targets), `compare`, `predict` | what judges results |
 
 `columns` has each column of `lockstep report --csv` and `--json`: its unit, its meaning and how its
 value is made; `frames` returns the same table, and those of launches and of rounds, as pandas data
