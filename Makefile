@@ -14,7 +14,7 @@ DURATIONS := --durations=0 --durations-min=1
 # Each process of the tests would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo test test-here test-testbed unit lint docs format bench house statistics lab lab-steps recording screen chaos faults fuzz soak clean
+.PHONY: help venv demo test test-here test-testbed unit lint docs format bench house messages statistics lab lab-steps recording screen chaos faults fuzz soak clean
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -93,6 +93,9 @@ endef
 
 bench: venv ## Print what the suite itself costs, beside the goals; never fails on a figure
 	$(BIN)/python tests/validation/figures.py
+
+messages: ## Print every sentence that the program can print; OPTIONS="--sample 40 --seed 1" draws some
+	@$(PYTHON) tests/validation/messages.py $(OPTIONS)
 
 house: ## Print how large the house is, beside what it should be
 	@$(PYTHON) tests/validation/figures_house.py
