@@ -94,6 +94,10 @@ GROUPS = {
             "lockstep.report.report_cli:import_table",
             "Read a published or hand-made table into points.",
         ),
+        "explain": (
+            "lockstep.report.profiles.explain_cli:explain",
+            "Say where the time of a profiled step goes.",
+        ),
         "export": (
             "lockstep.report.tracker.export_cli:export",
             "Give results to MLflow, TensorBoard or another program.",
@@ -147,8 +151,6 @@ COMMANDS = {name: facts for group in GROUPS.values() for name, facts in group.it
 
 # What people type as a command, and what it is.
 MEANT = {
-    "explain": "call lockstep.explain(step, model=ddp, batches=loader) in the training script; "
-    "docs/how-to/own-training-script.md shows it",
     "measure": "call lockstep.measure(step, samples=N, ddp=ddp) in a test with the fixture "
     "lockstep; lockstep run --tests FOLDER runs such tests",
     "read": "call lockstep.read(FOLDER) in Python; lockstep report FOLDER --csv prints the same",
