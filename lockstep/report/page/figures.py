@@ -7,7 +7,7 @@ CSS variables, which lets it recolour its figures in dark mode and in print.
 
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, Literal
@@ -15,8 +15,7 @@ from typing import Any, Literal
 import matplotlib as mpl
 
 from lockstep.core.files import write_atomically
-from lockstep.report.page.drawing import bands, changes, dots, grids, stacks, traces
-from lockstep.report.page.drawing.figure_style import STYLE, VARIABLES, WIDTH_IN, Canvas
+from lockstep.report.page.drawing import KINDS, STYLE, VARIABLES, WIDTH_IN, Canvas
 
 Format = Literal["svg", "pdf", "png"]
 FORMATS: tuple[Format, ...] = ("svg", "pdf", "png")
@@ -24,15 +23,6 @@ DOTS_PER_IN = 200
 POINTS_PER_IN = 72
 # Of the place that answers a pointer, in points.
 REACH_PT = 7
-
-KINDS: dict[str, Callable[[dict[str, Any], str], Canvas]] = {
-    "curve": traces.curves,
-    "band": bands.bands,
-    "category": dots.rows,
-    "change": changes.changes,
-    "stack": stacks.stacks,
-    "grid": grids.grid,
-}
 
 
 def draw(spec: dict[str, Any], source: str = "") -> str:
@@ -56,7 +46,7 @@ def saved(spec: dict[str, Any], source: str, kind: Format) -> bytes:
     """Return a figure as the bytes of a file, its basis below it."""
     with mpl.rc_context(STYLE):
         canvas = KINDS[spec["kind"]](spec, source)
-        canvas.figure.patch.set(alpha=1, facecolor="#ffffff")
+        canvas.figure.set_facecolor("#ffffff")
         if kind == "svg":
             body = _inner(canvas)
             text = f"<title>{escape(spec['title'])}</title>\n<desc>{escape(spec['desc'])}</desc>\n"
