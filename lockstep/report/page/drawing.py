@@ -124,6 +124,9 @@ def _finish(figure: Figure, spec: Spec, source: str, plots_in: float, marks: lis
         EDGE_IN / WIDTH_IN, (basis_in - EDGE_IN) / height_in, "\n".join(basis), color=FAINT,
         fontsize=SMALL_PT, va="top", linespacing=1.25,
     )  # fmt: skip
+    # Once, or each file that is written would be drawn twice.
+    figure.get_layout_engine().execute(figure)  # type: ignore[union-attr]
+    figure.set_layout_engine(None)
     return Canvas(figure, plots_in + legend_in, marks)
 
 
