@@ -12,8 +12,7 @@ from lockstep.report.load.reading import load
 from lockstep.report.load.redaction import Redactor
 from lockstep.report.page import figures as drawn
 from lockstep.report.page.content_of_page import page
-from lockstep.report.page.drawing import SERIES_COLOURS, curves
-from lockstep.report.page.figures import draw
+from lockstep.report.page.figures import SERIES_COLOURS, curves, draw
 
 
 def page_of(root):

@@ -15,7 +15,7 @@ from lockstep.report.load import imports
 from lockstep.report.load.reading import load
 from lockstep.report.load.results import Results, Row
 from lockstep.report.page.content_of_page import page
-from lockstep.report.page.drawing import MIN_JOINED
+from lockstep.report.page.figures import MIN_JOINED
 from lockstep.report.page.twelve_rules import (
     JOINED,
     anderson_darling,
