@@ -20,8 +20,7 @@ from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
 from lockstep.report.load.results import Launch, Results, Row
 from lockstep.report.page.content_of_page import page
-from lockstep.report.page.curves import ladder_panel
-from lockstep.report.page.losses import phase_table, sentence
+from lockstep.report.page.curves import ladder_panel, phase_table
 from lockstep.report.words import next_step, verdict_card
 
 NUM_TURNS = 8
@@ -54,7 +53,7 @@ def lost(scaling, base, here):
 
 
 def told(series, point):
-    return sentence(series, point, reason(series, point))
+    return verdict_card.why_short(series, point, reason(series, point))
 
 
 def why(series):

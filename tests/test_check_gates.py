@@ -13,9 +13,8 @@ from lockstep.report.gate.gates import verdicts
 from lockstep.report.gate.targets import Targets
 from lockstep.report.gate.verdicts import block
 from lockstep.report.load.reading import gather
-from lockstep.report.page.content_of_page import page
+from lockstep.report.page.content_of_page import KINDS, page
 from lockstep.report.page.render import html
-from lockstep.report.page.top import KINDS
 from lockstep.report.report_cli import report
 
 # Of wide limits: what is really measured meets them, or is too noisy to show it.

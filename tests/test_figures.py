@@ -11,9 +11,7 @@ from matplotlib.figure import Figure
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
 from lockstep.report.page.by_study import panels
-from lockstep.report.page.drawing.figure_style import SERIES_COLOURS
-from lockstep.report.page.drawing.traces import one_curve
-from lockstep.report.page.figures import draw
+from lockstep.report.page.figures import SERIES_COLOURS, draw, one_curve
 
 
 def specs_of(root, threshold=0.7):

@@ -17,7 +17,7 @@ from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
 from lockstep.report.page.content_of_page import page
-from lockstep.report.page.losses import phase_table
+from lockstep.report.page.curves import phase_table
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[1]

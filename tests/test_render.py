@@ -21,7 +21,7 @@ from lockstep.report.load.imports import read
 from lockstep.report.load.imports import write as write_import
 from lockstep.report.load.reading import load
 from lockstep.report.load.results import Results, Row
-from lockstep.report.page import parts, top
+from lockstep.report.page import content_of_page, parts
 from lockstep.report.page.content_of_page import CPU_BAND, page
 from lockstep.report.page.render import MARK, embedded, html
 from lockstep.report.page.settings import settings_panel
@@ -143,7 +143,11 @@ def test_a_headline_is_of_the_largest_good_size_and_tells_the_loss_where_it_begi
 ):
     (series,) = series_of(load([strong_tree(tmp_path, steps)]).rows)
     found = headline.judge(series, threshold)
-    assert (found.kind, found.point.world_size, found.told.world_size) == (kind, size, told_at)
+    assert (found.kind, found.point.world_size, found.loss_point.world_size) == (
+        kind,
+        size,
+        told_at,
+    )
 
 
 @pytest.mark.parametrize(
@@ -189,9 +193,8 @@ def test_the_trust_of_a_headline_counts_the_points_that_the_check_warns_of(tmp_p
     results = load([strong_tree(tmp_path, {1: (0.1, 0.1001), 2: (0.06, 0.3)})])
     evaluation = evaluate(results)
     assert "launches-apart" in {finding.rule for finding in evaluation.findings}
-    backed = headline.backing(headline.judge(evaluation.series[0], 0.7))
-    assert (backed.num_flagged, backed.num_warned, backed.num_points) == (0, 1, 2)
-    assert headline.flags_text(backed) == "none of its 2 points flagged, check warns of 1"
+    backed = headline.judge(evaluation.series[0], 0.7)
+    assert backed.flagged == "none of its 2 points flagged, check warns of 1"
 
 
 @pytest.mark.parametrize(("cause", "names_host"), [("exposed", False), ("imbalance", True)])
@@ -200,10 +203,10 @@ def test_the_tile_of_a_loss_gives_all_of_it_and_its_cause_not_whoever_is_slow(
 ):
     (series,) = series_of(load([strong_tree(tmp_path)]).rows)
     judged = headline.judge(series, 0.7)
-    assert not any(tile["label"].startswith("Lost") for tile in top.tiles(judged, ""))
+    assert not any(tile["label"].startswith("Lost") for tile in content_of_page.tiles(judged, ""))
     why = Reason("named", Loss(0.04, 0.02, None, ()), (Part(cause, 0.015, None),))
     slow = Slowest("node7", None, 3, 3, 1.12, (1.1, 1.14), is_elsewhere=True)
-    tiles = top.tiles(dataclasses.replace(judged, why=why, slow=slow), "")
+    tiles = content_of_page.tiles(dataclasses.replace(judged, why=why, slow=slow), "")
     (tile,) = [one for one in tiles if one["label"].startswith("Lost")]
     assert tile["value"] == "20.0 of 40.0 ms"
     assert headline.PHRASES[cause] in tile["note"]

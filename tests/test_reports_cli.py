@@ -23,7 +23,7 @@ from planted_errors import copied, scaled
 
 from lockstep.core import sizes, studies
 from lockstep.report.page.render import MARK
-from lockstep.report.report_cli import _cells, import_table, report
+from lockstep.report.report_cli import import_table, report
 
 DATA = Path(__file__).parent / "data"
 
@@ -230,11 +230,6 @@ def test_no_text_in_the_csv_is_a_formula(tmp_path, first):
     for name in ("case", "series", "workload", "flags"):
         assert line[name] == (hostile[1:] if first.isspace() else f"'{hostile}")
     assert float(line["speedup"]) == 1.0
-
-
-def test_numbers_keep_their_sign_in_the_csv():
-    cells = _cells({"step_s": -1.5, "case": "-1.5", "flags": [], "blocked_by": [], "details": {}})
-    assert (cells["step_s"], cells["case"]) == (-1.5, "'-1.5")
 
 
 def test_what_a_study_adds_reaches_json(tmp_path):

@@ -16,7 +16,7 @@ from lockstep.report.compute.evaluation import Evaluation
 from lockstep.report.compute.scaling import pooled_step_s, series_of
 from lockstep.report.load.reading import load
 from lockstep.report.load.results import Results, Row
-from lockstep.report.page import top
+from lockstep.report.page import content_of_page
 from lockstep.report.page.by_study import programs_panels
 from lockstep.report.page.content_of_page import page
 from lockstep.report.page.curves import ladder_panel
@@ -388,7 +388,9 @@ def test_of_own_tests_the_one_that_scales_worst_comes_first_and_a_blocked_one_la
         replace(row(size, rate, "weak", name), workload=name)
         for name, own in rates.items() for size, rate in own.items()
     ])  # fmt: skip
-    ordered = top.worst_first(series)
-    found = top.headlines(ordered, 0.7, lambda one: "x" * (one.row.workload == "blocked"))
+    ordered = content_of_page.worst_first(series)
+    found = content_of_page.headlines(
+        ordered, 0.7, lambda one: "x" * (one.row.workload == "blocked")
+    )
     named = [one.series.row.workload for one in found["weak"]]
     assert named == ["bends", "early", "even", "blocked"]

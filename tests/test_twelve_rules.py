@@ -15,7 +15,7 @@ from lockstep.report.load import imports
 from lockstep.report.load.reading import load
 from lockstep.report.load.results import Results, Row
 from lockstep.report.page.content_of_page import page
-from lockstep.report.page.drawing import figure_style
+from lockstep.report.page.figures import MIN_JOINED
 from lockstep.report.page.twelve_rules import (
     JOINED,
     anderson_darling,
@@ -149,4 +149,4 @@ def test_a_program_over_threads_has_ratios_and_a_line_and_times_of_its_own():
 
 
 def test_lines_are_drawn_from_as_many_points_as_the_figures_join():
-    assert figure_style.MIN_JOINED == JOINED
+    assert MIN_JOINED == JOINED

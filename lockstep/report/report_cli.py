@@ -11,15 +11,11 @@ from lockstep.core.metrics import GOOD_EFFICIENCY
 from lockstep.core.processes import collector_paused
 from lockstep.report.bundle import opening
 from lockstep.report.pack import pack_cli
-from lockstep.report.page import export_options
 
 if TYPE_CHECKING:
-    from lockstep.report.check.checker import Finding
     from lockstep.report.compute.evaluation import Evaluation
-    from lockstep.report.compute.scaling import Series
-    from lockstep.report.load.results import Results, Row
 
-REPORT = "report.html"
+REPORT, FIGURES = "report.html", "figures"
 
 REPORT_EXAMPLES = """
 \b
@@ -74,7 +70,10 @@ what was varied at a size, such as strategy, makes a table of each of its values
     "--cost-per-gpu-hour", type=click.FloatRange(min=0), help="Price of a GPU-hour, for a cost.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace a page that is no Lockstep report.")
-@export_options.options
+@click.option("--svg", is_flag=True, help="Write figures/ beside the page, as SVG.")
+@click.option("--pdf", is_flag=True, help="The same as PDF.")
+@click.option("--png", is_flag=True, help="The same as PNG.")
+@click.option("--redact", is_flag=True, help="Leave out hosts, users, paths, environment.")
 @pack_cli.options
 @opening.of_bundles(opening.DATA)
 @collector_paused(is_last=True)
@@ -87,6 +86,10 @@ def report(
     threshold: float,
     cost_per_gpu_hour: float | None,
     force: bool,
+    redact: bool,
+    svg: bool,
+    pdf: bool,
+    png: bool,
     **more: Any,
 ) -> int:
     """Turn results into one self-contained page and a table of speed-up and efficiency.
@@ -97,34 +100,15 @@ def report(
     where that leaves no point, it is 2. The page and the table give no ratio of a point that an
     error of lockstep check touches.
     """
-    from lockstep.report.load.reading import gather
-    from lockstep.report.page.content_of_page import page as build_page
+    import json
 
-    _refuse_options(as_csv and as_json, threshold, cost_per_gpu_hour)
-    results = gather(paths)
-    redact = export_options.redactor(results, more)
-    evaluation = _judge(results, baseline, cost_per_gpu_hour)
-    if more["proposal"]:
-        return pack_cli.write(evaluation, paths, threshold, force, redact, more)
-    pack_cli.refuse_alone(more)
-    code = 1 if results.unread or results.conflicts else 0
-    if as_csv or as_json:
-        _print_records(evaluation, as_csv, redact)
-        return code
-    target = _target(output, paths[0], force)
-    command = _command(export_options.named(paths, more), baseline, threshold, cost_per_gpu_hour)
-    page = redact(build_page(evaluation, threshold, command))
-    _print_points(results, evaluation.series, threshold)
-    _publish(page, evaluation.findings, target)
-    export_options.write_figures(page, target.parent, more)
-    return code
-
-
-def _refuse_options(both: bool, threshold: float, cost_per_gpu_hour: float | None) -> None:
-    """Refuse what no option of click does: --csv and --json, and numbers that are none."""
     from lockstep.core.inputs import MAX_RATE
+    from lockstep.report.columns import table
+    from lockstep.report.compute.evaluation import evaluate
+    from lockstep.report.load.reading import gather
+    from lockstep.report.load.redaction import Redactor
 
-    if both:
+    if as_csv and as_json:
         raise ValueError("--csv and --json both want stdout; choose one")
     if math.isnan(threshold):
         raise ValueError("--threshold nan is no efficiency; give one from 0 to 1")
@@ -132,32 +116,48 @@ def _refuse_options(both: bool, threshold: float, cost_per_gpu_hour: float | Non
         raise ValueError(
             f"--cost-per-gpu-hour {cost_per_gpu_hour:g} is no price; give one from 0 to {MAX_RATE}"
         )
-
-
-def _judge(
-    results: "Results", baseline: int | None, cost_per_gpu_hour: float | None
-) -> "Evaluation":
-    """Evaluate the results, and print the errors of the check and what is left out."""
-    from lockstep.report.check import terminal
-    from lockstep.report.compute.evaluation import evaluate
-
+    results = gather(paths)
+    redacted: Callable[[Any], Any] = Redactor(results) if redact else lambda data: data
     evaluation = evaluate(results, baseline, cost_per_gpu_hour)
+    _say_errors(evaluation, baseline)
+    if more["proposal"]:
+        more["redact"] = redact
+        return pack_cli.write(evaluation, paths, threshold, force, redacted, more)
+    pack_cli.refuse_alone(more)
+    code = 1 if results.unread or results.conflicts else 0
+    if as_csv:
+        click.echo(_csv(redacted(table(evaluation.series))), nl=False)
+    elif as_json:
+        left_out: dict[tuple[str, int], list[str]] = {}
+        for row in evaluation.left_out:
+            left_out.setdefault((row.case, row.world_size), []).append(row.launch)
+        document = {
+            "schema": 1,
+            "points": redacted(table(evaluation.series)),
+            "left_out": redacted([
+                {"case": case, "world_size": size, "launches": launches}
+                for (case, size), launches in left_out.items()
+            ]),
+        }  # fmt: skip
+        click.echo(json.dumps(document, indent=1, allow_nan=False))
+    else:
+        words = [str(path) for path in ([Path("DIR")] if redact else paths)]
+        words += ["--baseline", str(baseline)] if baseline is not None else []
+        if cost_per_gpu_hour is not None:
+            words += ["--cost-per-gpu-hour", str(cost_per_gpu_hour)]
+        words += ["--threshold", str(threshold)]
+        first = paths[0]
+        target = output or (first if first.is_dir() else first.parent) / REPORT
+        formats = [name for name, is_on in (("svg", svg), ("pdf", pdf), ("png", png)) if is_on]
+        _write_page(evaluation, threshold, words, target, force, redacted, formats)
+    return code
+
+
+def _say_errors(evaluation: "Evaluation", baseline: int | None) -> None:
+    """Say what the check finds, what is left out, and which series keep another baseline."""
+    from lockstep.report.check import terminal
+
     terminal.say_errors(evaluation.findings)
-    _say_kept(evaluation, baseline)
-    return evaluation
-
-
-def _target(output: Path | None, first: Path, force: bool) -> Path:
-    """Return where the page goes: beside the first results, or where --output says."""
-    from lockstep.report.page import render
-
-    target = output or (first if first.is_dir() else first.parent) / REPORT
-    render.refuse_foreign(target, force, "--output")
-    return target
-
-
-def _say_kept(evaluation: "Evaluation", baseline: int | None) -> None:
-    """Say which launches are left out, and which series keep another baseline."""
     if evaluation.left_out:
         click.echo(f"{evaluation.not_pooled}\n", err=True)
     series = evaluation.series if baseline is not None else []
@@ -171,88 +171,57 @@ def _say_kept(evaluation: "Evaluation", baseline: int | None) -> None:
         )
 
 
-def _print_records(evaluation: "Evaluation", as_csv: bool, redact: Callable[[Any], Any]) -> None:
-    from lockstep.report.columns import table
-
-    records = redact(table(evaluation.series))
-    if as_csv:
-        click.echo(_csv(records), nl=False)
-    else:
-        import json
-
-        document = {
-            "schema": 1,
-            "points": records,
-            "left_out": redact(_left_out(evaluation.left_out)),
-        }
-        click.echo(json.dumps(document, indent=1, allow_nan=False))
-
-
-def _left_out(rows: "list[Row]") -> list[dict[str, Any]]:
-    """Return the launches left out of each point."""
-    points: dict[tuple[str, int], list[str]] = {}
-    for row in rows:
-        points.setdefault((row.case, row.world_size), []).append(row.launch)
-    return [
-        {"case": case, "world_size": size, "launches": launches}
-        for (case, size), launches in points.items()
-    ]
-
-
 def _csv(records: list[dict[str, Any]]) -> str:
+    """Return points as CSV: lists and objects as text, and no text a formula."""
     import csv
     import io
+    import json
+
+    from lockstep.report.words.escapes import csv_text
 
     if not records:
         return ""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(records[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(map(_cells, records))
+    for record in records:
+        cells = record | {
+            "flags": "; ".join(flag["words"] for flag in record["flags"]),
+            "blocked_by": "; ".join(record["blocked_by"]),
+            "details": json.dumps(record["details"]) if record["details"] else "",
+        }
+        writer.writerow({
+            name: csv_text(cell) if isinstance(cell, str) else cell for name, cell in cells.items()
+        })  # fmt: skip
     return text.getvalue()
 
 
-def _cells(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a point as a line of CSV: lists and objects as text, and no text a formula."""
-    import json
-
-    from lockstep.report.words.escapes import csv_text
-
-    details = json.dumps(record["details"]) if record["details"] else ""
-    texts = record | {
-        "flags": "; ".join(flag["words"] for flag in record["flags"]),
-        "blocked_by": "; ".join(record["blocked_by"]),
-        "details": details,
-    }
-    return {name: csv_text(cell) if isinstance(cell, str) else cell for name, cell in texts.items()}
-
-
-def _command(
-    paths: tuple[Path, ...], baseline: int | None, threshold: float, cost: float | None
-) -> str:
-    """Return the command line whose figures are these, defaults spelt out."""
+def _write_page(
+    evaluation: "Evaluation",
+    threshold: float,
+    words: list[str],
+    target: Path,
+    force: bool,
+    redacted: Callable[[Any], Any],
+    formats: list[Any],
+) -> None:
+    """Print the points, write the page and figures, and print what the page says first."""
     import shlex
 
-    chosen = ["--baseline", str(baseline)] if baseline is not None else []
-    chosen += ["--cost-per-gpu-hour", str(cost)] if cost is not None else []
-    words = ["lockstep", "report", *map(str, paths), *chosen, "--threshold", str(threshold)]
-    return shlex.join(words)
-
-
-def _print_points(results: "Results", series: "list[Series]", threshold: float) -> None:
-    from lockstep.report.words import console, verdict_card
-
-    lines = console.point_lines(results, series)
-    for line in [*lines, *verdict_card.printed(series, threshold, has_next=False)]:
-        click.echo(line)
-
-
-def _publish(page: dict[str, Any], findings: "list[Finding]", target: Path) -> None:
-    """Write the page, print what it says first and how to open it."""
     from lockstep.report.check import terminal
     from lockstep.report.page import render
-    from lockstep.report.words import console
+    from lockstep.report.page.content_of_page import page as build_page
+    from lockstep.report.words import console, verdict_card
 
+    render.refuse_foreign(target, force, "--output")
+    page = redacted(build_page(evaluation, threshold, shlex.join(["lockstep", "report", *words])))
+    findings = evaluation.findings
+    lines = [
+        *console.point_lines(evaluation.results, evaluation.series),
+        *verdict_card.printed(evaluation.series, threshold, has_next=False),
+    ]
+    for line in lines:
+        click.echo(line)
     render.write(page, target)
     for line in console.verdict(page):
         click.echo(line)
@@ -260,6 +229,13 @@ def _publish(page: dict[str, Any], findings: "list[Finding]", target: Path) -> N
     click.echo(f"check: {terminal.counts(findings)}{where}")
     click.echo(f"report: {click.format_filename(target)}")
     click.echo(f"open it in a browser: {target.resolve().as_uri()}")
+    if formats:
+        # Matplotlib takes a second to import.
+        from lockstep.report.page import figures
+
+        folder = target.parent / FIGURES
+        written = figures.write(page, folder, formats)
+        click.echo(f"figures: {len(written)} files in {click.format_filename(folder)}")
 
 
 @click.command("import", epilog=IMPORT_EXAMPLES)
@@ -310,18 +286,13 @@ def import_table(
 
 @click.command()
 @click.option(
-    "--to",
-    "folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    default="results/demo",
-    show_default=True,
-    help="Folder for the campaign and its page.",
-)
+    "--to", "folder", type=click.Path(path_type=Path, file_okay=False), default="results/demo",
+    show_default=True, help="Folder for the campaign and its page.",
+)  # fmt: skip
 @click.option(
-    "--recording",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    "--recording", type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="Another recorded campaign than the one that ships.",
-)
+)  # fmt: skip
 @click.pass_context
 def demo(context: click.Context, folder: Path, recording: Path | None) -> int:
     """Make the page of a campaign that was recorded, in seconds: no torch, no GPU, no Slurm.

@@ -35,8 +35,9 @@ from lockstep.report.compute.scaling import Point, Series, series_of
 from lockstep.report.compute.statistics import median_rate
 from lockstep.report.load import layout
 from lockstep.report.load.results import Results, Row
-from lockstep.report.page import facts, plots
+from lockstep.report.page import facts
 from lockstep.report.page import parts as page_parts
+from lockstep.report.page.curves import efficiency as efficiency_figure
 from lockstep.report.page.parts import (
     MAX_ROWS,
     ORIGINS,
@@ -170,7 +171,7 @@ def curve_figures(
     figures = []
     for index, (case, series) in enumerate(list(found.items())[:MAX_CASES], start=1):
         name = called[case]
-        efficiency = plots.efficiency(key, series, GOOD_EFFICIENCY, {})
+        efficiency = efficiency_figure(key, series, GOOD_EFFICIENCY, {})
         title = f"Parallel efficiency: {name}"
         figures += [
             efficiency | {"id": f"{key}-{index}-efficiency", "title": title},
@@ -577,7 +578,7 @@ def _study(
     curves, made["notes"] = curve_figures(key, ladders, cases)
     made["figures"] = [*([changes] if changes else []), *curves]
     cells = [cell for line in lines for cell in line.cells if cell]
-    texts = plots.basis_sentences([row for pair, _ in cells for row in (*pair.a, *pair.b)])
+    texts = method.basis_sentences([row for pair, _ in cells for row in (*pair.a, *pair.b)])
     for one in made["figures"]:
         one["basis"] = texts
     which = next(iter(cases.values())) if len(cases) == 1 else counted(len(cases), "case")

@@ -127,10 +127,11 @@ def _figures(
     results: "Results", shown: "Sequence[Series]", threshold: float
 ) -> dict[str, dict[str, Any]]:
     """Return the figure of efficiency of each ladder, as the page has it."""
-    from lockstep.report.page import by_study, plots
+    from lockstep.report.page import by_study
+    from lockstep.report.words import method
 
     panels = by_study.panels(results, shown, threshold, "GPU-hours")
-    plots.put_basis(panels, results, shown)
+    method.put_basis(panels, results, shown)
     specs = {spec["id"]: spec for panel in panels for spec in panel["figures"]}
     return {name: specs[name] for name in FIGURES if name in specs}
 

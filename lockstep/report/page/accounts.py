@@ -6,7 +6,6 @@ from itertools import groupby
 from statistics import median
 from typing import Any
 
-from lockstep.core import formats
 from lockstep.core.formats import counted, in_words, number, percent
 from lockstep.report.load.results import Results
 from lockstep.report.load.sources import read_json
@@ -20,7 +19,10 @@ COLUMNS = (
     *("Memory efficiency (%)", "Node-hours", "CPU-hours", "GPU-hours", "TRES billing (hours)"),
 )
 STAGING = ("stage_in_s", "stage_out_s")
-HOURS = ("node_hours", "cpu_hours", "gpu_hours", "billing_hours")
+HOURS = {
+    "node_hours": "node-hours", "cpu_hours": "CPU-hours", "gpu_hours": "GPU-hours",
+    "billing_hours": "hours of TRES billing",
+}  # fmt: skip
 
 
 Row = Mapping[str, Any]
@@ -36,21 +38,20 @@ def jobs(results: Results, hours: str) -> Panel | None:
     known = [row for row in rows if _account(row)]
     if not known:
         return None
-    groups = [list(group) for _, group in groupby(rows, key=_whole)]
-    made = panel("jobs", "Jobs")
-    made["lead"] = [*_lead(rows, known, hours)]
+    cells = [_cells(list(group)) for _, group in groupby(rows, key=_whole)]
     columns = (*COLUMNS, f"Measured ({hours})")
-    cells = [_cells(group) for group in groups]
-    made["tables"] = [table("Jobs as Slurm accounts for them", columns, cells, 3, "")]
-    made["notes"] = [
+    note = (
         "CPU efficiency is CPU time over cores times elapsed time, and memory efficiency the "
         "largest memory of a step over the memory allocated, as seff computes them. Queue wait is "
         "the start less the later of submission and eligibility: what a dependency holds back "
         "does not wait. Hours are of what was allocated, by Slurm's count of CPUs; TRES billing "
         "is Slurm's own, before a QOS's usage factor. Measured is the time in timed regions times "
         "their ranks: what is beyond it went to starting, loading, warming up and checking."
-    ]
-    return made
+    )
+    return panel(
+        "jobs", "Jobs", lead=[*_lead(rows, known, hours)], notes=[note],
+        tables=[table("Jobs as Slurm accounts for them", columns, cells, 3, "")],
+    )  # fmt: skip
 
 
 def accounted(results: Results) -> Iterator[Row]:
@@ -77,26 +78,20 @@ def _whole(row: Row) -> tuple[str, str]:
 
 def _lead(rows: Sequence[Row], known: Sequence[Row], hours: str) -> Iterator[str]:
     missing = len(rows) - len(known)
-    elapsed = sum(_values(known, "elapsed_s"))
-    text = f"{counted(len(known), 'job')} ran {in_words(elapsed)} in all"
+    text = f"{counted(len(known), 'job')} ran {in_words(sum(_values(known, 'elapsed_s')))} in all"
     yield f"{text}; of {counted(missing, 'job')} the end is not known." if missing else f"{text}."
-    units = ("node-hours", "CPU-hours", "GPU-hours", "hours of TRES billing")
-    sums = [(sum(_values(known, name)), unit) for name, unit in zip(HOURS, units, strict=True)]
+    sums = [(sum(_values(known, name)), unit) for name, unit in HOURS.items()]
     if texts := [f"{number(total)} {unit}" for total, unit in sums if total]:
         yield f"Allocated were {', '.join(texts)}."
     gpu_hours = sum(_values(known, "gpu_hours"))
     # Rank-hours on CPUs are no part of the hours of GPUs that only stood by.
     if gpu_hours and hours == "GPU-hours":
-        measured = sum(_measured(row for row in known if _value(row, "gpu_hours")))
+        measured = sum(_measured([row for row in known if any(_values([row], "gpu_hours"))]))
         share = percent(measured / gpu_hours)
         yield f"{number(measured)} of the GPU-hours, {share} %, were in timed regions."
     else:
         yield f"{number(sum(_measured(known)))} {hours} were in timed regions."
-    yield from _staging(rows)
-
-
-def _staging(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield how long files were copied to the nodes' own disks, and from them."""
+    # How long files were copied to the nodes' own disks, and from them.
     times = {n: [row[n] for row in rows if isinstance(row.get(n), int | float)] for n in STAGING}
     if staged := len(times["stage_in_s"]):
         into, back = (in_words(sum(seconds)) for seconds in times.values())
@@ -109,21 +104,30 @@ def _staging(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _cells(group: Sequence[Row]) -> list[str]:
+    """Return the row of a job, or of all elements of an array."""
     name, job_id = _whole(group[0])
     is_array = "_" in str(group[0].get("id"))
-    title = f"{name}, {counted(len(group), 'element')}" if is_array else name
-    waits, elapsed = _values(group, "queue_wait_s"), _values(group, "elapsed_s")
+    states = Counter(_state(row) for row in group)
+
+    def of_all(key: str, how: Callable[[Sequence[float]], float]) -> float | None:
+        values = _values(group, key)
+        return how(values) if values else None
+
+    measured = _measured(group)
     return [
-        title,
+        f"{name}, {counted(len(group), 'element')}" if is_array else name,
         job_id,
-        _states(group),
-        in_words(median(waits)) if waits else formats.DASH,
-        in_words(sum(elapsed)) if elapsed else formats.DASH,
-        percent(_best(_values(group, "cpu_efficiency"), median)),
-        percent(_best(_values(group, "memory_efficiency"), max)),
-        *(number(_best(_values(group, name), sum) or None) for name in HOURS),
-        number(_best(list(_measured(group)), sum)),
-    ]
+        # Each state once, with how often it is.
+        next(iter(states)) if len(states) == 1 else ", ".join(
+            f"{count} {state}" for state, count in states.most_common()
+        ),
+        in_words(of_all("queue_wait_s", median)),
+        in_words(of_all("elapsed_s", sum)),
+        percent(of_all("cpu_efficiency", median)),
+        percent(of_all("memory_efficiency", max)),
+        *(number(of_all(key, sum) or None) for key in HOURS),
+        number(sum(measured) if measured else None),
+    ]  # fmt: skip
 
 
 def _state(row: Row) -> str:
@@ -134,35 +138,21 @@ def _state(row: Row) -> str:
     return f"{state}, lost {lost}" if lost else state
 
 
-def _states(group: Sequence[Row]) -> str:
-    """Return the states of a job's elements, each once with how often it is."""
-    names = Counter(_state(row) for row in group)
-    if len(names) == 1:
-        return next(iter(names))
-    return ", ".join(f"{count} {name}" for name, count in names.most_common())
-
-
 def _account(row: Row) -> Row:
     account = row.get("accounting")
     return account if isinstance(account, dict) else {}
 
 
-def _best(values: Sequence[float], how: Callable[[Sequence[float]], float]) -> float | None:
-    return how(values) if values else None
-
-
 def _measured(rows: Iterable[Row]) -> list[float]:
-    found = (row.get("measured_rank_hours") for row in rows)
-    return [float(value) for value in found if isinstance(value, int | float)]
+    values = (row.get("measured_rank_hours") for row in rows)
+    return [float(value) for value in values if isinstance(value, int | float)]
 
 
-def _values(rows: Sequence[Row], name: str) -> list[float]:
-    return [value for row in rows if (value := _value(row, name)) is not None]
-
-
-def _value(row: Row, name: str) -> float | None:
-    account = _account(row)
-    if name == "gpu_hours" and name not in account:
-        name = "billed_gpu_hours"  # of an earlier version
-    value = account.get(name)
-    return float(value) if isinstance(value, int | float) else None
+def _values(rows: Iterable[Row], name: str) -> list[float]:
+    values = []
+    for account in map(_account, rows):
+        value = account.get(name)
+        if name == "gpu_hours" and name not in account:
+            value = account.get("billed_gpu_hours")  # of an earlier version
+        values += [float(value)] if isinstance(value, int | float) else []
+    return values

@@ -1,9 +1,11 @@
-"""The panel of collectives: time and bandwidth against message size.
+"""The panel of collectives: time and bandwidth against message size, and the link fitted to them.
 
-Whether devices, loader and network were as busy as they should be, as a section of the page.
+Also the section on whether devices, loader and network were as busy as they should be.
 """
 
+import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from lockstep.core import formats, metrics
 from lockstep.core.formats import counted, number, percent, span
@@ -13,22 +15,14 @@ from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.slow import LIMITS, Kind, Reading
 from lockstep.report.compute.statistics import median_rate
 from lockstep.report.load.results import Results
-from lockstep.report.page import plots
-from lockstep.report.page.parts import (
-    FLAGS,
-    MAX_CURVES,
-    MICRO,
-    Panel,
-    Table,
-    flagged,
-    panel,
-    shown,
-    table,
-)
+from lockstep.report.page import parts
+from lockstep.report.page.parts import MAX_CURVES, MICRO, Figure, Panel, Table, table
 from lockstep.report.words import loader_card
 
 Sweep = list[tuple[float, Point]]
 Key = tuple[str, int]
+# Points of a fitted line, from the smallest message to the largest.
+SMOOTH = 24
 
 
 def collective_panel(series: Sequence[Series], wires: Mapping[str, float]) -> Panel:
@@ -36,28 +30,24 @@ def collective_panel(series: Sequence[Series], wires: Mapping[str, float]) -> Pa
 
     `wires` has what the network of a launch's first node carries, in GB/s, where it is known.
     """
-    made = panel("collective", TITLES["collective"])
-    made["lead"] = [
-        "algbw is message size over time; busbw multiplies it by the factor nccl-tests defines, "
-        "so that it compares with the speed of a link. At one rank nothing crosses a bus."
-    ]
     ordered = sweeps(series)
     largest = max(world_size for _, world_size in ordered)
-    made["tables"] = [*_link_tables(ordered, largest, wires), *_operation_tables(ordered)]
     swept = {key: points for key, points in ordered.items() if len(points) > 1}
-    drawn = {key: points for key, points in swept.items() if key[1] == largest}
-    named = {name: points for (name, _), points in drawn.items()}
-    figure = plots.bandwidth(
-        named,
-        largest,
-        _wire(list(drawn.values()), wires),
-        lambda point: _bandwidths(point)[largest > 1],
-    )
-    made["figures"] = [figure] if figure else []
+    drawn = {name: points for (name, size), points in swept.items() if size == largest}
+    figure = _bandwidth_figure(drawn, largest, _wire(list(drawn.values()), wires))
+    notes = []
     if drawn and len(swept) > min(len(drawn), MAX_CURVES):
-        names = formats.listed((workload for workload, _ in list(drawn)[:MAX_CURVES]), MAX_CURVES)
-        made["notes"] = [f"The figure shows {names} at the largest world size, {largest}."]
-    return made
+        names = formats.listed(list(drawn)[:MAX_CURVES], MAX_CURVES)
+        notes = [f"The figure shows {names} at the largest world size, {largest}."]
+    lead = (
+        "algbw is message size over time; busbw multiplies it by the factor nccl-tests defines, "
+        "so that it compares with the speed of a link. At one rank nothing crosses a bus."
+    )
+    return parts.panel(
+        "collective", TITLES["collective"], lead=[lead], notes=notes,
+        tables=[*_link_tables(ordered, largest, wires), *_operation_tables(ordered)],
+        figures=[figure] if figure else [],
+    )  # fmt: skip
 
 
 def sweeps(series: Sequence[Series]) -> dict[Key, Sweep]:
@@ -65,51 +55,82 @@ def sweeps(series: Sequence[Series]) -> dict[Key, Sweep]:
     groups: dict[Key, Sweep] = {}
     for curve in series:
         for point in curve.points:
-            size = message_bytes(point)
             name = ", ".join(filter(None, (curve.row.workload, curve.layout)))
-            groups.setdefault((name, point.world_size), []).append((size, point))
+            groups.setdefault((name, point.world_size), []).append((message_bytes(point), point))
     return {key: sorted(groups[key], key=lambda item: item[0]) for key in sorted(groups)}
+
+
+def _bandwidth_figure(sweeps: Mapping[str, Sweep], ranks: int, wire: float | None) -> Figure | None:
+    """Return bandwidth against message size: busbw, or algbw at one rank; None without a sweep."""
+    curves = []
+    for label, points in list(sweeps.items())[:MAX_CURVES]:
+        curve: dict[str, Any] = {
+            "label": label, "x": [], "y": [], "intervals": [], "dots": [], "ideal": [],
+            "nodes": [], "fit": [],
+        }  # fmt: skip
+        for size, point in points:
+            if not (value := _bandwidths(point)[ranks > 1]):
+                continue
+            curve["x"].append(size)
+            curve["y"].append(value)
+            # The bandwidths of the ends of the time's interval, the lower first.
+            ends, step_s = point.step_interval, point.step_s
+            known = ends is not None and step_s is not None
+            curve["intervals"].append([value * step_s / ends[1], value * step_s / ends[0]]
+                                      if known else None)  # fmt: skip
+        fit = links.fit_points(points[0][1].rows[0].workload, points)
+        if fit and len(curve["x"]) > 1:
+            factor = metrics.busbw_factor(points[0][1].rows[0].workload, ranks) or 1.0
+            first, last = math.log(curve["x"][0]), math.log(curve["x"][-1])
+            rate = fit.beta_gb_per_s * metrics.GIGA
+            for i in range(SMOOTH + 1):
+                size = math.exp(first + (last - first) * i / SMOOTH)
+                busbw = factor * size / (fit.alpha_s + factor * size / rate) / metrics.GIGA
+                curve["fit"].append([size, busbw])
+        curves += [curve] if curve["x"] else []
+    if not curves:
+        return None
+    name = "busbw" if ranks > 1 else "algbw"
+    carried = f" The wire carries {number(wire)} GB/s a node." if wire else ""
+    return parts.curve_figure(
+        "collective-bandwidth", f"Collectives: {name} on {counted(ranks, 'rank')}",
+        f"{name} (GB/s)", curves, ylog=True, lines=[{"y": wire, "label": "wire"}] if wire else [],
+        xlabel="Message size", size_ticks=True, fit="fitted: latency + bytes / rate",
+        note=f"Bars: 95 % intervals of the time, over launches.{carried}",
+    )  # fmt: skip
 
 
 def _link_tables(
     ordered: Mapping[Key, Sweep], largest: int, wires: Mapping[str, float]
 ) -> list[Table]:
-    """Return the largest world size's sweeps as latency and rate, and the others', folded."""
-    first = {key: points for key, points in ordered.items() if key[1] == largest}
-    others = {key: points for key, points in ordered.items() if key[1] < largest}
-    where = f"Latency and rate of the links on {counted(largest, 'rank')}"
-    made = [_link_table(first, wires, where), _link_table(others, wires, "The same on fewer ranks")]
-    return [one | {"folded": bool(i)} for i, one in enumerate(made) if one]
-
-
-def _link_table(
-    groups: Mapping[Key, Sweep], wires: Mapping[str, float], caption: str
-) -> Table | None:
-    """Return each sweep as a latency and a rate, None where no sweep has enough sizes."""
+    """Return each sweep with enough sizes as a latency and a rate, those on fewer ranks folded."""
     columns = (
         "Collective", "Ranks", "Nodes", "Sizes", "Latency (\u00b5s)", "95 % interval (\u00b5s)",
         "Rate (GB/s)", "95 % interval (GB/s)", "Error of the fit (%)", "Share of the wire (%)",
     )  # fmt: skip
-    rows = []
-    for (name, world_size), points in groups.items():
-        link_fit = links.fit_points(points[0][1].rows[0].workload, points)
-        if link_fit is None:
-            continue
-        wire = _wire([points], wires)
-        rows.append([
-            name, str(world_size), shown(points[0][1].rows[0].num_nodes), str(link_fit.num_sizes),
-            number(link_fit.alpha_s * MICRO), span(link_fit.alpha_interval, MICRO),
-            number(link_fit.beta_gb_per_s), span(link_fit.beta_interval),
-            percent(link_fit.error),
-            percent(link_fit.beta_gb_per_s / wire if wire else None),
-        ])  # fmt: skip
     note = (
         "Fitted to all sizes of a sweep: time = latency + bytes on the link / rate. The rate is "
         "the busbw of endless messages. The wire is what the network ports that the first node "
         "uses carry together, and is compared with ranks of several nodes alone. A large error "
         "of the fit: the library changes its algorithm with the size."
     )
-    return table(caption, columns, rows, 1, note=note) if rows else None
+    rows: dict[bool, list[list[str]]] = {True: [], False: []}
+    for (name, world_size), points in ordered.items():
+        row = points[0][1].rows[0]
+        if fit := links.fit_points(row.workload, points):
+            wire = _wire([points], wires)
+            rows[world_size == largest].append([
+                name, str(world_size), parts.shown(row.num_nodes), str(fit.num_sizes),
+                number(fit.alpha_s * MICRO), span(fit.alpha_interval, MICRO),
+                number(fit.beta_gb_per_s), span(fit.beta_interval), percent(fit.error),
+                percent(fit.beta_gb_per_s / wire if wire else None),
+            ])  # fmt: skip
+    where = f"Latency and rate of the links on {counted(largest, 'rank')}"
+    captions = {True: where, False: "The same on fewer ranks"}
+    return [
+        table(captions[at_largest], columns, own, 1, note=note, folded=not at_largest)
+        for at_largest, own in rows.items() if own
+    ]  # fmt: skip
 
 
 def _wire(groups: Sequence[Sweep], wires: Mapping[str, float]) -> float | None:
@@ -147,45 +168,37 @@ def _operation_tables(ordered: Mapping[Key, Sweep]) -> list[Table]:
         operations.setdefault(name, {})[world_size] = points
     made = []
     for name, sized in operations.items():
-        made += [_bandwidth_table(name, sized), _message_table(name, sized)]
+        quantity = max(sized) > 1
+        rates = {
+            world_size: {size: _bandwidths(point)[quantity] for size, point in points}
+            for world_size, points in sized.items()
+        }
+        sizes = sorted({size for own in rates.values() for size in own})
+        best = max(filter(None, rates[max(sized)].values()), default=None)
+        made.append(table(
+            f"{name}: {'busbw' if quantity else 'algbw'} in GB/s by message size",
+            ("Ranks", *map(formats.size_of, sizes)),
+            [[str(ranks), *(number(own.get(s)) for s in sizes)] for ranks, own in rates.items()],
+            group="Bandwidth by message size", finding=f"{name} to {number(best)} GB/s",
+        ))  # fmt: skip
+        columns = {
+            **parts.cells("Ranks"),
+            "Message": lambda p: formats.size_of(message_bytes(p)),
+            **parts.cells("Launches"),
+            "Time (\u00b5s)": lambda p: number(p.step_s, scale=MICRO),
+            "95 % interval (\u00b5s)": lambda p: span(p.step_interval, MICRO),
+            "algbw (GB/s)": lambda p: number(_bandwidths(p)[0]),
+            "busbw (GB/s)": lambda p: number(_bandwidths(p)[1]),
+            **parts.cells(parts.FLAGS),
+        }
+        every = [point for points in sized.values() for _, point in points]
+        made.append(parts.point_table(
+            f"{name}: every message", columns, every, folded=True, group="Every message"
+        ))  # fmt: skip
     return made
 
 
-def _bandwidth_table(name: str, sized: Mapping[int, Sweep]) -> Table:
-    index, quantity = (1, "busbw") if max(sized) > 1 else (0, "algbw")
-    sizes = sorted({size for points in sized.values() for size, _ in points})
-    rows = []
-    for world_size, points in sized.items():
-        found = {size: number(_bandwidths(point)[index]) for size, point in points}
-        rows.append([str(world_size), *(found.get(size, formats.DASH) for size in sizes)])
-    columns = ("Ranks", *map(formats.size_of, sizes))
-    best = max(
-        (rate for p in sized[max(sized)] if (rate := _bandwidths(p[1])[index])), default=None
-    )
-    return table(
-        f"{name}: {quantity} in GB/s by message size", columns, rows,
-        group="Bandwidth by message size", finding=f"{name} to {number(best)} GB/s",
-    )  # fmt: skip
-
-
-def _message_table(name: str, sized: Mapping[int, Sweep]) -> Table:
-    columns = (
-        "Ranks", "Message", "Launches", "Time (\u00b5s)", "95 % interval (\u00b5s)",
-        "algbw (GB/s)", "busbw (GB/s)", FLAGS,
-    )  # fmt: skip
-    rows = [
-        [
-            str(world_size), formats.size_of(size), str(point.num_launches),
-            number(point.step_s, scale=MICRO),
-            span(point.step_interval, MICRO), *map(number, _bandwidths(point)), flagged(point),
-        ]
-        for world_size, points in sized.items()
-        for size, point in points
-    ]  # fmt: skip
-    return table(f"{name}: every message", columns, rows, folded=True, group="Every message")
-
-
-NAMES: dict[Kind, str] = {
+HEALTH: dict[Kind, str] = {
     "use": "GPU in use",
     "memory": "GPU memory in use, of what there is",
     "power": "power, of the board's limit",
@@ -199,51 +212,35 @@ LEAD = (
 
 
 def panel_of(results: Results, series: Sequence[Series]) -> Panel | None:
-    """Return the section; None on CPUs, and where nothing of it was measured."""
-    if results.on_cpus:
-        return None
-    readings = [*slow.readings(series), *_loader(series), *_network(series)]
-    if not readings:
-        return None
-    good = sum(reading.is_good and reading.is_shown for reading in readings)
-    columns = ("What", "Verdict", "Case", "Expected", "Measured", "Ranks")
-    made = panel("health", "Health", lead=[LEAD])
-    made["tables"] = [
-        table(
-            "Devices, loader and network at the largest size of each ladder", columns,
-            [_cells(reading) for reading in readings], 4, "",
-            finding=f"{good} of {counted(len(readings), 'check')} passed",
-        )
-    ]  # fmt: skip
-    return made
+    """Return the section on devices, loader and network.
 
-
-def _loader(series: Sequence[Series]) -> list[Reading]:
-    """Return the setting that leaves a step waiting least, where any was fed to one."""
-    loading = loader_card.judge([curve for curve in series if curve.row.origin == "measured"])
-    if loading is None:
-        return []
-    best = loading.settings[0]
-    return [Reading("loader", best.idle, "loader", best.num_ranks, loading.kind != "open")]
-
-
-def _network(series: Sequence[Series]) -> list[Reading]:
-    """Return the fitted rate of all_reduce on the most ranks, where they are on several nodes."""
-    own = [
-        curve
-        for curve in series
-        if curve.row.study == "collective" and curve.row.origin == "measured"
-    ]
+    It is None on CPUs, and where nothing of it was measured.
+    """
+    readings = list(slow.readings(series))
+    measured = [curve for curve in series if curve.row.origin == "measured"]
+    if loading := loader_card.judge(measured):
+        best, is_shown = loading.settings[0], loading.kind != "open"
+        readings.append(Reading("loader", best.idle, "loader", best.num_ranks, is_shown))
+    # The fitted rate of all_reduce on the most ranks of several nodes.
+    own = [curve for curve in measured if curve.row.study == "collective"]
     known = {
         world_size: points
         for (_, world_size), points in sweeps(own).items()
         if points[0][1].rows[0].workload == "all_reduce"
         if (points[0][1].rows[0].num_nodes or 1) > 1
     }
-    if not known:
-        return []
-    fit = links.fit_points("all_reduce", known[max(known)])
-    return [Reading("network", fit.beta_gb_per_s, "all_reduce", max(known))] if fit else []
+    if known and (fit := links.fit_points("all_reduce", known[max(known)])):
+        readings.append(Reading("network", fit.beta_gb_per_s, "all_reduce", max(known)))
+    if results.on_cpus or not readings:
+        return None
+    good = sum(reading.is_good and reading.is_shown for reading in readings)
+    columns = ("What", "Verdict", "Case", "Expected", "Measured", "Ranks")
+    checked = table(
+        "Devices, loader and network at the largest size of each ladder", columns,
+        list(map(_cells, readings)), 4, "",
+        finding=f"{good} of {counted(len(readings), 'check')} passed",
+    )  # fmt: skip
+    return parts.panel("health", "Health", lead=[LEAD], tables=[checked])
 
 
 def _cells(reading: Reading) -> list[str]:
@@ -254,4 +251,4 @@ def _cells(reading: Reading) -> list[str]:
     else:
         bound = "below" if reading.kind == "loader" else "from"
         expected, value = f"{bound} {percent(limit)} %", f"{percent(reading.value)} %"
-    return [NAMES[reading.kind], verdict, reading.case, expected, value, str(reading.world_size)]
+    return [HEALTH[reading.kind], verdict, reading.case, expected, value, str(reading.world_size)]

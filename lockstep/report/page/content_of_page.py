@@ -4,15 +4,16 @@ This is the seam between computing and drawing: everything the page says is in t
 `page` returns, and it is JSON.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lockstep.core import formats
-from lockstep.core.formats import counted, number
+from lockstep.core.formats import counted, number, percent, percent_span
 from lockstep.core.metrics import NOTABLE
-from lockstep.core.studies import TRAINING
+from lockstep.core.studies import LADDERS, OTHER, TITLES, TRAINING
 from lockstep.report.check import checker, terminal
 from lockstep.report.check.checker import Finding
+from lockstep.report.check.evidence import joined
 from lockstep.report.columns import table
 from lockstep.report.compute import learning, slow
 from lockstep.report.compute.alternatives import without_laddered
@@ -20,102 +21,212 @@ from lockstep.report.compute.evaluation import Evaluation
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.recorded import KEY as RECORDED
 from lockstep.report.load.results import Results
-from lockstep.report.page import (
-    accounts,
-    by_study,
-    collective_tables,
-    facts,
-    losses,
-    parts,
-    plots,
-    top,
-)
-from lockstep.report.page import facts as page_facts
+from lockstep.report.page import accounts, by_study, collective_tables, curves, facts, parts
 from lockstep.report.page.panels import training_panel
 from lockstep.report.page.twelve_rules import twelve_panel
 from lockstep.report.predict import prediction
-from lockstep.report.words import headline, method, ranking_card, verdict_card
+from lockstep.report.words import headline, method, next_step, ranking_card, verdict_card
 from lockstep.report.words.headline import Headline
-from lockstep.report.words.next_step import WIDE, is_wide, next_step
 
 BIT_PER_MBIT = 1e6
 CPU_BAND = (
     "Measured on CPUs: the ranks share cores and memory bandwidth. This is a functional test, "
     "not a scaling result, and no evidence for a proposal."
 )
+KINDS = {name: TITLES[name] for name in LADDERS} | {"cited": "Cited", "target": "Target"}
+# In a figure as small as the one beside the headlines.
+MAX_CURVES = 4
+
+Headlines = Mapping[str, Sequence[Headline]]
 
 
 def page(evaluation: Evaluation, threshold: float, command: str = "") -> dict[str, Any]:
     """Return everything a report says."""
     results, findings = evaluation.results, evaluation.findings
-    series = top.worst_first(evaluation.series)
+    series = worst_first(evaluation.series)
     hours = "Rank-hours" if results.on_cpus else "GPU-hours"
     predicted = prediction.curves(by_study.ladders(series))
     sections = by_study.panels(results, series, threshold, hours, predicted)
-    plots.put_basis(sections, results, series)
+    method.put_basis(sections, results, series)
     sections += _around(results, series, threshold, findings)
     parts.fold(sections)
+    title, days = _title(results, series), method.days(results.days)
+    source = (title, f"Measured {days}" if days else "", f"Made with: {command}" if command else "")
     return {
-        "title": _title(results, series),
+        "title": title,
         "band": _band(results),
         "summary": _summary(results, series),
-        "errors": page_facts.error_lines(findings),
-        **_top(evaluation, series, threshold, terminal.counts(findings) if findings else ""),
-        "source": _source(_title(results, series), results, command),
+        "errors": facts.error_lines(findings),
+        **_top(evaluation, series, threshold),
+        "source": ". ".join(filter(None, source)),
         "sections": sections,
-        "data": ({"schema": 1, "points": table(series)}),
+        "data": {"schema": 1, "points": table(series)},
     }
 
 
-def _top(
-    evaluation: Evaluation, series: Sequence[Series], threshold: float, text: str
-) -> dict[str, Any]:
-    """Return what the page says first: headlines, tiles, a figure, causes, and what to do next."""
-    results, left_out = evaluation.results, evaluation.left_out
-    errors = checker.errors(evaluation.findings)
-    found = slow.slowest(row for row in results.split()[0] if row.origin == "measured")
-    slowest = [found] if found else []
-    judged = verdict_card.judge(series, threshold)
-    told_of = without_laddered(series)
-    headlines = top.headlines(
-        told_of, threshold, lambda curve: page_facts.why_blocked(curve, errors, left_out)
+def worst_first(series: Sequence[Series]) -> list[Series]:
+    """Order tests of one's own so that the one that scales worst is the first; others stay."""
+    return sorted(
+        series, key=lambda one: one.points[-1].parallel_efficiency if one.row.is_own_test else 0.0
     )
+
+
+def _top(evaluation: Evaluation, series: Sequence[Series], threshold: float) -> dict[str, Any]:
+    """Return what the page says first: headlines, tiles, a figure, causes, and what to do next."""
+    results, findings = evaluation.results, evaluation.findings
+    checked = terminal.counts(findings) if findings else ""
+    errors = checker.errors(findings)
+    slowest = slow.slowest(row for row in results.split()[0] if row.origin == "measured")
+    judged = verdict_card.judge(series, threshold)
+    found = headlines(
+        without_laddered(series), threshold,
+        lambda curve: facts.why_blocked(curve, errors, evaluation.left_out),
+    )  # fmt: skip
     return {
         "headlines": [
             *ranking_card.rate_headlines(series, threshold),
-            *top.lines(headlines),
+            *lines(found),
             *ranking_card.of_devices(series),
             *ranking_card.headlines(series),
             *training_panel.headlines(series),
         ],
-        "tiles": top.tiles(top.first_of(headlines), text),
-        "figure": top.figure(headlines, threshold) or training_panel.top_figure(series),
-        "verdicts": [*map(losses.slow_advice, slowest), *_verdicts(headlines)],
+        "tiles": tiles(first_of(found), checked),
+        "figure": _top_figure(found, threshold) or training_panel.top_figure(series),
+        "verdicts": [*([verdict_card.slow_advice(slowest)] if slowest else []), *_verdicts(found)],
         "card": {"title": judged.title, "lines": judged.measured} if judged else None,
         "warnings": _warnings(evaluation),
-        "checked": text,
-        "next": page_facts.mend_first_error(errors)
-        or next_step(results, series, threshold, slowest, judged),
+        "checked": checked,
+        "next": facts.mend_first_error(errors)
+        or next_step.next_step(results, series, threshold, slowest, judged),
     }
+
+
+def headlines(
+    series: Sequence[Series], threshold: float, blocked: Callable[[Series], str]
+) -> dict[str, list[Headline]]:
+    """Return what is to be said of every series, by study and origin, the measured ladders first.
+
+    `blocked` gives why nothing is concluded of a series, which is empty where something is.
+    """
+    found: dict[str, list[Headline]] = {kind: [] for kind in KINDS}
+    for curve in series:
+        row = curve.row
+        is_table = row.study != OTHER and len(curve.points) > 1
+        kind = row.study if row.origin == "measured" else row.origin if is_table else ""
+        if kind in found:
+            found[kind].append(headline.judge(curve, threshold, blocked(curve)))
+    for own in found.values():
+        own.sort(key=lambda one: one.series.row.is_own_test and one.kind == "blocked")
+    return {kind: own for kind, own in found.items() if own}
+
+
+def lines(found: Headlines) -> list[dict[str, Any]]:
+    """Return the headline of each study, with those of its other series."""
+    return [
+        {
+            "title": KINDS[kind],
+            "of": first.series.label,
+            "kind": first.kind,
+            "text": first.sentence,
+            "lines": first.lines,
+            "short": headline.in_short(others),
+            "others": [f"{one.series.label}: {one.sentence}" for one in others],
+        }
+        for kind, (first, *others) in found.items()
+    ]
+
+
+def first_of(found: Headlines) -> Headline | None:
+    """Return the headline that the page is about: the first that nothing blocks."""
+    every = [one for own in found.values() for one in own]
+    return next((one for one in every if one.kind != "blocked"), every[0] if every else None)
+
+
+def tiles(about: Headline | None, checked: str) -> list[dict[str, str]]:
+    """Return the four figures that a reader looks for first, each with where it leads."""
+    if about is None or about.kind == "blocked":
+        return []
+    home = "" if about.noun != "rank" else f"#{about.series.row.study}"
+    lost, cause = "", ""
+    if about.why is not None:
+        lost = about.all_lost
+        cause = about.lost if about.why.kind == "named" else about.cause
+    at = f"Lost on {counted(about.loss_point.world_size, about.noun)}"
+    made = [*_scaling_tiles(about), (at, lost, cause, home)]
+    # What the series rests on; the page's warnings count what is flagged elsewhere.
+    points, href = about.series.points, "#check" if checked else "#method"
+    if about.noun != "rank":
+        made.append(("Trust", about.trust, checked, href))
+    else:
+        href = "#flags" if headline.num_flagged(points) else href
+        note = "; ".join(filter(None, (about.flagged, checked)))
+        made.append(("Trust", about.launches, note, href))
+    names = ("label", "value", "note", "href")
+    return [dict(zip(names, tile, strict=True)) for tile in made if tile[1]]
+
+
+def _scaling_tiles(about: Headline) -> list[tuple[str, str, str, str]]:
+    point, noun = about.point, about.noun
+    home = "" if noun != "rank" else f"#{about.series.row.study}"
+    size = counted(point.world_size, noun)
+    if about.kind == "alone":
+        return [("Measured at", size, parts.absolute(point), home)]
+    good = about.kind == "good"
+    note = f"{about.series.label}, {100 * about.threshold:.0f} % efficiency or more"
+    if unshown := about.series.unshown(about.threshold):
+        sizes = joined([one.world_size for one in unshown])
+        shows = "more launches" if all(one.efficiency_interval for one in unshown) else (
+            f"at least {next_step.WANTED_LAUNCHES} launches of each size"
+        )  # fmt: skip
+        note += f"; at {sizes} {noun}s not shown, {shows} would show it"
+    interval = point.efficiency_interval
+    span = f"{percent_span(interval)} %" if interval else "no interval"
+    gain = f"{headline.gain(point)} {counted(about.series.baseline, noun)}"
+    lacking = "none" if about.kind == "below" else "not shown"
+    return [
+        ("Largest good size", size if good else lacking, note, home),
+        (f"Efficiency {'there' if good else f'at best, {size}'}",
+         f"{percent(point.parallel_efficiency)} %", f"{span}; {gain}", home),
+    ]  # fmt: skip
+
+
+def _top_figure(found: Headlines, threshold: float) -> dict[str, Any] | None:
+    """Return the efficiency of the first study that has a curve; None where none has."""
+    for kind, own in found.items():
+        drawn = [one.series for one in own if one.kind not in ("blocked", "alone")][:MAX_CURVES]
+        if drawn:
+            left = f"First {len(drawn)} of {len(own)} series. " if len(own) > len(drawn) else ""
+            return curves.efficiency(kind, drawn, threshold, {}) | {
+                "id": "top-efficiency", "title": f"{KINDS[kind]}: parallel efficiency",
+                "note": left, "xlabel": "Ranks" if own[0].noun == "rank" else "Devices",
+            }  # fmt: skip
+    return None
+
+
+def _verdicts(found: Headlines) -> list[str]:
+    """Return every headline with its study, and why each series falls short where that is known."""
+    sentences = []
+    for kind, own in found.items():
+        sentences += [f"{KINDS[kind]}, {one.series.label}: {one.sentence}" for one in own]
+        sound = [one for one in own if one.kind != "blocked"]
+        whys = (verdict_card.why_short(one.series, one.loss_point, one.why) for one in sound)
+        sentences += [why for why in whys if why]
+    return sentences
 
 
 def _band(results: Results) -> str | None:
     """Return what a reader must know before any number."""
-    if recorded := results.campaign.get(RECORDED):
-        return _recorded(recorded)
-    is_training = any(not row.program for row in results.rows)
-    return CPU_BAND if results.on_cpus and is_training else None
-
-
-def _recorded(facts: Mapping[str, Any]) -> str:
-    """Say what was measured in a recording, and what is a stand-in there."""
+    recorded = results.campaign.get(RECORDED)
+    if not recorded:
+        is_training = any(not row.program for row in results.rows)
+        return CPU_BAND if results.on_cpus and is_training else None
     begin = "A recorded campaign, not measured on this machine"
-    if facts.get("kind") != "links":
+    if recorded.get("kind") != "links":
         return f"{begin}."
-    nodes = counted(int(facts["num_nodes"]), "node")
-    rate = number(float(facts["rate_bit_per_s"]) / BIT_PER_MBIT)
+    nodes = counted(int(recorded["num_nodes"]), "node")
+    rate = number(float(recorded["rate_bit_per_s"]) / BIT_PER_MBIT)
     text = f"{begin}: {nodes} made on one machine, joined by links of {rate} Mbit/s."
-    if wait := facts.get("ms_per_item"):
+    if wait := recorded.get("ms_per_item"):
         text += (
             f" Ranks, DDP, all-reduce and network are real; each rank's device is a stand-in that "
             f"waits {number(float(wait))} ms a sample in place of computing."
@@ -127,13 +238,12 @@ def _around(
     results: Results, series: Sequence[Series], threshold: float, findings: Sequence[Finding]
 ) -> list[dict[str, Any]]:
     """Return the sections behind those of the studies: what backs the numbers."""
-    hours = "rank-hours" if results.on_cpus else "GPU-hours"
     around = (
-        page_facts.findings_panel(findings),
+        facts.findings_panel(findings),
         facts.flags(series),
         collective_tables.panel_of(results, series),
         facts.not_measured(results),
-        accounts.jobs(results, hours),
+        accounts.jobs(results, "rank-hours" if results.on_cpus else "GPU-hours"),
         facts.method(results, series, threshold),
         twelve_panel(results, series),
         facts.provenance(results),
@@ -143,23 +253,16 @@ def _around(
 
 def _title(results: Results, series: Sequence[Series]) -> str:
     origins = {curve.row.origin for curve in series}
-    name = _campaign_name(results)
     if origins and "measured" not in origins:
         words = " and ".join(sorted(origins))
         return f"Scaling numbers, {words}, not measured here"
+    names = (launch.facts.get("campaign") for launch in results.launches)
+    name = str(results.campaign.get("name") or "")
+    name = name or " + ".join(dict.fromkeys(str(one) for one in names if one))
     extra = sorted(origins - {"measured"})
     kind = "Training report" if series and all(o.row.training for o in series) else "Scaling report"
     title = f"{kind}: {name}" if name else kind
     return f"{title} (measured, with {' and '.join(extra)} numbers)" if extra else title
-
-
-def _campaign_name(results: Results) -> str:
-    if results.campaign.get("name"):
-        return str(results.campaign["name"])
-    names = [
-        str(launch.facts["campaign"]) for launch in results.launches if launch.facts.get("campaign")
-    ]
-    return " + ".join(dict.fromkeys(names))
 
 
 def _summary(results: Results, series: Sequence[Series]) -> list[str]:
@@ -167,15 +270,11 @@ def _summary(results: Results, series: Sequence[Series]) -> list[str]:
     if results.launches or learning.trained(series):
         sentences.append(_measured_summary(results, series))
         rows = [row for curve in series for point in curve.points for row in point.rows]
-        sentences += plots.basis_sentences([row for row in rows if row.origin == "measured"])
-    for origin in ("cited", "target"):
-        chosen = [curve for curve in series if curve.row.origin == origin]
-        points = sum(len(curve.points) for curve in chosen)
-        if chosen:
-            sentences.append(
-                f"{counted(points, 'point')} in {counted(len(chosen), 'table')} "
-                f"{'are cited' if origin == 'cited' else 'are targets, not measured'}."
-            )
+        sentences += method.basis_sentences([row for row in rows if row.origin == "measured"])
+    for origin, text in (("cited", "are cited"), ("target", "are targets, not measured")):
+        if chosen := [curve for curve in series if curve.row.origin == origin]:
+            points = counted(sum(len(curve.points) for curve in chosen), "point")
+            sentences.append(f"{points} in {counted(len(chosen), 'table')} {text}.")
     return sentences
 
 
@@ -185,44 +284,20 @@ def _measured_summary(results: Results, series: Sequence[Series]) -> str:
     sizes = sorted({point.world_size for curve in measured for point in curve.points})
     trained_on = (row.training.device_name for row in results.rows if row.training)
     devices = dict.fromkeys([*results.device_names, *trained_on])
-    days = method.days(results.days)
     steps = (curve for curve in measured if curve.row.study in TRAINING)
     workloads = dict.fromkeys(curve.row.workload for curve in steps)
-    what = formats.listed(workloads or ["Benchmarks"], 4)
-    ranks = f"{formats.listed(sizes)} rank{'' if sizes == [1] else 's'}"
-    text = f"{what} on {ranks}, {method.nodes(results.rows)}"
-    text += f" with {formats.listed(devices, 4)}" if devices else ""
-    text += (
-        f": {counted(points, 'point')} of {counted(len(measured), 'case')} from {_sources(results)}"
-    )
-    return f"{text}, {days}." if days else f"{text}."
-
-
-def _sources(results: Results) -> str:
-    """Count the launches, and the training runs that are none."""
+    # Training runs need not be launches.
     names = {launch.name for launch in results.launches}
     runs = sum(row.training is not None and row.launch not in names for row in results.rows)
-    known = [(len(names), "launch"), (runs, "training run")]
-    return " and ".join(counted(number, noun) for number, noun in known if number)
-
-
-def _source(title: str, results: Results, command: str) -> str:
-    """Say where a figure comes from, for one that is saved apart from its page."""
+    sources = [(len(names), "launch"), (runs, "training run")]
+    text = formats.listed(workloads or ["Benchmarks"], 4)
+    text += f" on {formats.listed(sizes)} rank{'' if sizes == [1] else 's'}"
+    text += f", {method.nodes(results.rows)}"
+    text += f" with {formats.listed(devices, 4)}" if devices else ""
+    text += f": {counted(points, 'point')} of {counted(len(measured), 'case')} from "
+    text += " and ".join(counted(number, noun) for number, noun in sources if number)
     days = method.days(results.days)
-    texts = [title, f"Measured {days}" if days else "", f"Made with: {command}" if command else ""]
-    return ". ".join(part for part in texts if part)
-
-
-def _verdicts(found: Mapping[str, Sequence[Headline]]) -> list[str]:
-    """Return every headline with its study, and why each series falls short where that is known."""
-    sentences = []
-    for kind, own in found.items():
-        title = top.KINDS[kind]
-        sentences += [f"{title}, {one.series.label}: {headline.sentence(one)}" for one in own]
-        sound = [one for one in own if one.kind != "blocked"]
-        whys = (losses.sentence(one.series, one.told, one.why) for one in sound)
-        sentences += [why for why in whys if why]
-    return sentences
+    return f"{text}, {days}." if days else f"{text}."
 
 
 def _warnings(evaluation: Evaluation) -> list[str]:
@@ -232,22 +307,20 @@ def _warnings(evaluation: Evaluation) -> list[str]:
     flagged = headline.num_flagged(points)
     single = sum(p.num_launches == 1 for p in points if p.rows[0].origin == "measured")
     unequal = sum(any(f.kind == "unequal-threads" for f in curve.base.flags) for curve in series)
-    wide = sum(is_wide(point) for point in points)
+    wide = sum(next_step.is_wide(point) for point in points)
     broken = sum(not launch.complete for launch in results.launches)
     skewed = sum(abs((point.mean_over_median or 1.0) - 1) > NOTABLE for point in points)
     lost = facts.gaps(results, lambda gap: gap.can_be_filled)
-    lines = [
+    off = f"with a mean step {100 * NOTABLE:.0f} % off the median"
+    texts = [
         (len(evaluation.left_out), evaluation.not_pooled),
         (flagged, f"{flagged} of {counted(len(points), 'point')} flagged"),
         (unequal, f"{unequal} series with ranks of unequal strength"),
         (single, f"{counted(single, 'point')} without repeat"),
-        (wide, f"{counted(wide, 'interval')} wider than a factor of {WIDE:g}"),
-        (
-            skewed,
-            f"{counted(skewed, 'point')} with a mean step {100 * NOTABLE:.0f} % off the median",
-        ),
+        (wide, f"{counted(wide, 'interval')} wider than a factor of {next_step.WIDE:g}"),
+        (skewed, f"{counted(skewed, 'point')} {off}"),
         (broken, f"{counted(broken, 'launch')} incomplete"),
         (len(results.unread), f"{len(results.unread)} unreadable"),
         (len(lost), counted(len(lost), "gap")),
     ]
-    return [text for count, text in lines if count]
+    return [text for count, text in texts if count]

@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lockstep.core import formats
-from lockstep.core.formats import counted, listed
+from lockstep.core.formats import DASH, counted, listed, number
 from lockstep.core.record import DDP_SETTINGS, LOADER_SETTINGS
 from lockstep.core.studies import OTHER
 from lockstep.report.check import evidence, terminal
@@ -19,7 +18,7 @@ from lockstep.report.compute.scaling import Series
 from lockstep.report.load import gaps as missing
 from lockstep.report.load.gaps import Gap
 from lockstep.report.load.results import Launch, Results, Row
-from lockstep.report.page.parts import GIGA, Panel, panel, table
+from lockstep.report.page.parts import GIGA, Panel, Table, panel, table
 from lockstep.report.words.method import timing
 
 # Facts of provenance that get a row of their own, in this order; the others follow.
@@ -30,7 +29,7 @@ FIRST_FACTS = (
     "seed", "command",
 )  # fmt: skip
 # Those that the closed table names.
-SAID = ("torch", "cuda", "nccl", "driver", "device_names")
+IN_SHORT = ("torch", "cuda", "nccl", "driver", "device_names")
 # Column -> gauge of `lockstep.machine.telemetry`, and what makes the column's unit of it.
 MEANS = {
     "GPU in use (%)": ("gpu_utilisation", 100),
@@ -58,6 +57,25 @@ TRAINING = (
 )
 
 
+RATES = (
+    "Throughput is the samples of all ranks in a step, counted once, over the step time, so "
+    "that throughput times time is samples. Imbalance is what the slowest rank of a step takes "
+    "longer than a rank usually does, in milliseconds; peak memory is the largest rank's. MFU "
+    "is model FLOP/s over the datasheet peak of all devices, and absent where that is unknown."
+)
+MEANINGS = (
+    "Speed-up is the ratio of throughput to the baseline, the smallest world size of the "
+    "series unless another was asked for; where only times are known, the ratio of work per "
+    "second. Parallel efficiency is speed-up divided by the ratio of world sizes. For weak "
+    "scaling that equals the baseline's step time over the point's, given as time ratio.",
+    "Intervals are 95 % Student t on the logarithm of one value per launch; those of ratios "
+    "are Welch's and contain the baseline's uncertainty. They are centred on the geometric "
+    "mean of the launches, while a point is their median: of skewed launches the median may "
+    "lie off the centre, or outside. The baseline's own ratio is 1 by definition and has no "
+    "interval, and a point with one launch has none.",
+)
+
+
 def flags(series: Sequence[Series]) -> Panel | None:
     """Return the flags with the points they concern, or None without any."""
     places: dict[tuple[int, str], list[str]] = {}
@@ -69,30 +87,32 @@ def flags(series: Sequence[Series]) -> Panel | None:
     if not places:
         return None
     rows = [
-        [str(number), flag, formats.listed(where, 4), str(len(where))]
+        [str(number), flag, listed(where, 4), str(len(where))]
         for (number, flag), where in sorted(places.items())
     ]
-    made = panel("flags", "Flags")
-    made["lead"] = ["A flagged point is no evidence for a proposal until its cause is gone."]
-    columns = ("Number", "Flag", "Where", "Points")
-    made["tables"] = [table("Flags and the points they concern", columns, rows, 3,
-                            row_ids=[f"flag-{row[0]}" for row in rows], folded=False)]  # fmt: skip
-    return made
+    made = table(
+        "Flags and the points they concern", ("Number", "Flag", "Where", "Points"), rows, 3,
+        row_ids=[f"flag-{row[0]}" for row in rows], folded=False,
+    )  # fmt: skip
+    lead = "A flagged point is no evidence for a proposal until its cause is gone."
+    return panel("flags", "Flags", lead=[lead], tables=[made])
 
 
 def gaps(
     results: Results, is_meant: Callable[[Gap], bool] = lambda _: True
 ) -> list[tuple[str, str, str]]:
-    """Return the gaps that are meant as (what, why, launches), equal lines joined."""
-    names: dict[tuple[str, str], list[str]] = {}
+    """Return the gaps that are meant as (what, why, launches); those of one test are one line."""
+    launches: dict[tuple[str, str], list[str]] = {}
     for gap in filter(is_meant, missing.gaps(results)):
-        names.setdefault((_what(gap), _why(gap)), []).append(gap.launch)
-    lines = [(what, why, formats.listed(who, 8)) for (what, why), who in names.items()]
-    return _folded(lines)
-
-
-def _what(gap: Gap) -> str:
-    return f"every case at world size {gap.world_size}" if gap.case is None else gap.case
+        what = f"every case at world size {gap.world_size}" if gap.case is None else gap.case
+        launches.setdefault((what, _why(gap)), []).append(gap.launch)
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for (what, why), names in launches.items():
+        alike.setdefault((what.partition("[")[0], why, listed(names, 8)), []).append(what)
+    return [
+        (cases[0] if len(cases) == 1 else f"{test}, {counted(len(cases), 'case')}", why, names)
+        for (test, why, names), cases in alike.items()
+    ]
 
 
 def _why(gap: Gap) -> str:
@@ -107,17 +127,6 @@ def _why(gap: Gap) -> str:
     return "expected, but the launch holds no result"
 
 
-def _folded(lines: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
-    """Return the lines with those of one test, reason and set of launches joined to one."""
-    alike: dict[tuple[str, str, str], list[str]] = {}
-    for what, why, launches in lines:
-        alike.setdefault((what.partition("[")[0], why, launches), []).append(what)
-    return [
-        (cases[0] if len(cases) == 1 else f"{test}, {counted(len(cases), 'case')}", why, launches)
-        for (test, why, launches), cases in alike.items()
-    ]
-
-
 def not_measured(results: Results) -> Panel | None:
     """Return the gaps as a panel, or None where all that was planned was measured."""
     lines = gaps(results)
@@ -128,111 +137,83 @@ def not_measured(results: Results) -> Panel | None:
     made["lead"] = [f"Not in this report, for it cannot be read: {why}." for why in results.unread]
     if broken:
         made["lead"].append(
-            f"{counted(len(broken), 'launch')} incomplete: {formats.listed(broken)}. "
+            f"{counted(len(broken), 'launch')} incomplete: {listed(broken)}. "
             "What was finished is in this report."
         )
     if lines:
-        made["tables"] = [table("Cases and launches without a result",
-                                ("What", "Why", "Launches"), lines, 3, "")]  # fmt: skip
+        caption, columns = "Cases and launches without a result", ("What", "Why", "Launches")
+        made["tables"] = [table(caption, columns, lines, 3, "")]
     return made
 
 
 def method(results: Results, series: Sequence[Series], threshold: float) -> Panel:
     """Return how the numbers came about, and what each of them means."""
-    made = panel("method", "Method")
     measured = [
         curve for curve in series if curve.row.origin == "measured" and curve.row.study != OTHER
     ]
-    if any(curve.row.training for curve in measured):
-        made["lead"].append(TRAINING)
-    if any(curve.row.program for curve in measured):
-        made["lead"].append(PROGRAM)
-    if measured := [curve for curve in measured if not (curve.row.training or curve.row.program)]:
-        made["lead"] += _measuring(results, measured)
-    made["lead"] += [
-        "Speed-up is the ratio of throughput to the baseline, the smallest world size of the "
-        "series unless another was asked for; where only times are known, the ratio of work per "
-        "second. Parallel efficiency is speed-up divided by the ratio of world sizes. For weak "
-        "scaling that equals the baseline's step time over the point's, given as time ratio.",
-        "Intervals are 95 % Student t on the logarithm of one value per launch; those of ratios "
-        "are Welch's and contain the baseline's uncertainty. They are centred on the geometric "
-        "mean of the launches, while a point is their median: of skewed launches the median may "
-        "lie off the centre, or outside. The baseline's own ratio is 1 by definition and has no "
-        "interval, and a point with one launch has none.",
+    lead = [TRAINING] if any(curve.row.training for curve in measured) else []
+    lead += [PROGRAM] if any(curve.row.program for curve in measured) else []
+    if steps := [curve for curve in measured if not (curve.row.training or curve.row.program)]:
+        versions = (launch.provenance.get("lockstep_version") for launch in results.launches)
+        lead += timing(
+            [point for curve in steps for point in curve.points],
+            listed(dict.fromkeys(str(one) for one in versions if one)) or DASH,
+            [launch.facts.get("warmup_rounds") for launch in results.launches],
+            bool(results.campaign.get("launches")),
+        )
+        lead.append(RATES)
+    lead += [
+        *MEANINGS,
         f"Efficiency is called good from {100 * threshold:.0f} %. Device-hours are world size "
         "times hours: of one run in tables of times, of a million samples elsewhere, at the mean "
         "step, since a cost adds up; all else is at the median, the steady state.",
     ]
-    made["lead"] += _far_out(series)
-    return made
-
-
-def _far_out(series: Sequence[Series]) -> list[str]:
-    """Say how many rounds lie far from the others, or that there are too few to tell."""
+    # How many rounds lie far from the others, or that there are too few to tell.
     rows = [row for curve in series for point in curve.points for row in point.rows]
     count = sum(row.num_far_out or 0 for row in rows)
     rounds = sum(row.rounds or 0 for row in rows if row.num_far_out is not None)
     timed = [row.rounds for row in rows if row.origin == "measured" and row.rounds]
     if timed and min(timed) < FEWEST:
-        return [
+        lead.append(
             f"Launches of fewer than {FEWEST} rounds show neither drift nor rounds far out, fewer "
             f"than {MODE_FEWEST} no two modes: measure with --rounds 20 to look for them."
-        ]
-    if not count:
-        return []
-    return [
-        f"{count} of {counted(rounds, 'timed round')} lie far out, more than three interquartile "
-        "ranges from the nearer quartile of their launch (Tukey). None is left out."
-    ]
-
-
-def _measuring(results: Results, measured: Sequence[Series]) -> list[str]:
-    points = [point for curve in measured for point in curve.points]
-    versions = (launch.provenance.get("lockstep_version") for launch in results.launches)
-    version = formats.listed(dict.fromkeys(str(one) for one in versions if one)) or formats.DASH
-    warmup = [launch.facts.get("warmup_rounds") for launch in results.launches]
-    return [
-        *timing(points, version, warmup, bool(results.campaign.get("launches"))),
-        "Throughput is the samples of all ranks in a step, counted once, over the step time, so "
-        "that throughput times time is samples. Imbalance is what the slowest rank of a step takes "
-        "longer than a rank usually does, in milliseconds; peak memory is the largest rank's. MFU "
-        "is model FLOP/s over the datasheet peak of all devices, and absent where that is unknown.",
-    ]
+        )
+    elif count:
+        lead.append(
+            f"{count} of {counted(rounds, 'timed round')} lie far out, more than three "
+            "interquartile ranges from the nearer quartile of their launch (Tukey). None is left "
+            "out."
+        )
+    return panel("method", "Method", lead=lead)
 
 
 def provenance(results: Results) -> Panel | None:
     """Return versions, hardware, launches and the map of ranks, or None where none is known."""
     launches = [launch for launch in results.launches if launch.provenance]
-    in_force = [found] if (found := _settings_table(results.rows)) else []
-    if not launches:  # as of training runs
-        return panel("provenance", "Provenance", tables=in_force) if in_force else None
-    made = panel("provenance", "Provenance")
-    made["tables"] = [_launch_table(results.launches), _fact_table(launches), *in_force]
-    made["tables"] += (
-        [_rank_table(launches, results.rows)] if _widest(launches).get("ranks") else []
-    )
-    environment = _widest(launches).get("environment") or {}
-    if environment:
-        rows = [[name, str(value)] for name, value in sorted(environment.items())]
-        made["tables"].append(table(
-            f"Environment of launch {_widest_name(launches)}", ("Variable", "Value"), rows, 2, "",
-            finding=counted(len(rows), "variable"),
-        ))  # fmt: skip
-    return made
+    tables = []
+    if launches:
+        tables += [_launch_table(results.launches), _fact_table(launches)]
+    tables += _settings_tables(results.rows)
+    if launches:
+        # The ranks and the environment are those of the largest launch.
+        name = max(launches, key=lambda launch: launch.facts.get("world_size") or 0).name
+        known = next(launch.provenance for launch in launches if launch.name == name)
+        if ranks := known.get("ranks"):
+            own = [row for row in results.rows if row.launch == name]
+            tables.append(_rank_table(name, ranks, own))
+        if environment := known.get("environment"):
+            rows = [[variable, str(value)] for variable, value in sorted(environment.items())]
+            tables.append(table(
+                f"Environment of launch {name}", ("Variable", "Value"), rows, 2, "",
+                finding=counted(len(rows), "variable"),
+            ))  # fmt: skip
+    return panel("provenance", "Provenance", tables=tables) if tables else None
 
 
-def _launch_table(launches: list[Launch]) -> dict[str, Any]:
+def _launch_table(launches: list[Launch]) -> Table:
     columns = (
-        "Launch",
-        "Campaign",
-        "Started",
-        "Host",
-        "State",
-        "Ranks",
-        "Nodes",
-        "Repeat",
-        "Cases",
-    )
+        "Launch", "Campaign", "Started", "Host", "State", "Ranks", "Nodes", "Repeat", "Cases",
+    )  # fmt: skip
     rows = [
         [
             launch.name,
@@ -250,97 +231,77 @@ def _launch_table(launches: list[Launch]) -> dict[str, Any]:
     return table("Launches", columns, rows, 5, "", finding=text)
 
 
-def _fact_table(launches: list[Launch]) -> dict[str, Any]:
+def _fact_table(launches: list[Launch]) -> Table:
     """Return each fact with its values, and the launches of each where they differ."""
-    names = dict.fromkeys([*FIRST_FACTS, *(n for one in launches for n in one.provenance)])
-    rows = []
-    for name in names:
+    facts: dict[str, str] = {}
+    for name in dict.fromkeys([*FIRST_FACTS, *(n for one in launches for n in one.provenance)]):
         if name in ("ranks", "environment", "hostname"):
             continue
         values: dict[str, list[str]] = {}
         for launch in launches:
             values.setdefault(_fact(name, launch.provenance.get(name)), []).append(launch.name)
-        if set(values) == {formats.DASH}:
-            continue
-        cells = list(values) if len(values) == 1 else [
-            f"{value} ({formats.listed(who, 4)})" for value, who in values.items()
-        ]  # fmt: skip
-        rows.append([name, "; ".join(cells)])
-    told = {row[0]: row[1] for row in rows}
-    text = formats.listed(f"{name} {told[name]}" for name in SAID if name in told)
+        if set(values) != {DASH}:
+            facts[name] = next(iter(values)) if len(values) == 1 else "; ".join(
+                f"{value} ({listed(who, 4)})" for value, who in values.items()
+            )  # fmt: skip
+    text = listed(f"{name} {facts[name]}" for name in IN_SHORT if name in facts)
+    rows = [[name, value] for name, value in facts.items()]
     return table("Software and hardware of the launches", ("Fact", "Value"), rows, 2, finding=text)
 
 
-def _settings_table(rows: Sequence[Row]) -> dict[str, Any] | None:
+def _settings_tables(rows: Sequence[Row]) -> list[Table]:
     """Return the settings of DDP and of loaders that were in force, with the studies of each."""
-    found: dict[tuple[str, str, str], dict[str, None]] = {}
+    studies: dict[tuple[str, str, str], dict[str, None]] = {}
     for row in rows:
         for part, key in (("DDP", DDP_SETTINGS), ("loader", LOADER_SETTINGS)):
             for name, value in (row.details.get(key) or {}).items():
-                found.setdefault((part, name, _cell(value)), {})[row.study] = None
-    if not found:
-        return None
-    lines = [[*setting, formats.listed(studies)] for setting, studies in sorted(found.items())]
-    several = len({setting[:2] for setting in found}) < len(found)
-    return table(
+                studies.setdefault((part, name, _cell(value)), {})[row.study] = None
+    if not studies:
+        return []
+    lines = [[*setting, listed(names)] for setting, names in sorted(studies.items())]
+    several = len({setting[:2] for setting in studies}) < len(studies)
+    return [table(
         "Settings of DDP and loaders in force", ("Of", "Setting", "Value", "Studies"),
         lines, 4, "", finding="several values" if several else "one value each",
-    )  # fmt: skip
+    )]  # fmt: skip
 
 
-def _widest_name(launches: list[Launch]) -> str:
-    return max(launches, key=lambda launch: launch.facts.get("world_size") or 0).name
-
-
-def _widest(launches: list[Launch]) -> dict[str, Any]:
-    name = _widest_name(launches)
-    return next(launch.provenance for launch in launches if launch.name == name)
-
-
-def _rank_table(launches: list[Launch], rows: Sequence[Row]) -> dict[str, Any]:
+def _rank_table(name: str, ranks: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> Table:
+    """Return the ranks of a launch, and what telemetry has of each."""
     keys = ("rank", "local_rank", "host", "device", "device_name", "cores")
     columns = ("Rank", "Local rank", "Host", "Device", "Device name", "Cores")
-    ranks = _widest(launches).get("ranks") or []
-    name = _widest_name(launches)
-    own = [row for row in rows if row.launch == name]
     cells = [
-        [*(_cell(rank.get(key)) for key in keys), *_means(own, number)]
-        for number, rank in enumerate(ranks)
-    ]
+        [*(_cell(rank.get(key)) for key in keys),
+         *(number(quantities.rank_mean(rows, gauge, i), scale=scale)
+           for gauge, scale in MEANS.values())]
+        for i, rank in enumerate(ranks)
+    ]  # fmt: skip
     hosts = len({rank.get("host") for rank in ranks})
     text = f"{counted(len(ranks), 'rank')} on {counted(hosts, 'host')}"
     made = table(f"Ranks of launch {name}", (*columns, *MEANS), cells, len(keys), "", finding=text)
-    is_watched = len(made["columns"]) > sum(column["text"] for column in made["columns"])
-    if is_watched:
+    if not all(column["text"] for column in made["columns"]):
         made["note"] = " ".join(filter(None, (made.get("note"), MEANT)))
     return made
-
-
-def _means(rows: Sequence[Row], rank: int) -> list[str]:
-    """Return what telemetry has of a rank as cells, a dash where it has nothing."""
-    found = [(quantities.rank_mean(rows, gauge, rank), scale) for gauge, scale in MEANS.values()]
-    return [formats.number(mean, scale=scale) for mean, scale in found]
 
 
 def _fact(name: str, value: object) -> str:
     if name == "transport" and isinstance(value, Mapping):  # every link would be a page of its own
         counts = value.get("transports")
         links = counts.items() if isinstance(counts, Mapping) else ()
-        return formats.listed((f"{kind}: {number} links" for kind, number in links), 8)
+        return listed((f"{kind}: {count} links" for kind, count in links), 8)
     # A command is read, and copied, with its spaces.
-    return (
-        " ".join(map(str, value)) if name == "command" and isinstance(value, list) else _cell(value)
-    )
+    is_command = name == "command" and isinstance(value, list)
+    return " ".join(map(str, value)) if is_command else _cell(value)  # type: ignore[call-overload]
 
 
 def _cell(value: object) -> str:
     if value is None or value in ("", [], {}):
-        return formats.DASH
+        return DASH
     if isinstance(value, list | tuple):
-        return formats.listed(value, 16)
+        return listed(value, 16)
     if isinstance(value, dict):
-        return formats.listed((f"{k}={v}" for k, v in value.items()), 16)
-    return formats.number(value) if isinstance(value, float) else str(value)
+        return listed((f"{k}={v}" for k, v in value.items()), 16)
+    return number(value) if isinstance(value, float) else str(value)
 
 
 # Errors that stand above everything else; the panel has them all.

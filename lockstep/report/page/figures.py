@@ -1,41 +1,615 @@
-"""From a figure's description to inline SVG, and to files.
+"""Figures on Matplotlib's axes: from what a page describes to inline SVG, and to files.
 
-Drawn with Matplotlib's figure objects alone (no pyplot, no display). Text stays text, ids hang on
-a fixed salt and no date is written, so the same data give the same bytes. In a page colours become
-CSS variables, which lets it recolour its figures in dark mode and in print.
+A description has `kind`, `id`, `title`, `desc`, `xlabel`, `ylabel` and perhaps a `note` and the
+`basis` it rests on; the function that draws a kind says what else it has. Text is kept as text,
+Matplotlib's constrained layout finds the margins, ids rest on a fixed salt and no date is written:
+the same data give the same bytes. In a page colours become CSS variables, which lets it recolour
+its figures in dark mode and in print.
 """
 
 import io
+import math
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import matplotlib as mpl
+from matplotlib import artist
 
-from lockstep.core.files import write_atomically
-from lockstep.report.page.drawing import bands, changes, dots, grids, stacks, traces
-from lockstep.report.page.drawing.figure_style import STYLE, VARIABLES, WIDTH_IN, Canvas
+# Otherwise Matplotlib writes the docstrings of its artists as it is imported, which takes as long
+# as all else of that, and nobody reads them here. Others in this process may read their own.
+_written = artist.kwdoc
+artist.kwdoc = lambda _: ""  # type: ignore[assignment]  # the name of its argument
+from matplotlib.axes import Axes  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
+from matplotlib.lines import Line2D  # noqa: E402
+from matplotlib.patches import Rectangle  # noqa: E402
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator  # noqa: E402
 
+artist.kwdoc = _written
+
+from lockstep.core import formats  # noqa: E402
+from lockstep.core.files import write_atomically  # noqa: E402
+
+Spec = Mapping[str, Any]
 Format = Literal["svg", "pdf", "png"]
 FORMATS: tuple[Format, ...] = ("svg", "pdf", "png")
+
+# Okabe and Ito's palette where it has a contrast of 3 on white, else a darker hue.
+SERIES_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#c2649a", "#7b4fa3", "#8a6d00")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+INK, FAINT, GRID = "#22282f", "#6e7781", "#dfe3e7"
+# A page gives the colours other values in dark mode and in print.
+VARIABLES = {colour: f"var(--c{i}, {colour})" for i, colour in enumerate(SERIES_COLOURS)} | {
+    INK: f"var(--ink, {INK})",
+    FAINT: f"var(--faint, {FAINT})",
+    GRID: f"var(--grid, {GRID})",
+}
+TEXT_PT, LABEL_PT, SMALL_PT = 10.0, 9.0, 7.0
+# Dashed is the ideal and a limit, dotted a model: neither was measured.
+IDEAL: Any = {"linestyle": (0, (5, 3)), "linewidth": 1.1}
+LIMIT: Any = {"linestyle": (0, (2, 2)), "linewidth": 0.9}
+MODEL: Any = {"linestyle": (0, (1, 1.6)), "linewidth": 1.3}
+DOTS: Any = {"linestyle": "none", "marker": ".", "alpha": 0.45, "markersize": 7}
+HOLLOW: Any = {"markersize": 5.5, "markerfacecolor": "none"}
+STYLE: Any = {
+    "svg.fonttype": "none", "svg.hashsalt": "lockstep",
+    "pdf.fonttype": 42,  # some printers refuse Type 3
+    "font.family": "DejaVu Sans", "font.size": TEXT_PT,
+    "text.parse_math": False,  # a dollar sign in someone's case name is no formula
+    "text.color": INK, "xtick.color": INK, "ytick.color": INK, "axes.labelcolor": INK,
+    "axes.labelsize": LABEL_PT, "xtick.labelsize": LABEL_PT, "ytick.labelsize": LABEL_PT,
+    "axes.titlesize": LABEL_PT, "axes.titlelocation": "left", "axes.titlepad": 5,
+    "axes.edgecolor": FAINT, "axes.linewidth": 0.8, "axes.spines.top": False,
+    "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True, "grid.color": GRID,
+    "grid.linewidth": 0.7, "figure.facecolor": "none", "axes.facecolor": "none",
+    "legend.frameon": False, "legend.fontsize": LABEL_PT,
+}  # fmt: skip
+
+# As wide as a column of text, so that a figure is printed without being scaled; its plot is about
+# as wide as the second.
+WIDTH_IN, PLOT_IN = 5.4, 4.6
+CURVE_IN, ROWS_IN = 3.0, 0.75
+EDGE_IN = 0.06
+# A line of the legend, an average character of 9 points, and both of small print.
+LINE_IN, CHARACTER_IN, SMALL_LINE_IN, SMALL_IN = 0.168, 0.075, 0.135, 0.0525
+# Characters of a label in one of two columns and in a lone one, of a row's name, of an axis' name.
+HALF, WHOLE, ROW_NAME, AXIS_NAME = 27, 58, 32, 65
+# A command line may name a hundred folders.
+MAX_SOURCE_LINES = 3
+# Two points are a difference, not a trend: they are not joined.
+MIN_JOINED = 3
+# A linear axis ends so far from what is drawn.
+BESIDE = 0.06
+# A launch, or an end of an interval, is drawn up to so many times the largest point.
+REACH = 1.3
+
+
+class Mark(NamedTuple):
+    """A place of a figure that says its value to whoever points at it."""
+
+    axes: Axes
+    x: float
+    y: float
+    text: str
+
+
+class Canvas(NamedTuple):
+    """A figure that is drawn: a page shows its upper `shown_in` inches, below is its basis."""
+
+    figure: Figure
+    shown_in: float
+    marks: list[Mark]
+
+
+def _finish(figure: Figure, spec: Spec, source: str, plots_in: float, marks: list[Mark]) -> Canvas:
+    """Add the legend of all that has a label, and below it what the figure rests on."""
+    entries = [
+        pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)
+    ]
+    entries.sort(key=lambda pair: isinstance(pair[0], Line2D))  # bars first, as they are stacked
+    names = ["\n".join(_lines(label, WHOLE, 2)) or " " for _, label in entries]
+    columns = 2 if len(names) > 1 and max(map(len, names)) <= HALF else 1
+    num_lines = -(-sum(1 + name.count("\n") for name in names) // columns)
+    legend_in = LINE_IN * num_lines + (EDGE_IN if names else 0)
+    basis = _basis(spec, source)
+    basis_in = SMALL_LINE_IN * len(basis) + 2 * EDGE_IN if basis else 0.0
+    height_in = plots_in + legend_in + basis_in
+    figure.set_size_inches(WIDTH_IN, height_in)
+    figure.set_layout_engine(
+        "constrained", w_pad=EDGE_IN, h_pad=EDGE_IN, hspace=0.04,
+        rect=(0, 1 - plots_in / height_in, 1, plots_in / height_in),
+    )  # fmt: skip
+    if names:
+        figure.legend(
+            [handle for handle, _ in entries], names, loc="upper left", ncols=columns, borderpad=0,
+            borderaxespad=0, handlelength=2.2, labelspacing=0.25,
+            bbox_to_anchor=(EDGE_IN / WIDTH_IN, 1 - plots_in / height_in),
+        )  # fmt: skip
+    figure.text(
+        EDGE_IN / WIDTH_IN, (basis_in - EDGE_IN) / height_in, "\n".join(basis), color=FAINT,
+        fontsize=SMALL_PT, va="top", linespacing=1.25,
+    )  # fmt: skip
+    # Once, or each file that is written would be drawn twice.
+    figure.get_layout_engine().execute(figure)  # type: ignore[union-attr]
+    figure.set_layout_engine(None)
+    return Canvas(figure, plots_in + legend_in, marks)
+
+
+def _basis(spec: Spec, source: str) -> list[str]:
+    """Return the lines that a figure has below it where it is saved alone."""
+    if not (source or spec.get("basis")):
+        return []
+    width = int((WIDTH_IN - 2 * EDGE_IN) / SMALL_IN)
+    texts = (f"{spec['title']}. {spec.get('note', '')}", *spec.get("basis", ()))
+    lines = [line for text in texts for line in textwrap.wrap(text, width)]
+    return lines + _lines(source, width, MAX_SOURCE_LINES)
+
+
+def _lines(text: str, width: int, most: int = 1) -> list[str]:
+    return textwrap.wrap(text, width, max_lines=most, placeholder=" \u2026")
+
+
+def _title(axes: Axes, text: str) -> None:
+    """Write what the vertical axis measures above it, where most text has room."""
+    axes.set_title("".join(_lines(text, AXIS_NAME)))
+
+
+def _side_title(axes: Axes, text: str) -> None:
+    """Write above the labels on the left what they are, from the figure's edge on."""
+    axes.annotate(
+        text, (EDGE_IN / WIDTH_IN, 1), xycoords=("figure fraction", "axes fraction"),
+        xytext=(0, 4), textcoords="offset points", fontsize=LABEL_PT, color=FAINT,
+    ).set_in_layout(False)  # fmt: skip
+
+
+def _percent_mark(value: float) -> str:
+    return f"{100 * value:g}"
+
+
+def _round_marks(axis: Any, text: Callable[[float], str] = formats.trimmed) -> None:
+    """Put about five round values on a linear axis."""
+    axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
+
+
+def kept_labels(axes: Axes, places: Sequence[float], names: Sequence[str]) -> list[str]:
+    """Return the names of places on the axis, each second or third alone where more would touch.
+
+    The last one is always kept.
+    """
+    to_axes = axes.transScale + axes.transLimits
+    ends = []
+    for place, name in zip(places, names, strict=True):
+        centre, half = PLOT_IN * to_axes.transform((place, 1))[0], CHARACTER_IN * len(name) / 2
+        ends.append((centre - half, centre + half))
+    last = len(names) - 1
+    for step in range(1, len(names) + 1):
+        kept = [i for i in range(len(names)) if (last - i) % step == 0]
+        if all(ends[i][1] + CHARACTER_IN <= ends[j][0] for i, j in pairwise(kept)):
+            break
+    return [name if i in kept else "" for i, name in enumerate(names)]
+
+
+def _reference_line(axes: Axes, line: Mapping[str, Any]) -> None:
+    """Draw a height that values are compared with, its name beside the plot."""
+    axes.axhline(line["y"], color=FAINT, **LIMIT)
+    axes.annotate(
+        line["label"], (1, line["y"]), xycoords=("axes fraction", "data"), xytext=(3, 0),
+        textcoords="offset points", va="center", fontsize=LABEL_PT, color=FAINT,
+    )  # fmt: skip
+
+
+def _value(spec: Spec, y: float, ends: Sequence[float] | None) -> str:
+    """Return what a place says: its value, and the ends of its interval."""
+    written, unit = (formats.percent, " %") if spec.get("percent") else (formats.number, "")
+    return written(y) + unit + (f" ({written(ends[0])} to {written(ends[1])})" if ends else "")
+
+
+def curves(spec: Spec, source: str) -> Canvas:
+    """Draw curves over world sizes or message sizes.
+
+    The description has `series`, each with label, x, y, intervals and dots, and perhaps an `ideal`,
+    a `limit`, a `model` with its interval or a `fit`; `lines` at one height; `nodes`, pairs of
+    world size and nodes; `ticks`, the sizes; `cap`, the largest value that the axis is made for.
+    """
+    figure = Figure()
+    axes = figure.subplots()
+    axes.set_xscale("log", base=2)
+    axes.margins(x=0.08)
+    axes.grid(visible=False, axis="x")
+    high = math.inf
+    if spec["ylog"]:
+        axes.set_yscale("log")
+    else:
+        high = _top(spec)
+        axes.set_ylim(0, high)
+    _title(axes, spec["ylabel"])
+    shared = _shared_ideal(spec)
+    if shared:
+        axes.plot(*zip(*shared, strict=True), **IDEAL, color=INK)
+    marks = []
+    for index, series in enumerate(spec["series"]):
+        one_curve(axes, series | ({"ideal": []} if shared else {}), index, high)
+        for x, y, ends in zip(series["x"], series["y"], series["intervals"], strict=True):
+            size = formats.size_of(x) if spec.get("size_ticks") else f"{x:g} {spec['xlabel']}"
+            text = f"{series['label']}, {size.lower()}: {_value(spec, y, ends)}"
+            marks.append(Mark(axes, x, min(y, high), text))
+    _not_measured(axes, spec, high)
+    for line in spec["lines"]:
+        _reference_line(axes, line)
+    _heights(axes, spec)
+    _sizes(axes, spec)
+    return _finish(figure, spec, source, CURVE_IN, marks)
+
+
+def _top(spec: Spec) -> float:
+    """Return the upper end of a linear axis: above the points, and launches not far from them."""
+    series, cap = spec["series"], spec.get("cap", math.inf)
+    points = [y for curve in series for y in curve["y"]]
+    points += [line["y"] for line in spec["lines"]]
+    for name in ("ideal", "limit"):
+        points += [y for curve in series for _, y in curve.get(name, ())]
+    points += [y for curve in series if curve.get("model") for _, y in curve["model"]["points"]]
+    spread = [y for curve in series for _, y in curve["dots"]]
+    spread += [end for curve in series for ends in curve["intervals"] if ends for end in ends]
+    most = max((value for value in points if value <= cap), default=cap)
+    return float((1 + BESIDE) * max(most, min(max(spread, default=0.0), REACH * most)))
+
+
+def _shared_ideal(spec: Spec) -> list[Any]:
+    """Return the ideal of all series where it is one line, at its longest."""
+    ideals = sorted((one["ideal"] for one in spec["series"] if one["ideal"]), key=len)
+    slopes = {round(y / x, 9) if spec["ylog"] else y for ideal in ideals for x, y in ideal}
+    return list(ideals[-1]) if len(ideals) > 1 and len(slopes) == 1 else []
+
+
+def one_curve(axes: Axes, series: Mapping[str, Any], index: int, high: float = math.inf) -> None:
+    """Draw a series; what lies above the axis is a mark at its upper end, with its value."""
+    colour, marker = SERIES_COLOURS[index], MARKERS[index]
+    for name, style in (("ideal", IDEAL), ("limit", LIMIT), ("fit", MODEL)):
+        if series.get(name):
+            axes.plot(*zip(*series[name], strict=True), **style, color=colour)
+    if series["dots"]:
+        axes.plot(*zip(*series["dots"], strict=True), **DOTS, color=colour)
+    # From end to end: the median may lie outside the interval of a mean.
+    bars = [(x, end) for x, ends in zip(series["x"], series["intervals"], strict=True) if ends
+            for end in (*ends, math.nan)]  # fmt: skip
+    caps: Any = {"color": colour, "marker": "_", "markersize": 6, "linewidth": 1.0}
+    if bars:
+        axes.plot(*zip(*bars, strict=True), **caps)
+    if model := series.get("model"):
+        xs, ys = zip(*model["points"], strict=True)
+        axes.plot(xs, ys, **MODEL, color=colour)
+        axes.plot([xs[-1]] * 2, model["interval"], **caps | MODEL)
+        axes.plot(xs[-1], ys[-1], color=colour, marker=marker, **HOLLOW)
+    axes.plot(
+        series["x"], series["y"], linestyle="-" if len(series["x"]) >= MIN_JOINED else "none",
+        marker=marker, color=colour, linewidth=1.6, markersize=5.5, label=series["label"],
+    )  # fmt: skip
+    above = [(x, y) for x, y in zip(series["x"], series["y"], strict=True) if y > high]
+    sizes = sorted({x for x, y in (*series["dots"], *above) if y > high})
+    if sizes:
+        axes.plot(sizes, [high] * len(sizes), linestyle="none", marker="^", color=colour,
+                  markersize=7, clip_on=False)  # fmt: skip
+    for x, y in above:
+        axes.annotate(
+            f"{100 * y:.0f} %", (x, high), xytext=(6, -2), textcoords="offset points",
+            color=colour, fontsize=LABEL_PT, va="center",
+        )  # fmt: skip
+
+
+def _not_measured(axes: Axes, spec: Spec, high: float) -> None:
+    """Name in the legend each kind of line that was not measured, and what is above the axis."""
+    styles: dict[str, Any] = {
+        "ideal": IDEAL, "limit": LIMIT, "fit": MODEL, "model": MODEL | HOLLOW | {"marker": "o"},
+    }  # fmt: skip
+    names = {"ideal": "ideal", "model": "by the rule, predicted"} | spec
+    for name, style in styles.items():
+        if any(series.get(name) for series in spec["series"]):
+            axes.plot([], [], color=INK, **style, label=names[name])
+    most = max(y for one in spec["series"] for y in (*one["y"], *(d[1] for d in one["dots"])))
+    if most > high:
+        label = f"beyond the axis, up to {_value(spec, most, None)}"
+        axes.plot([], [], color=INK, linestyle="none", marker="^", label=label)
+
+
+def _heights(axes: Axes, spec: Spec) -> None:
+    """Put round values on the vertical axis; on a logarithmic one three or more."""
+    _round_marks(axes.yaxis, _percent_mark if spec.get("percent") else formats.trimmed)
+    low, high = axes.get_ylim()
+    if spec.get("binary"):
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_major_locator(LogLocator(base=2, numticks=9))
+    elif spec["ylog"] and high > 10 * low:
+        axes.yaxis.set_major_locator(LogLocator(subs=(1,) if high > 500 * low else (1, 2, 5)))
+    axes.minorticks_off()
+
+
+def _sizes(axes: Axes, spec: Spec) -> None:
+    """Write the sizes below the axis, as many as have room, and their nodes above it."""
+    sizes, nodes = spec["ticks"], dict(spec.get("nodes", ()))
+    names = [formats.size_of(size) if spec.get("size_ticks") else str(size) for size in sizes]
+    shown = kept_labels(axes, sizes, names)
+    axes.set_xticks(sizes, shown)
+    axes.set_xlabel(spec["xlabel"])
+    if nodes:
+        top = axes.secondary_xaxis("top")
+        top.set_xticks(sizes, [str(nodes.get(s, "")) if name else ""
+                               for s, name in zip(sizes, shown, strict=True)])  # fmt: skip
+        top.tick_params(length=0, labelcolor=FAINT)
+        top.spines["top"].set_visible(False)
+        top.minorticks_off()
+        _side_title(axes, "Nodes")
+    axes.minorticks_off()
+
+
+def bands(spec: Spec, source: str) -> Canvas:
+    """Draw training over epochs or time: the mean over runs, and its interval as a band.
+
+    The description has `series`, each with label, x, y and `band`, pairs of the interval's ends or
+    None where none is known; `lines` at one height, such as an accuracy to reach; `whole`, where x
+    is epochs and not seconds.
+    """
+    figure = Figure()
+    axes = figure.subplots()
+    axes.margins(BESIDE)
+    _title(axes, spec["ylabel"])
+    marks = []
+    for index, series in enumerate(spec["series"]):
+        colour = SERIES_COLOURS[index]
+        unknown = (math.nan, math.nan)
+        low, high = zip(*(ends or unknown for ends in series["band"]), strict=True)
+        axes.fill_between(series["x"], low, high, color=colour, alpha=0.18, linewidth=0)
+        axes.plot(
+            series["x"], series["y"], color=colour, linewidth=1.6, label=series["label"],
+            # The marks of more epochs would be a thick line.
+            marker=MARKERS[index], markersize=4.5, markevery=max(1, len(series["x"]) // 20),
+        )  # fmt: skip
+        for x, y, ends in zip(series["x"], series["y"], series["band"], strict=True):
+            place = f"epoch {x:g}" if spec["whole"] else f"{formats.number(x)} s"
+            marks.append(Mark(axes, x, y, f"{series['label']}, {place}: {_value(spec, y, ends)}"))
+    for line in spec["lines"]:
+        _reference_line(axes, line)
+    axes.set_xlim(left=0)
+    axes.set_xlabel(spec["xlabel"])
+    _round_marks(axes.yaxis, _percent_mark if spec["percent"] else formats.trimmed)
+    _round_marks(axes.xaxis)
+    axes.xaxis.get_major_locator().set_params(integer=spec["whole"])
+    return _finish(figure, spec, source, CURVE_IN, marks)
+
+
+def _rows(spec: Spec, names: Sequence[str]) -> tuple[Figure, Axes]:
+    """Return a plot with a line for each name, from the top down; a long name is cut."""
+    figure = Figure()
+    axes = figure.subplots()
+    axes.set_title(" ")  # the room of the title on the left
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_yticks(range(len(names)), ["".join(_lines(name, ROW_NAME)) for name in names])
+    axes.set_xlabel(spec["xlabel"])
+    axes.grid(visible=False, axis="y")
+    axes.margins(x=BESIDE)
+    _side_title(axes, spec["ylabel"])
+    return figure, axes
+
+
+def dots(spec: Spec, source: str) -> Canvas:
+    """Draw settings, or hosts, one below the other: each with a value, an interval, its launches.
+
+    The description has `items` with label, value, interval and dots; `line`, a value that all are
+    compared with; `is_relative`, where values are differences in per cent and not from zero on.
+    """
+    figure, axes = _rows(spec, [item["label"] for item in spec["items"]])
+    marks = []
+    for y, item in enumerate(spec["items"]):
+        colour = SERIES_COLOURS[1 if item.get("is_far") else 0]
+        axes.plot(item["dots"], [y] * len(item["dots"]), **DOTS, color=colour)
+        if item["interval"]:
+            axes.plot(item["interval"], [y, y], color=colour, linewidth=1.2, marker="|")
+        axes.plot([item["value"]], [y], marker="o", color=colour, markersize=6)
+        ends = f" ({formats.span(tuple(item['interval']))})" if item["interval"] else ""
+        text = f"{item['label']}: {formats.number(item['value'])}{ends}"
+        marks.append(Mark(axes, item["value"], y, text))
+    if spec.get("is_relative"):  # less than 1 % is noise, and shall not look like more
+        low, high = axes.get_xlim()
+        axes.set_xlim(min(low, -1), max(high, 1))
+    else:
+        axes.set_xlim(left=0)
+    if "line" in spec:
+        axes.axvline(spec["line"], color=INK, linewidth=0.9, linestyle=(0, (5, 3)))
+    _round_marks(axes.xaxis)
+    return _finish(figure, spec, source, ROWS_IN + 0.31 * len(spec["items"]), marks)
+
+
+# The shape of a change tells its kind without the colour.
+SHAPES = {"slower": "<", "faster": ">", "same": "s", "open": "o"}
+COLOURS = {
+    "slower": SERIES_COLOURS[1], "faster": SERIES_COLOURS[0], "same": SERIES_COLOURS[2],
+    "open": FAINT,
+}  # fmt: skip
+
+
+def changes(spec: Spec, source: str) -> Canvas:
+    """Draw changes against a base, one point below the other, around a line at 0.
+
+    The description has `rows`, the names of points; `series`, each with label and items, one for
+    each row: None, or value, interval and kind; `margin`, the ends within which a change is none.
+    Values are fractions, drawn in per cent.
+    """
+    several = len(spec["series"]) > 1
+    series_in = 0.17
+    row_in = 0.16 + series_in * len(spec["series"]) if several else 0.31
+    figure, axes = _rows(spec, spec["rows"])
+    axes.set_xlim(*_ends_of_changes(spec))
+    axes.axvspan(*spec["margin"], color=GRID, alpha=0.6, linewidth=0)
+    axes.axvline(0.0, color=INK, linewidth=0.9)
+    marks = []
+    for index, series in enumerate(spec["series"]):
+        # The base has the first colour, in this figure and in those of its curves.
+        own = SERIES_COLOURS[index + 1] if several else ""
+        if several:
+            axes.plot([], [], color=own, marker="s", linewidth=1.2, label=series["label"])
+        shift = (index - (len(spec["series"]) - 1) / 2) * series_in / row_in
+        for row, item in enumerate(series["items"]):
+            if item:
+                _change(axes, row + shift, item, own or COLOURS[item["kind"]])
+                marks.append(Mark(axes, item["value"], row + shift, item["text"]))
+    _round_marks(axes.xaxis, lambda value: f"{100 * value:+.3g}" if value else "0")
+    return _finish(figure, spec, source, ROWS_IN + row_in * len(spec["rows"]), marks)
+
+
+def _change(axes: Axes, y: float, item: Mapping[str, Any], colour: str) -> None:
+    """Draw a change; an end of its interval beyond the axis is an arrow at the edge."""
+    low, high = axes.get_xlim()
+    for end, arrow in zip(item["interval"] or (), "<>", strict=False):
+        inside = min(max(end, low), high)
+        axes.plot(
+            [item["value"], inside], [y, y], color=colour, linewidth=1.2, markevery=[1],
+            marker="|" if inside == end else arrow, markersize=5, clip_on=False,
+        )  # fmt: skip
+    axes.plot(
+        [item["value"]], [y], marker=SHAPES[item["kind"]], color=colour, markersize=6,
+        markerfacecolor="none" if item["kind"] == "open" else colour,
+    )  # fmt: skip
+
+
+def _ends_of_changes(spec: Spec) -> tuple[float, float]:
+    """Return the ends of the axis: around all that is shown, and part of what is not."""
+    items = [item for one in spec["series"] for item in one["items"] if item]
+    # Less than 1 % is noise, and shall not look like more.
+    values = [*spec["margin"], -0.01, 0.01, *(item["value"] for item in items)]
+    ends = [(end, item["kind"]) for item in items for end in item["interval"] or ()]
+    values += [end for end, kind in ends if kind != "open"]
+    # An end of an interval that shows nothing is drawn up to so many times all else.
+    most = 1.5 * max(map(abs, values))
+    values += [min(max(end, -most), most) for end, kind in ends if kind == "open"]
+    beside = BESIDE * (max(values) - min(values))
+    return min(values) - beside, max(values) + beside
+
+
+# From the foot of a bar to its top.
+OF_CAUSES = {
+    "own": SERIES_COLOURS[0], "exposed": SERIES_COLOURS[1], "imbalance": SERIES_COLOURS[2],
+    "input": SERIES_COLOURS[3], "fixed": SERIES_COLOURS[4], "contention": SERIES_COLOURS[5],
+    "ddp": FAINT,
+}  # fmt: skip
+
+
+def stacks(spec: Spec, source: str) -> Canvas:
+    """Draw a step stacked by cause over ranks, and below what it takes longer than its ideal.
+
+    The description has `bars`, each with ranks, parts, lost, total, ideal and net in ms, and
+    `names`, the causes in the order in which they are stacked.
+    """
+    figure = Figure()
+    above, below = figure.subplots(2, sharex=True, height_ratios=(1.75, 1.35))
+    bars, places = spec["bars"], range(len(spec["bars"]))
+    _title(above, spec["ylabel"])
+    _title(below, spec["lost_label"])
+    for cause, title in spec["names"].items():
+        above.bar(0, 0, color=OF_CAUSES[cause], label=title)
+    marks = _stack(above, spec, "parts") + _stack(below, spec, "lost")
+    for x, bar in enumerate(bars):
+        above.plot([x - 0.45, x + 0.45], [bar["ideal"]] * 2, color=INK, linewidth=1.6)
+        top = max(sum(part["ms"] for part in bar["parts"] if part["ms"] > 0), bar["ideal"])
+        above.annotate(
+            formats.trimmed(bar["total"]), (x, top), xytext=(0, 2), textcoords="offset points",
+            ha="center", fontsize=SMALL_PT,
+        )  # fmt: skip
+    # An interval that is wider than twice the largest sum would leave the bars no room.
+    most = 2.0 * max(abs(bar["net"] or 0.0) for bar in bars)
+    diamond: Any = {"color": INK, "marker": "D", "markersize": 4.5, "markerfacecolor": "none"}
+    for x, bar in enumerate(bars):
+        if bar["net"] is not None:
+            ends = [min(max(end, -most), most) for end in bar["net_interval"] or ()]
+            below.plot([x] * len(ends), ends, color=INK, linewidth=1, marker="_", markersize=5)
+            below.plot([x], [bar["net"]], **diamond)
+    above.plot([], [], color=INK, linewidth=1.6, label="Ideal, from the baseline")
+    below.plot([], [], **diamond, linestyle="none", label="Sum, with 95 % interval")
+    for axes in (above, below):
+        axes.axhline(0, color=FAINT, linewidth=0.8)
+        axes.margins(y=0.12)
+        axes.tick_params(axis="x", length=0)
+        axes.grid(visible=False, axis="x")
+    _round_marks(above.yaxis)
+    _round_marks(below.yaxis, lambda value: ("+" if value > 0 else "") + formats.trimmed(value))
+    below.set_xlim(-0.6, len(bars) - 0.4)
+    names = [str(bar["ranks"]) for bar in bars]
+    below.set_xticks(places, kept_labels(below, places, names))
+    below.set_xlabel(spec["xlabel"])
+    return _finish(figure, spec, source, 4.1, marks)
+
+
+def _stack(axes: Axes, spec: Spec, name: str) -> list[Mark]:
+    """Draw the bars, what is positive above 0 and what is negative below it."""
+    marks = []
+    for x, bar in enumerate(spec["bars"]):
+        ends = {True: 0.0, False: 0.0}
+        parts = {part["cause"]: part["ms"] for part in bar[name]}
+        for cause, title in spec["names"].items():
+            if value := parts.get(cause):
+                foot = ends[value > 0]
+                ends[value > 0] += value
+                axes.bar(x, value, 0.72, foot, color=OF_CAUSES[cause], linewidth=0)
+                sign = "+" if name == "lost" and value > 0 else ""
+                text = f"{bar['ranks']} ranks, {title}: {sign}{formats.number(value)} ms"
+                marks.append(Mark(axes, x, foot + value / 2, text))
+    return marks
+
+
+def grid(spec: Spec, source: str) -> Canvas:
+    """Draw ratios of settings over sizes as a table of tinted cells, which reads without colours.
+
+    The description has `rows`, `columns` and `cells`, each None or ratio, interval and is_shown.
+    """
+    figure, axes = _rows(spec, spec["rows"])
+    columns = spec["columns"]
+    marks = []
+    for y, row in enumerate(spec["cells"]):
+        for x, cell in enumerate(row):
+            if cell is None:
+                continue
+            # The farther from 1, the stronger; a ratio of two, or of a half, has the full tint,
+            # on which text keeps a contrast of 4.5.
+            strength = min(abs(math.log2(cell["ratio"])), 1.0)
+            axes.add_patch(Rectangle(
+                (x - 0.48, y - 0.46), 0.96, 0.92, linewidth=0, alpha=round(8 * strength) / 16,
+                facecolor=SERIES_COLOURS[0 if cell["ratio"] >= 1 else 1],
+            ))  # fmt: skip
+            text = formats.ratio(cell["ratio"])
+            axes.text(
+                x, y, text, ha="center", va="center",
+                fontsize=LABEL_PT if len(columns) <= 8 else LABEL_PT - 1.5,
+                fontweight="bold" if cell["is_shown"] else "normal",
+            )  # fmt: skip
+            ends = f" ({formats.ratio_span(tuple(cell['interval']))})" if cell["interval"] else ""
+            text = f"{spec['rows'][y]} on {columns[x]} ranks: {text}{ends}"
+            marks.append(Mark(axes, x, y, text))
+    axes.set_xlim(-0.5, len(columns) - 0.5)
+    axes.set_xticks(range(len(columns)), columns)
+    axes.tick_params(length=0)
+    axes.grid(visible=False)
+    axes.spines[["left", "bottom"]].set_visible(False)
+    return _finish(figure, spec, source, ROWS_IN + 0.29 * len(spec["rows"]), marks)
+
+
+KINDS: dict[str, Callable[[Spec, str], Canvas]] = {
+    "curve": curves, "band": bands, "category": dots, "change": changes, "stack": stacks,
+    "grid": grid,
+}  # fmt: skip
+
+
 DOTS_PER_IN = 200
 POINTS_PER_IN = 72
 # Of the place that answers a pointer, in points.
 REACH_PT = 7
 
-KINDS: dict[str, Callable[[dict[str, Any], str], Canvas]] = {
-    "curve": traces.curves,
-    "band": bands.bands,
-    "category": dots.rows,
-    "change": changes.changes,
-    "stack": stacks.stacks,
-    "grid": grids.grid,
-}
 
-
-def draw(spec: dict[str, Any], source: str = "") -> str:
+def draw(spec: Spec, source: str = "") -> str:
     """Return a figure as an SVG element for HTML, with a title and a description.
 
     The element shows the figure; its basis lies below what is shown, in reach of `data-saved`, the
@@ -43,26 +617,46 @@ def draw(spec: dict[str, Any], source: str = "") -> str:
     """
     with mpl.rc_context(STYLE):
         canvas = KINDS[spec["kind"]](spec, source)
-        svg = _inner(canvas)
-        # Inside HTML the parser knows the namespaces; group ids would repeat between figures.
-        svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)
-        svg = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", svg)
-        for colour, variable in VARIABLES.items():
-            svg = svg.replace(colour, variable)
-        return _named(svg, spec, source, canvas)
+        svg = _svg(canvas)
+    # Inside HTML the parser knows the namespaces; group ids would repeat between figures.
+    svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)
+    svg = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", svg)
+    for colour, variable in VARIABLES.items():
+        svg = svg.replace(colour, variable)
+    key = escape(spec["id"], quote=True)
+    width = WIDTH_IN * POINTS_PER_IN
+    height = canvas.figure.get_figheight() * POINTS_PER_IN
+    parts = [
+        f'<svg role="img" aria-labelledby="{key}-title {key}-desc" '
+        f'viewBox="0 0 {width:g} {canvas.shown_in * POINTS_PER_IN:g}" '
+        f'data-saved="0 0 {width:g} {height:g}" preserveAspectRatio="xMidYMid meet">',
+        f'<title id="{key}-title">{escape(spec["title"])}</title>',
+        f'<desc id="{key}-desc">{escape(spec["desc"])}</desc>',
+        f"<metadata>{escape(source)}</metadata>" if source else "",
+        svg[svg.index(">") + 1 : svg.rindex("</svg>")],
+        "<g>",
+    ]
+    # Places without a colour say their value on hover, with no script.
+    for mark in canvas.marks:
+        x, y = mark.axes.transData.transform((mark.x, mark.y))
+        scale = POINTS_PER_IN / canvas.figure.get_dpi()
+        parts.append(
+            f'<circle cx="{x * scale:.1f}" cy="{height - y * scale:.1f}" r="{REACH_PT}" '
+            f'fill="none" pointer-events="all"><title>{escape(mark.text)}</title></circle>'
+        )
+    return "\n".join([*filter(None, parts), "</g></svg>\n"])
 
 
-def saved(spec: dict[str, Any], source: str, kind: Format) -> bytes:
+def saved(spec: Spec, source: str, kind: Format) -> bytes:
     """Return a figure as the bytes of a file, its basis below it."""
     with mpl.rc_context(STYLE):
         canvas = KINDS[spec["kind"]](spec, source)
-        canvas.figure.patch.set(alpha=1, facecolor="#ffffff")
+        canvas.figure.set_facecolor("#ffffff")
         if kind == "svg":
-            body = _inner(canvas)
+            start, _, body = _svg(canvas).partition(">")
             text = f"<title>{escape(spec['title'])}</title>\n<desc>{escape(spec['desc'])}</desc>\n"
             text += f"<metadata>{escape(source)}</metadata>"
-            first = body.index(">") + 1
-            return f"{body[:first]}\n{text}{body[first:]}".encode("utf-8", "backslashreplace")
+            return f"{start}>\n{text}{body}".encode("utf-8", "backslashreplace")
         file = io.BytesIO()
         facts: dict[str, dict[str, Any]] = {
             "pdf": {"CreationDate": None, "Creator": None, "Producer": None,
@@ -80,47 +674,16 @@ def write(page: Mapping[str, Any], folder: Path, formats: Sequence[Format] = FOR
     """
     folder.mkdir(parents=True, exist_ok=True)
     made = []
-    for spec in (one for section in page["sections"] for one in section["figures"]):
+    for spec in (figure for section in page["sections"] for figure in section["figures"]):
         for kind in formats:
             made.append(folder / f"{spec['id']}.{kind}")
             write_atomically(made[-1], saved(spec, page["source"], kind))
     return made
 
 
-def _inner(canvas: Canvas) -> str:
-    """Return the figure as Matplotlib writes it, from <svg on and without its own metadata."""
+def _svg(canvas: Canvas) -> str:
+    """Return the figure as Matplotlib writes it, from <svg on, without its list of addresses."""
     text = io.StringIO()
     canvas.figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     svg = text.getvalue()
-    # That metadata is a list of addresses.
     return re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-
-
-def _named(svg: str, spec: dict[str, Any], source: str, canvas: Canvas) -> str:
-    key = escape(spec["id"], quote=True)
-    width = WIDTH_IN * POINTS_PER_IN
-    height = canvas.figure.get_figheight() * POINTS_PER_IN
-    head = (
-        f'<svg role="img" aria-labelledby="{key}-title {key}-desc" '
-        f'viewBox="0 0 {width:g} {canvas.shown_in * POINTS_PER_IN:g}" '
-        f'data-saved="0 0 {width:g} {height:g}" preserveAspectRatio="xMidYMid meet">'
-        f'\n<title id="{key}-title">{escape(spec["title"])}</title>'
-        f'\n<desc id="{key}-desc">{escape(spec["desc"])}</desc>'
-    )
-    text = f"\n<metadata>{escape(source)}</metadata>" if source else ""
-    body = svg[svg.index(">") + 1 : svg.rindex("</svg>")]
-    return f"{head}{text}{body}{_pointed_at(canvas)}</svg>\n"
-
-
-def _pointed_at(canvas: Canvas) -> str:
-    """Return places without a colour that say their value on hover, with no script."""
-    height = canvas.figure.get_figheight() * POINTS_PER_IN
-    per_dot = POINTS_PER_IN / canvas.figure.get_dpi()
-    places = []
-    for mark in canvas.marks:
-        x, y = mark.axes.transData.transform((mark.x, mark.y)) * per_dot
-        places.append(
-            f'<circle cx="{x:.1f}" cy="{height - y:.1f}" r="{REACH_PT}" fill="none" '
-            f'pointer-events="all"><title>{escape(mark.text)}</title></circle>'
-        )
-    return "<g>" + "\n".join(places) + "</g>" if places else ""

@@ -3,28 +3,37 @@
 A panel is a dict of id, title, origin, lead sentences, figures, tables and notes. Figures are
 descriptions that `lockstep.report.page.figures` draws. Nothing here knows HTML.
 
-What of a section is seen at once: its main table and first figures; a reader opens the rest.
-
-What is folded keeps a line that says what it finds, so that no verdict is hidden.
+A section shows its main table and first figures; a reader opens the others, each of which has a
+line with its finding, so that no verdict is hidden.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lockstep.core import formats
-from lockstep.core.formats import counted, in_words, listed, number
+from lockstep.core.formats import (
+    counted,
+    in_words,
+    listed,
+    number,
+    percent,
+    percent_span,
+    ratio,
+    span,
+)
 from lockstep.core.studies import LADDERS
+from lockstep.report.compute import quantities
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval
+from lockstep.report.load.results import Row
 
 Panel = dict[str, Any]
 Table = dict[str, Any]
 Figure = dict[str, Any]
+Cell = Callable[[Point], str]
 
 # What a page can hold and still be read; the rest is in --csv.
 MAX_CURVES = 6
-MAX_ITEMS = 12
-MAX_NAMED = 3  # in one sentence
 MAX_TABLES = 80
 MAX_ROWS = 200
 
@@ -63,18 +72,21 @@ def table(
         text = f"The first {MAX_ROWS} of {len(rows)} rows{rest}."
         rows, more["note"] = rows[:MAX_ROWS], " ".join(filter(None, (more.get("note"), text)))
     kept = [i for i in range(len(columns)) if any(row[i] not in ("", formats.DASH) for row in rows)]
-    return {
-        "caption": caption,
-        "columns": [_column(columns[i], i < texts) for i in kept],
-        "rows": [[row[i] for i in kept] for row in rows],
-        **more,
-    }
+    heads = []
+    for i in kept:
+        label, _, unit = columns[i].partition(" (")
+        heads.append({"label": label, "unit": unit.rstrip(")"), "text": i < texts,
+                      "links": columns[i] == FLAGS})  # fmt: skip
+    cells = [[row[i] for i in kept] for row in rows]
+    return {"caption": caption, "columns": heads, "rows": cells, **more}
 
 
-def _column(name: str, text: bool) -> dict[str, Any]:
-    """Split a column's name from its unit, which follows it in brackets."""
-    label, _, unit = name.partition(" (")
-    return {"label": label, "unit": unit.rstrip(")"), "text": text, "links": name == FLAGS}
+def point_table(
+    caption: str, columns: Mapping[str, Cell], points: Iterable[Point], texts: int = 0, **more: Any
+) -> Table:
+    """Return a table with a row for each point, see `table`."""
+    rows = [[cell(point) for cell in columns.values()] for point in points]
+    return table(caption, list(columns), rows, texts, **more)
 
 
 def shown(value: object) -> str:
@@ -103,6 +115,51 @@ def allowed(point: Point, text: str, base: Point | None = None) -> str:
     return formats.DASH if point.blocked_by or (base and base.blocked_by) else text
 
 
+def share(rows: Sequence[Row], name: str) -> str:
+    """Return what `quantities` has of rows as a cell in per cent."""
+    values = quantities.values(rows, name)
+    return percent(quantities.centre(values, name) if values else None)
+
+
+def memory(point: Point) -> str:
+    """Return the peak memory of a point in GB."""
+    peak = point.peak_memory_bytes
+    return number(peak / GIGA if peak else None)
+
+
+# The columns that tables of points share, by their headings.
+CELLS: dict[str, Cell] = {
+    "Ranks": lambda p: str(p.world_size),
+    "Nodes": lambda p: shown(p.rows[0].num_nodes),
+    "Launches": lambda p: str(p.num_launches),
+    "Step time (ms)": lambda p: number(p.step_s, scale=MILLI),
+    "95 % interval (ms)": lambda p: span(p.step_interval, MILLI),
+    "Speed-up": lambda p: allowed(p, ratio(p.speedup)),
+    "Efficiency (%)": lambda p: allowed(p, percent(p.parallel_efficiency)),
+    "95 % interval (%)": lambda p: allowed(p, percent_span(p.efficiency_interval)),
+    "Time ratio": lambda p: allowed(p, ratio(p.time_ratio)),
+    "Memory (GB)": memory,
+    FLAGS: flagged,
+}
+
+
+def cells(*headings: str) -> dict[str, Cell]:
+    """Return the shared columns of these headings."""
+    return {heading: CELLS[heading] for heading in headings}
+
+
+def ms(seconds: float, signed: bool = True) -> str:
+    """Return milliseconds, with their sign where they are a difference."""
+    value = seconds * MILLI
+    sign = "-" if value < 0 else "+" if signed else ""
+    return sign + number(abs(value))
+
+
+def ms_span(interval: Interval | None, signed: bool = True) -> str:
+    """Return an interval in milliseconds; a dash for None."""
+    return f"{ms(interval[0], signed)} to {ms(interval[1], signed)}" if interval else formats.DASH
+
+
 def sound(series: Sequence[Series]) -> list[Series]:
     """Return the series whose ratios no error of the check forbids."""
     return [curve for curve in series if not any(point.blocked_by for point in curve.points)]
@@ -116,32 +173,23 @@ def baseline_text(series: Series) -> str:
 
 
 def repeat_text(series: Series) -> str:
-    """Say why intervals are missing, and where they are of one job alone."""
-    return f"{_missing_text(series)}{_job_text(series)}"
-
-
-def _job_text(series: Series) -> str:
-    """Name the sizes whose repeats ran in one job each."""
-    sizes = [point.world_size for point in series.points if point.in_one_job]
-    if not sizes:
-        return ""
-    return (
-        f" Intervals at {formats.listed(sizes)} are over launches of one job: another job may get "
-        "other nodes and differ by more; repeat in several jobs."
-    )
-
-
-def _missing_text(series: Series) -> str:
-    if all(point.num_launches == 1 for point in series.points):
-        return " No repeat: no interval."
-    if series.base.num_launches == 1:
-        return " The baseline has no repeat: no interval of ratios."
+    """Say why intervals are missing, and at which sizes they are of one job alone."""
+    text = ""
     bare = [p for p in series.points if p.num_launches > 1 and p.rate_interval is None]
-    if any(len(set(point.rates)) == 1 for point in bare):
-        return " No interval where launches are equal to the last digit: no spread is known."
-    if bare:
-        return " No interval where the launches differ too much for their number: repeat them."
-    return ""
+    if all(point.num_launches == 1 for point in series.points):
+        text = " No repeat: no interval."
+    elif series.base.num_launches == 1:
+        text = " The baseline has no repeat: no interval of ratios."
+    elif any(len(set(point.rates)) == 1 for point in bare):
+        text = " No interval where launches are equal to the last digit: no spread is known."
+    elif bare:
+        text = " No interval where the launches differ too much for their number: repeat them."
+    if sizes := [point.world_size for point in series.points if point.in_one_job]:
+        text += (
+            f" Intervals at {formats.listed(sizes)} are over launches of one job: another job may "
+            "get other nodes and differ by more; repeat in several jobs."
+        )
+    return text
 
 
 def absolute(point: Point) -> str:
@@ -205,21 +253,11 @@ def curve_figure(
     key: str, title: str, ylabel: str, curves: list[dict[str, Any]], **more: Any
 ) -> Figure:
     """Return the description of a figure of curves over world sizes."""
-    sizes = sorted(
-        {
-            x
-            for curve in curves
-            for x in (
-                *curve["x"],
-                *([x for x, _ in curve["model"]["points"]] if curve.get("model") else []),
-            )
-        }
-    )
+    sizes = {x for curve in curves for x in curve["x"]}
+    sizes |= {x for curve in curves if curve.get("model") for x, _ in curve["model"]["points"]}
     described = "; ".join(
         f"{curve['label']}: "
-        + ", ".join(
-            f"{number(y)} at {x}" for x, y in (list(zip(curve["x"], curve["y"], strict=True)))
-        )
+        + ", ".join(f"{number(y)} at {x}" for x, y in zip(curve["x"], curve["y"], strict=True))
         for curve in curves
     )
     across = more.get("xlabel", "Ranks").lower() + (" in bytes" if more.get("size_ticks") else "")
@@ -228,7 +266,7 @@ def curve_figure(
     is_axis = len({size for size, _ in nodes}) == len(nodes) and max(nodes, default=(1, 1))[1] > 1
     return {
         "kind": "curve", "id": key, "title": title, "xlabel": "Ranks", "ylabel": ylabel,
-        "ylog": False, "ticks": sizes, "series": curves, "lines": [],
+        "ylog": False, "ticks": sorted(sizes), "series": curves, "lines": [],
         "nodes": sorted(map(list, nodes)) if is_axis else [],
         "desc": f"{ylabel} against {across}. {described}.",
     } | more  # fmt: skip
@@ -263,58 +301,40 @@ def fold(sections: Sequence[Panel]) -> None:
     A fold has a `summary`, a `finding`, whether it `prints`, and `texts`, `figures` and `tables`.
     """
     for section in sections:
+        seen: list[Table] = []
         for index, one in enumerate(section["tables"], start=1):
             one["key"] = f"{section['id']}-table-{index}"
-        seen = list(_seen(section))
-        folded = [one for one in section["tables"] if one["folded"]]
+            long = len(one["rows"]) > FOLDED_ROWS and section["id"] not in LADDERS
+            late = len(seen) >= FOLDED_TABLES or section["id"] in FOLDED
+            one["folded"] = one.get("folded", False) or long or late
+            seen += [] if one["folded"] else [one]
         texts, figures = section["lead"], section["figures"]
-        later = 1 if section["id"] in READ_LATER else len(texts)
-        section["seen"] = {
-            "lead": texts[:later], "figures": figures[:MAX_FIGURES], "tables": seen,
-        }  # fmt: skip
-        section["folds"] = [
-            *_of_tables(folded), *_of_figures(figures[MAX_FIGURES:]), *_of_texts(texts[later:]),
-        ]  # fmt: skip
+        read = 1 if section["id"] in READ_LATER else len(texts)
+        section["seen"] = {"lead": texts[:read], "figures": figures[:MAX_FIGURES], "tables": seen}
+        section["folds"] = list(_folds([one for one in section["tables"] if one["folded"]]))
+        if more := figures[MAX_FIGURES:]:
+            titles = "; ".join(figure["title"] for figure in more)
+            section["folds"].append(_fold(counted(len(more), "more figure"), titles, figures=more))
+        if texts[read:]:
+            summary = "What each number means"
+            section["folds"].append(_fold(summary, "", prints=True, texts=texts[read:]))
 
 
-def _seen(section: Panel) -> Iterator[Table]:
-    """Yield the tables that are seen at once, and mark the others as folded."""
-    shown = 0
-    for one in section["tables"]:
-        long = len(one["rows"]) > FOLDED_ROWS and section["id"] not in LADDERS
-        late = shown >= FOLDED_TABLES or section["id"] in FOLDED
-        one["folded"] = one.get("folded", False) or long or late
-        if not one["folded"]:
-            shown += 1
-            yield one
-
-
-def _of_figures(figures: Sequence[Figure]) -> Iterator[Panel]:
-    if figures:
-        titles = "; ".join(figure["title"] for figure in figures)
-        yield _fold(f"{counted(len(figures), 'more figure')}", titles, figures=figures)
-
-
-def _of_texts(texts: Sequence[str]) -> Iterator[Panel]:
-    if texts:
-        yield _fold("What each number means", "", prints=True, texts=texts)
-
-
-def _of_tables(folded: Sequence[Table]) -> Iterator[Panel]:
+def _folds(folded: Sequence[Table]) -> Iterator[Panel]:
     """Yield a fold of each table without a group, which has a verdict, then of each group."""
     groups: dict[str, list[Table]] = {}
     for one in folded:
         groups.setdefault(one.get("group") or one["key"], []).append(one)
     for tables in sorted(groups.values(), key=lambda some: bool(some[0].get("group"))):
-        first, prints = tables[0], any(one.get("prints") for one in tables)
-        rows = counted(sum(len(one["rows"]) for one in tables), "row")
-        found = list(dict.fromkeys(one["finding"] for one in tables if one.get("finding")))
-        text = "; ".join(found[:MAX_FINDINGS])
-        if len(found) > MAX_FINDINGS:
-            text += f"; and {len(found) - MAX_FINDINGS} more"
-        summary = first.get("group") or first["caption"]
+        findings = list(dict.fromkeys(one["finding"] for one in tables if one.get("finding")))
+        text = "; ".join(findings[:MAX_FINDINGS])
+        if len(findings) > MAX_FINDINGS:
+            text += f"; and {len(findings) - MAX_FINDINGS} more"
+        summary = tables[0].get("group") or tables[0]["caption"]
         if len(tables) > 1:
             summary += f" ({counted(len(tables), 'table')})"
+        rows = counted(sum(len(one["rows"]) for one in tables), "row")
+        prints = any(one.get("prints") for one in tables)
         yield _fold(summary, text or rows, prints=prints, tables=tables)
 
 

@@ -7,7 +7,7 @@ import json
 import sys
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -15,10 +15,6 @@ from markupsafe import Markup
 from lockstep import content
 from lockstep.core import files
 from lockstep.report.words import escapes
-
-if TYPE_CHECKING:
-    pass
-
 
 # By this line in its head a page is known as a report that may be made anew.
 MARK = '<meta name="generator" content="lockstep report">'
@@ -35,7 +31,13 @@ def html(data: dict[str, Any], mark: str = MARK) -> str:
     template = environment().get_template("report.html.j2")
     specs = [spec for part in data["sections"] for spec in part["figures"]]
     specs += [data["figure"]] if data["figure"] else []
-    figures = {spec["id"]: _draw(spec, data["source"]) for spec in specs}
+    figures = {}
+    if specs:
+        # Matplotlib takes a second to import, and a page without figures does not need it.
+        from lockstep.report.page.figures import draw
+
+        # A figure escapes its own text.
+        figures = {spec["id"]: Markup(draw(spec, data["source"])) for spec in specs}  # noqa: S704
     script = own("report.js")
     return template.render(
         page=data,
@@ -84,13 +86,6 @@ def embedded(data: dict[str, Any]) -> str:
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     # Without the time of day, so that equal data give equal pages.
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode("ascii")
-
-
-def _draw(spec: dict[str, Any], source: str) -> Markup:
-    # Matplotlib takes a second to import, and a page without figures does not need it.
-    from lockstep.report.page.figures import draw
-
-    return Markup(draw(spec, source))  # noqa: S704, since a figure escapes its own text
 
 
 @lru_cache(maxsize=1)

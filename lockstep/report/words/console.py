@@ -26,12 +26,18 @@ def console_table(
     terminal is asked, and 80 to 120 columns are taken.
     """
     columns = width or min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST)
-    trained = training_words.ordered(series)
-    shown = _shown(series)
-    lines = _lines(_names(shown), *_cells(results, shown), columns) if shown else []
-    if not trained:
-        return lines
-    return [*lines, *[""] * bool(lines), *_training(trained, columns)]
+    lines = []
+    if shown := _shown(series):
+        names = [curve.name for curve in shown]  # as a target may name it
+        if len(set(names)) < len(names):
+            names = [curve.case for curve in shown]
+        lines = _lines(names, *_cells(results, shown), columns)
+    if trained := training_words.ordered(series):
+        shared = training_words.common(trained, training_words.varied(trained))
+        lines += [""] * bool(lines)
+        lines += _lines(*training_words.for_terminal(trained), columns)
+        lines += sentence(f"all runs: {shared}", columns)
+    return lines
 
 
 def point_lines(results: Results, series: Sequence[Series]) -> list[str]:
@@ -40,40 +46,11 @@ def point_lines(results: Results, series: Sequence[Series]) -> list[str]:
     if len(lines) > MAX_LINES + 1:
         left = len(lines) - MAX_LINES - 1
         lines = [*lines[: MAX_LINES + 1], f"... {left} further lines: use --csv"]
-    return [*lines, *cost_lines(results, series), *ranking_card.rate_lines(series)]
-
-
-def cost_lines(results: Results, series: Sequence[Series]) -> list[str]:
-    """Return at which step the table's hours are, where they are of samples."""
+    # At which step the hours are, where they are of samples.
     points = [point for curve in _shown(series) for point in curve.points if point.step_s]
-    if {point.device_hours_per for point in points} <= {None, "run"}:
-        return []
-    return sentence(parts.cost_note(_unit_of_cost(results), points), NARROWEST)
-
-
-def _shown(series: Sequence[Series]) -> list[Series]:
-    """Return the ladders and what was not measured here; where there are none, all but training."""
-    others = [curve for curve in series if curve.row.training is None]
-    return [
-        curve for curve in others if curve.row.study in LADDERS or curve.row.origin != "measured"
-    ] or others
-
-
-def _training(series: Sequence[Series], columns: int) -> list[str]:
-    """Return the rows of training runs, and what all have in common."""
-    lines = _lines(*training_words.for_terminal(series), columns)
-    shared = training_words.common(series, training_words.varied(series))
-    return [*lines, *sentence(f"all runs: {shared}", columns)]
-
-
-def _lines(
-    names: Sequence[str], header: Sequence[str], cells: Sequence[Sequence[Sequence[str]]],
-    columns: int,
-) -> list[str]:  # fmt: skip
-    """Return aligned lines, a header first; names stand apart where numbers need the room."""
-    rows = [[name, *line] for name, one in zip(names, cells, strict=True) for line in one]
-    lines = numbers([["series", *header], *rows])
-    return lines if max(map(len, lines)) <= columns else _grouped(header, names, cells, columns)
+    if not {point.device_hours_per for point in points} <= {None, "run"}:
+        lines += sentence(parts.cost_note(_hours(results), points), NARROWEST)
+    return [*lines, *ranking_card.rate_lines(series)]
 
 
 def verdict(page: Mapping[str, Any]) -> list[str]:
@@ -89,45 +66,67 @@ def verdict(page: Mapping[str, Any]) -> list[str]:
     return [*lines, "", *sentence(f"next: {page['next']}", NARROWEST)]
 
 
-def _names(shown: Sequence[Series]) -> list[str]:
-    """Return what each series is called, as a target may name it."""
-    names = [curve.name for curve in shown]
-    return names if len(set(names)) == len(names) else [curve.case for curve in shown]
+def _shown(series: Sequence[Series]) -> list[Series]:
+    """Return the ladders and what was not measured here; where there are none, all but training."""
+    others = [curve for curve in series if curve.row.training is None]
+    return [
+        curve for curve in others if curve.row.study in LADDERS or curve.row.origin != "measured"
+    ] or others
+
+
+def _lines(
+    names: Sequence[str], header: Sequence[str], cells: Sequence[Sequence[Sequence[str]]],
+    columns: int,
+) -> list[str]:  # fmt: skip
+    """Return aligned lines, a header first; names are lines of their own where they are long."""
+    rows = [[name, *line] for name, one in zip(names, cells, strict=True) for line in one]
+    lines = numbers([["series", *header], *rows])
+    if max(map(len, lines)) <= columns:
+        return lines
+    aligned = iter(numbers([["", *header], *(["", *line] for cell in cells for line in cell)]))
+    lines = [next(aligned)]
+    for name, one in zip(names, cells, strict=True):
+        lines += [*sentence(name, columns), *(next(aligned) for _ in one)]
+    return lines
 
 
 def _cells(results: Results, shown: Sequence[Series]) -> tuple[list[str], list[list[list[str]]]]:
     """Return the names of the columns of numbers, and each series' lines of them."""
     points = [(curve, point) for curve in shown for point in curve.points]
+    # Hours of a run and hours of so many samples have a column each.
+    hours = {
+        (_hours(results) if per == "run" else f"{_hours(results)}/{per}"): [
+            formats.trimmed(p.device_hours if p.device_hours_per == per else None)
+            for _, p in points
+        ]
+        for per in dict.fromkeys(p.device_hours_per for _, p in points if p.device_hours_per)
+    }
     columns = {
         "n": [", ".join(filter(None, (str(p.world_size), curve.layout))) for curve, p in points],
         "speed-up": [_relative(curve, p, ratio(p.speedup)) for curve, p in points],
         "efficiency": [
             _relative(curve, p, f"{percent(p.parallel_efficiency)} %") for curve, p in points
         ],
-        **_hours(_unit_of_cost(results), [point for _, point in points]),
+        **hours,
         "throughput": [_throughput(curve, point) for curve, point in points],
-        "step time": [_step(point) for _, point in points],
+        "step time": [
+            formats.DASH if p.step_s is None else f"{number(p.step_s * parts.MILLI)} ms"
+            for _, p in points
+        ],
         "cost": [number(point.cost) for _, point in points],
         "time": [in_words(point.time_s) for _, point in points],
-        "weak view": [_weak_view(curve, point) for curve, point in points],
-    }
+        "weak view": [
+            f"{percent(p.time_ratio)} %"
+            if curve.row.scaling == "fixed-epochs" and p.time_ratio is not None else formats.DASH
+            for curve, p in points
+        ],
+    }  # fmt: skip
     kept = {name: cells for name, cells in columns.items() if set(cells) != {formats.DASH}}
     lines = iter(zip(*kept.values(), strict=True))
     return list(kept), [[list(next(lines)) for _ in curve.points] for curve in shown]
 
 
-def _hours(unit: str, points: Sequence[Point]) -> dict[str, list[str]]:
-    """Return what points take of the machine, of a run and of so many samples apart."""
-    kinds = dict.fromkeys(p.device_hours_per for p in points if p.device_hours_per)
-    return {
-        (unit if per == "run" else f"{unit}/{per}"): [
-            formats.trimmed(p.device_hours if p.device_hours_per == per else None) for p in points
-        ]
-        for per in kinds
-    }
-
-
-def _unit_of_cost(results: Results) -> str:
+def _hours(results: Results) -> str:
     return "rank-hours" if results.on_cpus else "GPU-hours"
 
 
@@ -144,26 +143,3 @@ def _throughput(series: Series, point: Point) -> str:
     if through is None:
         return formats.DASH if point.time_s or point.step_s else parts.absolute(point)
     return f"{number(through)} {series.row.sample_unit}/s"
-
-
-def _step(point: Point) -> str:
-    return formats.DASH if point.step_s is None else f"{number(point.step_s * parts.MILLI)} ms"
-
-
-def _weak_view(series: Series, point: Point) -> str:
-    fixed = series.row.scaling == "fixed-epochs" and point.time_ratio is not None
-    return f"{percent(point.time_ratio)} %" if fixed else formats.DASH
-
-
-def _grouped(
-    header: Sequence[str],
-    names: Sequence[str],
-    cells: Sequence[Sequence[Sequence[str]]],
-    columns: int,
-) -> list[str]:
-    """Return each series' name in a line of its own, its points below."""
-    aligned = iter(numbers([["", *header], *(["", *line] for cell in cells for line in cell)]))
-    lines = [next(aligned)]
-    for name, one in zip(names, cells, strict=True):
-        lines += [*sentence(name, columns), *(next(aligned) for _ in one)]
-    return lines

@@ -9,7 +9,6 @@ from lockstep.core.metrics import NOTABLE
 from lockstep.report.compute import quantities
 from lockstep.report.compute.scaling import Series
 from lockstep.report.compute.statistics import Interval
-from lockstep.report.load.results import Row
 
 Kind = Literal["keeps-up", "waits", "open"]
 
@@ -65,76 +64,65 @@ class Loading:
 
 def judge(series: Sequence[Series]) -> Loading | None:
     """Return what the loader study says; None where no step was fed by a loader."""
-    settings = [
-        setting for each in series if each.row.study == "loader" if (setting := _setting(each))
-    ]
+    settings = []
+    for curve in series:
+        point = curve.points[-1]
+        idle = quantities.values(point.rows, "loader_idle")
+        if curve.row.study != "loader" or not idle:
+            continue
+        # Factors that had no effect are left out.
+        row = point.rows[0]
+        unsaid = ("local_batch", *(row.details.get("ignored") or {}))
+        factors = {
+            name: value for name, value in row.factors.items()
+            if name not in unsaid and (value or name == "num_workers")
+        }  # fmt: skip
+        share = quantities.centre(idle, "loader_idle")
+        interval = quantities.interval(point.rows, "loader_idle")
+        settings.append(
+            Setting(factors, point.rate, share, interval, point.world_size, point.num_launches)
+        )
     if not settings:
         return None
-    best_first = tuple(sorted(settings, key=lambda one: one.idle))
-    return Loading(_kind(best_first[0]), best_first)
-
-
-def _kind(best: Setting) -> Kind:
+    settings.sort(key=lambda setting: setting.idle)
+    best = settings[0]
     # A share that is cut off at 0 in every launch has no spread, and no interval.
     never = best.idle == 0 and best.num_launches > 1
     low, high = best.interval or ((0.0, 0.0) if never else (0.0, 1.0))
-    if high < NOTABLE:
-        return "keeps-up"
-    return "waits" if low >= NOTABLE else "open"
-
-
-def _setting(series: Series) -> Setting | None:
-    point = series.points[-1]
-    idle = quantities.values(point.rows, "loader_idle")
-    if not idle:
-        return None
-    return Setting(
-        _options(point.rows[0]),
-        point.rate,
-        quantities.centre(idle, "loader_idle"),
-        quantities.interval(point.rows, "loader_idle"),
-        point.world_size,
-        point.num_launches,
-    )
-
-
-def _options(row: Row) -> dict[str, object]:
-    """Return the factors that had an effect."""
-    ignored = row.details.get("ignored") or {}
-    unsaid = ("local_batch", *ignored)
-    said = {name: value for name, value in row.factors.items() if name not in unsaid}
-    return {name: value for name, value in said.items() if value or name == "num_workers"}
-
-
-def lines(loading: Loading) -> list[str]:
-    """Return the card."""
-    best = loading.settings[0]
-    waits = f"{percent(best.idle)} % of a step waits for it with {_text(best)}"
-    headline = f"{SAID[loading.kind]} {waits}."
-    rows = [_row(each) for each in loading.settings]
-    todo = NEXT[loading.kind] or f"give your DataLoader {_options_text(best)}"
-    where = f"a small model's step, {counted(best.num_ranks, 'rank')} loading at once"
-    return [headline, *rows, f"next      {todo}", f"trust     {where}; yours may eat more slowly"]
-
-
-def _row(setting: Setting) -> str:
-    span = percent_span(setting.interval) if setting.interval else "no interval"
-    rate = f"{number(setting.images_per_s)} images/s"
-    return f"  {_text(setting):<53}{rate:>16} {percent(setting.idle):>6} % waits   {span}"
-
-
-def _text(setting: Setting) -> str:
-    place = PLACES.get(str(setting.factors.get("dataset")), "")
-    place += f", {setting.factors['cache']}" if setting.factors.get("cache") else ""
-    return _options_text(setting) + (f" ({place})" if place else "")
-
-
-def _options_text(setting: Setting) -> str:
-    options = {name: value for name, value in setting.factors.items() if name not in NOT_OPTIONS}
-    return ", ".join(f"{name}={value}" for name, value in options.items())
+    kind: Kind = "keeps-up" if high < NOTABLE else "waits" if low >= NOTABLE else "open"
+    return Loading(kind, tuple(settings))
 
 
 def card(series: Sequence[Series]) -> list[str]:
     """Return what results say of loading; no line where they say nothing."""
     loading = judge(series)
     return lines(loading) if loading else []
+
+
+def lines(loading: Loading) -> list[str]:
+    """Return the card."""
+    best = loading.settings[0]
+    waits = f"{percent(best.idle)} % of a step waits for it with {_text(best)}"
+    rows = []
+    for setting in loading.settings:
+        span = percent_span(setting.interval) if setting.interval else "no interval"
+        rate = f"{number(setting.images_per_s)} images/s"
+        waiting = f"{percent(setting.idle):>6} % waits   {span}"
+        rows.append(f"  {_text(setting):<53}{rate:>16} {waiting}")
+    todo = NEXT[loading.kind] or f"give your DataLoader {_options(best)}"
+    where = f"a small model's step, {counted(best.num_ranks, 'rank')} loading at once"
+    return [
+        f"{SAID[loading.kind]} {waits}.", *rows, f"next      {todo}",
+        f"trust     {where}; yours may eat more slowly",
+    ]  # fmt: skip
+
+
+def _text(setting: Setting) -> str:
+    place = PLACES.get(str(setting.factors.get("dataset")), "")
+    place += f", {setting.factors['cache']}" if setting.factors.get("cache") else ""
+    return _options(setting) + (f" ({place})" if place else "")
+
+
+def _options(setting: Setting) -> str:
+    options = {name: value for name, value in setting.factors.items() if name not in NOT_OPTIONS}
+    return ", ".join(f"{name}={value}" for name, value in options.items())

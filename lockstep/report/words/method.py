@@ -1,12 +1,14 @@
 """How times were taken and on what they rest, in the same words on the page and in a pack."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from lockstep.core import formats
+from lockstep.core import formats, record
 from lockstep.core.formats import counted, listed
 from lockstep.core.record import Basis
-from lockstep.report.compute.scaling import Point
-from lockstep.report.load.results import Row
+from lockstep.core.studies import TRAINING
+from lockstep.report.compute.scaling import Point, Series
+from lockstep.report.load.results import Results, Row
 
 NOT_RECORDED = "Basis: what a step read is not recorded, so the numbers may be an upper bound."
 # What production does beside the steps that are measured.
@@ -14,6 +16,13 @@ BOUND = (
     "Throughput and efficiency are an upper bound for production, which also reads and decodes "
     "data, writes checkpoints, and may have batches of unequal length."
 )
+# Of what was imported and not measured here.
+IMPORTED = {
+    "cited": "Cited: published or logged by others, not measured by Lockstep.",
+    "target": "Targets: expected by their authors, measured by nobody.",
+}
+# Characters of an image's digest that tell it apart.
+DIGEST = 12
 
 
 def timing(
@@ -86,3 +95,39 @@ def nodes(rows: Iterable[Row]) -> str:
     """Say on how many nodes rows were measured at most."""
     most = max((row.num_nodes for row in rows if row.num_nodes), default=None)
     return f"up to {counted(most, 'node')}" if most else "an unknown number of nodes"
+
+
+def basis_sentences(rows: Sequence[Row]) -> list[str]:
+    """Say on what training steps rest; nothing where none was taken."""
+    steps = [row for row in rows if row.study in TRAINING and not row.program]
+    bases = [record.basis_of(row.details) for row in steps]
+    return [basis(bases, [row.precision for row in steps])] if steps else []
+
+
+def put_basis(
+    sections: Sequence[dict[str, Any]], results: Results, series: Sequence[Series]
+) -> None:
+    """Give each figure of the sections what it rests on, as `basis`, for one that is saved alone.
+
+    That is what steps contain, and the machine; of a section of no study, of all that was measured.
+    """
+    measured = [curve for curve in series if curve.row.origin == "measured"]
+    for section in sections:
+        own = [curve for curve in measured if curve.row.study == section["id"]] or measured
+        rows = [row for curve in own for point in curve.points for row in point.rows]
+        imported = IMPORTED.get(section["origin"])
+        texts = [imported] if imported else [*basis_sentences(rows), *_machine(results, rows)]
+        for figure in section["figures"]:
+            figure["basis"] = texts
+
+
+def _machine(results: Results, rows: Sequence[Row]) -> list[str]:
+    known: list[Mapping[str, Any]] = [launch.provenance for launch in results.launches]
+    images = {str(one["image_sha256"])[:DIGEST]: None for one in known if one.get("image_sha256")}
+    image = f"image {listed(images, 2)}" if images else "no image"
+    if not known:
+        return []
+    return [
+        f"Machine: {listed(results.device_names, 3) or 'unknown devices'}, {nodes(rows)}, {image}; "
+        "whether others shared the nodes is not recorded."
+    ]

@@ -10,13 +10,13 @@ from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.slow import Slowest
 from lockstep.report.load.recorded import KEY as RECORDED
 from lockstep.report.load.results import Results
-from lockstep.report.page import losses
 from lockstep.report.words import verdict_card
 from lockstep.report.words.verdict_card import Judged
 
 WANTED_LAUNCHES = 3
 UNMEASURED = "Mend why no case has a result, which is under Not measured, and run it again."
 CITED_ALONE = "Measure the same points on the machine you will use; cited numbers are no evidence."
+RECORDED_ALONE = "Measure your own machine: lockstep run, which needs the extra [bench] (torch)."
 ON_GPUS = "Run the same campaign on the GPUs you will use: the suite works on this machine."
 OWN_ON_GPUS = "Then measure it on the GPUs you will use."
 THEN_ON_GPUS = "Then run the same campaign on the GPUs you will use."
@@ -24,6 +24,11 @@ UNEXPLAINED = (
     "Give lockstep.measure the model in DDP, ddp=model: it then says what a step loses, and to "
     "which rank."
 )
+MORE_SEEDS = (
+    f"Train every setting with at least {WANTED_LAUNCHES} seeds: without them the accuracy has no "
+    "interval, or a wide one."
+)
+TRAINED = "Train what you would change, and hold it against these runs: lockstep compare."
 # The ratio of an interval's ends beyond which a point says little.
 WIDE = 1.5
 
@@ -32,7 +37,7 @@ def next_step(
     results: Results,
     series: Sequence[Series],
     threshold: float,
-    slowest: Sequence[Slowest],
+    slowest: Slowest | None,
     judged: Judged | None = None,
 ) -> str:
     """Return the most useful next action that the data call for."""
@@ -40,19 +45,21 @@ def next_step(
     if not measured:
         return UNMEASURED if results.launches else CITED_ALONE
     if results.campaign.get(RECORDED):
-        return "Measure your own machine: lockstep run, which needs the extra [bench] (torch)."
+        return RECORDED_ALONE
     if results.on_cpus and not all(row.program for row in results.rows):
         if first := _of_own_tests(measured, threshold, judged):
             return f"{first} {OWN_ON_GPUS}"
         first = _more_launches(measured) or _undecided(measured, threshold)
         return f"{first} {THEN_ON_GPUS}" if first else ON_GPUS
     if slowest:
-        return losses.slow_advice(slowest[0])
+        return verdict_card.slow_advice(slowest)
+    points = [point for curve in measured for point in curve.points]
     if all(curve.row.training for curve in measured):
-        return _after_training(measured)
-    if better := _better_evidence(measured):
-        return better
-    if first := _of_own_tests(measured, threshold, judged):
+        seeds = min(len({learning.seed(row) for row in point.rows}) for point in points)
+        return MORE_SEEDS if seeds < WANTED_LAUNCHES else TRAINED
+    if flagged := next((p.flags[0] for p in points if p.flags), None):
+        return f"Remove the cause of the flags and measure those points again, first: {flagged}."
+    if first := _more_launches(measured) or _of_own_tests(measured, threshold, judged):
         return first
     if not without_laddered(measured):
         return "Change the program, and hold it against these runs: lockstep compare."
@@ -63,40 +70,19 @@ def _of_own_tests(measured: Sequence[Series], threshold: float, judged: Judged |
     """Return what tests of one's own can change by themselves; empty where nothing is shown."""
     if judged and judged.is_own:
         return f"For {judged.title}: {judged.advice}." if judged.advice else ""
-    own = (curve for curve in measured if curve.row.is_own_test and _falls(curve, threshold))
-    lost = any(_lacks_model(verdict_card.telling(curve, threshold)) for curve in own)
-    return UNEXPLAINED if lost else ""
-
-
-def _lacks_model(point: Point) -> bool:
-    """Tell whether a step was measured without its model in DDP."""
-    return not point.blocked_by and not any(
-        row.rank_variant_s
-        or row.details.get("bucket_bytes")
-        or "own-waits" in ({flag.kind for flag in row.flags})
-        for row in point.rows
-    )
-
-
-def _after_training(series: Sequence[Series]) -> str:
-    """Return what follows where nothing but training runs was measured."""
-    points = [point for curve in series for point in curve.points]
-    seeds = min(len({learning.seed(row) for row in point.rows}) for point in points)
-    if seeds < WANTED_LAUNCHES:
-        return (
-            f"Train every setting with at least {WANTED_LAUNCHES} seeds: without them the accuracy "
-            "has no interval, or a wide one."
-        )
-    return "Train what you would change, and hold it against these runs: lockstep compare."
-
-
-def _better_evidence(measured: Sequence[Series]) -> str:
-    """Return what must be measured again before anything is concluded; empty where nothing must."""
-    points = [point for curve in measured for point in curve.points]
-    flagged = next((p.flags[0] for p in points if p.flags), None)
-    if flagged:
-        return f"Remove the cause of the flags and measure those points again, first: {flagged}."
-    return _more_launches(measured)
+    for curve in measured:
+        point = verdict_card.telling(curve, threshold)
+        if not (curve.row.is_own_test and _falls(curve, threshold)) or point.blocked_by:
+            continue
+        # Such a step was measured without its model in DDP.
+        if not any(
+            row.rank_variant_s
+            or row.details.get("bucket_bytes")
+            or "own-waits" in ({flag.kind for flag in row.flags})
+            for row in point.rows
+        ):
+            return UNEXPLAINED
+    return ""
 
 
 def _more_launches(measured: Sequence[Series]) -> str:
@@ -111,9 +97,20 @@ def _more_launches(measured: Sequence[Series]) -> str:
     return ""
 
 
+def is_wide(point: Point) -> bool:
+    """Tell whether a point's interval is too wide to say much, or cannot be given."""
+    if point.rate_interval is None:
+        return len(set(point.rates)) > 1
+    return point.rate_interval[1] > WIDE * point.rate_interval[0]
+
+
+def _main_ladders(measured: Sequence[Series]) -> list[Series]:
+    return [curve for curve in measured if curve.row.study in LADDERS and curve.main is None]
+
+
 def _undecided(measured: Sequence[Series], threshold: float) -> str:
     """Return of which size launches leave open whether it is good; empty where of none."""
-    for curve in (each for each in measured if each.row.study in LADDERS and each.main is None):
+    for curve in _main_ladders(measured):
         good, unshown = curve.good(threshold), curve.unshown(threshold)
         # Between a size that is good and one that is not, the ladder's end is known well enough.
         if unshown and not (good and len(good) + len(unshown) < len(curve.above)):
@@ -126,20 +123,13 @@ def _undecided(measured: Sequence[Series], threshold: float) -> str:
     return ""
 
 
-def is_wide(point: Point) -> bool:
-    """Tell whether a point's interval is too wide to say much, or cannot be given."""
-    if point.rate_interval is None:
-        return len(set(point.rates)) > 1
-    return point.rate_interval[1] > WIDE * point.rate_interval[0]
-
-
 def _after_ladders(measured: Sequence[Series], threshold: float, judged: Judged | None) -> str:
     """Return what follows from all main ladders together: a size, a cause, or larger sizes."""
-    ladders = [curve for curve in measured if curve.row.study in LADDERS and curve.main is None]
+    ladders = _main_ladders(measured)
     if not ladders or all(len(curve.points) == 1 for curve in ladders):
         return "Measure at least three world sizes, so that scaling can be judged."
-    lost = [curve for curve in ladders if _falls(curve, threshold)]
-    if not lost:
+    falling = [curve for curve in ladders if _falls(curve, threshold)]
+    if not falling:
         size = min(curve.points[-1].world_size for curve in ladders)
         worst = min(ladders, key=lambda curve: curve.points[-1].parallel_efficiency)
         return (
@@ -148,23 +138,18 @@ def _after_ladders(measured: Sequence[Series], threshold: float, judged: Judged 
         )
     if judged and judged.advice and _falls(judged.series, threshold):
         return f"For {judged.title}: {judged.advice}."
-    return _use(lost, [curve for curve in ladders if curve not in lost], threshold)
+    text = (
+        f"Use the sizes named above: no larger one is shown to reach {100 * threshold:.0f} % "
+        f"efficiency in {listed(dict.fromkeys(curve.row.study for curve in falling))} scaling"
+    )
+    if kept := [curve for curve in ladders if curve not in falling]:
+        size = max(curve.points[-1].world_size for curve in kept)
+        verb = "is" if len(kept) == 1 else "are"
+        names = listed((curve.name for curve in kept), 3)
+        text += f", while {names} {verb} still good at {size} ranks"
+    return f"{text}."
 
 
 def _falls(series: Series, threshold: float) -> bool:
     point = verdict_card.telling(series, threshold)
     return point is not series.base and point.parallel_efficiency < threshold
-
-
-def _use(lost: Sequence[Series], kept: Sequence[Series], threshold: float) -> str:
-    goal = f"{100 * threshold:.0f} %"
-    studies = dict.fromkeys(curve.row.study for curve in lost)
-    text = (
-        f"Use the sizes named above: no larger one is shown to reach {goal} efficiency in "
-        f"{listed(studies)} scaling"
-    )
-    if not kept:
-        return f"{text}."
-    size = max(curve.points[-1].world_size for curve in kept)
-    beside = listed((curve.name for curve in kept), 3)
-    return f"{text}, while {beside} {'is' if len(kept) == 1 else 'are'} still good at {size} ranks."

@@ -1,20 +1,47 @@
-"""What bounds the step of a campaign, as the card that a page and a command show."""
+"""What bounds the step of a campaign: the card that a page and a command show, and its sentences.
+
+The sentences say why a point falls short of the ideal, which rank is slow, and what to do.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from lockstep.core.formats import counted, number, percent
+from lockstep.core.metrics import NOTABLE
 from lockstep.core.studies import LADDERS
-from lockstep.measure.causes.bound import Bound, Kind
-from lockstep.measure.causes.card import NEXT_OWN, card, headline, late_text, next_text, next_with
+from lockstep.measure.causes.bound import NAMES, Bound, Cause, Kind
+from lockstep.measure.causes.card import (
+    LATE_NEXT,
+    NEXT_OWN,
+    card,
+    headline,
+    late_text,
+    next_text,
+    next_with,
+)
+from lockstep.measure.causes.division import LateInput
 from lockstep.report.compute import quantities, slow
+from lockstep.report.compute.quantities import Loss, Part, Reason
 from lockstep.report.compute.scaling import Point, Series
-from lockstep.report.page import losses
-from lockstep.report.page.parts import sound
+from lockstep.report.compute.slow import Slowest
+from lockstep.report.compute.statistics import Interval
+from lockstep.report.page.parts import MILLI, ms, ms_span, sound
 
-# The first of these that was measured is what a card is of.
 # Tests of one's own are steps of their own: so many are judged, and so many are printed in full.
 MOST_JUDGED, MOST_CARDS = 20, 4
+ADVICE: dict[Cause, str] = {
+    "exposed": "try a larger batch per rank, and the bucket sizes",
+    "imbalance": "look at its device, its clocks, and what else runs on its host",
+    "input": "try more loader workers, pinned memory and prefetching",
+    "fixed": "it does not shrink with the batch: try a larger batch per rank, torch.compile or a "
+    "CUDA graph",
+    "contention": "ranks wait for cores, or compute longer than a rank of the baseline does: they "
+    "share cores, caches, memory bandwidth or power with each other or with other processes",
+    "own": "each rank computes longer than its share of the baseline: its batch is too small to "
+    "fill the device, or ranks share cores and memory bandwidth",
+    "ddp": "it takes as long at every size: try a larger batch per rank",
+}
 
 
 @dataclass(frozen=True)
@@ -28,23 +55,29 @@ class Judged:
     @property
     def title(self) -> str:
         """Which point it is of."""
-        ranks = "rank" if self.point.world_size == 1 else "ranks"
-        return f"{self.series.label} on {self.point.world_size} {ranks}"
+        return f"{self.series.label} on {counted(self.point.world_size, 'rank')}"
 
     @property
     def lines(self) -> list[str]:
         """The card's lines."""
-        return card(self.bound, self._hosts, self._todo, self._slowest, self._latest)
+        return self._lines(self._next())
 
     @property
     def measured(self) -> list[str]:
         """The card's lines without what to try next, for where that is shown apart."""
-        return card(self.bound, self._hosts, {}, self._slowest, self._latest)
+        return self._lines({})
+
+    def _lines(self, todo: Mapping[Kind, str]) -> list[str]:
+        hosts = self.point.rows[0].rank_hosts
+        same = all(row.rank_hosts == hosts for row in self.point.rows)
+        slowest = slow.slowest(self.point.rows) if self.bound.num_launches > 1 else None
+        slow_rank = slow_text(slowest) if slowest else ""
+        return card(self.bound, hosts if same else (), todo, slow_rank, self._latest())
 
     @property
     def advice(self) -> str:
         """What to try next; empty where no cause is shown."""
-        text = next_text(self.bound.kind, self._todo, self._latest)
+        text = next_text(self.bound.kind, self._next(), self._latest())
         return text if self.bound.named else ""
 
     @property
@@ -52,29 +85,12 @@ class Judged:
         """Whether the step is that of a test of one's own."""
         return self.series.row.is_own_test
 
-    @property
-    def lost_share(self) -> float:
-        """Share of the step that the largest cause shown takes; 0 without one."""
-        return max((share.seconds for share in self.bound.named), default=0.0) / self.bound.step_s
-
-    @property
-    def _todo(self) -> Mapping[Kind, str]:
+    def _next(self) -> Mapping[Kind, str]:
         return NEXT_OWN if self.is_own else next_with(self.series.row.workload)
 
-    @property
-    def _slowest(self) -> str:
-        slowest = slow.slowest(self.point.rows) if self.bound.num_launches > 1 else None
-        return losses.slow_text(slowest) if slowest else ""
-
-    @property
     def _latest(self) -> str:
-        found = slow.latest(self.point.rows)
-        return late_text(*found) if found else ""
-
-    @property
-    def _hosts(self) -> Sequence[str]:
-        hosts = self.point.rows[0].rank_hosts
-        return hosts if all(row.rank_hosts == hosts for row in self.point.rows) else ()
+        late = slow.latest(self.point.rows)
+        return late_text(*late) if late else ""
 
 
 def judge(series: Sequence[Series], threshold: float) -> Judged | None:
@@ -87,18 +103,33 @@ def judge_all(series: Sequence[Series], threshold: float) -> list[Judged]:
 
     That is the smallest size whose efficiency is below the threshold, else the largest, of the
     strong series where there is one, else of the weak, else of the quickest setting. Of one's own
-    tests the one that scales worst is the first. A series with an error of the check has no
-    verdict, and none of this either.
+    tests the one that scales worst is the first, as in the headlines. A series with an error of the
+    check has no verdict, and none of this either.
     """
-    found = _judged(series, threshold)
+
+    def place(curve: Series) -> tuple[int, float]:
+        if curve.row.study not in LADDERS:
+            return len(LADDERS), -curve.points[-1].rate
+        efficiency = curve.points[-1].parallel_efficiency
+        return LADDERS.index(curve.row.study), efficiency if curve.row.is_own_test else 0.0
+
+    def judged() -> Iterator[Judged]:
+        for curve in sorted(sound(series), key=place):
+            point = telling(curve, threshold)
+            if bound := quantities.judged(curve, point):
+                yield Judged(curve, point, bound)
+
+    found = judged()
     first = next(found, None)
     if first is None or not first.is_own:
         return [first] if first else []
-    own = [first, *(judged for judged in islice(found, MOST_JUDGED - 1) if judged.is_own)]
-    # As the headlines, so that the page is about one test.
-    return sorted(
-        own, key=lambda judged: (judged.series.points[-1].parallel_efficiency, -judged.lost_share)
-    )
+
+    def worst(one: Judged) -> tuple[float, float]:
+        lost_s = max((share.seconds for share in one.bound.named), default=0.0)
+        return one.series.points[-1].parallel_efficiency, -lost_s / one.bound.step_s
+
+    own = [first, *(one for one in islice(found, MOST_JUDGED - 1) if one.is_own)]
+    return sorted(own, key=worst)
 
 
 def printed(series: Sequence[Series], threshold: float, *, has_next: bool = True) -> list[str]:
@@ -107,29 +138,89 @@ def printed(series: Sequence[Series], threshold: float, *, has_next: bool = True
     lines = []
     for judged in cards[:MOST_CARDS]:
         lines += ["", f"{judged.title}:", *(judged.lines if has_next else judged.measured)]
-    further = [f"{one.title}: {headline(one.bound)}" for one in cards[MOST_CARDS:]]
+    further = [f"{judged.title}: {headline(judged.bound)}" for judged in cards[MOST_CARDS:]]
     return [*lines, *[""] * bool(further), *further]
-
-
-def _judged(series: Sequence[Series], threshold: float) -> Iterator[Judged]:
-    for curve in sorted(sound(series), key=_place):
-        point = telling(curve, threshold)
-        if bound := quantities.judged(curve, point):
-            yield Judged(curve, point, bound)
-
-
-def _place(series: Series) -> tuple[int, float]:
-    """Put ladders first, as `LADDERS` has them, then the quickest setting of all others.
-
-    Of tests of one's own the one that scales worst comes first, as in the headlines.
-    """
-    if series.row.study in LADDERS:
-        efficiency = series.points[-1].parallel_efficiency
-        return LADDERS.index(series.row.study), efficiency if series.row.is_own_test else 0.0
-    return len(LADDERS), -series.points[-1].rate
 
 
 def telling(series: Series, threshold: float) -> Point:
     """Return the smallest size whose efficiency is below the threshold, else the largest."""
     below = (point for point in series.points if point.parallel_efficiency < threshold)
     return next(below, series.points[-1])
+
+
+def why_short(series: Series, point: Point, why: Reason | None) -> str | None:
+    """Return in a sentence why a point falls short, and what to do; None where little is lost."""
+    if why is None or why.kind == "little":
+        return None
+    lost = why.loss
+    start = (
+        f"{series.label} on {counted(point.world_size, 'rank')}: a step takes "
+        f"{number(lost.step_s * MILLI)} ms where {number((lost.step_s - lost.seconds) * MILLI)} ms "
+        f"are ideal, {ms(lost.seconds)} ms{_brackets(lost.interval)}"
+    )
+    if why.kind == "open":
+        return f"{start}; {_no_cause(lost)}."
+    who = whose(slow.slowest(point.rows), slow.latest(point.rows))
+    losses = {part.cause: part for part in lost.parts}
+    first, *others = (_share(part, losses.get(part.cause, part), who) for part in why.named)
+    beside = f"; beside it {' and '.join(others)}" if others else ""
+    cause = why.named[0].cause
+    advice = f"look at {LATE_NEXT}" if cause == "input" and cause in who else ADVICE[cause]
+    return f"{start}; {first}: {advice}{beside}."
+
+
+def _share(part: Part, lost: Part, who: Mapping[Cause, str]) -> str:
+    """Say how much of a loss goes to a cause, and to which rank where one is slow.
+
+    Where the baseline has the cause, too, less of it is lost than it takes: then both are named.
+    """
+    named = f"to {NAMES[part.cause]}{who.get(part.cause, '')}"
+    if ms(part.seconds) == ms(lost.seconds):
+        return f"{ms(part.seconds)} ms{_brackets(part.interval)} {named}"
+    whole = f"{ms(part.seconds, signed=False)} ms{_brackets(part.interval, signed=False)}"
+    return f"{ms(lost.seconds)} ms{_brackets(lost.interval)} {named}, which takes {whole} in all"
+
+
+def _no_cause(lost: Loss) -> str:
+    """Say that no cause is shown, with what the data leave open."""
+    if lost.seconds < NOTABLE * lost.step_s:
+        return "not enough evidence that anything is lost: measure more launches"
+    start = "not enough evidence for a cause"
+    if not any(part.interval for part in lost.parts):
+        return f"{start}: no interval is known of any; measure each size in 3 launches or more"
+    each = ", ".join(
+        f"{NAMES[part.cause]} {ms(part.seconds)} ms{_brackets(part.interval)}"
+        for part in lost.parts
+    )
+    return f"{start} ({each}): measure more launches"
+
+
+def _brackets(interval: Interval | None, signed: bool = True) -> str:
+    return f" ({ms_span(interval, signed)})" if interval else " (no interval)"
+
+
+def whose(slowest: Slowest | None, late: tuple[LateInput, str] | None) -> dict[Cause, str]:
+    """Return by cause whom the others wait for, in brackets, where that is shown."""
+    names: dict[Cause, str] = {"imbalance": f" ({slow_text(slowest)})"} if slowest else {}
+    return names | ({"input": f" ({late_text(*late)})"} if late else {})
+
+
+def slow_text(slowest: Slowest) -> str:
+    """Name the host or rank that is slowest in most launches, with how much slower it is."""
+    who = slowest.host if slowest.rank is None else f"rank {slowest.rank}"
+    who += f" on {slowest.host}" if slowest.rank is not None and slowest.host else ""
+    low, high = (percent(end - 1) for end in slowest.interval)
+    return (
+        f"{who} is the slowest in {slowest.num_seen} of {slowest.num_launches} launches, by "
+        f"{percent(slowest.ratio - 1)} % ({low} to {high} %)"
+    )
+
+
+def slow_advice(slowest: Slowest) -> str:
+    """Say what to do about a slow host or rank."""
+    away = (
+        f"measure again without it (sbatch --exclude={slowest.host}), and have it looked at"
+        if slowest.is_elsewhere and slowest.host
+        else ADVICE["imbalance"]
+    )
+    return f"{slow_text(slowest)}: {away}."
