@@ -138,11 +138,11 @@ def _judge(
     results: "Results", baseline: int | None, cost_per_gpu_hour: float | None
 ) -> "Evaluation":
     """Evaluate the results, and print the errors of the check and what is left out."""
-    from lockstep.report.check import terminal
+    from lockstep.report.check import checker
     from lockstep.report.compute.evaluation import evaluate
 
     evaluation = evaluate(results, baseline, cost_per_gpu_hour)
-    terminal.say_errors(evaluation.findings)
+    checker.say_errors(evaluation.findings)
     _say_kept(evaluation, baseline)
     return evaluation
 
@@ -249,7 +249,7 @@ def _print_points(results: "Results", series: "list[Series]", threshold: float) 
 
 def _publish(page: dict[str, Any], findings: "list[Finding]", target: Path) -> None:
     """Write the page, print what it says first and how to open it."""
-    from lockstep.report.check import terminal
+    from lockstep.report.check import checker
     from lockstep.report.page import render
     from lockstep.report.words import console
 
@@ -257,7 +257,7 @@ def _publish(page: dict[str, Any], findings: "list[Finding]", target: Path) -> N
     for line in console.verdict(page):
         click.echo(line)
     where = "; the page and lockstep check name them" if findings else ""
-    click.echo(f"check: {terminal.counts(findings)}{where}")
+    click.echo(f"check: {checker.counts(findings)}{where}")
     click.echo(f"report: {click.format_filename(target)}")
     click.echo(f"open it in a browser: {target.resolve().as_uri()}")
 

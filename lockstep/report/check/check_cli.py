@@ -93,16 +93,16 @@ def check(
         ctx.exit(judge(paths, targets, against, allowed, as_json=as_json))
     if against is not None or allowed:
         raise click.UsageError("--against and --allow are about targets; give --targets with them")
-    from lockstep.report.check import checker, terminal
+    from lockstep.report.check import checker
     from lockstep.report.load.reading import gather
 
     findings = checker.check(gather(paths))
     if as_json:
         click.echo(json.dumps({"findings": [finding.record() for finding in findings]}, indent=1))
     else:
-        for line in terminal.lines(findings):
+        for line in checker.lines(findings):
             click.echo(line)
-        click.echo(terminal.counts(findings))
+        click.echo(checker.counts(findings))
     ctx.exit(any(finding.level == "error" for finding in findings))
 
 
@@ -116,7 +116,7 @@ def judge(
 ) -> int:
     """Judge results by targets, and return the exit code."""
     from lockstep.report import looks
-    from lockstep.report.check import checker, terminal
+    from lockstep.report.check import checker
     from lockstep.report.compare.comparison import compare, renamed
     from lockstep.report.gate import gates, verdicts
     from lockstep.report.gate.targets import load
@@ -138,7 +138,7 @@ def judge(
         judged = list(map(verdicts.of_one_job, judged))
     history = looks.history("gate", [path for path in (against, *paths) if path is not None])
     judged, look = verdicts.at_look(judged, history, sides)
-    terminal.say_errors(findings)
+    checker.say_errors(findings)
     warnings = verdicts.heard(judged, findings)
     if as_json:
         click.echo(json.dumps(verdicts.document(judged, warnings, look), indent=1, allow_nan=False))

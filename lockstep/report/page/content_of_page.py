@@ -11,7 +11,7 @@ from lockstep.core import formats
 from lockstep.core.formats import counted, number
 from lockstep.core.metrics import NOTABLE
 from lockstep.core.studies import TRAINING
-from lockstep.report.check import checker, terminal
+from lockstep.report.check import checker
 from lockstep.report.check.checker import Finding
 from lockstep.report.columns import table
 from lockstep.report.compute import learning, slow
@@ -60,7 +60,7 @@ def page(evaluation: Evaluation, threshold: float, command: str = "") -> dict[st
         "band": _band(results),
         "summary": _summary(results, series),
         "errors": page_facts.error_lines(findings),
-        **_top(evaluation, series, threshold, terminal.counts(findings) if findings else ""),
+        **_top(evaluation, series, threshold, checker.counts(findings) if findings else ""),
         "source": _source(_title(results, series), results, command),
         "sections": sections,
         "data": ({"schema": 1, "points": table(series)}),
