@@ -297,7 +297,9 @@ def test_a_fact_of_another_kind_is_never_one_of_the_rest(tmp_path):
         flags = [{"kind": "throttled", "rank": rank, "host": "n", "reasons": "heat"}]
         flags += [{"kind": "sockets-beside-infiniband", "links": 1, "devices": "mlx5_0"}] * rank
         write(tmp_path, document(f"w1-r{rank}", 1, {f"a[{rank}]": record(flags=flags)}))
-    groups = [one for one in checker.grouped(check(gather([tmp_path]))) if one.first.rule == "flagged"]
+    groups = [
+        one for one in checker.grouped(check(gather([tmp_path]))) if one.first.rule == "flagged"
+    ]
     assert [len(one.facts) for one in groups] == [3, 1]
     assert [one.message(1).count("1 more of the kind") for one in groups] == [0, 0]
     assert "2 more of the kind" in groups[0].message(1)

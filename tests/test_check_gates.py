@@ -9,9 +9,8 @@ from planted_errors import PLANTED, STUDIES, WARNED, copied, give, provenance, t
 from lockstep.report.check.checker import check, errors
 from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.scaling import series_of
-from lockstep.report.gate.gates import verdicts
+from lockstep.report.gate.gates import block, verdicts
 from lockstep.report.gate.targets import Targets
-from lockstep.report.gate.verdicts import block
 from lockstep.report.load.reading import gather
 from lockstep.report.page.content_of_page import page
 from lockstep.report.page.render import html
