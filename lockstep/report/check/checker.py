@@ -18,7 +18,9 @@ from lockstep.core.formats import counted
 
 # Importing them registers their rules.
 from lockstep.report.check import curves, launches, recorded_facts  # noqa: F401
-from lockstep.report.check.evidence import FLAGGED, RULES, Evidence, Finding, Place
+from lockstep.report.check.evidence import FLAGGED, Evidence, Place
+from lockstep.report.check.evidence import RULES as RULES
+from lockstep.report.check.evidence import Finding as Finding
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.results import Results, Row
 
