@@ -475,8 +475,8 @@ def test_where_only_singularity_is_there_apptainer_is_missing(tmp_path, stand_in
 
 def test_an_apptainer_with_setuid_needs_neither_namespaces_nor_fuse(tmp_path, stand_in):
     stand_in("apptainer", "echo APPTAINER_SUID_INSTALL=1")
-    for check in (cluster_checks.namespaces, cluster_checks.fuse):
-        assert check(subject(tmp_path)).level == "not needed"
+    for look in (cluster_checks.namespaces, cluster_checks.fuse):
+        assert look(subject(tmp_path)).level == "not needed"
 
 
 @pytest.mark.parametrize("switch", ["NAMESPACES", "CLONE", "APPARMOR"])

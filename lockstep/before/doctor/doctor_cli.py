@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lockstep.core.findings import wrapped
+from lockstep.core.findings import Level, wrapped
 from lockstep.slurm.submit.cli_options import FoundSite, say_site, site_option
 
 if TYPE_CHECKING:
     from lockstep.before.doctor.cluster_checks import Diagnosis
 
 WIDTH, STATUS_WIDTH, NAME_WIDTH = 80, 12, 18
-LEVELS = ("ok", "warning", "missing", "not needed")
+LEVELS: tuple[Level, ...] = ("ok", "warning", "missing", "not needed")
 
 
 @click.command()

@@ -67,7 +67,9 @@ def constant_work(evidence: Evidence) -> Iterator[Finding]:
     for series in evidence.measured:
         for point in series.points:
             for flag in (flag for flag in point.flags if flag.kind == "smaller-batch"):
-                values = {name: flag.values.get(name) for name in ("asked", "measured")}
+                values: dict[str, Any] = {
+                    name: flag.values.get(name) for name in ("asked", "measured")
+                }
                 text = f"measured at {values['measured']} samples a rank, for {values['asked']} " \
                        "do not fit its memory"  # fmt: skip
                 yield in_series(flag.kind, text, series, point.world_size, **values)
@@ -512,7 +514,8 @@ def broken_curve(evidence: Evidence) -> Iterator[Finding]:
             is_apart = any(map(are_apart, points[index - 1 : index + 1]))
             if break_.world_size in odd or is_apart:
                 continue
-            kind, text, action = break_.kind, of_break(break_), ""
+            kind: str = break_.kind
+            text, action = of_break(break_), ""
             values = dict(break_.values)
             if nodes[index] == 1 and all(nodes):
                 kind = "within-node"

@@ -123,7 +123,7 @@ def _crowded(evidence: Evidence, *, is_training: bool) -> Iterator[Finding]:
             hosts.setdefault(str(rank.get("host")), []).append(rank)
         for host, ranks in hosts.items():
             usual = launch.provenance.get("threads_per_rank")
-            each = [rank.get("num_threads", usual) for rank in ranks]
+            each: list[Any] = [rank.get("num_threads", usual) for rank in ranks]
             named = {str(core) for rank in ranks for core in rank.get("cores") or []}
             cores = len(named) or launch.provenance.get("cores_per_node")
             if not (cores and isinstance(cores, int) and all(isinstance(n, int) for n in each)):

@@ -256,9 +256,9 @@ def _far_from_others(launches: Sequence[Launch]) -> Iterator[Finding]:
     for size in chosen:
         others = {host for other in sizes if other != size for host in hosts[other]}
         if hosts[size] and others and not hosts[size] & others:
-            values = {"own": sorted(hosts[size]), "others": sorted(others)}
-            text = f"its ranks ran on {joined(values['own'])}, those of the other sizes on"
-            text = f"{text} {joined(values['others'])}"
+            own, theirs = sorted(hosts[size]), sorted(others)
+            text = f"its ranks ran on {joined(own)}, those of the other sizes on {joined(theirs)}"
+            values: dict[str, Any] = {"own": own, "others": theirs}
             yield Finding("other-hosts", text, values=values, world_sizes=(size,))
     for size in chosen:
         gaps = [
