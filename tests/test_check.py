@@ -27,7 +27,7 @@ from lockstep.machine.telemetry import TOTALS
 from lockstep.report.check import checker, recorded_facts
 from lockstep.report.check.check_cli import check as command
 from lockstep.report.check.checker import blocked_by, check
-from lockstep.report.check.curves import super_linear
+from lockstep.report.check.curve_rules import super_linear
 from lockstep.report.check.evidence import RULES, Evidence
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load import imports

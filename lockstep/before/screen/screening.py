@@ -223,9 +223,9 @@ class Prober:
             if repeat < 0:
                 self._fill_blocks(probe, list(chain(*found.values())))
                 found.clear()
-        for process_group in chain(*groups_of):
-            if isinstance(process_group, distributed.ProcessGroup):  # a number on ranks outside it
-                distributed.destroy_process_group(process_group)
+        for made in chain(*groups_of):
+            if isinstance(made, distributed.ProcessGroup):  # a number on ranks outside it
+                distributed.destroy_process_group(made)
         return found
 
     def _fill_blocks(self, probe: Probe, seconds: Sequence[float]) -> None:
@@ -233,9 +233,7 @@ class Prober:
         own = median(seconds) if seconds else 0.0
         # Ranks that did not measure gave 0.
         step_s = self.world.control.settle_all(
-            f"{probe} once",
-            own,
-            lambda all_s: median([step_s for step_s in all_s if step_s] or [0]),
+            f"{probe} once", own, lambda given: median(list(filter(None, given)) or [0.0])
         )
         self._num_steps[probe] = max(1, round(BLOCK_S / step_s)) if step_s else 1
 

@@ -17,7 +17,7 @@ from lockstep.core.findings import Level, wrapped
 from lockstep.core.formats import counted
 
 # Importing them registers their rules.
-from lockstep.report.check import curves, launches, recorded_facts  # noqa: F401
+from lockstep.report.check import curve_rules, launches, recorded_facts  # noqa: F401
 from lockstep.report.check.evidence import FLAGGED, Evidence, Place
 from lockstep.report.check.evidence import RULES as RULES
 from lockstep.report.check.evidence import Finding as Finding

@@ -16,7 +16,7 @@ from typing import Literal
 from lockstep.core.formats import DASH, counted, listed, size_of
 from lockstep.core.metrics import NOTABLE
 from lockstep.core.studies import LADDERS, OTHER, TRAINING
-from lockstep.report.check.curves import WIDEST_STEP
+from lockstep.report.check.curve_rules import WIDEST_STEP
 from lockstep.report.compute.alternatives import FactorLadder, factor_ladders
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval
