@@ -12,7 +12,6 @@ from lockstep.core.formats import counted, listed, percent
 from lockstep.report.check.evidence import (
     FLAGGED,
     UNIT,
-    Entry,
     Evidence,
     Finding,
     are_apart,
@@ -58,8 +57,6 @@ LONGER = 1.25
 # A first round so many times the longest of the others, in every launch, is no noise. Of three
 # rounds in one launch the first is the longest by chance in a third.
 COLD, FEWEST_ROUNDS = 2.0, 6
-# Rounds of two launches in one proportion to so many digits are one measurement.
-DIGITS = 7
 # Cases of equal work: a smaller difference changes no conclusion.
 NOTABLE = 1.1
 # What a record has in fields of its own, or, of the cap, in its real buckets.
@@ -207,34 +204,6 @@ def same_twice(evidence: Evidence) -> Iterator[Finding]:
             if len(names) > 1:
                 text = f"{joined(names)} hold the same numbers"
                 yield in_series("same-numbers", text, series, point.world_size, names=names)
-
-
-@rule(
-    "copied-rounds", "error", "a copy is no repeat, and makes the interval too small",
-    "remove the copy",
-)  # fmt: skip
-def scaled_copies(evidence: Evidence) -> Iterator[Finding]:
-    """The rounds of two launches are in one proportion: one launch is the other, multiplied."""
-    alike: dict[tuple[str, float], list[Entry]] = {}
-    for entry in evidence.entries:
-        ends = round(entry.round_s[-1] / entry.round_s[0], DIGITS)
-        alike.setdefault((entry.case, ends), []).append(entry)
-    shapes: dict[tuple[str, tuple[float, ...]], list[Entry]] = {}
-    # Most entries are alone in the proportion of their last round to their first.
-    for entry in (entry for own in alike.values() if len(own) > 1 for entry in own):
-        rounds = entry.round_s
-        shape = tuple(round(round_s / rounds[0], DIGITS) for round_s in rounds)
-        if len(set(shape)) > 2:
-            shapes.setdefault((entry.case, shape), []).append(entry)
-    for (case, _), entries in shapes.items():
-        # Equal to the last digit is what `duplicate` names by their numbers.
-        if len({entry.round_s[0] for entry in entries}) > 1:
-            yield Finding(
-                "scaled-copy", "their rounds are in one proportion to the last digit",
-                values={"count": len(entries)}, cases=(case,),
-                world_sizes=tuple(dict.fromkeys(entry.point[1] for entry in entries)),
-                launches=tuple(entry.launch.name for entry in entries),
-            )  # fmt: skip
 
 
 @rule(

@@ -4,12 +4,12 @@ Every fact of a record is compared over the launches of a series, at all world s
 `MAY_DIFFER` gives a reason why it may differ. A fact has the path that it has in a result; what is
 listed stands for all below it.
 
-Rules about the repeats of points: missing ones, their jobs, rounds and order in time.
+Rules about the jobs and the order in time of the repeats of points.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from itertools import groupby, product
+from itertools import product
 from statistics import median
 from typing import Any
 
@@ -295,30 +295,6 @@ def several_settings(evidence: Evidence) -> Iterator[Finding]:
             yield in_series("other-setting", text, series, *sizes, setting=series.layout)
 
 
-@rule(
-    "repeat-holes", "warning", "were the best launches kept?",
-    "keep every launch, or say which were left out and why",
-)  # fmt: skip
-def repeat_holes(evidence: Evidence) -> Iterator[Finding]:
-    """Numbers of repeats are missing among those of a world size, and no plan names them."""
-    # What cannot be read is there, and what was planned is named by `missing-case`.
-    if evidence.results.unread or evidence.results.campaign:
-        return
-    known = {
-        (int(launch.facts["world_size"]), int(repeat))
-        for launch in evidence.results.launches
-        if (repeat := str(launch.facts.get("repeat"))).isdecimal()
-        and launch.facts.get("world_size")
-    }
-    for size, group in groupby(sorted(known), key=lambda pair: pair[0]):
-        there = [repeat for _, repeat in group]
-        gone = sorted(set(range(there[-1])) - set(there))
-        if gone:
-            text = f"repeats {joined(gone)} are missing, and {joined(there)} are there"
-            values = {"there": there, "gone": gone}
-            yield Finding("repeat-holes", text, values=values, world_sizes=(size,))
-
-
 def _job(launch: Launch) -> Any:
     """Return the number of a launch's Slurm job, if it has one."""
     return (launch.provenance.get("slurm") or {}).get("SLURM_JOB_ID")
@@ -371,24 +347,3 @@ def not_in_turn(evidence: Evidence) -> Iterator[Finding]:
         text = f"{text} after, those at {base}"
         values: Mapping[str, Any] = {"sizes": sizes, "base": base}
         yield Finding("not-in-turn", text, values=values, world_sizes=tuple(sizes))
-
-
-@rule(
-    "uneven-rounds", "warning", "were rounds left out?",
-    "measure every launch with the same --rounds",
-)  # fmt: skip
-def uneven_rounds(evidence: Evidence) -> Iterator[Finding]:
-    """The launches of a case hold other numbers of rounds, though a fixed number was asked for."""
-    commands = (launch.provenance.get("command") or [] for launch in evidence.results.launches)
-    # Some launches measure until they are precise enough.
-    if any(str(word).startswith("--benchmark-precision") for words in commands for word in words):
-        return
-    for series in evidence.measured:
-        counts = {point.world_size: {row.rounds for row in point.rows} for point in series.points}
-        rounds = sorted({count for own in counts.values() for count in own if count})
-        if len(rounds) > 1:
-            few = [size for size, own in counts.items() if own != {rounds[-1]}]
-            text = f"the launches hold {joined(rounds)} rounds"
-            yield in_series(
-                "round-counts", text, series, *few, counts=rounds, most=rounds[-1]
-            )  # fmt: skip
