@@ -624,7 +624,5 @@ def examine(subject: Subject, say: Callable[[str], None] = lambda _: None) -> Di
     of_jobs = [finding.level for finding in findings if finding.group in ("Image", "Slurm")]
     is_kept = levels["Results"] != "missing"
     has_slurm = subject.site is not None and levels["Slurm"] == "ok"
-    return Diagnosis(
-        tuple(findings), runs_here=is_kept and levels["lockstep run"] == "ok",
-        submits=is_kept and has_slurm and "missing" not in of_jobs,
-    )  # fmt: skip
+    return Diagnosis(tuple(findings), runs_here=is_kept and levels["lockstep run"] == "ok",
+                     submits=is_kept and has_slurm and "missing" not in of_jobs)  # fmt: skip

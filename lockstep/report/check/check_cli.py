@@ -58,10 +58,8 @@ Exit code: 0 nothing found or warnings alone, 1 an error found, 2 a file cannot 
 @click.option(
     "--against", type=click.Path(path_type=Path), help="With --targets: results to gain over."
 )
-@click.option(
-    "--allow", "allowed", multiple=True, type=click.Choice(ALLOWABLE),
-    help="What may differ from --against; may be given again.",
-)  # fmt: skip
+@click.option("--allow", "allowed", multiple=True, type=click.Choice(ALLOWABLE),
+              help="What may differ from --against; may be given again.")  # fmt: skip
 @click.pass_context
 @opening.of_bundles()
 def check(

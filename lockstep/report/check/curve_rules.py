@@ -101,11 +101,9 @@ def _samples_per_item(series: Series) -> list[tuple[int, float]]:
     return [(size, share / known[0][1]) for size, share in known]
 
 
-@rule(
-    "fixed-epochs-as-strong", "error", "each rank's work per step stays, so the steps get "
-    "fewer and not smaller",
-    "call it fixed-epochs, or measure with one global batch",
-)  # fmt: skip
+@rule("fixed-epochs-as-strong", "error", "each rank's work per step stays, so the steps get "
+      "fewer and not smaller",
+      "call it fixed-epochs, or measure with one global batch")  # fmt: skip
 def sold_as_strong(evidence: Evidence) -> Iterator[Finding]:
     """The local batch is fixed while the total time is compared as strong scaling."""
     for series in evidence.ladders:
@@ -120,10 +118,8 @@ def sold_as_strong(evidence: Evidence) -> Iterator[Finding]:
             yield in_series(kind, text, series, batches=batches, sizes=sizes)
 
 
-@rule(
-    "fixed-epochs", "warning", "neither strong nor weak scaling, and the training differs",
-    "quote both views, and compare the accuracy reached, too", doubts=False,
-)  # fmt: skip
+@rule("fixed-epochs", "warning", "neither strong nor weak scaling, and the training differs",
+      "quote both views, and compare the accuracy reached, too", doubts=False)  # fmt: skip
 def fixed_epochs(evidence: Evidence) -> Iterator[Finding]:
     """Local batch and epochs are fixed: neither strong nor weak scaling of the step."""
     for series in evidence.ladders:
@@ -189,10 +185,8 @@ def small_batch(evidence: Evidence) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-@rule(
-    "truncated-batch", "error", "a step trains fewer samples than its label says",
-    "choose a global batch that every world size divides",
-)  # fmt: skip
+@rule("truncated-batch", "error", "a step trains fewer samples than its label says",
+      "choose a global batch that every world size divides")  # fmt: skip
 def truncated_batch(evidence: Evidence) -> Iterator[Finding]:
     """The global batch does not divide by the ranks, so that a step trains fewer samples."""
     for series, point in evidence.points:
@@ -203,16 +197,12 @@ def truncated_batch(evidence: Evidence) -> Iterator[Finding]:
         if asked and asked != local * size:
             trained = local * size
             text = f"a global batch of {asked} on {size} ranks is {local} each, {trained} in all"
-            yield in_series(
-                "truncated", text, series, size, asked=asked, size=size, local=local,
-                trained=trained,
-            )  # fmt: skip
+            yield in_series("truncated", text, series, size, asked=asked, size=size, local=local,
+                            trained=trained)  # fmt: skip
 
 
-@rule(
-    "samples-time", "error", "throughput times time must be samples, or one of them is wrong",
-    "rebuild the file from its journal, or measure again",
-)  # fmt: skip
+@rule("samples-time", "error", "throughput times time must be samples, or one of them is wrong",
+      "rebuild the file from its journal, or measure again")  # fmt: skip
 def samples_time(evidence: Evidence) -> Iterator[Finding]:
     """Stored throughput times time is not the samples, or parts from a table's speed-up."""
     for entry in evidence.entries:
@@ -267,11 +257,9 @@ def _stored_factor(entry: Entry) -> float:
     return float(stored * sum(rounds) / samples) if isinstance(stored, int | float) else 1.0
 
 
-@rule(
-    "doubled-world-size", "error", "the samples of all ranks are counted once per rank, so "
-    "more ranks look faster",
-    "divide by the world size: throughput is samples of all ranks / time",
-)  # fmt: skip
+@rule("doubled-world-size", "error", "the samples of all ranks are counted once per rank, so "
+      "more ranks look faster",
+      "divide by the world size: throughput is samples of all ranks / time")  # fmt: skip
 def doubled_world_size(evidence: Evidence) -> Iterator[Finding]:
     """Samples of all ranks were multiplied by the world size once more."""
     for entry in evidence.entries:
@@ -300,16 +288,12 @@ def _logged_twice(series: Series) -> Iterator[Finding]:
         factor = row.details.get("logged_over_true")
         if isinstance(factor, float) and _is_size(factor, row.world_size, ROUNDED):
             text = f"the logged rate is {factor:.3g} times what the epoch times allow"
-            yield in_series(
-                "logged-doubled", text, series, row.world_size, launches=(row.launch,),
-                factor=factor,
-            )  # fmt: skip
+            yield in_series("logged-doubled", text, series, row.world_size, launches=(row.launch,),
+                            factor=factor)  # fmt: skip
 
 
-@rule(
-    "contradiction", "error", "both cannot be true of one run",
-    "find out which was measured, and leave the other out",
-)  # fmt: skip
+@rule("contradiction", "error", "both cannot be true of one run",
+      "find out which was measured, and leave the other out")  # fmt: skip
 def contradiction(evidence: Evidence) -> Iterator[Finding]:
     """Two tables of one study, or of one import that says no more, give other speed-ups."""
     for (time, rate), factors in _twins(evidence):
@@ -442,11 +426,9 @@ def _batches(series: Series, name: str) -> list[int]:
     return batches if None not in batches else []
 
 
-@rule(
-    "super-linear", "warning", "more than each rank can do alone: a slow baseline, a "
-    "cache, or other work",
-    "measure the baseline again with this size, and say which of them it is",
-)  # fmt: skip
+@rule("super-linear", "warning", "more than each rank can do alone: a slow baseline, a "
+      "cache, or other work",
+      "measure the baseline again with this size, and say which of them it is")  # fmt: skip
 def super_linear(evidence: Evidence) -> Iterator[Finding]:
     """An efficiency above 1 beyond its interval, or by 5 % where there is none."""
     for series in evidence.ladders:
@@ -470,10 +452,8 @@ def super_linear(evidence: Evidence) -> Iterator[Finding]:
                 )  # fmt: skip
 
 
-@rule(
-    "ladder-gap", "warning", "where the curve bends between them is not known",
-    "measure the sizes between, doubling at most", doubts=False,
-)  # fmt: skip
+@rule("ladder-gap", "warning", "where the curve bends between them is not known",
+      "measure the sizes between, doubling at most", doubts=False)  # fmt: skip
 def ladder_gap(evidence: Evidence) -> Iterator[Finding]:
     """Neighbouring sizes lie further apart than a factor of two."""
     sizes: dict[str, set[int]] = {}
@@ -486,10 +466,8 @@ def ladder_gap(evidence: Evidence) -> Iterator[Finding]:
                 yield in_series("gap", text, series, small, large, small=small, large=large)
 
 
-@rule(
-    "no-baseline", "warning", "losses below it are hidden from every ratio",
-    "measure one rank, or name the baseline next to each ratio", doubts=False,
-)  # fmt: skip
+@rule("no-baseline", "warning", "losses below it are hidden from every ratio",
+      "measure one rank, or name the baseline next to each ratio", doubts=False)  # fmt: skip
 def no_baseline(evidence: Evidence) -> Iterator[Finding]:
     """The smallest size of a curve is above 1."""
     for series in evidence.ladders:
@@ -537,10 +515,8 @@ def broken_curve(evidence: Evidence) -> Iterator[Finding]:
             yield in_series(kind, text, series, break_.world_size, action=action, **values)
 
 
-@rule(
-    "outlier", "warning", "scaling curves bend downward, so this point was held up",
-    "measure it again, in new launches, before any curve is drawn through it",
-)  # fmt: skip
+@rule("outlier", "warning", "scaling curves bend downward, so this point was held up",
+      "measure it again, in new launches, before any curve is drawn through it")  # fmt: skip
 def outlier(evidence: Evidence) -> Iterator[Finding]:
     """A point lies well below the line through its neighbours, and the next is well again."""
     for series in evidence.ladders:
@@ -570,10 +546,8 @@ def _rate_between(left: Point, right: Point, size: int) -> float:
     return between((left.world_size, right.world_size), (left.rate, right.rate), size)
 
 
-@rule(
-    "published-ratio", "error", "both cannot be true of one table",
-    "find out which the source measured, and correct the other",
-)  # fmt: skip
+@rule("published-ratio", "error", "both cannot be true of one table",
+      "find out which the source measured, and correct the other")  # fmt: skip
 def published_ratio(evidence: Evidence) -> Iterator[Finding]:
     """A table's own column of speed-up or efficiency is not what its values give."""
     for series in evidence.ladders:
@@ -636,10 +610,8 @@ def epoch_against_run(evidence: Evidence) -> Iterator[Finding]:
                 )  # fmt: skip
 
 
-@rule(
-    "impossible-line", "error", "one of its numbers is wrong, or counts something else",
-    "correct the line in the table, and import it again",
-)  # fmt: skip
+@rule("impossible-line", "error", "one of its numbers is wrong, or counts something else",
+      "correct the line in the table, and import it again")  # fmt: skip
 def impossible(evidence: Evidence) -> Iterator[Finding]:
     """A line of a table has more nodes than ranks, nodes for ranks, or more batch than data."""
     tables: dict[str, list[Row]] = {}
@@ -691,10 +663,8 @@ def accuracy_falls(evidence: Evidence) -> Iterator[Finding]:
             yield in_series("less-accurate", text, series, size, first=first, last=last)
 
 
-@rule(
-    "duplicate-line", "error", "a line written twice is no repeat, and hides the noise",
-    "remove one of the lines",
-)  # fmt: skip
+@rule("duplicate-line", "error", "a line written twice is no repeat, and hides the noise",
+      "remove one of the lines")  # fmt: skip
 def line_twice(evidence: Evidence) -> Iterator[Finding]:
     """A line of a table occurs twice, equal to a digit that no repeat would be."""
     for series, point in evidence.points:

@@ -114,10 +114,8 @@ class Entry:
     def finding(self, kind: str, text: str, **values: Any) -> Finding:
         """Return what was found in the case, in this launch alone."""
         case, size = self.point
-        return Finding(
-            kind, text, values=values, cases=(case,), world_sizes=(size,),
-            launches=(self.launch.name,),
-        )  # fmt: skip
+        return Finding(kind, text, values=values, cases=(case,), world_sizes=(size,),
+                       launches=(self.launch.name,))  # fmt: skip
 
 
 @dataclass(frozen=True)

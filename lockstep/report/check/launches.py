@@ -65,11 +65,9 @@ NAMED = {"workload", "precision", "local_batch", "global_batch", "bucket_cap_mb"
 USUAL = {"accumulation": 1, "no_sync": True}
 
 
-@rule(
-    "mixed-provenance", "error", "a difference between them is not one of world size",
-    "report them apart, or measure all with one image on one kind of node; until then a "
-    "report leaves them out",
-)  # fmt: skip
+@rule("mixed-provenance", "error", "a difference between them is not one of world size",
+      "report them apart, or measure all with one image on one kind of node; until then a "
+      "report leaves them out")  # fmt: skip
 def mixed_provenance(evidence: Evidence) -> Iterator[Finding]:
     """Launches differ in torch, CUDA, NCCL, driver, image or device."""
     for conflict in evidence.results.conflicts:
@@ -77,10 +75,8 @@ def mixed_provenance(evidence: Evidence) -> Iterator[Finding]:
             yield difference(conflict)
 
 
-@rule(
-    "mixed-cases", "error", "one curve would join different experiments",
-    "report them apart; until then a report leaves them out",
-)  # fmt: skip
+@rule("mixed-cases", "error", "one curve would join different experiments",
+      "report them apart; until then a report leaves them out")  # fmt: skip
 def mixed_cases(evidence: Evidence) -> Iterator[Finding]:
     """One case name means another workload, precision or scaling in other launches."""
     for conflict in evidence.results.conflicts:
@@ -88,10 +84,8 @@ def mixed_cases(evidence: Evidence) -> Iterator[Finding]:
             yield difference(conflict)
 
 
-@rule(
-    "oversubscription", "error", "the ranks take turns, and scaling looks worse than it is",
-    "measure fewer ranks on a node, or with fewer threads each: threads_per_rank",
-)  # fmt: skip
+@rule("oversubscription", "error", "the ranks take turns, and scaling looks worse than it is",
+      "measure fewer ranks on a node, or with fewer threads each: threads_per_rank")  # fmt: skip
 def oversubscription(evidence: Evidence) -> Iterator[Finding]:
     """The ranks of a host have more threads than it has cores for them."""
     return _crowded(evidence, is_training=False)
@@ -131,10 +125,8 @@ def _crowded(evidence: Evidence, *, is_training: bool) -> Iterator[Finding]:
                 yield Finding("crowded", text, values=values, launches=(launch.name,))
 
 
-@rule(
-    "unequal-ranks", "error", "efficiency would compare strong ranks with weak ones",
-    "measure every size with one --threads-per-rank",
-)  # fmt: skip
+@rule("unequal-ranks", "error", "efficiency would compare strong ranks with weak ones",
+      "measure every size with one --threads-per-rank")  # fmt: skip
 def unequal_ranks(evidence: Evidence) -> Iterator[Finding]:
     """CPU ranks had more threads in one launch than in another."""
     for series in evidence.series:
@@ -145,10 +137,8 @@ def unequal_ranks(evidence: Evidence) -> Iterator[Finding]:
                 yield in_series("unequal-threads", text, series, threads=threads)
 
 
-@rule(
-    "no-repeat", "warning", "nothing is known of the noise, so there is no interval",
-    "measure at least 3 launches of every point: repeats = 3", doubts=False,
-)  # fmt: skip
+@rule("no-repeat", "warning", "nothing is known of the noise, so there is no interval",
+      "measure at least 3 launches of every point: repeats = 3", doubts=False)  # fmt: skip
 def no_repeat(evidence: Evidence) -> Iterator[Finding]:
     """A measured point has one launch."""
     for series in evidence.measured:
@@ -158,10 +148,8 @@ def no_repeat(evidence: Evidence) -> Iterator[Finding]:
             yield in_series("one-launch", text, series, *sizes, count=len(sizes))
 
 
-@rule(
-    "uneven-repeats", "warning", "was one measured until it pleased?",
-    "measure all points equally often, in turn",
-)  # fmt: skip
+@rule("uneven-repeats", "warning", "was one measured until it pleased?",
+      "measure all points equally often, in turn")  # fmt: skip
 def uneven_repeats(evidence: Evidence) -> Iterator[Finding]:
     """One point of a series has more than twice the launches of another."""
     for series in evidence.measured:
@@ -177,20 +165,16 @@ def uneven_repeats(evidence: Evidence) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-@rule(
-    "duplicate", "error", "a copy is no repeat, and makes the interval too small",
-    "remove the copy",
-)  # fmt: skip
+@rule("duplicate", "error", "a copy is no repeat, and makes the interval too small",
+      "remove the copy")  # fmt: skip
 def same_twice(evidence: Evidence) -> Iterator[Finding]:
     """A launch is given twice, or two launches hold the very same rounds."""
     for conflict in evidence.results.conflicts:
         if conflict.fact == COPY:
             name, first = conflict.values
-            yield Finding(
-                "read-twice", f"launch {name} is already read from {first}",
-                values={"name": name, "first": first}, launches=conflict.launches,
-                path=conflict.where,
-            )  # fmt: skip
+            yield Finding("read-twice", f"launch {name} is already read from {first}",
+                          values={"name": name, "first": first}, launches=conflict.launches,
+                          path=conflict.where)  # fmt: skip
     for series, point in evidence.points:
         alike: dict[tuple[Any, ...], list[str]] = {}
         for row in point.rows:
@@ -206,10 +190,8 @@ def same_twice(evidence: Evidence) -> Iterator[Finding]:
                 yield in_series("same-numbers", text, series, point.world_size, names=names)
 
 
-@rule(
-    "unit", "error", "no machine differs so much from itself, and every ratio is wrong",
-    "look at the units of both, and bring in or measure the wrong one again",
-)  # fmt: skip
+@rule("unit", "error", "no machine differs so much from itself, and every ratio is wrong",
+      "look at the units of both, and bring in or measure the wrong one again")  # fmt: skip
 def other_unit(evidence: Evidence) -> Iterator[Finding]:
     """Launches of one point, or ranks of two sizes, differ as much as units do."""
     ask = "is one of them in another unit, such as milliseconds for seconds?"
@@ -239,10 +221,8 @@ def _ends(point: Point) -> tuple[Row, Row]:
     return rows[0], rows[-1]
 
 
-@rule(
-    "launches-apart", "warning", "their median describes none of them, nor does a curve",
-    "find out what differs between them, and measure the point again",
-)  # fmt: skip
+@rule("launches-apart", "warning", "their median describes none of them, nor does a curve",
+      "find out what differs between them, and measure the point again")  # fmt: skip
 def disagree(evidence: Evidence) -> Iterator[Finding]:
     """Launches of one point lie further apart than by a quarter."""
     for series, point in evidence.points:
@@ -259,10 +239,8 @@ def disagree(evidence: Evidence) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-@rule(
-    "shared-gpu", "error", "the ranks take turns, and more ranks look slower than they are",
-    "give each rank a GPU of its own",
-)  # fmt: skip
+@rule("shared-gpu", "error", "the ranks take turns, and more ranks look slower than they are",
+      "give each rank a GPU of its own")  # fmt: skip
 def shared_gpu(evidence: Evidence) -> Iterator[Finding]:
     """Two ranks of a launch computed on one GPU."""
     for launch in evidence.results.launches:
@@ -278,10 +256,8 @@ def shared_gpu(evidence: Evidence) -> Iterator[Finding]:
                 yield Finding("shared-gpu", text, values=values, launches=(launch.name,))
 
 
-@rule(
-    "too-few-steps", "warning", "one late step changes the result",
-    "measure with more rounds: rounds in the campaign", doubts=False,
-)  # fmt: skip
+@rule("too-few-steps", "warning", "one late step changes the result",
+      "measure with more rounds: rounds in the campaign", doubts=False)  # fmt: skip
 def too_few_steps(evidence: Evidence) -> Iterator[Finding]:
     """A launch times fewer steps than say something about a step."""
     for series in evidence.measured:
@@ -299,10 +275,8 @@ def too_few_steps(evidence: Evidence) -> Iterator[Finding]:
             )
 
 
-@rule(
-    "unfinished-launch", "error", "what failed last may be what is slow",
-    "begin it again: it goes on where it stopped",
-)  # fmt: skip
+@rule("unfinished-launch", "error", "what failed last may be what is slow",
+      "begin it again: it goes on where it stopped")  # fmt: skip
 def unfinished(evidence: Evidence) -> Iterator[Finding]:
     """A launch ended before all of its cases were measured, skipped or failed."""
     results, by = evidence.results, _began(evidence.results)
@@ -314,12 +288,10 @@ def unfinished(evidence: Evidence) -> Iterator[Finding]:
             expected = len(launch.facts.get("expected") or []) or launch.num_cases
             held = expected - len(cases)
             size = launch.facts.get("world_size") if cases else None
-            yield Finding(
-                "early-end", f"ended early, with {held} of {counted(expected, 'case')}",
-                action=f"{AGAIN[by]}: it goes on where it stopped",
-                values={"held": held, "expected": expected, "by": by}, cases=tuple(cases),
-                world_sizes=(size,) if size else (), launches=(launch.name,),
-            )  # fmt: skip
+            yield Finding("early-end", f"ended early, with {held} of {counted(expected, 'case')}",
+                          action=f"{AGAIN[by]}: it goes on where it stopped",
+                          values={"held": held, "expected": expected, "by": by}, cases=tuple(cases),
+                          world_sizes=(size,) if size else (), launches=(launch.name,))  # fmt: skip
 
 
 @rule(
@@ -335,10 +307,8 @@ def journal_only(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("from-journal", text, launches=(launch.name,))
 
 
-@rule(
-    "journal-contradicts", "error", "both come from one measurement, so one was changed",
-    "put back the file that was changed, or measure the launch again",
-)  # fmt: skip
+@rule("journal-contradicts", "error", "both come from one measurement, so one was changed",
+      "put back the file that was changed, or measure the launch again")  # fmt: skip
 def journal_contradicts(evidence: Evidence) -> Iterator[Finding]:
     """A launch's result.json holds other numbers or cases than the journal.jsonl beside it."""
     for launch in evidence.results.launches:
@@ -350,10 +320,8 @@ def journal_contradicts(evidence: Evidence) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-@rule(
-    "unreadable-launch", "error", "its points are left out of every number",
-    "restore the file, or measure the launch again",
-)  # fmt: skip
+@rule("unreadable-launch", "error", "its points are left out of every number",
+      "restore the file, or measure the launch again")  # fmt: skip
 def unreadable(evidence: Evidence) -> Iterator[Finding]:
     """A launch of the campaign, a case of a launch or a training run cannot be read."""
     results = evidence.results
@@ -371,10 +339,8 @@ def unreadable(evidence: Evidence) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-@rule(
-    "failed-case", "error", "the cases that are left may look better than all of them",
-    "mend its cause, then begin it again",
-)  # fmt: skip
+@rule("failed-case", "error", "the cases that are left may look better than all of them",
+      "mend its cause, then begin it again")  # fmt: skip
 def failed(evidence: Evidence) -> Iterator[Finding]:
     """A case failed."""
     action = f"mend its cause, then {AGAIN[_began(evidence.results)]}"
@@ -383,10 +349,8 @@ def failed(evidence: Evidence) -> Iterator[Finding]:
             yield _gap(gap, f"failed: {gap.reason}", action, evidence.results)
 
 
-@rule(
-    "missing-case", "error", "points left out without a reason may be the bad ones",
-    "begin it again: that measures what is missing",
-)  # fmt: skip
+@rule("missing-case", "error", "points left out without a reason may be the bad ones",
+      "begin it again: that measures what is missing")  # fmt: skip
 def missing(evidence: Evidence) -> Iterator[Finding]:
     """A case or a launch was planned and there is nothing of it."""
     ended_early = {launch.name for launch in evidence.results.launches if not launch.complete}
@@ -420,10 +384,8 @@ def _began(results: Results) -> str:
     return "run" if results.plans else "pytest"
 
 
-@rule(
-    "precision-fell-back", "error", "the label names a speed that this hardware does not have",
-    "leave the case out, or measure where the precision exists",
-)  # fmt: skip
+@rule("precision-fell-back", "error", "the label names a speed that this hardware does not have",
+      "leave the case out, or measure where the precision exists")  # fmt: skip
 def fell_back(evidence: Evidence) -> Iterator[Finding]:
     """A case was computed in another precision than the one asked for."""
     for series, point in evidence.points:
@@ -440,11 +402,9 @@ def fell_back(evidence: Evidence) -> Iterator[Finding]:
             yield in_series("flag", str(flag), series, size, flag=str(flag))
 
 
-@rule(
-    "other-samples", "error", "throughput is counted in samples, and is wrong by as much",
-    "give samples= the local batch, as a number: len() of a pair or a dict is that of its "
-    "parts; then measure again",
-)  # fmt: skip
+@rule("other-samples", "error", "throughput is counted in samples, and is wrong by as much",
+      "give samples= the local batch, as a number: len() of a pair or a dict is that of its "
+      "parts; then measure again")  # fmt: skip
 def other_samples(evidence: Evidence) -> Iterator[Finding]:
     """A step of a user's own was said to take other samples than its batch holds."""
     for series, point in evidence.points:
@@ -454,10 +414,8 @@ def other_samples(evidence: Evidence) -> Iterator[Finding]:
                 yield in_series("flag", text, series, size, flag=text, **flag.values)
 
 
-@rule(
-    "duplicate-buckets", "warning", "a difference between them is noise",
-    "keep one of them, or choose sizes below the model's gradients", doubts=False,
-)  # fmt: skip
+@rule("duplicate-buckets", "warning", "a difference between them is noise",
+      "keep one of them, or choose sizes below the model's gradients", doubts=False)  # fmt: skip
 def same_buckets(evidence: Evidence) -> Iterator[Finding]:
     """Two bucket sizes gave DDP the very same buckets."""
     curves = [curve for curve in evidence.measured if curve.row.study == "bucket"]
@@ -469,10 +427,8 @@ def same_buckets(evidence: Evidence) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-@rule(
-    "above-peak", "error", "no device does that: operations, time or peak are wrong",
-    "look at the FLOP of a sample, the device's name and the clock",
-)  # fmt: skip
+@rule("above-peak", "error", "no device does that: operations, time or peak are wrong",
+      "look at the FLOP of a sample, the device's name and the clock")  # fmt: skip
 def above_peak(evidence: Evidence) -> Iterator[Finding]:
     """More floating point operations per second than the device has."""
     for series, point in evidence.points:
@@ -502,10 +458,8 @@ def wrong_result(evidence: Evidence) -> Iterator[Finding]:
                 yield in_series("loss-rose", text, *place, launches=launches)
 
 
-@rule(
-    "loss-stays", "warning", "that size does not train what the others do",
-    "look at its learning rate and at how its gradients are averaged",
-)  # fmt: skip
+@rule("loss-stays", "warning", "that size does not train what the others do",
+      "look at its learning rate and at how its gradients are averaged")  # fmt: skip
 def loss_stays(evidence: Evidence) -> Iterator[Finding]:
     """The loss hardly falls at one size in the steps in which it falls at others."""
     for series in evidence.measured:
@@ -544,10 +498,8 @@ def _losses(rows: list[Row]) -> tuple[float, float] | None:
     return first, last
 
 
-@rule(
-    FLAGGED, "warning", "a flagged point is no evidence for a proposal",
-    "remove the cause and measure the point again",
-)  # fmt: skip
+@rule(FLAGGED, "warning", "a flagged point is no evidence for a proposal",
+      "remove the cause and measure the point again")  # fmt: skip
 def flagged(evidence: Evidence) -> Iterator[Finding]:
     """A result carries a flag that no other rule speaks of."""
     for series, point in evidence.points:
@@ -563,10 +515,8 @@ def flagged(evidence: Evidence) -> Iterator[Finding]:
                 yield replace(finding, doubts=flag.kind in SYSTEMATIC)
 
 
-@rule(
-    "not-measured", "error", "what is hoped for must not be mixed with what was measured",
-    "keep targets in a file of their own, and measure",
-)  # fmt: skip
+@rule("not-measured", "error", "what is hoped for must not be mixed with what was measured",
+      "keep targets in a file of their own, and measure")  # fmt: skip
 def not_measured(evidence: Evidence) -> Iterator[Finding]:
     """A table holds what was expected or aimed at."""
     for series in evidence.series:
@@ -576,10 +526,8 @@ def not_measured(evidence: Evidence) -> Iterator[Finding]:
             yield in_series("targets", f"its numbers are targets{note}", series, note=note)
 
 
-@rule(
-    "ranks-missing", "error", "a round lasts as long as its slowest rank, which may be missing",
-    "rebuild the file from its journal, or measure again",
-)  # fmt: skip
+@rule("ranks-missing", "error", "a round lasts as long as its slowest rank, which may be missing",
+      "rebuild the file from its journal, or measure again")  # fmt: skip
 def ranks_missing(evidence: Evidence) -> Iterator[Finding]:
     """A case holds the rounds of more or fewer ranks than it ran on."""
     for entry in evidence.entries:
@@ -590,10 +538,8 @@ def ranks_missing(evidence: Evidence) -> Iterator[Finding]:
             yield entry.finding("ranks-missing", text, held=held, size=size)
 
 
-@rule(
-    "alone-longer", "error", "the part cannot take longer than the whole, so one time is wrong",
-    "measure the case again",
-)  # fmt: skip
+@rule("alone-longer", "error", "the part cannot take longer than the whole, so one time is wrong",
+      "measure the case again")  # fmt: skip
 def alone_longer(evidence: Evidence) -> Iterator[Finding]:
     """A step without communication takes longer than the whole step, beyond all its rounds."""
     for entry in evidence.entries:
@@ -608,10 +554,8 @@ def alone_longer(evidence: Evidence) -> Iterator[Finding]:
             yield entry.finding("alone-longer", text, alone_s=alone_s, step_s=step_s)
 
 
-@rule(
-    "launch-disagrees", "error", "one of them names another experiment",
-    "find out which is true, and measure the other again",
-)  # fmt: skip
+@rule("launch-disagrees", "error", "one of them names another experiment",
+      "find out which is true, and measure the other again")  # fmt: skip
 def launch_disagrees(evidence: Evidence) -> Iterator[Finding]:
     """A case names another world size or number of hosts than its launch."""
     for entry in evidence.entries:
@@ -643,10 +587,8 @@ def _text(value: Any) -> str:
     return joined(value) if isinstance(value, list) else str(value)
 
 
-@rule(
-    "cold-start", "warning", "the mean and the cost hold what happens once",
-    "measure with more warm-up rounds: warmup_rounds in the campaign", doubts=False,
-)  # fmt: skip
+@rule("cold-start", "warning", "the mean and the cost hold what happens once",
+      "measure with more warm-up rounds: warmup_rounds in the campaign", doubts=False)  # fmt: skip
 def cold_start(evidence: Evidence) -> Iterator[Finding]:
     """The first round is the longest by far in every launch of a point."""
     points: dict[tuple[str, int], list[list[float]]] = {}
@@ -662,11 +604,9 @@ def cold_start(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("cold-start", text, values=values, cases=(case,), world_sizes=(size,))
 
 
-@rule(
-    "identical-work", "warning", "what separates them is no setting, and no effect of one",
-    "measure with more warm-up rounds, and trust no smaller difference between cases",
-    doubts=False,
-)  # fmt: skip
+@rule("identical-work", "warning", "what separates them is no setting, and no effect of one",
+      "measure with more warm-up rounds, and trust no smaller difference between cases",
+      doubts=False)  # fmt: skip
 def identical_work(evidence: Evidence) -> Iterator[Finding]:
     """Cases of the same launches do identical work, and one takes longer beyond chance.
 
@@ -704,7 +644,5 @@ def identical_work(evidence: Evidence) -> Iterator[Finding]:
                 text = f"both do identical work, and {slow} takes {factor:.2f} times as long as"
                 text = f"{text} {fast} ({low:.2f} to {high:.2f}, over {counted(count, 'launch')})"
                 values = {"slow": slow, "fast": fast, "factor": factor, "low": low, "high": high}
-                yield Finding(
-                    "identical-work", text, values=values | {"count": count}, cases=pair,
-                    world_sizes=(size,), launches=launches,
-                )  # fmt: skip
+                yield Finding("identical-work", text, values=values | {"count": count}, cases=pair,
+                              world_sizes=(size,), launches=launches)  # fmt: skip

@@ -272,20 +272,16 @@ def _far_from_others(launches: Sequence[Launch]) -> Iterator[Finding]:
             yield Finding("other-date", text, values=values, world_sizes=(size,))
 
 
-@rule(
-    "idle-devices", "note", "they wait there, for the other ranks, for input or for launches",
-    "look at what the report says of that size: communication, input, a fixed cost",
-)  # fmt: skip
+@rule("idle-devices", "note", "they wait there, for the other ranks, for input or for launches",
+      "look at what the report says of that size: communication, input, a fixed cost")  # fmt: skip
 def idle_devices(evidence: Evidence) -> Iterator[Finding]:
     """GPUs are busy for less of the time at one size than at any other."""
     for series in evidence.measured:
         yield from _other_gauge(series, "gpu_utilisation")
 
 
-@rule(
-    "several-settings", "note", "they are series of their own, each over its own baseline",
-    "compare them at one size, or measure all launches with one setting",
-)  # fmt: skip
+@rule("several-settings", "note", "they are series of their own, each over its own baseline",
+      "compare them at one size, or measure all launches with one setting")  # fmt: skip
 def several_settings(evidence: Evidence) -> Iterator[Finding]:
     """Launches of a case differ in a setting that is kept over world sizes, such as threads."""
     for series in evidence.measured:
@@ -300,10 +296,8 @@ def _job(launch: Launch) -> Any:
     return (launch.provenance.get("slurm") or {}).get("SLURM_JOB_ID")
 
 
-@rule(
-    "shared-job", "warning", "what its nodes add is in all of them, and in no interval",
-    "send each repeat in a job of its own: share_job = false", doubts=False,
-)  # fmt: skip
+@rule("shared-job", "warning", "what its nodes add is in all of them, and in no interval",
+      "send each repeat in a job of its own: share_job = false", doubts=False)  # fmt: skip
 def shared_job(evidence: Evidence) -> Iterator[Finding]:
     """Repeats of a world size ran in one Slurm job, on the same nodes."""
     jobs: dict[tuple[int, str], dict[str, str]] = {}
@@ -319,10 +313,8 @@ def shared_job(evidence: Evidence) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-@rule(
-    "not-in-turn", "warning", "a machine that drifts meanwhile looks like scaling",
-    "measure each repeat of all sizes before the next repeat, as lockstep run does",
-)  # fmt: skip
+@rule("not-in-turn", "warning", "a machine that drifts meanwhile looks like scaling",
+      "measure each repeat of all sizes before the next repeat, as lockstep run does")  # fmt: skip
 def not_in_turn(evidence: Evidence) -> Iterator[Finding]:
     """The launches of a size came all, or nearly all, before or after those of the smallest size.
 

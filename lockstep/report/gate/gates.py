@@ -295,10 +295,8 @@ def _ratio(wanted: Verdict, series: Series, point: Point, value: Value) -> Verdi
     ratio, interval = value(point)
     spread = welch(point.units, series.base.units)
     if interval is None and spread and spread.error:
-        unjudged = replace(
-            wanted, where=where, case=series.case, world_size=point.world_size,
-            rows=[*point.rows, *series.base.rows],
-        )  # fmt: skip
+        unjudged = replace(wanted, where=where, case=series.case, world_size=point.world_size,
+                           rows=[*point.rows, *series.base.rows])  # fmt: skip
         text = "the launches differ too much for an interval"
         return unjudged.unshown("no-interval", text)
     verdict = wanted.judge([point, series.base], where, ratio, interval)
@@ -347,10 +345,8 @@ def _quantities(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]
         trained = [(curve, point) for curve, point in points if curve.row.training]
         sizes = {point.world_size for _, point in trained}
         layouts = {curve.layout for curve, _ in trained}
-        apart = (
-            *alternatives.varied(trained), *["world_size"] * (len(sizes) > 1),
-            *["layout"] * (len(layouts) > 1),
-        )  # fmt: skip
+        apart = (*alternatives.varied(trained), *["world_size"] * (len(sizes) > 1),
+                 *["layout"] * (len(layouts) > 1))  # fmt: skip
         for curve, point in points:
             value = quantities.centre(quantities.values(point.rows, name), name)
             interval = quantities.interval(point.rows, name)
@@ -390,10 +386,8 @@ def _clean_runs(
     verdict = MISSED if problems else MET
     if results.rows and all(row.origin == "target" for row in results.rows):
         verdict, reasons = NOT_SHOWN, (EXPECTED,)
-    yield Verdict(
-        "clean_runs", most=0, unit="problems", verdict=verdict, where="all results",
-        value=len(problems), reasons=reasons,
-    )  # fmt: skip
+    yield Verdict("clean_runs", most=0, unit="problems", verdict=verdict, where="all results",
+                  value=len(problems), reasons=reasons)  # fmt: skip
 
 
 def judge_reference(
