@@ -133,15 +133,10 @@ def test_a_wrong_file_is_refused_in_one_sentence(tmp_path, text, match):
 # Intervals and values against a limit.
 
 
-@pytest.mark.parametrize(
-    ("interval", "expected"),
-    [
-        ((0.90, 0.95), ("met",)),
-        ((0.899, 0.95), ("not-shown", "straddles")),
-        ((0.85, 0.90), ("not-shown", "straddles")),
-        ((0.85, 0.899), ("missed", "short")),
-    ],
-)
+@pytest.mark.parametrize(("interval", "expected"), [
+    ((0.90, 0.95), ("met",)), ((0.899, 0.95), ("not-shown", "straddles")),
+    ((0.85, 0.90), ("not-shown", "straddles")), ((0.85, 0.899), ("missed", "short")),
+])  # fmt: skip
 def test_a_least_target_is_judged_by_the_whole_interval(interval, expected):
     assert kinds(Verdict("t", least=0.9).judge([point()], "", 0.9, interval)) == [expected]
 
@@ -381,17 +376,11 @@ def test_intervals_say_where_they_are_of_one_job(tmp_path):
 # A gain over a base, and the loss that is allowed.
 
 
-@pytest.mark.parametrize(
-    ("gain", "least", "expected"),
-    [
-        (1.3, 0.2, ("met",)),
-        (1.2, 0.2, ("not-shown", "straddles")),
-        (1.05, 0.2, ("missed", "short")),
-        (1.0, -0.05, ("met",)),
-        (0.95, -0.05, ("not-shown", "straddles")),
-        (0.9, -0.05, ("missed", "short")),
-    ],
-)
+@pytest.mark.parametrize(("gain", "least", "expected"), [
+    (1.3, 0.2, ("met",)), (1.2, 0.2, ("not-shown", "straddles")), (1.05, 0.2, ("missed", "short")),
+    (1.0, -0.05, ("met",)), (0.95, -0.05, ("not-shown", "straddles")),
+    (0.9, -0.05, ("missed", "short")),
+])  # fmt: skip
 def test_a_gain_or_a_limit_to_a_loss_is_shown_by_its_interval_alone(
     tmp_path, gain, least, expected
 ):
