@@ -1,4 +1,4 @@
-"""What a check, a gate, a doctor or a screening has found: one record, one way to show it."""
+"""What a check, a gate, a doctor or a screening has found: one record, and its exit code."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -28,24 +28,22 @@ class Finding:
     action: str = ""
     values: Mapping[str, Any] = field(default_factory=dict)
 
-    def record(self) -> dict[str, Any]:
-        """Return what `--json` prints of every finding."""
-        return {
-            "kind": self.kind, "level": self.level, "values": dict(self.values),
-            "action": self.action,
-        }  # fmt: skip
-
 
 def exit_code(findings: Iterable[Finding]) -> int:
     """Return 1 where one of the findings is an error, or something is missing; else 0."""
     return int(any(finding.level in FAILING for finding in findings))
 
 
-def wrapped(text: str, first: str = "", indent: str = "  ", width: int = WIDTH) -> str:
-    """Return a text in lines of at most `width` columns: after `first`, then after `indent`."""
+def wrapped(
+    text: str, first: str = "", rest: str = "  ", width: int = WIDTH, *, splits_words: bool = True
+) -> str:
+    """Return a text in lines of at most `width` columns: after `first`, then after `rest`.
+
+    A path that is to be copied stays whole where words are not split.
+    """
     return "\n".join(
         wrap(
-            text, width, initial_indent=first, subsequent_indent=indent, break_long_words=False,
-            break_on_hyphens=False,
+            text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False,
+            break_long_words=splits_words,
         )
     )  # fmt: skip

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,9 @@ from lockstep.slurm.submit.cli_options import FoundSite, say_site, site_option
 if TYPE_CHECKING:
     from lockstep.before.doctor.cluster_checks import Diagnosis
 
-WIDTH, STATUS_WIDTH, NAME_WIDTH = 80, 12, 18
+STATUS_WIDTH, NAME_WIDTH = 12, 18
+# Of 80 columns; a path that is to be copied stays whole.
+wrap = partial(wrapped, width=80, splits_words=False)
 LEVELS: tuple[Level, ...] = ("ok", "warning", "missing", "not needed")
 
 
@@ -115,13 +118,13 @@ def page(diagnosis: "Diagnosis") -> str:
             lines += ["", finding.group]
             group = finding.group
         head = f"  {finding.level:{STATUS_WIDTH}}{finding.kind:{NAME_WIDTH}}"
-        lines.append(wrapped(finding.text, head, rest, WIDTH))
-        lines += [wrapped(text, f"{rest}- ", f"{rest}  ", WIDTH) for text in finding.details]
+        lines.append(wrap(finding.text, head, rest))
+        lines += [wrap(text, f"{rest}- ", f"{rest}  ") for text in finding.details]
         if finding.action:
-            lines.append(wrapped(finding.action, f"{rest}-> ", f"{rest}   ", WIDTH))
+            lines.append(wrap(finding.action, f"{rest}-> ", f"{rest}   "))
     levels = Counter(finding.level for finding in diagnosis.findings)
     counts = [f"{levels[level]} {level}" for level in LEVELS if levels[level]]
-    verdict = wrapped(diagnosis.verdict, "", "", WIDTH)
+    verdict = wrap(diagnosis.verdict, "", "")
     return "\n".join([*lines[1:], "", f"{', '.join(counts)}.", verdict])
 
 

@@ -86,9 +86,11 @@ class Finding(findings.Finding):
 
     def record(self) -> dict[str, Any]:
         """Return the finding as `--json` prints it."""
-        return super().record() | {
-            "rule": self.rule, "cases": list(self.cases), "world_sizes": list(self.world_sizes),
-            "launches": list(self.launches), "where": self.where, "message": self.message,
+        return {
+            "rule": self.rule, "level": self.level, "kind": self.kind, "cases": list(self.cases),
+            "world_sizes": list(self.world_sizes), "launches": list(self.launches),
+            "values": dict(self.values), "where": self.where, "message": self.message,
+            "action": self.action,
         }  # fmt: skip
 
 
