@@ -18,6 +18,7 @@ from lockstep.before.doctor import cluster_checks, doctor_cli
 from lockstep.before.doctor import machine_checks as machine
 from lockstep.before.doctor.cluster_checks import Diagnosis, examine
 from lockstep.before.doctor.machine_checks import CHECKS, Subject, check
+from lockstep.campaign.local import launcher
 from lockstep.core.processes import hostname
 from lockstep.image.inspection import Record, write_record
 from lockstep.slurm import associations
@@ -121,7 +122,7 @@ def test_the_exit_code_says_what_can_be_done(finding, runs_here, submits, code):
 
 
 def test_without_torch_and_slurm_nothing_can_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "find_spec", lambda name: None)
+    monkeypatch.setattr(launcher, "find_spec", lambda name: None)
     assert examine(subject(tmp_path, ABSENT)).exit_code == 3
 
 

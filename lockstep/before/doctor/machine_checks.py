@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import psutil
 
 from lockstep.before.lint import variables
 from lockstep.before.lint.shell import Script, value_of
+from lockstep.campaign.local import launcher
 from lockstep.core import findings, processes
 from lockstep.core.processes import COMMUNICATION_PREFIXES, INTERFACE_NAMES, steers_torch
 from lockstep.machine import network, nvidia
@@ -214,13 +214,11 @@ def python(subject: Subject) -> Finding:  # noqa: ARG001, every check is asked a
 @check("This machine", "lockstep run")
 def measuring(subject: Subject) -> Finding:
     """Whether `lockstep run` can measure on this machine."""
-    needed = ("torch", "torchvision", "pytest", "pytest_benchmark")
-    absent = ", ".join(name for name in needed if find_spec(name) is None)
+    absent, _, action = launcher.missing_packages().partition("; ")
     if absent and subject.site is not None:
-        raise NotNeededError(f"no {absent} here; the site's jobs bring their own")
+        raise NotNeededError(f"{absent}; the site's jobs bring their own")
     if absent:
-        action = "pip install '/path/to/checkout[bench]', or use an image and a site file"
-        return missing(f"no {absent} for this Python", action)
+        return missing(absent, f"{action}, or use an image and a site file")
     try:
         return ok(torch_in_words(probe([sys.executable])))
     except RuntimeError as error:

@@ -181,17 +181,17 @@ class Prober:
     def alone(self) -> dict[Probe, list[float]]:
         """Return this rank's seconds for one step of its own probes, shape (num_repeats,) each."""
         makers = own_steps(self.world.device)
-        found: dict[Probe, list[float]] = {probe: [] for probe in makers}
+        timed: dict[Probe, list[float]] = {probe: [] for probe in makers}
         for repeat in range(-1, self.repeats):
             for group in self._in_turn([[seat.rank] for seat in self.seats]):
                 if group is not None:
                     for probe, make in makers.items():
-                        found[probe].append(self._time(probe, make()))
+                        timed[probe].append(self._time(probe, make()))
             if repeat < 0:
-                for probe, seconds in found.items():
+                for probe, seconds in timed.items():
                     self._fill_blocks(probe, seconds)
                     seconds.clear()
-        return found
+        return timed
 
     def all_reduces(
         self, probe: Probe, divisions: Sequence[Sequence[Group]]
@@ -212,21 +212,21 @@ class Prober:
         groups_of: list[list[Any]] = [
             [distributed.new_group(list(ranks)) for ranks in groups] for groups in divisions
         ]
-        found: dict[tuple[int, int], list[float]] = {}
+        timed: dict[tuple[int, int], list[float]] = {}
         for repeat in range(-1, self.repeats):
             for division in self.order.sample(range(len(divisions)), len(divisions)):
                 for group in self._in_turn(divisions[division]):
                     if group is not None:
                         step = all_reduce(self.world.device, groups_of[division][group])
                         seconds = self._time(probe, step)
-                        found.setdefault((division, group), []).append(seconds)
+                        timed.setdefault((division, group), []).append(seconds)
             if repeat < 0:
-                self._fill_blocks(probe, list(chain(*found.values())))
-                found.clear()
+                self._fill_blocks(probe, list(chain(*timed.values())))
+                timed.clear()
         for made in chain(*groups_of):
             if isinstance(made, distributed.ProcessGroup):  # a number on ranks outside it
                 distributed.destroy_process_group(made)
-        return found
+        return timed
 
     def _fill_blocks(self, probe: Probe, seconds: Sequence[float]) -> None:
         """Settle with all ranks how many steps make a block, by what the first repeat took."""
@@ -240,8 +240,8 @@ class Prober:
     def _in_turn(self, groups: Sequence[Group]) -> Iterator[int | None]:
         """Meet all ranks before each turn, and give the group of this rank whose turn it is."""
         is_shared = self.world.device.type == "cpu"
-        found = turns(groups, self.seats) if is_shared else [list(range(len(groups)))]
-        for turn in self.order.sample(found, len(found)):
+        shares = turns(groups, self.seats) if is_shared else [list(range(len(groups)))]
+        for turn in self.order.sample(shares, len(shares)):
             meet(self.world)
             yield next((index for index in turn if self.world.rank in groups[index]), None)
 
@@ -255,15 +255,15 @@ class Prober:
 
 def own_steps(device: "torch.device") -> dict[Probe, Callable[[], Step]]:
     """Return what makes the steps that a rank takes alone, each with buffers of its own."""
-    found: dict[Probe, Callable[[], Step]] = {
+    makers: dict[Probe, Callable[[], Step]] = {
         "matmul": lambda: _matmul(device),
         "memory": lambda: _copy(device, device),
     }
     if device.type == "cuda":
         import torch
 
-        found["host_copy"] = lambda: _copy(torch.device("cpu"), device)
-    return found
+        makers["host_copy"] = lambda: _copy(torch.device("cpu"), device)
+    return makers
 
 
 def _matmul(device: "torch.device") -> Step:

@@ -79,10 +79,8 @@ def constant_work(evidence: Evidence) -> Iterator[Finding]:
         kept = {"strong": global_batches, "weak": _local_batches}[scaling](series) if name else []
         if len(set(kept)) > 1 and not _is_local_batch_fixed(series):
             text = f"{scaling} scaling, but {name} is {joined(kept)}"
-            yield in_series(
-                "uneven-batch", text, series, *_sizes(series), scaling=scaling, fact=name,
-                batches=kept,
-            )  # fmt: skip
+            yield in_series("uneven-batch", text, series, *_sizes(series), scaling=scaling,
+                            fact=name, batches=kept)  # fmt: skip
         base = series.baseline
         for size, factor in _samples_per_item(series):
             if abs(factor - 1) > EXACT and not _is_size(factor, size / base, EXACT):
@@ -143,10 +141,9 @@ def fixed_epochs(evidence: Evidence) -> Iterator[Finding]:
             shares = joined(f"{percent(share)} %" for share in kept)
             text += f"; a step takes {joined(map(in_ms, steps_s))} ms, so each rank keeps {shares}"
             text += " of its speed"
-        yield in_series(
-            "fixed", text, series, batches=batches, sizes=sizes, last=last.world_size,
-            speedup=last.speedup, samples=samples, steps_s=steps_s, kept=kept,
-        )  # fmt: skip
+        yield in_series("fixed", text, series, batches=batches, sizes=sizes, last=last.world_size,
+                        speedup=last.speedup, samples=samples, steps_s=steps_s,
+                        kept=kept)  # fmt: skip
 
 
 def _trained_samples(series: Series) -> list[int]:
@@ -179,10 +176,8 @@ def small_batch(evidence: Evidence) -> Iterator[Finding]:
         added_s = [(point.step_s or 0) - base_s for point in above]
         added = joined(f"{in_ms(added)} ms" for added in added_s)
         text = f"{added} are added to a step of {in_ms(base_s)} ms by running on {joined(sizes)}"
-        yield in_series(
-            "short-steps", f"{text} ranks", series, *sizes, added_s=added_s, step_s=base_s,
-            sizes=sizes,
-        )  # fmt: skip
+        yield in_series("short-steps", f"{text} ranks", series, *sizes, added_s=added_s,
+                        step_s=base_s, sizes=sizes)  # fmt: skip
 
 
 @rule("truncated-batch", "error", "a step trains fewer samples than its label says",
@@ -233,10 +228,8 @@ def samples_time(evidence: Evidence) -> Iterator[Finding]:
             text = f"{text} {joined(map(ratio, speedups))}, since the samples are {joined(samples)}"
             action = "correct the samples, or the scaling: strong keeps them, weak multiplies " \
                      "them by n"  # fmt: skip
-            yield in_series(
-                "samples-of-table", text, series, *sizes, action=action, samples=samples,
-                grown=grown, speedups=speedups,
-            )  # fmt: skip
+            yield in_series("samples-of-table", text, series, *sizes, action=action,
+                            samples=samples, grown=grown, speedups=speedups)  # fmt: skip
 
 
 def _is_one(factor: float) -> bool:
@@ -277,10 +270,8 @@ def doubled_world_size(evidence: Evidence) -> Iterator[Finding]:
         for size, (factor, grown) in factors.items():
             if _is_size(factor, grown, ROUNDED):
                 text = f"throughput times the time of table {time.case} is {factor:.3g} times"
-                yield in_series(
-                    "table-doubled", f"{text} the samples", rate, size, time_table=time.case,
-                    factor=factor,
-                )  # fmt: skip
+                yield in_series("table-doubled", f"{text} the samples", rate, size,
+                                time_table=time.case, factor=factor)  # fmt: skip
 
 
 def _logged_twice(series: Series) -> Iterator[Finding]:
@@ -304,18 +295,16 @@ def contradiction(evidence: Evidence) -> Iterator[Finding]:
                 stated = _rates(rate)[size]
                 given = stated / factor
                 text = f"throughput is stated as {stated:.4g}, but the batch over the time gives"
-                yield Finding(
-                    "rates-differ", f"{text} {given:.4g}", cases=(rate.case, time.case),
-                    values={"stated": stated, "given": given}, world_sizes=(size,), is_table=True,
-                )  # fmt: skip
+                yield Finding("rates-differ", f"{text} {given:.4g}", cases=(rate.case, time.case),
+                              values={"stated": stated, "given": given}, world_sizes=(size,),
+                              is_table=True)  # fmt: skip
                 continue
             base = min(factors)
             grown, time_grown = (_rates(s)[size] / _rates(s)[base] for s in (rate, time))
             text = f"throughput grows {ratio(grown)} times from {base} to {size}, but the time says"
-            yield in_series(
-                "speed-ups-differ", f"{text} {ratio(time_grown)} times", rate, size,
-                other_table=time.case, base=base, size=size, grown=grown, time_grown=time_grown,
-            )  # fmt: skip
+            yield in_series("speed-ups-differ", f"{text} {ratio(time_grown)} times", rate, size,
+                            other_table=time.case, base=base, size=size, grown=grown,
+                            time_grown=time_grown)  # fmt: skip
 
 
 def _rates(series: Series) -> dict[int, float]:
@@ -446,10 +435,9 @@ def super_linear(evidence: Evidence) -> Iterator[Finding]:
                 kind, about = "efficiency-alone", ", without an interval"
                 if span:
                     kind, about = "efficiency", f" ({percent_span(span)} %)"
-                yield in_series(
-                    kind, f"efficiency is {percent(efficiency)} %{about}", series,
-                    point.world_size, efficiency=efficiency, span=percent_span(span),
-                )  # fmt: skip
+                yield in_series(kind, f"efficiency is {percent(efficiency)} %{about}", series,
+                                point.world_size, efficiency=efficiency,
+                                span=percent_span(span))  # fmt: skip
 
 
 @rule("ladder-gap", "warning", "where the curve bends between them is not known",
@@ -563,11 +551,10 @@ def published_ratio(evidence: Evidence) -> Iterator[Finding]:
                 own = value / published.get(series.baseline, 1.0)
                 if abs(own / computed[size] - 1) > ROUNDED:
                     text = f"its {name} over {series.baseline} is stated as {ratio(own)}, but its"
-                    yield in_series(
-                        "published-ratio", f"{text} values give {ratio(computed[size])}", series,
-                        size, ratio=name, published=own, computed=computed[size],
-                        baseline=series.baseline,
-                    )  # fmt: skip
+                    yield in_series("published-ratio",
+                                    f"{text} values give {ratio(computed[size])}", series, size,
+                                    ratio=name, published=own, computed=computed[size],
+                                    baseline=series.baseline)  # fmt: skip
 
 
 def _column(series: Series, names: str) -> dict[int, float]:
@@ -604,10 +591,8 @@ def epoch_against_run(evidence: Evidence) -> Iterator[Finding]:
             run = runs.get(size)
             if run and abs(epoch / run - 1) > ROUNDED:
                 text = f"an epoch is {ratio(epoch)} times as fast, and the whole run {ratio(run)}"
-                yield in_series(
-                    "epoch-and-run", f"{text} times", part, size, other_table=whole.case,
-                    epoch=epoch, run=run,
-                )  # fmt: skip
+                yield in_series("epoch-and-run", f"{text} times", part, size,
+                                other_table=whole.case, epoch=epoch, run=run)  # fmt: skip
 
 
 @rule("impossible-line", "error", "one of its numbers is wrong, or counts something else",
@@ -621,10 +606,8 @@ def impossible(evidence: Evidence) -> Iterator[Finding]:
     for case, rows in tables.items():
         for row in rows:
             for kind, text, values in _faults(row, rows):
-                yield Finding(
-                    kind, text, values=values, cases=(case,), world_sizes=(row.world_size,),
-                    is_table=True,
-                )  # fmt: skip
+                yield Finding(kind, text, values=values, cases=(case,),
+                              world_sizes=(row.world_size,), is_table=True)  # fmt: skip
 
 
 def _faults(row: Row, rows: Sequence[Row]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:

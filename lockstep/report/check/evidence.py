@@ -261,10 +261,9 @@ def in_series(
     **values: Any,
 ) -> Finding:
     """Return what was found in a series, at these world sizes or at all."""
-    return Finding(
-        kind, text, action=action, values=values, cases=(series.case,), world_sizes=sizes,
-        launches=tuple(launches), is_table=series.row.origin != "measured",
-    )  # fmt: skip
+    return Finding(kind, text, action=action, values=values, cases=(series.case,),
+                   world_sizes=sizes, launches=tuple(launches),
+                   is_table=series.row.origin != "measured")  # fmt: skip
 
 
 def difference(conflict: Conflict) -> Finding:

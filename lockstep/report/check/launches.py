@@ -159,10 +159,9 @@ def uneven_repeats(evidence: Evidence) -> Iterator[Finding]:
         if high.num_launches > UNEVEN * low.num_launches:
             few, many = low.num_launches, high.num_launches
             text = f"{counted(few, 'launch')} at {low.world_size}, {many} at {high.world_size}"
-            yield in_series(
-                "launch-counts", text, series, low.world_size, high.world_size, fewest=few,
-                at_fewest=low.world_size, most=many, at_most=high.world_size,
-            )  # fmt: skip
+            yield in_series("launch-counts", text, series, low.world_size, high.world_size,
+                            fewest=few, at_fewest=low.world_size, most=many,
+                            at_most=high.world_size)  # fmt: skip
 
 
 @rule("duplicate", "error", "a copy is no repeat, and makes the interval too small",
@@ -199,20 +198,16 @@ def other_unit(evidence: Evidence) -> Iterator[Finding]:
         slow, fast = _ends(point)
         if (factor := fast.rate / slow.rate) > UNIT:
             text = f"{fast.launch} is {factor:.0f} times as fast as {slow.launch}: {ask}"
-            yield in_series(
-                "unit", text, series, point.world_size, fast=fast.launch, slow=slow.launch,
-                factor=factor,
-            )  # fmt: skip
+            yield in_series("unit", text, series, point.world_size, fast=fast.launch,
+                            slow=slow.launch, factor=factor)  # fmt: skip
     for series in evidence.ladders:
         for pair in pairwise(series.points):
             each = {point.world_size: point.rate / point.world_size for point in pair}
             low, high = sorted(each, key=each.__getitem__)
             if (factor := each[high] / each[low]) > UNIT:
                 text = f"each rank is {factor:.0f} times as fast at world size {high} as at {low}"
-                yield in_series(
-                    "unit-of-size", f"{text}: {ask}", series, *each, fast=high, slow=low,
-                    factor=factor,
-                )  # fmt: skip
+                yield in_series("unit-of-size", f"{text}: {ask}", series, *each, fast=high,
+                                slow=low, factor=factor)  # fmt: skip
 
 
 def _ends(point: Point) -> tuple[Row, Row]:
@@ -233,10 +228,8 @@ def disagree(evidence: Evidence) -> Iterator[Finding]:
         if are_apart(point) and not (is_unit or is_flagged):
             excess = fast.rate / slow.rate - 1
             text = f"{fast.launch} is {percent(excess)} % faster than {slow.launch}"
-            yield in_series(
-                "apart", text, series, point.world_size, fast=fast.launch, slow=slow.launch,
-                excess=excess,
-            )  # fmt: skip
+            yield in_series("apart", text, series, point.world_size, fast=fast.launch,
+                            slow=slow.launch, excess=excess)  # fmt: skip
 
 
 @rule("shared-gpu", "error", "the ranks take turns, and more ranks look slower than they are",
@@ -314,10 +307,9 @@ def journal_contradicts(evidence: Evidence) -> Iterator[Finding]:
     for launch in evidence.results.launches:
         for case, (result, journal) in list(launch.contradictions.items())[:1]:
             text = f"of {case or 'the launch'} its result.json has {result}, and its journal.jsonl,"
-            yield Finding(
-                "contradicted", f"{text} which was read, {journal}", launches=(launch.name,),
-                values={"case": case, "result": result, "journal": journal},
-            )  # fmt: skip
+            yield Finding("contradicted", f"{text} which was read, {journal}",
+                          launches=(launch.name,),
+                          values={"case": case, "result": result, "journal": journal})  # fmt: skip
 
 
 @rule("unreadable-launch", "error", "its points are left out of every number",
@@ -365,11 +357,10 @@ def missing(evidence: Evidence) -> Iterator[Finding]:
 
 def _gap(gap: gaps.Gap, text: str, action: str, results: Results) -> Finding:
     """Return a gap; that of a training concerns all that it would be pooled with."""
-    return Finding(
-        gap.kind, text, action=action, values={"reason": gap.reason, "by": _began(results)},
-        cases=(_pooled(gap.case, results),) if gap.case else (), launches=(gap.launch,),
-        world_sizes=(gap.world_size,) if gap.world_size else (),
-    )  # fmt: skip
+    return Finding(gap.kind, text, action=action,
+                   values={"reason": gap.reason, "by": _began(results)},
+                   cases=(_pooled(gap.case, results),) if gap.case else (), launches=(gap.launch,),
+                   world_sizes=(gap.world_size,) if gap.world_size else ())  # fmt: skip
 
 
 def _pooled(case: str | None, results: Results) -> str:
@@ -481,11 +472,9 @@ def loss_stays(evidence: Evidence) -> Iterator[Finding]:
             if 0 <= first - last < STAYS * least:
                 other_first, other_last, _ = known[other]
                 text = f"the loss goes from {first:.4g} to {last:.4g}, and at world size {other}"
-                yield in_series(
-                    "loss-stays", f"{text} from {other_first:.4g} to {other_last:.4g}", series,
-                    size, first=first, last=last, other=other, other_first=other_first,
-                    other_last=other_last,
-                )  # fmt: skip
+                yield in_series("loss-stays", f"{text} from {other_first:.4g} to {other_last:.4g}",
+                                series, size, first=first, last=last, other=other,
+                                other_first=other_first, other_last=other_last)  # fmt: skip
 
 
 def _losses(rows: list[Row]) -> tuple[float, float] | None:
@@ -508,10 +497,8 @@ def flagged(evidence: Evidence) -> Iterator[Finding]:
                 text, names = str(flag), [row.launch for row in point.rows if flag in row.flags]
                 # Flags in an older file's words alone are each of their own kind.
                 kind = text if flag.kind == "note" else flag.kind
-                finding = in_series(
-                    "flag", text, series, point.world_size, launches=names, flag=text,
-                    flag_kind=kind,
-                )  # fmt: skip
+                finding = in_series("flag", text, series, point.world_size, launches=names,
+                                    flag=text, flag_kind=kind)  # fmt: skip
                 yield replace(finding, doubts=flag.kind in SYSTEMATIC)
 
 

@@ -307,10 +307,9 @@ def shared_job(evidence: Evidence) -> Iterator[Finding]:
             jobs.setdefault((int(size), str(job)), {})[str(repeat)] = launch.name
     for (size, job), repeats in jobs.items():
         if (count := len(repeats)) > 1:
-            yield Finding(
-                "one-job", f"{count} repeats ran in job {job}", world_sizes=(size,),
-                values={"count": count, "job": job}, launches=tuple(repeats.values()),
-            )  # fmt: skip
+            yield Finding("one-job", f"{count} repeats ran in job {job}", world_sizes=(size,),
+                          values={"count": count, "job": job},
+                          launches=tuple(repeats.values()))  # fmt: skip
 
 
 @rule("not-in-turn", "warning", "a machine that drifts meanwhile looks like scaling",
