@@ -386,12 +386,12 @@ def account(subject: Subject) -> Finding:
     if site.qos and site.qos not in usable:
         action = f"choose from {', '.join(usable) or 'none'}"
         return missing(f"QOS {site.qos} is none of the account's", action)
-    for name, allowed in (
-        (wanted, chosen and chosen.accounts),
-        (site.qos and f"QOS {site.qos}", chosen and chosen.qos),
+    for name, text, allowed in (
+        (wanted, wanted, chosen and chosen.accounts),
+        (site.qos, f"QOS {site.qos}", chosen and chosen.qos),
     ):
-        if chosen and name and allowed and name.removeprefix("QOS ") not in allowed:
-            return missing(f"{name} may not use {chosen.name}", f"it is open to {listed(allowed)}")
+        if chosen and name and allowed and name not in allowed:
+            return missing(f"{text} may not use {chosen.name}", f"it is open to {listed(allowed)}")
     return ok(f"{wanted}, QOS {site.qos or 'the default'}")
 
 
