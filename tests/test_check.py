@@ -24,11 +24,11 @@ from lockstep.core.record import Basis, CaseRecord, Derived, Training
 from lockstep.machine.nvidia import GAUGES
 from lockstep.machine.provenance import SLURM_NAMES
 from lockstep.machine.telemetry import TOTALS
-from lockstep.report.check import recorded_facts, terminal
+from lockstep.report.check import checker, recorded_facts
 from lockstep.report.check.check_cli import check as command
-from lockstep.report.check.checker import RULES, blocked_by, check
-from lockstep.report.check.evidence import Evidence
-from lockstep.report.check.ladders import super_linear
+from lockstep.report.check.checker import blocked_by, check
+from lockstep.report.check.curve_rules import super_linear
+from lockstep.report.check.evidence import RULES, Evidence
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load import imports
 from lockstep.report.load.contents import Details
@@ -102,10 +102,9 @@ def test_each_recorded_fact_is_compared_or_listed_with_the_rule_or_the_reason():
     parts = {"provenance", recorded_facts.RANKS, "provenance.transport", recorded_facts.DETAILS}
     unsaid = {
         path for path, value in known.items()
-        if path not in recorded_facts.LISTED | parts and not recorded_facts._flat(value, path)
+        if path not in recorded_facts.LISTED | parts and not recorded_facts.flat(value, path)
     }  # fmt: skip
     assert unsaid == set()
-    assert recorded_facts.OTHER_RULES.keys() <= {rule.name for rule in RULES}
 
 
 def test_an_order_of_turns_that_each_launch_draws_is_no_circumstance(tmp_path):
@@ -214,7 +213,7 @@ def seed(tmp_path, name):
     path = imports.built_in()[name]
     imports.write(imports.read([path], 50_000), [path], tmp_path)
     found = check(gather([tmp_path]))
-    return {(one.rule, *one.hit.cases, *one.hit.world_sizes): one.hit.values for one in found}
+    return {(one.rule, *one.cases, *one.world_sizes): one.values for one in found}
 
 
 def test_the_guides_throughput_contradicts_its_hours(tmp_path):
@@ -298,7 +297,9 @@ def test_a_fact_of_another_kind_is_never_one_of_the_rest(tmp_path):
         flags = [{"kind": "throttled", "rank": rank, "host": "n", "reasons": "heat"}]
         flags += [{"kind": "sockets-beside-infiniband", "links": 1, "devices": "mlx5_0"}] * rank
         write(tmp_path, document(f"w1-r{rank}", 1, {f"a[{rank}]": record(flags=flags)}))
-    groups = [one for one in terminal.grouped(check(gather([tmp_path]))) if one.rule == "flagged"]
+    groups = [
+        one for one in checker.grouped(check(gather([tmp_path]))) if one.first.rule == "flagged"
+    ]
     assert [len(one.facts) for one in groups] == [3, 1]
     assert [one.message(1).count("1 more of the kind") for one in groups] == [0, 0]
     assert "2 more of the kind" in groups[0].message(1)
@@ -314,20 +315,20 @@ def test_a_case_without_result_blocks_its_own_series_alone(tmp_path, ended):
     folder = measured(tmp_path, 1, launches=lambda size: 2, facts=always(**facts))
     results = gather([folder])
     wrong = [one for one in check(results) if one.level == "error"]
-    assert {one.hit.cases for one in wrong} == {("weak[64]",)}
+    assert {one.cases for one in wrong} == {("weak[64]",)}
     assert {one.rule for one in wrong} == {"failed-case" if ended else "unfinished-launch"}
     assert blocked_by(wrong, results.rows) == []
-    assert {one.hit.values["by"] for one in wrong} == {"pytest"}
+    assert {one.values["by"] for one in wrong} == {"pytest"}
 
 
 def test_errors_of_one_rule_that_say_different_things_stay_apart(tmp_path):
     failed = [{"case": f"weak[{n}]", "reason": f"reason {n % 2}"} for n in (1, 2, 3)]
     folder = measured(tmp_path, 1, launches=lambda size: 1, facts=always(failed=failed))
-    groups = terminal.grouped(check(gather([folder])))
-    twice, once = (one for one in groups if one.rule == "failed-case")
+    groups = checker.grouped(check(gather([folder])))
+    twice, once = (one for one in groups if one.first.rule == "failed-case")
     assert [len(one.places) for one in (twice, once)] == [2, 1]
     assert all("w1-r0" in place for place in twice.places)  # each launch has to be mended
-    assert [one.rule for one in groups].count("no-repeat") == 1
+    assert [one.first.rule for one in groups].count("no-repeat") == 1
 
 
 def test_the_rules_are_listed_with_what_they_look_for():

@@ -9,9 +9,8 @@ from planted_errors import PLANTED, STUDIES, WARNED, copied, give, provenance, t
 from lockstep.report.check.checker import check, errors
 from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.scaling import series_of
-from lockstep.report.gate.gates import verdicts
+from lockstep.report.gate.gates import block, verdicts
 from lockstep.report.gate.targets import Targets
-from lockstep.report.gate.verdicts import block
 from lockstep.report.load.reading import gather
 from lockstep.report.page.content_of_page import KINDS, page
 from lockstep.report.page.render import html
@@ -88,14 +87,14 @@ def test_identical_work_that_differs_beyond_chance_is_a_warning_with_both_names(
         twins(*factors)(root)
         made = [one for one in check(gather([root])) if one.rule == "identical-work"]
         pair = ["test_strong_scaling", "test_weak_scaling"]
-        return [one for one in made if [case.partition("[")[0] for case in one.hit.cases] == pair]
+        return [one for one in made if [case.partition("[")[0] for case in one.cases] == pair]
 
     (one,) = found(1.49, 1.5, 1.51)
-    assert (one.level, one.hit.world_sizes) == ("warning", (2,))
-    assert one.hit.values["slow"].startswith("test_strong_scaling[")
-    assert one.hit.values["fast"].startswith("test_weak_scaling[")
-    assert one.hit.values["factor"] == pytest.approx(1.5, rel=1e-3)
-    assert 1.3 < one.hit.values["low"] < 1.5 < one.hit.values["high"] < 1.7
+    assert (one.level, one.world_sizes) == ("warning", (2,))
+    assert one.values["slow"].startswith("test_strong_scaling[")
+    assert one.values["fast"].startswith("test_weak_scaling[")
+    assert one.values["factor"] == pytest.approx(1.5, rel=1e-3)
+    assert 1.3 < one.values["low"] < 1.5 < one.values["high"] < 1.7
     assert found(1.04, 1.05, 1.06) == []  # too little to matter
     assert found(0.9, 1.5, 1.9) == []  # chance may do that
 

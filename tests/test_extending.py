@@ -33,25 +33,22 @@ def test_stride(lockstep, workload, precision, local_batch):
 # file -> what is replaced in it, and by what; "" is the end of the file.
 ADDED = {
     "rule of the check": {
-        "lockstep/report/check/case_rules.py": (
+        "lockstep/report/check/launches.py": (
             "",
             """
 
 @rule(
     "few-rounds", "warning", "a median of so few may be far off",
-    "measure again with --rounds 10", facts={"few-rounds": "{rounds} rounds were timed"},
+    "measure again with --rounds 10",
 )
-def few_rounds(evidence: Evidence) -> Iterator[Hit]:
+def few_rounds(evidence: Evidence) -> Iterator[Finding]:
     \"\"\"A point rests on few rounds.\"\"\"
     for series, point in evidence.points:
         rounds = sum(row.rounds or 0 for row in point.rows)
         if rounds < 50:
-            yield hit("few-rounds", series, point.world_size, rounds=rounds)
+            text = f"{rounds} rounds were timed"
+            yield in_series("few-rounds", text, series, point.world_size, rounds=rounds)
 """,
-        ),
-        "lockstep/report/check/checker.py": (
-            "RULES: tuple[Rule, ...] = (",
-            "RULES: tuple[Rule, ...] = (\n    case_rules.few_rounds,",
         ),
     },
     "column": {
@@ -83,8 +80,8 @@ def no_name(job: Job) -> Iterator[Hit]:
         "lockstep/report/gate/gates.py": (
             "        *_nodes(targets, results),",
             "        *_nodes(targets, results),\n"
-            '        Goal("num_launches", least=targets.num_launches, unit="launches").counted(\n'
-            '            MET, where="all results", value=len(results.launches), rows=[]),',
+            '        Verdict("num_launches", least=targets.num_launches, unit="launches",\n'
+            '            verdict=MET, where="all results", value=len(results.launches)),',
         ),
     },
     "command": {

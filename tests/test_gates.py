@@ -26,8 +26,8 @@ from lockstep.report.compare.comparison import compare
 from lockstep.report.compute import quantities
 from lockstep.report.compute.scaling import Point, series_of
 from lockstep.report.gate import gates, targets
+from lockstep.report.gate.gates import Verdict
 from lockstep.report.gate.targets import Targets
-from lockstep.report.gate.verdicts import REASONS, Goal
 from lockstep.report.load.reading import gather, load
 from lockstep.report.load.results import Row
 from lockstep.report.report_cli import import_table
@@ -133,17 +133,12 @@ def test_a_wrong_file_is_refused_in_one_sentence(tmp_path, text, match):
 # Intervals and values against a limit.
 
 
-@pytest.mark.parametrize(
-    ("interval", "expected"),
-    [
-        ((0.90, 0.95), ("met",)),
-        ((0.899, 0.95), ("not-shown", "straddles")),
-        ((0.85, 0.90), ("not-shown", "straddles")),
-        ((0.85, 0.899), ("missed", "short")),
-    ],
-)
+@pytest.mark.parametrize(("interval", "expected"), [
+    ((0.90, 0.95), ("met",)), ((0.899, 0.95), ("not-shown", "straddles")),
+    ((0.85, 0.90), ("not-shown", "straddles")), ((0.85, 0.899), ("missed", "short")),
+])  # fmt: skip
 def test_a_least_target_is_judged_by_the_whole_interval(interval, expected):
-    assert kinds(Goal("t", least=0.9).judge([point()], "", 0.9, interval)) == [expected]
+    assert kinds(Verdict("t", least=0.9).judge([point()], "", 0.9, interval)) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +153,7 @@ def test_a_least_target_is_judged_by_the_whole_interval(interval, expected):
     ],
 )
 def test_without_an_interval_a_value_counts_for_what_it_is(value, origin, expected):
-    verdict = Goal("t", least=0.9).judge([point(origin)], "", value, None)
+    verdict = Verdict("t", least=0.9).judge([point(origin)], "", value, None)
     assert (kinds(verdict), verdict.low, verdict.high) == ([expected], None, None)
 
 
@@ -166,7 +161,7 @@ def test_without_an_interval_a_value_counts_for_what_it_is(value, origin, expect
 def test_a_target_is_met_or_missed_by_every_value_of_the_interval(value, below, above, one, two):
     least, most = sorted((one, two))
     low, high = value - below, value + above
-    verdict = Goal("t", least, most, "x").judge([point()], "", value, (low, high)).verdict
+    verdict = Verdict("t", least, most, "x").judge([point()], "", value, (low, high)).verdict
     inside = [least - 2e-9 <= v <= most + 2e-9 for v in np.linspace(low, high, 9)]
     if verdict == "met":
         assert all(inside)
@@ -175,7 +170,7 @@ def test_a_target_is_met_or_missed_by_every_value_of_the_interval(value, below, 
 
 
 def test_a_median_that_reaches_what_the_interval_does_not_is_short_by_the_interval():
-    verdict = Goal("t", least=1.0, unit="x").judge([point()], "", 1.1, (0.8, 0.9))
+    verdict = Verdict("t", least=1.0, unit="x").judge([point()], "", 1.1, (0.8, 0.9))
     assert kinds(verdict) == [("missed", "short")]
     assert verdict.reasons[0].values["gap"] == pytest.approx(0.1)
 
@@ -191,7 +186,7 @@ def test_targets_are_rarely_met_by_chance():
             for size, times in zip((1, 2), steps, strict=True)
             for s in times
         ]
-        (one,) = gates._efficiencies(wanted(strong_efficiency={"2": 0.9}), series_of(rows))
+        (one,) = gates._ratios(wanted(strong_efficiency={"2": 0.9}), series_of(rows))
         wrong += one.verdict == "met"
     assert wrong / 400 < 0.06
 
@@ -381,17 +376,11 @@ def test_intervals_say_where_they_are_of_one_job(tmp_path):
 # A gain over a base, and the loss that is allowed.
 
 
-@pytest.mark.parametrize(
-    ("gain", "least", "expected"),
-    [
-        (1.3, 0.2, ("met",)),
-        (1.2, 0.2, ("not-shown", "straddles")),
-        (1.05, 0.2, ("missed", "short")),
-        (1.0, -0.05, ("met",)),
-        (0.95, -0.05, ("not-shown", "straddles")),
-        (0.9, -0.05, ("missed", "short")),
-    ],
-)
+@pytest.mark.parametrize(("gain", "least", "expected"), [
+    (1.3, 0.2, ("met",)), (1.2, 0.2, ("not-shown", "straddles")), (1.05, 0.2, ("missed", "short")),
+    (1.0, -0.05, ("met",)), (0.95, -0.05, ("not-shown", "straddles")),
+    (0.9, -0.05, ("missed", "short")),
+])  # fmt: skip
 def test_a_gain_or_a_limit_to_a_loss_is_shown_by_its_interval_alone(
     tmp_path, gain, least, expected
 ):
@@ -640,9 +629,7 @@ def test_an_error_of_the_check_blocks_a_gain_over_a_table_of_another_name(tmp_pa
         assert blocked == {1: [], 2: ["published-ratio"]}
 
 
-def test_every_kind_of_reason_has_a_sentence_and_every_line_fits(tree):
-    used = {reason.kind for one in judged(load([tree]), mfu=0.1) for reason in one.reasons}
-    assert used <= set(REASONS)
+def test_every_line_fits_a_terminal(tree):
     done = run(tree, "--targets", "proposal")
     assert done.return_value == 1
     assert "strong_efficiency at 8" in done.stdout

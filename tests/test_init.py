@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lockstep import content
 from lockstep.before.doctor import cluster_checks
-from lockstep.before.doctor.checks import Subject
+from lockstep.before.doctor.machine_checks import Subject
 from lockstep.before.init import init_cli
 from lockstep.before.init.drafts import (
     Surroundings,
@@ -367,8 +367,8 @@ def test_without_an_image_loading_asks_for_one_in_a_sentence(tmp_path):
     site = sites.load(str(tmp_path / "site.toml"), is_draft=True)
     assert site.to_fill_in == ("container.image",)
     subject = Subject({}, tmp_path, site)
-    assert cluster_checks.site_file(subject).status == "missing"
-    assert cluster_checks.image(subject).status == "not needed"  # said once
+    assert cluster_checks.site_file(subject).level == "missing"
+    assert cluster_checks.image(subject).level == "not needed"  # said once
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def test_a_case_with_an_impossible_round_is_left_out_and_found(measured, tmp_pat
     assert f"rank_round_s[1][2] is {bad}" in str(results.unread[0])
     assert len(results.rows) == len(gather([measured / "fp32"]).rows) - 1
     (found,) = [one for one in check(results) if one.rule == "unreadable-launch"]
-    assert (found.hit.cases, found.hit.world_sizes) == ((case,), (2,))
+    assert (found.cases, found.world_sizes) == ((case,), (2,))
 
 
 @pytest.mark.parametrize("bad", [None, 3, [1.0], [["x"]], [[None]], [[[1.0]]]])

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_screens import Noise, Slow, screened, seats
 
-from lockstep.before.screen import search, starting
+from lockstep.before.screen import search
+from lockstep.before.screen.screen_cli import as_rank
 from lockstep.before.screen.screening import num_repeats
 from lockstep.before.screen.search import Screening, below_floor, node_lines, page
 
@@ -117,16 +118,16 @@ def test_all_ranks_together_are_held_against_a_floor(floor, is_below):
 )
 def test_the_tasks_of_an_srun_meet_on_the_first_node(hosts, first):
     step = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
-    given = starting.as_rank(step | {"SLURM_STEP_NODELIST": hosts})
+    given = as_rank(step | {"SLURM_STEP_NODELIST": hosts})
     assert (given["LOCKSTEP_LAUNCHER"], given["MASTER_ADDR"]) == ("slurm", first)
-    asked = starting.as_rank(step | {"SLURM_STEP_NODELIST": hosts, "MASTER_ADDR": "ib0"})
+    asked = as_rank(step | {"SLURM_STEP_NODELIST": hosts, "MASTER_ADDR": "ib0"})
     assert asked["MASTER_ADDR"] == "ib0"
 
 
 def test_one_process_alone_is_told_what_to_start():
-    assert starting.as_rank({}) is None
+    assert as_rank({}) is None
     with pytest.raises(ValueError, match="start with srun --ntasks-per-node"):
-        starting.as_rank({"SLURM_JOB_ID": "7", "SLURM_NNODES": "4"})
+        as_rank({"SLURM_JOB_ID": "7", "SLURM_NNODES": "4"})
     with pytest.raises(ValueError, match="one rank has nobody"):
         num_repeats(1, None)
     with pytest.raises(ValueError, match="5 repeats of 4 ranks cannot show"):

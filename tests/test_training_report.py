@@ -18,9 +18,9 @@ from lockstep.report.compare.comparison import document as compared
 from lockstep.report.compute import learning
 from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.scaling import series_of
-from lockstep.report.gate import gates, verdicts
+from lockstep.report.gate import gates
+from lockstep.report.gate.gates import block
 from lockstep.report.gate.targets import Targets
-from lockstep.report.gate.verdicts import block
 from lockstep.report.load.reading import gather, load
 from lockstep.report.page.content_of_page import page
 from lockstep.report.page.figures import draw
@@ -213,7 +213,7 @@ def test_a_gate_judges_unlike_runs_apart_and_names_what_differs(tmp_path):
     ]
     assert {one.apart for one in found} == {("precision", "lr")}
     assert "2 groups of training runs, each judged alone: they differ in precision, lr" in (
-        "\n".join(verdicts.notes(found))
+        "\n".join(gates.notes(found))
     )
     assert judged(tmp_path / "a", 0.7)[0].apart == ()
 

@@ -155,9 +155,9 @@ def report(
 
 def _say_errors(evaluation: "Evaluation", baseline: int | None) -> None:
     """Say what the check finds, what is left out, and which series keep another baseline."""
-    from lockstep.report.check import terminal
+    from lockstep.report.check import checker
 
-    terminal.say_errors(evaluation.findings)
+    checker.say_errors(evaluation.findings)
     if evaluation.left_out:
         click.echo(f"{evaluation.not_pooled}\n", err=True)
     series = evaluation.series if baseline is not None else []
@@ -208,7 +208,7 @@ def _write_page(
     """Print the points, write the page and figures, and print what the page says first."""
     import shlex
 
-    from lockstep.report.check import terminal
+    from lockstep.report.check import checker
     from lockstep.report.page import render
     from lockstep.report.page.content_of_page import page as build_page
     from lockstep.report.words import console, verdict_card
@@ -226,7 +226,7 @@ def _write_page(
     for line in console.verdict(page):
         click.echo(line)
     where = "; the page and lockstep check name them" if findings else ""
-    click.echo(f"check: {terminal.counts(findings)}{where}")
+    click.echo(f"check: {checker.counts(findings)}{where}")
     click.echo(f"report: {click.format_filename(target)}")
     click.echo(f"open it in a browser: {target.resolve().as_uri()}")
     if formats:

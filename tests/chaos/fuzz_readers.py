@@ -21,7 +21,7 @@ from lockstep.report.columns import table
 from lockstep.report.compare import comparison
 from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.scaling import series_of
-from lockstep.report.gate import gates, targets, verdicts
+from lockstep.report.gate import gates, targets
 from lockstep.report.load import imports
 from lockstep.report.load.reading import gather, load
 from lockstep.report.page.content_of_page import page
@@ -160,7 +160,7 @@ def _judge(folder: Path) -> None:
     results = gather([folder])
     json.dumps([one.record() for one in checker.check(results)], allow_nan=False)
     found = gates.verdicts(targets.load("proposal"), results, None)
-    json.dumps(verdicts.document(found), allow_nan=False)
+    json.dumps(gates.document(found), allow_nan=False)
     json.dumps(comparison.document(comparison.compare(results, results), ("a", "b")))
     for one in filter(prediction.can_be_modelled, series_of(results.rows)):
         ladder = prediction.ladder_of(one, results.tables.get(one.case) or {})

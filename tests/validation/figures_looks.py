@@ -26,7 +26,7 @@ import noise  # noqa: E402, this script's own folder
 from lockstep.report import looks  # noqa: E402
 from lockstep.report.compare import judging  # noqa: E402
 from lockstep.report.compute import replicates, statistics  # noqa: E402
-from lockstep.report.gate import gates, verdicts  # noqa: E402
+from lockstep.report.gate import gates  # noqa: E402
 from lockstep.report.gate.targets import Targets  # noqa: E402
 from lockstep.report.load.results import Results, Row  # noqa: E402
 
@@ -183,7 +183,7 @@ def gate_false(
     for _ in range(draws):
         units = ladder(draw, kind, max(map(max, counts)), goals, in_one_job)
         known = {
-            count: list(map(verdicts.of_one_job, gates.verdicts(wanted, _results(units[:count]))))
+            count: list(map(gates.of_one_job, gates.verdicts(wanted, _results(units[:count]))))
             for count in {count for of in counts for count in of}
         }
         passed += [
@@ -197,8 +197,8 @@ def _results(units: Sequence[Sequence[Row]]) -> Results:
     return Results(rows=[row for unit in units for row in unit])
 
 
-def _is_met(judged: Sequence[verdicts.Verdict], share: float) -> bool:
-    return all(one.verdict == verdicts.MET for one in verdicts.at_share(judged, share))
+def _is_met(judged: Sequence[gates.Verdict], share: float) -> bool:
+    return all(verdict.at_share(share).verdict == gates.MET for verdict in judged)
 
 
 def cell(share: float, draws: int, most: float) -> str:

@@ -234,17 +234,6 @@ def on_other_hosts(rank: Json) -> None:
     rank["host"] = f"node{rank['rank']}"
 
 
-def copied_slower(root: Path) -> None:
-    """Give the second launch of two ranks the strong rounds of the first, 3 % longer."""
-    first, second = (json.loads(result(root, 2, repeat).read_text()) for repeat in (0, 1))
-    second["benchmarks"] = first["benchmarks"]
-    for entry in second["benchmarks"]:
-        consistent(entry["extra_info"][KEY], 1.03)
-        for name in ("min", "max", "mean", "median", "stddev"):
-            entry["stats"][name] *= 1.03
-    result(root, 2, 1).write_text(json.dumps(second))
-
-
 def claim_two_ranks(document: Json) -> None:
     """Let the strong cases say that they ran on two ranks, by name and by number."""
     for entry in document["benchmarks"]:
@@ -261,15 +250,6 @@ def move_ranks(document: Json) -> None:
     for entry in document["benchmarks"]:
         block = entry["extra_info"][KEY]
         block["rank_hosts"] = ["other" for _ in block["rank_hosts"]]
-
-
-def cut_rounds(document: Json) -> None:
-    """Leave the last round of a strong case out, and make the rest agree."""
-    for entry in document["benchmarks"]:
-        block = entry["extra_info"][KEY]
-        if block["study"] == "strong":
-            block["rank_round_s"] = [rank[:-1] for rank in block["rank_round_s"]]
-            settle(entry)
 
 
 def settle(entry: Json) -> None:
@@ -291,12 +271,6 @@ def cold(document: Json) -> None:
             for rank in block["rank_round_s"]:
                 rank[0] = 4 * longest
             settle(entry)
-
-
-def keep_best(root: Path) -> None:
-    """Leave the launches out that did not please, and the plan that names them."""
-    shutil.rmtree(result(root, 2, 1).parent)
-    (root / "campaign.json").unlink()
 
 
 def environment(known: Json) -> None:
@@ -329,8 +303,6 @@ WARNED: dict[str, tuple[str, Callable[[Path], None]]] = {
         "circumstances", facts(lambda own: own.update(started="2020-01-01T12:00:00+00:00"), 2)),
     "all repeats of two ranks in one job": (
         "shared-job", provenance(lambda known: known["slurm"].update(SLURM_JOB_ID="17"), 2)),
-    "the best of the repeats": ("repeat-holes", keep_best),
-    "a round left out at two ranks": ("uneven-rounds", launches(cut_rounds, 2)),
     "a first round of four times": ("cold-start", launches(cold, 2)),
 }  # fmt: skip
 
@@ -374,7 +346,6 @@ PLANTED: dict[str, Plant] = {
     "a launch that lists fewer ranks": Plant(
         "launch-disagrees", provenance(lambda known: known["ranks"].pop(), 2), STUDIES),
     "two ranks on one GPU": Plant("shared-gpu", ranks(one_gpu, 2), STUDIES),
-    "a copied launch, 3 % slower": Plant("copied-rounds", copied_slower, STUDIES),
     # What may not be pooled with the rest.
     "another driver in one launch": Plant(
         "mixed-provenance", provenance(give(driver="560"), 2, repeats=(1,)), STUDIES),

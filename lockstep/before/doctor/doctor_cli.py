@@ -4,13 +4,25 @@ import json
 import os
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from lockstep.core.findings import Level, wrapped
 from lockstep.slurm.submit.cli_options import FoundSite, say_site, site_option
+
+if TYPE_CHECKING:
+    from lockstep.before.doctor.cluster_checks import Diagnosis
+
+STATUS_WIDTH, NAME_WIDTH = 12, 18
+# Of 80 columns; a path that is to be copied stays whole.
+wrap = partial(wrapped, width=80, splits_words=False)
+LEVELS: tuple[Level, ...] = ("ok", "warning", "missing", "not needed")
 
 
 @click.command()
@@ -73,8 +85,8 @@ def doctor(
         return
     if output:
         raise click.UsageError("--output writes what --system describes; give --system with it")
-    from lockstep.before.doctor import examination as doctors
-    from lockstep.before.doctor.checks import Subject
+    from lockstep.before.doctor.cluster_checks import examine
+    from lockstep.before.doctor.machine_checks import Subject
     from lockstep.slurm import client
     from lockstep.slurm import site as sites
 
@@ -82,19 +94,38 @@ def doctor(
         say_site(found_site)
     chosen = sites.load(found_site.source, is_draft=True) if found_site else None
     client.on_cluster(chosen.cluster if chosen else None)
-    subject = Subject(os.environ, results, chosen, data, slurm)
     with _watched() as say:
-        diagnosis = doctors.examine(subject, say)
+        diagnosis = examine(Subject(os.environ, results, chosen, data, slurm), say)
     if as_json:
         click.echo(json.dumps(diagnosis.facts(), indent=1))
         context.exit(diagnosis.exit_code)
-    click.echo(doctors.page(diagnosis))
+    click.echo(page(diagnosis))
     if diagnosis.exit_code == 0:
         ready = "run"
         if found_site and diagnosis.submits:
             ready = f"plan campaign.toml --site {shlex.quote(found_site.source)}"
         click.echo(f"Next: lockstep {ready}")
     context.exit(diagnosis.exit_code)
+
+
+def page(diagnosis: "Diagnosis") -> str:
+    """Return the findings by group, and the verdict, as text of 80 columns."""
+    rest = " " * (2 + STATUS_WIDTH + NAME_WIDTH)
+    lines: list[str] = []
+    group = ""
+    for finding in diagnosis.findings:
+        if finding.group != group:
+            lines += ["", finding.group]
+            group = finding.group
+        head = f"  {finding.level:{STATUS_WIDTH}}{finding.kind:{NAME_WIDTH}}"
+        lines.append(wrap(finding.text, head, rest))
+        lines += [wrap(text, f"{rest}- ", f"{rest}  ") for text in finding.details]
+        if finding.action:
+            lines.append(wrap(finding.action, f"{rest}-> ", f"{rest}   "))
+    levels = Counter(finding.level for finding in diagnosis.findings)
+    counts = [f"{levels[level]} {level}" for level in LEVELS if levels[level]]
+    verdict = wrap(diagnosis.verdict, "", "")
+    return "\n".join([*lines[1:], "", f"{', '.join(counts)}.", verdict])
 
 
 def _describe(output: Path | None, *, known_gpus: bool, as_json: bool) -> None:

@@ -26,10 +26,9 @@ from typing import Any
 import psutil
 
 from lockstep import content
-from lockstep.before.doctor.checks import output
 from lockstep.before.doctor.machine_checks import FAST, interfaces
 from lockstep.campaign.campaign import Campaign
-from lockstep.core import studies
+from lockstep.core import processes, studies
 from lockstep.core.files import write_atomically
 from lockstep.core.formats import clock, one_line, parse_limit
 from lockstep.machine import nvidia
@@ -176,7 +175,7 @@ def _modules(environ: Mapping[str, str]) -> Iterator[str]:
     if not {"LMOD_CMD", "MODULESHOME"} & set(environ):
         return
     try:
-        listing = output(["bash", "-lc", "module -t avail 2>&1"])
+        listing = processes.output(["bash", "-lc", "module -t avail 2>&1"], timeout_s=30)
     except RuntimeError:
         return
     names = (text.strip().removesuffix("(default)") for text in listing.splitlines())

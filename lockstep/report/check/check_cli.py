@@ -2,17 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from lockstep.report.bundle import opening
 from lockstep.report.compare.compare_cli import ALLOWABLE
-
-if TYPE_CHECKING:
-    from lockstep.report.check.checker import Finding
-    from lockstep.report.gate.verdicts import Verdict
-    from lockstep.report.looks import Look
 
 WIDTH = 100
 HEADER = ["verdict", "target", "wanted: value (interval); where"]
@@ -64,10 +58,8 @@ Exit code: 0 nothing found or warnings alone, 1 an error found, 2 a file cannot 
 @click.option(
     "--against", type=click.Path(path_type=Path), help="With --targets: results to gain over."
 )
-@click.option(
-    "--allow", "allowed", multiple=True, type=click.Choice(ALLOWABLE),
-    help="What may differ from --against; may be given again.",
-)  # fmt: skip
+@click.option("--allow", "allowed", multiple=True, type=click.Choice(ALLOWABLE),
+              help="What may differ from --against; may be given again.")  # fmt: skip
 @click.pass_context
 @opening.of_bundles()
 def check(
@@ -90,23 +82,24 @@ def check(
     if not paths:
         raise click.UsageError("Missing argument 'PATHS...'; give results, or --rules.")
     if targets is not None:
-        ctx.exit(judge(paths, targets, against, allowed, as_json=as_json))
+        ctx.exit(_judge(paths, targets, against, allowed, as_json=as_json))
     if against is not None or allowed:
         raise click.UsageError("--against and --allow are about targets; give --targets with them")
-    from lockstep.report.check import checker, terminal
+    from lockstep.core.findings import exit_code
+    from lockstep.report.check import checker
     from lockstep.report.load.reading import gather
 
     findings = checker.check(gather(paths))
     if as_json:
         click.echo(json.dumps({"findings": [finding.record() for finding in findings]}, indent=1))
     else:
-        for line in terminal.lines(findings):
+        for line in checker.lines(findings):
             click.echo(line)
-        click.echo(terminal.counts(findings))
-    ctx.exit(any(finding.level == "error" for finding in findings))
+        click.echo(checker.counts(findings))
+    ctx.exit(exit_code(findings))
 
 
-def judge(
+def _judge(
     paths: tuple[Path, ...],
     targets: str,
     against: Path | None,
@@ -116,62 +109,54 @@ def judge(
 ) -> int:
     """Judge results by targets, and return the exit code."""
     from lockstep.report import looks
-    from lockstep.report.check import checker, terminal
+    from lockstep.report.check import checker
     from lockstep.report.compare.comparison import compare, renamed
-    from lockstep.report.gate import gates, verdicts
+    from lockstep.report.gate import gates
     from lockstep.report.gate.targets import load
     from lockstep.report.load import reading
+    from lockstep.report.words import lines
 
     wanted = load(targets)
     results = reading.gather(paths)
     findings = checker.check(results)
     base = None if against is None else renamed(results, reading.gather([against]))
     compared = None if base is None else compare(base, results, allowed=allowed)
-    judged = gates.verdicts(wanted, results, compared, findings)
-    judged = verdicts.block(judged, results, findings)
+    verdicts = gates.verdicts(wanted, results, compared, findings)
+    verdicts = gates.block(verdicts, results, findings)
     if base is not None:
         base_findings = checker.check(base)
-        judged = verdicts.block(judged, base, base_findings)
+        verdicts = gates.block(verdicts, base, base_findings)
         findings = [*findings, *base_findings]
     sides = [side for side in (results, base) if side is not None]
     if not all(map(looks.is_machine, sides)):
-        judged = list(map(verdicts.of_one_job, judged))
+        verdicts = list(map(gates.of_one_job, verdicts))
     history = looks.history("gate", [path for path in (against, *paths) if path is not None])
-    judged, look = verdicts.at_look(judged, history, sides)
-    terminal.say_errors(findings)
-    warnings = verdicts.heard(judged, findings)
+    verdicts, look = gates.at_look(verdicts, history, sides)
+    checker.say_errors(findings)
+    warnings = gates.warnings_of(verdicts, findings)
+    document = gates.document(verdicts, warnings, look)
     if as_json:
-        click.echo(json.dumps(verdicts.document(judged, warnings, look), indent=1, allow_nan=False))
+        click.echo(json.dumps(document, indent=1, allow_nan=False))
     else:
-        _print_verdicts(judged, warnings, look)
-    return 0 if all(verdict.verdict == verdicts.MET for verdict in judged) else 1
-
-
-def _print_verdicts(
-    judged: "list[Verdict]", warnings: "list[Finding]", look: "Look | None"
-) -> None:
-    from lockstep.report.gate import verdicts
-    from lockstep.report.words import lines
-
-    for line in lines.table([HEADER, *map(verdicts.row, judged)]):
-        click.echo(line)
-    click.echo()
-    for text in [*([look.sentence] if look else []), *verdicts.notes(judged, warnings)]:
-        click.echo("\n".join(lines.sentence(text)))
+        for line in [*lines.table([HEADER, *map(gates.row, verdicts)]), ""]:
+            click.echo(line)
+        for text in [*([look.sentence] if look else []), *gates.notes(verdicts, warnings)]:
+            click.echo("\n".join(lines.sentence(text)))
+    return 0 if document["met"] else 1
 
 
 def _print_rules(as_json: bool) -> None:
     from lockstep.report.check.checker import RULES
     from lockstep.report.check.recorded_facts import MAY_DIFFER
 
-    rows = [
-        {"rule": rule.name, "level": rule.level, "what": rule.what, "why": rule.why,
-         "action": rule.action}
-        for rule in RULES
-    ]  # fmt: skip
     if as_json:
+        rows = [
+            {"rule": rule.name, "level": rule.level, "what": rule.what, "why": rule.why,
+             "action": rule.action}
+            for rule in RULES
+        ]  # fmt: skip
         click.echo(json.dumps({"rules": rows, "may_differ": MAY_DIFFER}, indent=1))
         return
-    for row in rows:
-        head = f"{row['rule']:23}{row['level']:9}"
-        click.echo(click.wrap_text(row["what"], WIDTH, head, " " * len(head)))
+    for rule in RULES:
+        head = f"{rule.name:23}{rule.level:9}"
+        click.echo(click.wrap_text(rule.what, WIDTH, head, " " * len(head)))

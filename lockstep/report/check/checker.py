@@ -1,17 +1,26 @@
-"""The table of rules, and what they find in a set of results.
+"""What the rules find in a set of results, which of it blocks what, and its text.
 
-A rule is one function of `rules` with its name, level, reason, sentences and action above it,
-and one line of `RULES`. An error makes the set no valid scaling study until it is mended; a
-warning limits what may be concluded from it.
+A rule is one function of this package with its name, level, reason and action above it.
+
+On a terminal and a page what is said of many places is said once. An error has a line of its own,
+with all places of which the same is true: each has to be mended. Of a rule that only warns, all
+findings of a kind are one group, however many points they concern.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from textwrap import shorten
 
-from lockstep.report.check import case_rules, ladders, launches, recorded_facts, work
-from lockstep.report.check import evidence as check_evidence
-from lockstep.report.check.evidence import FLAGGED, Evidence, Hit, Level, Place, Rule
+import click
+
+from lockstep.core.findings import Level, wrapped
+from lockstep.core.formats import counted
+
+# Importing them registers their rules.
+from lockstep.report.check import curve_rules, launches, recorded_facts  # noqa: F401
+from lockstep.report.check.evidence import FLAGGED, Evidence, Place
+from lockstep.report.check.evidence import RULES as RULES
+from lockstep.report.check.evidence import Finding as Finding
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.results import Results, Row
 
@@ -19,117 +28,12 @@ LEVELS: tuple[Level, ...] = ("error", "warning", "note")
 # Rules that forbid what is said of speed, as an error does, and nothing of what was learned.
 OF_SPEED = frozenset({"crowded-training"})
 NOT_OF_SPEED = ("validation_accuracy",)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A rule that a set of results breaks, and what it has found where.
-
-    Attributes:
-        hit: The fact with its values, and the cases, world sizes and launches it concerns.
-        doubts: Whether it is a warning that casts doubt on a ratio of what it touches.
-    """
-
-    rule: str
-    level: Level
-    hit: Hit
-    why: str
-    action: str
-    points: frozenset[Place] = frozenset()
-    doubts: bool = False
-
-    @property
-    def where(self) -> str:
-        """Which cases, world sizes and launches it concerns, in words."""
-        return check_evidence.where(self.hit)
-
-    @property
-    def message(self) -> str:
-        """What was found, and what comes of it, in a sentence without its full stop."""
-        return f"{check_evidence.fact(self.hit)}: {self.why}"
-
-    def touches(self, row: Row) -> bool:
-        """Tell whether a result is concerned: by its case and world size, else by its launch.
-
-        A point pools its launches, so what is wrong in one of them concerns all.
-        """
-        hit = self.hit
-        if not (hit.cases or hit.world_sizes):
-            return not hit.launches or row.launch in hit.launches
-        in_cases = not hit.cases or row.case in hit.cases
-        return in_cases and (not hit.world_sizes or row.world_size in hit.world_sizes)
-
-    def record(self) -> dict[str, Any]:
-        """Return the finding as `--json` prints it."""
-        hit = self.hit
-        return {
-            "rule": self.rule, "level": self.level, "kind": hit.kind, "cases": list(hit.cases),
-            "world_sizes": list(hit.world_sizes), "launches": list(hit.launches),
-            "values": dict(hit.values), "where": self.where, "message": self.message,
-            "action": self.action,
-        }  # fmt: skip
-
-
-# In the order in which findings are printed.
-RULES: tuple[Rule, ...] = (
-    work.constant_work,
-    work.sold_as_strong,
-    work.fixed_epochs,
-    work.samples_time,
-    case_rules.other_samples,
-    work.doubled_world_size,
-    work.contradiction,
-    launches.other_unit,
-    case_rules.ranks_missing,
-    case_rules.alone_longer,
-    case_rules.launch_disagrees,
-    launches.shared_gpu,
-    ladders.published_ratio,
-    ladders.impossible,
-    ladders.accuracy_falls,
-    ladders.epoch_against_run,
-    work.truncated_batch,
-    work.small_batch,
-    ladders.super_linear,
-    ladders.ladder_gap,
-    ladders.no_baseline,
-    ladders.broken_curve,
-    ladders.outlier,
-    launches.mixed_provenance,
-    launches.mixed_cases,
-    launches.oversubscription,
-    launches.crowded_training,
-    launches.unequal_ranks,
-    launches.no_repeat,
-    launches.uneven_repeats,
-    launches.disagree,
-    launches.same_twice,
-    case_rules.scaled_copies,
-    ladders.line_twice,
-    recorded_facts.repeat_holes,
-    recorded_facts.shared_job,
-    recorded_facts.uneven_rounds,
-    case_rules.cold_start,
-    case_rules.identical_work,
-    recorded_facts.circumstances,
-    recorded_facts.idle_devices,
-    recorded_facts.not_in_turn,
-    recorded_facts.several_settings,
-    launches.too_few_steps,
-    launches.unfinished,
-    launches.journal_contradicts,
-    launches.journal_only,
-    launches.unreadable,
-    launches.failed,
-    launches.missing,
-    case_rules.fell_back,
-    case_rules.same_buckets,
-    case_rules.above_peak,
-    case_rules.wrong_result,
-    case_rules.loss_stays,
-    case_rules.flagged,
-    case_rules.not_measured,
-)
+# Places that one group names on a terminal, and facts; --json has them all.
+MAX_PLACES = 4
+MAX_FACTS = 2
+# Of what a report or a gate prints of the check's errors.
+MAX_ERRORS = 8
+LONGEST_MESSAGE = 300
 
 
 def check(results: Results, series: list[Series] | None = None) -> list[Finding]:
@@ -138,11 +42,7 @@ def check(results: Results, series: list[Series] | None = None) -> list[Finding]
     `series` are those of all rows, where they are known already.
     """
     evidence = Evidence(results, series)
-    findings = [
-        _finding(rule, hit, evidence.places(hit))
-        for rule in RULES
-        for hit in _merged(rule.check(evidence))
-    ]
+    findings = [finding for rule in RULES for finding in rule.findings(evidence)]
     return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
 
 
@@ -153,10 +53,7 @@ def errors(findings: Iterable[Finding]) -> list[Finding]:
 
 def warned(findings: Iterable[Finding]) -> frozenset[Place]:
     """Return the points that warnings concern, other than those that tell of their flags."""
-    own = (
-        finding for finding in findings if finding.level == "warning" and finding.rule != FLAGGED
-    )
-    return frozenset[Place]().union(*(finding.points for finding in own))
+    return _points(f for f in findings if f.level == "warning" and f.rule != FLAGGED)
 
 
 def blocking(findings: Iterable[Finding]) -> list[Finding]:
@@ -177,26 +74,110 @@ def blocked_by(
 def touching(findings: Iterable[Finding], rows: Iterable[Row]) -> list[str]:
     """Return the rules of the findings that touch one of some results."""
     touched = list(rows)
-    return list(
-        dict.fromkeys(finding.rule for finding in findings if any(map(finding.touches, touched)))
-    )
+    return list(dict.fromkeys(f.rule for f in findings if any(map(f.touches, touched))))
 
 
-def _merged(hits: Iterator[Hit]) -> list[Hit]:
-    """Return hits with those that differ in their launches alone as one."""
-    alike: dict[str, list[Hit]] = {}
-    for hit in hits:
-        alike.setdefault(repr(vars(hit) | {"launches": ()}), []).append(hit)
+@dataclass(frozen=True)
+class Group:
+    """Findings of one rule that are shown as one: all facts and places, and the first finding."""
+
+    first: Finding
+    facts: tuple[str, ...]
+    places: tuple[str, ...]
+    points: frozenset[Place]
+
+    def where(self, most: int = MAX_PLACES) -> str:
+        """Return the first places, and how many more there are."""
+        more = len(self.places) - most
+        text = "; ".join(self.places[:most])
+        return f"{text} and {more} more places" if more > 0 else text
+
+    def message(self, most: int | None = None) -> str:
+        """Return the first facts, or all, how many more there are, and what comes of them."""
+        shown = self.facts[:most]
+        more = len(self.facts) - len(shown)
+        facts = [*shown, *[f"{more} more of the kind"] * bool(more)]
+        return f"{'; '.join(facts)}: {self.first.why}"
+
+
+def grouped(findings: Iterable[Finding]) -> list[Group]:
+    """Return errors of different places as one where they say the same, all else by its kind."""
+    alike: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in findings:
+        alike.setdefault(_alike(finding), []).append(finding)
     return [
-        replace(
-            same[0], launches=tuple(dict.fromkeys(name for hit in same for name in hit.launches))
-        )
-        for same in alike.values()
+        Group(own[0], tuple(dict.fromkeys(f.text for f in own)), tuple(_places(own)), _points(own))
+        for own in alike.values()
     ]
 
 
-def _finding(rule: Rule, hit: Hit, points: frozenset[Place]) -> Finding:
-    action = check_evidence.ACTIONS.get(hit.kind, rule.action)
-    doubts = rule.level == "warning" and rule.doubts and hit.doubts
-    action = check_evidence.fill(action, hit.values)
-    return Finding(rule.name, rule.level, hit, rule.why, action, points, doubts)
+def _alike(finding: Finding) -> tuple[str, ...]:
+    """Return what findings that are shown as one have in common."""
+    if finding.level == "error":
+        return finding.level, finding.rule, finding.message, finding.action
+    # They differ in their numbers and places alone.
+    values = (str(finding.values.get(name, "")) for name in ("flag_kind", "fact"))
+    return finding.level, finding.rule, finding.kind, *values
+
+
+def _points(findings: Iterable[Finding]) -> frozenset[Place]:
+    return frozenset[Place]().union(*(finding.points for finding in findings))
+
+
+def _places(findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield where findings lie, the sizes of one case together.
+
+    Of several that only warn, a case does not name its launches.
+    """
+    alike: dict[str, list[Finding]] = {}
+    for finding in findings:
+        kept = () if finding.cases else finding.launches
+        alike.setdefault(replace(finding, world_sizes=(), launches=kept).where, []).append(finding)
+    for own in alike.values():
+        first = own[0]
+        is_short = len(findings) > 1 and first.level != "error" and first.cases
+        names = () if is_short else dict.fromkeys(x for f in own for x in f.launches)
+        sizes = sorted({size for f in own for size in f.world_sizes})
+        yield replace(first, world_sizes=tuple(sizes), launches=tuple(names)).where
+
+
+def lines(findings: Iterable[Finding]) -> Iterator[str]:
+    """Yield each group as a paragraph: what and where, the fact, what to do."""
+    for group in grouped(findings):
+        first = group.first
+        on = f" ({counted(len(group.points), 'point')})" if first.level != "error" else ""
+        yield wrapped(f"{first.level} {first.rule}{on}: {group.where()}")
+        yield wrapped(f"{group.message(MAX_FACTS)}.", "  ")
+        yield wrapped(f"Do: {first.action}.", "  ") + "\n"
+
+
+def say_errors(findings: Iterable[Finding], side: str = "") -> None:
+    """Print the errors on stderr, shortened, each after `side`; stdout holds what was asked for."""
+    groups = grouped(errors(findings))
+    for group in groups[:MAX_ERRORS]:
+        message = shorten(group.message(), LONGEST_MESSAGE, placeholder=" ...")
+        click.echo(wrapped(f"{side}error {group.first.rule}: {group.where()}: {message}"), err=True)
+    if groups:
+        more = len(groups) - MAX_ERRORS
+        all_of = f"{counted(more, 'error')} more; " if more > 0 else ""
+        click.echo(f"{side}{all_of}lockstep check says what to do about each\n", err=True)
+
+
+def say_unread(results: Results) -> None:
+    """Print on stderr which files could not be read, and why."""
+    for why in results.unread:
+        click.echo(f"left out: {why}", err=True)
+
+
+def counts(findings: Sequence[Finding]) -> str:
+    """Return the number of errors; of warnings and notes, that of their kinds and points."""
+    texts = [counted(len(errors(findings)), "error")]
+    for level in LEVELS[1:]:
+        own = [finding for finding in findings if finding.level == level]
+        kinds, points = set(map(_alike, own)), _points(own)
+        if kinds:
+            on = f" on {counted(len(points), 'point')}" if points else ""
+            texts.append(f"{counted(len(kinds), 'kind')} of {level}{on}")
+        elif level == "warning":
+            texts.append("no warning")
+    return ", ".join(texts)

@@ -1,23 +1,21 @@
 """What the rules of a check look at, how a rule is registered, and the record of what it finds."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from string import Formatter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from lockstep.core import metrics
-from lockstep.core.flags import threads_at_sizes
-from lockstep.core.formats import counted, number, percent, ratio
+from lockstep.core import findings, metrics
+from lockstep.core.findings import Level
+from lockstep.core.formats import number, percent, ratio
 from lockstep.core.record import KEY, case_name
 from lockstep.core.studies import IMPORTED, LADDERS
 from lockstep.report.compute.scaling import Point, Series, series_of
-from lockstep.report.load.results import Conflict, Launch, Results
+from lockstep.report.load.results import Conflict, Launch, Results, Row
 from lockstep.report.words.lines import plain
 
 if TYPE_CHECKING:
     from lockstep.report.predict.models import Break
-
 
 # Case and world size.
 Place = tuple[str, int]
@@ -25,30 +23,75 @@ Place = tuple[str, int]
 APART = 1.25
 # No noise and no fault makes a launch so many times as fast as another; a unit does.
 UNIT = 100.0
+# Loss of parallel efficiency, per step, from which a cause shows.
+NOTABLE_LOSS = 0.1
+FLAGGED = "flagged"
 
 
 @dataclass(frozen=True)
-class Hit:
-    """What a rule has found, as a record; `FACTS` has the sentence of its kind.
+class Finding(findings.Finding):
+    """What a rule has found, and where.
 
     Attributes:
-        kind: Which fact it is, a key of `FACTS`.
-        values: The numbers and names of the fact, by the names that its sentence uses.
+        rule: The rule; it gives the level, `why` and, where the finding has none, the action.
+        why: What comes of the fact.
         cases: Cases or tables concerned; empty where all of the launches or sizes are.
         world_sizes: World sizes concerned; empty where all are.
-        launches: Launches concerned; empty where all are. Hits that differ in nothing else are one.
+        launches: Launches concerned; empty where all are.
         path: The file concerned, where no launch is.
-        doubts: Whether it casts doubt on a ratio, where its rule's warnings do.
+        doubts: Whether it is a warning that casts doubt on a ratio of what it touches.
+        points: The points concerned.
     """
 
-    kind: str
-    values: Mapping[str, Any] = field(default_factory=dict)
+    rule: str = ""
+    why: str = ""
     cases: tuple[str, ...] = ()
     world_sizes: tuple[int, ...] = ()
     launches: tuple[str, ...] = ()
     is_table: bool = False
     path: str = ""
     doubts: bool = True
+    points: frozenset[Place] = frozenset()
+
+    @property
+    def message(self) -> str:
+        """What was found, and what comes of it, in a sentence without its full stop."""
+        return f"{self.text}: {self.why}"
+
+    @property
+    def where(self) -> str:
+        """Which cases, world sizes, launches or file it concerns, in words."""
+        cases = [f"table {case}" if self.is_table else case for case in self.cases]
+        names = self.values.get("workload") or joined(cases)
+        sizes = f"world size {', '.join(map(str, self.world_sizes))}" if self.world_sizes else ""
+        launches = "launch" if len(self.launches) == 1 else "launches"
+        places = [
+            " at ".join(filter(None, (names, sizes))),
+            f"table {self.values['other_table']}" if "other_table" in self.values else "",
+            f"host {self.values['host']}" if "host" in self.values else "",
+            f"{launches} {joined(self.launches)}" if self.launches else "",
+            self.path,
+        ]
+        return plain(", ".join(filter(None, places)))
+
+    def touches(self, row: Row) -> bool:
+        """Tell whether a result is concerned: by its case and world size, else by its launch.
+
+        A point pools its launches, so what is wrong in one of them concerns all.
+        """
+        if not (self.cases or self.world_sizes):
+            return not self.launches or row.launch in self.launches
+        in_cases = not self.cases or row.case in self.cases
+        return in_cases and (not self.world_sizes or row.world_size in self.world_sizes)
+
+    def record(self) -> dict[str, Any]:
+        """Return the finding as `--json` prints it."""
+        return {
+            "rule": self.rule, "level": self.level, "kind": self.kind, "cases": list(self.cases),
+            "world_sizes": list(self.world_sizes), "launches": list(self.launches),
+            "values": dict(self.values), "where": self.where, "message": self.message,
+            "action": self.action,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -70,10 +113,11 @@ class Entry:
         """Its case and world size."""
         return self.case, int(self.block["world_size"])
 
-    def hit(self, kind: str, **values: Any) -> Hit:
+    def finding(self, kind: str, text: str, **values: Any) -> Finding:
         """Return what was found in the case, in this launch alone."""
         case, size = self.point
-        return Hit(kind, values, (case,), (size,), (self.launch.name,))
+        return Finding(kind, text, values=values, cases=(case,), world_sizes=(size,),
+                       launches=(self.launch.name,))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -108,30 +152,27 @@ class Evidence:
     @cached_property
     def ladders(self) -> list[Series]:
         """Return the series of two sizes or more that are meant to show scaling."""
-        return [
-            curve
-            for curve in self.series
-            if curve.row.study in (*LADDERS, IMPORTED) and len(curve.points) > 1
-        ]
+        studies = (*LADDERS, IMPORTED)
+        return [s for s in self.series if s.row.study in studies and len(s.points) > 1]
 
     def table(self, series: Series) -> dict[str, Any]:
         """Return what an imported table says of itself; empty where it has another name."""
         return self.results.tables.get(series.case, {})
 
-    def places(self, found: Hit) -> frozenset[Place]:
-        """Return the points that a hit concerns."""
-        sizes, launches = self._points
-        if found.launches and not (found.cases or found.world_sizes):
-            return frozenset(place for name in found.launches for place in launches.get(name, ()))
+    def places(self, finding: Finding) -> frozenset[Place]:
+        """Return the points that a finding concerns."""
+        sizes, launches = self._places
+        if finding.launches and not (finding.cases or finding.world_sizes):
+            return frozenset(p for name in finding.launches for p in launches.get(name, ()))
         return frozenset(
             (case, size)
-            for case in found.cases or sizes
+            for case in finding.cases or sizes
             for size in sizes.get(case, ())
-            if size in found.world_sizes or not found.world_sizes
+            if size in finding.world_sizes or not finding.world_sizes
         )
 
     @cached_property
-    def _points(self) -> tuple[dict[str, set[int]], dict[str, set[Place]]]:
+    def _places(self) -> tuple[dict[str, set[int]], dict[str, set[Place]]]:
         """Return the world sizes of each case, and the points of each launch."""
         sizes: dict[str, set[int]] = {}
         launches: dict[str, set[Place]] = {}
@@ -154,174 +195,15 @@ class Evidence:
         ]
 
 
-def hit(kind: str, series: Series, *sizes: int, launches: Sequence[str] = (), **values: Any) -> Hit:
-    """Return what was found in a series, at these world sizes or at all."""
-    is_table = series.row.origin != "measured"
-    return Hit(kind, values, (series.case,), sizes, tuple(launches), is_table)
-
-
-def difference(conflict: Conflict) -> Hit:
-    """Return what a conflict says of its fact."""
-    usual, value = conflict.values
-    values = {"fact": conflict.fact, "value": value, "usual": usual, "launch": conflict.usual}
-    cases = () if conflict.case is None else (conflict.case,)
-    kind = "differ" if conflict.is_tie else "differs"
-    return Hit(kind, values, cases, conflict.world_sizes, conflict.launches)
-
-
-def are_apart(point: Point) -> bool:
-    """Tell whether launches of one point are no repeats of one another, so far apart they lie."""
-    return max(point.rates) > APART * min(point.rates)
-
-
-def batches(series: Series, name: str) -> list[int]:
-    """Return a batch at each size where all points know it, else nothing."""
-    found = [getattr(point.rows[0], name) for point in series.points]
-    return found if None not in found else []
-
-
-MILLI = 1e3
-# How what is missing is measured, by what began the launches.
-AGAIN = {
-    "jobs": "lockstep resume",
-    "run": "lockstep run again",
-    "pytest": "give the same command again, with --resume",
-}
-_SPECS: dict[str, Callable[[Any], str]] = {
-    "percent": lambda value: f"{percent(value)} %",
-    "ratio": ratio,
-    "ms": lambda seconds: f"{number(seconds * MILLI)} ms",
-    "in_ms": lambda seconds: number(seconds * MILLI),
-    "rank": lambda count: counted(count, "rank"),
-    "core": lambda count: counted(count, "core"),
-    "launch": lambda count: counted(count, "launch"),
-    "case": lambda count: counted(count, "case"),
-    "point": lambda count: counted(count, "point"),
-    "threads": threads_at_sizes,
-    "again": lambda by: AGAIN[by],
-    "of": lambda case: case or "the launch",
-}
-
-
-class _Words(Formatter):
-    """`str.format` that writes a list as 1, 2 and 4, and knows the units of a report."""
-
-    def format_field(self, value: Any, format_spec: str) -> str:
-        if isinstance(value, list | tuple):
-            return joined([self.format_field(one, format_spec) for one in value])
-        if format_spec in _SPECS:
-            return _SPECS[format_spec](value)
-        return str(format(value, format_spec)) if format_spec else str(value)
-
-
-# Kinds of facts that several rules find, with the values of their hits; each rule adds its own.
-FACTS = {
-    "differs": "{fact} is {value}, and {usual} in launch {launch}",
-    "differ": "the launches differ: {fact} is {value}, and {usual} in as many, such as {launch}",
-    "smaller-batch": "measured at {measured} samples a rank, for {asked} do not fit its memory",
-    "efficiency": "efficiency is {efficiency:percent} ({span} %)",
-    "falls": "throughput falls by {change:percent} from that at {below}",
-    "saturation": "saturation: {factor:g} times the ranks give {growth:ratio} times the "
-    "throughput at {below}",
-    "cliff": "cliff: each rank does {loss:percent} less than at {below}",
-    "node-boundary": "node boundary: each rank does {loss:percent} less than at {below}",
-    "crowded": "{threads} threads of ranks share {cores:core}",
-    "unequal-threads": "{threads:threads}",
-    "failed": "failed: {reason}",
-    "not-run": "the launch was planned and left no result",
-    "flag": "{flag}",
-    "unit": "{fast} is {factor:.0f} times as fast as {slow}: is one of them in another "
-    "unit, such as milliseconds for seconds?",
-    "gauge": "{fact} is {value:.3g}, and {usual:.3g} at the other sizes",
-}
-# What to do about a kind where the action of its rule does not fit; rules add theirs.
-ACTIONS = {
-    "failed": "mend its cause, then {by:again}",
-    "not-run": "{by:again}: it measures what is missing",
-}
-
-
-def fact(hit: Hit) -> str:
-    """Return what was found, in a sentence."""
-    if hit.kind == "fixed":
-        return plain(_fixed(hit.values))
-    return fill(FACTS[hit.kind], hit.values)
-
-
-def of_break(break_: "Break") -> str:
-    """Return how a curve breaks, in a sentence."""
-    return fill(FACTS[break_.kind], break_.values)
-
-
-def fill(template: str, values: Mapping[str, Any]) -> str:
-    """Return a template with its values as a report writes them, lists as 1, 2 and 4."""
-    return plain(_Words().vformat(template, (), values))
-
-
-def _fixed(values: Mapping[str, Any]) -> str:
-    """Return what is fixed in epochs, with as much of it as a table gives."""
-    parts = ["local batch and epochs are fixed"]
-    if values["batches"]:
-        parts.append(", so the global batch is {batches} at world size {sizes}")
-    parts.append("; the speed-up of the total time at {last} is {speedup:ratio}")
-    if values["samples"]:
-        parts.append("; {samples} samples were trained")
-    if values["steps_s"]:
-        parts.append("; a step takes {steps_s:in_ms} ms, so each rank keeps {kept:percent} of its")
-        parts.append(" speed")
-    return _Words().vformat("".join(parts), (), values)
-
-
-def blocked(rules: Sequence[str]) -> str:
-    """Return why nothing is concluded from results that errors touch."""
-    return f"blocked by check: {', '.join(rules)}"
-
-
-def where(hit: Hit) -> str:
-    """Return which cases, world sizes, launches or file a hit concerns."""
-    names = hit.values.get("workload") or joined(
-        [f"table {case}" if hit.is_table else case for case in hit.cases]
-    )
-    noun = "launch" if len(hit.launches) == 1 else "launches"
-    places = [
-        " at ".join(filter(None, (names, sizes(hit.world_sizes)))),
-        f"table {hit.values['other_table']}" if "other_table" in hit.values else "",
-        f"host {hit.values['host']}" if "host" in hit.values else "",
-        f"{noun} {joined(hit.launches)}" if hit.launches else "",
-        hit.path,
-    ]
-    return plain(", ".join(filter(None, places)))
-
-
-def sizes(found: Sequence[int]) -> str:
-    """Return world sizes as text; empty without any."""
-    return f"world size {', '.join(map(str, found))}" if found else ""
-
-
-def joined(values: Sequence[object]) -> str:
-    """Return values as text: 1, 2 and 4."""
-    texts = [str(value) for value in values]
-    return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
-
-
-Level = Literal["error", "warning", "note"]
-FLAGGED = "flagged"
-
-
 @dataclass(frozen=True)
 class Rule:
-    """One thing to look for.
-
-    Attributes:
-        doubts: Of a warning: whether a ratio that it touches may be wrong, so that no gate judges
-            it; else it limits what may be concluded from a right one.
-    """
+    """One thing to look for, as `rule` registers it."""
 
     name: str
     level: Level
     why: str
     action: str
-    check: Callable[[Evidence], Iterator[Hit]]
+    check: Callable[[Evidence], Iterator[Finding]]
     doubts: bool = True
 
     @property
@@ -329,28 +211,104 @@ class Rule:
         """What is looked for, in one sentence."""
         return (self.check.__doc__ or "").strip().partition("\n")[0]
 
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        """Yield what is found; findings that differ in their launches alone are one."""
+        alike: dict[str, list[Finding]] = {}
+        for finding in self.check(evidence):
+            alike.setdefault(repr(replace(finding, launches=())), []).append(finding)
+        for same in alike.values():
+            launches = tuple(dict.fromkeys(name for finding in same for name in finding.launches))
+            merged = replace(
+                same[0], rule=self.name, level=self.level, why=self.why, launches=launches,
+                text=plain(same[0].text), action=plain(same[0].action or self.action),
+                doubts=self.level == "warning" and self.doubts and same[0].doubts,
+            )  # fmt: skip
+            yield replace(merged, points=evidence.places(merged))
+
+
+# All rules, in the order of their modules and functions; `rule` adds each.
+RULES: list[Rule] = []
+
 
 def rule(
-    name: str,
-    level: Level,
-    why: str,
-    action: str,
-    *,
-    doubts: bool = True,
-    facts: Mapping[str, str] | None = None,
-    actions: Mapping[str, str] | None = None,
-) -> Callable[[Callable[[Evidence], Iterator[Hit]]], Rule]:
-    """Make a rule of the function that finds its hits.
+    name: str, level: Level, why: str, action: str, *, doubts: bool = True
+) -> Callable[[Callable[[Evidence], Iterator[Finding]]], Rule]:
+    """Make a rule of the function that finds, whose docstring says what it looks for.
 
     Args:
         name: What `lockstep check` prints, and a gate's reasons name.
         level: An error makes the set no valid study; a warning limits what may be concluded.
         why: What comes of it, after the fact and a colon.
-        action: What to do, after "Do: ".
-        doubts: Whether a ratio that a warning touches may be wrong.
-        facts: Kind of its hits -> its sentence, with the values of the hit.
-        actions: Kind -> what to do where `action` does not fit.
+        action: What to do, after "Do: ", where a finding has no action of its own.
+        doubts: Of a warning: whether a ratio that it touches may be wrong, so that no gate judges
+            it; else it limits what may be concluded from a right one.
     """
-    FACTS.update(facts or {})
-    ACTIONS.update(actions or {})
-    return lambda check: Rule(name, level, why, action, check, doubts)
+
+    def register(check: Callable[[Evidence], Iterator[Finding]]) -> Rule:
+        RULES.append(Rule(name, level, why, action, check, doubts))
+        return RULES[-1]
+
+    return register
+
+
+def in_series(
+    kind: str,
+    text: str,
+    series: Series,
+    *sizes: int,
+    launches: Sequence[str] = (),
+    action: str = "",
+    **values: Any,
+) -> Finding:
+    """Return what was found in a series, at these world sizes or at all."""
+    return Finding(kind, text, action=action, values=values, cases=(series.case,),
+                   world_sizes=sizes, launches=tuple(launches),
+                   is_table=series.row.origin != "measured")  # fmt: skip
+
+
+def difference(conflict: Conflict) -> Finding:
+    """Return what a conflict says of its fact."""
+    usual, value = conflict.values
+    fact, launch = conflict.fact, conflict.usual
+    kind, text = "differs", f"{fact} is {value}, and {usual} in launch {launch}"
+    if conflict.is_tie:
+        kind = "differ"
+        text = f"the launches differ: {fact} is {value}, and {usual} in as many, such as {launch}"
+    return Finding(
+        kind, text, values={"fact": fact, "value": value, "usual": usual, "launch": launch},
+        cases=() if conflict.case is None else (conflict.case,), launches=conflict.launches,
+        world_sizes=conflict.world_sizes,
+    )  # fmt: skip
+
+
+def are_apart(point: Point) -> bool:
+    """Tell whether launches of one point are no repeats of one another, so far apart they lie."""
+    return max(point.rates) > APART * min(point.rates)
+
+
+def of_break(break_: "Break") -> str:
+    """Return how a curve breaks, in a sentence."""
+    below, values = break_.below, break_.values
+    if break_.kind == "falls":
+        return f"throughput falls by {percent(values['change'])} % from that at {below}"
+    if break_.kind == "saturation":
+        times = f"{break_.factor:g} times the ranks give {ratio(break_.growth)} times"
+        return f"saturation: {times} the throughput at {below}"
+    name = break_.kind.replace("-", " ")
+    return f"{name}: each rank does {percent(values['loss'])} % less than at {below}"
+
+
+def blocked(rules: Sequence[str]) -> str:
+    """Return why nothing is concluded from results that errors touch."""
+    return f"blocked by check: {', '.join(rules)}"
+
+
+def in_ms(seconds: float) -> str:
+    """Return a time in milliseconds, without the unit."""
+    return number(1e3 * seconds)
+
+
+def joined(values: Iterable[object]) -> str:
+    """Return values as text: 1, 2 and 4."""
+    texts = [str(value) for value in values]
+    return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)

@@ -1,57 +1,94 @@
-"""Rules about launches: what they have in common, where they ran, how many there are."""
+"""Rules about launches and their cases: where and how often they ran, and single results."""
 
-from collections.abc import Iterable, Iterator
-from itertools import pairwise
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations, pairwise
+from statistics import geometric_mean, median
+from textwrap import shorten
 from typing import Any
 
-from lockstep.report.check.evidence import UNIT, Evidence, Hit, are_apart, difference, hit, rule
+from lockstep.core.flags import SYSTEMATIC, threads_at_sizes
+from lockstep.core.formats import counted, listed, percent
+from lockstep.report.check.evidence import (
+    FLAGGED,
+    UNIT,
+    Evidence,
+    Finding,
+    are_apart,
+    difference,
+    in_ms,
+    in_series,
+    joined,
+    rule,
+)
+from lockstep.report.compute import replicates
+from lockstep.report.compute.alternatives import equal_buckets
 from lockstep.report.compute.scaling import Point
+from lockstep.report.compute.statistics import CONFIDENCE, log_interval
 from lockstep.report.load import gaps, sources, training_runs
 from lockstep.report.load.conflicts import BATCHES
-from lockstep.report.load.gaps import Gap
-from lockstep.report.load.results import COPY, Launch, Results, Row
+from lockstep.report.load.results import COPY, Results, Row
 from lockstep.report.load.sources import JOURNAL
 
 # Steps of a launch in all its timed rounds: of fewer, one late step moves the mean by a tenth.
 FEWEST_STEPS = 10
 # A point with so many times the launches of another shifts what is known of the curve to itself.
 UNEVEN = 2
+# How what is missing is measured, by what began the launches.
+AGAIN = {
+    "jobs": "lockstep resume",
+    "run": "lockstep run again",
+    "pytest": "give the same command again, with --resume",
+}
+LONGEST_NOTE = 90
+# A loss that falls by less than this share of what it must does not fall. Where labels are noise,
+# the gradient of a batch n times as large is 1/sqrt(n) as long, and a step gains 1/n, its square.
+STAYS = 0.1
+LOSSES = ("loss_first", "loss_last")
+FELL_BACK = "bf16-emulated"
+# Kinds of flags that rules of their own name.
+OF_OTHER_RULES = {
+    "unequal-threads", "oversubscribed", "loader-oversubscribed", "logged-rate", "smaller-batch",
+    "other-samples", FELL_BACK,
+}  # fmt: skip
+# The fastest step without communication over the slowest round's step: beyond the noise of few
+# steps, the part would be longer than the whole.
+LONGER = 1.25
+# A first round so many times the longest of the others, in every launch, is no noise. Of three
+# rounds in one launch the first is the longest by chance in a third.
+COLD, FEWEST_ROUNDS = 2.0, 6
+# Cases of equal work: a smaller difference changes no conclusion.
+NOTABLE = 1.1
+# What a record has in fields of its own, or, of the cap, in its real buckets.
+NAMED = {"workload", "precision", "local_batch", "global_batch", "bucket_cap_mb"}
+# What a case does that varies none of these.
+USUAL = {"accumulation": 1, "no_sync": True}
 
 
-@rule(
-    "mixed-provenance", "error", "a difference between them is not one of world size",
-    "report them apart, or measure all with one image on one kind of node; until then a "
-    "report leaves them out",
-)  # fmt: skip
-def mixed_provenance(evidence: Evidence) -> Iterator[Hit]:
+@rule("mixed-provenance", "error", "a difference between them is not one of world size",
+      "report them apart, or measure all with one image on one kind of node; until then a "
+      "report leaves them out")  # fmt: skip
+def mixed_provenance(evidence: Evidence) -> Iterator[Finding]:
     """Launches differ in torch, CUDA, NCCL, driver, image or device."""
     for conflict in evidence.results.conflicts:
         if conflict.case is None and conflict.fact != COPY:
             yield difference(conflict)
 
 
-@rule(
-    "mixed-cases", "error", "one curve would join different experiments",
-    "report them apart; until then a report leaves them out",
-)  # fmt: skip
-def mixed_cases(evidence: Evidence) -> Iterator[Hit]:
+@rule("mixed-cases", "error", "one curve would join different experiments",
+      "report them apart; until then a report leaves them out")  # fmt: skip
+def mixed_cases(evidence: Evidence) -> Iterator[Finding]:
     """One case name means another workload, precision or scaling in other launches."""
     for conflict in evidence.results.conflicts:
         if conflict.case is not None and conflict.fact not in BATCHES:
             yield difference(conflict)
 
 
-@rule(
-    "oversubscription", "error", "the ranks take turns, and scaling looks worse than it is",
-    "measure fewer ranks on a node, or with fewer threads each: threads_per_rank",
-)  # fmt: skip
-def oversubscription(evidence: Evidence) -> Iterator[Hit]:
+@rule("oversubscription", "error", "the ranks take turns, and scaling looks worse than it is",
+      "measure fewer ranks on a node, or with fewer threads each: threads_per_rank")  # fmt: skip
+def oversubscription(evidence: Evidence) -> Iterator[Finding]:
     """The ranks of a host have more threads than it has cores for them."""
-    trained = _training_launches(evidence)
-    yield from _crowded(
-        launch for launch in evidence.results.launches if launch.name not in trained
-    )
+    return _crowded(evidence, is_training=False)
 
 
 @rule(
@@ -59,136 +96,118 @@ def oversubscription(evidence: Evidence) -> Iterator[Hit]:
     "rates, and nothing that they learn",
     "quote the accuracy; for a time, measure fewer ranks on a node, or fewer threads each",
 )  # fmt: skip
-def crowded_training(evidence: Evidence) -> Iterator[Hit]:
+def crowded_training(evidence: Evidence) -> Iterator[Finding]:
     """The ranks of a training have more threads than their host has cores for them."""
-    trained = _training_launches(evidence)
-    yield from _crowded(launch for launch in evidence.results.launches if launch.name in trained)
+    return _crowded(evidence, is_training=True)
 
 
-def _training_launches(evidence: Evidence) -> set[str]:
-    """Return the launches of nothing but training runs, whose first result is no speed."""
+def _crowded(evidence: Evidence, *, is_training: bool) -> Iterator[Finding]:
+    """Yield crowded hosts in the launches of nothing but training runs, or in all others."""
     rows = evidence.results.rows
-    timed = {row.launch for row in rows if not row.training}
-    return {row.launch for row in rows if row.training} - timed
-
-
-def _crowded(launches: Iterable[Launch]) -> Iterator[Hit]:
-    for launch in launches:
-        for host, threads, cores in _crowds(launch):
-            if threads > cores:
+    trained = {row.launch for row in rows if row.training}
+    trained -= {row.launch for row in rows if not row.training}
+    for launch in evidence.results.launches:
+        if (launch.name in trained) != is_training:
+            continue
+        hosts: dict[str, list[dict[str, Any]]] = {}
+        for rank in launch.ranks:
+            hosts.setdefault(str(rank.get("host")), []).append(rank)
+        for host, ranks in hosts.items():
+            usual = launch.provenance.get("threads_per_rank")
+            each: list[Any] = [rank.get("num_threads", usual) for rank in ranks]
+            named = {str(core) for rank in ranks for core in rank.get("cores") or []}
+            cores = len(named) or launch.provenance.get("cores_per_node")
+            if not (cores and isinstance(cores, int) and all(isinstance(n, int) for n in each)):
+                continue
+            if (threads := sum(each)) > cores:
+                text = f"{threads} threads of ranks share {counted(cores, 'core')}"
                 values = {"host": host, "threads": threads, "cores": cores}
-                yield Hit("crowded", values, launches=(launch.name,))
+                yield Finding("crowded", text, values=values, launches=(launch.name,))
 
 
-def _crowds(launch: Launch) -> Iterator[tuple[str, int, int]]:
-    """Yield (host, threads of its ranks, cores they may use) where both are known."""
-    provenance = launch.provenance
-    hosts: dict[str, list[dict[str, Any]]] = {}
-    for rank in launch.ranks:
-        hosts.setdefault(str(rank.get("host")), []).append(rank)
-    for host, ranks in hosts.items():
-        each = (rank.get("num_threads", provenance.get("threads_per_rank")) for rank in ranks)
-        threads = [count for count in each if isinstance(count, int)]
-        cores = {str(core) for rank in ranks for core in rank.get("cores") or []}
-        count = len(cores) or provenance.get("cores_per_node")
-        if isinstance(count, int) and count and len(threads) == len(ranks):
-            yield host, sum(threads), count
-
-
-@rule(
-    "unequal-ranks", "error", "efficiency would compare strong ranks with weak ones",
-    "measure every size with one --threads-per-rank",
-)  # fmt: skip
-def unequal_ranks(evidence: Evidence) -> Iterator[Hit]:
+@rule("unequal-ranks", "error", "efficiency would compare strong ranks with weak ones",
+      "measure every size with one --threads-per-rank")  # fmt: skip
+def unequal_ranks(evidence: Evidence) -> Iterator[Finding]:
     """CPU ranks had more threads in one launch than in another."""
     for series in evidence.series:
         for flag in series.base.flags:
             if flag.kind == "unequal-threads":
-                yield hit("unequal-threads", series, threads=flag.values["threads"])
+                threads = flag.values["threads"]
+                text = threads_at_sizes(threads)
+                yield in_series("unequal-threads", text, series, threads=threads)
 
 
-@rule(
-    "no-repeat", "warning", "nothing is known of the noise, so there is no interval",
-    "measure at least 3 launches of every point: repeats = 3",
-    doubts=False,
-    facts={"one-launch": "{count:point} with one launch"},
-)  # fmt: skip
-def no_repeat(evidence: Evidence) -> Iterator[Hit]:
+@rule("no-repeat", "warning", "nothing is known of the noise, so there is no interval",
+      "measure at least 3 launches of every point: repeats = 3", doubts=False)  # fmt: skip
+def no_repeat(evidence: Evidence) -> Iterator[Finding]:
     """A measured point has one launch."""
     for series in evidence.measured:
         sizes = [point.world_size for point in series.points if point.num_launches == 1]
         if sizes:
-            yield hit("one-launch", series, *sizes, count=len(sizes))
+            text = f"{counted(len(sizes), 'point')} with one launch"
+            yield in_series("one-launch", text, series, *sizes, count=len(sizes))
 
 
-@rule(
-    "uneven-repeats", "warning", "was one measured until it pleased?",
-    "measure all points equally often, in turn",
-    facts={"launch-counts": "{fewest:launch} at {at_fewest}, {most} at {at_most}"},
-)  # fmt: skip
-def uneven_repeats(evidence: Evidence) -> Iterator[Hit]:
+@rule("uneven-repeats", "warning", "was one measured until it pleased?",
+      "measure all points equally often, in turn")  # fmt: skip
+def uneven_repeats(evidence: Evidence) -> Iterator[Finding]:
     """One point of a series has more than twice the launches of another."""
     for series in evidence.measured:
-        counts = {point.world_size: point.num_launches for point in series.points}
-        fewest = min(counts, key=counts.__getitem__)
-        most = max(counts, key=counts.__getitem__)
-        if counts[most] > UNEVEN * counts[fewest]:
-            yield hit(
-                "launch-counts", series, fewest, most, fewest=counts[fewest], at_fewest=fewest,
-                most=counts[most], at_most=most,
-            )  # fmt: skip
+        low, high = (
+            choose(series.points, key=lambda point: point.num_launches) for choose in (min, max)
+        )
+        if high.num_launches > UNEVEN * low.num_launches:
+            few, many = low.num_launches, high.num_launches
+            text = f"{counted(few, 'launch')} at {low.world_size}, {many} at {high.world_size}"
+            yield in_series("launch-counts", text, series, low.world_size, high.world_size,
+                            fewest=few, at_fewest=low.world_size, most=many,
+                            at_most=high.world_size)  # fmt: skip
 
 
-@rule(
-    "duplicate", "error", "a copy is no repeat, and makes the interval too small",
-    "remove the copy",
-    facts={
-        "read-twice": "launch {name} is already read from {first}",
-        "same-numbers": "{names} hold the same numbers",
-    },
-)  # fmt: skip
-def same_twice(evidence: Evidence) -> Iterator[Hit]:
+@rule("duplicate", "error", "a copy is no repeat, and makes the interval too small",
+      "remove the copy")  # fmt: skip
+def same_twice(evidence: Evidence) -> Iterator[Finding]:
     """A launch is given twice, or two launches hold the very same rounds."""
     for conflict in evidence.results.conflicts:
         if conflict.fact == COPY:
             name, first = conflict.values
-            values = {"name": name, "first": first}
-            yield Hit("read-twice", values, launches=conflict.launches, path=conflict.where)
+            yield Finding("read-twice", f"launch {name} is already read from {first}",
+                          values={"name": name, "first": first}, launches=conflict.launches,
+                          path=conflict.where)  # fmt: skip
     for series, point in evidence.points:
-        seen: dict[tuple[Any, ...], list[str]] = {}
-        # What a program counts may be the same each time.
-        # Equal numbers of tables, which have no spread of rounds, are rounded: 24.1 s twice.
-        for row in (r for r in point.rows if r.stddev_step_s is not None and not r.program):
-            seen.setdefault(_numbers(row), []).append(row.launch)
-        for names in seen.values():
+        alike: dict[tuple[Any, ...], list[str]] = {}
+        for row in point.rows:
+            # What a program counts may be the same each time.
+            # Equal numbers of tables, which have no spread of rounds, are rounded: 24.1 s twice.
+            if row.stddev_step_s is not None and not row.program:
+                spread = (row.min_step_s, row.max_step_s, row.stddev_step_s)
+                numbers = (row.rate, row.mean_step_s, *spread, row.time_s)
+                alike.setdefault(numbers, []).append(row.launch)
+        for names in alike.values():
             if len(names) > 1:
-                yield hit("same-numbers", series, point.world_size, names=names)
+                text = f"{joined(names)} hold the same numbers"
+                yield in_series("same-numbers", text, series, point.world_size, names=names)
 
 
-@rule(
-    "unit", "error", "no machine differs so much from itself, and every ratio is wrong",
-    "look at the units of both, and bring in or measure the wrong one again",
-    facts={
-        "unit-of-size": "each rank is {factor:.0f} times as fast at world size {fast} as "
-        "at {slow}: is one of them in another unit, such as milliseconds for seconds?",
-    },
-)  # fmt: skip
-def other_unit(evidence: Evidence) -> Iterator[Hit]:
+@rule("unit", "error", "no machine differs so much from itself, and every ratio is wrong",
+      "look at the units of both, and bring in or measure the wrong one again")  # fmt: skip
+def other_unit(evidence: Evidence) -> Iterator[Finding]:
     """Launches of one point, or ranks of two sizes, differ as much as units do."""
+    ask = "is one of them in another unit, such as milliseconds for seconds?"
     for series, point in evidence.points:
         slow, fast = _ends(point)
-        if fast.rate > UNIT * slow.rate:
-            yield hit(
-                "unit", series, point.world_size, fast=fast.launch, slow=slow.launch,
-                factor=fast.rate / slow.rate,
-            )  # fmt: skip
+        if (factor := fast.rate / slow.rate) > UNIT:
+            text = f"{fast.launch} is {factor:.0f} times as fast as {slow.launch}: {ask}"
+            yield in_series("unit", text, series, point.world_size, fast=fast.launch,
+                            slow=slow.launch, factor=factor)  # fmt: skip
     for series in evidence.ladders:
-        for left, right in pairwise(series.points):
-            each = {point.world_size: point.rate / point.world_size for point in (left, right)}
+        for pair in pairwise(series.points):
+            each = {point.world_size: point.rate / point.world_size for point in pair}
             low, high = sorted(each, key=each.__getitem__)
-            if each[high] > UNIT * each[low]:
-                factor = each[high] / each[low]
-                yield hit("unit-of-size", series, *each, fast=high, slow=low, factor=factor)
+            if (factor := each[high] / each[low]) > UNIT:
+                text = f"each rank is {factor:.0f} times as fast at world size {high} as at {low}"
+                yield in_series("unit-of-size", f"{text}: {ask}", series, *each, fast=high,
+                                slow=low, factor=factor)  # fmt: skip
 
 
 def _ends(point: Point) -> tuple[Row, Row]:
@@ -197,194 +216,151 @@ def _ends(point: Point) -> tuple[Row, Row]:
     return rows[0], rows[-1]
 
 
-@rule(
-    "shared-gpu", "error", "the ranks take turns, and more ranks look slower than they are",
-    "give each rank a GPU of its own",
-    facts={"shared-gpu": "ranks {ranks} are on one GPU, {gpu}"},
-)  # fmt: skip
-def shared_gpu(evidence: Evidence) -> Iterator[Hit]:
-    """Two ranks of a launch computed on one GPU."""
-    for launch in evidence.results.launches:
-        ranks: dict[tuple[str, str], list[Any]] = {}
-        for rank in launch.ranks:
-            if rank.get("gpu_uuid"):
-                place = (str(rank.get("host")), str(rank["gpu_uuid"]))
-                ranks.setdefault(place, []).append(rank.get("rank"))
-        for (host, gpu), shared in ranks.items():
-            if len(shared) > 1:
-                values = {"host": host, "gpu": gpu, "ranks": shared}
-                yield Hit("shared-gpu", values, launches=(launch.name,))
-
-
-@rule(
-    "launches-apart", "warning", "their median describes none of them, nor does a curve",
-    "find out what differs between them, and measure the point again",
-    facts={"apart": "{fast} is {excess:percent} faster than {slow}"},
-)  # fmt: skip
-def disagree(evidence: Evidence) -> Iterator[Hit]:
+@rule("launches-apart", "warning", "their median describes none of them, nor does a curve",
+      "find out what differs between them, and measure the point again")  # fmt: skip
+def disagree(evidence: Evidence) -> Iterator[Finding]:
     """Launches of one point lie further apart than by a quarter."""
     for series, point in evidence.points:
         slow, fast = _ends(point)
-        if fast.rate > UNIT * slow.rate:
-            continue
+        is_unit = fast.rate > UNIT * slow.rate
         # Of five launches or more a flag names those that are far from the others.
-        if are_apart(point) and not any(flag.kind == "outlier" for flag in point.flags):
-            yield hit(
-                "apart", series, point.world_size, fast=fast.launch, slow=slow.launch,
-                excess=fast.rate / slow.rate - 1,
-            )  # fmt: skip
+        is_flagged = any(flag.kind == "outlier" for flag in point.flags)
+        if are_apart(point) and not (is_unit or is_flagged):
+            excess = fast.rate / slow.rate - 1
+            text = f"{fast.launch} is {percent(excess)} % faster than {slow.launch}"
+            yield in_series("apart", text, series, point.world_size, fast=fast.launch,
+                            slow=slow.launch, excess=excess)  # fmt: skip
 
 
-def _numbers(row: Row) -> tuple[Any, ...]:
-    spread = (row.min_step_s, row.max_step_s, row.stddev_step_s)
-    return (row.rate, row.mean_step_s, *spread, row.time_s)
+@rule("shared-gpu", "error", "the ranks take turns, and more ranks look slower than they are",
+      "give each rank a GPU of its own")  # fmt: skip
+def shared_gpu(evidence: Evidence) -> Iterator[Finding]:
+    """Two ranks of a launch computed on one GPU."""
+    for launch in evidence.results.launches:
+        gpus: dict[tuple[str, str], list[Any]] = {}
+        for rank in launch.ranks:
+            if rank.get("gpu_uuid"):
+                place = (str(rank.get("host")), str(rank["gpu_uuid"]))
+                gpus.setdefault(place, []).append(rank.get("rank"))
+        for (host, gpu), ranks in gpus.items():
+            if len(ranks) > 1:
+                text = f"ranks {joined(ranks)} are on one GPU, {gpu}"
+                values = {"host": host, "gpu": gpu, "ranks": ranks}
+                yield Finding("shared-gpu", text, values=values, launches=(launch.name,))
 
 
-@rule(
-    "too-few-steps", "warning", "one late step changes the result",
-    "measure with more rounds: rounds in the campaign",
-    doubts=False,
-    facts={"few-steps": "timed steps of a launch: {steps}, fewer than {fewest}"},
-)  # fmt: skip
-def too_few_steps(evidence: Evidence) -> Iterator[Hit]:
+@rule("too-few-steps", "warning", "one late step changes the result",
+      "measure with more rounds: rounds in the campaign", doubts=False)  # fmt: skip
+def too_few_steps(evidence: Evidence) -> Iterator[Finding]:
     """A launch times fewer steps than say something about a step."""
     for series in evidence.measured:
-        found = {
-            point.world_size: min(_steps(row) for row in point.rows) for point in series.points
-        }
-        few = {size: steps for size, steps in found.items() if steps < FEWEST_STEPS}
+        few: dict[int, int] = {}
+        for row in (row for point in series.points for row in point.rows):
+            # A run of a program is no step, and others' benchmarks do not count in steps.
+            steps = 0 if row.program else (row.rounds or 0) * (row.steps_per_round or 0)
+            if 0 < steps < FEWEST_STEPS:
+                few[row.world_size] = min(steps, few.get(row.world_size, steps))
         if few:
-            steps = sorted(set(few.values()))
-            yield hit("few-steps", series, *few, steps=steps, fewest=FEWEST_STEPS)
+            steps_of_few = sorted(set(few.values()))
+            text = f"timed steps of a launch: {joined(steps_of_few)}, fewer than {FEWEST_STEPS}"
+            yield in_series(
+                "few-steps", text, series, *few, steps=steps_of_few, fewest=FEWEST_STEPS
+            )
 
 
-def _steps(row: Row) -> int:
-    """Return the timed steps of a launch; those of others' benchmarks are not counted in steps.
-
-    A run of a program is no step.
-    """
-    if row.program or not (row.rounds and row.steps_per_round):
-        return FEWEST_STEPS
-    return row.rounds * row.steps_per_round
-
-
-@rule(
-    "unfinished-launch", "error", "what failed last may be what is slow",
-    "begin it again: it goes on where it stopped",
-    facts={
-        "early-end": "ended early, with {held} of {expected:case}",
-        "no-result": "expected, but the launch holds no result",
-    },
-    actions={
-        "early-end": "{by:again}: it goes on where it stopped",
-        "no-result": "{by:again}: it measures what is missing",
-    },
-)  # fmt: skip
-def unfinished(evidence: Evidence) -> Iterator[Hit]:
+@rule("unfinished-launch", "error", "what failed last may be what is slow",
+      "begin it again: it goes on where it stopped")  # fmt: skip
+def unfinished(evidence: Evidence) -> Iterator[Finding]:
     """A launch ended before all of its cases were measured, skipped or failed."""
-    results = evidence.results
+    results, by = evidence.results, _began(evidence.results)
     missed = [gap for gap in gaps.gaps(results) if gap.kind == "no-result"]
     for launch in results.launches:
         cases = [_pooled(gap.case, results) for gap in missed if gap.launch == launch.name]
         # Of what failed, its own rule speaks.
         if not launch.complete and (cases or not launch.facts.get("failed")):
             expected = len(launch.facts.get("expected") or []) or launch.num_cases
-            values = {
-                "held": expected - len(cases),
-                "expected": expected,
-                "by": _measured_by(results),
-            }
+            held = expected - len(cases)
             size = launch.facts.get("world_size") if cases else None
-            yield Hit("early-end", values, tuple(cases), (size,) if size else (), (launch.name,))
+            yield Finding("early-end", f"ended early, with {held} of {counted(expected, 'case')}",
+                          action=f"{AGAIN[by]}: it goes on where it stopped",
+                          values={"held": held, "expected": expected, "by": by}, cases=tuple(cases),
+                          world_sizes=(size,) if size else (), launches=(launch.name,))  # fmt: skip
 
 
 @rule(
     "journal-only", "warning", "what its session wrote at its end is not what is there",
-    "find out what became of the file; keep the journal, it holds all cases",
-    doubts=False,
-    facts={
-        "from-journal": "its result.json is missing, cut short or older, so its journal was read",
-    },
+    "find out what became of the file; keep the journal, it holds all cases", doubts=False,
 )  # fmt: skip
-def journal_only(evidence: Evidence) -> Iterator[Hit]:
+def journal_only(evidence: Evidence) -> Iterator[Finding]:
     """A launch reached its end, and yet was read from its journal."""
     for launch in evidence.results.launches:
         is_whole = launch.complete and not launch.contradictions
         if is_whole and launch.path.name == JOURNAL:
-            yield Hit("from-journal", launches=(launch.name,))
+            text = "its result.json is missing, cut short or older, so its journal was read"
+            yield Finding("from-journal", text, launches=(launch.name,))
 
 
-@rule(
-    "journal-contradicts", "error", "both come from one measurement, so one was changed",
-    "put back the file that was changed, or measure the launch again",
-    facts={
-        "contradicted": "of {case:of} its result.json has {result}, and its journal.jsonl, "
-        "which was read, {journal}",
-    },
-)  # fmt: skip
-def journal_contradicts(evidence: Evidence) -> Iterator[Hit]:
+@rule("journal-contradicts", "error", "both come from one measurement, so one was changed",
+      "put back the file that was changed, or measure the launch again")  # fmt: skip
+def journal_contradicts(evidence: Evidence) -> Iterator[Finding]:
     """A launch's result.json holds other numbers or cases than the journal.jsonl beside it."""
     for launch in evidence.results.launches:
         for case, (result, journal) in list(launch.contradictions.items())[:1]:
-            values = {"case": case, "result": result, "journal": journal}
-            yield Hit("contradicted", values, launches=(launch.name,))
+            text = f"of {case or 'the launch'} its result.json has {result}, and its journal.jsonl,"
+            yield Finding("contradicted", f"{text} which was read, {journal}",
+                          launches=(launch.name,),
+                          values={"case": case, "result": result, "journal": journal})  # fmt: skip
 
 
-@rule(
-    "unreadable-launch", "error", "its points are left out of every number",
-    "restore the file, or measure the launch again",
-    facts={"unread": "{reason}"},
-)  # fmt: skip
-def unreadable(evidence: Evidence) -> Iterator[Hit]:
+@rule("unreadable-launch", "error", "its points are left out of every number",
+      "restore the file, or measure the launch again")  # fmt: skip
+def unreadable(evidence: Evidence) -> Iterator[Finding]:
     """A launch of the campaign, a case of a launch or a training run cannot be read."""
     results = evidence.results
     launches = {launch.path.parent: launch for launch in results.launches}
     for unread in results.unread:
         launch = launches.get(unread.path.parent) if unread.case else None
-        planned = unread.world_size or _planned_size(unread.path, results)
-        size = launch.facts.get("world_size") if launch else planned
-        yield Hit(
-            "unread", {"reason": unread.reason}, (unread.case,) if unread.case else (),
-            (size,) if size else (), (launch.name,) if launch else (),
-            path="" if launch else str(unread.path),
+        plan = results.plans.get(sources.campaign_folder(unread.path), {}).get("launches", [])
+        planned = {str(one.get("name")): one.get("world_size") for one in plan}
+        size = unread.world_size or planned.get(unread.path.parent.name)
+        size = launch.facts.get("world_size") if launch else size
+        yield Finding(
+            "unread", unread.reason, values={"reason": unread.reason},
+            cases=(unread.case,) if unread.case else (), world_sizes=(size,) if size else (),
+            launches=(launch.name,) if launch else (), path="" if launch else str(unread.path),
         )  # fmt: skip
 
 
-def _planned_size(path: Path, results: Results) -> int | None:
-    """Return the world size that a campaign planned for a launch that cannot be read."""
-    planned = results.plans.get(sources.campaign_folder(path), {}).get("launches", [])
-    sizes = {str(one.get("name")): one.get("world_size") for one in planned}
-    return sizes.get(path.parent.name)
-
-
-@rule(
-    "failed-case", "error", "the cases that are left may look better than all of them",
-    "mend its cause, then begin it again",
-)  # fmt: skip
-def failed(evidence: Evidence) -> Iterator[Hit]:
+@rule("failed-case", "error", "the cases that are left may look better than all of them",
+      "mend its cause, then begin it again")  # fmt: skip
+def failed(evidence: Evidence) -> Iterator[Finding]:
     """A case failed."""
+    action = f"mend its cause, then {AGAIN[_began(evidence.results)]}"
     for gap in gaps.gaps(evidence.results):
         if gap.kind == "failed":
-            yield _gap(gap, evidence.results)
+            yield _gap(gap, f"failed: {gap.reason}", action, evidence.results)
 
 
-@rule(
-    "missing-case", "error", "points left out without a reason may be the bad ones",
-    "begin it again: that measures what is missing",
-)  # fmt: skip
-def missing(evidence: Evidence) -> Iterator[Hit]:
+@rule("missing-case", "error", "points left out without a reason may be the bad ones",
+      "begin it again: that measures what is missing")  # fmt: skip
+def missing(evidence: Evidence) -> Iterator[Finding]:
     """A case or a launch was planned and there is nothing of it."""
     ended_early = {launch.name for launch in evidence.results.launches if not launch.complete}
+    action = f"{AGAIN[_began(evidence.results)]}: it measures what is missing"
     for gap in gaps.gaps(evidence.results):
         if gap.kind != "failed" and gap.can_be_filled and gap.launch not in ended_early:
-            yield _gap(gap, evidence.results)
+            text = "expected, but the launch holds no result"
+            if gap.kind == "not-run":
+                text = "the launch was planned and left no result"
+            yield _gap(gap, text, action, evidence.results)
 
 
-def _gap(gap: Gap, results: Results) -> Hit:
+def _gap(gap: gaps.Gap, text: str, action: str, results: Results) -> Finding:
     """Return a gap; that of a training concerns all that it would be pooled with."""
-    values = {"reason": gap.reason, "by": _measured_by(results)}
-    cases = (_pooled(gap.case, results),) if gap.case else ()
-    return Hit(gap.kind, values, cases, (gap.world_size,) if gap.world_size else (), (gap.launch,))
+    return Finding(gap.kind, text, action=action,
+                   values={"reason": gap.reason, "by": _began(results)},
+                   cases=(_pooled(gap.case, results),) if gap.case else (), launches=(gap.launch,),
+                   world_sizes=(gap.world_size,) if gap.world_size else ())  # fmt: skip
 
 
 def _pooled(case: str | None, results: Results) -> str:
@@ -392,8 +368,268 @@ def _pooled(case: str | None, results: Results) -> str:
     return training_runs.pooled(results.rows).get(training_runs.without_seed(name), name)
 
 
-def _measured_by(results: Results) -> str:
-    """Return by what the launches were begun: jobs, a campaign's run, or pytest alone."""
+def _began(results: Results) -> str:
+    """Return what began the launches: jobs, a campaign's run, or pytest alone."""
     if any((folder / sources.JOBS).is_dir() for folder in results.plans):
         return "jobs"
     return "run" if results.plans else "pytest"
+
+
+@rule("precision-fell-back", "error", "the label names a speed that this hardware does not have",
+      "leave the case out, or measure where the precision exists")  # fmt: skip
+def fell_back(evidence: Evidence) -> Iterator[Finding]:
+    """A case was computed in another precision than the one asked for."""
+    for series, point in evidence.points:
+        row, size = point.rows[0], point.world_size
+        asked = row.factors.get("precision")
+        flag = next((flag for flag in point.flags if flag.kind == FELL_BACK), None)
+        # A test of a user's own may vary a precision that it does not record.
+        used = row.checks.get("precision", row.precision)
+        if used is not None and (asked not in (None, used) or used != row.precision):
+            wanted = asked or row.precision
+            text = f"{wanted} was asked for, {used} was computed"
+            yield in_series("other-precision", text, series, size, asked=wanted, used=used)
+        elif flag:
+            yield in_series("flag", str(flag), series, size, flag=str(flag))
+
+
+@rule("other-samples", "error", "throughput is counted in samples, and is wrong by as much",
+      "give samples= the local batch, as a number: len() of a pair or a dict is that of its "
+      "parts; then measure again")  # fmt: skip
+def other_samples(evidence: Evidence) -> Iterator[Finding]:
+    """A step of a user's own was said to take other samples than its batch holds."""
+    for series, point in evidence.points:
+        for flag in point.flags:
+            if flag.kind == "other-samples":
+                text, size = str(flag), point.world_size
+                yield in_series("flag", text, series, size, flag=text, **flag.values)
+
+
+@rule("duplicate-buckets", "warning", "a difference between them is noise",
+      "keep one of them, or choose sizes below the model's gradients", doubts=False)  # fmt: skip
+def same_buckets(evidence: Evidence) -> Iterator[Finding]:
+    """Two bucket sizes gave DDP the very same buckets."""
+    curves = [curve for curve in evidence.measured if curve.row.study == "bucket"]
+    for workload, caps, sizes in equal_buckets(curves):
+        yield Finding(
+            "equal-buckets", f"bucket_cap_mb {listed(caps)} gave the same buckets",
+            values={"caps": listed(caps), "workload": workload}, world_sizes=tuple(sizes),
+            cases=tuple(curve.case for curve in curves if curve.row.workload == workload),
+        )  # fmt: skip
+
+
+@rule("above-peak", "error", "no device does that: operations, time or peak are wrong",
+      "look at the FLOP of a sample, the device's name and the clock")  # fmt: skip
+def above_peak(evidence: Evidence) -> Iterator[Finding]:
+    """More floating point operations per second than the device has."""
+    for series, point in evidence.points:
+        factor = max((row.mfu for row in point.rows if row.mfu is not None), default=0.0)
+        if factor > 1:
+            text = f"{factor:.2f} times the datasheet peak"
+            yield in_series("over-peak", text, series, point.world_size, factor=factor)
+
+
+@rule("wrong-result", "error", "a fast wrong case is a failed case", "mend it and measure again")
+def wrong_result(evidence: Evidence) -> Iterator[Finding]:
+    """A check of the result, made outside the timed region, did not hold, or the loss rose."""
+    for series, point in evidence.points:
+        for row in point.rows:
+            checks, place = row.checks, (series, point.world_size)
+            names = listed(sorted(name for name, held in checks.items() if held is False))
+            launches = (row.launch,)
+            if names:
+                text = f"{names} did not hold"
+                yield in_series("check-failed", text, *place, launches=launches, names=names)
+            if any(checks.get(name, 0.0) is None for name in LOSSES):
+                text = "the loss is NaN or infinite"
+                yield in_series("loss-unknown", text, *place, launches=launches)
+            losses = _losses([row])
+            if losses and losses[1] > losses[0]:
+                text = "the loss rose over the timed steps"
+                yield in_series("loss-rose", text, *place, launches=launches)
+
+
+@rule("loss-stays", "warning", "that size does not train what the others do",
+      "look at its learning rate and at how its gradients are averaged")  # fmt: skip
+def loss_stays(evidence: Evidence) -> Iterator[Finding]:
+    """The loss hardly falls at one size in the steps in which it falls at others."""
+    for series in evidence.measured:
+        known = {
+            point.world_size: (*losses, float(point.rows[0].global_batch or 1))
+            for point in series.points
+            if (losses := _losses(point.rows))
+        }
+        for size, (first, last, batch) in known.items():
+            least, other = max(
+                (
+                    (min(1.0, its_batch / batch) * (start - end), other)
+                    for other, (start, end, its_batch) in known.items()
+                    if other != size
+                ),
+                default=(0.0, size),
+            )
+            # What rises is a wrong result.
+            if 0 <= first - last < STAYS * least:
+                other_first, other_last, _ = known[other]
+                text = f"the loss goes from {first:.4g} to {last:.4g}, and at world size {other}"
+                yield in_series("loss-stays", f"{text} from {other_first:.4g} to {other_last:.4g}",
+                                series, size, first=first, last=last, other=other,
+                                other_first=other_first, other_last=other_last)  # fmt: skip
+
+
+def _losses(rows: list[Row]) -> tuple[float, float] | None:
+    """Return the median losses before and after the steps of rows that have both."""
+    pairs = [[row.checks.get(name) for name in LOSSES] for row in rows]
+    numbers = [pair for pair in pairs if all(isinstance(loss, int | float) for loss in pair)]
+    if not numbers:
+        return None
+    first, last = (median(column) for column in zip(*numbers, strict=True))
+    return first, last
+
+
+@rule(FLAGGED, "warning", "a flagged point is no evidence for a proposal",
+      "remove the cause and measure the point again")  # fmt: skip
+def flagged(evidence: Evidence) -> Iterator[Finding]:
+    """A result carries a flag that no other rule speaks of."""
+    for series, point in evidence.points:
+        for flag in point.flags:
+            if flag.kind not in OF_OTHER_RULES:
+                text, names = str(flag), [row.launch for row in point.rows if flag in row.flags]
+                # Flags in an older file's words alone are each of their own kind.
+                kind = text if flag.kind == "note" else flag.kind
+                finding = in_series("flag", text, series, point.world_size, launches=names,
+                                    flag=text, flag_kind=kind)  # fmt: skip
+                yield replace(finding, doubts=flag.kind in SYSTEMATIC)
+
+
+@rule("not-measured", "error", "what is hoped for must not be mixed with what was measured",
+      "keep targets in a file of their own, and measure")  # fmt: skip
+def not_measured(evidence: Evidence) -> Iterator[Finding]:
+    """A table holds what was expected or aimed at."""
+    for series in evidence.series:
+        if series.row.origin == "target":
+            notes = evidence.table(series).get("notes") or [""]
+            note = f", {shorten(notes[0], LONGEST_NOTE)}" if notes[0] else ""
+            yield in_series("targets", f"its numbers are targets{note}", series, note=note)
+
+
+@rule("ranks-missing", "error", "a round lasts as long as its slowest rank, which may be missing",
+      "rebuild the file from its journal, or measure again")  # fmt: skip
+def ranks_missing(evidence: Evidence) -> Iterator[Finding]:
+    """A case holds the rounds of more or fewer ranks than it ran on."""
+    for entry in evidence.entries:
+        held, size = len(entry.block["rank_round_s"]), entry.block["world_size"]
+        # A program's runs are timed from outside, by one clock.
+        if held != size and "command" not in entry.block.get("details", {}):
+            text = f"it holds the rounds of {counted(held, 'rank')}, but ran on {size}"
+            yield entry.finding("ranks-missing", text, held=held, size=size)
+
+
+@rule("alone-longer", "error", "the part cannot take longer than the whole, so one time is wrong",
+      "measure the case again")  # fmt: skip
+def alone_longer(evidence: Evidence) -> Iterator[Finding]:
+    """A step without communication takes longer than the whole step, beyond all its rounds."""
+    for entry in evidence.entries:
+        details = entry.block.get("details", {})
+        # The fastest step: a neighbour may slow the steps alone, which come after the rounds.
+        steps = details.get("rank_variant_s", {}).get("own") or details.get("rank_alone_s")
+        alone = list(map(min, steps or [])) or details.get("alone_step_s")
+        step_s = max(entry.round_s) / entry.block["steps_per_round"]
+        if entry.block["world_size"] > 1 and alone and (alone_s := min(alone)) > LONGER * step_s:
+            text = f"the step without communication takes {in_ms(alone_s)} ms, longer than the"
+            text = f"{text} longest whole step, {in_ms(step_s)} ms"
+            yield entry.finding("alone-longer", text, alone_s=alone_s, step_s=step_s)
+
+
+@rule("launch-disagrees", "error", "one of them names another experiment",
+      "find out which is true, and measure the other again")  # fmt: skip
+def launch_disagrees(evidence: Evidence) -> Iterator[Finding]:
+    """A case names another world size or number of hosts than its launch."""
+    for entry in evidence.entries:
+        block, facts, ranked = entry.block, entry.launch.facts, entry.launch.named_hosts
+        # Nodes may share one host name; who launched the ranks knows how many nodes there were.
+        known = {
+            "world_size": (block.get("world_size"), facts.get("world_size")),
+            "num_nodes": (block.get("num_nodes"), facts.get("num_nodes") or len(ranked) or None),
+        }
+        own = set(block.get("rank_hosts") or [])
+        # A launch that was resumed may have moved; a flag of the result says so.
+        if own and ranked and len(facts.get("sessions") or []) < 2:
+            known["hosts"] = (sorted(own), sorted(ranked))
+        for fact, (value, of_launch) in known.items():
+            if of_launch is not None and value != of_launch:
+                text = f"its {fact} is {_text(value)}, but its launch has {_text(of_launch)}"
+                yield entry.finding(
+                    "launch-disagrees", text, fact=fact, value=value, known=of_launch
+                )
+    for launch in evidence.results.launches:
+        ranks, size = len(launch.ranks), launch.facts.get("world_size")
+        if ranks and size and ranks != size:
+            text = f"it lists {counted(ranks, 'rank')}, but its world size is {size}"
+            values = {"ranks": ranks, "size": size}
+            yield Finding("ranks-listed", text, values=values, launches=(launch.name,))
+
+
+def _text(value: Any) -> str:
+    return joined(value) if isinstance(value, list) else str(value)
+
+
+@rule("cold-start", "warning", "the mean and the cost hold what happens once",
+      "measure with more warm-up rounds: warmup_rounds in the campaign", doubts=False)  # fmt: skip
+def cold_start(evidence: Evidence) -> Iterator[Finding]:
+    """The first round is the longest by far in every launch of a point."""
+    points: dict[tuple[str, int], list[list[float]]] = {}
+    for entry in evidence.entries:
+        points.setdefault(entry.point, []).append(entry.round_s)
+    for (case, size), rounds in points.items():
+        if sum(map(len, rounds)) < FEWEST_ROUNDS or min(map(len, rounds)) < 2:
+            continue
+        if all(first > COLD * max(others) for first, *others in rounds):
+            factor = median(first / median(others) for first, *others in rounds)
+            text = f"the first round takes {factor:.1f} times as long as the others in every launch"
+            values = {"factor": factor}
+            yield Finding("cold-start", text, values=values, cases=(case,), world_sizes=(size,))
+
+
+@rule("identical-work", "warning", "what separates them is no setting, and no effect of one",
+      "measure with more warm-up rounds, and trust no smaller difference between cases",
+      doubts=False)  # fmt: skip
+def identical_work(evidence: Evidence) -> Iterator[Finding]:
+    """Cases of the same launches do identical work, and one takes longer beyond chance.
+
+    Work is equal where the gradient buckets are known and equal, and all else that a step does.
+    Each launch that holds both cases gives one ratio of median steps; what slows a launch as a
+    whole is in both. The factor is their geometric mean.
+    """
+    # World size and work -> case -> launch -> row.
+    alike: dict[tuple[int, str], dict[str, dict[str, Row]]] = {}
+    for row in (row for series in evidence.measured for p in series.points for row in p.rows):
+        if row.details.get("bucket_bytes"):
+            varied = {name: value for name, value in row.factors.items() if name not in NAMED}
+            work = str([
+                row.workload, row.workload_sha256, row.precision, row.local_batch,
+                row.samples_per_step, row.details["bucket_bytes"], sorted((USUAL | varied).items()),
+            ])  # fmt: skip
+            cases = alike.setdefault((row.world_size, work), {})
+            cases.setdefault(row.case, {})[row.launch] = row
+    for (size, _), cases in alike.items():
+        pairs = list(combinations(cases, 2))
+        for pair in pairs:
+            first, second = (cases[case] for case in pair)
+            launches = tuple(name for name in first if name in second)
+            ratios = [(first[name].step_s or 1) / (second[name].step_s or 1) for name in launches]
+            units = replicates.independent([first[name] for name in launches], ratios)
+            # So many pairs are looked at that one of them lies outside its own 95 % by chance.
+            interval = log_interval(units, 1 - (1 - CONFIDENCE) / len(pairs))
+            if interval is None:
+                continue
+            slow, fast, factor, (low, high) = *pair, geometric_mean(units), interval
+            if factor < 1:
+                slow, fast, factor, low, high = fast, slow, 1 / factor, 1 / high, 1 / low
+            if low > 1 and factor > NOTABLE:
+                count = len(launches)
+                text = f"both do identical work, and {slow} takes {factor:.2f} times as long as"
+                text = f"{text} {fast} ({low:.2f} to {high:.2f}, over {counted(count, 'launch')})"
+                values = {"slow": slow, "fast": fast, "factor": factor, "low": low, "high": high}
+                yield Finding("identical-work", text, values=values | {"count": count}, cases=pair,
+                              world_sizes=(size,), launches=launches)  # fmt: skip

@@ -1,22 +1,29 @@
 """The rules about what is recorded of launches and cases: equal within a series, or listed here.
 
 Every fact of a record is compared over the launches of a series, at all world sizes, unless
-`OTHER_RULES` names the rule that compares it, or `MAY_DIFFER` the reason why it may differ. A fact
-has the path that it has in a result; what is listed stands for all below it.
+`MAY_DIFFER` gives a reason why it may differ. A fact has the path that it has in a result; what is
+listed stands for all below it.
 
-Rules about the repeats of points: missing ones, their jobs, rounds and order in time.
+Rules about the jobs and the order in time of the repeats of points.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from itertools import groupby, product
+from itertools import product
 from statistics import median
 from typing import Any
 
 from lockstep.core.processes import THREAD_VARIABLES
 from lockstep.core.record import POOLING_FACTS
-from lockstep.report.check.evidence import Entry, Evidence, Hit, hit, rule
-from lockstep.report.check.work import NOTABLE_LOSS
+from lockstep.report.check.evidence import (
+    NOTABLE_LOSS,
+    Entry,
+    Evidence,
+    Finding,
+    in_series,
+    joined,
+    rule,
+)
 from lockstep.report.compute.replicates import MOST_APART, begun, lead
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.conflicts import BATCHES, OF_A_CASE, odd_ones
@@ -26,96 +33,69 @@ RANKS, DETAILS = "provenance.ranks", "case.details"
 TELEMETRY = f"{DETAILS}.telemetry"
 # What a device is set to, not what comes of the work.
 CLOCKS = ("sm_clock_mhz", "memory_clock_mhz", "power_limit_w")
-# Rule -> the facts that it compares.
-OTHER_RULES: dict[str, tuple[str, ...]] = {
-    "mixed-provenance": (
-        *(f"provenance.{name}" for name in POOLING_FACTS), f"{RANKS}.device_name",
-        f"{RANKS}.driver",
-    ),
-    "mixed-cases": (
-        *(f"case.{name}" for name in (*OF_A_CASE, "workload_sha256")), f"{DETAILS}.gradient_bytes",
-    ),
-    "constant-work": (
-        *(f"case.{name}" for name in BATCHES), f"{DETAILS}.out_of_memory",
-        "case.factors.global_batch", "case.factors.local_batch",
-    ),
-    # Below: its hosts, its date, the cores of its ranks, and the clocks of its devices.
-    "circumstances": (
-        *("started", "case.rank_hosts", "provenance.hostname"), f"{RANKS}.host", f"{RANKS}.cores",
-        *(f"{TELEMETRY}.{name}" for name in CLOCKS),
-    ),
-    "shared-gpu": (f"{RANKS}.gpu_uuid",),
-    "idle-devices": (f"{TELEMETRY}.gpu_utilisation",),
-    "unequal-ranks": (
-        *("provenance.threads_per_rank", f"{RANKS}.num_threads"),
-        *(f"provenance.environment.{name}" for name in THREAD_VARIABLES),
-    ),
-    "launch-disagrees": ("world_size", "num_nodes", "case.world_size", "case.num_nodes"),
-    "uneven-rounds": ("rounds",),
-    "missing-case": ("expected",),
-    "failed-case": ("failed",),
-    "unfinished-launch": ("complete", "in_flight"),
-    "samples-time": (
-        *("case.rank_round_s", "case.samples", "case.elapsed_s"),
-        "case.mean_throughput_samples_per_s",
-    ),
-    "above-peak": ("case.mean_mfu",),
-    "wrong-result": ("case.checks",),
-    "alone-longer": tuple(
-        f"{DETAILS}.{name}" for name in ("alone_step_s", "rank_alone_s", "rank_variant_s")
-    ),
-    "flagged": ("case.flags", "left_behind", "sessions", f"{TELEMETRY}.clocks_held_back",
-                f"{TELEMETRY}.throttled_s"),
-}  # fmt: skip
-# Why facts may differ -> these facts.
+
+
+def _below(path: str, names: str) -> tuple[str, ...]:
+    return tuple(f"{path}.{name}" for name in names.split())
+
+
+# Why facts are not compared here -> these facts.
 MAY_DIFFER: dict[str, tuple[str, ...]] = {
+    "another rule, or another part of this one, compares it": (
+        "world_size", "num_nodes", "rounds", "expected", "failed", "complete", "in_flight",
+        "left_behind", "sessions", "started",
+        *(f"provenance.{name}" for name in (*POOLING_FACTS, "hostname", "threads_per_rank")),
+        *(f"provenance.environment.{name}" for name in THREAD_VARIABLES),
+        *_below(RANKS, "device_name driver host cores gpu_uuid num_threads"),
+        *(f"case.{name}" for name in (*OF_A_CASE, *BATCHES)),
+        *_below("case", "workload_sha256 factors.global_batch factors.local_batch world_size "
+                "num_nodes rank_hosts rank_round_s samples elapsed_s checks flags mean_mfu "
+                "mean_throughput_samples_per_s"),
+        *_below(DETAILS, "gradient_bytes out_of_memory alone_step_s rank_alone_s rank_variant_s"),
+        *_below(TELEMETRY, " ".join(CLOCKS)),
+        *_below(TELEMETRY, "gpu_utilisation clocks_held_back throttled_s"),
+    ),
     "it names one launch, or one process of it": (
         *("launch", "campaign", "repeat", "part", "skipped", "provenance.command"),
-        *(f"{RANKS}.{name}" for name in ("rank", "local_rank", "pid", "device", "clock_offset_s")),
-        *(f"provenance.slurm.SLURM_{name}" for name in (
-            "JOB_ID", "JOB_NAME", "JOB_NODELIST", "NNODES", "STEP_ID", "ARRAY_JOB_ID",
-            "ARRAY_TASK_ID")),
-        "provenance.environment.NCCL_COMM_ID", "provenance.environment.NCCL_HOSTID",
-        f"{DETAILS}.command.line", "case.training.checkpoints", "case.training.steps_file",
+        *_below(RANKS, "rank local_rank pid device clock_offset_s"),
+        *_below("provenance.slurm", "SLURM_JOB_ID SLURM_JOB_NAME SLURM_JOB_NODELIST SLURM_NNODES "
+                "SLURM_STEP_ID SLURM_ARRAY_JOB_ID SLURM_ARRAY_TASK_ID"),
+        *_below("provenance.environment", "NCCL_COMM_ID NCCL_HOSTID"),
+        f"{DETAILS}.command.line", *_below("case.training", "checkpoints steps_file"),
     ),
     "it is drawn anew for each launch, so that no order and no seed is always the same": (
-        *("order_seed", "case.position", "provenance.seed", "case.training.seed"),
-        "case.factors.seed", f"{DETAILS}.order_seed",
+        *("order_seed", "provenance.seed", f"{DETAILS}.order_seed"),
+        *_below("case", "position training.seed factors.seed"),
     ),
     "it is a form of the file": ("schema", "case.schema"),
     # What a session was started with beside; of it the record has what a case was measured with.
     "a case's own record has what of it counts": (
-        "measured_with", "studies", "provenance.dropped_environment", f"{DETAILS}.ignored",
-        f"{DETAILS}.command.over", f"{DETAILS}.command.metrics", f"{DETAILS}.input",
+        "measured_with", "studies", "provenance.dropped_environment",
+        *_below(DETAILS, "ignored command.over command.metrics input"),
     ),
     "the digest of the image says which it is": ("provenance.image_path",),
-    "nothing is timed by it": ("provenance.pytest", "provenance.pytest_benchmark"),
+    "nothing is timed by it": _below("provenance", "pytest pytest_benchmark"),
     "a job numbers its devices as it got them": ("provenance.environment.CUDA_VISIBLE_DEVICES",),
     "a processor's clock follows from how many of its cores are busy": (
         f"{TELEMETRY}.cpu_frequency_mhz",
     ),
-    "it follows from where the ranks lie": tuple(
-        f"provenance.transport.{name}" for name in ("adapters", "transports", "links")
+    "it follows from where the ranks lie": _below(
+        "provenance.transport", "adapters transports links"
     ),
     "it follows from the settings of DDP and the order in which gradients are ready": (
         f"{DETAILS}.bucket_bytes",
     ),
-    "it follows from the global batch": ("case.training.lr", "case.training.samples_per_epoch"),
+    "it follows from the global batch": _below("case.training", "lr samples_per_epoch"),
     "it is measured": (
-        *("case.peak_memory_bytes", "case.peak_reserved_bytes", "case.training.rows"),
-        *("case.training.best_accuracy", "case.training.time_to_target_s"),
-        *(f"{DETAILS}.{name}" for name in (
-            "algbw_gb_per_s", "busbw_gb_per_s", "bucket_lead_s", "first_reduce_s", "loader_idle",
-            "rank_phase_s")),
-        *(f"{TELEMETRY}.{name}" for name in (
-            "memory_utilisation", "gpu_memory_bytes", "gpu_memory_total_bytes", "power_w",
-            "temperature_c", "energy_j", "process_cores", "rss_bytes", "cpu_s",
-            "core_utilisation", "elapsed_s")),
+        *_below("case", "peak_memory_bytes peak_reserved_bytes training.rows "
+                "training.best_accuracy training.time_to_target_s"),
+        *_below(DETAILS, "algbw_gb_per_s busbw_gb_per_s bucket_lead_s first_reduce_s loader_idle "
+                "rank_phase_s"),
+        *_below(TELEMETRY, "memory_utilisation gpu_memory_bytes gpu_memory_total_bytes power_w "
+                "temperature_c energy_j process_cores rss_bytes cpu_s core_utilisation elapsed_s"),
     ),
 }  # fmt: skip
-LISTED = frozenset(
-    name for listed in (OTHER_RULES, MAY_DIFFER) for names in listed.values() for name in names
-)
+LISTED = frozenset(name for names in MAY_DIFFER.values() for name in names)
 # Of these what is not there is not set; else it is unknown, and differs from nothing.
 SETTINGS = ("provenance.environment", "case.factors", f"{DETAILS}.ddp_settings")
 # Variables that name a file of the launch.
@@ -124,121 +104,100 @@ OF_A_FILE = "_FILE"
 FAR_APART = timedelta(hours=12)
 
 Facts = dict[str, str]
-Sizes = Mapping[int, list[Launch]]
 
 
 @rule(
     "circumstances", "warning", "it may be the cause of a difference between them",
     "measure all sizes in turn, on the same hosts, with one commit and the same settings",
-    facts={
-        "circumstance": "{fact} is {value} at world size {sizes}, and {usual} in most launches",
-        "circumstances-differ": "the launches differ: {fact} is {usual} at world size "
-        "{usual_sizes}, and {value} in as many at {sizes}",
-        "history": "its files are no repeats but a history: {fact} is {found}",
-        "other-hosts": "its ranks ran on {own}, those of the other sizes on {others}",
-        "other-date": "it was measured on {date}, {hours:.0f} hours from the nearest other size",
-    },
-    actions={
-        "history": "compare two of them, lockstep compare A B, or name those of one commit "
-        "and host",
-    },
 )  # fmt: skip
-def circumstances(evidence: Evidence) -> Iterator[Hit]:
+def circumstances(evidence: Evidence) -> Iterator[Finding]:
     """What is recorded differs at a size or in a launch: host, date, commit, setting, clock.
 
     All that is recorded is compared, but for what `--rules --json` lists with its reason.
     """
+    launches = evidence.results.launches
     entries = {(entry.launch.name, *entry.point): entry for entry in evidence.entries}
-    facts = {one.name: _flat(one.facts) for one in evidence.results.launches}
+    facts = {launch.name: flat(launch.facts) for launch in launches}
+    about = {launch.name: launch.about for launch in launches}
     for series in evidence.measured:
         places = [(row.launch, row.case, row.world_size) for p in series.points for row in p.rows]
         own = [entries[place] for place in places if place in entries]
         cores = _other_cores(own)
         known = [
-            facts[entry.launch.name] | _flat(entry.block, "case") | cores.get(entry.launch.name, {})
+            facts[entry.launch.name] | flat(entry.block, "case") | cores.get(entry.launch.name, {})
             for entry in own
         ]
         yield from _odd_entries(own, known)
         for name in CLOCKS:
             yield from _other_gauge(series, name)
-    sizes: dict[int, list[Launch]] = {}
-    for launch in evidence.results.launches:
-        sizes.setdefault(int(launch.facts.get("world_size") or 0), []).append(launch)
-    yield from _histories(evidence)
-    yield from _other_hosts(sizes)
-    yield from _other_days(sizes)
+    # Files of pytest-benchmark's that are taken for repeats.
+    for series, point in ((own, p) for own in evidence.measured for p in own.points):
+        known = [about.get(row.launch, {}) for row in point.rows]
+        for fact in dict.fromkeys(name for facts_of_file in known for name in facts_of_file):
+            values = list(dict.fromkeys(each[fact] for each in known if fact in each))
+            if len(values) > 1:
+                text = f"its files are no repeats but a history: {fact} is {joined(values)}"
+                action = "compare two of them, lockstep compare A B, or name those of one " \
+                         "commit and host"  # fmt: skip
+                size = point.world_size
+                yield in_series(
+                    "history", text, series, size, action=action, fact=fact, found=values
+                )
+    yield from _far_from_others(launches)
 
 
-def _histories(evidence: Evidence) -> Iterator[Hit]:
-    """Yield what differs in the files of pytest-benchmark's that are taken for repeats."""
-    about = {launch.name: launch.about for launch in evidence.results.launches}
-    for series in evidence.measured:
-        for point in series.points:
-            known = [about.get(row.launch, {}) for row in point.rows]
-            for fact in dict.fromkeys(name for one in known for name in one):
-                found = list(dict.fromkeys(one[fact] for one in known if fact in one))
-                if len(found) > 1:
-                    yield hit("history", series, point.world_size, fact=fact, found=found)
-
-
-@rule(
-    "idle-devices", "note", "they wait there, for the other ranks, for input or for launches",
-    "look at what the report says of that size: communication, input, a fixed cost",
-)  # fmt: skip
-def idle_devices(evidence: Evidence) -> Iterator[Hit]:
-    """GPUs are busy for less of the time at one size than at any other."""
-    for series in evidence.measured:
-        yield from _other_gauge(series, "gpu_utilisation")
-
-
-def _flat(value: Any, path: str = "") -> Facts:
+def flat(value: Any, path: str = "") -> Facts:
     """Return the facts below a path that are not listed, each as text."""
-    if path in LISTED or path.endswith(OF_A_FILE):
+    if path in LISTED or path.endswith(OF_A_FILE) or value is None:
         return {}
-    if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
         # Of ranks, the values of all of them.
-        names = dict.fromkeys(name for one in value for name in one)
-        value = {name: sorted({str(one.get(name)) for one in value}) for name in names}
+        names = dict.fromkeys(name for rank in value for name in rank)
+        value = {name: sorted({str(rank.get(name)) for rank in value}) for name in names}
     if isinstance(value, dict):
-        found = {path: ""} if path in SETTINGS else {}
-        for name, one in value.items():
-            found |= _flat(one, f"{path}.{name}" if path else str(name))
-        return found
+        facts = {path: ""} if path in SETTINGS else {}
+        for name, item in value.items():
+            facts |= flat(item, f"{path}.{name}" if path else str(name))
+        return facts
     if isinstance(value, list):
-        is_text = value and all(isinstance(one, str) for one in value)
+        is_text = value and all(isinstance(item, str) for item in value)
         return {path: ", ".join(value)} if is_text else {}
-    if value is None:
-        return {}
     # To as many digits as a report shows: a node has a few kilobytes more than the next.
     is_amount = isinstance(value, float) or (isinstance(value, int) and path.endswith("_bytes"))
     return {path: f"{value:.3g}" if is_amount else str(value)}
 
 
-def _odd_entries(entries: Sequence[Entry], known: Sequence[Facts]) -> Iterator[Hit]:
+def _odd_entries(entries: Sequence[Entry], known: Sequence[Facts]) -> Iterator[Finding]:
     """Yield the launches of a series in which a fact is not what it is in most."""
+
+    def sizes(pairs: Sequence[tuple[Entry, str]]) -> list[int]:
+        return sorted({entry.point[1] for entry, _ in pairs})
+
     for path in dict.fromkeys(path for facts in known for path in facts):
-        group = next((one for one in SETTINGS if path.startswith(f"{one}.")), path)
-        told = [
+        group = next((name for name in SETTINGS if path.startswith(f"{name}.")), path)
+        pairs = [
             (entry, facts.get(path, "not set"))
             for entry, facts in zip(entries, known, strict=True)
             if group in facts
         ]
-        for usual, odd in odd_ones(told, [value for _, value in told]):
-            values = {"value": odd[0][1], "usual": usual[0][1], "sizes": _sizes(odd)}
+        fact = path.rpartition(".")[2]
+        for usual, odd in odd_ones(pairs, [value for _, value in pairs]):
+            value, usually, at = odd[0][1], usual[0][1], joined(sizes(odd))
+            values = {"value": value, "usual": usually, "sizes": sizes(odd), "fact": fact}
             kind, where = "circumstance", odd
+            text = f"{fact} is {value} at world size {at}, and {usually} in most launches"
             if len(usual) == len(odd):
                 kind, where = "circumstances-differ", [*usual, *odd]
-                values["usual_sizes"] = _sizes(usual)
-            values["fact"] = path.rpartition(".")[2]
-            launches = tuple(dict.fromkeys(entry.launch.name for entry, _ in where))
+                values["usual_sizes"] = sizes(usual)
+                text = f"the launches differ: {fact} is {usually} at world size"
+                text = f"{text} {joined(sizes(usual))}, and {value} in as many at {at}"
             # What a launch has is so in all of its cases.
-            of_case = path.startswith("case.")
-            cases = (where[0][0].case,) if of_case else ()
-            yield Hit(kind, values, cases, tuple(_sizes(where)) if of_case else (), launches)
-
-
-def _sizes(told: Sequence[tuple[Entry, str]]) -> list[int]:
-    return sorted({entry.point[1] for entry, _ in told})
+            is_of_case = path.startswith("case.")
+            yield Finding(
+                kind, text, values=values, cases=(where[0][0].case,) if is_of_case else (),
+                world_sizes=tuple(sizes(where)) if is_of_case else (),
+                launches=tuple(dict.fromkeys(entry.launch.name for entry, _ in where)),
+            )  # fmt: skip
 
 
 def _other_cores(entries: Sequence[Entry]) -> dict[str, Facts]:
@@ -260,164 +219,122 @@ def _other_cores(entries: Sequence[Entry]) -> dict[str, Facts]:
     return {name: {"provenance.cores_per_rank": str(own[0])} for name, own in shares.items()}
 
 
-def _other_gauge(series: Series, name: str) -> Iterator[Hit]:
+def _other_gauge(series: Series, name: str) -> Iterator[Finding]:
     """Yield the sizes at which all ranks' means lie beyond those of all ranks elsewhere.
 
     Of utilisation, and of two sizes, the lower one: more ranks wait for one another more.
     """
-    found = {
-        point.world_size: [mean for row in point.rows for mean in _means(row.details, name)]
-        for point in series.points
-    }
-    means = {size: own for size, own in found.items() if own}
+    means: dict[int, list[float]] = {}
+    for row in (row for point in series.points for row in point.rows):
+        telemetry = row.details.get("telemetry")
+        gauge = telemetry.get(name) if isinstance(telemetry, dict) else None
+        ranks = gauge.get("mean") if isinstance(gauge, dict) else None
+        for mean in ranks if isinstance(ranks, list) else []:
+            if isinstance(mean, int | float):
+                means.setdefault(row.world_size, []).append(mean)
     for size, own in means.items():
         others = [mean for other, known in means.items() if other != size for mean in known]
         is_low = others and max(own) < (1 - NOTABLE_LOSS) * min(others)
         is_high = len(means) > 2 and (1 - NOTABLE_LOSS) * min(own) > max(others)
         if is_low or (is_high and name in CLOCKS):
-            yield hit("gauge", series, size, fact=name, value=median(own), usual=median(others))
+            value, usual = median(own), median(others)
+            text = f"{name} is {value:.3g}, and {usual:.3g} at the other sizes"
+            yield in_series("gauge", text, series, size, fact=name, value=value, usual=usual)
 
 
-def _means(details: Mapping[str, Any], name: str) -> list[float]:
-    """Return the mean of each rank where telemetry has it."""
-    known = details.get("telemetry")
-    gauge = known.get(name) if isinstance(known, dict) else None
-    means = gauge.get("mean") if isinstance(gauge, dict) else None
-    ranks = means if isinstance(means, list) else []
-    return [mean for mean in ranks if isinstance(mean, int | float)]
+def _far_from_others(launches: Sequence[Launch]) -> Iterator[Finding]:
+    """Yield the sizes that share no host with any other, or began far from all; of two, the larger.
+
+    Far apart in time they did not share the state of a machine.
+    """
+    sizes: dict[int, list[Launch]] = {}
+    for launch in launches:
+        sizes.setdefault(int(launch.facts.get("world_size") or 0), []).append(launch)
+    hosts = {size: {h for one in own for h in one.named_hosts} for size, own in sizes.items()}
+    times = {size: [t for one in own if (t := begun(one))] for size, own in sizes.items()}
+    chosen = sorted(sizes)[len(sizes) == 2 :]
+    for size in chosen:
+        others = {host for other in sizes if other != size for host in hosts[other]}
+        if hosts[size] and others and not hosts[size] & others:
+            own, theirs = sorted(hosts[size]), sorted(others)
+            text = f"its ranks ran on {joined(own)}, those of the other sizes on {joined(theirs)}"
+            values: dict[str, Any] = {"own": own, "others": theirs}
+            yield Finding("other-hosts", text, values=values, world_sizes=(size,))
+    for size in chosen:
+        gaps = [
+            abs(own - when)
+            for own in times[size] for other in sizes if other != size for when in times[other]
+        ]  # fmt: skip
+        if gaps and min(gaps) > FAR_APART:
+            date, hours = str(min(times[size]).date()), min(gaps) / timedelta(hours=1)
+            text = f"it was measured on {date}, {hours:.0f} hours from the nearest other size"
+            values = {"hours": hours, "date": date}
+            yield Finding("other-date", text, values=values, world_sizes=(size,))
 
 
-def _other_hosts(sizes: Sizes) -> Iterator[Hit]:
-    """Yield the sizes that share no host with any other; of two sizes, the larger."""
-    hosts = {
-        size: {host for launch in launches for host in launch.named_hosts}
-        for size, launches in sizes.items()
-    }
-    for size, own in sorted(hosts.items())[len(hosts) == 2 :]:
-        others = {host for other, known in hosts.items() if other != size for host in known}
-        if own and others and not own & others:
-            values = {"own": sorted(own), "others": sorted(others)}
-            yield Hit("other-hosts", values, world_sizes=(size,))
+@rule("idle-devices", "note", "they wait there, for the other ranks, for input or for launches",
+      "look at what the report says of that size: communication, input, a fixed cost")  # fmt: skip
+def idle_devices(evidence: Evidence) -> Iterator[Finding]:
+    """GPUs are busy for less of the time at one size than at any other."""
+    for series in evidence.measured:
+        yield from _other_gauge(series, "gpu_utilisation")
 
 
-def _other_days(sizes: Sizes) -> Iterator[Hit]:
-    """Yield the sizes whose launches all began far from those of all others; of two, the larger."""
-    times = {size: list(filter(None, map(begun, launches))) for size, launches in sizes.items()}
-    for size, own in sorted(times.items())[len(times) == 2 :]:
-        others = [when for other, known in times.items() if other != size for when in known]
-        if own and others and all(abs(a - b) > FAR_APART for a in own for b in others):
-            gap = min(abs(a - b) for a in own for b in others)
-            values = {"hours": gap / timedelta(hours=1), "date": str(min(own).date())}
-            yield Hit("other-date", values, world_sizes=(size,))
-
-
-@rule(
-    "several-settings", "note", "they are series of their own, each over its own baseline",
-    "compare them at one size, or measure all launches with one setting",
-    facts={"other-setting": "its launches differ in a setting, and some have {setting}"},
-)  # fmt: skip
-def several_settings(evidence: Evidence) -> Iterator[Hit]:
+@rule("several-settings", "note", "they are series of their own, each over its own baseline",
+      "compare them at one size, or measure all launches with one setting")  # fmt: skip
+def several_settings(evidence: Evidence) -> Iterator[Finding]:
     """Launches of a case differ in a setting that is kept over world sizes, such as threads."""
     for series in evidence.measured:
         if series.main and any(point is series.base for point in series.points):
             sizes = [point.world_size for point in series.points]
-            yield hit("other-setting", series, *sizes, setting=series.layout)
+            text = f"its launches differ in a setting, and some have {series.layout}"
+            yield in_series("other-setting", text, series, *sizes, setting=series.layout)
 
 
-@rule(
-    "repeat-holes", "warning", "were the best launches kept?",
-    "keep every launch, or say which were left out and why",
-    facts={"repeat-holes": "repeats {gone} are missing, and {there} are there"},
-)  # fmt: skip
-def repeat_holes(evidence: Evidence) -> Iterator[Hit]:
-    """Numbers of repeats are missing among those of a world size, and no plan names them."""
-    # What cannot be read is there, and what was planned is named by `missing-case`.
-    if evidence.results.unread or evidence.results.campaign:
-        return
-    known = [
-        (int(launch.facts["world_size"]), int(repeat))
-        for launch in evidence.results.launches
-        if (repeat := str(launch.facts.get("repeat"))).isdecimal()
-        and launch.facts.get("world_size")
-    ]
-    for size, group in groupby(sorted(set(known)), key=lambda pair: pair[0]):
-        there = [repeat for _, repeat in group]
-        gone = sorted(set(range(there[-1])) - set(there))
-        if gone:
-            yield Hit("repeat-holes", {"there": there, "gone": gone}, world_sizes=(size,))
+def _job(launch: Launch) -> Any:
+    """Return the number of a launch's Slurm job, if it has one."""
+    return (launch.provenance.get("slurm") or {}).get("SLURM_JOB_ID")
 
 
-@rule(
-    "shared-job", "warning", "what its nodes add is in all of them, and in no interval",
-    "send each repeat in a job of its own: share_job = false",
-    doubts=False,
-    facts={"one-job": "{count} repeats ran in job {job}"},
-)  # fmt: skip
-def shared_job(evidence: Evidence) -> Iterator[Hit]:
+@rule("shared-job", "warning", "what its nodes add is in all of them, and in no interval",
+      "send each repeat in a job of its own: share_job = false", doubts=False)  # fmt: skip
+def shared_job(evidence: Evidence) -> Iterator[Finding]:
     """Repeats of a world size ran in one Slurm job, on the same nodes."""
     jobs: dict[tuple[int, str], dict[str, str]] = {}
     for launch in evidence.results.launches:
-        job = (launch.provenance.get("slurm") or {}).get("SLURM_JOB_ID")
         size, repeat = launch.facts.get("world_size"), launch.facts.get("repeat")
-        if job and size and repeat is not None:
+        if (job := _job(launch)) and size and repeat is not None:
             jobs.setdefault((int(size), str(job)), {})[str(repeat)] = launch.name
     for (size, job), repeats in jobs.items():
-        if len(repeats) > 1:
-            values = {"count": len(repeats), "job": job}
-            yield Hit("one-job", values, world_sizes=(size,), launches=tuple(repeats.values()))
+        if (count := len(repeats)) > 1:
+            yield Finding("one-job", f"{count} repeats ran in job {job}", world_sizes=(size,),
+                          values={"count": count, "job": job},
+                          launches=tuple(repeats.values()))  # fmt: skip
 
 
-@rule(
-    "not-in-turn", "warning", "a machine that drifts meanwhile looks like scaling",
-    "measure each repeat of all sizes before the next repeat, as lockstep run does",
-    facts={
-        "not-in-turn": "the launches at world size {sizes} came all or nearly all before, "
-        "or after, those at {base}",
-    },
-)  # fmt: skip
-def not_in_turn(evidence: Evidence) -> Iterator[Hit]:
+@rule("not-in-turn", "warning", "a machine that drifts meanwhile looks like scaling",
+      "measure each repeat of all sizes before the next repeat, as lockstep run does")  # fmt: skip
+def not_in_turn(evidence: Evidence) -> Iterator[Finding]:
     """The launches of a size came all, or nearly all, before or after those of the smallest size.
 
     Held against each other are launches of one job, or of none, that may share a machine's state.
     """
-    sizes: dict[int, list[tuple[Any, datetime]]] = {}
+    times: dict[int, list[tuple[Any, datetime]]] = {}
     for launch in evidence.results.launches:
-        job = (launch.provenance.get("slurm") or {}).get("SLURM_JOB_ID")
         if (when := begun(launch)) and (size := launch.facts.get("world_size")):
-            sizes.setdefault(int(size), []).append((job, when))
-    base = min(sizes, default=0)
-    found = []
-    for size in sorted(sizes)[1:]:
+            times.setdefault(int(size), []).append((_job(launch), when))
+    base = min(times, default=0)
+    sizes = []
+    for size in sorted(times)[1:]:
         pairs = [
-            (own, other) for (job, own), (other_job, other) in product(sizes[base], sizes[size])
+            (own, other) for (job, own), (other_job, other) in product(times[base], times[size])
             if job == other_job and abs(own - other) <= FAR_APART
         ]  # fmt: skip
         # One launch of each is in some order, whatever was planned.
-        if len(pairs) > max(len(sizes[base]), len(sizes[size])) and abs(lead(pairs)) > MOST_APART:
-            found.append(size)
-    if found:
-        yield Hit("not-in-turn", {"sizes": found, "base": base}, world_sizes=tuple(found))
-
-
-@rule(
-    "uneven-rounds", "warning", "were rounds left out?",
-    "measure every launch with the same --rounds",
-    facts={"round-counts": "the launches hold {counts} rounds"},
-)  # fmt: skip
-def uneven_rounds(evidence: Evidence) -> Iterator[Hit]:
-    """The launches of a case hold other numbers of rounds, though a fixed number was asked for."""
-    if any(_has_goal(launch) for launch in evidence.results.launches):
-        return
-    for series in evidence.measured:
-        counts = {point.world_size: [row.rounds for row in point.rows] for point in series.points}
-        found = {rounds for own in counts.values() for rounds in own if rounds}
-        if len(found) > 1:
-            most = max(found)
-            few = [size for size, own in counts.items() if set(own) != {most}]
-            yield hit("round-counts", series, *few, counts=sorted(found), most=most)
-
-
-def _has_goal(launch: Launch) -> bool:
-    """Tell whether a launch measured until it was precise enough."""
-    words: list[Any] = launch.provenance.get("command") or []
-    return any(str(word).startswith("--benchmark-precision") for word in words)
+        if len(pairs) > max(len(times[base]), len(times[size])) and abs(lead(pairs)) > MOST_APART:
+            sizes.append(size)
+    if sizes:
+        text = f"the launches at world size {joined(sizes)} came all or nearly all before, or"
+        text = f"{text} after, those at {base}"
+        values: Mapping[str, Any] = {"sizes": sizes, "base": base}
+        yield Finding("not-in-turn", text, values=values, world_sizes=tuple(sizes))

@@ -135,12 +135,12 @@ def _load(paths: Sequence[Path]) -> "list[Results]":
 
 def _say_problems(campaigns: "Sequence[Results]", findings: "Sequence[list[Finding]]") -> None:
     """Say what of each side could not be read, and which errors check finds in it."""
-    from lockstep.report.check import terminal
+    from lockstep.report.check import checker
     from lockstep.report.compare.comparison import LETTERS
 
     for letter, campaign, of_side in zip(LETTERS, campaigns, findings, strict=False):
-        terminal.say_unread(campaign)
-        terminal.say_errors(of_side, f"{letter}: ")
+        checker.say_unread(campaign)
+        checker.say_errors(of_side, f"{letter}: ")
 
 
 def _write(page: dict[str, Any], target: Path, *, is_beside: bool) -> None:

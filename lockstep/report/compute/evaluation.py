@@ -85,7 +85,7 @@ def evaluate_folder(folder: Path, coming: Collection[str] = ()) -> Evaluation:
     findings = [
         finding
         for finding in checker.check(results)
-        if finding.hit.kind not in UNTIL_COMPLETE or not set(finding.hit.launches) <= set(coming)
+        if finding.kind not in UNTIL_COMPLETE or not set(finding.launches) <= set(coming)
     ]
     return Evaluation(results, finish(series, findings), findings, left_out)
 

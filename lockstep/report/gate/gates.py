@@ -1,23 +1,229 @@
-"""The targets of a file, each judged at the points that it speaks of.
+"""What can be said of each target at each point: met, missed, not shown or blocked.
 
-Values that single cases must have on a system, as ReFrame writes them.
+With an interval (95 %, over launches, with the baseline's uncertainty in it):
+
+    met         the whole interval reaches the target
+    missed      no part of it does
+    not-shown   it straddles the target, or no result holds the quantity
+    blocked     `lockstep check` finds an error in a result behind it
+
+A ratio to a baseline is not shown, either, where its whole interval lies above that of as many
+ranks, or where a warning of the check that may make it wrong touches its point or the baseline.
+Nor is what rests on repeats of one Slurm job: in `make statistics` their intervals hold the truth
+in 27 to 58 % of ladders, as what the job's nodes add is in all of them. Launches without a
+scheduler are of one machine, which is then what the target is about; a campaign may say the same of
+its job (`is_machine`). At a further look at more launches the intervals are wider (`looks`).
+
+The value is the report's, of medians over launches; the interval is of the geometric mean. Results
+without repeats have no interval, nor have launches equal to the last digit. A cited table is then
+judged by its value; a measured point is not shown, since where the next launch falls is unknown.
+What was expected rather than measured may miss a target and never meets one. A gate is passed where
+every target is met, so the chance to pass one wrongly is no larger than that of one interval, and
+no interval is widened for their number (Berger 1982, the intersection-union test).
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from statistics import median
+from typing import Any
 
-from lockstep.core.formats import TIME_UNITS
+from lockstep.core import flags, record
+from lockstep.core.findings import Finding as Reason
+from lockstep.core.flags import Flag
+from lockstep.core.formats import TIME_UNITS, counted, listed, number, percent
 from lockstep.core.studies import IMPORTED, LADDERS, OTHER, WITHOUT_COST
-from lockstep.report.check.checker import Finding, errors
+from lockstep.report import looks
+from lockstep.report.check import checker
+from lockstep.report.check.checker import NOT_OF_SPEED, Finding, blocked_by, touching
+from lockstep.report.check.evidence import FLAGGED, blocked
 from lockstep.report.compare.judging import Comparison
 from lockstep.report.compute import alternatives, quantities, replicates
 from lockstep.report.compute.scaling import Point, Series, series_of
-from lockstep.report.compute.statistics import Interval, log_interval, median_rate, welch
+from lockstep.report.compute.statistics import (
+    CONFIDENCE,
+    Interval,
+    log_interval,
+    median_rate,
+    t_quantile,
+    welch,
+)
 from lockstep.report.gate.targets import Reference, Targets
-from lockstep.report.gate.verdicts import MET, MISSED, NOT_SHOWN, Goal, Reason, Verdict
 from lockstep.report.load.results import Results, Row
+from lockstep.report.words.lines import plain
+
+MET, MISSED, NOT_SHOWN, BLOCKED = "met", "missed", "not-shown", "blocked"
+# Relative: a value that equals its target but for the last digits of the arithmetic reaches it.
+ROUNDING = 1e-9
+# Targets on a ratio to a baseline.
+RATIOS = ("strong_efficiency", "parallel_efficiency", "speedup", "weak_time_increase")
+# Quantities of which a target is the least; of the others it is the most.
+AT_LEAST = ("mfu", "validation_accuracy", "gpu_utilisation")
+Value = Callable[[Point], tuple[float, Interval | None]]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What can be said of one target at one point; without a value, the target alone.
+
+    Attributes:
+        target: The key of the target, with its world size where it has one.
+        where: The point, for a reader; empty where no result holds the quantity.
+        least: What the value must reach.
+        most: What it must not exceed.
+        unit: "%" for fractions, "x" for ratios, else what the value counts.
+        reasons: Why the verdict is so; empty where value and interval show it.
+        in_one_job: Whether the interval is over launches of one Slurm job.
+        blocked_by: Rules of the check whose errors touch the results behind the verdict.
+        warned_by: Rules of the check whose warnings do.
+        apart: In what the training runs behind it differ from those of other verdicts on the
+            target, with which they are not averaged.
+        num_units: Launches or jobs that the interval is over, those of the point with the fewest.
+    """
+
+    target: str
+    least: float | None = None
+    most: float | None = None
+    unit: str = "%"
+    verdict: str = NOT_SHOWN
+    where: str = ""
+    case: str | None = None
+    world_size: int | None = None
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    reasons: tuple[Reason, ...] = ()
+    flags: list[Flag] = field(default_factory=list)
+    in_one_job: bool = False
+    blocked_by: list[str] = field(default_factory=list)
+    warned_by: list[str] = field(default_factory=list)
+    apart: tuple[str, ...] = ()
+    rows: list[Row] = field(default_factory=list, repr=False)
+    num_units: int = field(default=2, repr=False)
+
+    def unshown(self, kind: str, text: str, **values: Any) -> "Verdict":
+        """Return it as not shown, for a reason beside those that it has; a blocked one as it is."""
+        known = self.reasons if self.verdict == NOT_SHOWN else ()
+        reasons = (*known, _reason(kind, text, **values))
+        is_open = self.verdict != BLOCKED
+        return replace(self, verdict=NOT_SHOWN, reasons=reasons) if is_open else self
+
+    def judge(
+        self, points: Sequence[Point], where: str, value: float, interval: Interval | None
+    ) -> "Verdict":
+        """Return what can be said of the target where a point has this value.
+
+        With the point comes its baseline, where the value is a ratio to it.
+        """
+        row = points[0].rows[0]
+        verdict, reasons = self._compare(value, interval)
+        if interval is None:
+            text = "equal to the last digit: rounded or copied, no spread known"
+            if min(point.num_launches for point in points) == 1:
+                reasons.append(_reason("no-repeat", "no repeat: no interval"))
+            else:
+                reasons.append(_reason("no-spread", text))
+            verdict = NOT_SHOWN if row.origin == "measured" else verdict
+        if verdict == MET and row.origin == "target":
+            verdict, reasons = NOT_SHOWN, [EXPECTED]
+        low, high = interval or (None, None)
+        return replace(
+            self, verdict=verdict, where=where, case=row.case, world_size=points[0].world_size,
+            value=value, low=low, high=high, reasons=tuple(reasons), flags=points[0].flags,
+            in_one_job=interval is not None and any(point.in_one_job for point in points),
+            rows=[row for point in points for row in point.rows],
+            num_units=min(len(point.units) for point in points),
+        )  # fmt: skip
+
+    def at_share(self, share: float) -> "Verdict":
+        """Return it with an interval that holds at a share of the false claims of one look."""
+        if self.low is None or self.high is None or self.value is None or share >= 1:
+            return self
+        freedom = max(self.num_units - 1, 1)  # Welch's lower bound
+        wider = t_quantile(freedom, 1 - share * (1 - CONFIDENCE)) / t_quantile(freedom)
+        middle, half = (self.low + self.high) / 2, (self.high - self.low) / 2
+        low, high = middle - wider * half, middle + wider * half
+        wide = replace(self, low=low, high=high)
+        verdict, reasons = self._compare(self.value, (low, high))
+        if self.verdict not in (MET, MISSED) or verdict == self.verdict:
+            return wide
+        return replace(wide, verdict=NOT_SHOWN, reasons=tuple(reasons))
+
+    def _compare(self, value: float, interval: Interval | None) -> tuple[str, list[Reason]]:
+        """Return the verdict of an interval, or of a value alone, with how far it misses."""
+        low, high = interval or (value, value)
+        least = self.least if self.least is not None else float("-inf")
+        most = self.most if self.most is not None else float("inf")
+        # A median may reach a limit that no value of the interval reaches; the nearest end counts.
+        if high < least and not _is_rounding(high, least):
+            return MISSED, [self._miss("short", least - min(value, high), "short")]
+        if low > most and not _is_rounding(low, most):
+            return MISSED, [self._miss("too-much", max(value, low) - most, "too much")]
+        is_above = low >= least or _is_rounding(low, least)
+        if is_above and (high <= most or _is_rounding(high, most)):
+            return MET, []
+        return NOT_SHOWN, [_reason("straddles", "the interval contains the target")]
+
+    def _miss(self, kind: str, gap: float, word: str) -> Reason:
+        is_share = self.unit == "%"
+        text = f"{percent(gap)} percentage points" if is_share else shown(gap, self.unit)
+        return _reason(kind, f"{text} {word}", gap=gap, unit=self.unit)
+
+    @property
+    def reason(self) -> str:
+        """Why it is what it is; empty where value and interval show it."""
+        return plain("; ".join(reason.text for reason in self.reasons))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the verdict as `--json` prints it, without the results behind it."""
+        names = [one.name for one in fields(self) if one.name not in ("rows", "num_units")]
+        return {name: getattr(self, name) for name in names} | {
+            "reason": self.reason,
+            "reasons": [{"kind": one.kind, "values": one.values} for one in self.reasons],
+            "flags": flags.to_dicts(self.flags),
+        }
+
+
+def _is_rounding(value: float, limit: float) -> bool:
+    return abs(value - limit) <= ROUNDING * abs(limit)
+
+
+def _reason(kind: str, text: str, **values: Any) -> Reason:
+    return Reason(kind, text, "note", values=values)
+
+
+EXPECTED = _reason("expected", "expected rather than measured")
+
+
+def shown(value: float | None, unit: str) -> str:
+    """Return a value in its unit: fractions in per cent, counts whole."""
+    if unit == "%":
+        return f"{percent(value)} %"
+    text = str(value) if isinstance(value, int) else number(value)
+    return text if unit == "x" else f"{text} {unit}"
+
+
+def verdicts(
+    targets: Targets,
+    results: Results,
+    against: Comparison | None = None,
+    findings: Sequence[Finding] = (),
+) -> list[Verdict]:
+    """Return what can be said of each target at each point that it speaks of."""
+    series = series_of(row for row in results.rows if not row.has_smaller_batch)
+    return [
+        *_ratios(targets, series),
+        *_gains(targets, against),
+        *_quantities(targets, series),
+        *_nodes(targets, results),
+        *_clean_runs(targets, results, series, findings),
+        *(
+            verdict
+            for reference in targets.reference
+            for verdict in judge_reference(reference, results, series)
+        ),
+    ]
 
 
 def name_of(series: Series, point: Point) -> str:
@@ -25,40 +231,199 @@ def name_of(series: Series, point: Point) -> str:
     return f"{series.name} at {point.world_size}"
 
 
+def _ratios(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]:
+    """Judge the ratios to a baseline: efficiencies, speed-ups, and how much longer a step takes."""
+    ladders = [curve for curve in series if curve.row.study in (*LADDERS, IMPORTED)]
+    strong, weak = (
+        # Its own study's, and tables that say so.
+        [s for s in series if s.row.scaling == name and s.row.study in (name, IMPORTED, OTHER)]
+        for name in ("strong", "weak")
+    )
+    for size, least in (targets.strong_efficiency or {}).items():
+        wanted = Verdict(f"strong_efficiency at {size}", least)
+        if series and not strong:
+            kinds = sorted({curve.row.scaling or "unnamed" for curve in series})
+            text = f"no series is of strong scaling but of {listed(kinds, 4)} scaling;"
+            text = f"{text} parallel_efficiency takes any"
+            yield wanted.unshown("no-scaling", text, kinds=kinds)
+        else:
+            yield from _at_size(wanted, strong, int(size), _efficiency)
+    for size, least in (targets.parallel_efficiency or {}).items():
+        wanted = Verdict(f"parallel_efficiency at {size}", least)
+        yield from _at_size(wanted, ladders, int(size), _efficiency)
+    for size, (low, high) in (targets.speedup or {}).items():
+        wanted = Verdict(f"speedup at {size}", low, high, "x")
+        yield from _at_size(wanted, ladders, int(size), lambda p: (p.speedup, p.speedup_interval))
+    if targets.weak_time_increase is not None:
+        wanted = Verdict("weak_time_increase", most=targets.weak_time_increase)
+        points = [(curve, p) for curve in weak for p in curve.points if p is not curve.base]
+        if not points:
+            text = "no series of weak scaling was measured at two world sizes"
+            yield wanted.unshown("no-weak", text)
+        for curve, point in points:
+            yield _ratio(wanted, curve, point, _increase)
+
+
+def _efficiency(point: Point) -> tuple[float, Interval | None]:
+    return point.parallel_efficiency, point.efficiency_interval
+
+
+def _increase(point: Point) -> tuple[float, Interval | None]:
+    """Return how much longer a weak step takes: 1 / efficiency - 1."""
+    efficiency, ends = _efficiency(point)
+    return 1 / efficiency - 1, (1 / ends[1] - 1, 1 / ends[0] - 1) if ends else None
+
+
+def _at_size(
+    wanted: Verdict, series: Sequence[Series], size: int, value: Value
+) -> Iterator[Verdict]:
+    """Judge a ratio to the baseline in every series that was measured at a world size."""
+    points = [(curve, p) for curve in series for p in curve.points if p.world_size == size]
+    if not points:
+        text = f"no series was measured at world size {size}"
+        yield wanted.unshown("no-size", text, size=size)
+    for curve, point in points:
+        if point is curve.base:
+            text = f"{curve.label} has its baseline there, whose ratio is 1 by definition"
+            yield wanted.unshown("is-baseline", text, label=curve.label)
+        else:
+            yield _ratio(wanted, curve, point, value)
+
+
+def _ratio(wanted: Verdict, series: Series, point: Point, value: Value) -> Verdict:
+    where = f"{name_of(series, point)} over {series.baseline}"
+    ratio, interval = value(point)
+    spread = welch(point.units, series.base.units)
+    if interval is None and spread and spread.error:
+        unjudged = replace(wanted, where=where, case=series.case, world_size=point.world_size,
+                           rows=[*point.rows, *series.base.rows])  # fmt: skip
+        text = "the launches differ too much for an interval"
+        return unjudged.unshown("no-interval", text)
+    verdict = wanted.judge([point, series.base], where, ratio, interval)
+    ends = point.efficiency_interval
+    if not (ends and ends[0] > 1):
+        return verdict
+    text = "the whole interval lies above 100 % efficiency, more than each rank can do alone; "
+    text = f"{text}measure the baseline again with this size, and say why"
+    return verdict.unshown("above-linear", text)
+
+
+def _gains(targets: Targets, against: Comparison | None) -> Iterator[Verdict]:
+    """Judge the gain over a base, or the loss that is allowed; only an interval can show one."""
+    if targets.throughput_gain is None:
+        return
+    wanted = Verdict("throughput_gain", targets.throughput_gain)
+    if against is None:
+        yield wanted.unshown("no-base", "there is nothing to gain over; pass --against BASE")
+        return
+    pairs = [pair for pair in against.points if pair[0].b[0].study not in WITHOUT_COST]
+    if not pairs:
+        yield wanted.unshown("no-training", "no common point trains")
+    for pair, judged in pairs:
+        flags = [flag for _, flag in pair.flags]
+        sides = [
+            Point(pair.world_size, 0.0, rates, rows, flags=flags)
+            for rates, rows in zip(reversed(pair.rates), (pair.b, pair.a), strict=True)
+        ]
+        low, high = judged.interval or (None, None)
+        ends = None if low is None or high is None else (low - 1, high - 1)
+        where = f"{pair.label} at {pair.world_size}"
+        verdict = wanted.judge(sides, where, judged.ratio - 1, ends)
+        yield verdict if ends else replace(verdict, verdict=NOT_SHOWN)
+
+
+def _quantities(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]:
+    for name, what in quantities.NAMES.items():
+        limit = getattr(targets, name)
+        if limit is None:
+            continue
+        wanted = Verdict(name, limit) if name in AT_LEAST else Verdict(name, most=limit)
+        points = [(one, p) for one in series for p in one.points if quantities.values(p.rows, name)]
+        if not points:
+            yield wanted.unshown("no-quantity", f"no result holds the {what}", what=what)
+        # Training runs that differ are judged apart and never averaged.
+        trained = [(curve, point) for curve, point in points if curve.row.training]
+        sizes = {point.world_size for _, point in trained}
+        layouts = {curve.layout for curve, _ in trained}
+        apart = (*alternatives.varied(trained), *["world_size"] * (len(sizes) > 1),
+                 *["layout"] * (len(layouts) > 1))  # fmt: skip
+        for curve, point in points:
+            value = quantities.centre(quantities.values(point.rows, name), name)
+            interval = quantities.interval(point.rows, name)
+            verdict = wanted.judge([point], name_of(curve, point), value, interval)
+            yield replace(verdict, apart=apart) if curve.row.training else verdict
+
+
+def _nodes(targets: Targets, results: Results) -> Iterator[Verdict]:
+    """Judge the number of nodes; what was expected rather than measured was on no node."""
+    if targets.num_nodes is None:
+        return
+    wanted = Verdict("num_nodes", targets.num_nodes, unit="nodes")
+    real = [row for row in results.rows if row.origin != "target"]
+    nodes = max((row.num_nodes or 0 for row in real), default=0)
+    if nodes:
+        verdict = MET if nodes >= targets.num_nodes else MISSED
+        rows = [row for row in real if row.num_nodes == nodes]
+        yield replace(wanted, verdict=verdict, where="all results", value=nodes, rows=rows)
+    elif results.rows and not real:
+        yield replace(wanted, reasons=(EXPECTED,))
+    else:
+        yield wanted.unshown("no-nodes", "no result says on how many nodes it was measured")
+
+
+def _clean_runs(
+    targets: Targets, results: Results, series: Sequence[Series], findings: Sequence[Finding]
+) -> Iterator[Verdict]:
+    """Judge that there is no flag and no error of the check; what was expected is never clean."""
+    if not targets.clean_runs:
+        return
+    points = [point for curve in series for point in curve.points]
+    problems = [
+        *map(str, dict.fromkeys(flag for point in points for flag in point.flags)),
+        *(f"{finding.rule}: {finding.where}" for finding in checker.errors(findings)),
+    ]
+    reasons = (_reason("problems", listed(problems, 4), problems=problems),) if problems else ()
+    verdict = MISSED if problems else MET
+    if results.rows and all(row.origin == "target" for row in results.rows):
+        verdict, reasons = NOT_SHOWN, (EXPECTED,)
+    yield Verdict("clean_runs", most=0, unit="problems", verdict=verdict, where="all results",
+                  value=len(problems), reasons=reasons)  # fmt: skip
+
+
 def judge_reference(
     reference: Reference, results: Results, series: Sequence[Series]
 ) -> Iterator[Verdict]:
-    """Yield the verdict of every point that a reference names, or that there is no such point."""
-    goal = Goal(
+    """Yield the verdict of every point that a reference names, or that there is no such point.
+
+    A reference is the value that one case must have on a system, as ReFrame writes it.
+    """
+    case, size, unit = reference.case, reference.world_size, reference.unit
+    wanted = Verdict(
         "reference",
         None if reference.lower is None else reference.value * (1 + reference.lower),
         None if reference.upper is None else reference.value * (1 + reference.upper),
-        reference.unit,
+        unit,
     )
-    points = [
-        (one, point)
-        for one in series
-        if reference.case in (one.case, one.label, one.name)
-        for point in one.points
-        if point.world_size == reference.world_size
+    points = [(curve, point) for curve in series for point in curve.points]
+    named = [
+        (curve, point)
+        for curve, point in points
+        if case in (curve.case, curve.label, curve.name) and point.world_size == size
     ]
-    if not points:
-        known = [name_of(one, point) for one in series for point in one.points] or ["none"]
-        yield goal.unshown(
-            "no-case", case=reference.case, size=reference.world_size, known=known
-        )  # fmt: skip
-    for curve, point in points:
-        yield _judge(goal, reference, results, point, name_of(curve, point))
-
-
-def _judge(goal: Goal, reference: Reference, results: Results, point: Point, name: str) -> Verdict:
-    systems = _systems(point.rows, results)
-    if not any(fnmatchcase(system, reference.system) for system in systems):
-        return goal.unshown("other-system", name=name, systems=systems, wanted=reference.system)
-    measured = _in_unit(point, reference.unit)
-    if measured is None:
-        return goal.unshown("no-unit", name=name, unit=reference.unit)
-    return goal.judge([point], name, *measured)
+    if not named:
+        known = [name_of(*pair) for pair in points] or ["none"]
+        text = f"no result is of {case} at {size}; known: {listed(known, 4)}"
+        yield wanted.unshown("no-case", text, case=case, size=size, known=known)
+    for curve, point in named:
+        name, systems = name_of(curve, point), _systems(point.rows, results)
+        if not any(fnmatchcase(system, reference.system) for system in systems):
+            text = f"{name} was measured on {listed(systems, 4)}, not {reference.system}"
+            values = {"name": name, "systems": systems, "wanted": reference.system}
+            yield wanted.unshown("other-system", text, **values)
+        elif (measured := _in_unit(point, unit)) is None:
+            yield wanted.unshown("no-unit", f"{name} has no value in {unit}", name=name, unit=unit)
+        else:
+            yield wanted.judge([point], name, *measured)
 
 
 def _systems(rows: Sequence[Row], results: Results) -> list[str]:
@@ -67,10 +432,9 @@ def _systems(rows: Sequence[Row], results: Results) -> list[str]:
     names = [str(row.details["system"]) for row in rows if row.details.get("system")]
     for launch in results.launches:
         if launch.name in launches:
-            provenance = launch.provenance
-            slurm = provenance.get("slurm")
+            slurm = launch.provenance.get("slurm")
             names += [str(rank.get("host")) for rank in launch.ranks]
-            names += map(str, provenance.get("device_names") or [])
+            names += map(str, launch.provenance.get("device_names") or [])
             names += [str(slurm.get("SLURM_JOB_PARTITION"))] if isinstance(slurm, dict) else []
     return list(dict.fromkeys(names)) or ["an unknown system"]
 
@@ -91,195 +455,130 @@ def _in_unit(point: Point, unit: str) -> tuple[float, Interval | None] | None:
     return middle, log_interval(replicates.independent(point.rows, values))
 
 
-AT_LEAST = ("mfu", "validation_accuracy", "gpu_utilisation")
-Value = Callable[[Point], tuple[float, Interval | None]]
-
-
-def verdicts(
-    targets: Targets,
-    results: Results,
-    against: Comparison | None = None,
-    findings: Sequence[Finding] = (),
+def block(
+    verdicts: Sequence[Verdict], results: Results, findings: Sequence[Finding]
 ) -> list[Verdict]:
-    """Return what can be said of each target at each point that it speaks of."""
-    series = series_of(row for row in results.rows if not row.has_smaller_batch)
-    return [
-        *_efficiencies(targets, series),
-        *_increases(targets, series),
-        *_gains(targets, against),
-        *_quantities(targets, series),
-        *_nodes(targets, results),
-        *_clean_runs(targets, results, series, findings),
-        *(
-            verdict
-            for ref in targets.reference
-            for verdict in judge_reference(ref, results, series)
-        ),
-    ]
+    """Return the verdicts as far as the check allows them.
 
-
-def _efficiencies(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]:
-    ladders = [curve for curve in series if curve.row.study in (*LADDERS, IMPORTED)]
-    for size, least in (targets.strong_efficiency or {}).items():
-        goal = Goal(f"strong_efficiency at {size}", least=least)
-        strong = _scaled(series, "strong")
-        if series and not strong:
-            kinds = sorted({curve.row.scaling or "unnamed" for curve in series})
-            yield goal.unshown("no-scaling", kinds=kinds)
-        else:
-            yield from _at_size(goal, strong, int(size), _efficiency)
-    for size, least in (targets.parallel_efficiency or {}).items():
-        goal = Goal(f"parallel_efficiency at {size}", least=least)
-        yield from _at_size(goal, ladders, int(size), _efficiency)
-    for size, (low, high) in (targets.speedup or {}).items():
-        goal = Goal(f"speedup at {size}", low, high, "x")
-        yield from _at_size(goal, ladders, int(size), _speedup)
-
-
-def _scaled(series: Sequence[Series], scaling: str) -> list[Series]:
-    """Return the series of a scaling: its own study's, and tables that say so."""
-    studies = (scaling, IMPORTED, OTHER)
-    return [
-        curve for curve in series if curve.row.scaling == scaling and curve.row.study in studies
-    ]
-
-
-def _efficiency(point: Point) -> tuple[float, Interval | None]:
-    return point.parallel_efficiency, point.efficiency_interval
-
-
-def _speedup(point: Point) -> tuple[float, Interval | None]:
-    return point.speedup, point.speedup_interval
-
-
-def _increase(point: Point) -> tuple[float, Interval | None]:
-    """Return how much longer a weak step takes: 1 / efficiency - 1."""
-    efficiency, ends = _efficiency(point)
-    return 1 / efficiency - 1, (1 / ends[1] - 1, 1 / ends[0] - 1) if ends else None
-
-
-def _at_size(goal: Goal, series: Sequence[Series], size: int, value: Value) -> Iterator[Verdict]:
-    """Judge a ratio to the baseline in every series that was measured at a world size."""
-    points = [(one, p) for one in series for p in one.points if p.world_size == size]
-    if not points:
-        yield goal.unshown("no-size", size=size)
-    for curve, point in points:
-        if point is curve.base:
-            yield goal.unshown("is-baseline", label=curve.label)
-        else:
-            yield _ratio(goal, curve, point, value)
-
-
-def _ratio(goal: Goal, series: Series, point: Point, value: Value) -> Verdict:
-    where = f"{name_of(series, point)} over {series.baseline}"
-    ratio, interval = value(point)
-    spread = welch(point.units, series.base.units)
-    if interval is None and spread and spread.error:
-        rows = [*point.rows, *series.base.rows]
-        return goal.counted(
-            NOT_SHOWN, where=where, case=series.case, world_size=point.world_size,
-            reasons=(Reason("no-interval"),), rows=rows,
-        )  # fmt: skip
-    verdict = goal.judge([point, series.base], where, ratio, interval)
-    ends = point.efficiency_interval
-    return verdict.unshown(Reason("above-linear")) if ends and ends[0] > 1 else verdict
-
-
-def _increases(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]:
-    if targets.weak_time_increase is None:
-        return
-    goal = Goal("weak_time_increase", most=targets.weak_time_increase)
-    weak = _scaled(series, "weak")
-    points = [(one, p) for one in weak for p in one.points if p is not one.base]
-    if not points:
-        yield goal.unshown("no-weak")
-    for curve, point in points:
-        yield _ratio(goal, curve, point, _increase)
-
-
-def _gains(targets: Targets, against: Comparison | None) -> Iterator[Verdict]:
-    """Judge the gain over a base, or the loss that is allowed; only an interval can show one."""
-    if targets.throughput_gain is None:
-        return
-    goal = Goal("throughput_gain", least=targets.throughput_gain)
-    if against is None:
-        yield goal.unshown("no-base")
-        return
-    pairs = [pair for pair in against.points if pair[0].b[0].study not in WITHOUT_COST]
-    if not pairs:
-        yield goal.unshown("no-training")
-    for pair, judged in pairs:
-        flags = [flag for _, flag in pair.flags]
-        sides = [
-            Point(pair.world_size, 0.0, rates, rows, flags=flags)
-            for rates, rows in zip(reversed(pair.rates), (pair.b, pair.a), strict=True)
-        ]
-        low, high = judged.interval or (None, None)
-        ends = None if low is None or high is None else (low - 1, high - 1)
-        where = f"{pair.label} at {pair.world_size}"
-        verdict = goal.judge(sides, where, judged.ratio - 1, ends)
-        yield verdict if ends else replace(verdict, verdict=NOT_SHOWN)
-
-
-def _quantities(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]:
-    for name, what in quantities.NAMES.items():
-        limit = getattr(targets, name)
-        if limit is None:
+    Blocked and without a value where an error touches a result behind them, and not shown where a
+    warning puts a ratio in doubt. Rows of another set of results than this one are not looked at.
+    """
+    own = {id(row) for row in results.rows}
+    warnings = [finding for finding in findings if finding.level == "warning"]
+    doubting = [finding for finding in warnings if finding.doubts]
+    judged = []
+    for verdict in verdicts:
+        rows = [row for row in verdict.rows if id(row) in own]
+        of_speed = verdict.target not in (*NOT_OF_SPEED, "num_nodes")
+        if rules := blocked_by(findings, rows, of_speed=of_speed):
+            rules = list(dict.fromkeys([*verdict.blocked_by, *rules]))
+            reason = _reason("blocked", blocked([listed(rules, 4)]), rules=rules)
+            judged.append(replace(
+                verdict, verdict=BLOCKED, value=None, low=None, high=None, in_one_job=False,
+                reasons=(reason,), blocked_by=rules,
+            ))  # fmt: skip
             continue
-        goal = Goal(name, least=limit) if name in AT_LEAST else Goal(name, most=limit)
-        points = [(one, p) for one in series for p in one.points if quantities.values(p.rows, name)]
-        if not points:
-            yield goal.unshown("no-quantity", what=what)
-        for curve, point in points:
-            value = quantities.centre(quantities.values(point.rows, name), name)
-            interval = quantities.interval(point.rows, name)
-            verdict = goal.judge([point], name_of(curve, point), value, interval)
-            yield replace(verdict, apart=_apart(points)) if curve.row.training else verdict
+        warned = list(dict.fromkeys([*verdict.warned_by, *touching(warnings, rows)]))
+        verdict = replace(verdict, warned_by=warned)
+        is_ratio = verdict.target.partition(" ")[0] in RATIOS
+        if is_ratio and (doubts := touching(doubting, rows)):
+            text = f"check warns: {listed(doubts, 4)}; mend that and measure again"
+            verdict = verdict.unshown("warned", text, rules=doubts)
+        judged.append(verdict)
+    return judged
 
 
-def _apart(points: alternatives.Cases) -> tuple[str, ...]:
-    """Return in what training runs differ, so that they are judged apart and never averaged."""
-    trained = [(curve, point) for curve, point in points if curve.row.training]
-    sizes = {point.world_size for _, point in trained}
-    layouts = {curve.layout for curve, _ in trained}
-    return (
-        *alternatives.varied(trained), *["world_size"] * (len(sizes) > 1),
-        *["layout"] * (len(layouts) > 1),
-    )  # fmt: skip
+def of_one_job(verdict: Verdict) -> Verdict:
+    """Return a verdict, not shown where it rests on the speed of repeats that share a job."""
+    if not verdict.in_one_job or verdict.target in NOT_OF_SPEED:
+        return verdict
+    job = verdict.rows[0].job
+    return verdict.unshown("one-job", f"one job, {job}: other nodes may differ by more", job=job)
 
 
-def _nodes(targets: Targets, results: Results) -> Iterator[Verdict]:
-    """Judge the number of nodes; what was expected rather than measured was on no node."""
-    if targets.num_nodes is None:
-        return
-    goal = Goal("num_nodes", least=targets.num_nodes, unit="nodes")
-    real = [row for row in results.rows if row.origin != "target"]
-    nodes = max((row.num_nodes or 0 for row in real), default=0)
-    if not nodes:
-        yield goal.unshown("expected" if results.rows and not real else "no-nodes")
-        return
-    verdict = MET if nodes >= targets.num_nodes else MISSED
-    widest = [row for row in real if row.num_nodes == nodes]
-    yield goal.counted(verdict, where="all results", value=nodes, rows=widest)
+def at_look(
+    verdicts: Sequence[Verdict], history: looks.History, sides: Sequence[Results]
+) -> tuple[list[Verdict], looks.Look | None]:
+    """Return the verdicts as this look at their launches may claim them, and the look, recorded.
+
+    None where no verdict rests on an interval.
+    """
+    behind = {id(row) for verdict in verdicts if verdict.low is not None for row in verdict.rows}
+    rows = [[row for row in side.rows if id(row) in behind] for side in sides]
+    if not rows[0]:
+        return list(verdicts), None
+    look = history.record(history.look(rows, sides))
+    return [verdict.at_share(look.share) for verdict in verdicts], look
 
 
-def _clean_runs(
-    targets: Targets, results: Results, series: Sequence[Series], findings: Sequence[Finding]
-) -> Iterator[Verdict]:
-    """Judge that there is no flag and no error of the check; what was expected is never clean."""
-    if not targets.clean_runs:
-        return
-    flags = dict.fromkeys(
-        flag for curve in series for point in curve.points for flag in point.flags
-    )
-    problems = [
-        *map(str, flags),
-        *(f"{finding.rule}: {finding.where}" for finding in errors(findings)),
+def warnings_of(verdicts: Sequence[Verdict], findings: Sequence[Finding]) -> list[Finding]:
+    """Return the warnings of the rules that verdicts are warned by."""
+    rules = {rule for verdict in verdicts for rule in verdict.warned_by}
+    return [finding for finding in findings if finding.level == "warning" and finding.rule in rules]
+
+
+def document(
+    verdicts: Sequence[Verdict],
+    warnings: Sequence[Finding] = (),
+    look: looks.Look | None = None,
+) -> dict[str, Any]:
+    """Return the verdicts as `--json` prints them, with the warnings of the check beside them."""
+    return {
+        "schema": record.SCHEMA_VERSION,
+        "met": all(verdict.verdict == MET for verdict in verdicts),
+        "look": None if look is None else look.to_dict(),
+        "verdicts": [verdict.to_dict() for verdict in verdicts],
+        "warnings": [finding.record() for finding in warnings],
+    }
+
+
+def row(verdict: Verdict) -> list[str]:
+    """Return a verdict as a row of the terminal's table: verdict, target, and all else."""
+    least, most, unit = verdict.least, verdict.most, verdict.unit
+    if least is not None and most is not None:
+        text = f"{shown(least, unit)} to {shown(most, unit)} wanted"
+    elif most == 0 and unit == "problems":
+        text = "no problem wanted"
+    elif least is not None and least < 0:
+        text = f">= {shown(least, unit)} wanted, at most {shown(-least, unit)} less"
+    else:
+        text = f"{'>=' if most is None else '<='} {shown(least if most is None else most, unit)}"
+        text = f"{text} wanted"
+    if verdict.value is not None:
+        # A long unit is written once, after the value.
+        short = unit if unit == "%" else "x"
+        ends = [shown(end, short) for end in (verdict.low, verdict.high) if end is not None]
+        text += f": {shown(verdict.value, unit)}" + (f" ({' to '.join(ends)})" if ends else "")
+    about = "; ".join(filter(None, (text, verdict.where, verdict.reason)))
+    return [verdict.verdict, verdict.target, about]
+
+
+def notes(verdicts: Sequence[Verdict], warnings: Sequence[Finding] = ()) -> list[str]:
+    """Return the flags of the points, check's warnings of them, and the summary.
+
+    Before the summary, which is the last, comes what the intervals of one job leave out and why a
+    target on training runs has several verdicts.
+    """
+    flags = dict.fromkeys(flag for verdict in verdicts for flag in verdict.flags)
+    texts = [f"flag: {flag}" for flag in flags]
+    for group in checker.grouped(finding for finding in warnings if finding.rule != FLAGGED):
+        message = group.message(checker.MAX_FACTS)
+        texts.append(f"check warns, {group.first.rule}: {group.where()}: {message}")
+    if alone := sum(verdict.in_one_job for verdict in verdicts):
+        texts.append(
+            f"{counted(alone, 'interval')} over launches of one job: another job may get other "
+            "nodes and differ by more; repeat in several jobs, or say is_machine = true under "
+            "[jobs]"
+        )
+    groups = Counter((verdict.target, verdict.apart) for verdict in verdicts if verdict.apart)
+    texts += [
+        f"{target}: {counted(count, 'group')} of training runs, each judged alone: they differ in "
+        f"{listed(names)}, and runs that differ are not averaged"
+        for (target, names), count in groups.items()
     ]
-    reasons = (Reason("problems", {"problems": problems}),) if problems else ()
-    verdict = MISSED if problems else MET
-    if results.rows and all(row.origin == "target" for row in results.rows):
-        verdict, reasons = NOT_SHOWN, (Reason("expected"),)
-    yield Goal("clean_runs", most=0, unit="problems").counted(
-        verdict, where="all results", value=len(problems), reasons=reasons
-    )
+    failing = {
+        kind: list(dict.fromkeys(verdict.target for verdict in verdicts if verdict.verdict == kind))
+        for kind in (BLOCKED, MISSED, NOT_SHOWN)
+    }
+    missed = [f"{kind}: {listed(targets)}" for kind, targets in failing.items() if targets]
+    return [*texts, "; ".join(missed) or f"all met: {counted(len(verdicts), 'verdict')}"]

@@ -11,7 +11,7 @@ from lockstep.core import formats
 from lockstep.core.formats import counted, number, percent, percent_span
 from lockstep.core.metrics import NOTABLE
 from lockstep.core.studies import LADDERS, OTHER, TITLES, TRAINING
-from lockstep.report.check import checker, terminal
+from lockstep.report.check import checker
 from lockstep.report.check.checker import Finding
 from lockstep.report.check.evidence import joined
 from lockstep.report.columns import table
@@ -74,7 +74,7 @@ def worst_first(series: Sequence[Series]) -> list[Series]:
 def _top(evaluation: Evaluation, series: Sequence[Series], threshold: float) -> dict[str, Any]:
     """Return what the page says first: headlines, tiles, a figure, causes, and what to do next."""
     results, findings = evaluation.results, evaluation.findings
-    checked = terminal.counts(findings) if findings else ""
+    checked = checker.counts(findings) if findings else ""
     errors = checker.errors(findings)
     slowest = slow.slowest(row for row in results.split()[0] if row.origin == "measured")
     judged = verdict_card.judge(series, threshold)

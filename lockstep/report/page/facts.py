@@ -10,7 +10,7 @@ from typing import Any
 from lockstep.core.formats import DASH, counted, listed, number
 from lockstep.core.record import DDP_SETTINGS, LOADER_SETTINGS
 from lockstep.core.studies import OTHER
-from lockstep.report.check import evidence, terminal
+from lockstep.report.check import checker, evidence
 from lockstep.report.check.checker import Finding, blocked_by
 from lockstep.report.compute import quantities
 from lockstep.report.compute.diagnosis import FEWEST, MODE_FEWEST
@@ -313,8 +313,10 @@ PANEL = "check"
 
 def error_lines(findings: Sequence[Finding]) -> list[str]:
     """Return the errors as sentences, for the top of the page."""
-    groups = terminal.grouped(finding for finding in findings if finding.level == "error")
-    lines = [f"{group.rule}: {group.where()}: {group.message()}." for group in groups[:MAX_FIRST]]
+    groups = checker.grouped(finding for finding in findings if finding.level == "error")
+    lines = [
+        f"{group.first.rule}: {group.where()}: {group.message()}." for group in groups[:MAX_FIRST]
+    ]
     more = len(groups) - MAX_FIRST
     return [*lines, f"{counted(more, 'error')} more in the table below."] if more > 0 else lines
 
@@ -338,15 +340,15 @@ def findings_panel(findings: Sequence[Finding]) -> Panel | None:
     """Return all that the check has found, or None where it finds nothing."""
     if not findings:
         return None
-    groups = terminal.grouped(findings)
+    groups = checker.grouped(findings)
     rows = [
-        [group.level, group.rule, group.where(MAX_PLACES), str(len(group.points) or ""),
-         f"{group.message()}.", f"{group.action}."]
+        [group.first.level, group.first.rule, group.where(MAX_PLACES), str(len(group.points) or ""),
+         f"{group.message()}.", f"{group.first.action}."]
         for group in groups
     ]  # fmt: skip
     made = panel(PANEL, "What the check finds")
     made["lead"] = [
-        f"{terminal.counts(findings)}. An error makes a number wrong or not comparable and blocks "
+        f"{checker.counts(findings)}. An error makes a number wrong or not comparable and blocks "
         "every verdict it touches; a warning limits what may be concluded."
     ]
     columns = ("Level", "Rule", "Where", "Points", "What", "What to do")

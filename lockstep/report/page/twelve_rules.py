@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from lockstep.core.formats import DASH, counted, listed, size_of
 from lockstep.core.metrics import NOTABLE
 from lockstep.core.studies import LADDERS, OTHER, TRAINING
-from lockstep.report.check.ladders import WIDEST_STEP
+from lockstep.report.check.curve_rules import WIDEST_STEP
 from lockstep.report.compute.alternatives import factor_ladders
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.results import Results

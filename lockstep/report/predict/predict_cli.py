@@ -72,7 +72,7 @@ def predict(
     all ways to continue the curve are shown with their errors at the sizes held out, and a size
     is recommended.
     """
-    from lockstep.report.check import terminal
+    from lockstep.report.check import checker
     from lockstep.report.check.checker import check, errors
     from lockstep.report.predict import predict_record, prediction
     from lockstep.report.predict.prediction import ladder_of
@@ -83,7 +83,7 @@ def predict(
     series = _chosen(results, case)
     ladder = ladder_of(series, results.tables.get(series.case, {}), check(results))
     wrong = errors(ladder.forbidding)
-    terminal.say_errors(wrong)
+    checker.say_errors(wrong)
     if at is not None:
         found = prediction.predict(ladder, at, level, force)
         _print(found.record(), predict_record.prediction_text(found, ladder), as_json)
@@ -98,11 +98,11 @@ def predict(
 
 
 def _loaded(path: Path) -> "Results":
-    from lockstep.report.check import terminal
+    from lockstep.report.check import checker
     from lockstep.report.load.reading import load
 
     results = load([path])
-    terminal.say_unread(results)
+    checker.say_unread(results)
     return results
 
 

@@ -430,7 +430,7 @@ def refusal(ladder: Ladder, at: int, force: bool) -> Refusal | None:
 def _found_by_check(ladder: Ladder, at: int) -> Refusal | None:
     """Return what the check has found that forbids a curve."""
     for finding in ladder.forbidding:
-        sizes = tuple(size for size in finding.hit.world_sizes if size in ladder.sizes)
+        sizes = tuple(size for size in finding.world_sizes if size in ladder.sizes)
         return Refusal(
             "check",
             at,
