@@ -95,7 +95,7 @@ bench: venv ## Print what the suite itself costs, beside the goals; never fails 
 	$(BIN)/python tests/validation/figures.py
 
 messages: ## Print every sentence that the program can print; OPTIONS="--sample 40 --seed 1" draws some
-	@$(PYTHON) tests/validation/messages.py $(OPTIONS)
+	@$(PYTHON) tests/validation/figures_messages.py $(OPTIONS)
 
 house: ## Print how large the house is, beside what it should be
 	@$(PYTHON) tests/validation/figures_house.py

@@ -13,6 +13,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from data.profile_samples import profile_sleeps, write_sqlite
 from data.training_samples import seeds
 from launched import environ
 from measured import CAMPAIGNS, SHARED, write_campaign
@@ -146,6 +147,12 @@ def _write_texts(folder):
     shutil.copy(data / "lint" / "good.sbatch", folder / "jobs" / "train.sh")
     shutil.copy(ROOT / "slurm_templates" / "sites" / "example.toml", folder / "site.toml")
     write_campaign(folder / "campaign.toml", **SHARED, name="campaign", **CAMPAIGNS["fp32"])
+    profile_sleeps(folder)
+    (folder / "traces").mkdir()
+    for rank in (0, 1):
+        shutil.copy(folder / "trace.json", folder / "traces" / f"test_strong-w2-r{rank}.json.gz")
+    for name in ("one-node", "two-nodes"):
+        write_sqlite(folder / f"{name}.sqlite")
     commands = Path("examples", "commands")
     shutil.copytree(ROOT / commands, folder / commands, dirs_exist_ok=True)
     (folder / "benchmarks").mkdir()

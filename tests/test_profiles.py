@@ -1,81 +1,14 @@
 """Profiles read back: shares of steps whose truth is known, whatever tool recorded them."""
 
-import gzip
 import json
-import sqlite3
-import subprocess
-import sys
 
 import pytest
 from click.testing import CliRunner
-from launched import ROOT, environ
+from data.profile_samples import TRUTH, profile_sleeps, write_sqlite, write_trace
 
 from lockstep.core.phases import Span, phases
 from lockstep.report.profiles.explain_cli import explain
 from lockstep.report.profiles.profiles import read
-
-MS = 1_000_000  # of a millisecond in nanoseconds
-# One step of 100 ms: a copy of 10 ms, kernels of 50, an all-reduce of 30 of which 10 run beside
-# them, 5 that read a batch, and 15 in which nothing runs.
-TRUTH = {"compute_s": 0.05, "exposed_s": 0.02, "copy_s": 0.01, "input_s": 0.005, "idle_s": 0.015}
-
-
-def trace_events(factor=1.0):
-    """The step as torch.profiler writes it, with ranges of the host beside it."""
-    ranges = [
-        ("gpu_user_annotation", "ProfilerStep#3", 0, 100),
-        ("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 0, 10),
-        ("kernel", "sm90_xmma_gemm_f32f32", 10, 40),
-        ("kernel", "vectorized_elementwise_kernel", 40, 60),
-        ("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 50, 80),
-        ("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 80, 85),
-        ("user_annotation", "DistributedDataParallel.forward", 0, 100),
-        ("cuda_runtime", "cudaLaunchKernel", 0, 1),
-    ]
-    return [
-        {"ph": "X", "cat": category, "name": name, "ts": 1e3 * factor * begin,
-         "dur": 1e3 * factor * (end - begin)}
-        for category, name, begin, end in ranges
-    ]  # fmt: skip
-
-
-def write_trace(path, factor=1.0):
-    content = {"distributedInfo": {"rank": 1}, "traceEvents": trace_events(factor)}
-    path.write_bytes(gzip.compress(json.dumps(content).encode()))
-    return path
-
-
-def write_sqlite(path):
-    """The same step by the schema that Nsight Systems documents."""
-    with sqlite3.connect(path) as database:
-        database.executescript(
-            "CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT NOT NULL);"
-            "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INT, end INT, deviceId INT,"
-            " streamId INT, correlationId INT, demangledName INT, shortName INT);"
-            "CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INT, end INT, bytes INT, copyKind INT);"
-            "CREATE TABLE NVTX_EVENTS (start INT, end INT, eventType INT, text TEXT, textId INT,"
-            " globalTid INT);"
-        )
-        names = ["gemm", "elementwise", "ncclDevKernel_AllReduce", "lockstep:step", "data"]
-        database.executemany("INSERT INTO StringIds VALUES (?, ?)", enumerate(names, 1))
-        kernels = [(10, 40, 1), (40, 60, 2), (50, 80, 3)]
-        database.executemany(
-            "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, 0, 7, 1, ?, 1)",
-            [(begin * MS, end * MS, name) for begin, end, name in kernels],
-        )
-        database.execute(
-            "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (0, ?, 1000000, 1)", (10 * MS,)
-        )
-        database.executemany(
-            "INSERT INTO NVTX_EVENTS VALUES (?, ?, 59, ?, ?, 1)",
-            [
-                (0, 100 * MS, None, 4),
-                (80 * MS, 85 * MS, "data", None),
-                (0, 100 * MS, "mark", None),
-            ],
-        )
-    database.close()
-    return path
 
 
 @pytest.mark.parametrize(
@@ -172,55 +105,13 @@ def test_what_is_no_profile_is_refused_in_one_sentence(content, tmp_path):
         read(path)
 
 
-SLEEPING = """
-import time, torch
-from torch import nn
-from torch.profiler import ProfilerActivity, profile, record_function, schedule
-import lockstep
-
-model = nn.Linear(8, 8)
-
-class Slow(torch.utils.data.Dataset):
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, index):
-        time.sleep(0.01)
-        return torch.randn(8)
-
-def step(batch):
-    with record_function("forward"):
-        loss = model(batch).sum()
-        time.sleep(0.03)
-    with record_function("backward"):
-        loss.backward()
-        time.sleep(0.02)
-    time.sleep(0.01)
-
-loader = torch.utils.data.DataLoader(Slow(), batch_size=4)
-drawn = iter(loader)
-with profile(activities=[ProfilerActivity.CPU],
-             schedule=schedule(wait=1, warmup=1, active=4)) as profiler:
-    for _ in range(6):
-        step(next(drawn))
-        profiler.step()
-profiler.export_chrome_trace("trace.json")
-lockstep.explain(step, model=model, batches=loader, seconds=3)
-"""
-
-
 @pytest.mark.slow
 def test_a_step_of_known_sleeps_and_its_card_name_the_same_phase(tmp_path):
-    (tmp_path / "train.py").write_text(SLEEPING)
-    ran = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, env=environ(ROOT, PYTHONPATH=str(ROOT)),
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
+    printed = profile_sleeps(tmp_path)
     found = read(tmp_path / "trace.json").phases
     shares = [each / found.step_s for each in (found.compute_s, found.input_s, found.idle_s)]
     assert shares == pytest.approx([0.5, 0.4, 0.1], abs=0.05)
     asked = ask(tmp_path / "trace.json", tmp_path / "lockstep-explain.json")
     assert asked.exception is None
     assert "Input-bound" in asked.output
-    assert "Input-bound" in ran.stdout
+    assert "Input-bound" in printed

@@ -89,6 +89,7 @@ TABLE = {
     "resnet18": "lockstep.workloads.resnet:resnet18",
     "resnet18_cifar": "lockstep.workloads.resnet:resnet18_cifar",
     "resnet50": "lockstep.workloads.resnet:resnet50",
+    "sequences": "lockstep.workloads.sequences:sequences",
 }
 
 
