@@ -250,7 +250,27 @@ def explain_no_answer(command: str, stderr: str, code: int) -> FailedError:
 
 TIMEOUT_S = 60
 MAX_ELEMENTS = 100_000
-QUEUE_FORMAT = "%i|%A|%T|%r|%V|%u|%k|%o"
+# column -> how --format of squeue(1) asks for it
+COLUMNS = {
+    "job_id": "%i",
+    "raw_id": "%A",
+    "state": "%T",
+    "reason": "%r",
+    "user": "%u",
+    "partition": "%P",
+    "num_nodes": "%D",
+    "elapsed": "%M",
+    "limit": "%l",
+    "submitted": "%V",
+    "starts": "%S",
+    "waits_for": "%E",
+    "priority": "%Q",
+    "nodes": "%N",
+    "name": "%j",
+    "comment": "%k",
+    "command": "%o",
+}
+QUEUE_COLUMNS = ("job_id", "raw_id", "state", "reason", "submitted", "user", "comment", "command")
 CLUSTER = re.compile(r"[\w.-]+")  # name of one
 MAX_DIGITS = 18  # of a number in Slurm's text; a longer one is not read
 # Times as seconds, and the elements of an array whole (a text of 64 bytes by default).
@@ -574,6 +594,22 @@ def name_of(uid: int) -> str:
         return str(uid)
 
 
+def squeue(columns: Iterable[str], *selection: str) -> list[dict[str, str]]:
+    """Return a row for each line of squeue: column of `COLUMNS` -> its text.
+
+    The last column may hold any character.
+
+    Raises:
+        RuntimeError: squeue fails.
+    """
+    names = tuple(columns)
+    wanted = "|".join(COLUMNS[name] for name in names)
+    listing = ask("squeue", *selection, "--noheader", f"--format={wanted}")
+    rows = [line.split("|", len(names) - 1) for line in listing.splitlines() if line.strip()]
+    whole = [row for row in rows if len(row) >= len(names) - 1]
+    return [dict(zip(names, [*row, ""], strict=False)) for row in whole]
+
+
 def queue(users: Iterable[str] = ()) -> dict[str, Queued]:
     """Return the jobs that Slurm still holds, some of which may just have ended.
 
@@ -586,26 +622,20 @@ def queue(users: Iterable[str] = ()) -> dict[str, Queued]:
         RuntimeError: squeue fails.
     """
     whose = [f"--user={','.join(users)}"] if users else []
-    listing = ask("squeue", *whose, "--noheader", "--states=all", f"--format={QUEUE_FORMAT}")
-    rows = [line.split("|", 7) for line in listing.splitlines() if line.count("|") >= 6]
-    return {row[0]: _queued(*row) for row in rows}
-
-
-def _queued(
-    spelt: str,
-    raw_id: str,
-    name: str,
-    reason: str,
-    time: str,
-    user: str,
-    note: str,
-    command: str = "",
-) -> Queued:
-    job_id, _, element = spelt.partition("_")
-    submitted = count(time)
-    elements = tuple(numbers(element)) if element else None
-    state = State(name, reason)
-    return Queued(job_id, raw_id, elements, state, submitted, note, command, user)
+    jobs = {}
+    for row in squeue(QUEUE_COLUMNS, *whose, "--states=all"):
+        job_id, _, element = row["job_id"].partition("_")
+        jobs[row["job_id"]] = Queued(
+            job_id,
+            row["raw_id"],
+            tuple(numbers(element)) if element else None,
+            State(row["state"], row["reason"]),
+            count(row["submitted"]),
+            row["comment"],
+            row["command"],
+            row["user"],
+        )
+    return jobs
 
 
 def count(text: str | None) -> int | None:

@@ -78,7 +78,7 @@ def cancel(folder: str, *, name: str | None, point: int | None, dry_run: bool) -
 def _cancel_one(job: str, *, dry_run: bool) -> None:
     """Cancel a job by its id, whose it is and what it does said first."""
     from lockstep.slurm import client as slurm
-    from lockstep.slurm.any_job import answers, held
+    from lockstep.slurm.any_job import held
     from lockstep.slurm.status import cancelling
 
     jobs = held.of_job(job)
@@ -87,7 +87,7 @@ def _cancel_one(job: str, *, dry_run: bool) -> None:
             f"squeue does not hold job {job}; lockstep slurm why {job} says how it ended"
         )
     for one in jobs:
-        click.echo(f"{answers.job_line(one)}; of {one.user}")
+        click.echo(f"{held.job_line(one)}; of {one.user}")
     if dry_run:
         click.echo(shlex.join(["scancel", *slurm.cluster_options(), job]))
         return

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from lockstep.report.load.results import Launch, Row
-    from lockstep.slurm.any_job.node_use import Occupancy, Start
     from lockstep.slurm.site import Site
     from lockstep.slurm.submit.budget import Budget
     from lockstep.slurm.submit.job_spec import JobSpec
@@ -40,6 +39,8 @@ if TYPE_CHECKING:
     from lockstep.slurm.submit.submission import Work
 
 
+# How full the site's partitions are, and when its jobs would start.
+Prospects = tuple[list[dict[str, Any]], list[dict[str, Any]]]
 TEXTS = ("job", "after", "cases of a launch")
 HOW = "first send a copy of the campaign with one repeat of its smallest world size"
 
@@ -121,24 +122,23 @@ def _over_limits(todo: "Work") -> "list[Excess] | None":
     return excesses(jobs, site, limits)
 
 
-def _prospects(todo: "Work") -> "tuple[list[Occupancy], list[Start]] | None":
+def _prospects(todo: "Work") -> Prospects | None:
     """Return how full the site's partitions are, and when its jobs would start if sent now."""
     from lockstep.slurm.any_job import node_use
 
     ours = {todo.site.partition, *todo.site.partitions}
     try:
-        full = [occupancy for occupancy in node_use.occupancy() if occupancy.partition in ours]
+        full = [row for row in node_use.occupancy() if row["partition"] in ours]
         return full, node_use.starts(todo.jobs, todo.scripts())
     except RuntimeError as error:
         click.echo(f"How full the partitions are is not known: {error}", err=True)
         return None
 
 
-def _prospect_lines(prospects: "tuple[list[Occupancy], list[Start]] | None") -> list[str]:
-    from lockstep.slurm.any_job import answers
+def _prospect_lines(prospects: Prospects | None) -> list[str]:
+    from lockstep.slurm.any_job import node_use
 
-    full, starts = prospects or ([], [])
-    return [*answers.occupancy_lines(full), *map(answers.start_line, starts)]
+    return list(node_use.prospect_lines(*(prospects or ([], []))))
 
 
 def _submission(
@@ -155,7 +155,7 @@ def _facts(
     todo: "Work",
     overhead: float,
     over: "list[Excess] | None",
-    prospects: "tuple[list[Occupancy], list[Start]] | None",
+    prospects: Prospects | None,
 ) -> dict[str, Any]:
     amounts = {
         "node_hours": _node_hours(todo.jobs),
@@ -170,10 +170,8 @@ def _facts(
         "jobs": [job_facts(spec) for spec in todo.jobs],
         "points": [_point(todo, size) for size in sorted(todo.campaign.world_sizes)],
         "over_limits": None if over is None else [asdict(excess) for excess in over],
-        "occupancy": None
-        if prospects is None
-        else [asdict(occupancy) for occupancy in prospects[0]],
-        "starts": None if prospects is None else [asdict(start) for start in prospects[1]],
+        "occupancy": None if prospects is None else prospects[0],
+        "starts": None if prospects is None else prospects[1],
         "dropped": todo.dropped,
         "currency": todo.site.currency,
         "to_fill_in": todo.site.to_fill_in,
