@@ -282,7 +282,8 @@ def add_to_table(path: Path, at: str, nodes: Sequence[Mapping[str, Any]]) -> Non
         for node in nodes:
             own = {"time": at, "node": node["name"], "cpu_busy": node["busy"]}
             own |= {"memory_used_bytes": node["used_bytes"]}
-            for gpu in node["gpus"] or ({},):
+            gpus: Sequence[Mapping[str, Any]] = node["gpus"] or ({},)
+            for gpu in gpus:
                 table.writerow(own | {f"gpu_{key}": value for key, value in gpu.items()})
 
 

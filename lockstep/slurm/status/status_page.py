@@ -15,8 +15,7 @@ from lockstep.core.formats import counted, in_words, listed, number, percent, ra
 from lockstep.report.check import evidence
 from lockstep.report.page.parts import Panel, Table, panel, shown, table
 from lockstep.report.page.render import environment, own
-from lockstep.slurm.status.overview import SHORT, by_whom, ran, whose
-from lockstep.slurm.status.receiver import CHANGES_PATH
+from lockstep.slurm.status.status_record import SHORT, by_whom, elements, ran, whose
 
 # kind of a script -> when it is of use
 WHEN = {
@@ -146,7 +145,7 @@ def _job(job: Mapping[str, Any]) -> Iterator[str]:
     if last := job.get("last_known"):
         words += f"; last known: {last['state']} at {last['time']}"
     if "elements" in job:
-        words = ", ".join(f"{n} {SHORT.get(name, name)}" for name, n in job["elements"].items())
+        words = elements(job)
     yield words
     yield job["advice"] or ""
     waited = job["queue_wait_s"]
@@ -348,6 +347,7 @@ document.querySelector("#as-of").append(" ", label);
 const again = () => {{ if (box.checked) location.reload(); }};
 setInterval(again, {every_s} * 1000);
 """
+CHANGES_PATH = "/changes"
 # A page that is served asks to be told of changes.
 LISTEN = f'new EventSource("{CHANGES_PATH}").onmessage = again;'
 

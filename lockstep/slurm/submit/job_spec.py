@@ -3,10 +3,11 @@
 What one rank gets of a node, and the options of sbatch and srun that say so.
 """
 
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from lockstep.campaign.campaign import Campaign, Launch
 from lockstep.campaign.job_cuts import Stage
@@ -21,8 +22,7 @@ Profiler = Literal["nsys", "ncu", "torch"]
 How = Literal["afterok", "afternotok", "afterany", "after", "singleton"]
 
 
-@dataclass(frozen=True)
-class Dependency:
+class Dependency(NamedTuple):
     """What a job waits for.
 
     Attributes:
@@ -107,6 +107,51 @@ class JobSpec:
     def script(self) -> Path:
         """The file of its script."""
         return Path(self.folder, "jobs", f"{self.name}.sh")
+
+
+KEEP_GOING = "--kill-on-invalid-dep=yes"  # or what waits for a failed job waits for ever
+SENDING = """#!/bin/bash
+# Sends the jobs of this folder, each after those that it waits for.
+set -euo pipefail
+declare -A id
+send() { # send JOB SCRIPT OPTION...
+    local said
+    said=$(sbatch --parsable "${@:3}" "$2")
+    id[$1]=${said%%;*} # a cluster's name may follow it
+    echo "$1: job ${id[$1]}"
+}
+"""
+
+
+def wait_options(after: Iterable[tuple[str, str]], ids: Mapping[str, str]) -> list[str]:
+    """Return sbatch's options about the jobs, as (job, how), that a job waits for."""
+    waits: dict[str, list[str]] = {}
+    for job, how in after:
+        waits.setdefault(how, []).extend([] if how == "singleton" else [ids[job]])
+    if not waits:
+        return []
+    if failed := waits.get("afternotok"):  # one of them: `:` would mean all, and , is no or
+        conditions = "?".join(f"afternotok:{job_id}" for job_id in failed)
+    else:
+        conditions = ",".join(":".join([how, *others]) for how, others in waits.items())
+    return [f"--dependency={conditions}", KEEP_GOING]
+
+
+def sending_command(script: Path, after: Sequence[tuple[str, str]]) -> str:
+    """Return how a script is sent by hand, with `<id of NAME>` for ids that are not known yet."""
+    ids = {job: f"<id of {job}>" for job, _ in after}
+    return " ".join(["sbatch", *wait_options(after, ids), shlex.quote(str(script))])
+
+
+def sending_script(jobs: Iterable[tuple[str, Path, Sequence[tuple[str, str]]]]) -> str:
+    """Return a script that sends jobs, each as (job, script, its waits), in their order."""
+    ids: dict[str, str] = {}
+    lines = []
+    for job, script, after in jobs:
+        ids[job] = f"${{id[{job}]}}"
+        options = "".join(f' "{option}"' for option in wait_options(after, ids))
+        lines.append(f"send {job} {shlex.quote(str(script))}{options}")
+    return SENDING + "\n".join(lines) + "\n"
 
 
 WARNING_S = 120

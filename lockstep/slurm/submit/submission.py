@@ -16,12 +16,11 @@ from lockstep.core.formats import clock, listed
 from lockstep.core.record import KEY
 from lockstep.slurm import client as slurm
 from lockstep.slurm.site import Site
-from lockstep.slurm.status import by_hand
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.submit import budget
 from lockstep.slurm.submit.budget import Budget, Unit
 from lockstep.slurm.submit.job import jobs, launches_of, profile
-from lockstep.slurm.submit.job_spec import JobSpec, Profiler, share
+from lockstep.slurm.submit.job_spec import JobSpec, Profiler, share, wait_options
 from lockstep.slurm.submit.script import LIBRARY, library, render
 
 SITE_FILE = "site.json"
@@ -176,7 +175,7 @@ def _script_facts(spec: JobSpec) -> dict[str, object]:
     return {
         "kind": spec.kind,
         "launches": _launches(spec),
-        "after": [{"job": dependency.job, "how": dependency.how} for dependency in spec.after],
+        "after": [dependency._asdict() for dependency in spec.after],
         "num_nodes": spec.num_nodes,
         "gpus_per_node": spec.gpus_per_node,
         "time_limit": clock(spec.time_s),
@@ -216,9 +215,8 @@ def submit(todo: Work) -> Iterator[Sent]:
         moved = set_aside(todo.results, todo.again)  # only now: campaign and site may not fit
         ids: dict[str, str] = {}
         for spec, script in zip(todo.jobs, scripts, strict=True):
-            after = [(dependency.job, dependency.how) for dependency in spec.after]
             try:
-                ids[spec.name] = _send(todo.results, spec, script, by_hand.dependencies(after, ids))
+                ids[spec.name] = _send(todo.results, spec, script, wait_options(spec.after, ids))
             except ValueError as error:
                 taken_back = _take_back(ids)
                 for launch, aside in moved.items():
@@ -252,7 +250,7 @@ def refuse_unfinished(results: Results) -> None:
         _named(job)
         for job in slurm.queue().values()
         if not job.state.has_ended
-        and ({job.job_id, job.comment} & ours or by_hand.is_of(job.command, results))
+        and ({job.job_id, job.comment} & ours or results.is_ours(job.command))
     )
     if unfinished:
         raise ValueError(

@@ -33,36 +33,29 @@ SENDING_FILE = "submit.sh"
 
 def _write(todo: "Work", *, force: bool) -> None:
     """Write the batch scripts, and how each is sent by hand."""
+    from lockstep.core import files
+    from lockstep.slurm.submit.job_spec import sending_script
     from lockstep.slurm.submit.submission import write_scripts
 
+    path = todo.results.path / SENDING_FILE
     with todo.results.alone():
-        for path in write_scripts(todo, force=force):
-            click.echo(path)
+        for script in write_scripts(todo, force=force):
+            click.echo(script)
         if len(todo.jobs) > 1:
-            click.echo(_write_sending(todo))
+            sends_all = sending_script((job.name, job.script, job.after) for job in todo.jobs)
+            files.write_atomically(path, sends_all)
+            click.echo(path)
     for number, spec in enumerate(todo.jobs):
         click.echo(("Next: " if number == 0 else "      ") + _command(spec), err=True)
     if len(todo.jobs) > 1:
-        click.echo(f"  or: bash {_quoted(todo.results.path / SENDING_FILE)}", err=True)
-
-
-def _write_sending(todo: "Work") -> Path:
-    """Write the script that sends all jobs, with their dependencies, and return its path."""
-    from lockstep.core import files
-    from lockstep.slurm.status import by_hand
-
-    path = todo.results.path / SENDING_FILE
-    jobs = [(s.name, s.script, [(wait.job, wait.how) for wait in s.after]) for s in todo.jobs]
-    files.write_atomically(path, by_hand.sending(jobs))
-    return path
+        click.echo(f"  or: bash {_quoted(path)}", err=True)
 
 
 def _command(spec: "JobSpec") -> str:
     """Return how a job is sent, with `<id of NAME>` for ids that are not known yet."""
-    from lockstep.slurm.status import by_hand
+    from lockstep.slurm.submit.job_spec import sending_command
 
-    waits = [(dependency.job, dependency.how) for dependency in spec.after]
-    return by_hand.command(spec.script, waits)
+    return sending_command(spec.script, spec.after)
 
 
 @click.command()
