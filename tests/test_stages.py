@@ -14,13 +14,12 @@ from lockstep.campaign.folder import Folder
 from lockstep.campaign.job_cuts import Stage
 from lockstep.campaign.local import local_stages
 from lockstep.campaign.local.local_stages import Stages
-from lockstep.slurm.associations import Limit
+from lockstep.slurm.associations import Limit, excesses
 from lockstep.slurm.client import State
 from lockstep.slurm.status.sent import Job, Results
 from lockstep.slurm.status.standing import Standing
 from lockstep.slurm.submit.job import jobs
 from lockstep.slurm.submit.job_spec import sending_script
-from lockstep.slurm.submit.limits import excesses
 from lockstep.slurm.submit.submission import Work
 
 FOLDER = Path("/results/ladder")

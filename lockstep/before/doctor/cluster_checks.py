@@ -40,7 +40,7 @@ from lockstep.slurm.cluster import MIB_PER_GIB, Cluster, Node, Partition
 from lockstep.slurm.site import Container, Site
 from lockstep.slurm.status.causes import FOR_EVER
 from lockstep.slurm.submit.job_spec import gpus_on_node
-from lockstep.slurm.submit.runtimes import GPU_FLAGS
+from lockstep.slurm.submit.script import GPU_FLAGS
 
 # A job of a minute fits into any gap of a queue: one that still waits has found none. Nodes that
 # are being woken are given longer.

@@ -19,9 +19,8 @@ from lockstep.slurm.submit.cli_options import (
     say_site,
     site_option,
 )
-from lockstep.slurm.submit.job_spec import directives, share
-from lockstep.slurm.submit.limits import check_nodes, limit_s
-from lockstep.slurm.submit.runtimes import entered
+from lockstep.slurm.submit.job_spec import check_nodes, directives, limit_s, share
+from lockstep.slurm.submit.script import entered
 
 
 def _print_json(**facts: Any) -> None:

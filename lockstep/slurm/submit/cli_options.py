@@ -9,17 +9,42 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from lockstep.slurm.submit.budget import UNITS, Budget
-
 if TYPE_CHECKING:
     from lockstep.slurm.submit.job_spec import JobSpec, Profiler
     from lockstep.slurm.submit.submission import Work
 
 Command = Callable[..., Any]
+Unit = Literal["node-hours", "GPU-hours"]
+UNITS: dict[str, Unit] = {"nh": "node-hours", "gh": "GPU-hours"}
+# Fewer launches give no interval worth reading, so points go before these repeats do.
+MIN_REPEATS = 3
+DROP_ORDER = f"repeats down to {MIN_REPEATS}, then the largest world sizes, then repeats down to 1"
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 dry_run_option = click.option(
     "-n", "--dry-run", is_flag=True, help="Print what would be done, and do nothing."
 )
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Hours to stay within.
+
+    Attributes:
+        unit: Of what; None for GPU-hours where the site has GPUs, else node-hours.
+    """
+
+    hours: float
+    unit: Unit | None = None
+
+    def __str__(self) -> str:
+        """Return it as the option takes it."""
+        suffix = next((name for name, unit in UNITS.items() if unit == self.unit), "")
+        return f"{self.hours:g}{suffix}"
+
+
+def rounded_up(amount: float) -> str:
+    """Return hours or a cost with two decimals that it does not exceed."""
+    return f"{math.ceil(round(amount * 100, 6)) / 100:,.2f}"
 
 
 class BudgetType(click.ParamType[Budget]):
@@ -31,18 +56,14 @@ class BudgetType(click.ParamType[Budget]):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Budget:
         """Return the budget that a text says."""
-        number, suffix = value, ""
-        for suffix in UNITS:
-            if value.endswith(suffix):
-                number = value.removesuffix(suffix)
-                break
+        unit = UNITS.get(value[-2:])
         try:
-            hours = float(number)
+            hours = float(value[:-2] if unit else value)
         except ValueError:
             hours = math.nan
         if not 0 <= hours < math.inf:
             self.fail(f"{value!r} is no number of hours, such as 100, 500nh or 100gh", param, ctx)
-        return Budget(hours, UNITS[suffix] if number != value else None)
+        return Budget(hours, unit)
 
 
 def with_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -186,12 +207,10 @@ def work_of(
 
 def say_dropped(todo: "Work", budget: Budget | None) -> None:
     """Name on standard error what a budget left out."""
-    from lockstep.slurm.submit.budget import ORDER
-
     if budget and todo.dropped:
         changes, unit = ", ".join(todo.dropped), budget.unit or todo.unit
         click.echo(
-            f"Dropped to stay within {budget.hours:g} {unit}: {changes} ({ORDER}).", err=True
+            f"Dropped to stay within {budget.hours:g} {unit}: {changes} ({DROP_ORDER}).", err=True
         )
 
 

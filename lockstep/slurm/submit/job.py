@@ -26,11 +26,13 @@ from lockstep.slurm.submit.job_spec import (
     Profiler,
     Share,
     agent,
+    check_nodes,
     directives,
+    limit_s,
     shape,
     share,
+    time_limit_s,
 )
-from lockstep.slurm.submit.limits import check_nodes, limit_s, time_limit_s
 
 
 class Make(Protocol):

@@ -3,7 +3,8 @@
 import json
 import shlex
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -17,10 +18,9 @@ from lockstep.core.record import KEY
 from lockstep.slurm import client as slurm
 from lockstep.slurm.site import Site
 from lockstep.slurm.status.sent import Results
-from lockstep.slurm.submit import budget
-from lockstep.slurm.submit.budget import Budget, Unit
+from lockstep.slurm.submit.cli_options import MIN_REPEATS, Budget, Unit, rounded_up
 from lockstep.slurm.submit.job import jobs, launches_of, profile
-from lockstep.slurm.submit.job_spec import JobSpec, Profiler, share, wait_options
+from lockstep.slurm.submit.job_spec import JobSpec, Profiler, Share, share, wait_options
 from lockstep.slurm.submit.script import LIBRARY, library, render
 
 SITE_FILE = "site.json"
@@ -86,9 +86,32 @@ class Work:
         return [render(spec, site) for spec in self.jobs]
 
     @property
+    def share(self) -> Share:
+        """What a rank gets of a node."""
+        return share(self.campaign, self.site)
+
+    @property
     def unit(self) -> Unit:
         """What a budget is counted in that names no unit."""
-        return "GPU-hours" if share(self.campaign, self.site).is_gpu else "node-hours"
+        return "GPU-hours" if self.share.is_gpu else "node-hours"
+
+    @property
+    def node_hours(self) -> float:
+        """Node-hours of the jobs, at most."""
+        return sum(spec.node_hours for spec in self.jobs)
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU-hours of the jobs, at most."""
+        return sum(spec.gpu_hours for spec in self.jobs)
+
+    @property
+    def cost(self) -> float | None:
+        """What the jobs cost at most, in the site's currency; None where it says no price."""
+        if self.site.cost_per_gpu_hour is not None:
+            return self.site.cost_per_gpu_hour * self.gpu_hours
+        per_node_hour = self.site.cost_per_node_hour
+        return None if per_node_hour is None else per_node_hour * self.node_hours
 
     def within(self, granted: Budget) -> "Work":
         """Return as much of the work as fits into a budget.
@@ -108,8 +131,51 @@ class Work:
             specs = jobs(campaign, self.site, self.results.path, left, self.done)
             return sum(spec.gpu_hours if unit == "GPU-hours" else spec.node_hours for spec in specs)
 
-        fitted = budget.fit(self.campaign, granted.hours, cost, unit)
-        return replace(self, campaign=fitted.campaign, dropped=fitted.dropped)
+        campaign, dropped = fit(self.campaign, granted.hours, cost, unit)
+        return replace(self, campaign=campaign, dropped=dropped)
+
+
+def fit(
+    campaign: Campaign, budget: float, cost: Callable[[Campaign], float], unit: str
+) -> tuple[Campaign, tuple[str, ...]]:
+    """Return as much of a campaign as a budget holds, and what was left out, in words.
+
+    What is dropped, in this order: repeats from the last down to 3, world sizes from the largest,
+    repeats down to 1. Repeats that save nothing are not dropped. Budget and cost are in the same
+    unit, and a campaign with less in it never costs more.
+
+    Raises:
+        ValueError: Even the smallest point costs more.
+    """
+    dropped: list[str] = []
+
+    def drop_repeats(least: int) -> None:
+        nonlocal campaign
+        most, whole = campaign.repeats, campaign
+
+        def costs(repeats: int) -> float:
+            return cost(whole.model_copy(update={"repeats": repeats}))
+
+        if cost(campaign) > budget and most > least and costs(least) < cost(campaign):
+            counts = range(least, most)
+            kept = counts[max(0, bisect_right(counts, budget, key=costs) - 1)]
+            campaign = campaign.model_copy(update={"repeats": kept})
+            dropped.append(f"repeats {most} -> {kept}")
+
+    drop_repeats(MIN_REPEATS)
+    sizes, beyond = sorted(campaign.world_sizes), list[str]()
+    while len(sizes) > 1 and cost(campaign) > budget:
+        beyond.append(str(sizes.pop()))
+        campaign = campaign.model_copy(update={"world_sizes": tuple(sizes)})
+    if beyond:
+        dropped.append(f"world size{'s' if len(beyond) > 1 else ''} {', '.join(beyond)}")
+    drop_repeats(1)
+    if (needed := cost(campaign)) > budget:
+        raise ValueError(
+            f"a budget of {budget:g} {unit} holds nothing of this campaign: one repeat of world "
+            f"size {sizes[0]} takes {rounded_up(needed)}; raise --budget, or lower time"
+        )
+    return campaign, tuple(dropped)
 
 
 def stored(results: Results) -> tuple[Campaign, Site]:

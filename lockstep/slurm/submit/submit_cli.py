@@ -23,7 +23,7 @@ from lockstep.slurm.submit.cli_options import (
 
 if TYPE_CHECKING:
     from lockstep.slurm.site import Site
-    from lockstep.slurm.submit.budget import Budget
+    from lockstep.slurm.submit.cli_options import Budget
     from lockstep.slurm.submit.job_spec import JobSpec
     from lockstep.slurm.submit.submission import Sent, Work
 
