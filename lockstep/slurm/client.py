@@ -1,10 +1,6 @@
-"""What Slurm's own commands are asked, and how their answers read.
+"""The client of Slurm: what its commands are asked, how their answers read, what sbatch refuses.
 
 A question that fails has no answer: `None` or `unknown`, never a state that sounds good.
-
-Why a command of Slurm gave no answer: what it printed as a kind, and that in our words.
-
-What sbatch refuses, said by the key it is about and what the cluster has instead.
 """
 
 import os
@@ -12,8 +8,8 @@ import pwd
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -44,8 +40,7 @@ class Refusal:
         where: The file that holds them.
         ask: A command whose answer lists what is allowed; empty where no single call tells.
         noun: What that answer lists.
-        form: How it lists them: a line each, several with commas in a line, as scontrol's records
-            of reservations, or as its setting MaxArraySize.
+        pattern: One of them in that answer.
     """
 
     said: str
@@ -53,7 +48,7 @@ class Refusal:
     where: str = SITE
     ask: tuple[str, ...] = ()
     noun: str = ""
-    form: Literal["lines", "commas", "reservations", "array_size"] = "lines"
+    pattern: str = ".+"
 
 
 def _sinfo(columns: str) -> tuple[str, ...]:
@@ -72,7 +67,7 @@ _QOS = (("sacctmgr", "--noheader", "--parsable2", "show", "associations", "where
 # 24.05; the first that fits counts, so the narrower ones come first.
 REFUSALS = (
     Refusal("invalid account", "account", SITE, *_ACCOUNTS),
-    Refusal("invalid qos", "qos", SITE, *_QOS, form="commas"),
+    Refusal("invalid qos", "qos", SITE, *_QOS, pattern=r"[^,\n]+"),
     Refusal("invalid partition", "partition", SITE, *_PARTITIONS),
     Refusal("requested partition configuration", "partition", SITE, *_PARTITIONS),
     Refusal("user's group not permitted", "partition", SITE, *_PARTITIONS),
@@ -80,10 +75,10 @@ REFUSALS = (
             "jobs,", EITHER),
     Refusal("license", "extra_directives (--licenses)"),
     Refusal("invalid feature", "constraint", SITE, _sinfo("%f"), "features",
-            form="commas"),
+            pattern=r"[^,\n]+"),
     Refusal("reservation", "reservation", SITE,
             ("scontrol", "show", "reservation", "--oneliner"), "reservations",
-            form="reservations"),
+            pattern=r"ReservationName=(\S+)"),
     Refusal("time limit", "time", EITHER, _sinfo("%R %l"), "limits"),
     Refusal("invalid --time", "time", EITHER, _sinfo("%R %l"), "limits"),
     Refusal("memory specification", "mem", SITE, _sinfo("%m"), "MiB of a node"),
@@ -101,7 +96,7 @@ REFUSALS = (
     Refusal("node count", "world_sizes", CAMPAIGN, _sinfo("%R has %D nodes, jobs of %s"),
             "partitions"),
     Refusal("job array", "max_array_size", SITE,
-            ("scontrol", "show", "config"), "MaxArraySize", form="array_size"),
+            ("scontrol", "show", "config"), "MaxArraySize", pattern=r"MaxArraySize\s*=(.*)"),
     Refusal("invalid node name", "extra_directives", SITE, _sinfo("%N"), "nodes"),
     Refusal("unrecognized option", "extra_directives"),
     Refusal("invalid option", "extra_directives"),
@@ -133,43 +128,19 @@ def explain_refusal(stderr: str, user: str, ask: Callable[..., str], script: Pat
     refusal = find_refusal(" ".join(errors))
     if refusal is None or _LOST_ANSWER.search(errors[-1]):
         return None
-    facts = "; ".join(filter(None, [_charged(refusal, script), _allowed(refusal, user, ask)]))
-    to_do = f"change {refusal.key} {refusal.where}{facts and f' ({facts})'}"
-    return f"sbatch said: {one_line(stderr)}; {to_do}"
-
-
-def _charged(refusal: Refusal, script: Path) -> str:
-    """Return the account and QOS that a script asks for, where one may be what is refused."""
-    if not any(name in refusal.key for name in CHARGED) or not script.is_file():
-        return ""
-    charged = dict(_CHARGED.findall(files.text(script)))
-    texts = [f"{name} {charged[name]}" if name in charged else f"no {name}" for name in CHARGED]
-    return f"sent with {', '.join(texts)}"
-
-
-def _allowed(refusal: Refusal, user: str, ask: Callable[..., str]) -> str:
-    """Return what the cluster has in words; nothing where it does not say."""
-    if not refusal.ask:
-        return ""
-    try:
-        lines = ask(*(word.format(user=user) for word in refusal.ask)).splitlines()
-    except RuntimeError:
-        return ""
-    items = _listed(refusal.form, lines)
-    return f"{refusal.noun}: {listed(items, MAX_LISTED) or 'none'}"
-
-
-def _listed(form: str, lines: list[str]) -> list[str]:
-    """Return the answers without doubles, in the order of the answer."""
-    if form == "array_size":
-        lines = [line.partition("=")[2] for line in lines if line.startswith("MaxArraySize")]
-    elif form == "reservations":
-        names = (line.partition(" ")[0] for line in lines)
-        lines = [name.partition("=")[2] for name in names]  # ReservationName=NAME
-    elif form == "commas":
-        lines = [item for line in lines for item in line.split(",")]
-    texts = (line.strip() for line in lines)
-    return list(dict.fromkeys(text for text in texts if text not in ("", "(null)", "N/A")))
+    facts = []
+    if any(name in refusal.key for name in CHARGED) and script.is_file():
+        charged = dict(_CHARGED.findall(files.text(script)))
+        texts = [f"{name} {charged[name]}" if name in charged else f"no {name}" for name in CHARGED]
+        facts.append(f"sent with {', '.join(texts)}")
+    if refusal.ask:
+        with suppress(RuntimeError):
+            answer = ask(*(word.format(user=user) for word in refusal.ask))
+            items = [item.strip() for item in re.findall(refusal.pattern, answer)]
+            items = [item for item in dict.fromkeys(items) if item not in ("", "(null)", "N/A")]
+            facts.append(f"{refusal.noun}: {listed(items, MAX_LISTED) or 'none'}")
+    what = f" ({'; '.join(facts)})" if facts else ""
+    return f"sbatch said: {one_line(stderr)}; change {refusal.key} {refusal.where}{what}"
 
 
 Kind = Literal["no_config", "no_controller", "late", "no_database", "not_trusted", "other"]
@@ -240,12 +211,6 @@ class NotInstalledError(RuntimeError):
 
     def __init__(self, command: str) -> None:
         super().__init__(f"{command} is not installed here; use a login node of the cluster")
-
-
-def explain_no_answer(command: str, stderr: str, code: int) -> FailedError:
-    """Return the error of a command of Slurm that ended with one."""
-    kind = NoAccountingError if NO_ACCOUNTING in stderr else FailedError
-    return kind(command, stderr, code)
 
 
 TIMEOUT_S = 60
@@ -441,7 +406,8 @@ def ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
             raise NotInstalledError(command[0]) from None
         raise
     if ended.code:
-        raise explain_no_answer(command[0], ended.errors, ended.code)
+        failure = NoAccountingError if NO_ACCOUNTING in ended.errors else FailedError
+        raise failure(command[0], ended.errors, ended.code)
     return ended.output
 
 
@@ -504,9 +470,13 @@ def sbatch(script: Path, comment: str, *options: str) -> Taken:
         stderr = error.stderr if isinstance(error, FailedError) else ""
         if explained := explain_refusal(stderr, own_name(), ask, script):
             raise ValueError(explained) from None
-        # sbatch may lose the answer after the job has been taken.
-        if (job_id := _find(comment)) is not None:
-            return Taken(job_id)
+        # sbatch may lose the answer after the job has been taken; one that was refused leaves a
+        # record, too.
+        refused = State("FAILED", "BadConstraints")
+        with suppress(RuntimeError):
+            for job in queue([own_name()]).values():
+                if job.comment == comment and job.state != refused:
+                    return Taken(job.job_id)
         raise
 
 
@@ -537,16 +507,6 @@ def _taken(answer: str) -> Taken:
         )
     job_id, cluster = found[-1]
     return Taken(job_id, cluster if CLUSTER.fullmatch(cluster) else None)
-
-
-def _find(comment: str) -> str | None:
-    """Return the job of a comment, unless it is the record that a refused job leaves."""
-    try:
-        held = [job for job in queue([own_name()]).values() if job.comment == comment]
-    except RuntimeError:
-        return None
-    refused = State("FAILED", "BadConstraints")
-    return next((job.job_id for job in held if job.state != refused), None)
 
 
 def scancel(job_ids: Iterable[str], *, only_waiting: bool = False) -> None:
@@ -649,12 +609,12 @@ def numbers(text: str) -> Iterator[int]:
     What it left out of a text it cut short (`...`) is not made up, and no more than a site's
     max_array_size allows are given, whatever the text says.
     """
-    yield from islice(_numbers(text), MAX_ELEMENTS)
-
-
-def _numbers(text: str) -> Iterator[int]:
+    count = 0
     for part in text.strip("[]").partition("%")[0].split(","):
         match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?", part, re.ASCII)
         if match:
             first, last, step = match.groups()
-            yield from range(int(first), int(last or first) + 1, max(1, int(step or 1)))
+            some = range(int(first), int(last or first) + 1, max(1, int(step or 1)))
+            some = some[: MAX_ELEMENTS - count]
+            count += len(some)
+            yield from some

@@ -20,7 +20,7 @@ from lockstep.slurm.submit.cli_options import (
     site_option,
 )
 from lockstep.slurm.submit.job_spec import check_nodes, directives, limit_s, share
-from lockstep.slurm.submit.script import entered
+from lockstep.slurm.submit.script import shell_in_image
 
 
 def _print_json(**facts: Any) -> None:
@@ -267,7 +267,10 @@ def shell_command(
     task = ["--overlap", "--pty", "--nodes=1", "--ntasks=1"]
     task += [f"--cpus-per-task={resources.cpus_per_task * resources.on_node(world_size)}"]
     if site.container is not None:
-        shell: tuple[str, ...] = (*entered(site, [str(folder)], is_gpu=resources.is_gpu), "bash")
+        shell: tuple[str, ...] = (
+            *shell_in_image(site, str(folder), is_gpu=resources.is_gpu),
+            "bash",
+        )
     else:
         lines = [f"module load {shlex.quote(module)}" for module in site.modules]
         lines += [f". {shlex.quote(site.venv + '/bin/activate')}"] if site.venv else []

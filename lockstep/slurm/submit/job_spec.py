@@ -5,7 +5,7 @@ What one rank gets of a node, and the options of sbatch and srun that say so.
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -180,10 +180,6 @@ class Share:
     def of_task(self, world_size: int) -> int:
         """Return the ranks of one task of srun."""
         return self.on_node(world_size) if self.is_torchrun else 1
-
-    def without_gpu(self) -> "Share":
-        """Return the share of what computes nothing."""
-        return replace(self, is_gpu=False, is_torchrun=False)
 
 
 def share(campaign: Campaign, site: Site) -> Share:

@@ -228,24 +228,22 @@ def write_scripts(todo: Work, *, force: bool) -> list[Path]:
     if todo.profiler is None:  # what a profile changes is not what measures
         site = todo.site.model_dump_json(by_alias=True, indent=1)
         files.write_atomically(todo.results.jobs_folder / SITE_FILE, site)
-    made = todo.results.scripts() | {spec.name: _script_facts(spec) for spec in todo.jobs}
+    made = todo.results.scripts() | {
+        spec.name: {
+            "kind": spec.kind,
+            "launches": _launches(spec),
+            "after": [dependency._asdict() for dependency in spec.after],
+            "num_nodes": spec.num_nodes,
+            "gpus_per_node": spec.gpus_per_node,
+            "time_limit": clock(spec.time_s),
+        }
+        for spec in todo.jobs
+    }
     document = {"schema": 1, "jobs": made}
     files.write_atomically(todo.results.scripts_file, json.dumps(document, indent=1))
     for path, text in texts.items():
         files.write_atomically(path, text)
     return list(scripts)
-
-
-def _script_facts(spec: JobSpec) -> dict[str, object]:
-    """Return what is known of a job from its script alone, whoever sends it."""
-    return {
-        "kind": spec.kind,
-        "launches": _launches(spec),
-        "after": [dependency._asdict() for dependency in spec.after],
-        "num_nodes": spec.num_nodes,
-        "gpus_per_node": spec.gpus_per_node,
-        "time_limit": clock(spec.time_s),
-    }
 
 
 def _launches(spec: JobSpec) -> list[str]:
@@ -311,13 +309,13 @@ def refuse_unfinished(results: Results) -> None:
         RuntimeError: Slurm does not answer.
     """
     ours = {entry["uuid"] for entry in results.submissions()} | set(results.job_ids())
+    unfinished = {}  # of an array each state once
     # Everybody's, and also where nothing was sent: that Slurm answers is to be known first.
-    unfinished = dict.fromkeys(  # of an array each state once
-        _named(job)
-        for job in slurm.queue().values()
-        if not job.state.has_ended
-        and ({job.job_id, job.comment} & ours or results.is_ours(job.command))
-    )
+    for job in slurm.queue().values():
+        is_ours = {job.job_id, job.comment} & ours or results.is_ours(job.command)
+        if not job.state.has_ended and is_ours:
+            whose = "" if job.user == slurm.own_name() else f" of {job.user}"
+            unfinished[f"job {job.job_id}{whose} ({job.state.name})"] = True
     if unfinished:
         raise ValueError(
             f"{listed(unfinished, MAX_NAMED)} may still write into {results.path}; wait until all "
@@ -325,16 +323,19 @@ def refuse_unfinished(results: Results) -> None:
         )
 
 
-def _named(job: slurm.Queued) -> str:
-    whose = "" if job.user == slurm.own_name() else f" of {job.user}"
-    return f"job {job.job_id}{whose} ({job.state.name})"
-
-
 def _send(results: Results, spec: JobSpec, script: Path, options: Sequence[str]) -> str:
     comment = f"lockstep:{uuid.uuid4()}"
+    facts = {
+        "job": spec.name,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "user": slurm.own_name(),
+        "launches": _launches(spec),
+        "kind": spec.kind,
+        "after": [dependency.job for dependency in spec.after],
+    }
     record = journal.Journal(results.submissions_file)
     try:
-        record.append({"uuid": comment, **_facts(spec)})
+        record.append({"uuid": comment, **facts})
         try:
             taken = slurm.sbatch(script, comment, *options)
         except ValueError as error:
@@ -347,31 +348,19 @@ def _send(results: Results, spec: JobSpec, script: Path, options: Sequence[str])
         record.close()
 
 
-def _facts(spec: JobSpec) -> dict[str, object]:
-    return {
-        "job": spec.name,
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "user": slurm.own_name(),
-        "launches": _launches(spec),
-        "kind": spec.kind,
-        "after": [dependency.job for dependency in spec.after],
-    }
-
-
 def flagged(results: Results, launches: Sequence[Launch]) -> list[str]:
     """Return the launches of which a case has a flag: they are no proposal evidence.
 
     Raises:
         ValueError: A journal is corrupt.
     """
-    return [launch.name for launch in launches if _is_flagged(results.journal(launch.name))]
-
-
-def _is_flagged(path: Path) -> bool:
-    if not journal.outcomes(path):
-        return False
-    cases = journal.rebuild(path)["benchmarks"]
-    return any(case["extra_info"][KEY]["flags"] for case in cases)
+    names = []
+    for launch in launches:
+        path = results.journal(launch.name)
+        cases = journal.rebuild(path)["benchmarks"] if journal.outcomes(path) else []
+        if any(case["extra_info"][KEY]["flags"] for case in cases):
+            names.append(launch.name)
+    return names
 
 
 def set_aside(results: Results, names: Sequence[str]) -> dict[Path, Path]:

@@ -3,7 +3,6 @@
 import json
 import shlex
 import shutil
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,10 +21,9 @@ from lockstep.slurm.submit.cli_options import (
 )
 
 if TYPE_CHECKING:
-    from lockstep.slurm.site import Site
     from lockstep.slurm.submit.cli_options import Budget
     from lockstep.slurm.submit.job_spec import JobSpec
-    from lockstep.slurm.submit.submission import Sent, Work
+    from lockstep.slurm.submit.submission import Work
 
 
 SENDING_FILE = "submit.sh"
@@ -129,6 +127,7 @@ def resume(
 
 def _send(todo: "Work", *, dry_run: bool, as_json: bool) -> None:
     """Say what the jobs may cost and send them, or show them."""
+    from lockstep.slurm import client as slurm
     from lockstep.slurm.submit.plan_cli import at_most
     from lockstep.slurm.submit.submission import submit as send
 
@@ -136,38 +135,30 @@ def _send(todo: "Work", *, dry_run: bool, as_json: bool) -> None:
         click.echo(at_most(todo), err=True)
     if dry_run:
         _show(todo, as_json=as_json)
-        _warn_of_unfinished(todo)
         return
     sent = []
-    for one in send(todo):
-        sent.append(one)
+    for job in send(todo):
+        sent.append(job)
         if not as_json:
-            click.echo(f"{one.spec.name}: job {one.id}, output {one.output}")
+            click.echo(f"{job.spec.name}: job {job.id}, output {job.output}")
     if as_json:
-        click.echo(json.dumps({"jobs": [_sent_facts(one) for one in sent]}, indent=1))
-    elif not sent:
-        click.echo(
-            f"Nothing is missing.\nNext: lockstep status --collect {_quoted(todo.results.path)}"
-        )
-    else:
-        click.echo("\n".join(_how_to_watch(todo, sent)))
-        _say_unseen(todo.site)
-
-
-def _warn_of_unfinished(todo: "Work") -> None:
-    """Warn of jobs that may still measure what was shown as missing."""
-    from lockstep.slurm.submit.submission import refuse_unfinished
-
-    if todo.results.jobs_folder.exists() and shutil.which("squeue"):
-        try:
-            refuse_unfinished(todo.results)
-        except (ValueError, RuntimeError) as error:
-            click.echo(f"Warning: {error}", err=True)
-
-
-def _say_unseen(site: "Site") -> None:
-    """Warn of an image that is not on this machine: only the nodes may see it."""
-    image = site.container.image if site.container else ""
+        rows = [
+            {"job": job.spec.name, "id": job.id, "output": str(job.output),
+             "after": [dependency.job for dependency in job.spec.after]}
+            for job in sent
+        ]  # fmt: skip
+        click.echo(json.dumps({"jobs": rows}, indent=1))
+        return
+    folder = _quoted(todo.results.path)
+    if not sent:
+        click.echo(f"Nothing is missing.\nNext: lockstep status --collect {folder}")
+        return
+    # Commands to copy, with the ids and paths of these jobs.
+    jobs = f"--jobs={','.join(job.id for job in sent)}"
+    click.echo(f"Watch: {shlex.join(['squeue', *slurm.cluster_options(), jobs])}")
+    click.echo(f"       tail -F {_quoted(sent[0].output)}")
+    click.echo(f"Next: lockstep status {folder}")
+    image = todo.site.container.image if todo.site.container else ""
     if image.startswith("/") and not Path(image).is_file():
         click.echo(
             f"Warning: container.image {image} is not a file on this machine; "
@@ -176,36 +167,26 @@ def _say_unseen(site: "Site") -> None:
         )
 
 
-def _sent_facts(sent: "Sent") -> dict[str, Any]:
-    after = [dependency.job for dependency in sent.spec.after]
-    return {"job": sent.spec.name, "id": sent.id, "output": str(sent.output), "after": after}
-
-
 def _show(todo: "Work", *, as_json: bool) -> None:
+    """Show the jobs that would be sent, and warn of those that may still measure the same."""
+    from lockstep.slurm.submit.submission import refuse_unfinished
+
     if as_json:
         rows = [job_facts(spec) | {"command": _command(spec)} for spec in todo.jobs]
         click.echo(json.dumps({"jobs": rows}, indent=1))
-        return
-    for name in todo.again:
-        click.echo(f"# set aside: {name}")
-    for spec, text in zip(todo.jobs, todo.scripts(), strict=True):
-        click.echo(f"# {_command(spec)}")
-        click.echo(text)
-    if not todo.jobs:
-        click.echo("Nothing is missing.")
-
-
-def _how_to_watch(todo: "Work", sent: "Sequence[Sent]") -> list[str]:
-    """Return commands to copy, with the ids and paths of these jobs."""
-    from lockstep.slurm import client as slurm
-
-    folder = _quoted(todo.results.path)
-    jobs = f"--jobs={','.join(one.id for one in sent)}"
-    return [
-        f"Watch: {shlex.join(['squeue', *slurm.cluster_options(), jobs])}",
-        f"       tail -F {_quoted(sent[0].output)}",
-        f"Next: lockstep status {folder}",
-    ]
+    else:
+        for name in todo.again:
+            click.echo(f"# set aside: {name}")
+        for spec, text in zip(todo.jobs, todo.scripts(), strict=True):
+            click.echo(f"# {_command(spec)}")
+            click.echo(text)
+        if not todo.jobs:
+            click.echo("Nothing is missing.")
+    if todo.results.jobs_folder.exists() and shutil.which("squeue"):
+        try:
+            refuse_unfinished(todo.results)
+        except (ValueError, RuntimeError) as error:
+            click.echo(f"Warning: {error}", err=True)
 
 
 def _quoted(path: Path) -> str:
