@@ -1,6 +1,8 @@
 """The client of Slurm: what its commands are asked, how their answers read, what sbatch refuses.
 
-A question that fails has no answer: `None` or `unknown`, never a state that sounds good.
+A question that fails has no answer: `None` or `unknown`, never a state that sounds good. Whatever
+asks Slurm, here and elsewhere, raises RuntimeError where its command is missing, fails, or gives no
+answer in time.
 """
 
 import os
@@ -392,9 +394,6 @@ def ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
     """Return what one of Slurm's commands says.
 
     The command's variables are by default ours, with those that make answers readable.
-
-    Raises:
-        RuntimeError: It is not installed, fails, or does not answer in time.
     """
     environ = environment() | ENVIRONMENT if environ is None else environ
     if command[0] == "sacct":  # the only one that does not read SLURM_CLUSTERS
@@ -481,11 +480,7 @@ def sbatch(script: Path, comment: str, *options: str) -> Taken:
 
 
 def would_start(script: str) -> str | None:
-    """Return when a script would start if it were sent now, as Slurm writes times; it is not sent.
-
-    Raises:
-        RuntimeError: sbatch is not installed, or does not answer.
-    """
+    """Return when a script would start if it were sent now, which it is not, as Slurm says it."""
     ended = processes.run(
         ("sbatch", "--test-only"),
         TIMEOUT_S,
@@ -510,11 +505,7 @@ def _taken(answer: str) -> Taken:
 
 
 def scancel(job_ids: Iterable[str], *, only_waiting: bool = False) -> None:
-    """Cancel jobs, or single elements of arrays (`7_3`), by one call; perhaps only what waits.
-
-    Raises:
-        RuntimeError: scancel fails.
-    """
+    """Cancel jobs, or single elements of arrays (`7_3`), by one call; perhaps only what waits."""
     ask("scancel", *(["--state=PENDING"] if only_waiting else []), *job_ids)
 
 
@@ -558,9 +549,6 @@ def squeue(columns: Iterable[str], *selection: str) -> list[dict[str, str]]:
     """Return a row for each line of squeue: column of `COLUMNS` -> its text.
 
     The last column may hold any character.
-
-    Raises:
-        RuntimeError: squeue fails.
     """
     names = tuple(columns)
     wanted = "|".join(COLUMNS[name] for name in names)
@@ -577,9 +565,6 @@ def queue(users: Iterable[str] = ()) -> dict[str, Queued]:
 
     Args:
         users: Whose jobs; everybody's where none is named. Of one user Slurm finds them quickly.
-
-    Raises:
-        RuntimeError: squeue fails.
     """
     whose = [f"--user={','.join(users)}"] if users else []
     jobs = {}

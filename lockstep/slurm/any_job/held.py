@@ -131,22 +131,14 @@ def checked(job_id: str) -> str:
 
 
 def of_user(user: str) -> list[Held]:
-    """Return a user's jobs, those that run first, then by the expected start.
-
-    Raises:
-        RuntimeError: squeue fails.
-    """
+    """Return a user's jobs, those that run first, then by the expected start."""
     jobs = _ask(f"--user={user}")
     far = max((job.starts or 0 for job in jobs), default=0) + 1
     return sorted(jobs, key=lambda job: (job.is_waiting, job.starts or far))
 
 
 def of_job(job_id: str) -> list[Held]:
-    """Return what squeue holds of a job, of an array its elements; nothing once it forgot it.
-
-    Raises:
-        RuntimeError: squeue fails.
-    """
+    """Return what squeue holds of a job, of an array its elements; nothing once it forgot it."""
     try:
         return _ask(f"--jobs={job_id}")
     except FailedError as error:
@@ -227,11 +219,7 @@ def ended(job_ids: list[str]) -> dict[str, accounting.Account]:
 
 
 def lately(user: str, hours: float) -> dict[str, accounting.Account]:
-    """Return a user's jobs that ended within the last hours.
-
-    Raises:
-        RuntimeError: sacct fails.
-    """
+    """Return a user's jobs that ended within the last hours."""
     since = f"--starttime=now-{math.ceil(hours * 60)}minutes"
     # Without states sacct leaves out what was cancelled before it might have begun.
     states = f"--state={','.join(sorted(ENDED))}"

@@ -31,9 +31,6 @@ def nodes() -> list[dict[str, Any]]:
 
     `state` is Slurm's words, such as `MIXED` or `IDLE+DRAIN`; `used_bytes` is what of its memory
     jobs have been given, whether they use it or not; `jobs` are those that this user may see.
-
-    Raises:
-        RuntimeError: Slurm does not answer.
     """
     described = slurm.ask("scontrol", "--details", "show", "node")
     jobs = defaultdict(list)
@@ -229,9 +226,6 @@ def steps(job_id: str) -> list[dict[str, Any]]:
 
     `cpu_s` is the CPU time of a task, on average, `rss_bytes` the most memory that a task had, and
     `node` where that was.
-
-    Raises:
-        RuntimeError: sstat fails.
     """
     wanted = "--format=JobID,NTasks,AveCPU,MaxRSS,MaxRSSNode"
     text = slurm.ask("sstat", f"--jobs={job_id}", "--allsteps", "--noheader", "--parsable2", wanted)
@@ -294,9 +288,6 @@ def occupancy() -> list[dict[str, Any]]:
     """Return how full each partition is, by one sinfo and one squeue.
 
     `num_other` nodes are down, drained or reserved; `num_waiting` jobs wait, an array counted once.
-
-    Raises:
-        RuntimeError: Slurm does not answer.
     """
     states = slurm.ask("sinfo", "--noheader", "--format=%R|%F")  # allocated/idle/other/total
     queued = slurm.squeue(("partition",), "--states=PENDING")
@@ -319,9 +310,6 @@ def starts(specs: Sequence[JobSpec], scripts: Sequence[str]) -> list[dict[str, A
 
     Returns:
         The names of the `jobs` of a shape, its `num_nodes`, and `at`, in seconds of the epoch.
-
-    Raises:
-        RuntimeError: Slurm does not answer.
     """
     shapes: dict[tuple[int, int], list[tuple[str, str]]] = {}
     for spec, script in zip(specs, scripts, strict=True):

@@ -40,9 +40,6 @@ def collect(results: Results, say: Say = lambda _: None) -> dict[str, Any]:
 
     Returns:
         The names of the launches with results, and the rows of the jobs, as in accounting.json.
-
-    Raises:
-        ValueError: A journal, or the record of submissions, is corrupt.
     """
     made = [name for name in results.names() if _write_result(results, name)]
     sent = results.jobs()

@@ -170,11 +170,7 @@ def _ids(opened: Sequence[Open], point: int | None) -> dict[str, str]:
 
 
 def _scancel(job_ids: Iterable[str], users: set[str], *, only_waiting: bool = False) -> None:
-    """Cancel jobs by their ids, or name the user whom only may cancel them.
-
-    Raises:
-        RuntimeError: scancel fails.
-    """
+    """Cancel jobs by their ids, or name the user whom only may cancel them."""
     try:
         slurm.scancel(job_ids, only_waiting=only_waiting)
     except FailedError as error:

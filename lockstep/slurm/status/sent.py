@@ -1,4 +1,7 @@
-"""A campaign's folder as its jobs share it: which jobs were sent, and what they left."""
+"""A campaign's folder as its jobs share it: which jobs were sent, and what they left.
+
+Whatever reads a journal or a record of the folder raises ValueError where that is corrupt.
+"""
 
 import math
 import re
@@ -149,20 +152,12 @@ class Results(Folder):
         return list(entries.values())
 
     def submissions(self) -> list[dict[str, Any]]:
-        """Return the jobs that were sent, each with its id, or None where sbatch never said it.
-
-        Raises:
-            ValueError: The record of submissions is corrupt.
-        """
+        """Return the jobs that were sent, each with its id, or None where sbatch never said it."""
         entries = self._recorded()
         return [entry for entry in entries if not entry.get("refused") and "job" in entry]
 
     def refusals(self) -> dict[str, str]:
-        """Return job -> why sbatch refused it, of those that were not sent since.
-
-        Raises:
-            ValueError: The record of submissions is corrupt.
-        """
+        """Return job -> why sbatch refused it, of those that were not sent since."""
         last = {entry["job"]: entry.get("refused") for entry in self._recorded() if "job" in entry}
         return {name: str(why) for name, why in last.items() if why}
 
@@ -176,11 +171,7 @@ class Results(Folder):
         return [entry["id"] for entry in self.submissions() if entry["id"] is not None]
 
     def jobs(self) -> list[Job]:
-        """Return the jobs that were sent, each element of an array by itself.
-
-        Raises:
-            ValueError: The record of submissions is corrupt.
-        """
+        """Return the jobs that were sent, each element of an array by itself."""
         jobs = []
         for entry in self.submissions():
             launches, ended = tuple(entry.get("launches", ())), set(entry["cancelled"])
@@ -212,11 +203,7 @@ class Results(Folder):
             record.close()
 
     def is_collected(self) -> bool:
-        """Return whether `collect` has run, and its files hold all that the launches wrote.
-
-        Raises:
-            ValueError: A journal is corrupt.
-        """
+        """Return whether `collect` has run, and its files hold all that the launches wrote."""
         return self.accounting_file.exists() and not any(
             journal.is_ahead(self.journal(name), self.result(name)) for name in self.names()
         )
@@ -242,11 +229,7 @@ class Results(Folder):
         return records
 
     def staging(self) -> dict[str, dict[str, float]]:
-        """Return SLURM_JOB_ID -> seconds that it copied files in and out, and nodes of its cache.
-
-        Raises:
-            ValueError: The record is corrupt.
-        """
+        """Return SLURM_JOB_ID -> seconds of copying files in and out, and nodes of its cache."""
         path = self.jobs_folder / "staging.jsonl"
         entries = journal.read(path) if path.exists() else []
         names = ("stage_in_s", "stage_out_s", "cache_hits", "cache_misses")
@@ -259,19 +242,11 @@ class Results(Folder):
         }
 
     def event_entries(self) -> list[dict[str, Any]]:
-        """Return the lines of the record of events, oldest first.
-
-        Raises:
-            ValueError: The record is corrupt.
-        """
+        """Return the lines of the record of events, oldest first."""
         return journal.read(self.events_file) if self.events_file.exists() else []
 
     def events(self) -> dict[str, JobEvent]:
-        """Return job id -> the last event of it.
-
-        Raises:
-            ValueError: The record is corrupt.
-        """
+        """Return job id -> the last event of it."""
         events = {}
         for entry in self.event_entries():
             try:
@@ -410,11 +385,7 @@ def jobs_by_hand(
     queue: Mapping[str, slurm.Queued] | None,
     accounts: Mapping[str, Mapping[str, Any]],
 ) -> list[Job]:
-    """Return the jobs of these ids, with what is known of what they make.
-
-    Raises:
-        ValueError: A journal is corrupt.
-    """
+    """Return the jobs of these ids, with what is known of what they make."""
     if not job_ids:
         return []
     scripts, exits, jobs = results.scripts(), results.exits(), []

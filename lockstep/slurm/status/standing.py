@@ -223,11 +223,7 @@ class Board:
     _complete: dict[str, Outcome] = field(default_factory=dict)
 
     def look(self) -> Campaign:
-        """Return the campaign's state now, by at most one squeue and one sacct call.
-
-        Raises:
-            ValueError: The folder's records are corrupt.
-        """
+        """Return the campaign's state now, by at most one squeue and one sacct call."""
         now, claimed = time.time(), self.results.claimed() or {}
         errors: list[str] = []
         standings = self._standings(now, longest_case_s(claimed), errors)

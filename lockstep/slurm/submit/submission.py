@@ -349,11 +349,7 @@ def _send(results: Results, spec: JobSpec, script: Path, options: Sequence[str])
 
 
 def flagged(results: Results, launches: Sequence[Launch]) -> list[str]:
-    """Return the launches of which a case has a flag: they are no proposal evidence.
-
-    Raises:
-        ValueError: A journal is corrupt.
-    """
+    """Return the launches of which a case has a flag: they are no proposal evidence."""
     names = []
     for launch in launches:
         path = results.journal(launch.name)
