@@ -127,7 +127,7 @@ def _part(
     rows: Sequence[list[str]],
     texts: int,
 ) -> Panel:
-    """Return a part of one table, of which the first columns are texts; an empty one without rows."""
+    """Return a part of one table, whose first columns are texts; an empty one without rows."""
     tables = [table(caption, list(columns), list(rows), texts=texts)] if rows else []
     return panel(name, title, tables=tables)
 

@@ -430,40 +430,37 @@ def recent_inventory(results: Results, now: float, *, ask: bool) -> dict[str, An
     if ask and not (is_whole and now - kept["time"] < INVENTORY_S):
         with suppress(RuntimeError):
             found = cluster.read()
-            rows = [row for partition in found.partitions for row in _rows(partition)]
+            rows = [row for partition in found.partitions for row in _nodes_of(partition)]
             kept = {"time": now, "cluster": found.name, "slurm": found.version, "rows": rows}
             is_whole = True
             _write(results.jobs_folder / INVENTORY, kept)
     return kept if is_whole else None
 
 
-def _rows(partition: Partition) -> list[dict[str, Any]]:
-    features = {word for node in partition.nodes for word in node.features}
-    here = {kind.shape: 0 for kind, _ in partition.kinds}
-    for node in partition.nodes:
-        here[node.kind.shape] += node.is_here
+def _nodes_of(partition: Partition) -> list[dict[str, Any]]:
+    features = sorted({word for node in partition.nodes for word in node.features})
+    here = Counter(node.kind.shape for node in partition.nodes if node.is_here)
     return [
         {"partition": partition.name, "num_nodes": count, "num_here": here[kind.shape],
          "gpu_type": kind.gpu_type, "gpus_per_node": kind.num_gpus, "cpus": kind.num_cpus,
          "memory_gib": kind.memory_mib / MIB_PER_GIB, "max_time": partition.max_time,
-         "features": sorted(features)}
+         "features": features}
         for kind, count in partition.kinds
     ]  # fmt: skip
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
+    with suppress(ValueError):  # none yet
         kept = files.parse(files.content(path))
-    except ValueError:
-        return {}  # none yet
-    return kept if isinstance(kept, dict) else {}
+        if isinstance(kept, dict):
+            return kept
+    return {}
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:
-    if not path.parent.is_dir():
-        return
-    with suppress(OSError):  # who only looks may not write
-        files.write_atomically(path, json.dumps(document))
+    if path.parent.is_dir():
+        with suppress(OSError):  # who only looks may not write
+            files.write_atomically(path, json.dumps(document))
 
 
 def _site(results: Results) -> dict[str, Any] | None:
@@ -477,18 +474,14 @@ def _site(results: Results) -> dict[str, Any] | None:
 
 def _machine(results: Results) -> dict[str, Any] | None:
     """Return what the launch that began last noted of its software and its links."""
+    journals = [results.journal(name) for name in results.names()]
     with suppress(ValueError):
-        for path in sorted(_journals(results), key=_written, reverse=True):
+        for path in sorted(journals, key=_written, reverse=True):
             for entry in reversed(journal.read(path)):
                 launch = entry.get("launch") if entry.get("kind") == "launch" else None
                 if isinstance(launch, dict) and isinstance(launch.get("provenance"), dict):
-                    own = launch["provenance"]
-                    return {key: own.get(key) for key in MACHINE_KEYS}
+                    return {key: launch["provenance"].get(key) for key in MACHINE_KEYS}
     return None
-
-
-def _journals(results: Results) -> list[Path]:
-    return [results.journal(name) for name in results.names()]
 
 
 def _written(path: Path) -> float:
@@ -503,8 +496,9 @@ def _measured(campaign: Campaign, results: Results, wanted: Wanted) -> dict[str,
     # numpy and scipy take a moment
     from lockstep.report.compute.evaluation import evaluate_folder
 
-    path = wanted.expectation or find_expectation(results.path)
-    hoped = read_expectation(path) if path else []
+    usual = (results.path / name for name in USUAL)
+    path = wanted.expectation or next((file for file in usual if file.is_file()), None)
+    expected = read_expectation(path) if path else []
     problem = None
     series: list[Series] = []
     has_files = any(results.path.glob("launches/*/result.json"))
@@ -515,16 +509,29 @@ def _measured(campaign: Campaign, results: Results, wanted: Wanted) -> dict[str,
             problem = str(error)
     claimed = results.claimed() or {}
     floor = claimed.get("until_efficiency") if wanted.floor is None else wanted.floor
-    below, ladders = below_floor(series, floor), measured_ladders(series)
-    planned = claimed.get("launches", [])
+    # The smallest size at which even the best case misses the floor.
+    best = best_efficiencies(series) if floor is not None else {}
+    low = min((size for size, value in best.items() if value < (floor or 0)), default=None)
+    below = [] if low is None else [
+        {"world_size": low, "parallel_efficiency": best[low], "floor": floor}
+    ]  # fmt: skip
+    ladders = [curve for curve in series if curve.row.study in CURVES and not curve.layout]
+    points = [
+        {"series": curve.name, "case": curve.case, "world_size": point.world_size,
+         "num_launches": point.num_launches, "baseline": curve.baseline,
+         "sample_unit": curve.row.sample_unit or "samples", "blocked_by": point.blocked_by}
+        | dict(values(curve, point))
+        for curve in ladders for point in curve.points
+    ]  # fmt: skip
     jobs = [
         {"job": standing.job.name, "state": standing.state.name, "launches": standing.job.launches}
         for standing in campaign.jobs
     ]
     return {
-        "points": measured_points(ladders), "expected": compare_expected(hoped, ladders),
+        "points": points, "expected": compare_expected(expected, ladders),
         "expectation": str(path) if path else None, "floor": floor, "below_floor": below,
-        "not_worth_it": waiting_above(below, planned, jobs), "problem": problem,
+        "not_worth_it": waiting_above(below, claimed.get("launches", []), jobs),
+        "problem": problem,
     }  # fmt: skip
 
 
@@ -539,7 +546,7 @@ def _ages(
     times = {
         "slurm": answered if results.jobs_folder.exists() else None,
         "events": max((float(event.at) for event in events), default=None),
-        "results": max(map(_written, _journals(results)), default=None),
+        "results": max((_written(results.journal(n)) for n in results.names()), default=None),
         "accounting": _written(results.accounting_file) or None,
         "inventory": inventory["time"] if inventory else None,
         "expectation": _written(Path(expectation)) if expectation else None,
@@ -590,11 +597,6 @@ class Expected:
         return measured / known - 1 if measured is not None and known else None
 
 
-def find_expectation(folder: Path) -> Path | None:
-    """Return the file in a campaign's folder that says what is expected, if there is one."""
-    return next((folder / name for name in USUAL if (folder / name).is_file()), None)
-
-
 def read_expectation(path: Path) -> list[Expected]:
     """Return what a file expects.
 
@@ -616,15 +618,16 @@ def _of_targets(given: targets.Targets) -> Iterator[Expected]:
     for size, (low, high) in (given.speedup or {}).items():
         yield Expected(int(size), "speedup", low=low, high=high)
     for reference in given.reference:
-        unit, per_rank = (
-            reference.unit.removesuffix(" per rank"),
-            reference.unit.endswith(" per rank"),
+        unit = reference.unit.removesuffix(" per rank")
+        is_per_rank = unit != reference.unit
+        scale = TIME_UNITS.get(unit, float(reference.world_size) if is_per_rank else 1.0)
+        value = reference.value * scale
+        quantity: Quantity = "step_s" if unit in TIME_UNITS else "throughput"
+        least, most = (
+            None if limit is None else value * (1 + limit)
+            for limit in (reference.lower, reference.upper)
         )
-        scale = TIME_UNITS.get(unit, float(reference.world_size) if per_rank else 1.0)
-        value, quantity = reference.value * scale, "step_s" if unit in TIME_UNITS else "throughput"
-        from_ = None if reference.lower is None else value * (1 + reference.lower)
-        to = None if reference.upper is None else value * (1 + reference.upper)
-        yield Expected(reference.world_size, quantity, value, from_, to, reference.case)  # type: ignore[arg-type]
+        yield Expected(reference.world_size, quantity, value, least, most, reference.case)
 
 
 def _of_prediction(record: Any, path: Path) -> Iterator[Expected]:
@@ -675,74 +678,40 @@ def values(series: Series, point: Point) -> dict[Quantity, float | None]:
     }
 
 
-def measured_ladders(series: Iterable[Series]) -> list[Series]:
-    """Return the ladders among what is measured."""
-    return [curve for curve in series if curve.row.study in CURVES and not curve.layout]
-
-
-def measured_points(series: Sequence[Series]) -> list[dict[str, Any]]:
-    """Return the measured points as records."""
-    return [
-        {"series": curve.name, "case": curve.case, "world_size": point.world_size,
-         "num_launches": point.num_launches, "baseline": curve.baseline,
-         "sample_unit": _unit(curve), "blocked_by": point.blocked_by}
-        | dict(values(curve, point))
-        for curve in series for point in curve.points
-    ]  # fmt: skip
-
-
 def compare_expected(
     expected: Iterable[Expected], series: Sequence[Series]
 ) -> list[dict[str, Any]]:
     """Return a record for each expectation of each series that it is about."""
     rows = []
     for one in expected:
-        meant: list[Series | None] = [*_meant(one, series)]
+        meant: list[Series | None] = [
+            curve
+            for curve in series
+            if (
+                one.case in (curve.case, curve.label, curve.name)
+                if one.case is not None
+                else not curve.row.has_smaller_batch and one.scaling in (None, curve.row.scaling)
+            )
+        ]
         for own in meant or [None]:
             points = own.points if own else []
             at = next((point for point in points if point.world_size == one.world_size), None)
             found = values(own, at)[one.quantity] if own and at else None
             rules = at.blocked_by if at else []
             row = {"series": own.name if own else one.case, "measured": found,
-                   "sample_unit": _unit(own) if own else "samples", "blocked_by": rules,
+                   "sample_unit": (own and own.row.sample_unit) or "samples", "blocked_by": rules,
                    "deviation": one.deviation(found),
                    "meets": "blocked" if rules else one.meets(found)}  # fmt: skip
             rows.append(asdict(one) | row)
     return sorted(rows, key=lambda row: (str(row["series"]), row["world_size"]))
 
 
-def _unit(series: Series) -> str:
-    return series.row.sample_unit or "samples"
-
-
-def _meant(expected: Expected, series: Sequence[Series]) -> list[Series]:
-    named = [curve for curve in series if expected.case in (curve.case, curve.label, curve.name)]
-    if expected.case is not None:
-        return named
-    found = (curve for curve in series if not curve.row.has_smaller_batch)
-    return [curve for curve in found if expected.scaling in (None, curve.row.scaling)]
-
-
-def below_floor(series: Iterable[Series], floor: float | None) -> list[dict[str, Any]]:
-    """Return the smallest size at which even the best case misses a floor, as `campaign.floor`."""
-    found = best_efficiencies(series) if floor is not None else {}
-    low = min((size for size, value in found.items() if value < (floor or 0)), default=None)
-    if low is None:
-        return []
-    return [{"world_size": low, "parallel_efficiency": found[low], "floor": floor}]
-
-
 def waiting_above(
-    below: Sequence[Mapping[str, Any]], planned: Sequence[Mapping[str, Any]],
+    below: Sequence[Mapping[str, Any]],
+    planned: Sequence[Mapping[str, Any]],
     jobs: Sequence[Mapping[str, Any]],
-) -> list[str]:  # fmt: skip
-    """Return the jobs that wait to measure only world sizes beyond one that misses the floor.
-
-    Args:
-        below: As `below_floor` returns it.
-        planned: The launches of the campaign, each with its name and world size.
-        jobs: The jobs, each with its name, state and launches.
-    """
+) -> list[str]:
+    """Return the jobs that wait to measure only world sizes beyond those that miss the floor."""
     if not below:
         return []
     sizes = {launch["name"]: launch.get("world_size", 0) for launch in planned}
