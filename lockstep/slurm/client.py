@@ -37,7 +37,7 @@ class Refusal:
     """One thing that sbatch refuses.
 
     Attributes:
-        said: Part of sbatch's message, in lower case.
+        said: Parts of sbatch's messages, in lower case, with | between.
         key: The key, or keys, that it is about.
         where: The file that holds them.
         ask: A command whose answer lists what is allowed; empty where no single call tells.
@@ -70,9 +70,8 @@ _QOS = (("sacctmgr", "--noheader", "--parsable2", "show", "associations", "where
 REFUSALS = (
     Refusal("invalid account", "account", SITE, *_ACCOUNTS),
     Refusal("invalid qos", "qos", SITE, *_QOS, pattern=r"[^,\n]+"),
-    Refusal("invalid partition", "partition", SITE, *_PARTITIONS),
-    Refusal("requested partition configuration", "partition", SITE, *_PARTITIONS),
-    Refusal("user's group not permitted", "partition", SITE, *_PARTITIONS),
+    Refusal("invalid partition|requested partition configuration|user's group not permitted",
+            "partition", SITE, *_PARTITIONS),
     Refusal("job violates accounting/qos policy", "qos, account, time, or jobs.share_job for fewer "
             "jobs,", EITHER),
     Refusal("license", "extra_directives (--licenses)"),
@@ -81,14 +80,10 @@ REFUSALS = (
     Refusal("reservation", "reservation", SITE,
             ("scontrol", "show", "reservation", "--oneliner"), "reservations",
             pattern=r"ReservationName=(\S+)"),
-    Refusal("time limit", "time", EITHER, _sinfo("%R %l"), "limits"),
-    Refusal("invalid --time", "time", EITHER, _sinfo("%R %l"), "limits"),
-    Refusal("memory specification", "mem", SITE, _sinfo("%m"), "MiB of a node"),
-    Refusal("invalid --mem", "mem", SITE, _sinfo("%m"), "MiB of a node"),
-    Refusal("generic resource", "gpu_type or gpus_per_node", SITE, _sinfo("%G"), "gres of a node"),
-    Refusal("trackable resource", "gpu_type or gpus_per_node", SITE, _sinfo("%G"),
-            "gres of a node"),
-    Refusal("invalid gres", "gpu_type or gpus_per_node", SITE, _sinfo("%G"), "gres of a node"),
+    Refusal("time limit|invalid --time", "time", EITHER, _sinfo("%R %l"), "limits"),
+    Refusal("memory specification|invalid --mem", "mem", SITE, _sinfo("%m"), "MiB of a node"),
+    Refusal("generic resource|trackable resource|invalid gres", "gpu_type or gpus_per_node", SITE,
+            _sinfo("%G"), "gres of a node"),
     Refusal("node configuration", "gpus_per_node, gpu_type, cpus_per_node or mem", SITE,
             _sinfo("%R: %c CPUs, %m MiB, %G"), "a node has"),
     # Said of too many CPUs of a node, and of more nodes than the whole cluster has CPUs for.
@@ -100,8 +95,7 @@ REFUSALS = (
     Refusal("job array", "max_array_size", SITE,
             ("scontrol", "show", "config"), "MaxArraySize", pattern=r"MaxArraySize\s*=(.*)"),
     Refusal("invalid node name", "extra_directives", SITE, _sinfo("%N"), "nodes"),
-    Refusal("unrecognized option", "extra_directives"),
-    Refusal("invalid option", "extra_directives"),
+    Refusal("unrecognized option|invalid option", "extra_directives"),
     Refusal("dos line breaks", "shell_before, shell_after or template (save it with Unix line "
             "ends)"),
     Refusal("does not look like a batch script", "template (it must begin with #!/bin/bash)"),
@@ -112,7 +106,7 @@ REFUSALS = (
 def find_refusal(message: str) -> Refusal | None:
     """Return what a message of sbatch is about; None if it is about no key."""
     low = message.lower()
-    return next((refusal for refusal in REFUSALS if refusal.said in low), None)
+    return next((refusal for refusal in REFUSALS if re.search(refusal.said, low)), None)
 
 
 def explain_refusal(stderr: str, user: str, ask: Callable[..., str], script: Path) -> str | None:
@@ -150,40 +144,35 @@ Kind = Literal["no_config", "no_controller", "late", "no_database", "not_trusted
 VERBOSE = "LOCKSTEP_VERBOSE"
 # What sacct says where slurm.conf has no AccountingStorageType.
 NO_ACCOUNTING = "accounting storage is disabled"
-# Part of what is printed, in lower case -> kind; the first that fits counts. As slurm_errno.c and
-# fetch_config.c of Slurm 22.05 to 24.05 say it.
-FAILURE_SIGNS: dict[str, Kind] = {
-    "establish a configuration source": "no_config",
-    "resolve_ctls": "no_config",
-    "fetch_config": "no_config",
-    "unable to process configuration file": "no_config",
-    "slurmdbd": "no_database",
-    "persistent connection": "no_database",
-    "problem talking to the database": "no_database",
-    "munge": "not_trusted",
-    "protocol authentication error": "not_trusted",
-    "socket timed out": "late",
-    "unable to contact slurm controller": "no_controller",
-    "zero bytes were transmitted": "no_controller",
-}
-# kind -> what it means of a command, and what to do
-FAILURE_TEXTS: dict[Kind, tuple[str, str]] = {
+# kind -> parts of what is printed, in lower case, with | between, as slurm_errno.c and
+# fetch_config.c of Slurm 22.05 to 24.05 say it; what that means of a command; what to do. The first
+# that fits counts.
+FAILURES: dict[Kind, tuple[str, str, str]] = {
     "no_config": (
+        "establish a configuration source|resolve_ctls|fetch_config"
+        "|unable to process configuration file",
         "{} finds no Slurm here, neither a good slurm.conf nor a controller in DNS",
         "use a login node of the cluster, or name its file in SLURM_CONF",
     ),
-    "no_controller": (
-        "{} does not reach Slurm's controller, which is down or out of reach",
-        "ask again later, or see scontrol ping",
-    ),
-    "late": ("Slurm's controller was too busy to answer {} in time", "ask again later"),
     "no_database": (
+        "slurmdbd|persistent connection|problem talking to the database",
         "{} does not reach Slurm's accounting (slurmdbd), which is down or out of reach",
         "ask again later",
     ),
     "not_trusted": (
+        "munge|protocol authentication error",
         "Slurm does not let {} speak to it, for munge does not run here or has another key",
         "use a login node, or ask the cluster's support",
+    ),
+    "late": (
+        "socket timed out",
+        "Slurm's controller was too busy to answer {} in time",
+        "ask again later",
+    ),
+    "no_controller": (
+        "unable to contact slurm controller|zero bytes were transmitted",
+        "{} does not reach Slurm's controller, which is down or out of reach",
+        "ask again later, or see scontrol ping",
     ),
 }
 
@@ -192,14 +181,12 @@ class FailedError(RuntimeError):
     """A command of Slurm that ended with an error."""
 
     def __init__(self, command: str, stderr: str, code: int) -> None:
-        low = stderr.lower()
-        self.kind: Kind = next(
-            (kind for said, kind in FAILURE_SIGNS.items() if said in low), "other"
-        )
-        self.stderr = stderr
+        low, self.stderr = stderr.lower(), stderr
+        fits = (kind for kind, (signs, _, _) in FAILURES.items() if re.search(signs, low))
+        self.kind: Kind = next(fits, "other")
         text = f"{command} said: {one_line(stderr) or f'nothing, and exit code {code}'}"
-        says, self.to_do = FAILURE_TEXTS.get(self.kind, (text, ""))
-        self.says = says.format(command) if self.to_do else text
+        _, says, self.to_do = FAILURES.get(self.kind, ("", "", ""))
+        self.says = says.format(command) or text
         ours = "; ".join(filter(None, [self.says, self.to_do]))
         super().__init__(f"{ours}; {text}" if self.to_do and os.environ.get(VERBOSE) else ours)
 

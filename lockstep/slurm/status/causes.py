@@ -266,33 +266,20 @@ def in_words(cause: Cause, results: Results) -> str:
     if cause.used_bytes is not None and cause.requested_bytes is not None:
         used, requested = cause.used_bytes / GIB, cause.requested_bytes / GIB
         memory = f"it used {used:.1f} of {requested:.1f} GiB"
-    match cause.kind:
-        case "log":
-            assert cause.log is not None
-            log = cause.log.relative_to(results.path)
-            return f"{log} says: {cause.line}" if cause.line else f"see {log}"
-        case "memory":
-            return f"{memory}: raise mem, or lower the batch"
-        case "killed":
-            todo = "so raise mem" if cause.is_near_limit else "so look at its log first"
-            return (
-                "a process of it was killed, by hand or for memory, which Slurm cannot tell apart "
-                f"without cgroups; {memory}, {todo}"
-            )
-        case "no_output":
-            return (
-                f"exit code 0:53: {nodes} could not open {cause.log}, so choose by --to a folder "
-                "that every node sees and where you may write"
-            )
-        case "dependency":
-            other = cause.line or "a job that it waited for"
-            return (
-                f"Slurm cancelled it before it began, for {other} did not end as it needs "
-                f"({NEVER_SATISFIED})"
-            )
-        case "not_started":
-            return f"{nodes} did not start it ({cause.line}); sinfo -R says more"
+    log = cause.log
+    if cause.kind == "log" and log is not None:
+        log = log.relative_to(results.path)
+    todo = "so raise mem" if cause.is_near_limit else "so look at its log first"
     return {
+        "log": f"{log} says: {cause.line}" if cause.line else f"see {log}",
+        "memory": f"{memory}: raise mem, or lower the batch",
+        "killed": "a process of it was killed, by hand or for memory, which Slurm cannot tell "
+        f"apart without cgroups; {memory}, {todo}",
+        "no_output": f"exit code 0:53: {nodes} could not open {log}, so choose by --to a folder "
+        "that every node sees and where you may write",
+        "dependency": "Slurm cancelled it before it began, for "
+        f"{cause.line or 'a job that it waited for'} did not end as it needs ({NEVER_SATISFIED})",
+        "not_started": f"{nodes} did not start it ({cause.line}); sinfo -R says more",
         "time": "raise time in the campaign's [jobs] or in the site file, for fewer jobs",
         "stopped": "it stopped in order before its time limit",
         "lost": "see its log",
