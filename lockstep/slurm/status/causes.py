@@ -209,12 +209,7 @@ MINUTE_S = 60
 
 
 def advise(
-    standing: Standing,
-    results: Results,
-    folder: str,
-    *,
-    is_last: bool,
-    is_continued: bool = False,
+    standing: Standing, results: Results, folder: str, *, is_last: bool, is_continued: bool = False
 ) -> str | None:
     """Return what to do about a job; None where nothing is to be done.
 

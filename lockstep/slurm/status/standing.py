@@ -399,9 +399,7 @@ def is_active(queued: slurm.Queued | None) -> bool:
 
 
 def state_of(
-    queued: slurm.Queued | None,
-    account: Mapping[str, Any] | None,
-    record: Mapping[str, Any] | None,
+    queued: slurm.Queued | None, account: Mapping[str, Any] | None, record: Mapping[str, Any] | None
 ) -> State | None:
     """Return a job's state from what each layer knows of it; None where none knows.
 

@@ -183,12 +183,7 @@ def _refuse(
 
 
 def _look(
-    board: "Board",
-    folder: str,
-    wanted: "Wanted | None",
-    page: Path | None,
-    *,
-    cancel_below: bool,
+    board: "Board", folder: str, wanted: "Wanted | None", page: Path | None, *, cancel_below: bool
 ) -> "Look":
     """Return what a look sees and its record; cancel what is not worth it, and write the page."""
     from lockstep.slurm.status.status_record import record

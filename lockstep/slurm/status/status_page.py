@@ -12,7 +12,15 @@ from lockstep.core.formats import counted, in_words, listed, number, percent, ra
 from lockstep.report.check import evidence
 from lockstep.report.page.parts import Panel, Table, panel, shown, table
 from lockstep.report.page.render import environment, own
-from lockstep.slurm.status.status_record import SHORT, by_whom, elements, ran, whose
+from lockstep.slurm.status.status_record import (
+    PLACE,
+    SHORT,
+    SOFTWARE,
+    by_whom,
+    elements,
+    ran,
+    whose,
+)
 
 # kind of a script -> when it is of use
 WHEN = {
@@ -53,21 +61,6 @@ CONFIGURATION = {
     "size": "size", "workload": "workload", "precision": "precision", "device": "device",
     "global_batch": "global batch", "local_batch": "local batch", "rounds": "rounds",
     "threads_per_rank": "threads per rank", "factors": "factors", "seed": "seed",
-}  # fmt: skip
-PLACE = {
-    "name": "site", "partition": "partition", "account": "account", "qos": "QOS",
-    "constraint": "constraint", "gpus_per_node": "GPUs per node", "gpu_type": "GPU type",
-    "cpus_per_node": "CPUs per node", "mem": "memory of a node", "time": "limit of a job",
-    "image": "image", "modules": "modules", "interface": "network interface",
-    "env": "variables of the ranks",
-}  # fmt: skip
-SOFTWARE = {
-    "device_names": "devices", "cpu_model": "CPU", "cores_per_node": "cores of a node",
-    "memory_bytes": "memory of a node", "driver": "driver", "cuda": "CUDA", "cudnn": "cuDNN",
-    "nccl": "NCCL", "backend": "backend", "transport": "interconnect in use",
-    "wire_gb_per_s": "link, GB/s", "torch": "PyTorch", "torchvision": "torchvision",
-    "python": "Python", "os": "system", "environment": "variables in force",
-    "lockstep_version": "Lockstep",
 }  # fmt: skip
 
 

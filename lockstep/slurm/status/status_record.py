@@ -56,18 +56,24 @@ SHORT = {
 }
 # The state that an array has as a whole is the first of these that an element is in.
 ORDER = ("STALLED", "RUNNING", "COMPLETING", "PENDING", "unknown", "LOST")
-# What a site file says of a job's place, in the order of the page.
-SITE_KEYS = (
-    *("name", "partition", "account", "qos", "constraint", "gpus_per_node", "gpu_type"),
-    *("cpus_per_node", "mem", "time", "interface", "modules", "env"),
-)
-# What a launch noted of its software and its links.
-MACHINE_KEYS = (
-    *("device_names", "driver", "cuda", "cudnn", "nccl", "torch", "torchvision", "python", "os"),
-    *("backend", "transport", "wire_gb_per_s", "threads_per_rank", "cpu_model", "cores_per_node"),
-    *("memory_bytes", "image_path", "environment", "lockstep_version"),
-)
-
+# What a site file says of a job's place, and what a launch noted of its software and its links: key
+# -> its name on the page.
+PLACE = {
+    "name": "site", "partition": "partition", "account": "account", "qos": "QOS",
+    "constraint": "constraint", "gpus_per_node": "GPUs per node", "gpu_type": "GPU type",
+    "cpus_per_node": "CPUs per node", "mem": "memory of a node", "time": "limit of a job",
+    "image": "image", "modules": "modules", "interface": "network interface",
+    "env": "variables of the ranks",
+}  # fmt: skip
+SOFTWARE = {
+    "device_names": "devices", "cpu_model": "CPU", "cores_per_node": "cores of a node",
+    "memory_bytes": "memory of a node", "driver": "driver", "cuda": "CUDA", "cudnn": "cuDNN",
+    "nccl": "NCCL", "backend": "backend", "transport": "interconnect in use",
+    "wire_gb_per_s": "link, GB/s", "torch": "PyTorch", "torchvision": "torchvision",
+    "python": "Python", "os": "system", "environment": "variables in force",
+    "lockstep_version": "Lockstep",
+}  # fmt: skip
+MACHINE_KEYS = (*SOFTWARE, "threads_per_rank", "image_path")
 # What a script asks for.
 SHAPE = ("num_nodes", "gpus_per_node", "time_limit")
 
@@ -469,7 +475,7 @@ def _site(results: Results) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None  # no scripts were written from here, or by an earlier version
     image = (site.get("container") or {}).get("image")
-    return {key: site[key] for key in SITE_KEYS} | {"image": image}
+    return {key: image if key == "image" else site[key] for key in PLACE}
 
 
 def _machine(results: Results) -> dict[str, Any] | None:

@@ -110,9 +110,7 @@ def say_site(found_site: FoundSite) -> None:
 
 
 def _found_site(
-    ctx: click.Context,
-    parameter: click.Parameter,
-    given: str | None,
+    ctx: click.Context, parameter: click.Parameter, given: str | None
 ) -> FoundSite | None:
     if ctx.resilient_parsing:
         return None

@@ -267,11 +267,7 @@ class Maker:
         return replace(job, options=(), after=after)
 
     def make(
-        self,
-        name: str,
-        kind: Kind,
-        launches: Sequence[Launch],
-        after: tuple[Dependency, ...] = (),
+        self, name: str, kind: Kind, launches: Sequence[Launch], after: tuple[Dependency, ...] = ()
     ) -> JobSpec:
         """Return a job that makes launches."""
         one_after_another = 1 if kind == "array" else len(launches)
@@ -285,12 +281,7 @@ class Maker:
         return replace(job, launches=tuple(launches), after=after)
 
     def job(
-        self,
-        name: str,
-        kind: Kind,
-        sizes: Sequence[int],
-        time_s: int,
-        share: Share | None = None,
+        self, name: str, kind: Kind, sizes: Sequence[int], time_s: int, share: Share | None = None
     ) -> JobSpec:
         """Return a job of nothing but its resources, for steps of so many ranks."""
         resources = share or self.share
@@ -314,11 +305,7 @@ class Maker:
             directives=tuple(directives(self.site, resources, name, largest, time_s, output)),
             shapes={size: shape(self.site, resources, size) for size in sizes},
             agents={size: agent(resources, size) for size in sizes if resources.is_torchrun},
-            options=(
-                *common_options(self.campaign),
-                f"--label=site={self.site.name}",
-                "--resume",
-            ),
+            options=(*common_options(self.campaign), f"--label=site={self.site.name}", "--resume"),
             tests=self.campaign.tests,
             workdir=self.campaign.command.workdir if self.campaign.command else None,
             floor=self.campaign.until_efficiency,

@@ -137,11 +137,7 @@ def _submission(
 def _facts(
     todo: "Work", overhead: float, over: "list[Excess] | None", prospects: Prospects | None
 ) -> dict[str, Any]:
-    amounts = {
-        "node_hours": todo.node_hours,
-        "gpu_hours": todo.gpu_hours,
-        "cost": todo.cost,
-    }
+    amounts = {"node_hours": todo.node_hours, "gpu_hours": todo.gpu_hours, "cost": todo.cost}
     more = {
         f"{name}_with_overhead": None if amount is None else amount * (1 + overhead)
         for name, amount in amounts.items()
