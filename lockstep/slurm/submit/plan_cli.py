@@ -12,18 +12,16 @@ import click
 
 from lockstep.campaign.campaign import Campaign
 from lockstep.core import sizes, studies
-from lockstep.core.formats import DASH, clock, counted, number
+from lockstep.core.formats import DASH, clock, number
 from lockstep.core.metrics import GIGA
 from lockstep.core.studies import STUDIES, rows
 from lockstep.slurm.submit.cli_options import (
     FoundSite,
     as_json_option,
     campaign_options,
-    job_facts,
     rounded_up,
-    say_dropped,
-    work_of,
 )
+from lockstep.slurm.submit.submit_cli import job_facts, say_dropped, work_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -209,7 +207,7 @@ def _summary(todo: "Work", overhead: float, memory: "Sequence[Need]") -> list[st
     if not todo.jobs:
         return ["Nothing is missing."]
     campaign, size = todo.campaign, todo.campaign.measured_size()
-    lines, batches = [at_most(todo)], []
+    lines, batches = [todo.at_most], []
     if "strong" in campaign.studies:
         batches.append(f"Strong scaling shares a global batch of {size.global_batch:,}.")
     known = [study for study in campaign.studies if study in STUDIES]
@@ -230,25 +228,10 @@ def _summary(todo: "Work", overhead: float, memory: "Sequence[Need]") -> list[st
         lines.append(f"Each repeat has its own {what}, so they are independent.")
     lines += _memory_lines(memory)
     if overhead:
-        lines.append(f"With {overhead:.0%} overhead: {_amounts(todo, 1 + overhead)}.")
+        lines.append(f"With {overhead:.0%} overhead: {todo.amounts(1 + overhead)}.")
     if campaign.jobs.launch_time:
         lines.append(f"A job's time is {campaign.jobs.launch_time} for each of its launches.")
     return lines
-
-
-def at_most(todo: "Work") -> str:
-    """Return what the jobs may cost, in a sentence."""
-    num_jobs = sum(spec.num_elements for spec in todo.jobs)
-    launches = counted(len(todo.missing), "launch")
-    return f"{counted(num_jobs, 'job')}, {launches}: at most {_amounts(todo)}."
-
-
-def _amounts(todo: "Work", factor: float = 1.0) -> str:
-    """Return what the jobs take at most, times a factor, in words."""
-    amounts = [(todo.node_hours, "node-hours")]
-    amounts += [(todo.gpu_hours, "GPU-hours")] if todo.gpu_hours else []
-    amounts += [] if todo.cost is None else [(todo.cost, str(todo.site.currency))]
-    return ", ".join(f"{rounded_up(amount * factor)} {unit}" for amount, unit in amounts)
 
 
 def _memory_table(needs: "Sequence[Need]") -> "Table":

@@ -13,7 +13,7 @@ from typing import Any
 
 from lockstep.campaign.campaign import Campaign, Launch
 from lockstep.core import files, journal
-from lockstep.core.formats import clock, listed
+from lockstep.core.formats import clock, counted, listed
 from lockstep.core.record import KEY
 from lockstep.slurm import client as slurm
 from lockstep.slurm.site import Site
@@ -112,6 +112,20 @@ class Work:
             return self.site.cost_per_gpu_hour * self.gpu_hours
         per_node_hour = self.site.cost_per_node_hour
         return None if per_node_hour is None else per_node_hour * self.node_hours
+
+    @property
+    def at_most(self) -> str:
+        """What the jobs may cost, in a sentence."""
+        num_jobs = sum(spec.num_elements for spec in self.jobs)
+        launches = counted(len(self.missing), "launch")
+        return f"{counted(num_jobs, 'job')}, {launches}: at most {self.amounts()}."
+
+    def amounts(self, factor: float = 1.0) -> str:
+        """Return what the jobs take at most, times a factor, in words."""
+        amounts = [(self.node_hours, "node-hours")]
+        amounts += [(self.gpu_hours, "GPU-hours")] if self.gpu_hours else []
+        amounts += [] if self.cost is None else [(self.cost, str(self.site.currency))]
+        return ", ".join(f"{rounded_up(amount * factor)} {unit}" for amount, unit in amounts)
 
     def within(self, granted: Budget) -> "Work":
         """Return as much of the work as fits into a budget.

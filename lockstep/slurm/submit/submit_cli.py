@@ -11,22 +11,91 @@ import click
 
 from lockstep.core.formats import counted
 from lockstep.slurm.submit.cli_options import (
+    DROP_ORDER,
+    Budget,
+    FoundSite,
     as_json_option,
     campaign_options,
     dry_run_option,
-    job_facts,
-    say_dropped,
+    say_site,
     script_options,
-    work_of,
 )
 
 if TYPE_CHECKING:
-    from lockstep.slurm.submit.cli_options import Budget
-    from lockstep.slurm.submit.job_spec import JobSpec
+    from lockstep.slurm.submit.job_spec import JobSpec, Profiler
     from lockstep.slurm.submit.submission import Work
 
 
 SENDING_FILE = "submit.sh"
+
+
+def work_of(
+    campaign: str,
+    site: FoundSite,
+    root: Path,
+    partition: str | None = None,
+    budget: Budget | None = None,
+    profiler: "Profiler | None" = None,
+    debug_comm: bool = False,
+    *,
+    is_draft: bool = False,
+) -> "Work":
+    """Return a campaign's work at a site, by the options of a command.
+
+    With `is_draft` keys of the site may still be to be filled in.
+
+    Raises:
+        ValueError: Campaign, site and options do not fit, or results were measured otherwise.
+    """
+    from lockstep.campaign import campaign as campaigns
+    from lockstep.slurm import client as slurm
+    from lockstep.slurm import site as sites
+    from lockstep.slurm.status.sent import Results
+    from lockstep.slurm.submit.job import settle
+    from lockstep.slurm.submit.submission import Work
+
+    say_site(site)
+    chosen, where = campaigns.load(campaign), sites.load(site.source, is_draft=is_draft)
+    where = where.in_partition(partition) if partition else where
+    slurm.on_cluster(where.cluster)
+    results = Results((root / chosen.name).resolve())
+    todo = Work(settle(chosen, where), where, results, profiler, debug_comm=debug_comm)
+    if budget is not None:
+        if profiler is not None:
+            raise ValueError("--budget is about what is measured; give it without --profile")
+        todo = todo.within(budget)
+    try:
+        results.refuse(todo.campaign, todo.launches)
+    except ValueError as error:
+        if not is_draft:
+            raise
+        click.echo(f"Submit would refuse this: {error}", err=True)
+    return todo
+
+
+def say_dropped(todo: "Work", budget: Budget | None) -> None:
+    """Name on standard error what a budget left out."""
+    if budget and todo.dropped:
+        changes, unit = ", ".join(todo.dropped), budget.unit or todo.unit
+        click.echo(
+            f"Dropped to stay within {budget.hours:g} {unit}: {changes} ({DROP_ORDER}).", err=True
+        )
+
+
+def job_facts(spec: "JobSpec") -> dict[str, Any]:
+    """Return what JSON says of a job."""
+    return {
+        "job": spec.name,
+        "kind": spec.kind,
+        "num_elements": spec.num_elements,
+        "num_nodes": spec.num_nodes,
+        "num_ranks": spec.num_ranks,
+        "num_launches": len(spec.launches),
+        "time_s": spec.time_s,
+        "node_hours": spec.node_hours,
+        "gpu_hours": spec.gpu_hours,
+        "after": [dependency.job for dependency in spec.after],
+    }
 
 
 def _write(todo: "Work", *, force: bool) -> None:
@@ -64,7 +133,7 @@ def _command(spec: "JobSpec") -> str:
 @click.option("--force", is_flag=True, help="With --by-hand: replace scripts that read otherwise.")
 @as_json_option
 def submit(
-    budget: "Budget | None",
+    budget: Budget | None,
     *,
     dry_run: bool,
     by_hand: bool,
@@ -128,11 +197,10 @@ def resume(
 def _send(todo: "Work", *, dry_run: bool, as_json: bool) -> None:
     """Say what the jobs may cost and send them, or show them."""
     from lockstep.slurm import client as slurm
-    from lockstep.slurm.submit.plan_cli import at_most
     from lockstep.slurm.submit.submission import submit as send
 
     if todo.jobs:
-        click.echo(at_most(todo), err=True)
+        click.echo(todo.at_most, err=True)
     if dry_run:
         _show(todo, as_json=as_json)
         return
