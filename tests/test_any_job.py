@@ -12,11 +12,9 @@ from stand_ins import sacct
 from examples import collected
 from lockstep.core.formats import DASH
 from lockstep.slurm.any_job import node_use
-from lockstep.slurm.any_job.held import FORMAT
+from lockstep.slurm.any_job.held import COLUMNS
 
 GIB = 1024**3
-NAMES = ("job_id", "state", "reason", "user", "partition", "num_nodes", "elapsed", "limit")
-REST = ("submitted", "starts", "waits_for", "priority", "nodes", "name")
 RUNS = {
     "job_id": "4711",
     "state": "RUNNING",
@@ -56,9 +54,7 @@ STEP = {"JobID": "4711.0", "TotalCPU": "00:20:00", "MaxRSS": "8G", "NTasks": "1"
 def squeue(*rows):
     """Return what squeue prints of jobs."""
     usual = {"user": "me", "partition": "gpu", "num_nodes": "1", "submitted": "5", "starts": "N/A"}
-    known = [*NAMES, *REST]
-    assert len(known) == FORMAT.count("|") + 1
-    return "".join("|".join((usual | row).get(name, "") for name in known) + "\n" for row in rows)
+    return "".join("|".join((usual | row).get(name, "") for name in COLUMNS) + "\n" for row in rows)
 
 
 @pytest.fixture
@@ -290,10 +286,10 @@ def test_the_script_of_a_look_runs_here(tmp_path):
         ["sh", "-c", node_use.SCRIPT], capture_output=True, text=True, check=False, timeout=60
     ).stdout
     (node,) = node_use.read(said)
-    assert node.cores
-    assert node.total_bytes > node.used_bytes > 0
-    assert 0 <= node.busy <= 1
-    assert node.processes
+    assert node["cores"]
+    assert node["total_bytes"] > node["used_bytes"] > 0
+    assert 0 <= node["busy"] <= 1
+    assert node["processes"]
 
 
 def test_where_no_step_can_look_sstat_answers(slurm):

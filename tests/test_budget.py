@@ -3,7 +3,7 @@ from data.job_samples import campaign_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.slurm.submit import budget
+from lockstep.slurm.submit import submission
 
 
 def launch_hours(campaign):
@@ -12,8 +12,9 @@ def launch_hours(campaign):
 
 
 def fit(hours, cost=launch_hours, **changes):
-    fitted = budget.fit(campaign_of(studies=["weak"], **changes), hours, cost, "GPU-hours")
-    return fitted.campaign.repeats, fitted.campaign.world_sizes, fitted.dropped
+    everything = campaign_of(studies=["weak"], **changes)
+    left, dropped = submission.fit(everything, hours, cost, "GPU-hours")
+    return left.repeats, left.world_sizes, dropped
 
 
 @pytest.mark.parametrize(
@@ -58,9 +59,9 @@ def test_a_budget_is_kept_and_used(repeats, world_sizes, hours):
     affordable = [left for left in ladder if left[0] * sum(left[1]) <= hours]
     if not affordable:
         with pytest.raises(ValueError, match="holds nothing"):
-            budget.fit(everything, hours, launch_hours, "GPU-hours")
+            submission.fit(everything, hours, launch_hours, "GPU-hours")
         return
-    left = budget.fit(everything, hours, launch_hours, "GPU-hours").campaign
+    left = submission.fit(everything, hours, launch_hours, "GPU-hours")[0]
     assert (left.repeats, sorted(left.world_sizes)) == affordable[0]
     assert launch_hours(left) <= hours
 

@@ -19,8 +19,7 @@ from launched import environ
 from lockstep.cli import lockstep
 from lockstep.core import record
 from lockstep.report.bundle import opening
-from lockstep.slurm.status.receiver import read_key
-from lockstep.slurm.status.serve_cli import KEY_FILE
+from lockstep.slurm.status.serve_cli import KEY_FILE, read_key
 
 ROOT = Path(__file__).parents[1]
 SC_HEADINGS = (

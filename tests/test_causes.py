@@ -7,10 +7,9 @@ import pytest
 from stand_ins import keep, leave, send
 
 from lockstep.slurm.client import State
-from lockstep.slurm.log_end import read_end
 from lockstep.slurm.status.causes import Cause, advise, find_cause, key_to_mend, waits_for_ever
 from lockstep.slurm.status.sent import Results
-from lockstep.slurm.status.standing import Standing
+from lockstep.slurm.status.standing import Standing, read_end
 
 GIB = 1024**3
 

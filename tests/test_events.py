@@ -14,17 +14,17 @@ import pytest
 from stand_ins import account_of, leave, lockstep, now, send
 
 from lockstep.slurm import client
-from lockstep.slurm.status import accounting, job_events, receiver, serve_cli
-from lockstep.slurm.status.receiver import (
+from lockstep.slurm.status import accounting, serve_cli
+from lockstep.slurm.status.sent import Results
+from lockstep.slurm.status.serve_cli import (
     SIGNATURE_HEADER,
     TIMESTAMP_HEADER,
     WINDOW_S,
-    Guard,
+    Inbox,
     read_key,
     sign,
 )
-from lockstep.slurm.status.sent import Results
-from lockstep.slurm.status.standing import Board
+from lockstep.slurm.status.standing import GRACE_S, Board
 from lockstep.slurm.status.status_record import Wanted
 
 KEY = b"k" * 32
@@ -41,9 +41,7 @@ def results(tmp_path):
 
 @pytest.fixture
 def server(results):
-    served = receiver.Server(
-        ("127.0.0.1", 0), receiver.Inbox(results, Guard(KEY, {})), receiver.Shown()
-    )
+    served = serve_cli.Server(("127.0.0.1", 0), Inbox(results, KEY), serve_cli.Shown())
     thread = threading.Thread(target=served.serve_forever, args=(0.01,))
     thread.start()
     yield served
@@ -112,28 +110,27 @@ def test_a_thousand_posts_of_strangers_change_nothing(server, results):
         answers[name] += 1
     assert min(answers.values()) > 30
     assert results.events_file.read_bytes() == before
-    (event,) = job_events.read(results).values()
+    (event,) = results.events().values()
     assert (event.job_id, event.status, event.exit_code) == ("17", "COMPLETED", 0)
 
 
 def test_who_restarts_the_receiver_replays_nothing(results):
     body, headers = _signed(encoded())
     given = (headers[TIMESTAMP_HEADER], headers[SIGNATURE_HEADER], body)
-    assert receiver.Inbox(results, Guard(KEY, {})).take(*given)[0] == 202
-    known = {entry["uuid"]: entry["at"] for entry in job_events.entries(results)}
-    assert receiver.Inbox(results, Guard(KEY, known)).take(*given)[0] == 409
+    assert Inbox(results, KEY).take(*given)[0] == 202
+    assert Inbox(results, KEY).take(*given)[0] == 409
 
 
 def test_what_could_not_be_kept_is_taken_when_it_is_sent_again(server, results, monkeypatch):
     message = _signed(encoded())
     with monkeypatch.context() as full_disk:
-        full_disk.setattr(receiver, "Journal", lambda path: (path / "no folder").open())
+        full_disk.setattr(serve_cli, "Journal", lambda path: (path / "no folder").open())
         assert post(server, *message) == 500
     assert [post(server, *message) for _ in range(2)] == [202, 409]
 
 
 def test_a_look_that_fails_is_shown_and_is_not_the_last(results):
-    shown = receiver.Shown()
+    shown = serve_cli.Shown()
     follower = serve_cli.Follower(Board(results), "here", Wanted(), shown)
     follower.look()
     version, claim = shown.version, results.claim_file
@@ -204,7 +201,7 @@ def test_the_epilog_sends_what_the_receiver_takes(
     (tmp_path / "events.key").write_bytes(KEY)
     url = f"http://127.0.0.1:{server.server_port}/events"
     assert epilog(url, tmp_path, **variables)[0] == 0
-    (event,) = job_events.read(results).values()
+    (event,) = results.events().values()
     assert (event.job_id, event.status, event.exit_code) == (job_id, status, code)
 
 
@@ -223,7 +220,7 @@ def test_a_dead_receiver_holds_no_node(server, results, tmp_path, receiver_is):
         code, seconds = epilog(f"http://127.0.0.1:{port}/events", tmp_path)
     assert code == 0
     assert seconds < 6  # its own limit is 2; a busy machine takes a while to begin
-    assert job_events.read(results) == {}
+    assert results.events() == {}
 
 
 # How a job may end -> what its script leaves; what the epilog of Slurm 22.05 is told, as tried on
@@ -285,8 +282,8 @@ def _after(folder, arrived, left, event, said, monkeypatch):
 
 
 def _write_event(folder, status, code):
-    at = int(time.time()) - 2 * job_events.GRACE_S
-    inbox = receiver.Inbox(Results(folder), Guard(KEY, {}, clock=lambda: at))
+    at = int(time.time()) - 2 * GRACE_S
+    inbox = Inbox(Results(folder), KEY, clock=lambda: at)
     body = json.dumps({"job_id": "17", "status": status, "exit_code": code}).encode()
     assert inbox.take(str(at), sign(KEY, str(at), body), body)[0] == 202
 

@@ -14,13 +14,12 @@ from lockstep.campaign.folder import Folder
 from lockstep.campaign.job_cuts import Stage
 from lockstep.campaign.local import local_stages
 from lockstep.campaign.local.local_stages import Stages
-from lockstep.slurm.associations import Limit
+from lockstep.slurm.associations import Limit, excesses
 from lockstep.slurm.client import State
-from lockstep.slurm.status import by_hand
 from lockstep.slurm.status.sent import Job, Results
 from lockstep.slurm.status.standing import Standing
 from lockstep.slurm.submit.job import jobs
-from lockstep.slurm.submit.limits import excesses
+from lockstep.slurm.submit.job_spec import sending_script
 from lockstep.slurm.submit.submission import Work
 
 FOLDER = Path("/results/ladder")
@@ -231,7 +230,7 @@ def test_scripts_are_sent_with_the_ids_of_those_that_they_wait_for(tmp_path):
     (stubs / "sbatch").chmod(0o755)
     environ = environ_of(STUBS, tmp_path) | {"PATH": f"{stubs}:/usr/bin:/bin"}
     subprocess.run(
-        ["bash", "-c", by_hand.sending(sent)], cwd=tmp_path, env=environ, check=True, timeout=60
+        ["bash", "-c", sending_script(sent)], cwd=tmp_path, env=environ, check=True, timeout=60
     )
     end = "--kill-on-invalid-dep=yes"
     assert (tmp_path / "calls").read_text().splitlines() == [

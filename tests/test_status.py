@@ -21,7 +21,7 @@ from lockstep.core.journal import Journal
 from lockstep.core.locks import NoLocksError
 from lockstep.report.compute.evaluation import evaluate_folder
 from lockstep.slurm.client import own_name
-from lockstep.slurm.status import cancelling
+from lockstep.slurm.status import jobs_cli
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.status.standing import Board
 
@@ -477,13 +477,15 @@ def test_what_waits_beyond_a_floor_is_cancelled_if_asked_and_left_out(
     measured = {"below_floor": [below], "not_worth_it": ["w4", "w8"]}
     keep(folder, "w2-r0", "a", "b", world_size=2)
     keep(folder, "w2-r1", "a", world_size=2)
-    assert cancelling.end(Board(results).look(), results, measured) == []  # not all of it is there
+    assert (
+        jobs_cli.end_ladder(Board(results).look(), results, measured) == []
+    )  # not all of it is there
     keep(folder, "w2-r1", "b", world_size=2)
     campaign = Board(results).look()
     begun = rows[17] + rows[18] + rows[20].replace("PENDING", "RUNNING")
     before = len(asked.calls("squeue"))
     asked.say("squeue", *[""] * before, "".join(rows.values()), begun)
-    assert cancelling.end(campaign, results, measured) == ["w4"]
+    assert jobs_cli.end_ladder(campaign, results, measured) == ["w4"]
     assert asked.calls("scancel") == ["scancel --state=PENDING 19 20"]
     noted = [one.get("below_floor") for one in results.submissions()]
     assert noted == [None, None, below, None]

@@ -5,15 +5,18 @@ job, which goes before the account (Slurm's documentation, "Resource Limits"). s
 user's association what that has from the accounts above it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import accumulate, chain
+from typing import Literal
 
 from lockstep.core.formats import clock, parse_limit
 from lockstep.slurm import client as slurm
 from lockstep.slurm import cluster as clusters
-from lockstep.slurm.cluster import LIMITING_TIME, Cluster, Kind, Partition
+from lockstep.slurm.cluster import LIMITING_TIME, Cluster, Partition
 from lockstep.slurm.site import Site
+from lockstep.slurm.submit.job_spec import JobSpec
 
 # What a job has whose user has several QOS and no default.
 USUAL_QOS = "normal"
@@ -106,11 +109,7 @@ class Accounts:
 
 
 def read(cluster: str) -> Accounts:
-    """Ask Slurm what the user who asks may charge on a cluster, one of those it keeps books of.
-
-    Raises:
-        RuntimeError: sacctmgr is not installed, or does not answer.
-    """
+    """Ask Slurm what the user who asks may charge on a cluster, one of those it keeps books of."""
     show = ("sacctmgr", "--noheader", "--parsable2", "show")
     which = ("user", slurm.own_name(), "withassoc", f"cluster={cluster}", f"format={_USER}")
     return parse(slurm.ask(*show, *which), slurm.ask(*show, "qos", f"format={_QOS}"))
@@ -118,60 +117,50 @@ def read(cluster: str) -> Accounts:
 
 def parse(associations: str, qualities: str = "") -> Accounts:
     """Read the associations of one user and all QOS, a line each, from sacctmgr's output."""
-    rows = [row for row in _rows(associations, _USER) if row[2]]
-    return Accounts(
-        default=next((row[1] for row in rows if row[1]), None),
-        associations=tuple(_association(*row[2:]) for row in rows),
-        qualities={row[0]: _quality(*row) for row in _rows(qualities, _QOS)},
-    )
+    found = []
+    for row in _rows(associations, _USER):
+        if row["account"]:
+            of = f"account {row['account']}"
+            limits = _limits(of, row["maxwall"], row["maxjobs"], row["maxsubmit"], row["maxtres"])
+            qos = _listed(row["qos"])
+            usual, place = row["defaultqos"], row["partition"]
+            found.append(Association(row["account"], place, usual, qos, limits))
+    of_qos = {}
+    for row in _rows(qualities, _QOS):
+        of = f"QOS {row['name']}"
+        jobs = (row["maxwall"], row["maxjobspu"], row["maxsubmitpu"])
+        limits = _limits(of, *jobs, row["maxtres"], row["maxtrespu"])
+        of_qos[row["name"]] = Quality(_listed(row["flags"]), limits)
+    defaults = [row["defaultaccount"] for row in _rows(associations, _USER) if row["account"]]
+    return Accounts(next(filter(None, defaults), None), tuple(found), of_qos)
 
 
-def _rows(text: str, columns: str) -> list[list[str]]:
+def _rows(text: str, columns: str) -> list[dict[str, str]]:
+    names = columns.split(",")
     rows = [line.split("|") for line in text.splitlines()]
-    return [row for row in rows if len(row) == columns.count(",") + 1]
-
-
-def _association(
-    account: str, place: str, usual: str, qos: str, wall: str, tres: str, running: str, queued: str
-) -> Association:
-    of = f"account {account}"
-    limits = (
-        *_of_jobs(of, wall, running, queued),
-        *_of_tres("MaxTRES", of, tres),
-    )
-    return Association(account, place, usual, _listed(qos), limits)
-
-
-def _quality(
-    name: str, flags: str, wall: str, tres: str, of_user: str, running: str, queued: str
-) -> Quality:
-    of = f"QOS {name}"
-    limits = (
-        *_of_jobs(of, wall, running, queued),
-        *_of_tres("MaxTRES", of, tres),
-        *_of_tres("MaxTRESPU", of, of_user),
-    )
-    return Quality(_listed(flags), limits)
+    return [dict(zip(names, row, strict=True)) for row in rows if len(row) == len(names)]
 
 
 def _listed(text: str) -> tuple[str, ...]:
     return tuple(filter(None, text.split(",")))
 
 
-def _of_jobs(of: str, wall: str, running: str, queued: str) -> Iterable[Limit]:
+def _limits(
+    of: str, wall: str, running: str, queued: str, tres: str, of_user: str = ""
+) -> tuple[Limit, ...]:
+    limits = []
     if LIMITING_TIME.fullmatch(wall):
-        yield Limit("MaxWall", of, parse_limit(wall))
+        limits.append(Limit("MaxWall", of, parse_limit(wall)))
     for name, text in (("MaxJobs", running), ("MaxSubmit", queued)):
         if (value := slurm.count(text)) is not None:
-            yield Limit(name, of, value)
-
-
-def _of_tres(name: str, of: str, text: str) -> Iterable[Limit]:
-    """Yield what `gres/gpu=8,mem=4T,node=2` limits, but for memory, of which jobs ask a node's."""
-    for item in _listed(text):
-        tres, _, number = item.partition("=")
-        if (value := slurm.count(number)) is not None:
-            yield Limit(name, of, value, tres)
+            limits.append(Limit(name, of, value))
+    # `gres/gpu=8,mem=4T,node=2`, but for memory, of which jobs ask a node's.
+    for name, text in (("MaxTRES", tres), ("MaxTRESPU", of_user)):
+        for item in _listed(text):
+            kind, _, number = item.partition("=")
+            if (value := slurm.count(number)) is not None:
+                limits.append(Limit(name, of, value, kind))
+    return tuple(limits)
 
 
 def limits(
@@ -212,7 +201,12 @@ def limits_of_jobs(site: Site) -> tuple[Limit, ...]:
     """
     cluster = clusters.read()
     chosen = cluster.partition(site.partition)
-    if chosen is None or not any(_is_of(kind, site) for kind, _ in chosen.kinds):
+    if chosen is None or not any(
+        kind.num_cpus >= site.cpus_per_node
+        and kind.num_gpus >= site.gpus_per_node
+        and site.gpu_type in (None, kind.gpu_type)
+        for kind, _ in chosen.kinds
+    ):
         raise RuntimeError(
             f"cluster {cluster.name} has no partition {site.partition or 'by default'} with nodes "
             f"of {site.cpus_per_node} CPUs and {site.gpus_per_node} {site.gpu_type or 'GPUs'}"
@@ -223,7 +217,91 @@ def limits_of_jobs(site: Site) -> tuple[Limit, ...]:
     return limits(cluster, accounts, chosen, site.account, site.qos)
 
 
-def _is_of(kind: Kind, site: Site) -> bool:
-    """Return whether nodes of a kind have what a site says of its own."""
-    is_enough = kind.num_cpus >= site.cpus_per_node and kind.num_gpus >= site.gpus_per_node
-    return is_enough and site.gpu_type in (None, kind.gpu_type)
+SHOWN_JOBS = 3
+
+
+@dataclass(frozen=True)
+class Excess:
+    """Jobs over one limit.
+
+    Attributes:
+        kind: What Slurm does: it refuses them (`refused`), never starts them (`held`), or starts
+            them once others have ended (`queued`).
+        jobs: Which jobs; of those in the queue together, the ones that are too many.
+        needs: What the largest of them needs, or all of them together, in the limit's unit.
+    """
+
+    kind: Literal["refused", "held", "queued"]
+    limit: Limit
+    jobs: tuple[str, ...]
+    needs: int
+
+    @property
+    def text(self) -> str:
+        """What happens to which jobs, why, and what to do."""
+        if self.kind == "queued":
+            return (
+                f"Of {self.needs:,} jobs {self.limit.value:,} may run at once: {self.limit.text}."
+            )
+        does = "Slurm would refuse" if self.kind == "refused" else "Slurm would never start"
+        names, more = ", ".join(self.jobs[:SHOWN_JOBS]), len(self.jobs) - SHOWN_JOBS
+        return f"{does} {names}{f' and {more:,} more' if more > 0 else ''}: {self._why}."
+
+    @property
+    def _why(self) -> str:
+        if self.limit.name == "MaxWall":
+            return f"{clock(self.needs)} is over {self.limit.text}; lower time, or change qos"
+        if self.limit.name == "MaxSubmit":
+            return (
+                f"{self.needs:,} jobs are over {self.limit.text}; for fewer jobs set share_job, or "
+                'allocation = "ladder", in [jobs] of the campaign'
+            )
+        return (
+            f"{self.limit.tres}={self.needs:,} is over {self.limit.text}; leave out the largest "
+            "world_sizes, or change qos"
+        )
+
+
+def excesses(jobs: Sequence[JobSpec], site: Site, limits: Sequence[Limit]) -> list[Excess]:
+    """Return what of the jobs is over which limit, one for each limit.
+
+    Other jobs of the user count, too, where a limit is of all of them; they are not known here.
+    """
+    exceeded = []
+    for limit in limits:
+        if limit.name == "MaxSubmit":
+            totals = accumulate(job.num_elements for job in jobs)
+            numbers = {j.name: total for j, total in zip(jobs, totals, strict=True)}
+        elif limit.name == "MaxJobs":
+            exceeded += _one_after_another(jobs, limit)
+            continue
+        else:
+            numbers = {job.name: _needs(job, site, limit) for job in jobs}
+        over = {name: needs for name, needs in numbers.items() if needs > limit.value}
+        is_refused = limit.denies or limit.name == "MaxSubmit"
+        if over:
+            kind: Literal["refused", "held"] = "refused" if is_refused else "held"
+            exceeded.append(Excess(kind, limit, tuple(over), max(over.values())))
+    return exceeded
+
+
+def _needs(job: JobSpec, site: Site, limit: Limit) -> int:
+    """Return how much a job has of what is limited; 0 where that is not known."""
+    if limit.name == "MaxWall":
+        return job.time_s
+    cpus = site.cpus_per_node if site.is_exclusive else job.cpus_per_node
+    of_node = {"node": 1, "cpu": cpus, "gres/gpu": job.billed_per_node}
+    if site.gpu_type:
+        of_node[f"gres/gpu:{site.gpu_type}"] = job.billed_per_node
+    return of_node.get(limit.tres, 0) * job.num_nodes
+
+
+def _one_after_another(jobs: Sequence[JobSpec], limit: Limit) -> list[Excess]:
+    """Return what keeps jobs waiting that wait for none of the others."""
+    depth: dict[str, int] = {}
+    together: Counter[int] = Counter()
+    for job in jobs:  # each after those that it waits for; a singleton for an earlier one
+        depth[job.name] = 1 + max((depth.get(wait.job, 0) for wait in job.after), default=0)
+        together[depth[job.name]] += job.num_elements
+    most = max(together.values(), default=0)
+    return [Excess("queued", limit, (), most)] if most > limit.value else []

@@ -1,10 +1,8 @@
-"""What Slurm's own commands are asked, and how their answers read.
+"""The client of Slurm: what its commands are asked, how their answers read, what sbatch refuses.
 
-A question that fails has no answer: `None` or `unknown`, never a state that sounds good.
-
-Why a command of Slurm gave no answer: what it printed as a kind, and that in our words.
-
-What sbatch refuses, said by the key it is about and what the cluster has instead.
+A question that fails has no answer: `None` or `unknown`, never a state that sounds good. Whatever
+asks Slurm, here and elsewhere, raises RuntimeError where its command is missing, fails, or gives no
+answer in time.
 """
 
 import os
@@ -12,8 +10,8 @@ import pwd
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -39,13 +37,12 @@ class Refusal:
     """One thing that sbatch refuses.
 
     Attributes:
-        said: Part of sbatch's message, in lower case.
+        said: Parts of sbatch's messages, in lower case, with | between.
         key: The key, or keys, that it is about.
         where: The file that holds them.
         ask: A command whose answer lists what is allowed; empty where no single call tells.
         noun: What that answer lists.
-        form: How it lists them: a line each, several with commas in a line, as scontrol's records
-            of reservations, or as its setting MaxArraySize.
+        pattern: One of them in that answer.
     """
 
     said: str
@@ -53,7 +50,7 @@ class Refusal:
     where: str = SITE
     ask: tuple[str, ...] = ()
     noun: str = ""
-    form: Literal["lines", "commas", "reservations", "array_size"] = "lines"
+    pattern: str = ".+"
 
 
 def _sinfo(columns: str) -> tuple[str, ...]:
@@ -72,26 +69,21 @@ _QOS = (("sacctmgr", "--noheader", "--parsable2", "show", "associations", "where
 # 24.05; the first that fits counts, so the narrower ones come first.
 REFUSALS = (
     Refusal("invalid account", "account", SITE, *_ACCOUNTS),
-    Refusal("invalid qos", "qos", SITE, *_QOS, form="commas"),
-    Refusal("invalid partition", "partition", SITE, *_PARTITIONS),
-    Refusal("requested partition configuration", "partition", SITE, *_PARTITIONS),
-    Refusal("user's group not permitted", "partition", SITE, *_PARTITIONS),
+    Refusal("invalid qos", "qos", SITE, *_QOS, pattern=r"[^,\n]+"),
+    Refusal("invalid partition|requested partition configuration|user's group not permitted",
+            "partition", SITE, *_PARTITIONS),
     Refusal("job violates accounting/qos policy", "qos, account, time, or jobs.share_job for fewer "
             "jobs,", EITHER),
     Refusal("license", "extra_directives (--licenses)"),
     Refusal("invalid feature", "constraint", SITE, _sinfo("%f"), "features",
-            form="commas"),
+            pattern=r"[^,\n]+"),
     Refusal("reservation", "reservation", SITE,
             ("scontrol", "show", "reservation", "--oneliner"), "reservations",
-            form="reservations"),
-    Refusal("time limit", "time", EITHER, _sinfo("%R %l"), "limits"),
-    Refusal("invalid --time", "time", EITHER, _sinfo("%R %l"), "limits"),
-    Refusal("memory specification", "mem", SITE, _sinfo("%m"), "MiB of a node"),
-    Refusal("invalid --mem", "mem", SITE, _sinfo("%m"), "MiB of a node"),
-    Refusal("generic resource", "gpu_type or gpus_per_node", SITE, _sinfo("%G"), "gres of a node"),
-    Refusal("trackable resource", "gpu_type or gpus_per_node", SITE, _sinfo("%G"),
-            "gres of a node"),
-    Refusal("invalid gres", "gpu_type or gpus_per_node", SITE, _sinfo("%G"), "gres of a node"),
+            pattern=r"ReservationName=(\S+)"),
+    Refusal("time limit|invalid --time", "time", EITHER, _sinfo("%R %l"), "limits"),
+    Refusal("memory specification|invalid --mem", "mem", SITE, _sinfo("%m"), "MiB of a node"),
+    Refusal("generic resource|trackable resource|invalid gres", "gpu_type or gpus_per_node", SITE,
+            _sinfo("%G"), "gres of a node"),
     Refusal("node configuration", "gpus_per_node, gpu_type, cpus_per_node or mem", SITE,
             _sinfo("%R: %c CPUs, %m MiB, %G"), "a node has"),
     # Said of too many CPUs of a node, and of more nodes than the whole cluster has CPUs for.
@@ -101,10 +93,9 @@ REFUSALS = (
     Refusal("node count", "world_sizes", CAMPAIGN, _sinfo("%R has %D nodes, jobs of %s"),
             "partitions"),
     Refusal("job array", "max_array_size", SITE,
-            ("scontrol", "show", "config"), "MaxArraySize", form="array_size"),
+            ("scontrol", "show", "config"), "MaxArraySize", pattern=r"MaxArraySize\s*=(.*)"),
     Refusal("invalid node name", "extra_directives", SITE, _sinfo("%N"), "nodes"),
-    Refusal("unrecognized option", "extra_directives"),
-    Refusal("invalid option", "extra_directives"),
+    Refusal("unrecognized option|invalid option", "extra_directives"),
     Refusal("dos line breaks", "shell_before, shell_after or template (save it with Unix line "
             "ends)"),
     Refusal("does not look like a batch script", "template (it must begin with #!/bin/bash)"),
@@ -115,7 +106,7 @@ REFUSALS = (
 def find_refusal(message: str) -> Refusal | None:
     """Return what a message of sbatch is about; None if it is about no key."""
     low = message.lower()
-    return next((refusal for refusal in REFUSALS if refusal.said in low), None)
+    return next((refusal for refusal in REFUSALS if re.search(refusal.said, low)), None)
 
 
 def explain_refusal(stderr: str, user: str, ask: Callable[..., str], script: Path) -> str | None:
@@ -133,43 +124,19 @@ def explain_refusal(stderr: str, user: str, ask: Callable[..., str], script: Pat
     refusal = find_refusal(" ".join(errors))
     if refusal is None or _LOST_ANSWER.search(errors[-1]):
         return None
-    facts = "; ".join(filter(None, [_charged(refusal, script), _allowed(refusal, user, ask)]))
-    to_do = f"change {refusal.key} {refusal.where}{facts and f' ({facts})'}"
-    return f"sbatch said: {one_line(stderr)}; {to_do}"
-
-
-def _charged(refusal: Refusal, script: Path) -> str:
-    """Return the account and QOS that a script asks for, where one may be what is refused."""
-    if not any(name in refusal.key for name in CHARGED) or not script.is_file():
-        return ""
-    charged = dict(_CHARGED.findall(files.text(script)))
-    texts = [f"{name} {charged[name]}" if name in charged else f"no {name}" for name in CHARGED]
-    return f"sent with {', '.join(texts)}"
-
-
-def _allowed(refusal: Refusal, user: str, ask: Callable[..., str]) -> str:
-    """Return what the cluster has in words; nothing where it does not say."""
-    if not refusal.ask:
-        return ""
-    try:
-        lines = ask(*(word.format(user=user) for word in refusal.ask)).splitlines()
-    except RuntimeError:
-        return ""
-    items = _listed(refusal.form, lines)
-    return f"{refusal.noun}: {listed(items, MAX_LISTED) or 'none'}"
-
-
-def _listed(form: str, lines: list[str]) -> list[str]:
-    """Return the answers without doubles, in the order of the answer."""
-    if form == "array_size":
-        lines = [line.partition("=")[2] for line in lines if line.startswith("MaxArraySize")]
-    elif form == "reservations":
-        names = (line.partition(" ")[0] for line in lines)
-        lines = [name.partition("=")[2] for name in names]  # ReservationName=NAME
-    elif form == "commas":
-        lines = [item for line in lines for item in line.split(",")]
-    texts = (line.strip() for line in lines)
-    return list(dict.fromkeys(text for text in texts if text not in ("", "(null)", "N/A")))
+    facts = []
+    if any(name in refusal.key for name in CHARGED) and script.is_file():
+        charged = dict(_CHARGED.findall(files.text(script)))
+        texts = [f"{name} {charged[name]}" if name in charged else f"no {name}" for name in CHARGED]
+        facts.append(f"sent with {', '.join(texts)}")
+    if refusal.ask:
+        with suppress(RuntimeError):
+            answer = ask(*(word.format(user=user) for word in refusal.ask))
+            items = [item.strip() for item in re.findall(refusal.pattern, answer)]
+            items = [item for item in dict.fromkeys(items) if item not in ("", "(null)", "N/A")]
+            facts.append(f"{refusal.noun}: {listed(items, MAX_LISTED) or 'none'}")
+    what = f" ({'; '.join(facts)})" if facts else ""
+    return f"sbatch said: {one_line(stderr)}; change {refusal.key} {refusal.where}{what}"
 
 
 Kind = Literal["no_config", "no_controller", "late", "no_database", "not_trusted", "other"]
@@ -177,40 +144,35 @@ Kind = Literal["no_config", "no_controller", "late", "no_database", "not_trusted
 VERBOSE = "LOCKSTEP_VERBOSE"
 # What sacct says where slurm.conf has no AccountingStorageType.
 NO_ACCOUNTING = "accounting storage is disabled"
-# Part of what is printed, in lower case -> kind; the first that fits counts. As slurm_errno.c and
-# fetch_config.c of Slurm 22.05 to 24.05 say it.
-FAILURE_SIGNS: dict[str, Kind] = {
-    "establish a configuration source": "no_config",
-    "resolve_ctls": "no_config",
-    "fetch_config": "no_config",
-    "unable to process configuration file": "no_config",
-    "slurmdbd": "no_database",
-    "persistent connection": "no_database",
-    "problem talking to the database": "no_database",
-    "munge": "not_trusted",
-    "protocol authentication error": "not_trusted",
-    "socket timed out": "late",
-    "unable to contact slurm controller": "no_controller",
-    "zero bytes were transmitted": "no_controller",
-}
-# kind -> what it means of a command, and what to do
-FAILURE_TEXTS: dict[Kind, tuple[str, str]] = {
+# kind -> parts of what is printed, in lower case, with | between, as slurm_errno.c and
+# fetch_config.c of Slurm 22.05 to 24.05 say it; what that means of a command; what to do. The first
+# that fits counts.
+FAILURES: dict[Kind, tuple[str, str, str]] = {
     "no_config": (
+        "establish a configuration source|resolve_ctls|fetch_config"
+        "|unable to process configuration file",
         "{} finds no Slurm here, neither a good slurm.conf nor a controller in DNS",
         "use a login node of the cluster, or name its file in SLURM_CONF",
     ),
-    "no_controller": (
-        "{} does not reach Slurm's controller, which is down or out of reach",
-        "ask again later, or see scontrol ping",
-    ),
-    "late": ("Slurm's controller was too busy to answer {} in time", "ask again later"),
     "no_database": (
+        "slurmdbd|persistent connection|problem talking to the database",
         "{} does not reach Slurm's accounting (slurmdbd), which is down or out of reach",
         "ask again later",
     ),
     "not_trusted": (
+        "munge|protocol authentication error",
         "Slurm does not let {} speak to it, for munge does not run here or has another key",
         "use a login node, or ask the cluster's support",
+    ),
+    "late": (
+        "socket timed out",
+        "Slurm's controller was too busy to answer {} in time",
+        "ask again later",
+    ),
+    "no_controller": (
+        "unable to contact slurm controller|zero bytes were transmitted",
+        "{} does not reach Slurm's controller, which is down or out of reach",
+        "ask again later, or see scontrol ping",
     ),
 }
 
@@ -219,14 +181,12 @@ class FailedError(RuntimeError):
     """A command of Slurm that ended with an error."""
 
     def __init__(self, command: str, stderr: str, code: int) -> None:
-        low = stderr.lower()
-        self.kind: Kind = next(
-            (kind for said, kind in FAILURE_SIGNS.items() if said in low), "other"
-        )
-        self.stderr = stderr
+        low, self.stderr = stderr.lower(), stderr
+        fits = (kind for kind, (signs, _, _) in FAILURES.items() if re.search(signs, low))
+        self.kind: Kind = next(fits, "other")
         text = f"{command} said: {one_line(stderr) or f'nothing, and exit code {code}'}"
-        says, self.to_do = FAILURE_TEXTS.get(self.kind, (text, ""))
-        self.says = says.format(command) if self.to_do else text
+        _, says, self.to_do = FAILURES.get(self.kind, ("", "", ""))
+        self.says = says.format(command) or text
         ours = "; ".join(filter(None, [self.says, self.to_do]))
         super().__init__(f"{ours}; {text}" if self.to_do and os.environ.get(VERBOSE) else ours)
 
@@ -242,15 +202,29 @@ class NotInstalledError(RuntimeError):
         super().__init__(f"{command} is not installed here; use a login node of the cluster")
 
 
-def explain_no_answer(command: str, stderr: str, code: int) -> FailedError:
-    """Return the error of a command of Slurm that ended with one."""
-    kind = NoAccountingError if NO_ACCOUNTING in stderr else FailedError
-    return kind(command, stderr, code)
-
-
 TIMEOUT_S = 60
 MAX_ELEMENTS = 100_000
-QUEUE_FORMAT = "%i|%A|%T|%r|%V|%u|%k|%o"
+# column -> how --format of squeue(1) asks for it
+COLUMNS = {
+    "job_id": "%i",
+    "raw_id": "%A",
+    "state": "%T",
+    "reason": "%r",
+    "user": "%u",
+    "partition": "%P",
+    "num_nodes": "%D",
+    "elapsed": "%M",
+    "limit": "%l",
+    "submitted": "%V",
+    "starts": "%S",
+    "waits_for": "%E",
+    "priority": "%Q",
+    "nodes": "%N",
+    "name": "%j",
+    "comment": "%k",
+    "command": "%o",
+}
+QUEUE_COLUMNS = ("job_id", "raw_id", "state", "reason", "submitted", "user", "comment", "command")
 CLUSTER = re.compile(r"[\w.-]+")  # name of one
 MAX_DIGITS = 18  # of a number in Slurm's text; a longer one is not read
 # Times as seconds, and the elements of an array whole (a text of 64 bytes by default).
@@ -407,9 +381,6 @@ def ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
     """Return what one of Slurm's commands says.
 
     The command's variables are by default ours, with those that make answers readable.
-
-    Raises:
-        RuntimeError: It is not installed, fails, or does not answer in time.
     """
     environ = environment() | ENVIRONMENT if environ is None else environ
     if command[0] == "sacct":  # the only one that does not read SLURM_CLUSTERS
@@ -421,7 +392,8 @@ def ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
             raise NotInstalledError(command[0]) from None
         raise
     if ended.code:
-        raise explain_no_answer(command[0], ended.errors, ended.code)
+        failure = NoAccountingError if NO_ACCOUNTING in ended.errors else FailedError
+        raise failure(command[0], ended.errors, ended.code)
     return ended.output
 
 
@@ -484,18 +456,18 @@ def sbatch(script: Path, comment: str, *options: str) -> Taken:
         stderr = error.stderr if isinstance(error, FailedError) else ""
         if explained := explain_refusal(stderr, own_name(), ask, script):
             raise ValueError(explained) from None
-        # sbatch may lose the answer after the job has been taken.
-        if (job_id := _find(comment)) is not None:
-            return Taken(job_id)
+        # sbatch may lose the answer after the job has been taken; one that was refused leaves a
+        # record, too.
+        refused = State("FAILED", "BadConstraints")
+        with suppress(RuntimeError):
+            for job in queue([own_name()]).values():
+                if job.comment == comment and job.state != refused:
+                    return Taken(job.job_id)
         raise
 
 
 def would_start(script: str) -> str | None:
-    """Return when a script would start if it were sent now, as Slurm writes times; it is not sent.
-
-    Raises:
-        RuntimeError: sbatch is not installed, or does not answer.
-    """
+    """Return when a script would start if it were sent now, which it is not, as Slurm says it."""
     ended = processes.run(
         ("sbatch", "--test-only"),
         TIMEOUT_S,
@@ -519,22 +491,8 @@ def _taken(answer: str) -> Taken:
     return Taken(job_id, cluster if CLUSTER.fullmatch(cluster) else None)
 
 
-def _find(comment: str) -> str | None:
-    """Return the job of a comment, unless it is the record that a refused job leaves."""
-    try:
-        held = [job for job in queue([own_name()]).values() if job.comment == comment]
-    except RuntimeError:
-        return None
-    refused = State("FAILED", "BadConstraints")
-    return next((job.job_id for job in held if job.state != refused), None)
-
-
 def scancel(job_ids: Iterable[str], *, only_waiting: bool = False) -> None:
-    """Cancel jobs, or single elements of arrays (`7_3`), by one call; perhaps only what waits.
-
-    Raises:
-        RuntimeError: scancel fails.
-    """
+    """Cancel jobs, or single elements of arrays (`7_3`), by one call; perhaps only what waits."""
     ask("scancel", *(["--state=PENDING"] if only_waiting else []), *job_ids)
 
 
@@ -574,6 +532,19 @@ def name_of(uid: int) -> str:
         return str(uid)
 
 
+def squeue(columns: Iterable[str], *selection: str) -> list[dict[str, str]]:
+    """Return a row for each line of squeue: column of `COLUMNS` -> its text.
+
+    The last column may hold any character.
+    """
+    names = tuple(columns)
+    wanted = "|".join(COLUMNS[name] for name in names)
+    listing = ask("squeue", *selection, "--noheader", f"--format={wanted}")
+    rows = [line.split("|", len(names) - 1) for line in listing.splitlines() if line.strip()]
+    whole = [row for row in rows if len(row) >= len(names) - 1]
+    return [dict(zip(names, [*row, ""], strict=False)) for row in whole]
+
+
 def queue(users: Iterable[str] = ()) -> dict[str, Queued]:
     """Return the jobs that Slurm still holds, some of which may just have ended.
 
@@ -581,31 +552,22 @@ def queue(users: Iterable[str] = ()) -> dict[str, Queued]:
 
     Args:
         users: Whose jobs; everybody's where none is named. Of one user Slurm finds them quickly.
-
-    Raises:
-        RuntimeError: squeue fails.
     """
     whose = [f"--user={','.join(users)}"] if users else []
-    listing = ask("squeue", *whose, "--noheader", "--states=all", f"--format={QUEUE_FORMAT}")
-    rows = [line.split("|", 7) for line in listing.splitlines() if line.count("|") >= 6]
-    return {row[0]: _queued(*row) for row in rows}
-
-
-def _queued(
-    spelt: str,
-    raw_id: str,
-    name: str,
-    reason: str,
-    time: str,
-    user: str,
-    note: str,
-    command: str = "",
-) -> Queued:
-    job_id, _, element = spelt.partition("_")
-    submitted = count(time)
-    elements = tuple(numbers(element)) if element else None
-    state = State(name, reason)
-    return Queued(job_id, raw_id, elements, state, submitted, note, command, user)
+    jobs = {}
+    for row in squeue(QUEUE_COLUMNS, *whose, "--states=all"):
+        job_id, _, element = row["job_id"].partition("_")
+        jobs[row["job_id"]] = Queued(
+            job_id,
+            row["raw_id"],
+            tuple(numbers(element)) if element else None,
+            State(row["state"], row["reason"]),
+            count(row["submitted"]),
+            row["comment"],
+            row["command"],
+            row["user"],
+        )
+    return jobs
 
 
 def count(text: str | None) -> int | None:
@@ -619,12 +581,12 @@ def numbers(text: str) -> Iterator[int]:
     What it left out of a text it cut short (`...`) is not made up, and no more than a site's
     max_array_size allows are given, whatever the text says.
     """
-    yield from islice(_numbers(text), MAX_ELEMENTS)
-
-
-def _numbers(text: str) -> Iterator[int]:
+    count = 0
     for part in text.strip("[]").partition("%")[0].split(","):
         match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?", part, re.ASCII)
         if match:
             first, last, step = match.groups()
-            yield from range(int(first), int(last or first) + 1, max(1, int(step or 1)))
+            some = range(int(first), int(last or first) + 1, max(1, int(step or 1)))
+            some = some[: MAX_ELEMENTS - count]
+            count += len(some)
+            yield from some

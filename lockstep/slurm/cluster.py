@@ -6,7 +6,7 @@ Slurm's releases while its JSON has not.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from lockstep.slurm import client as slurm
@@ -144,11 +144,7 @@ class Cluster:
 
 
 def read() -> Cluster:
-    """Ask Slurm what it is.
-
-    Raises:
-        RuntimeError: It is not installed, or does not answer.
-    """
+    """Ask Slurm what it is."""
     return parse(
         slurm.ask("scontrol", "show", "config"),
         slurm.ask("scontrol", "show", "partition"),
@@ -158,50 +154,53 @@ def read() -> Cluster:
 
 def parse(config: str, partitions: str, nodes: str) -> Cluster:
     """Read a cluster from the three texts of `scontrol show`."""
-    settings = dict(_settings(config))
-    array = settings.get("MaxArraySize", "")
-    storage = settings.get("AccountingStorageType", "")
-    described = [_node(record) for record in records(nodes, "NodeName")]
+    pairs = (line.partition(" = ") for line in config.splitlines() if " = " in line)
+    settings = {name.strip(): value.strip() for name, _, value in pairs}
+    described = []
+    for record in records(nodes, "NodeName"):
+        features = record.get("AvailableFeatures") or record.get("Features")
+        described.append(
+            Node(
+                name=record["NodeName"],
+                kind=kind(record),
+                features=frozenset(_listed(features) or ()),
+                partitions=frozenset(_listed(record.get("Partitions")) or ()),
+                state=record.get("State", ""),
+                reason=record.get("Reason", ""),
+            )
+        )
     return Cluster(
         name=settings.get("ClusterName", "cluster"),
         version=settings.get("SLURM_VERSION"),
-        max_array_size=slurm.count(array),
+        max_array_size=slurm.count(settings.get("MaxArraySize", "")),
         # It reads accounting_storage/none, or (null) since 23.02, where accounting is off.
-        keeps_accounts=storage.endswith("slurmdbd"),
+        keeps_accounts=settings.get("AccountingStorageType", "").endswith("slurmdbd"),
         partitions=tuple(_partition(r, described) for r in records(partitions, "PartitionName")),
         # It reads associations,limits,qos; "safe" brings "limits" with it (slurm.conf(5)).
         enforces_limits="limits" in settings.get("AccountingStorageEnforce", ""),
     )
 
 
-def _settings(text: str) -> Iterator[tuple[str, str]]:
-    for line in text.splitlines():
-        name, is_setting, value = line.partition(" = ")
-        if is_setting:
-            yield name.strip(), value.strip()
-
-
 def records(text: str, first: str) -> list[dict[str, str]]:
-    """Return a text's `Key=Value` records, on a line each or on several; `first` begins one."""
-    starts = re.split(rf"^(?={first}=)", text, flags=re.MULTILINE)
-    return [_record(part) for part in starts if part.startswith(f"{first}=")]
+    """Return a text's `Key=Value` records, on a line each or on several; `first` begins one.
 
-
-def _record(text: str) -> dict[str, str]:
-    """Return one record; a word without = belongs to the value before it.
-
-    The first of two equal keys counts: what comes last is an administrator's comment. A line that
-    begins with what an administrator wrote holds nothing else, whatever looks like a key in it.
+    A word without = belongs to the value before it. The first of two equal keys counts: what comes
+    last is an administrator's comment. A line that begins with what an administrator wrote holds
+    nothing else, whatever looks like a key in it.
     """
-    pairs: list[list[str]] = []
-    for line in text.splitlines():
-        is_written = re.match(r"\s+(Reason|Comment|Extra)=", line)
-        for word in [line.strip()] if is_written else line.split():
-            if re.match(r"[A-Za-z][\w/:]*=", word):
-                pairs.append(word.split("=", 1))
-            elif pairs:
-                pairs[-1][1] += f" {word}"
-    return {name: value.strip() for name, value in reversed(pairs)}
+    found = []
+    for part in re.split(rf"^(?={first}=)", text, flags=re.MULTILINE):
+        pairs: list[list[str]] = []
+        for line in part.splitlines() if part.startswith(f"{first}=") else ():
+            is_written = re.match(r"\s+(Reason|Comment|Extra)=", line)
+            for word in [line.strip()] if is_written else line.split():
+                if re.match(r"[A-Za-z][\w/:]*=", word):
+                    pairs.append(word.split("=", 1))
+                elif pairs:
+                    pairs[-1][1] += f" {word}"
+        if pairs:
+            found.append({name: value.strip() for name, value in reversed(pairs)})
+    return found
 
 
 def kind(record: Mapping[str, str]) -> Kind:
@@ -214,18 +213,6 @@ def kind(record: Mapping[str, str]) -> Kind:
         num_cpus=slurm.count(record.get("CPUEfctv")) or slurm.count(record.get("CPUTot")) or 1,
         num_sockets=slurm.count(record.get("Sockets")) or 1,
         memory_mib=slurm.count(record.get("RealMemory")) or 0,
-    )
-
-
-def _node(record: Mapping[str, str]) -> Node:
-    features = record.get("AvailableFeatures") or record.get("Features")
-    return Node(
-        name=record["NodeName"],
-        kind=kind(record),
-        features=frozenset(_listed(features) or ()),
-        partitions=frozenset(_listed(record.get("Partitions")) or ()),
-        state=record.get("State", ""),
-        reason=record.get("Reason", ""),
     )
 
 
@@ -244,16 +231,14 @@ def num_gpus(text: str) -> int:
 
 
 def _gpus_by_type(text: str) -> list[tuple[str | None, int]]:
-    return [_gpus(item) for item in re.sub(r"\([^)]*\)", "", text).split(",")]
-
-
-def _gpus(item: str) -> tuple[str | None, int]:
-    name, *rest = item.strip().split(":")
-    if name != "gpu":
-        return None, 0
-    numbers = [number for part in rest if (number := slurm.count(part)) is not None]
-    types = [part for part in rest if not part.isdecimal() and part != "no_consume"]
-    return (types[0] if types else None), (numbers[-1] if numbers else 1)
+    gpus: list[tuple[str | None, int]] = []
+    for item in re.sub(r"\([^)]*\)", "", text).split(","):
+        name, *rest = item.strip().split(":")
+        if name == "gpu":
+            numbers = [number for part in rest if (number := slurm.count(part)) is not None]
+            types = [part for part in rest if not part.isdecimal() and part != "no_consume"]
+            gpus.append((types[0] if types else None, numbers[-1] if numbers else 1))
+    return gpus
 
 
 def _partition(record: Mapping[str, str], nodes: Iterable[Node]) -> Partition:

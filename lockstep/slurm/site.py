@@ -167,7 +167,7 @@ class Container(BaseModel):
     )
     image: Line = Field(
         description="image on storage that all nodes see: a file of Apptainer, or a squashfs file "
-        "of Pyxis; the name of an image of Podman-HPC",
+        "of Pyxis; the name of an image of Podman-HPC"
     )
     binds: tuple[Bind, ...] = Field(default=(), description="further binds, /from[:/to[:ro]]")
     args: tuple[Line, ...] = Field(default=(), description="further options of the runtime")

@@ -36,14 +36,13 @@ from lockstep.image.definition import sha256
 from lockstep.image.inspection import read_record
 from lockstep.slurm import associations
 from lockstep.slurm import client as slurm
-from lockstep.slurm.any_job import answers as words
-from lockstep.slurm.any_job.node_use import read_reason
+from lockstep.slurm.any_job.node_use import read_reason, reason_text
 from lockstep.slurm.client import FailedError, NotInstalledError
 from lockstep.slurm.cluster import MIB_PER_GIB, Cluster, Node, Partition
 from lockstep.slurm.site import Container, Site
 from lockstep.slurm.status.causes import FOR_EVER
 from lockstep.slurm.submit.job_spec import gpus_on_node
-from lockstep.slurm.submit.runtimes import GPU_FLAGS
+from lockstep.slurm.submit.script import GPU_FLAGS
 
 EXIT_MACHINE = 3
 COMMAND_TIMEOUT_S = 30
@@ -495,7 +494,7 @@ def _states(gone: Sequence[Node]) -> list[str]:
     lines = []
     for (state, text), names in list(alike.items())[:MAX_STATES]:
         reason = read_reason(text)
-        why = f"; {words.given(reason)}" if reason else ""
+        why = f"; {reason_text(reason)}" if reason else ""
         lines.append(f"{listed(names, MAX_NAMED)}: {state}{why}")
     return lines
 

@@ -1,16 +1,11 @@
-"""The commands about any job and its nodes: jobs, nodes, why, eff, top and shell.
-
-A shell in an allocation like that of a campaign's point, to try things by hand.
-"""
+"""The commands about any job and its nodes: jobs, nodes, why, eff, top and shell."""
 
 import json
 import os
 import shlex
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -24,12 +19,12 @@ from lockstep.slurm.submit.cli_options import (
     say_site,
     site_option,
 )
-from lockstep.slurm.submit.job_spec import directives, share
-from lockstep.slurm.submit.limits import check_nodes, limit_s
-from lockstep.slurm.submit.runtimes import entered
+from lockstep.slurm.submit.job_spec import check_nodes, directives, limit_s, share
+from lockstep.slurm.submit.script import shell_in_image
 
-if TYPE_CHECKING:
-    from lockstep.slurm.any_job.held import Held
+
+def _print_json(**facts: Any) -> None:
+    click.echo(json.dumps(facts, indent=1))
 
 
 @click.command()
@@ -51,22 +46,20 @@ def jobs(user: str | None, ended: float | None, *, as_json: bool) -> None:
       lockstep slurm jobs --json
     """
     from lockstep.slurm import client as slurm
-    from lockstep.slurm.any_job import answers, held
+    from lockstep.slurm.any_job import held
 
     whose = user or slurm.own_name()
     found = held.of_user(whose)
-    there = {job.job_id for job in found}
+    shown = {job.job_id for job in found}
     over = held.lately(whose, ended) if ended else {}
-    over = {job_id: account for job_id, account in over.items() if job_id not in there}
+    over = {job_id: account for job_id, account in over.items() if job_id not in shown}
     if as_json:
-        click.echo(json.dumps({"jobs": [job.facts() for job in found], "ended": over}, indent=1))
+        _print_json(jobs=[job.facts() for job in found], ended=over)
         return
     for job in found:
-        click.echo(answers.job_line(job))
+        click.echo(held.job_line(job))
     for job_id, account in over.items():
-        click.echo(
-            "; ".join(line.strip() for line in list(answers.end_lines(job_id, account))[:-1])
-        )
+        click.echo("; ".join(line.strip() for line in held.end_lines(job_id, account)[:-1]))
     if not found and not over:
         click.echo(f"No job of {whose} is waiting or running; --ended 24 shows those of a day.")
     waiting = next((job for job in found if job.is_waiting), None)
@@ -84,15 +77,15 @@ def nodes(*, as_json: bool) -> None:
       lockstep slurm nodes
       lockstep slurm nodes --json
     """
-    from lockstep.slurm.any_job import answers, node_use
+    from lockstep.slurm.any_job import node_use
 
-    node_uses = node_use.nodes()
+    shown = node_use.nodes()
     if as_json:
-        click.echo(json.dumps({"nodes": [asdict(node) for node in node_uses]}, indent=1))
+        _print_json(nodes=shown)
         return
-    for node in node_uses:
-        click.echo("\n".join(answers.use_of_node(node)))
-    if not node_uses:
+    for line in (line for node in shown for line in node_use.node_lines(node)):
+        click.echo(line)
+    if not shown:
         click.echo("Slurm shows you no node; lockstep doctor says what it shows.")
 
 
@@ -107,51 +100,27 @@ def why(job: str, *, as_json: bool) -> None:
       lockstep slurm why 4711
       lockstep slurm why 4711_3
     """
-    from lockstep.slurm.any_job import answers, held
-
-    found = held.of_job(held.checked(job))
-    if not found:
-        _say_end(job, as_json=as_json)
-        return
-    waits = [(one, held.wait(one) if one.is_waiting else None) for one in found]
-    if as_json:
-        rows = [one.facts() | {"wait": wait and asdict(wait)} for one, wait in waits]
-        click.echo(json.dumps({"jobs": rows}, indent=1))
-        return
-    for one, wait in waits:
-        lines = [answers.job_line(one)] if wait is None else answers.wait_lines(one, wait)
-        click.echo("\n".join(lines))
-
-
-def _say_end(job: str, *, as_json: bool) -> None:
-    from lockstep.slurm.any_job import answers, held
-
-    ended = {
-        job_id: account | {"reason": held.reason_of_end(job_id, account["state"])}
-        for job_id, account in _accounts((job,)).items()
-    }
-    if as_json:
-        click.echo(json.dumps({"ended": ended}, indent=1))
-        return
-    for job_id, account in ended.items():
-        click.echo("\n".join(answers.end_lines(job_id, account)))
-
-
-def _accounts(job_ids: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Return what sacct knows of jobs.
-
-    Raises:
-        ValueError: It knows none of them.
-    """
     from lockstep.slurm.any_job import held
 
-    found = held.of_jobs([held.checked(job_id) for job_id in job_ids])
-    if not found:
-        raise ValueError(
-            f"Slurm knows nothing of job {', '.join(job_ids)}: squeue holds it no more, and "
-            "accounting has no record of it; lockstep slurm jobs --ended 24 lists yours"
-        )
-    return found
+    found = held.of_job(held.checked(job))
+    if found:
+        waits = [(one, held.wait(one) if one.is_waiting else None) for one in found]
+        if as_json:
+            _print_json(jobs=[one.facts() | {"wait": wait} for one, wait in waits])
+            return
+        for one, wait in waits:
+            lines = [held.job_line(one)] if wait is None else held.wait_lines(one, wait)
+            click.echo("\n".join(lines))
+        return
+    ended = {
+        job_id: account | {"reason": held.reason_of_end(job_id, account["state"])}
+        for job_id, account in held.ended([job]).items()
+    }
+    if as_json:
+        _print_json(ended=ended)
+        return
+    for job_id, account in ended.items():
+        click.echo("\n".join(held.end_lines(job_id, account)))
 
 
 @click.command()
@@ -165,18 +134,14 @@ def eff(job_ids: tuple[str, ...], *, as_json: bool) -> None:
       lockstep slurm eff 4711
       lockstep slurm eff 4711 4712_3 --json
     """
-    from lockstep.slurm.any_job import answers, held
+    from lockstep.slurm.any_job import held
 
-    accounts = _accounts(job_ids)
+    accounts = held.ended(list(job_ids))
     if as_json:
-        rows = {
-            job_id: account | {"hints": [asdict(hint) for hint in held.hints(account)]}
-            for job_id, account in accounts.items()
-        }
-        click.echo(json.dumps({"jobs": rows}, indent=1))
+        _print_json(jobs={key: one | {"hints": held.hints(one)} for key, one in accounts.items()})
         return
     for job_id, account in accounts.items():
-        click.echo("\n".join(answers.use_lines(job_id, account)))
+        click.echo("\n".join(held.use_lines(job_id, account)))
 
 
 @click.command()
@@ -206,51 +171,32 @@ def top(job: str, every: float | None, table: Path | None, *, as_json: bool) -> 
       lockstep slurm top 4711
       lockstep slurm top 4711 --every 10 --csv use.csv
     """
-    from lockstep.slurm.any_job import held
+    from lockstep.slurm.any_job import held, node_use
 
-    running: Held | None = _running(held.of_job(held.checked(job)), job)
-    while running is not None:
-        _show_now(running, table, as_json=as_json)
-        if every is None:
-            return
-        time.sleep(every)
-        left = [one for one in held.of_job(job) if one.state.name == "RUNNING"]
-        running = left[0] if left else None
-
-
-def _running(found: "list[Held]", job: str) -> "Held":
-    """Return the job, of an array its first element, that runs.
-
-    Raises:
-        ValueError: None does.
-    """
+    found = held.of_job(held.checked(job))
     running = [one for one in found if one.state.name == "RUNNING"]
     if not running:
         does = f"it {found[0].state.meaning}" if found else "squeue does not hold it"
         raise ValueError(f"job {job} does not run: {does}; lockstep slurm why {job} says more")
-    return running[0]
-
-
-def _show_now(job: "Held", table: Path | None, *, as_json: bool) -> None:
-    from lockstep.slurm.any_job import answers, node_use
-
-    nodes, steps = [], []
-    try:
-        nodes = node_use.look(job.job_id, job.num_nodes or 1)
-    except RuntimeError as error:
-        click.echo(f"No look at the nodes: {error}", err=True)
-        steps = node_use.steps(job.job_id)
-    if table is not None:
-        node_use.add_to_table(table, time.strftime("%Y-%m-%dT%H:%M:%S%z"), nodes)
-    if as_json:
-        seen = {"nodes": [asdict(node) for node in nodes], "steps": [asdict(s) for s in steps]}
-        click.echo(json.dumps(seen, indent=1))
-        return
-    click.echo(f"{time.strftime('%H:%M:%S')} {answers.job_line(job)}")
-    for line in (line for node in nodes for line in answers.node_lines(node)):
-        click.echo(line)
-    for step in steps:
-        click.echo(answers.step_line(step))
+    while running:  # of an array the first element
+        nodes, steps = [], []
+        try:
+            nodes = node_use.look(running[0].job_id, running[0].num_nodes or 1)
+        except RuntimeError as error:
+            click.echo(f"No look at the nodes: {error}", err=True)
+            steps = node_use.steps(running[0].job_id)
+        if table is not None:
+            node_use.add_to_table(table, time.strftime("%Y-%m-%dT%H:%M:%S%z"), nodes)
+        if as_json:
+            _print_json(nodes=nodes, steps=steps)
+        else:
+            click.echo(f"{time.strftime('%H:%M:%S')} {held.job_line(running[0])}")
+            for line in node_use.look_lines(nodes, steps):
+                click.echo(line)
+        if every is None:
+            return
+        time.sleep(every)
+        running = [one for one in held.of_job(job) if one.state.name == "RUNNING"]
 
 
 @click.command()
@@ -278,7 +224,6 @@ def shell(
       lockstep slurm shell ladder --site example --world-size 8 --dry-run
     """
     from lockstep.campaign import campaign as campaigns
-    from lockstep.core.formats import parse_limit
     from lockstep.slurm import client as slurm
     from lockstep.slurm import site as sites
 
@@ -321,14 +266,13 @@ def shell_command(
     options = [one for one in wanted if not one.startswith(OF_SCRIPTS)]
     task = ["--overlap", "--pty", "--nodes=1", "--ntasks=1"]
     task += [f"--cpus-per-task={resources.cpus_per_task * resources.on_node(world_size)}"]
-    shell = _entered(site, folder, is_gpu=resources.is_gpu)
-    return ("salloc", *options, "srun", *task, "--export=ALL", *shell)
-
-
-def _entered(site: Site, folder: Path, *, is_gpu: bool) -> Sequence[str]:
-    """Return the shell, in the image or in the site's own environment."""
     if site.container is not None:
-        return (*entered(site, [str(folder)], is_gpu=is_gpu), "bash")
-    lines = [f"module load {shlex.quote(module)}" for module in site.modules]
-    lines += [f". {shlex.quote(site.venv + '/bin/activate')}"] if site.venv else []
-    return ("bash", "--login", "-c", " && ".join([*lines, "exec bash -i"]))
+        shell: tuple[str, ...] = (
+            *shell_in_image(site, str(folder), is_gpu=resources.is_gpu),
+            "bash",
+        )
+    else:
+        lines = [f"module load {shlex.quote(module)}" for module in site.modules]
+        lines += [f". {shlex.quote(site.venv + '/bin/activate')}"] if site.venv else []
+        shell = ("bash", "--login", "-c", " && ".join([*lines, "exec bash -i"]))
+    return ("salloc", *options, "srun", *task, "--export=ALL", *shell)

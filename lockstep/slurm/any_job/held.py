@@ -1,23 +1,24 @@
-"""What squeue holds of any job, and why one of them waits: facts, no sentences.
-
-How well a job used what it was given, and what to ask for next time: facts, no sentences.
-"""
+"""Any job of Slurm: what it does, why it waits, how it ended, and how well it used what it had."""
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import signal
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
-from lockstep.core.formats import parse_duration
+from lockstep.core.formats import DASH, clock, in_words, parse_duration, size_of
 from lockstep.slurm import client as slurm
 from lockstep.slurm.client import ENDED, FailedError, State
 from lockstep.slurm.status import accounting
 from lockstep.slurm.status.accounting import instant
 from lockstep.slurm.status.causes import NEAR
 
-# squeue(1), --format; the name is last, for it may hold any character.
-FORMAT = "%i|%T|%r|%u|%P|%D|%M|%l|%V|%S|%E|%Q|%N|%j"
+COLUMNS = (
+    *("job_id", "state", "reason", "user", "partition", "num_nodes", "elapsed", "limit"),
+    *("submitted", "starts", "waits_for", "priority", "nodes", "name"),
+)
 # sprio(1), --format: the weighted factors, which add up to the priority.
 FACTORS = {
     "A": "age",
@@ -27,6 +28,41 @@ FACTORS = {
     "Q": "QOS",
     "N": "nice",
 }
+# how a job waits for another -> in words
+WAITS = {
+    "after": "job {} has begun",
+    "afterany": "job {} has ended",
+    "afterok": "job {} has ended well",
+    "afternotok": "job {} has ended badly",
+    "aftercorr": "the same element of job {} has ended well",
+    "afterburstbuffer": "the data of job {} have been copied",
+    "singleton": "your earlier jobs of the same name have ended",
+}
+# exit code and signal as sacct writes them -> what they mostly mean
+ENDS = {
+    "0:53": "it has no output: its node could not open the file, or its folder was not there",
+    "0:125": "it needed more memory than it had",
+    "126:0": "it ended, for a command was found but may not be executed",
+    "127:0": "it ended, for a command was not found: a module, an environment or a path is missing",
+}
+# the signals that end programs -> as by what
+SIGNALS: dict[int, str] = {
+    signal.SIGABRT: ", as a program does that aborts",
+    signal.SIGBUS: ", a bus error, as where /dev/shm is full",
+    signal.SIGKILL: ", mostly for memory",
+    signal.SIGSEGV: ", a segmentation fault",
+    signal.SIGTERM: ", as by scancel",
+    signal.SIGUSR1: ", as by --signal without B:, which sends it to the ranks",
+}
+MAX_STEPS = 5
+# Less would have done where less than AMPLE of a request was used, and more may be needed where
+# more than NEAR was.
+AMPLE = 0.5
+# A suggestion is this much larger than what was used.
+MARGIN = 1.25
+# Smaller requests are not worth a change.
+SMALL_BYTES = 2 * 1024**3
+SMALL_S = 600
 _JOB = re.compile(r"([0-9]{1,12})(?:_([0-9]{1,7}))?", re.ASCII)
 _DEPENDENCY = re.compile(r"(after\w*|singleton)(?::([0-9]+(?:_[0-9*]+)?))?", re.ASCII)
 
@@ -41,7 +77,7 @@ class Held:
         partition: Where it runs or is to run; several with commas between.
         limit_s: Its time limit; None without one.
         submitted: When it was sent, in seconds of the epoch.
-        starts: When it began; of one that waits, when Slurm expects to start it, if it says.
+        starts: When it began; for one that waits, when Slurm expects to start it.
         waits_for: (how, job id) of what it waits for, such as `("afterok", "12")`.
         priority: Slurm's number, by which the waiting jobs are ordered.
     """
@@ -65,23 +101,14 @@ class Held:
         """Whether it has not begun."""
         return self.state.name == "PENDING"
 
+    @property
+    def meaning(self) -> str:
+        """What its state means."""
+        return self.state.meaning.replace("{id}", self.job_id)
+
     def facts(self) -> dict[str, Any]:
         """Return it as JSON has it."""
         return asdict(self) | {"state": self.state.name, "reason": self.state.reason}
-
-
-@dataclass(frozen=True)
-class Wait:
-    """Why a job waits.
-
-    Attributes:
-        factors: Weighted factor -> its part of the priority; None where sprio gives no answer.
-        num_ahead: Jobs of a higher priority that wait in the same partition; None where that is
-            not what it waits for.
-    """
-
-    factors: Mapping[str, int] | None
-    num_ahead: int | None
 
 
 def is_id(text: str) -> bool:
@@ -104,28 +131,100 @@ def checked(job_id: str) -> str:
 
 
 def of_user(user: str) -> list[Held]:
-    """Return what a user's jobs do, those that run first, then by the expected start.
-
-    Raises:
-        RuntimeError: squeue fails.
-    """
+    """Return a user's jobs, those that run first, then by the expected start."""
     jobs = _ask(f"--user={user}")
     far = max((job.starts or 0 for job in jobs), default=0) + 1
     return sorted(jobs, key=lambda job: (job.is_waiting, job.starts or far))
 
 
 def of_job(job_id: str) -> list[Held]:
-    """Return what squeue holds of a job, of an array its elements; nothing once it forgot it.
-
-    Raises:
-        RuntimeError: squeue fails.
-    """
+    """Return what squeue holds of a job, of an array its elements; nothing once it forgot it."""
     try:
         return _ask(f"--jobs={job_id}")
     except FailedError as error:
         if "Invalid job id" in error.stderr:  # it ended more than MinJobAge ago, or never was
             return []
         raise
+
+
+def _ask(*selection: str) -> list[Held]:
+    return [
+        Held(
+            job_id=row["job_id"],
+            name=row["name"],
+            user=row["user"],
+            state=State(row["state"], row["reason"]),
+            partition=row["partition"],
+            num_nodes=slurm.count(row["num_nodes"].partition("-")[0]),
+            nodes=row["nodes"],
+            elapsed_s=parse_duration(row["elapsed"]),
+            limit_s=parse_duration(row["limit"]),
+            submitted=instant(row["submitted"]),
+            starts=instant(row["starts"]),
+            waits_for=tuple(_DEPENDENCY.findall(row["waits_for"])),
+            priority=slurm.count(row["priority"]),
+        )
+        for row in slurm.squeue(COLUMNS, *selection)
+    ]
+
+
+def wait(job: Held) -> dict[str, Any]:
+    """Ask why a waiting job does not run yet.
+
+    Returns:
+        `factors`: weighted factor -> its part of the priority, None where sprio gives no answer;
+        `num_ahead`: jobs of a higher priority that wait in the same partition, an array counted
+        once, None where that is not what it waits for.
+    """
+    factors, num_ahead = None, None
+    wanted = "|".join(f"%{letter}" for letter in FACTORS)
+    single = job.job_id.partition("_")[0]
+    # priority/basic has no factors, and some centres forbid the question.
+    try:
+        text = slurm.ask("sprio", "--noheader", f"--jobs={single}", f"--format={wanted}")
+        rows = [line.replace(" ", "").split("|") for line in text.splitlines()]
+    except RuntimeError:
+        rows = []
+    for row in (row for row in rows[:1] if len(row) == len(FACTORS)):
+        digits = [slurm.count(cell.removeprefix("-")) or 0 for cell in row]
+        parts = [-n if cell.startswith("-") else n for n, cell in zip(digits, row, strict=True)]
+        factors = {n: part for n, part in zip(FACTORS.values(), parts, strict=True) if part}
+    if job.state.reason in slurm.IN_LINE:
+        where = (f"--partition={job.partition}", "--states=PENDING")
+        try:
+            others = slurm.squeue(("priority", "reason"), *where)
+        except RuntimeError:
+            others = None
+        if others is not None:
+            in_line = [row for row in others if row["reason"] in slurm.IN_LINE]
+            higher = [slurm.count(row["priority"]) or 0 for row in in_line]
+            num_ahead = sum(priority > (job.priority or 0) for priority in higher)
+    return {"factors": factors, "num_ahead": num_ahead}
+
+
+def ended(job_ids: list[str]) -> dict[str, accounting.Account]:
+    """Return what sacct knows of jobs; of an array, of each element.
+
+    Raises:
+        ValueError: It knows none of them.
+        RuntimeError: sacct fails.
+    """
+    found = accounting.ask([checked(job_id) for job_id in job_ids])
+    if not found:
+        raise ValueError(
+            f"Slurm knows nothing of job {', '.join(job_ids)}: squeue holds it no more, and "
+            "accounting has no record of it; lockstep slurm jobs --ended 24 lists yours"
+        )
+    return found
+
+
+def lately(user: str, hours: float) -> dict[str, accounting.Account]:
+    """Return a user's jobs that ended within the last hours."""
+    since = f"--starttime=now-{math.ceil(hours * 60)}minutes"
+    # Without states sacct leaves out what was cancelled before it might have begun.
+    states = f"--state={','.join(sorted(ENDED))}"
+    known = accounting.matching(f"--user={user}", "--allocations", since, "--endtime=now", states)
+    return {job_id: one for job_id, one in known.items() if accounting.has_ended(one)}
 
 
 def reason_of_end(job_id: str, state: str) -> str | None:
@@ -139,155 +238,176 @@ def reason_of_end(job_id: str, state: str) -> str | None:
     return jobs[0].state.reason if len(jobs) == 1 else None
 
 
-def wait(job: Held) -> Wait:
-    """Ask why a waiting job does not run yet."""
-    return Wait(_factors(job), _num_ahead(job) if job.state.reason in slurm.IN_LINE else None)
+def hints(account: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what the next job might ask for; less only where this one and its steps ended well.
 
-
-def _ask(*selection: str) -> list[Held]:
-    listing = slurm.ask("squeue", *selection, "--noheader", f"--format={FORMAT}")
-    most = FORMAT.count("|")
-    rows = [line.split("|", most) for line in listing.splitlines() if line.count("|") >= most]
-    return [_held(row) for row in rows]
-
-
-def _held(row: Sequence[str]) -> Held:
-    job_id, state, reason, user, partition, num_nodes, elapsed, limit, *rest = row
-    submitted, starts, waits_for, priority, nodes, name = rest
-    return Held(
-        job_id=job_id,
-        name=name,
-        user=user,
-        state=State(state, reason),
-        partition=partition,
-        num_nodes=slurm.count(num_nodes.partition("-")[0]),
-        nodes=nodes,
-        elapsed_s=parse_duration(elapsed),
-        limit_s=parse_duration(limit),
-        submitted=instant(submitted),
-        starts=instant(starts),
-        waits_for=tuple(_DEPENDENCY.findall(waits_for)),
-        priority=slurm.count(priority),
-    )
-
-
-def _factors(job: Held) -> dict[str, int] | None:
-    """Return factor -> its part of the priority, those that add nothing left out."""
-    spelt = "|".join(f"%{letter}" for letter in FACTORS)
-    single = job.job_id.partition("_")[0]
-    try:
-        text = slurm.ask("sprio", "--noheader", f"--jobs={single}", f"--format={spelt}")
-    except RuntimeError:  # priority/basic has no factors, and some centres forbid the question
-        return None
-    for line in text.splitlines():
-        cells = line.replace(" ", "").split("|")
-        if len(cells) == len(FACTORS):
-            parts = {n: _signed(cell) for n, cell in zip(FACTORS.values(), cells, strict=True)}
-            return {name: part for name, part in parts.items() if part}
-    return None
-
-
-def _signed(text: str) -> int:
-    number = slurm.count(text.removeprefix("-")) or 0
-    return -number if text.startswith("-") else number
-
-
-def _num_ahead(job: Held) -> int | None:
-    """Return how many jobs of a higher priority wait in its partition, an array counted once."""
-    where = f"--partition={job.partition}"
-    pending = ("--states=PENDING", "--noheader", "--format=%Q|%r")
-    try:
-        listing = slurm.ask("squeue", where, *pending)
-    except RuntimeError:
-        return None
-    rows = [line.split("|", 1) for line in listing.splitlines() if "|" in line]
-    in_line = [slurm.count(priority) or 0 for priority, reason in rows if reason in slurm.IN_LINE]
-    return sum(priority > (job.priority or 0) for priority in in_line)
-
-
-# Under so much of what was asked for, less would have done; over NEAR, more may be needed.
-AMPLE = 0.5
-# What is suggested is larger than what was used by so much.
-MARGIN = 1.25
-# Requests under these are not worth a change.
-SMALL_BYTES = 2 * 1024**3
-SMALL_S = 600
-
-
-@dataclass(frozen=True)
-class Hint:
-    """What the next job of this kind might ask for.
-
-    Attributes:
-        kind: `memory_ample`, `memory_near` its limit, `time_ample`, `time_near`, `cpus_idle`.
-        amount: So much would do, with a margin: bytes a node, as sbatch's --mem has it, seconds or
-            CPUs; of what is near its limit so much would be safer.
+    Returns:
+        Each with its `kind`, `memory_ample`, `memory_near` its limit, `time_ample`, `time_near` or
+        `cpus_idle`, and the `amount` that would do, with a margin: bytes a node, as sbatch's --mem
+        has it, seconds or CPUs.
     """
-
-    kind: Literal["memory_ample", "memory_near", "time_ample", "time_near", "cpus_idle"]
-    amount: int
-
-
-def of_jobs(job_ids: list[str]) -> dict[str, accounting.Account]:
-    """Return what sacct knows of jobs; of an array, of each element.
-
-    Raises:
-        RuntimeError: sacct fails.
-    """
-    return accounting.ask(job_ids)
-
-
-def lately(user: str, hours: float) -> dict[str, accounting.Account]:
-    """Return a user's jobs that ended within the last hours.
-
-    Raises:
-        RuntimeError: sacct fails.
-    """
-    since = f"--starttime=now-{math.ceil(hours * 60)}minutes"
-    # Without states sacct leaves out what was cancelled before it might have begun.
-    states = f"--state={','.join(sorted(ENDED))}"
-    known = accounting.matching(f"--user={user}", "--allocations", since, "--endtime=now", states)
-    return {job_id: one for job_id, one in known.items() if accounting.has_ended(one)}
-
-
-def hints(account: Mapping[str, Any]) -> list[Hint]:
-    """Return what the next job might ask for; less only where this one and its steps ended well."""
     states = (account["state"], *(step["state"] for step in account["bad_steps"]))
     if "OUT_OF_MEMORY" in states:
-        return [*_of_memory(account, was_enough=False)]
-    if account["state"] not in ("COMPLETED", "TIMEOUT"):
-        return []
-    found = [*_of_memory(account, was_enough=True), *_of_time(account), *_of_cpus(account)]
-    has_ended_well = states == ("COMPLETED",)
-    return [hint for hint in found if has_ended_well or hint.kind in ("memory_near", "time_near")]
+        amounts = _memory_hints(account, was_enough=False)
+    elif account["state"] in ("COMPLETED", "TIMEOUT"):
+        amounts = _memory_hints(account, was_enough=True) | _time_and_cpu_hints(account)
+        if states != ("COMPLETED",):
+            amounts = {kind: n for kind, n in amounts.items() if kind.endswith("_near")}
+    else:
+        amounts = {}
+    return [{"kind": kind, "amount": math.ceil(amount)} for kind, amount in amounts.items()]
 
 
-def _of_memory(account: Mapping[str, Any], *, was_enough: bool) -> Iterator[Hint]:
+def _memory_hints(account: Mapping[str, Any], *, was_enough: bool) -> dict[str, float]:
     used, requested = account["node_bytes"], account["requested_bytes"]
     if used is None or not requested:
-        return
+        return {}
     of_node = requested / (account["num_nodes"] or 1)
     if not was_enough or used >= NEAR * of_node:
-        yield Hint("memory_near", math.ceil(MARGIN * max(used, of_node)))
-    elif used < AMPLE * of_node and requested > SMALL_BYTES:
-        yield Hint("memory_ample", math.ceil(MARGIN * used))
+        return {"memory_near": MARGIN * max(used, of_node)}
+    is_ample = used < AMPLE * of_node and requested > SMALL_BYTES
+    return {"memory_ample": MARGIN * used} if is_ample else {}
 
 
-def _of_time(account: Mapping[str, Any]) -> Iterator[Hint]:
+def _time_and_cpu_hints(account: Mapping[str, Any]) -> dict[str, float]:
+    amounts: dict[str, float] = {}
     share, elapsed_s = account["time_efficiency"], account["elapsed_s"]
-    if share is None:
-        return
-    if share >= NEAR:
-        yield Hint("time_near", math.ceil(MARGIN * elapsed_s))
-    elif share < AMPLE and account["limit_s"] > SMALL_S:
-        yield Hint("time_ample", max(SMALL_S, math.ceil(MARGIN * elapsed_s)))
-
-
-def _of_cpus(account: Mapping[str, Any]) -> Iterator[Hint]:
+    if share is not None and share >= NEAR:
+        amounts["time_near"] = MARGIN * elapsed_s
+    elif share is not None and share < AMPLE and account["limit_s"] > SMALL_S:
+        amounts["time_ample"] = max(SMALL_S, MARGIN * elapsed_s)
     share, cpus = account["cpu_efficiency"], account["alloc_cpus"]
-    if share is None or account["gpu_hours"] or cpus < 2:  # of GPU jobs CPUs wait, by rights
-        return
-    least = max(account["num_nodes"] or 1, account["num_tasks"] or 1)  # one each
-    enough = max(least, math.ceil(MARGIN * share * cpus))
-    if share < AMPLE and enough < cpus:
-        yield Hint("cpus_idle", enough)
+    if share is not None and not account["gpu_hours"]:  # CPUs of GPU jobs wait, by rights
+        least = max(account["num_nodes"] or 1, account["num_tasks"] or 1)  # one each
+        enough = max(least, math.ceil(MARGIN * share * cpus))
+        if share < AMPLE and enough < cpus:
+            amounts["cpus_idle"] = enough
+    return amounts
+
+
+# Lines for a terminal
+
+
+def job_line(job: Held) -> str:
+    """Return one line about a job."""
+    parts = [job.meaning]
+    if job.is_waiting and job.starts is not None:
+        parts.append(f"expected to start {moment(job.starts)}")
+    elif job.state.name == "RUNNING":
+        parts = [f"runs since {in_words(job.elapsed_s)} on {job.nodes}"]
+        if job.limit_s is not None and job.elapsed_s is not None:
+            parts.append(f"{in_words(max(0.0, job.limit_s - job.elapsed_s))} left")
+    return f"{job.job_id} {job.name}: {'; '.join(parts)}"
+
+
+def moment(at: int) -> str:
+    """Return a time as the clock here has it, and how far it is."""
+    ahead_s = at - time.time()
+    return f"{date(at)}, {f'in {in_words(ahead_s)}' if ahead_s > 0 else 'now'}"
+
+
+def date(at: int) -> str:
+    """Return a time as the clock here has it."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+
+
+def wait_lines(job: Held, why: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why a job waits, and what may be done about it."""
+    yield f"{job.job_id} {job.name} of {job.user}, partition {job.partition}"
+    yield f"  {job.meaning}"
+    for how, other in job.waits_for:
+        yield f"  begins once {WAITS.get(how, how + ' {}').format(other)}"
+    if why["num_ahead"] is not None:
+        yield f"  jobs ahead of it in the partition: {why['num_ahead']}"
+    if job.starts is not None:
+        yield f"  expected to start: {moment(job.starts)}; earlier if others end early"
+    elif why["num_ahead"] is not None:
+        yield "  expected to start: Slurm has not planned it yet; it plans the first in line"
+    if why["factors"]:
+        parts = ", ".join(f"{name} {part:,}" for name, part in why["factors"].items())
+        yield f"  priority {job.priority or 0:,}: {parts}"
+
+
+def end_lines(job_id: str, account: Mapping[str, Any]) -> list[str]:
+    """Return how a job ended: as accounting has it, with the reason where squeue gave one."""
+    state = accounting.end_of(account, account.get("reason"))
+    lines = [f"{job_id} {account['name']} of {account['user']}: {state.name}, {state.meaning}"]
+    if account["elapsed_s"] is not None:
+        limit = "" if account["limit_s"] is None else f" of {in_words(account['limit_s'])}"
+        has_begun = account["elapsed_s"] or account["nodes"]
+        ran = in_words(account["elapsed_s"] if has_begun else None)
+        lines.append(f"  ran {ran}{limit} on {account['nodes'] or 'no node'}")
+    code = account["exit_code"]
+    if code not in (None, "0:0"):
+        means = ENDS.get(code) or _signal(code)
+        lines.append(f"  exit code {code}{means and f': {means}'}")
+    lines += _ends_of_steps(account)
+    if state.name in ("NODE_FAIL", "BOOT_FAIL"):
+        return [*lines, "Next: lockstep slurm nodes  # says which is down"]
+    return [*lines, f"Next: lockstep slurm eff {job_id}"]
+
+
+def _ends_of_steps(account: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how steps ended that did not end well."""
+    bad = account["bad_steps"]
+    for step in bad[:MAX_STEPS]:
+        code = "0:125" if step["state"] == "OUT_OF_MEMORY" else step["exit_code"]
+        how = ENDS.get(code) or _signal(code) or f"it ended {step['state']}, exit code {code}"
+        name = "script" if step["step"] == "batch" else f"step {step['step']}"
+        yield f"  its {name} {how.removeprefix('it ')}"
+    if len(bad) > MAX_STEPS:
+        yield f"  {len(bad) - MAX_STEPS} more steps did not end well"
+
+
+def _signal(code: str) -> str:
+    """Return which signal ended a program, as a shell reports it 128 and its number; "" if none."""
+    status, number = (slurm.count(part) or 0 for part in (code + ":").split(":")[:2])
+    number = number or max(0, status - 128)
+    if not 0 < number < signal.NSIG:
+        return ""
+    known = [f" ({each.name.removeprefix('SIG')})" for each in signal.Signals if each == number]
+    return f"it was ended by signal {number}{''.join(known)}{SIGNALS.get(number, '')}"
+
+
+def use_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how well a job used what it was given."""
+    yield f"{job_id} {account['name']}: {account['state']}"
+    yield from _ends_of_steps(account)
+    elapsed = in_words(account["elapsed_s"])
+    for what, fraction, used, given in (
+        ("CPUs", account["cpu_efficiency"], in_words(account["total_cpu_s"]),
+         f"{account['alloc_cpus']} CPUs x {elapsed}"),
+        ("memory", account["memory_efficiency"], size(account["memory_bytes"]),
+         size(account["requested_bytes"])),
+        ("time", account["time_efficiency"], elapsed, in_words(account["limit_s"])),
+    ):  # fmt: skip
+        part = DASH if fraction is None else f"{fraction:.0%}"
+        yield f"  {what:7} {part:>5}   {used} of {given}"
+    if account["gpu_hours"]:
+        use, busy = account["gpu_use"], "how busy they were, Slurm does not say"
+        if use is not None:
+            memory = use["memory_bytes"]
+            memory = "" if memory is None else f", {_mebibytes(memory)} of memory"
+            busy = f"{use['busy_percent']}% busy{memory} ({use['column']} of step {use['step']})"
+        yield f"  GPUs    {account['gpu_hours']:.3g} GPU-hours; {busy}"
+    if account["state"] not in ENDED:
+        then = "top" if account["state"] == "RUNNING" else "why"
+        yield f"  It has not ended: this is what sacct has; lockstep slurm {then} {job_id}"
+    for hint in hints(account):
+        kind, amount = hint["kind"], hint["amount"]
+        wanted = f"--time={clock(amount)}" if "time" in kind else f"--mem={_mebibytes(amount)}"
+        if kind == "cpus_idle":
+            wanted = f"{amount} CPU{'s' * (amount > 1)} would do"
+        wanted += " a node" * ("memory" in kind)
+        wanted += " would do, and it may start earlier" * kind.endswith("ample")
+        wanted += " or more; it was near its limit" * kind.endswith("near")
+        yield f"  Next time: {wanted}"
+
+
+def size(num_bytes: float | None) -> str:
+    """Return a number of bytes in words; a dash where it is not known."""
+    return DASH if num_bytes is None else size_of(num_bytes)
+
+
+def _mebibytes(num_bytes: int) -> str:
+    return f"{-(-num_bytes // 1024**2)}M"

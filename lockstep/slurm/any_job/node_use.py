@@ -1,25 +1,22 @@
-"""The cluster node by node: state, why one is drained, what is taken, whose jobs run: facts.
+"""Nodes: what jobs have of each, what those of a running job do now, how full partitions are.
 
-What a running job's nodes do now: their CPUs, memory and GPUs, and the user's processes.
-
-A step of `srun --overlap` runs beside the job's own and takes nothing from them. Its script needs
-only /proc and, for NVIDIA's GPUs, nvidia-smi; what it prints is computed here. Where no step can be
-started, as in another user's job, sstat knows what the steps have used until now.
-
-How full the partitions are, and when a script would start: facts, no sentences.
+The facts are dictionaries, as `--json` prints them; None stands for what Slurm does not say.
 """
 
 import csv
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from lockstep.core.files import MIB
-from lockstep.core.formats import parse_duration
+from lockstep.core.formats import DASH, in_words, listed, parse_duration
 from lockstep.slurm import client as slurm
 from lockstep.slurm import cluster
-from lockstep.slurm.status.accounting import instant, size
+from lockstep.slurm.any_job.held import date, moment, size
+from lockstep.slurm.status import accounting
+from lockstep.slurm.status.accounting import instant
 from lockstep.slurm.submit.job_spec import JobSpec
 
 MAX_HOSTS = 100_000  # of one job
@@ -29,98 +26,64 @@ _PART = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
 
 
-@dataclass(frozen=True)
-class Reason:
-    """Why a node takes no jobs.
-
-    Attributes:
-        since: When, in seconds of the epoch.
-    """
-
-    text: str
-    user: str | None
-    since: int | None
-
-
-@dataclass(frozen=True)
-class JobHere:
-    """A job that has a node: its id as squeue spells it, its name, and whose it is."""
-
-    job_id: str
-    name: str
-    user: str
-
-
-@dataclass(frozen=True)
-class NodeUse:
-    """A node, and what of it jobs have.
-
-    Attributes:
-        state: Slurm's words, such as `MIXED` or `IDLE+DRAIN`.
-        reason: Why it takes no jobs; None where none is given.
-        used_bytes: What of it jobs have been given, whether they use it or not.
-        used_gpus: Those that jobs have; None where Slurm does not say.
-        jobs: The jobs on it that this user may see.
-    """
-
-    name: str
-    state: str
-    reason: Reason | None
-    partitions: tuple[str, ...]
-    num_cpus: int
-    used_cpus: int
-    memory_bytes: int
-    used_bytes: int
-    num_gpus: int
-    used_gpus: int | None
-    jobs: tuple[JobHere, ...]
-
-
-def nodes() -> list[NodeUse]:
+def nodes() -> list[dict[str, Any]]:
     """Return every node that Slurm shows, by one scontrol and one squeue.
 
-    Raises:
-        RuntimeError: Slurm does not answer.
+    `state` is Slurm's words, such as `MIXED` or `IDLE+DRAIN`; `used_bytes` is what of its memory
+    jobs have been given, whether they use it or not; `jobs` are those that this user may see.
     """
     described = slurm.ask("scontrol", "--details", "show", "node")
-    running = _running(slurm.ask("squeue", "--noheader", "--format=%i|%u|%N|%j"))
-    return [_inventory_node(record, running) for record in cluster.records(described, "NodeName")]
+    jobs = defaultdict(list)
+    for row in slurm.squeue(("job_id", "user", "nodes", "name")):
+        for host in hosts(row["nodes"]):
+            jobs[host].append({name: row[name] for name in ("job_id", "name", "user")})
+    shown = []
+    for record in cluster.records(described, "NodeName"):
+        kind, used = cluster.kind(record), record.get("GresUsed")
+        shown.append({
+            "name": record["NodeName"],
+            "state": record.get("State", "UNKNOWN"),
+            "reason": read_reason(record.get("Reason", "")),
+            "partitions": [name for name in record.get("Partitions", "").split(",") if name],
+            "num_cpus": kind.num_cpus,
+            "used_cpus": slurm.count(record.get("CPUAlloc")) or 0,
+            "memory_bytes": kind.memory_mib * MIB,
+            "used_bytes": (slurm.count(record.get("AllocMem")) or 0) * MIB,
+            "num_gpus": cluster.num_gpus(record.get("Gres", "")),
+            "used_gpus": None if used is None else cluster.num_gpus(used),
+            "jobs": jobs[record["NodeName"]],
+        })  # fmt: skip
+    return shown
 
 
-def _running(listing: str) -> dict[str, list[JobHere]]:
-    """Return node -> the jobs that have it."""
-    found: dict[str, list[JobHere]] = {}
-    for line in listing.splitlines():
-        job_id, user, where, name = (*line.split("|", 3), "", "", "")[:4]
-        for host in hosts(where):
-            found.setdefault(host, []).append(JobHere(job_id, name, user))
-    return found
-
-
-def _inventory_node(record: Mapping[str, str], running: Mapping[str, Sequence[JobHere]]) -> NodeUse:
-    kind = cluster.kind(record)
-    used = record.get("GresUsed")
-    return NodeUse(
-        name=record["NodeName"],
-        state=record.get("State", "UNKNOWN"),
-        reason=read_reason(record.get("Reason", "")),
-        partitions=tuple(filter(None, record.get("Partitions", "").split(","))),
-        num_cpus=kind.num_cpus,
-        used_cpus=slurm.count(record.get("CPUAlloc")) or 0,
-        memory_bytes=kind.memory_mib * MIB,
-        used_bytes=(slurm.count(record.get("AllocMem")) or 0) * MIB,
-        num_gpus=cluster.num_gpus(record.get("Gres", "")),
-        used_gpus=None if used is None else cluster.num_gpus(used),
-        jobs=tuple(running.get(record["NodeName"], ())),
-    )
-
-
-def read_reason(text: str) -> Reason | None:
-    """Return why a node takes no jobs, of `scontrol show node`."""
+def read_reason(text: str) -> dict[str, Any] | None:
+    """Return why a node takes no jobs, of `scontrol show node`: text, user, since in seconds."""
     match = _REASON.fullmatch(text)
     if not text or match is None:
         return None
-    return Reason(match[1], match[2], instant(match[3]) if match[3] else None)
+    return {"text": match[1], "user": match[2], "since": instant(match[3]) if match[3] else None}
+
+
+def reason_text(reason: Mapping[str, Any]) -> str:
+    """Return why a node takes no jobs, who said so, and since when."""
+    by = f", by {reason['user']}" if reason["user"] else ""
+    since = "" if reason["since"] is None else f", since {date(reason['since'])}"
+    return f"reason: {reason['text']}{by}{since}"
+
+
+def node_lines(node: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the state of a node, what of it jobs have, whose they are, and why it takes none."""
+    taken = [f"{node['used_cpus']} of {node['num_cpus']} CPUs"]
+    taken += [f"{size(node['used_bytes'])} of {size(node['memory_bytes'])}"]
+    if node["num_gpus"]:
+        used = DASH if node["used_gpus"] is None else node["used_gpus"]
+        taken += [f"{used} of {node['num_gpus']} GPUs"]
+    whose = listed(f"{job['job_id']} of {job['user']}" for job in node["jobs"])
+    if node["used_cpus"] and not node["jobs"]:
+        whose = "of jobs that Slurm does not show you"
+    yield f"{node['name']} {node['state']}: {', '.join(taken)}{f'; {whose}' if whose else ''}"
+    if node["reason"]:
+        yield f"  {reason_text(node['reason'])}"
 
 
 def hosts(text: str) -> Iterator[str]:
@@ -169,101 +132,12 @@ if command -v nvidia-smi >/dev/null 2>&1; then
         sed "s/^/gpu|$node|/"
 fi
 """
-
-
-@dataclass(frozen=True)
-class Process:
-    """One of the user's processes on a node.
-
-    Attributes:
-        name: Its program, at most 15 characters.
-        cpus: How many CPUs it kept busy between the two looks.
-    """
-
-    pid: int
-    name: str
-    cpus: float
-    rss_bytes: int
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU of the job; None for what nvidia-smi does not say.
-
-    Attributes:
-        index: Its number as nvidia-smi has it.
-        busy: Fraction of the time in which a kernel ran.
-    """
-
-    index: str
-    name: str
-    busy: float | None
-    used_bytes: float | None
-    total_bytes: float | None
-    power_w: float | None
-    temperature_c: float | None
-
-
+GPU_KEYS = ("index", "name", "busy", "used_bytes", "total_bytes", "power_w", "temperature_c")
 # Of a table of looks; fractions are from 0 to 1.
-COLUMNS = (
-    *("time", "node", "cpu_busy", "memory_used_bytes"),
-    *(f"gpu_{one.name}" for one in fields(Gpu)),
-)
+COLUMNS = ("time", "node", "cpu_busy", "memory_used_bytes", *(f"gpu_{key}" for key in GPU_KEYS))
 
 
-@dataclass(frozen=True)
-class NodeNow:
-    """A node at one moment.
-
-    Attributes:
-        cores: Its CPUs, of the whole node.
-        busy: Fraction of them that worked between the two looks, for whomever.
-        load: Its load average over a minute.
-        used_bytes: Memory that is not available.
-        processes: The user's processes, the busiest first.
-    """
-
-    name: str
-    cores: int | None = None
-    busy: float | None = None
-    load: float | None = None
-    used_bytes: int | None = None
-    total_bytes: int | None = None
-    gpus: tuple[Gpu, ...] = ()
-    processes: tuple[Process, ...] = ()
-
-
-@dataclass(frozen=True)
-class StepNow:
-    """What sstat knows of a running step.
-
-    Attributes:
-        cpu_s: CPU time of a task, on average.
-        rss_bytes: The most memory that a task had.
-        node: Where that was.
-    """
-
-    step_id: str
-    num_tasks: int | None
-    cpu_s: float | None
-    rss_bytes: int | None
-    node: str
-
-
-@dataclass
-class _Lines:
-    """What the script printed of one node, by kind."""
-
-    of: dict[str, list[str]] = field(default_factory=dict)
-
-    def add(self, kind: str, text: str) -> None:
-        self.of.setdefault(kind, []).append(text)
-
-    def first(self, kind: str) -> str:
-        return self.of.get(kind, [""])[0]
-
-
-def look(job_id: str, num_nodes: int) -> list[NodeNow]:
+def look(job_id: str, num_nodes: int) -> list[dict[str, Any]]:
     """Return what the nodes of a running job do, by a step beside its own.
 
     Raises:
@@ -275,84 +149,51 @@ def look(job_id: str, num_nodes: int) -> list[NodeNow]:
     return read(slurm.ask(*step, *tasks, *ways, "sh", "-c", SCRIPT))
 
 
-def add_to_table(path: Path, at: str, nodes: Sequence[NodeNow]) -> None:
-    """Add a line for each GPU, or for a node without any, to a table with a heading.
+def read(text: str) -> list[dict[str, Any]]:
+    """Return the nodes in what the script printed.
 
-    The table is made where it is missing; `at` is when the nodes were looked at, as ISO 8601.
+    `busy` is the fraction of all CPUs of the node that worked between the two looks, `load` its
+    load average over a minute, `used_bytes` its memory that is not available; `processes` are the
+    user's own, the busiest first, with the CPUs that each kept busy.
     """
-    is_new = not path.exists() or not path.stat().st_size
-    with path.open("a", encoding="utf-8", newline="") as file:
-        table = csv.DictWriter(file, COLUMNS)
-        if is_new:
-            table.writeheader()
-        for node in nodes:
-            own = {"time": at, "node": node.name, "cpu_busy": node.busy}
-            own |= {"memory_used_bytes": node.used_bytes}
-            for gpu in node.gpus or (None,):
-                table.writerow(
-                    own | ({f"gpu_{k}": v for k, v in asdict(gpu).items()} if gpu else {})
-                )
-
-
-def steps(job_id: str) -> list[StepNow]:
-    """Return what sstat knows of a running job's steps.
-
-    Raises:
-        RuntimeError: sstat fails.
-    """
-    wanted = "--format=JobID,NTasks,AveCPU,MaxRSS,MaxRSSNode"
-    text = slurm.ask("sstat", f"--jobs={job_id}", "--allsteps", "--noheader", "--parsable2", wanted)
-    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 4]
-    return [
-        StepNow(step, slurm.count(tasks), parse_duration(cpu), size(rss), node)
-        for step, tasks, cpu, rss, node in rows
-    ]
-
-
-def read(text: str) -> list[NodeNow]:
-    """Return the nodes in what the script printed."""
-    nodes: dict[str, _Lines] = {}
+    lines: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for line in text.splitlines():
         kind, _, rest = line.partition("|")
         name, has_more, value = rest.partition("|")
         if has_more:
-            nodes.setdefault(name, _Lines()).add(kind, value)
-    return [_node(name, lines) for name, lines in sorted(nodes.items())]
+            lines[name][kind].append(value)
+    seen = []
+    for name, said in sorted(lines.items()):
+        memory = {
+            key: int(words[0]) * KIB
+            for key, _, rest in (line.partition(":") for line in said["memory"])
+            if (words := rest.split()) and words[0].isdecimal()
+        }
+        total, free = memory.get("MemTotal"), memory.get("MemAvailable")
+        # CPU time (proc(5), stat): of the first eight, the fourth and the fifth are idle time.
+        before, after = (" ".join(said[key][:1]).split()[1:9] for key in ("cpu1", "cpu2"))
+        spent = [int(new) - int(old) for old, new in zip(before, after, strict=False)]
+        is_busy = len(spent) > 4 and sum(spent) > 0
+        processes = sorted(_processes(said), key=lambda one: (-one["cpus"], -one["rss_bytes"]))
+        seen.append({
+            "name": name,
+            "cores": slurm.count(" ".join(said["cores"][:1])),
+            "busy": 1 - sum(spent[3:5]) / sum(spent) if is_busy else None,
+            "load": _number(" ".join(said["load"][:1])),
+            "used_bytes": None if total is None or free is None else total - free,
+            "total_bytes": total,
+            "gpus": list(_gpus(said["gpu"])),
+            "processes": processes[:MAX_PROCESSES],
+        })  # fmt: skip
+    return seen
 
 
-def _node(name: str, lines: _Lines) -> NodeNow:
-    memory = {
-        key: int(words[0]) * KIB
-        for key, _, rest in (line.partition(":") for line in lines.of.get("memory", ()))
-        if (words := rest.split()) and words[0].isdecimal()
-    }
-    total, free = memory.get("MemTotal"), memory.get("MemAvailable")
-    processes = sorted(_processes(lines), key=lambda process: (-process.cpus, -process.rss_bytes))
-    return NodeNow(
-        name=name,
-        cores=slurm.count(lines.first("cores")),
-        busy=_busy(lines.first("cpu1"), lines.first("cpu2")),
-        load=_number(lines.first("load")),
-        used_bytes=None if total is None or free is None else total - free,
-        total_bytes=total,
-        gpus=tuple(_gpus(lines.of.get("gpu", ()))),
-        processes=tuple(processes[:MAX_PROCESSES]),
-    )
-
-
-def _busy(before: str, after: str) -> float | None:
-    """Return the fraction of CPU time that was not idle or waiting for disks (proc(5), stat)."""
-    pairs = list(zip(before.split()[1:], after.split()[1:], strict=False))
-    spent = [int(new) - int(old) for old, new in pairs[:8]]  # what follows is in user's already
-    return 1 - sum(spent[3:5]) / sum(spent) if len(spent) > 4 and sum(spent) > 0 else None
-
-
-def _processes(lines: _Lines) -> Iterator[Process]:
-    before = {pid: ticks for pid, _, ticks, _ in map(_stat, lines.of.get("process1", ()))}
-    for pid, name, ticks, pages in map(_stat, lines.of.get("process2", ())):
+def _processes(said: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Any]]:
+    before = {pid: ticks for pid, _, ticks, _ in map(_stat, said["process1"])}
+    for pid, name, ticks, pages in map(_stat, said["process2"]):
         if pid and pid in before:  # not one that this look itself started
             cpus = (ticks - before[pid]) / TICKS_PER_S / APART_S
-            yield Process(pid, name, cpus, pages * PAGE_BYTES)
+            yield {"pid": pid, "name": name, "cpus": cpus, "rss_bytes": pages * PAGE_BYTES}
 
 
 def _stat(line: str) -> tuple[int, str, int, int]:
@@ -365,20 +206,12 @@ def _stat(line: str) -> tuple[int, str, int, int]:
     return int(pid), name, int(cells[11]) + int(cells[12]), int(cells[21])
 
 
-def _gpus(rows: Sequence[str]) -> Iterator[Gpu]:
-    for row in rows:
-        cells = [cell.strip() for cell in row.split(",")]
-        if len(cells) == 7:
-            busy, used, total, power, temperature = map(_number, cells[2:])
-            yield Gpu(
-                index=cells[0],
-                name=cells[1],
-                busy=None if busy is None else busy / 100,
-                used_bytes=None if used is None else used * MIB,
-                total_bytes=None if total is None else total * MIB,
-                power_w=power,
-                temperature_c=temperature,
-            )
+def _gpus(rows: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for cells in ([cell.strip() for cell in row.split(",")] for row in rows):
+        if len(cells) == len(GPU_KEYS):
+            busy, used, total, *rest = map(_number, cells[2:])  # per cent, MiB, MiB, W, C
+            scaled = (busy and busy / 100, used and used * MIB, total and total * MIB)
+            yield dict(zip(GPU_KEYS, [*cells[:2], *scaled, *rest], strict=True))
 
 
 def _number(text: str) -> float | None:
@@ -388,65 +221,95 @@ def _number(text: str) -> float | None:
         return None
 
 
+def steps(job_id: str) -> list[dict[str, Any]]:
+    """Return what sstat knows of a running job's steps.
+
+    `cpu_s` is the CPU time of a task, on average, `rss_bytes` the most memory that a task had, and
+    `node` where that was.
+    """
+    wanted = "--format=JobID,NTasks,AveCPU,MaxRSS,MaxRSSNode"
+    text = slurm.ask("sstat", f"--jobs={job_id}", "--allsteps", "--noheader", "--parsable2", wanted)
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 4]
+    return [
+        {"step_id": step, "num_tasks": slurm.count(tasks), "cpu_s": parse_duration(cpu),
+         "rss_bytes": accounting.size(rss), "node": node}
+        for step, tasks, cpu, rss, node in rows
+    ]  # fmt: skip
+
+
+def look_lines(
+    nodes: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    """Yield what nodes do now, and what steps have used until now."""
+    for node in nodes:
+        busy = DASH if node["busy"] is None else f"{node['busy']:.0%}"
+        memory = f"{size(node['used_bytes'])} of {size(node['total_bytes'])}"
+        cores = node["cores"] or DASH
+        yield f"{node['name']}: {cores} CPUs {busy} busy, load {node['load']}, memory {memory}"
+        for gpu in node["gpus"]:
+            busy = DASH if gpu["busy"] is None else f"{gpu['busy']:.0%}"
+            more = [f"{size(gpu['used_bytes'])} of {size(gpu['total_bytes'])}"]
+            more += [] if gpu["power_w"] is None else [f"{gpu['power_w']:.0f} W"]
+            more += [] if gpu["temperature_c"] is None else [f"{gpu['temperature_c']:.0f} C"]
+            yield f"  GPU {gpu['index']} {gpu['name']}: {busy} busy, {', '.join(more)}"
+        for one in node["processes"]:
+            used = f"{one['cpus']:5.2f} CPUs  {size(one['rss_bytes'])}"
+            yield f"  {one['pid']:>8} {one['name']:16} {used}"
+    for step in steps:
+        yield (
+            f"step {step['step_id']}: {step['num_tasks'] or DASH} tasks, CPU time "
+            f"{in_words(step['cpu_s'])} each, at most {size(step['rss_bytes'])} in one, on "
+            f"{step['node'] or DASH}"
+        )
+
+
+def add_to_table(path: Path, at: str, nodes: Sequence[Mapping[str, Any]]) -> None:
+    """Add a line for each GPU, or for a node without any, to a table with a heading.
+
+    The table is made where it is missing; `at` is when the nodes were looked at, as ISO 8601.
+    """
+    is_new = not path.exists() or not path.stat().st_size
+    with path.open("a", encoding="utf-8", newline="") as file:
+        table = csv.DictWriter(file, COLUMNS)
+        if is_new:
+            table.writeheader()
+        for node in nodes:
+            own = {"time": at, "node": node["name"], "cpu_busy": node["busy"]}
+            own |= {"memory_used_bytes": node["used_bytes"]}
+            gpus: Sequence[Mapping[str, Any]] = node["gpus"] or ({},)
+            for gpu in gpus:
+                table.writerow(own | {f"gpu_{key}": value for key, value in gpu.items()})
+
+
 MAX_SHAPES = 4  # of which a plan asks when they would start
 
 
-@dataclass(frozen=True)
-class Occupancy:
-    """The nodes of a partition, and who waits for them.
-
-    Attributes:
-        num_idle: Nodes on which nothing runs.
-        num_used: Nodes on which something runs.
-        num_other: Nodes that are down, drained or reserved.
-        num_waiting: Jobs that wait in it, an array counted once.
-    """
-
-    partition: str
-    num_nodes: int
-    num_idle: int
-    num_used: int
-    num_other: int
-    num_waiting: int
-
-
-def occupancy() -> list[Occupancy]:
+def occupancy() -> list[dict[str, Any]]:
     """Return how full each partition is, by one sinfo and one squeue.
 
-    Raises:
-        RuntimeError: Slurm does not answer.
+    `num_other` nodes are down, drained or reserved; `num_waiting` jobs wait, an array counted once.
     """
-    nodes = slurm.ask("sinfo", "--noheader", "--format=%R|%F")  # allocated/idle/other/total
-    queued = slurm.ask("squeue", "--states=PENDING", "--noheader", "--format=%P")
-    waiting = [name for line in queued.splitlines() for name in line.strip().split(",")]
+    states = slurm.ask("sinfo", "--noheader", "--format=%R|%F")  # allocated/idle/other/total
+    queued = slurm.squeue(("partition",), "--states=PENDING")
+    waiting = [name for row in queued for name in row["partition"].strip().split(",")]
     found = {}
-    for line in nodes.splitlines():
+    for line in states.splitlines():
         name, _, counts = line.strip().rpartition("|")
         numbers = [slurm.count(number) for number in counts.split("/")]
         if len(numbers) == 4 and None not in numbers:
-            used, idle, other, total = (number or 0 for number in numbers)
-            found[name] = Occupancy(name, total, idle, used, other, waiting.count(name))
+            used, idle, other, total = numbers
+            found[name] = {
+                "partition": name, "num_nodes": total, "num_idle": idle, "num_used": used,
+                "num_other": other, "num_waiting": waiting.count(name),
+            }  # fmt: skip
     return list(found.values())
 
 
-@dataclass(frozen=True)
-class Start:
-    """When jobs of one shape would start if they were sent now.
-
-    Attributes:
-        at: When, in seconds of the epoch.
-    """
-
-    jobs: tuple[str, ...]
-    num_nodes: int
-    at: int
-
-
-def starts(specs: Sequence[JobSpec], scripts: Sequence[str]) -> list[Start]:
+def starts(specs: Sequence[JobSpec], scripts: Sequence[str]) -> list[dict[str, Any]]:
     """Ask when jobs would start, those that wait for no other; of each shape one is asked about.
 
-    Raises:
-        RuntimeError: Slurm does not answer.
+    Returns:
+        The names of the `jobs` of a shape, its `num_nodes`, and `at`, in seconds of the epoch.
     """
     shapes: dict[tuple[int, int], list[tuple[str, str]]] = {}
     for spec, script in zip(specs, scripts, strict=True):
@@ -454,8 +317,24 @@ def starts(specs: Sequence[JobSpec], scripts: Sequence[str]) -> list[Start]:
             shapes.setdefault((spec.num_nodes, spec.time_s), []).append((spec.name, script))
     found = []
     for (num_nodes, _), alike in list(shapes.items())[:MAX_SHAPES]:
-        text = slurm.would_start(alike[0][1])
-        at = None if text is None else instant(text)
+        at = instant(slurm.would_start(alike[0][1]) or "")
         if at is not None:
-            found.append(Start(tuple(name for name, _ in alike), num_nodes, at))
+            names = [name for name, _ in alike]
+            found.append({"jobs": names, "num_nodes": num_nodes, "at": at})
     return found
+
+
+def prospect_lines(
+    full: Sequence[Mapping[str, Any]], starts: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    """Yield how full each partition is, and when jobs of each shape would start."""
+    for row in full:
+        yield (
+            f"Partition {row['partition']}: {row['num_idle']:,} of {row['num_nodes']:,} nodes "
+            f"idle, {row['num_used']:,} in use, {row['num_other']:,} not in service; "
+            f"{row['num_waiting']:,} jobs wait."
+        )
+    for start in starts:
+        nodes = f"{start['num_nodes']:,} node{'s' if start['num_nodes'] != 1 else ''}"
+        names = listed(start["jobs"], 3)
+        yield f"Sent now, {names} ({nodes}) would start {moment(start['at'])}."

@@ -1,12 +1,7 @@
 """What Slurm's accounting knows of jobs that have ended, and what follows from it.
 
-In a batch script, where the answer is to be kept for a machine without sacct, the same question
-reads (in one line, with commas between the jobs' ids):
-
-    SLURM_TIME_FORMAT=%s SLURM_BITSTR_LEN=0 sacct --parsable2 --format=FIELDS --jobs=IDS
-
-with commas between `FIELDS`: `SHELL_COMMAND` is that line without the ids. A row of a job that
-has not ended says nothing final, and is not kept.
+A batch script asks the same by `SHELL_COMMAND` and --jobs=IDS, where the answer is to be kept for a
+machine without sacct. A row of a job that has not ended says nothing final, and is not kept.
 """
 
 import math
@@ -44,20 +39,12 @@ Account = dict[str, Any]
 
 
 def ask(job_ids: Sequence[str]) -> dict[str, Account]:
-    """Return what sacct knows now of each job and array element, ended or not, by one call.
-
-    Raises:
-        RuntimeError: sacct fails.
-    """
+    """Return what sacct knows now of each job and array element, ended or not, by one call."""
     return matching(f"--jobs={','.join(job_ids)}") if job_ids else {}
 
 
 def matching(*selection: str) -> dict[str, Account]:
-    """Return what sacct knows of the jobs that its options select.
-
-    Raises:
-        RuntimeError: sacct fails.
-    """
+    """Return what sacct knows of the jobs that its options select."""
     return read(slurm.ask(*COMMAND, *selection))
 
 
@@ -71,17 +58,14 @@ def read(text: str) -> dict[str, Account]:
             steps.setdefault(job_id, []).append(row)
         elif job_id:
             jobs[job_id] = row
-    accounts = {job_id: _account(row, steps.get(job_id, [])) for job_id, row in jobs.items()}
-    return {name: account for job_id, account in accounts.items() for name in _names(job_id)}
-
-
-def _names(job_id: str) -> Iterator[str]:
-    """Yield a job's own id, or those of the elements that never began and share a row."""
-    array_id, _, elements = job_id.partition("_")
-    if elements.startswith("["):
-        yield from (f"{array_id}_{number}" for number in slurm.numbers(elements))
-    else:
-        yield job_id
+    accounts = {}
+    for job_id, row in jobs.items():
+        array_id, _, elements = job_id.partition("_")
+        names = [job_id]
+        if elements.startswith("["):  # those that never began share a row
+            names = [f"{array_id}_{number}" for number in slurm.numbers(elements)]
+        accounts |= dict.fromkeys(names, _account(row, steps.get(job_id, [])))
+    return accounts
 
 
 def _rows(text: str) -> Iterator[Row]:
@@ -121,25 +105,30 @@ def end_of(account: Mapping[str, Any], reason: str | None = None) -> slurm.State
 
 def _account(row: Row, steps: Sequence[Row]) -> Account:
     """Merge a job's row with those of its steps: only steps have their memory."""
-    times = {name: instant(row[name]) for name in ("Submit", "Eligible", "Start", "End")}
+    submitted, eligible, started = (instant(row[name]) for name in ("Submit", "Eligible", "Start"))
+    wait_s = None  # in which the job might have started: not held by a dependency or `--begin`
+    if submitted is not None and eligible is not None and started is not None:
+        wait_s = started - max(submitted, eligible)
+    used_s = [used for step in steps if (used := parse_duration(step["TotalCPU"])) is not None]
+    uid = slurm.count(row["State"].partition(" by ")[2])
     facts: Account = {
         "raw_id": row["JobIDRaw"] or None,
         "name": row["JobName"] or None,
         "user": row["User"] or None,
         "state": _word(row["State"]),
-        "cancelled_by": _canceller(row["State"]),
+        "cancelled_by": None if uid is None else slurm.name_of(uid),  # of Slurm itself nobody
         "exit_code": row["ExitCode"] or None,
         "elapsed_s": parse_duration(row["Elapsed"]),
         "limit_s": parse_duration(row["Timelimit"]),
-        "submitted": times["Submit"],
-        "eligible": times["Eligible"],
-        "started": times["Start"],
-        "ended": times["End"],
-        "queue_wait_s": _wait(times["Submit"], times["Eligible"], times["Start"]),
+        "submitted": submitted,
+        "eligible": eligible,
+        "started": started,
+        "ended": instant(row["End"]),
+        "queue_wait_s": wait_s if wait_s is None or wait_s >= 0 else None,
         "max_rss_bytes": _largest(size(step["MaxRSS"]) for step in steps),
         "max_vm_bytes": _largest(size(step["MaxVMSize"]) for step in steps),
         "ave_cpu_s": _largest(parse_duration(step["AveCPU"]) for step in steps),
-        "total_cpu_s": _total_cpu(row, steps),
+        "total_cpu_s": sum(used_s) if used_s else parse_duration(row["TotalCPU"]),
         "memory_bytes": _largest(map(_memory, steps)),
         "node_bytes": _largest(map(_memory_of_node, steps)),
         "num_tasks": _largest(slurm.count(step["NTasks"]) for step in steps),
@@ -164,48 +153,31 @@ def _ratios(facts: Account) -> Account:
     """
     cpus, elapsed = facts["alloc_cpus"], facts["elapsed_s"]
     tres = facts["alloc_tres"] or {}
+    # `gres/gpu=4` or, where only types are counted, `gres/gpu:h100=4`.
+    typed = [slurm.count(value) for name, value in tres.items() if name.startswith("gres/gpu:")]
+    num_gpus = slurm.count(tres["gres/gpu"]) if "gres/gpu" in tres else sum(filter(None, typed))
+
+    def hours(count: int | None) -> float | None:
+        return None if count is None or elapsed is None else count * elapsed / HOUR_S
+
+    def ratio(part: float | None, whole: float | None) -> float | None:
+        return part / whole if part is not None and whole else None
+
     return {
         # No time at all is one that was not accounted, as of a job that lost its node.
-        "cpu_efficiency": _ratio(facts["total_cpu_s"] or None, cpus and elapsed and cpus * elapsed),
-        "memory_efficiency": _ratio(facts["memory_bytes"], facts["requested_bytes"]),
-        "time_efficiency": _ratio(elapsed, facts["limit_s"]),
-        "gpu_hours": _hours(_num_gpus(tres), elapsed),
-        "node_hours": _hours(facts["num_nodes"], elapsed),
-        "cpu_hours": _hours(cpus, elapsed),
-        "billing_hours": _hours(slurm.count(tres.get("billing")), elapsed),
+        "cpu_efficiency": ratio(facts["total_cpu_s"] or None, cpus and elapsed and cpus * elapsed),
+        "memory_efficiency": ratio(facts["memory_bytes"], facts["requested_bytes"]),
+        "time_efficiency": ratio(elapsed, facts["limit_s"]),
+        "gpu_hours": hours(num_gpus if "gres/gpu" in tres else num_gpus or None),
+        "node_hours": hours(facts["num_nodes"]),
+        "cpu_hours": hours(cpus),
+        "billing_hours": hours(slurm.count(tres.get("billing"))),
     }
-
-
-def _hours(count: int | None, elapsed_s: float | None) -> float | None:
-    return None if count is None or elapsed_s is None else count * elapsed_s / HOUR_S
-
-
-def _ratio(part: float | None, whole: float | None) -> float | None:
-    return part / whole if part is not None and whole else None
 
 
 def _word(text: str) -> str:
     """Return the state's first word: `CANCELLED by 1000`, `COMPLETED+`."""
     return (text.split() or [""])[0].rstrip("+") or "unknown"
-
-
-def _canceller(text: str) -> str | None:
-    """Return who cancelled a job; None where it was Slurm, of which no user is named."""
-    uid = slurm.count(text.partition(" by ")[2])
-    return None if uid is None else slurm.name_of(uid)
-
-
-def _wait(submitted: int | None, eligible: int | None, started: int | None) -> int | None:
-    """Return seconds in which the job might have started: not held by a dependency or `--begin`."""
-    if submitted is None or eligible is None or started is None:
-        return None
-    wait_s = started - max(submitted, eligible)
-    return wait_s if wait_s >= 0 else None
-
-
-def _total_cpu(row: Row, steps: Sequence[Row]) -> float | None:
-    used_s = [used for step in steps if (used := parse_duration(step["TotalCPU"])) is not None]
-    return sum(used_s) if used_s else parse_duration(row["TotalCPU"])
 
 
 def _memory(step: Row) -> int | None:
@@ -276,16 +248,6 @@ def _requested(text: str, facts: Account) -> int | None:
     per: dict[str, int | None] = {"n": facts["num_nodes"], "c": facts["alloc_cpus"], "": 1}
     times = per[match[2]]
     return amount * times if times else None
-
-
-def _num_gpus(tres: Mapping[str, str]) -> int | None:
-    """Return the GPUs in `gres/gpu=4` or, where only types are counted, `gres/gpu:h100=4`."""
-    if not tres:
-        return None
-    if "gres/gpu" in tres:
-        return slurm.count(tres["gres/gpu"])
-    typed = [slurm.count(value) for name, value in tres.items() if name.startswith("gres/gpu:")]
-    return sum(filter(None, typed)) or None
 
 
 def _tres(text: str) -> dict[str, str]:

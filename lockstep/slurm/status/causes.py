@@ -1,11 +1,9 @@
-"""Why a job ended badly, and what must change before it can end well: facts, no sentences.
-
-What is to be done about a job that has ended badly, in one sentence.
-"""
+"""Why a job ended badly, what must change before it can end well, and what to do in a sentence."""
 
 import re
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,9 +11,8 @@ from typing import Any, Literal
 from lockstep.core.formats import one_line
 from lockstep.core.processes import INTERFACE_NAMES
 from lockstep.slurm.client import NEVER_SATISFIED
-from lockstep.slurm.log_end import MAX_LINE, read_end
 from lockstep.slurm.status.sent import Results
-from lockstep.slurm.status.standing import Standing
+from lockstep.slurm.status.standing import MAX_LINE, Standing, read_end
 from lockstep.slurm.submit.submission import stored_site
 
 Kind = Literal[
@@ -85,7 +82,7 @@ def find_cause(standing: Standing, results: Results) -> Cause | None:
     nodes = (standing.account or {}).get("nodes")
     match standing.state.name:
         case "OUT_OF_MEMORY":
-            return _of_memory("memory", standing)
+            return Cause("memory", **_memory_of(standing))
         case "TIMEOUT" | "DEADLINE":
             return Cause("time")
         case "NODE_FAIL" | "BOOT_FAIL":
@@ -124,10 +121,9 @@ def _failed_before(
 ) -> str | None:
     """Return the job that failed of those whose good end a job needs, or the ones before them."""
     for other in _needed(name, scripts):
-        if other in ends:
-            if ends[other]:
-                return other
-        elif first := _failed_before(other, scripts, ends):
+        if ends.get(other):
+            return other
+        if other not in ends and (first := _failed_before(other, scripts, ends)):
             return first
     return None
 
@@ -138,10 +134,10 @@ def _needed(name: str, scripts: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [str(wait.get("job")) for wait in after if wait.get("how") == "afterok"]
 
 
-def _of_memory(kind: Kind, standing: Standing) -> Cause:
+def _memory_of(standing: Standing) -> dict[str, Any]:
     account = standing.account or {}
-    used, requested = account.get("memory_bytes"), account.get("requested_bytes")
-    return Cause(kind, used_bytes=used, requested_bytes=requested)
+    names = ("memory_bytes", "requested_bytes")
+    return dict(zip(("used_bytes", "requested_bytes"), map(account.get, names), strict=True))
 
 
 def _node(standing: Standing, results: Results) -> Cause | None:
@@ -155,13 +151,13 @@ def _node(standing: Standing, results: Results) -> Cause | None:
 
 
 def _failure(standing: Standing, results: Results) -> Cause:
-    if standing.record and standing.record.get("stopped"):
-        return Cause("stopped")
     account, output = standing.account or {}, results.output(standing.job)
+    if (standing.record or {}).get("stopped"):
+        return Cause("stopped")
     if account.get("exit_code") == NO_OUTPUT and not output.exists():
         return Cause("no_output", account.get("nodes"), output)
     if _was_killed(standing):
-        return _of_memory("killed", standing)
+        return Cause("killed", **_memory_of(standing))
     log = log_of(standing, results)
     return Cause("log", log=log, line=read_end(log).line)
 
@@ -193,26 +189,19 @@ def key_to_mend(standing: Standing, results: Results) -> str | None:
     if standing.state.name != "FAILED" or not record or record.get("stopped"):
         return None
     if _was_killed(standing):
-        return "mem" if _of_memory("killed", standing).is_near_limit else None
+        return "mem" if Cause("killed", **_memory_of(standing)).is_near_limit else None
     if record.get("mend") or record.get("lost"):
-        return _key(one_line(str(record.get("mend") or ""))[:MAX_LINE], results) or None
+        mend = one_line(str(record.get("mend") or ""))[:MAX_LINE]
+        if mend in INTERFACE_NAMES:  # a variable of the ranks: which key of the site sets it
+            with suppress(OSError, ValueError):
+                site = stored_site(results)
+                is_own = mend in site.env
+                mend = f"env.{mend}" if is_own else "interface" if site.interface else mend
+        return mend or None
     if standing.job.kind in ("stage", "fallback"):
         return COMMAND
     has_begun = any(results.journal(name).exists() for name in standing.job.launches)
     return None if has_begun or standing.job.kind in ("collect", "profile") else ""
-
-
-def _key(mend: str, results: Results) -> str:
-    """Return the key that sets a variable of the ranks, where a job's record names that."""
-    if mend not in INTERFACE_NAMES:
-        return mend
-    try:
-        site = stored_site(results)
-    except (OSError, ValueError):
-        return mend
-    if mend in site.env:
-        return f"env.{mend}"
-    return "interface" if site.interface else mend
 
 
 GIB = 1024**3
@@ -220,12 +209,7 @@ MINUTE_S = 60
 
 
 def advise(
-    standing: Standing,
-    results: Results,
-    folder: str,
-    *,
-    is_last: bool,
-    is_continued: bool = False,
+    standing: Standing, results: Results, folder: str, *, is_last: bool, is_continued: bool = False
 ) -> str | None:
     """Return what to do about a job; None where nothing is to be done.
 
@@ -234,7 +218,14 @@ def advise(
     """
     when = "" if is_last else "once the other jobs have ended, "
     if standing.state.name == "STALLED":
-        return _stalled(standing, folder, when)
+        minutes = (standing.quiet_s or 0) / MINUTE_S
+        chosen = f"--job {shlex.quote(standing.job.name)}"
+        if standing.job.element is not None:
+            chosen += f" --point {standing.job.element}"
+        return (
+            f"its last line is {minutes:.0f} min old: lockstep cancel {folder} {chosen}, then "
+            f"{when}lockstep resume {folder} measures the rest"
+        )
     if waits_for_ever(standing):
         return (
             f"lockstep cancel {folder}, mend that in the site file, then lockstep resume {folder} "
@@ -245,67 +236,45 @@ def advise(
     cause = find_cause(standing, results)
     sentences = [in_words(cause, results)] if cause else []
     key = key_to_mend(standing, results)
-    if key is not None or not is_continued:
-        sentences.append(_next(key, folder, when))
-    return "; ".join(sentences) or None
-
-
-def _stalled(standing: Standing, folder: str, when: str) -> str:
-    minutes = (standing.quiet_s or 0) / MINUTE_S
-    chosen = f"--job {shlex.quote(standing.job.name)}"
-    if standing.job.element is not None:
-        chosen += f" --point {standing.job.element}"
-    return (
-        f"its last line is {minutes:.0f} min old: lockstep cancel {folder} {chosen}, then "
-        f"{when}lockstep resume {folder} measures the rest"
-    )
-
-
-def _next(key: str | None, folder: str, when: str) -> str:
-    """Return the command that measures the rest, with what must be mended before it."""
     if key is None:
-        return f"{when}lockstep resume {folder} measures the rest"
-    if not key:
-        return (
+        sentences += [f"{when}lockstep resume {folder} measures the rest"] * (not is_continued)
+    elif not key:
+        sentences.append(
             "nothing was measured, and the same scripts would end in the same way: mend the cause "
             "in the campaign's or the site's file, then "
             f"{when}lockstep submit CAMPAIGN --site SITE"
         )
-    if key in OF_CAMPAIGN:
-        return f"mend {key} in the campaign file, then {when}lockstep submit CAMPAIGN --site SITE"
-    return f"mend {key} in the site file, then {when}lockstep resume {folder} --site SITE"
+    elif key in OF_CAMPAIGN:
+        sentences.append(
+            f"mend {key} in the campaign file, then {when}lockstep submit CAMPAIGN --site SITE"
+        )
+    else:
+        sentences.append(
+            f"mend {key} in the site file, then {when}lockstep resume {folder} --site SITE"
+        )
+    return "; ".join(sentences) or None
 
 
 def in_words(cause: Cause, results: Results) -> str:
     """Return why a job ended badly, in words."""
-    nodes = cause.nodes or "its nodes"
-    match cause.kind:
-        case "log":
-            assert cause.log is not None
-            log = cause.log.relative_to(results.path)
-            return f"{log} says: {cause.line}" if cause.line else f"see {log}"
-        case "memory":
-            return f"{_memory(cause)}: raise mem, or lower the batch"
-        case "killed":
-            todo = "so raise mem" if cause.is_near_limit else "so look at its log first"
-            return (
-                "a process of it was killed, by hand or for memory, which Slurm cannot tell apart "
-                f"without cgroups; {_memory(cause)}, {todo}"
-            )
-        case "no_output":
-            return (
-                f"exit code 0:53: {nodes} could not open {cause.log}, so choose by --to a folder "
-                "that every node sees and where you may write"
-            )
-        case "dependency":
-            other = cause.line or "a job that it waited for"
-            return (
-                f"Slurm cancelled it before it began, for {other} did not end as it needs "
-                f"({NEVER_SATISFIED})"
-            )
-        case "not_started":
-            return f"{nodes} did not start it ({cause.line}); sinfo -R says more"
+    nodes, memory = cause.nodes or "its nodes", "how much it used is not known"
+    if cause.used_bytes is not None and cause.requested_bytes is not None:
+        used, requested = cause.used_bytes / GIB, cause.requested_bytes / GIB
+        memory = f"it used {used:.1f} of {requested:.1f} GiB"
+    log = cause.log
+    if cause.kind == "log" and log is not None:
+        log = log.relative_to(results.path)
+    todo = "so raise mem" if cause.is_near_limit else "so look at its log first"
     return {
+        "log": f"{log} says: {cause.line}" if cause.line else f"see {log}",
+        "memory": f"{memory}: raise mem, or lower the batch",
+        "killed": "a process of it was killed, by hand or for memory, which Slurm cannot tell "
+        f"apart without cgroups; {memory}, {todo}",
+        "no_output": f"exit code 0:53: {nodes} could not open {log}, so choose by --to a folder "
+        "that every node sees and where you may write",
+        "dependency": "Slurm cancelled it before it began, for "
+        f"{cause.line or 'a job that it waited for'} did not end as it needs ({NEVER_SATISFIED})",
+        "not_started": f"{nodes} did not start it ({cause.line}); sinfo -R says more",
         "time": "raise time in the campaign's [jobs] or in the site file, for fewer jobs",
         "stopped": "it stopped in order before its time limit",
         "lost": "see its log",
@@ -314,9 +283,3 @@ def in_words(cause: Cause, results: Results) -> str:
         "node_failed": f"{nodes} failed",
         "node_unknown": f"one of {nodes}; lockstep slurm nodes says which is down, and why",
     }[cause.kind]
-
-
-def _memory(cause: Cause) -> str:
-    if cause.used_bytes is None or cause.requested_bytes is None:
-        return "how much it used is not known"
-    return f"it used {cause.used_bytes / GIB:.1f} of {cause.requested_bytes / GIB:.1f} GiB"

@@ -1,50 +1,47 @@
-"""The command `lockstep cancel`, and what `lockstep status --collect` does."""
+"""The command `lockstep cancel`, and how `status --cancel-below` ends a campaign's ladder.
 
-import contextlib
-import json
+What was cancelled is noted in the record of submissions: of an element of an array that had not
+begun Slurm keeps nothing, neither in squeue nor in sacct.
+"""
+
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.core.formats import counted
+from lockstep.slurm import client as slurm
+from lockstep.slurm.client import FailedError
+from lockstep.slurm.status.sent import Results
 from lockstep.slurm.submit.cli_options import dry_run_option
 
 if TYPE_CHECKING:
-    from lockstep.slurm.status.sent import Results
-
-# what accounting counts -> its unit; the last is what Slurm bills, before a QOS's usage factor
-HOURS = {
-    "node_hours": "node-hours",
-    "cpu_hours": "CPU-hours",
-    "gpu_hours": "GPU-hours",
-    "billing_hours": "hours of TRES billing",
-}
+    from lockstep.slurm.status.standing import Campaign
 
 
-def results_of(folder: str) -> "Results":
+def results_of(folder: str) -> Results:
     """Return the results that a folder holds.
 
     Raises:
         ValueError: It is no folder, or holds no campaign.
     """
-    from lockstep.slurm import client as slurm
-    from lockstep.slurm.status.sent import Results
     from lockstep.slurm.submit import submission
 
     path = Path(folder)
-    if not path.is_dir():
-        what = "is a file" if path.exists() else "does not exist"
-        raise ValueError(f"{folder} {what}; give the results folder, such as results/NAME")
     results = Results(path.resolve())
-    if not (results.claim_file.exists() or results.jobs_folder.exists() or results.names()):
-        raise ValueError(
-            f"{folder} holds no campaign; give the results folder, such as results/NAME"
-        )
+    problem = None
+    if not path.is_dir():
+        problem = "is a file" if path.exists() else "does not exist"
+    elif not (results.claim_file.exists() or results.jobs_folder.exists() or results.names()):
+        problem = "holds no campaign"
+    if problem:
+        raise ValueError(f"{folder} {problem}; give the results folder, such as results/NAME")
     if (results.jobs_folder / submission.SITE_FILE).exists():
-        with contextlib.suppress(OSError, ValueError):  # then of this machine's own cluster
+        with suppress(OSError, ValueError):  # then of this machine's own cluster
             slurm.on_cluster(submission.stored_site(results).cluster)
     slurm.on_cluster(results.cluster())  # which may be another than sbatch was asked for
     return results
@@ -70,47 +67,29 @@ def cancel(folder: str, *, name: str | None, point: int | None, dry_run: bool) -
     from lockstep.slurm.any_job import held
 
     if name is None and point is None and held.is_id(folder) and not Path(folder).exists():
-        _cancel_one(folder, dry_run=dry_run)
-    else:
-        _cancel_in(folder, name, point, dry_run=dry_run)
-
-
-def _cancel_one(job: str, *, dry_run: bool) -> None:
-    """Cancel a job by its id, whose it is and what it does said first."""
-    from lockstep.slurm import client as slurm
-    from lockstep.slurm.any_job import answers, held
-    from lockstep.slurm.status import cancelling
-
-    jobs = held.of_job(job)
-    if not jobs:
-        raise ValueError(
-            f"squeue does not hold job {job}; lockstep slurm why {job} says how it ended"
-        )
-    for one in jobs:
-        click.echo(f"{answers.job_line(one)}; of {one.user}")
-    if dry_run:
-        click.echo(shlex.join(["scancel", *slurm.cluster_options(), job]))
+        jobs = held.of_job(folder)
+        if not jobs:
+            raise ValueError(
+                f"squeue does not hold job {folder}; lockstep slurm why {folder} says how it ended"
+            )
+        for job in jobs:
+            click.echo(f"{held.job_line(job)}; of {job.user}")
+        if dry_run:
+            click.echo(shlex.join(["scancel", *slurm.cluster_options(), folder]))
+            return
+        _scancel([folder], {job.user for job in jobs})
+        click.echo(f"cancelled: job {folder}")
         return
-    cancelling.scancel([job], {one.user for one in jobs})
-    click.echo(f"cancelled: job {job}")
-
-
-def _cancel_in(folder: str, name: str | None, point: int | None, *, dry_run: bool) -> None:
-    """Cancel jobs of a campaign's folder, and say what follows."""
-    from lockstep.slurm import client as slurm
-    from lockstep.slurm.status import cancelling
-
     results = results_of(folder)
-    opened = cancelling.chosen(results, name, point)
-    titles = cancelling.ids(opened, point)
+    opened = open_jobs(results, name, point)
+    titles = _ids(opened, point)
     if not titles:
         click.echo("No job is waiting or running; nothing to cancel.")
         return
-    command = shlex.join(["scancel", *slurm.cluster_options(), *titles])
     if dry_run:
-        click.echo(command)
+        click.echo(shlex.join(["scancel", *slurm.cluster_options(), *titles]))
         return
-    cancelling.cancel(results, opened, point)
+    cancel_jobs(results, opened, point)
     for job_id, title in titles.items():
         click.echo(f"cancelled: {title}, job {job_id}")
     typed = shlex.quote(folder)
@@ -123,36 +102,177 @@ def _cancel_in(folder: str, name: str | None, point: int | None, *, dry_run: boo
         )
 
 
-def collect(folder: str, *, as_json: bool) -> None:
-    """Make the JSON of each launch from its journal, and ask accounting about the jobs."""
-    from lockstep.report.tracker import live
-    from lockstep.slurm.status import collection
+@dataclass(frozen=True)
+class Open:
+    """A job, or elements of an array, that waits or runs.
 
-    results = results_of(folder)
-    made = collection.collect(results, _say)
-    live.tell(results.path, _say)
-    if as_json:
-        click.echo(json.dumps(made, indent=1))
-        return
-    click.echo(f"{counted(len(made['launches']), 'launch')} collected")
-    for line in _account_lines(made["jobs"]):
-        click.echo(line)
-    click.echo(f"Next: lockstep report {shlex.quote(folder)}")
+    Attributes:
+        uuid: Its submission; None where it was sent by hand.
+    """
+
+    held: slurm.Queued
+    name: str
+    uuid: str | None
 
 
-def _say(text: str) -> None:
-    click.echo(text, err=True)
+def open_jobs(results: Results, name: str | None = None, point: int | None = None) -> list[Open]:
+    """Return the folder's jobs that wait or run, of one name, or that have one element.
+
+    Raises:
+        ValueError: No job is so called, or none, or several, are arrays with that element.
+        RuntimeError: squeue fails.
+    """
+    sent, opened = results.submissions(), list(_open(results))
+    names = dict.fromkeys([*(entry["job"] for entry in sent), *(job.name for job in opened)])
+    if name is not None and name not in names:
+        choices = ", ".join(names) or "none"
+        raise ValueError(f"no job {name!r} was sent from {results.path}; its jobs are: {choices}")
+    opened = [job for job in opened if name in (None, job.name)]
+    if point is None:
+        return opened
+    recorded = [
+        entry["job"]
+        for entry in sent
+        if entry.get("kind") == "array"
+        and point < len(entry.get("launches", ()))
+        and name in (None, entry["job"])
+    ]
+    opened = [job for job in opened if point in (job.held.elements or ())]
+    arrays = dict.fromkeys([*recorded, *(job.name for job in opened)])
+    if not arrays:
+        raise ValueError(f"no array here has an element {point}; without --point, jobs end whole")
+    if len(arrays) > 1:
+        choices = ", ".join(arrays)
+        raise ValueError(f"several arrays have an element {point}; name one by --job: {choices}")
+    return opened
 
 
-def _account_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return what the jobs cost together, and how many of them are not known of."""
-    if not rows:
+def _open(results: Results) -> Iterator[Open]:
+    sent = results.submissions()
+    by_comment = {entry["uuid"]: entry for entry in sent}
+    by_id = {entry["id"]: entry for entry in sent}
+    for held in slurm.queue().values():
+        entry = by_comment.get(held.comment)
+        if entry is None and held.comment in ("", "(null)"):  # Slurm uses ids again some day
+            entry = by_id.get(held.job_id)
+        if held.state.has_ended:
+            continue
+        if entry is not None:
+            yield Open(held, entry["job"], entry["uuid"])
+        elif held.job_id not in by_id and results.is_ours(held.command):
+            yield Open(held, Path(held.command.split(" ")[0]).stem, None)
+
+
+def _ids(opened: Sequence[Open], point: int | None) -> dict[str, str]:
+    """Return id, as scancel takes it, -> name of the job."""
+    end = "" if point is None else f"_{point}"
+    return {f"{job.held.job_id}{end}": job.name for job in opened}
+
+
+def _scancel(job_ids: Iterable[str], users: set[str], *, only_waiting: bool = False) -> None:
+    """Cancel jobs by their ids, or name the user whom only may cancel them."""
+    try:
+        slurm.scancel(job_ids, only_waiting=only_waiting)
+    except FailedError as error:
+        others = sorted(users - {slurm.own_name()})
+        if not others:
+            raise
+        whose = " and ".join(others)
+        raise RuntimeError(f"{error}; ask {whose}, whose jobs these are, to cancel them") from None
+
+
+def cancel_jobs(
+    results: Results,
+    opened: Sequence[Open],
+    point: int | None,
+    below_floor: Mapping[str, Any] | None = None,
+) -> list[Open]:
+    """Cancel jobs, note it, and return them, without what began just before.
+
+    Below a floor, `below_floor` has the world size that missed it; only what still waits is
+    cancelled then.
+
+    Raises:
+        RuntimeError: scancel fails, as it does for jobs of another user.
+        OSError: They are cancelled, but this cannot be noted.
+    """
+    users = {job.held.user for job in opened}
+    _scancel(_ids(opened, point), users, only_waiting=below_floor is not None)
+    cancelled = list(opened)
+    if below_floor is not None:  # what Slurm holds no more
+        still = {(job.held.job_id, n) for job in _open(results) for n in job.held.elements or (0,)}
+        cancelled = []
+        for job in opened:
+            gone = [n for n in job.held.elements or (0,) if (job.held.job_id, n) not in still]
+            if gone:
+                elements = None if job.held.elements is None else tuple(gone)
+                cancelled.append(replace(job, held=replace(job.held, elements=elements)))
+    ended: dict[str, list[int]] = {}
+    for job in cancelled:
+        if job.uuid is not None:
+            elements = (job.held.elements or (0,)) if point is None else (point,)
+            ended.setdefault(job.uuid, []).extend(elements)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    why = {"below_floor": dict(below_floor)} if below_floor else {}
+    for uuid, numbers in ended.items():
+        results.note({"uuid": uuid, "cancelled": numbers, "cancelled_at": now, **why})
+    return cancelled
+
+
+def end_ladder(campaign: "Campaign", results: Results, measured: Mapping[str, Any]) -> list[str]:
+    """Cancel the jobs that wait to measure only sizes beyond one that misses the floor.
+
+    It is noted why, and their sizes are then left out of the campaign, which is complete without
+    them. A job that has begun meanwhile goes on. Nothing is done while a launch of the size that
+    misses the floor may still change that: each is complete, or its jobs have ended.
+
+    Returns:
+        The names of the jobs.
+
+    Raises:
+        ValueError: Another command changes the folder.
+        RuntimeError: Slurm does not answer.
+    """
+    below, names = measured["below_floor"], set(measured["not_worth_it"])
+    if not names:
         return []
-    accounts = [row["accounting"] for row in rows if row["accounting"]]
-    measured = sum(row["measured_rank_hours"] or 0.0 for row in rows)
-    sums = {unit: sum(a.get(key) or 0.0 for a in accounts) for key, unit in HOURS.items()}
-    totals = [f"{hours:.3g} {unit}" for unit, hours in sums.items() if hours]
-    lines = [f"accounting of {len(accounts)} of {counted(len(rows), 'job')}"]
-    if totals:
-        lines[0] += f": {', '.join(totals)}; {measured:.3g} rank-hours in timed regions"
-    return lines
+    judged = {
+        launch["name"]
+        for launch in (results.claimed() or {}).get("launches", ())
+        if launch.get("world_size") == below[0]["world_size"]
+    }
+    if not all(map(campaign.is_complete, judged - set(campaign.abandoned))):
+        return []
+    with results.alone():
+        waiting = [
+            job
+            for job in open_jobs(results)
+            if job.name in names and job.held.state.name == "PENDING"
+        ]
+        if waiting:
+            waiting = cancel_jobs(results, waiting, None, below_floor=below[0])
+            _leave_out(results, waiting, campaign)
+    return list(dict.fromkeys(job.name for job in waiting))
+
+
+def _leave_out(results: Results, cancelled: Sequence[Open], campaign: "Campaign") -> None:
+    """Take what is not measured any more out of the campaign that the folder is claimed for."""
+    from lockstep.campaign.campaign import LeftOut
+    from lockstep.slurm.submit.job import launches_of
+    from lockstep.slurm.submit.submission import stored
+
+    ended = {(one.name, number) for one in cancelled for number in one.held.elements or (None,)}
+    gone, coming = set[str](), set[str]()
+    for standing in campaign.jobs:
+        is_gone = (standing.job.name, standing.job.element) in ended
+        if is_gone or not standing.has_ended:
+            (gone if is_gone else coming).update(standing.job.launches)
+    gone = {name for name in gone - coming if not results.journal(name).exists()}
+    own, claimed = stored(results)[0], results.claimed() or {}
+    names = {launch["name"] for launch in claimed["launches"]} - gone
+    launches = launches_of(own)
+    kept = [launch for launch in launches if launch.name in names]
+    beyond = {launch.world_size for launch in launches if launch.name in gone}
+    beyond -= {launch.world_size for launch in kept}
+    left_out = [LeftOut(size, kind="below_floor") for size in sorted(beyond)]
+    results.claim(own, kept, [*results.below_floor(), *left_out])

@@ -1,8 +1,11 @@
-"""A campaign's folder as its jobs share it: which jobs were sent, and who may change it."""
+"""A campaign's folder as its jobs share it: which jobs were sent, and what they left.
+
+Whatever reads a journal or a record of the folder raises ValueError where that is corrupt.
+"""
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +13,13 @@ from typing import Any
 
 from lockstep.campaign.folder import Folder
 from lockstep.core import files, journal, locks
-from lockstep.slurm.client import CLUSTER, own_name
+from lockstep.slurm import client as slurm
+from lockstep.slurm.client import CLUSTER, ENDED, own_name
+
+UNNAMED = "sent by hand"
+# What a process can end with, also 128 + its signal.
+LARGEST_CODE = 255
+_OUTPUT = re.compile(r"slurm-([0-9]+(?:_[0-9]+)?)\.out", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,45 @@ class Job:
     user: str | None = None
     cancelled: bool = False
     by_hand: bool = False
+
+
+@dataclass(frozen=True)
+class JobEvent:
+    """That a job has ended, by the word of Slurm's `EpilogSlurmctld`.
+
+    It is surest in that the job has ended, and less sure than the job's own record or accounting in
+    how: of a job that reached its time limit, was cancelled, or lost a node, Slurm 22.05 tells the
+    epilog exit code 0.
+
+    Attributes:
+        job_id: Its id, of an element of an array `ID_K`.
+        status: Slurm's word for its end, as far as the epilog knows.
+        exit_code: What its script ended with, or 128 + its signal.
+        at: When it was sent, in seconds of the epoch.
+    """
+
+    job_id: str
+    status: str
+    exit_code: int
+    at: int
+
+
+def parse_event(value: object, at: int) -> JobEvent:
+    """Return the event that a JSON value is.
+
+    Raises:
+        ValueError: It is no event: a key is missing or has a wrong value.
+    """
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object; send job_id, status and exit_code")
+    job_id, status, code = (value.get(name) for name in ("job_id", "status", "exit_code"))
+    if not isinstance(job_id, str) or not re.fullmatch("[0-9]{1,18}(_[0-9]{1,9})?", job_id):
+        raise ValueError("job_id is not an id of Slurm's, such as 17 or 17_3")
+    if status not in ENDED:
+        raise ValueError(f"status is not one of {', '.join(sorted(ENDED))}")
+    if not isinstance(code, int) or isinstance(code, bool) or not 0 <= code <= LARGEST_CODE:
+        raise ValueError(f"exit_code is no number from 0 to {LARGEST_CODE}")
+    return JobEvent(job_id, str(status), code, at)
 
 
 class Results(Folder):
@@ -84,6 +132,10 @@ class Results(Folder):
         """Return where a job's batch script writes what it says."""
         return self.jobs_folder / f"slurm-{job.id}.out"
 
+    def side_log(self, job: Job) -> Path:
+        """Return where what a preflight or a collecting job starts writes what it says."""
+        return self.jobs_folder / f"{job.kind}-{job.id}.txt"
+
     def _recorded(self) -> list[dict[str, Any]]:
         """Return each submission that was tried, with all that is recorded of it."""
         path = self.submissions_file
@@ -100,20 +152,12 @@ class Results(Folder):
         return list(entries.values())
 
     def submissions(self) -> list[dict[str, Any]]:
-        """Return the jobs that were sent, each with its id, or None where sbatch never said it.
-
-        Raises:
-            ValueError: The record of submissions is corrupt.
-        """
+        """Return the jobs that were sent, each with its id, or None where sbatch never said it."""
         entries = self._recorded()
         return [entry for entry in entries if not entry.get("refused") and "job" in entry]
 
     def refusals(self) -> dict[str, str]:
-        """Return job -> why sbatch refused it, of those that were not sent since.
-
-        Raises:
-            ValueError: The record of submissions is corrupt.
-        """
+        """Return job -> why sbatch refused it, of those that were not sent since."""
         last = {entry["job"]: entry.get("refused") for entry in self._recorded() if "job" in entry}
         return {name: str(why) for name, why in last.items() if why}
 
@@ -122,47 +166,31 @@ class Results(Folder):
         named = [entry.get("cluster") for entry in self.submissions() if entry["id"] is not None]
         return named[-1] if named else None
 
-    def is_collected(self) -> bool:
-        """Return whether `collect` has run, and its files hold all that the launches wrote.
+    def job_ids(self) -> list[str]:
+        """Return the ids of the jobs that were sent, an array's once."""
+        return [entry["id"] for entry in self.submissions() if entry["id"] is not None]
 
-        Raises:
-            ValueError: A journal is corrupt.
-        """
-        return self.accounting_file.exists() and not any(
-            journal.is_ahead(self.journal(name), self.result(name)) for name in self.names()
-        )
-
-    def side_log(self, job: Job) -> Path:
-        """Return where what a preflight or a collecting job starts writes what it says."""
-        return self.jobs_folder / f"{job.kind}-{job.id}.txt"
+    def jobs(self) -> list[Job]:
+        """Return the jobs that were sent, each element of an array by itself."""
+        jobs = []
+        for entry in self.submissions():
+            launches, ended = tuple(entry.get("launches", ())), set(entry["cancelled"])
+            kind, user = entry.get("kind", "ladder"), entry.get("user")
+            shared = (entry["job"], kind, entry["uuid"], entry.get("time", ""))
+            if kind == "array":
+                for number, launch in enumerate(launches):
+                    job_id = entry["id"] and f"{entry['id']}_{number}"
+                    jobs.append(Job(job_id, *shared, (launch,), number, user, number in ended))
+            else:
+                jobs.append(Job(entry["id"], *shared, launches, user=user, cancelled=bool(ended)))
+        return jobs
 
     def users(self) -> list[str]:
         """Return who may have sent jobs, this user included; none where that is not known."""
         users = {entry.get("user") for entry in self.submissions()}
         return [] if None in users or not users else sorted({own_name(), *map(str, users)})
 
-    def scripts(self) -> dict[str, dict[str, Any]]:
-        """Return job -> what its script makes, of the scripts that were written."""
-        try:
-            scripts = files.parse(files.content(self.scripts_file))["jobs"]
-            return {str(name): script for name, script in scripts.items() if _is_script(script)}
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return {}  # none, or of an earlier version
-
-    def jobs_of_launches(self) -> dict[str, set[str]]:
-        """Return launch -> the jobs that wrote to its journal, of an array's also `ID_K`.
-
-        Raises:
-            ValueError: A journal is corrupt.
-        """
-        jobs: dict[str, set[str]] = {}
-        for name in self.names():
-            for entry in journal.read(self.journal(name)):
-                if entry.get("kind") == "launch":
-                    jobs.setdefault(name, set()).update(writers(entry))
-        return jobs
-
-    def set_down(self, entry: Mapping[str, Any]) -> None:
+    def note(self, entry: Mapping[str, Any]) -> None:
         """Add a line to the record of submissions.
 
         Raises:
@@ -174,17 +202,19 @@ class Results(Folder):
         finally:
             record.close()
 
-    def job_ids(self) -> list[str]:
-        """Return the ids of the jobs that were sent, an array's once."""
-        return [entry["id"] for entry in self.submissions() if entry["id"] is not None]
+    def is_collected(self) -> bool:
+        """Return whether `collect` has run, and its files hold all that the launches wrote."""
+        return self.accounting_file.exists() and not any(
+            journal.is_ahead(self.journal(name), self.result(name)) for name in self.names()
+        )
 
-    def jobs(self) -> list[Job]:
-        """Return the jobs that were sent, each element of an array by itself.
-
-        Raises:
-            ValueError: The record of submissions is corrupt.
-        """
-        return [job for entry in self.submissions() for job in _jobs(entry)]
+    def scripts(self) -> dict[str, dict[str, Any]]:
+        """Return job -> what its script makes, of the scripts that were written."""
+        try:
+            scripts = files.parse(files.content(self.scripts_file))["jobs"]
+            return {str(name): script for name, script in scripts.items() if _is_script(script)}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return {}  # none, or of an earlier version
 
     def exits(self) -> dict[str, dict[str, Any]]:
         """Return SLURM_JOB_ID -> how the job's own script said that it ended."""
@@ -199,20 +229,38 @@ class Results(Folder):
         return records
 
     def staging(self) -> dict[str, dict[str, float]]:
-        """Return SLURM_JOB_ID -> seconds that it copied files in and out, and nodes of its cache.
-
-        Raises:
-            ValueError: The record is corrupt.
-        """
+        """Return SLURM_JOB_ID -> seconds of copying files in and out, and nodes of its cache."""
         path = self.jobs_folder / "staging.jsonl"
         entries = journal.read(path) if path.exists() else []
         names = ("stage_in_s", "stage_out_s", "cache_hits", "cache_misses")
-        staged = {}
-        for entry in entries:
-            if "job_id" in entry:
-                numbers = {n: entry[n] for n in names if isinstance(entry.get(n), int | float)}
-                staged[str(entry["job_id"])] = numbers
-        return staged
+        return {
+            str(entry["job_id"]): {
+                name: entry[name] for name in names if isinstance(entry.get(name), int | float)
+            }
+            for entry in entries
+            if "job_id" in entry
+        }
+
+    def event_entries(self) -> list[dict[str, Any]]:
+        """Return the lines of the record of events, oldest first."""
+        return journal.read(self.events_file) if self.events_file.exists() else []
+
+    def events(self) -> dict[str, JobEvent]:
+        """Return job id -> the last event of it."""
+        events = {}
+        for entry in self.event_entries():
+            try:
+                event = parse_event(entry, int(entry.get("at", 0)))
+            except (ValueError, TypeError):
+                continue  # of another version: the job is then as if it had sent none
+            events[event.job_id] = event
+        return events
+
+    def is_ours(self, command: str) -> bool:
+        """Return whether a job's script, whose path squeue shows, is one of this folder's."""
+        if not command.startswith("/"):
+            return False  # Slurm does not say
+        return Path(command).resolve().is_relative_to(self.jobs_folder.resolve())
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -235,10 +283,8 @@ class Results(Folder):
     def merging(self, say: Callable[[str], None]) -> Iterator[None]:
         """Wait until no other `collect` merges what it found, which takes an instant.
 
-        No job holds this lock, nor a command that asks Slurm.
-
-        Args:
-            say: Told where there are no locks: two at once may then undo each other's work.
+        No job holds this lock, nor a command that asks Slurm. `say` is told where there are no
+        locks: two at once may then undo each other's work.
         """
         with (self.path / ".collect.lock").open("a", encoding="utf-8") as lock:
             try:
@@ -253,23 +299,24 @@ def _check(entry: dict[str, Any], path: Path) -> None:
     for name in ("uuid", "job", "kind", "time"):
         if not isinstance(entry.get(name, "" if name != "uuid" else None), str):
             raise ValueError(f"{path}: a line names no {name}; it is no record of submissions")
-    job = entry.get("job", "")
-    if not job.isprintable():  # it would act on a terminal
-        raise ValueError(f"{path}: a line has the job {job[:80]!r}, which is no job's name")
-    job_id = entry.get("id")
-    is_id = isinstance(job_id, str) and re.fullmatch("[0-9]+", job_id)
-    if job_id is not None and not is_id:
-        raise ValueError(f"{path}: a line has the id {str(job_id)[:80]!r}, which is no job's")
-    cluster = entry.get("cluster")
-    if cluster is not None and not (isinstance(cluster, str) and CLUSTER.fullmatch(cluster)):
-        raise ValueError(
-            f"{path}: a line has the cluster {str(cluster)[:80]!r}, which is no cluster's name"
-        )
-    if not files.are_texts(entry.get("launches", [])):
-        raise ValueError(f"{path}: a line names no launches; it is no record of submissions")
+    job, job_id, cluster = entry.get("job", ""), entry.get("id"), entry.get("cluster")
     cancelled = entry.get("cancelled", [])
-    if not isinstance(cancelled, list) or not all(isinstance(number, int) for number in cancelled):
-        raise ValueError(f"{path}: a line names no elements; it is no record of submissions")
+    # A name that is not printable would act on a terminal.
+    for name, value, is_right in (
+        ("job", job, job.isprintable()),
+        ("id", job_id, job_id is None or _fits("[0-9]+", job_id)),
+        ("cluster", cluster, cluster is None or _fits(CLUSTER.pattern, cluster)),
+        ("launches", entry.get("launches"), files.are_texts(entry.get("launches", []))),
+        ("cancelled", cancelled, isinstance(cancelled, list)
+         and all(isinstance(number, int) for number in cancelled)),
+    ):  # fmt: skip
+        if not is_right:
+            given = str(value)[:80]
+            raise ValueError(f"{path}: a line has the {name} {given!r}, which is no job's")
+
+
+def _fits(pattern: str, value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch(pattern, value) is not None
 
 
 def _is_script(script: object) -> bool:
@@ -282,22 +329,89 @@ def _is_script(script: object) -> bool:
 
 def writers(header: Mapping[str, Any]) -> Iterator[str]:
     """Yield the job of a session that wrote to a journal, of an array also `ID_K`; else nothing."""
-    slurm: Any = header.get("launch")
+    facts: Any = header.get("launch")
     for name in ("provenance", "slurm"):
-        slurm = slurm.get(name) if isinstance(slurm, dict) else None
-    if isinstance(slurm, dict):
-        yield str(slurm.get("SLURM_JOB_ID", ""))
-        if "SLURM_ARRAY_JOB_ID" in slurm:
-            yield f"{slurm['SLURM_ARRAY_JOB_ID']}_{slurm.get('SLURM_ARRAY_TASK_ID')}"
+        facts = facts.get(name) if isinstance(facts, dict) else None
+    if isinstance(facts, dict):
+        yield str(facts.get("SLURM_JOB_ID", ""))
+        if "SLURM_ARRAY_JOB_ID" in facts:
+            yield f"{facts['SLURM_ARRAY_JOB_ID']}_{facts.get('SLURM_ARRAY_TASK_ID')}"
 
 
-def _jobs(entry: dict[str, Any]) -> Iterator[Job]:
-    launches = tuple(entry.get("launches", ()))
-    shared = (entry["job"], entry.get("kind", "ladder"), entry["uuid"], entry.get("time", ""))
-    user, ended = entry.get("user"), set(entry["cancelled"])
-    if entry.get("kind") != "array":
-        yield Job(entry["id"], *shared, launches, user=user, cancelled=bool(ended))
-        return
-    for number, launch in enumerate(launches):
-        job_id = entry["id"] and f"{entry['id']}_{number}"
-        yield Job(job_id, *shared, (launch,), number, user, number in ended)
+def whole(job_id: str) -> str:
+    """Return a job's id, of an element the id that its array's elements share."""
+    return job_id.partition("_")[0]
+
+
+# Jobs that were sent by hand are found by what their scripts leave: `slurm-ID.out` from the first
+# line on, `exit-ID.json` at the end, and the journals of their sessions. One that still waits is
+# known to squeue alone, by its script's path.
+
+
+def ids_by_hand(
+    results: Results, sent: Sequence[Job], queue: Mapping[str, slurm.Queued] | None
+) -> list[str]:
+    """Return the ids of jobs that have no record of a submission, of an array `ID_K`."""
+    recorded = {whole(job.id) for job in sent if job.id}
+    comments = {job.uuid for job in sent}
+    # An earlier version's record names no job; of an element it may have another id than squeue.
+    left = [job_id for job_id, record in results.exits().items() if record.get("job")]
+    # What submit sends has a comment, and stays in the list as failed where Slurm refused it.
+    waiting = [
+        job_id
+        for job_id, held in (queue or {}).items()
+        if results.is_ours(held.command)
+        and held.comment not in comments
+        and not (held.comment and held.state.has_ended)
+    ]
+    candidates = dict.fromkeys([*_outputs(results), *left, *waiting])
+    return [job_id for job_id in candidates if whole(job_id) not in recorded]
+
+
+def users_to_ask(results: Results, sent: Sequence[Job]) -> list[str]:
+    """Return whose jobs squeue is asked about: everybody's (none) once some were sent by hand."""
+    recorded = {whole(job.id) for job in sent if job.id and not job.by_hand}
+    return results.users() if {*map(whole, _outputs(results))} <= recorded else []
+
+
+def _outputs(results: Results) -> list[str]:
+    names = [path.name for path in results.jobs_folder.glob("slurm-*.out")]
+    return [match[1] for name in sorted(names) if (match := _OUTPUT.fullmatch(name))]
+
+
+def jobs_by_hand(
+    results: Results,
+    job_ids: Sequence[str],
+    queue: Mapping[str, slurm.Queued] | None,
+    accounts: Mapping[str, Mapping[str, Any]],
+) -> list[Job]:
+    """Return the jobs of these ids, with what is known of what they make."""
+    if not job_ids:
+        return []
+    scripts, exits, jobs = results.scripts(), results.exits(), []
+    wrote = {
+        name: {
+            writer
+            for entry in journal.read(results.journal(name))
+            if entry.get("kind") == "launch"
+            for writer in writers(entry)
+        }
+        for name in results.names()
+    }
+    for job_id in job_ids:
+        array_id, _, element = job_id.partition("_")
+        held, account = (queue or {}).get(job_id), accounts.get(job_id, {})
+        path = Path(held.command.split(" ")[0]).stem if held else None
+        name = str(exits.get(job_id, {}).get("job") or path or account.get("name") or UNNAMED)
+        if script := scripts.get(name):
+            kind, launches = script["kind"], script["launches"]
+            launches = launches[int(element) :][:1] if element else launches
+        else:  # by the journals that it wrote to
+            kind = "array" if element else "ladder"
+            launches = [launch for launch, jobs_of in wrote.items() if job_id in jobs_of]
+        number = int(element) if element else None
+        user = held.user if held else account.get("user")
+        uuid = f"by hand:{array_id}"  # alike for the elements of an array
+        made = tuple(launches)
+        jobs.append(Job(job_id, name, kind, uuid, "", made, number, user, by_hand=True))
+    return jobs

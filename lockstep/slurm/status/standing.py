@@ -3,25 +3,36 @@
 The layers, the surest first: what the job's own script left at its end, squeue, sacct, or what it
 last said where it is out of reach, slurmstepd's words in the job's output, events. A job that none
 of them knows is `unknown`, and after a time of grace `LOST`: never completed.
+
+Logs are read as Slurm 22.05 to 24.05, pytest 8 and 9 and torch 2.15 print them.
 """
 
+import os
+import re
+import sys
 import time
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from lockstep.campaign import floor
 from lockstep.campaign.folder import Outcome, longest_case_s
+from lockstep.core import files
+from lockstep.core.formats import one_line
 from lockstep.slurm import client as slurm
 from lockstep.slurm.client import State
-from lockstep.slurm.log_end import word_for_end
-from lockstep.slurm.status import accounting, by_hand, job_events
-from lockstep.slurm.status.job_events import GRACE_S, JobEvent
-from lockstep.slurm.status.sent import Job, Results
+from lockstep.slurm.status import accounting, sent
+from lockstep.slurm.status.sent import Job, JobEvent, Results, whole
 
+# After this time another machine sees a job's own record, and sacct its end: slurmdbd writes in
+# batches, and may be down for longer.
+GRACE_S = 600
+ENDED_WELL_SOON = State("unknown", "it has ended, and its own record is not seen yet")
+NO_RECORD = State("LOST", "it has ended and left no record, and sacct does not say how")
 # A launch writes a line as each case begins and ends: without one for longer than a case may take
 # it has stalled.
 STALLED = State("STALLED")
@@ -34,6 +45,80 @@ RUNAWAY = State(
     "squeue knows it no more and it left no record of its end, though sacct does not call it ended",
 )
 
+TAIL_BYTES = 8192
+MAX_LINE = 160
+# pytest: why a session ended.
+PYTEST_EXIT = re.compile(r"! _pytest\.outcomes\.Exit: (.*) !")
+# srun and slurmstepd: that a task ended, which says less than the task's own words.
+TASK_ENDED = re.compile(
+    r"^srun: error: .*(Exited with exit code [0-9]+|Terminated|Killed)$"
+    r"|^slurmstepd.* error: \*\*\* STEP .* CANCELLED .*"
+)
+# torchrun: frames and report of a rank that ended, which say less likewise, cut or whole.
+OF_TORCHRUN = re.compile(
+    r'^File "|^raise |^(traceback|error_file) ?:|^[EW]\d+ \S+ \d+ torch/distributed/elastic/'
+    r"|^torch\.distributed\.elastic\."
+)
+# srun: the node that failed. slurmstepd names the node that it runs on itself, which is well.
+NODE_FAILED = re.compile(r"^srun: .*Node failure on ([\w.-]+)", re.MULTILINE)
+# slurmstepd, in a batch script's output: that Slurm ended the job, and why.
+JOB_ENDED = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+))?")
+OUT_OF_MEMORY = re.compile(r"oom[-_ ]kill event.* StepId=\w+\.batch")
+# Why -> Slurm's word for the end; a job that was requeued has another reason and did not end.
+WORDS = {"": "CANCELLED", "TIME LIMIT": "TIMEOUT", "NODE FAILURE": "NODE_FAIL",
+         "PREEMPTION": "PREEMPTED"}  # fmt: skip
+# slurmd: in place of a script's output.
+PROLOG_FAILED = re.compile(r"^Error running slurm prolog")
+# Any program.
+ERROR = re.compile(r"error|exception|killed|fatal", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class LogEnd:
+    """The end of a log.
+
+    Attributes:
+        line: The line that says most about an error, else the last one; None of an empty log.
+        prolog_failed: Whether slurmd says that the job's prolog failed.
+    """
+
+    line: str | None = None
+    failed_node: str | None = None
+    prolog_failed: bool = False
+
+
+def read_end(log: Path) -> LogEnd:
+    """Return the end of a log; nothing where it cannot be read."""
+    text = _tail(log)
+    lines = [line for row in text.splitlines() if (line := one_line(" ".join(row.split())))]
+    if not lines:
+        return LogEnd()
+    errors = [line for line in lines if ERROR.search(line) and not OF_TORCHRUN.search(line)]
+    exits = [match[1] for line in lines if (match := PYTEST_EXIT.fullmatch(line))]
+    causes = [line for line in errors if not TASK_ENDED.search(line)]
+    line = (exits or causes or errors or lines)[-1]
+    failed = NODE_FAILED.search(text)
+    return LogEnd(line[:MAX_LINE], failed and failed[1], bool(PROLOG_FAILED.match(line)))
+
+
+def word_for_end(output: Path) -> str | None:
+    """Return Slurm's word for how it ended a job, by the job's output; None where it did not."""
+    text = _tail(output)
+    if OUT_OF_MEMORY.search(text):
+        return "OUT_OF_MEMORY"
+    whys = [match[1] or "" for match in JOB_ENDED.finditer(text)]
+    return WORDS.get(whys[-1].strip()) if whys else None
+
+
+def _tail(path: Path) -> str:
+    try:
+        with files.opened(path, sys.maxsize) as file:
+            is_cut = file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES)) > 0
+            text = file.read(TAIL_BYTES).decode(errors="replace")
+            return text.partition("\n")[2] if is_cut and "\n" in text else text
+    except (OSError, ValueError):
+        return ""
+
 
 @dataclass(frozen=True)
 class Standing:
@@ -42,7 +127,6 @@ class Standing:
     Attributes:
         account: What sacct says, where it was asked and knows.
         record: What the job's own script left at its end.
-        wait_s: Seconds in which the job might have started, and did not.
         sent_s: Seconds since a job that still waits was submitted.
         quiet_s: Seconds since a running job last wrote a line.
         user: Whose it is, as far as is known.
@@ -52,7 +136,6 @@ class Standing:
     state: State
     account: Mapping[str, Any] | None = None
     record: Mapping[str, Any] | None = None
-    wait_s: float | None = None
     sent_s: float | None = None
     quiet_s: float | None = None
     user: str | None = None
@@ -63,31 +146,11 @@ class Standing:
         return self.state.has_ended or self.state.name == "LOST"
 
     @property
-    def is_spared(self) -> bool:
-        """Whether it was to begin only where another failed, and none did."""
-        return self.job.kind == "fallback" and self.state.name == "CANCELLED"
-
-    @property
     def is_bad(self) -> bool:
         """Whether it has ended otherwise than well."""
-        return self.has_ended and self.state.name != "COMPLETED" and not self.is_spared
-
-
-@dataclass(frozen=True)
-class Answers:
-    """What the layers say at one moment; None where one gives no answer.
-
-    Attributes:
-        exits: SLURM_JOB_ID -> the record of the job's own script.
-        queue: Job id -> what squeue holds.
-        events: Job id -> the event of its end.
-    """
-
-    exits: Mapping[str, Mapping[str, Any]]
-    queue: Mapping[str, slurm.Queued] | None
-    accounts: Mapping[str, Mapping[str, Any]] | None
-    errors: tuple[str, ...]
-    events: Mapping[str, JobEvent] = field(default_factory=dict)
+        # A fallback was to begin only where another failed, and none did.
+        is_spared = self.job.kind == "fallback" and self.state.name == "CANCELLED"
+        return self.has_ended and self.state.name != "COMPLETED" and not is_spared
 
 
 @dataclass(frozen=True)
@@ -96,6 +159,7 @@ class Campaign:
 
     Attributes:
         launches: Launch -> how far it is, of those that have begun.
+        errors: Why Slurm gave no answer.
         left_out: Launches that no job begins, for a smaller size missed `until_efficiency`.
     """
 
@@ -108,7 +172,7 @@ class Campaign:
     @property
     def num_complete(self) -> int:
         """Planned launches that are complete."""
-        return sum(self.is_complete(name) for name in self.planned)
+        return sum(map(self.is_complete, self.planned))
 
     def is_complete(self, name: str) -> bool:
         """Return whether a launch is complete."""
@@ -159,131 +223,104 @@ class Board:
     _complete: dict[str, Outcome] = field(default_factory=dict)
 
     def look(self) -> Campaign:
-        """Return the campaign's state now, by at most one squeue and one sacct call.
-
-        Raises:
-            ValueError: The folder's records are corrupt.
-        """
-        jobs, answers = self._jobs()
-        now = time.time()
-        claimed = self.results.claimed() or {}
-        limit_s = longest_case_s(claimed)
-        standings = [self._standing(job, answers, now, limit_s) for job in jobs]
-        launches = self._launches(claimed.get("studies", ()))
-        sent = [name for job in jobs for name in job.launches]
+        """Return the campaign's state now, by at most one squeue and one sacct call."""
+        now, claimed = time.time(), self.results.claimed() or {}
+        errors: list[str] = []
+        standings = self._standings(now, longest_case_s(claimed), errors)
+        launches = {
+            name: self._complete.get(name) or self.results.outcome(name, claimed.get("studies", ()))
+            for name in self.results.names()
+        }
+        self._complete = {name: outcome for name, outcome in launches.items() if outcome.complete}
+        of_jobs = [name for standing in standings for name in standing.job.launches]
         planned = [launch["name"] for launch in claimed.get("launches", ())]
-        planned = planned or list(dict.fromkeys([*sent, *launches]))
+        planned = planned or list(dict.fromkeys([*of_jobs, *launches]))
         # What is claimed no more was left out, by `status --cancel-below`.
-        gone = frozenset(sent) - set(planned) - set(launches)
-        campaign = Campaign(standings, launches, planned, answers.errors, gone)
+        gone = frozenset(of_jobs) - set(planned) - set(launches)
+        campaign = Campaign(standings, launches, planned, tuple(errors), gone)
         if not campaign.abandoned:
             return campaign
         left_out = gone | floor.left_out(self.results.path / "launches", claimed)
         planned = [name for name in planned if name not in left_out]
         return replace(campaign, planned=planned, left_out=left_out)
 
-    def _jobs(self) -> tuple[list[Job], Answers]:
-        """Return the jobs that were sent, also by hand, and what the layers say of them."""
-        sent = self.results.jobs()
-        if not sent and not any(self.results.jobs_folder.glob("*.sh")):
-            return [], Answers({}, {}, {}, ())
-        errors = []
-        queue = None
+    def _standings(self, now: float, limit_s: float, errors: list[str]) -> list[Standing]:
+        """Return how the jobs stand that were sent, also by hand; add why Slurm is silent."""
+        jobs = self.results.jobs()
+        if not jobs and not any(self.results.jobs_folder.glob("*.sh")):
+            return []
+        queue, accounts = None, None
         try:
-            queue = queued_elements(slurm.queue(by_hand.users(self.results, sent)))
+            queue = queued_elements(slurm.queue(sent.users_to_ask(self.results, jobs)))
         except RuntimeError as error:
             errors.append(str(error))
-        sent = _named(sent, queue or {})
-        others = by_hand.ids(self.results, sent, queue)
-        answers = self._ask([*(job.id for job in sent if job.id), *others], queue, errors)
-        by_users = by_hand.jobs(self.results, others, queue, answers.accounts or {})
-        names = {job.name for job in by_users}  # of which sbatch may have lost the id
-        return [*(job for job in sent if job.id or job.name not in names), *by_users], answers
-
-    def _ask(
-        self, ids: Sequence[str], queue: Mapping[str, slurm.Queued] | None, errors: list[str]
-    ) -> Answers:
-        accounts = None
+        # sbatch may never have said the id of what squeue knows by its comment.
+        ids = {queued.comment: queued.job_id for queued in (queue or {}).values()}
+        jobs = [
+            replace(job, id=job_id if job.element is None else f"{job_id}_{job.element}")
+            if job.id is None and (job_id := ids.get(job.uuid))
+            else job
+            for job in jobs
+        ]
+        others = sent.ids_by_hand(self.results, jobs, queue)
+        # What has left the queue, arrays as a whole.
+        wanted = dict.fromkeys(
+            whole(job_id)
+            for job_id in [*(job.id for job in jobs if job.id), *others]
+            if job_id not in self._accounts and not is_active((queue or {}).get(job_id))
+        )
         try:
-            accounts = accounting.ask(self._wanted(ids, queue or {}))
+            accounts = accounting.ask(list(wanted))
         except RuntimeError as error:
             errors.append(str(error))
             self._accounts = accounting.kept(self.results) | self._accounts
             if accounting.is_absent(error):
                 accounts = {}  # which is an answer
-        for job_id, account in (accounts or {}).items():
-            if accounting.has_ended(account):
-                self._accounts[job_id] = account
-        kept = None if accounts is None else {**accounts, **self._accounts}
-        events = job_events.read(self.results)
-        return Answers(self.results.exits(), queue, kept, tuple(errors), events)
+        self._accounts |= {
+            job_id: account
+            for job_id, account in (accounts or {}).items()
+            if accounting.has_ended(account)
+        }
+        known = {**(accounts or {}), **self._accounts}
+        by_hand = sent.jobs_by_hand(self.results, others, queue, known)
+        names = {job.name for job in by_hand}
+        jobs = [*(job for job in jobs if job.id or job.name not in names), *by_hand]
+        layers = _Layers(
+            self.results.exits(), queue, known, self.results.events(),
+            all_answer=queue is not None and accounts is not None,
+        )  # fmt: skip
+        return [self._standing(job, layers, now, limit_s) for job in jobs]
 
-    def _wanted(self, ids: Sequence[str], queue: Mapping[str, slurm.Queued]) -> list[str]:
-        """Return what sacct is to be asked about: what has left the queue, arrays as a whole."""
-        left = (
-            by_hand.whole(job_id)
-            for job_id in ids
-            if job_id not in self._accounts and not is_active(queue.get(job_id))
-        )
-        return list(dict.fromkeys(left))
-
-    def _standing(self, job: Job, answers: Answers, now: float, limit_s: float) -> Standing:
-        queued = (answers.queue or {}).get(job.id or "")
-        if queued is not None and not is_held_for(queued, job):
+    def _standing(self, job: Job, layers: "_Layers", now: float, limit_s: float) -> Standing:
+        queued = (layers.queue or {}).get(job.id or "")
+        # Slurm uses ids again some day.
+        if queued and not (queued.comment == job.uuid or job.user in (None, queued.user)):
             queued = None
-        account = (answers.accounts or {}).get(job.id or "") or self._accounts.get(job.id or "")
+        account = layers.accounts.get(job.id or "")
         raw = (account and account["raw_id"]) or (queued and queued.raw_id) or job.id
-        record = answers.exits.get(str(raw)) or answers.exits.get(str(job.id))
+        record = layers.exits.get(str(raw)) or layers.exits.get(str(job.id))
         state = state_of(queued, account, record)
         if state is None or (state.name == "FAILED" and not accounting.has_ended(account)):
             word = None if queued else word_for_end(self.results.output(job))
             state = State(word) if word else state
+        last_sign = self._last_sign(job)
         if state is None:
-            state = self._without_answer(job, account, answers, now)
+            state = _without_answer(job, account, layers, last_sign, now)
         if state.name == "CANCELLED" and job.cancelled and not state.by:
             state = replace(state, by=OUR_COMMAND)
-        wait_s = account.get("queue_wait_s") if account else None
         sent_s = None
         if queued and state.name == "PENDING" and queued.submitted:
             sent_s = max(0.0, now - queued.submitted)
         user = (queued and queued.user) or (account and account.get("user")) or job.user
-        quiet_s = self._quiet_s(job, now) if state.name == "RUNNING" else None
-        if quiet_s is not None and quiet_s > limit_s and self._measures(job):
+        is_running = state.name == "RUNNING" and last_sign is not None
+        quiet_s = max(0.0, now - (last_sign or 0.0)) if is_running else None
+        # What a job does before it measures may take any time.
+        measures = job.kind in ("ladder", "job", "array") and any(
+            self.results.journal(name).exists() for name in job.launches
+        )
+        if quiet_s is not None and quiet_s > limit_s and measures:
             state = STALLED
-        return Standing(job, state, account, record, wait_s, sent_s, quiet_s, user)
-
-    def _without_answer(
-        self, job: Job, account: Mapping[str, Any] | None, answers: Answers, now: float
-    ) -> State:
-        """Return the state of a job that squeue does not know and that has no known end."""
-        if job.cancelled:  # of an element that had not begun neither layer keeps anything
-            return State("CANCELLED")
-        if event := answers.events.get(str(job.id)):
-            return event.state(now)
-        if answers.queue is None:  # then what sacct last heard is the best that is known
-            return State(account["state"]) if account else slurm.UNKNOWN
-        if answers.accounts is None:
-            return slurm.UNKNOWN
-        if account is None and job.user not in (None, slurm.own_name()):
-            return State("unknown", f"Slurm says nothing of it here; it is a job of {job.user}")
-        signs = [self._last_sign(job)]
-        try:
-            signs.append(datetime.fromisoformat(job.sent).timestamp())
-        except ValueError:
-            signs.append(None)
-        seen = max((sign for sign in signs if sign is not None), default=None)
-        if seen is not None and now - seen > GRACE_S:
-            return RUNAWAY if account else State("LOST")
-        return LAGS if account else slurm.UNKNOWN
-
-    def _quiet_s(self, job: Job, now: float) -> float | None:
-        sign = self._last_sign(job)
-        return None if sign is None else max(0.0, now - sign)
-
-    def _measures(self, job: Job) -> bool:
-        """Return whether a job has begun to measure: what it does before may take any time."""
-        has_begun = any(self.results.journal(name).exists() for name in job.launches)
-        return job.kind in ("ladder", "job", "array") and has_begun
+        return Standing(job, state, account, record, sent_s, quiet_s, user)
 
     def _last_sign(self, job: Job) -> float | None:
         """Return when a job last wrote into its output, or a journal or log of its launches."""
@@ -297,12 +334,52 @@ class Board:
                 continue  # not written yet
         return max(signs, default=None)
 
-    def _launches(self, studies: Sequence[str]) -> dict[str, Outcome]:
-        outcomes = {}
-        for name in self.results.names():
-            outcomes[name] = self._complete.get(name) or self.results.outcome(name, studies)
-        self._complete = {name: outcome for name, outcome in outcomes.items() if outcome.complete}
-        return outcomes
+
+@dataclass(frozen=True)
+class _Layers:
+    """What the layers say at one moment.
+
+    Attributes:
+        exits: SLURM_JOB_ID -> the record of the job's own script.
+        queue: Job id -> what squeue holds; None where it gives no answer.
+        accounts: Job id -> what sacct says now, or said of an end before.
+        events: Job id -> the event of its end.
+        all_answer: Whether both squeue and sacct gave an answer.
+    """
+
+    exits: Mapping[str, Mapping[str, Any]]
+    queue: Mapping[str, slurm.Queued] | None
+    accounts: Mapping[str, Mapping[str, Any]]
+    events: Mapping[str, JobEvent]
+    all_answer: bool
+
+
+def _without_answer(
+    job: Job,
+    account: Mapping[str, Any] | None,
+    layers: _Layers,
+    last_sign: float | None,
+    now: float,
+) -> State:
+    """Return the state of a job that squeue does not know and that has no known end."""
+    if job.cancelled:  # of an element that had not begun neither layer keeps anything
+        return State("CANCELLED")
+    if event := layers.events.get(str(job.id)):
+        # A script of ours leaves a record whenever it can: without one it has not ended well.
+        if event.exit_code == 0 and event.status == "COMPLETED":
+            return NO_RECORD if now - event.at > GRACE_S else ENDED_WELL_SOON
+        return State(event.status if event.status != "COMPLETED" else "FAILED")
+    if not layers.all_answer:  # what sacct last heard is the best that is known
+        is_said = account is not None and layers.queue is None
+        return State(account["state"]) if account and is_said else slurm.UNKNOWN
+    if account is None and job.user not in (None, slurm.own_name()):
+        return State("unknown", f"Slurm says nothing of it here; it is a job of {job.user}")
+    signs = [] if last_sign is None else [last_sign]
+    with suppress(ValueError):  # an earlier version, or sent by hand
+        signs.append(datetime.fromisoformat(job.sent).timestamp())
+    if signs and now - max(signs) > GRACE_S:
+        return RUNAWAY if account else State("LOST")
+    return LAGS if account else slurm.UNKNOWN
 
 
 def queued_elements(queue: Mapping[str, slurm.Queued]) -> dict[str, slurm.Queued]:
@@ -321,27 +398,8 @@ def is_active(queued: slurm.Queued | None) -> bool:
     return queued is not None and not queued.state.has_ended
 
 
-def is_held_for(held: slurm.Queued, job: Job) -> bool:
-    """Return whether what squeue holds is a job that was sent: Slurm uses ids again some day."""
-    return held.comment == job.uuid or job.user in (None, held.user)
-
-
-def _named(jobs: Sequence[Job], queue: Mapping[str, slurm.Queued]) -> list[Job]:
-    """Return the jobs, those whose id sbatch never said with the id that squeue knows."""
-    ids = {queued.comment: queued.job_id for queued in queue.values()}
-    return [_named_by(job, ids.get(job.uuid)) for job in jobs]
-
-
-def _named_by(job: Job, job_id: str | None) -> Job:
-    if job.id is not None or job_id is None:
-        return job
-    return replace(job, id=job_id if job.element is None else f"{job_id}_{job.element}")
-
-
 def state_of(
-    queued: slurm.Queued | None,
-    account: Mapping[str, Any] | None,
-    record: Mapping[str, Any] | None,
+    queued: slurm.Queued | None, account: Mapping[str, Any] | None, record: Mapping[str, Any] | None
 ) -> State | None:
     """Return a job's state from what each layer knows of it; None where none knows.
 
@@ -360,8 +418,3 @@ def state_of(
     if record is not None:
         return State("COMPLETED" if record["exit_code"] == 0 else "FAILED")
     return None
-
-
-def counts(standings: Sequence[Standing]) -> dict[str, int]:
-    """Return state -> how many elements of an array are in it, the most first."""
-    return dict(Counter(standing.state.name for standing in standings).most_common())

@@ -5,19 +5,22 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.slurm.status.jobs_cli import collect, results_of
+from lockstep.core.formats import counted
+from lockstep.slurm.status.jobs_cli import end_ladder, results_of
 from lockstep.slurm.submit.cli_options import as_json_option, with_options
 
 if TYPE_CHECKING:
-    from lockstep.slurm.status.sent import Results
     from lockstep.slurm.status.standing import Board, Campaign
     from lockstep.slurm.status.status_record import Wanted
 
+    Look = tuple[Campaign, dict[str, Any]]
 
 EXIT_BAD = 1
 EXIT_UNKNOWN = 3
@@ -27,6 +30,13 @@ BACKING_OFF = 0.0  # the value of --watch without a number
 # Without a number of seconds the wait doubles up to so many times while nothing changes, for squeue
 # is everybody's.
 MAX_BACK_OFF = 8
+# what accounting counts -> its unit; the last is what Slurm bills, before a QOS's usage factor
+HOURS = {
+    "node_hours": "node-hours",
+    "cpu_hours": "CPU-hours",
+    "gpu_hours": "GPU-hours",
+    "billing_hours": "hours of TRES billing",
+}
 IN_FOLDER = "status.html"  # the value of --html without a file
 
 expectation_options = with_options(
@@ -125,21 +135,28 @@ def status(
     if collects:
         if watch is not None or page is not None or cancel_below or expect or floor is not None:
             raise click.UsageError("--collect goes with no other option than --json")
-        collect(folder, as_json=as_json)
+        _collect(folder, as_json=as_json)
         return 0
     from lockstep.slurm.status.standing import Board
-    from lockstep.slurm.status.status_record import Wanted
+    from lockstep.slurm.status.status_record import Wanted, lines
 
-    _refuse_interval(watch)
     board = Board(results_of(folder))
-    _refuse(board.results.claimed() or {}, folder, needs_floor=cancel_below and floor is None)
-    wanted = Wanted(expect, floor, inventory=page is not None)
-    if page is not None and str(page) == IN_FOLDER:
+    needs_floor = cancel_below and floor is None
+    _refuse(watch, board.results.claimed() or {}, folder, needs_floor=needs_floor)
+    is_all = as_json or page is not None or cancel_below
+    wanted = Wanted(expect, floor, inventory=page is not None) if is_all else None
+    if str(page) == IN_FOLDER:
         page = board.results.path / IN_FOLDER
-    view = _View(board.results, folder, wanted, page, as_json=as_json, cancels_below=cancel_below)
-    campaign = view.show(board.look()) if watch is None else view.watch(board, watch)
-    if as_json or watch is None or not sys.stdout.isatty():
-        click.echo(view.text(campaign))
+    look = partial(_look, board, folder, wanted, page, cancel_below=cancel_below)
+    is_live = watch is not None and not as_json and sys.stdout.isatty()
+    if watch is None:
+        campaign, record = look()
+    else:
+        campaign, record = _watch(look, watch, as_json=as_json, is_live=is_live)
+    if as_json:
+        click.echo(json.dumps(record, indent=1))
+    elif not is_live:
+        click.echo("\n".join(lines(record)))
     for error in campaign.errors:
         click.echo(f"not all is known: {error}", err=True)
     if page is not None and not as_json:
@@ -149,15 +166,13 @@ def status(
     return EXIT_BAD if campaign.is_bad else 0
 
 
-def _refuse_interval(watch: float | None) -> None:
+def _refuse(
+    watch: float | None, claimed: dict[str, Any], folder: str, *, needs_floor: bool
+) -> None:
     if watch is not None and not (watch == BACKING_OFF or 1 <= watch <= MAX_WATCH_S):  # nan, too
         raise ValueError(
             f"--watch {watch:g} is no number of seconds; give one from 1 to {MAX_WATCH_S}"
         )
-
-
-def _refuse(claimed: dict[str, Any], folder: str, *, needs_floor: bool) -> None:
-    """Refuse a recording, and a campaign without the floor that is needed."""
     if "recorded" in claimed:
         raise ValueError(
             f"{folder} holds a recorded campaign, of which nothing is left to measure; "
@@ -167,132 +182,78 @@ def _refuse(claimed: dict[str, Any], folder: str, *, needs_floor: bool) -> None:
         raise ValueError("--cancel-below needs a floor, which this campaign has not; give --floor")
 
 
-class _View:
-    """One way to show a campaign: on the terminal, as JSON, and as a page beside.
+def _look(
+    board: "Board", folder: str, wanted: "Wanted | None", page: Path | None, *, cancel_below: bool
+) -> "Look":
+    """Return what a look sees and its record; cancel what is not worth it, and write the page."""
+    from lockstep.slurm.status.status_record import record
 
-    Args:
-        folder: The folder as it was typed.
-        page: Where the page is written; None for none.
-        cancels_below: Whether jobs of sizes beyond one that misses the floor are cancelled.
-    """
-
-    def __init__(
-        self,
-        results: "Results",
-        folder: str,
-        wanted: "Wanted",
-        page: Path | None,
-        *,
-        as_json: bool,
-        cancels_below: bool,
-    ) -> None:
-        self.results = results
-        self.folder = folder
-        self.wanted = wanted
-        self.page = page
-        self.as_json = as_json
-        self.cancels_below = cancels_below
-        self._last: tuple[Campaign, dict[str, Any]] | None = None
-
-    def record(self, campaign: "Campaign") -> dict[str, Any]:
-        """Return the record of a look, the same for the terminal and the page."""
-        from lockstep.slurm.status import status_record
-
-        if self._last is None or self._last[0] is not campaign:
-            made = status_record.record(campaign, self.results, self.folder, self.wanted)
-            self._last = campaign, made
-        return self._last[1]
-
-    def text(self, campaign: "Campaign") -> str:
-        """Return what the terminal gets."""
-        from lockstep.slurm.status import overview, status_record
-
-        if self.as_json:
-            return json.dumps(self.record(campaign), indent=1)
-        facts = overview.facts(campaign, self.results, self.folder)
-        status_record.at(facts, self.results, time.time())
-        return "\n".join(overview.lines(facts, campaign, self.results, self.folder))
-
-    def show(self, campaign: "Campaign") -> "Campaign":
-        """Write the page, where there is one, and return what it was given."""
-        if self.cancels_below:
-            self._end_ladder(campaign)
-        if self.page is not None:
-            from lockstep.core import files
-            from lockstep.slurm.status import status_page
-
-            html = status_page.html(self.record(campaign), None if campaign.has_ended else WATCH_S)
-            files.write_atomically(self.page, html)
-        return campaign
-
-    def _end_ladder(self, campaign: "Campaign") -> None:
-        """Cancel what waits for sizes that are not worth it; where that fails, at the next look."""
-        from lockstep.slurm.status import cancelling
-
+    campaign = board.look()
+    facts = record(campaign, board.results, folder, wanted)
+    if cancel_below:
         try:
-            names = cancelling.end(campaign, self.results, self.record(campaign)["measured"])
-        except (RuntimeError, ValueError) as error:
-            click.echo(f"not cancelled: {error}", err=True)
-        else:
-            for name in names:
+            for name in end_ladder(campaign, board.results, facts["measured"]):
                 click.echo(f"cancelled: {name}, for a smaller size misses the floor", err=True)
+        except (RuntimeError, ValueError) as error:  # perhaps at the next look
+            click.echo(f"not cancelled: {error}", err=True)
+    if page is not None:
+        from lockstep.core import files
+        from lockstep.slurm.status.status_page import html
 
-    def watch(self, board: "Board", every_s: float) -> "Campaign":
-        """Show a campaign until all its jobs have ended, and return its state then."""
-        if self.as_json:
-            return follow(board, self.show, every_s)
-        if sys.stdout.isatty():
-            return self._watch_live(board, every_s)
-        told = _Told(self.results, self.folder)
-        return follow(board, lambda campaign: told(self.show(campaign)), every_s)
-
-    def _watch_live(self, board: "Board", every_s: float) -> "Campaign":
-        from rich.live import Live
-        from rich.text import Text
-
-        with Live(auto_refresh=False) as screen:
-
-            def show(campaign: "Campaign") -> None:
-                screen.update(Text(self.text(self.show(campaign))), refresh=True)
-
-            return follow(board, show, every_s)
+        files.write_atomically(page, html(facts, None if campaign.has_ended else WATCH_S))
+    return campaign, facts
 
 
-def follow(board: "Board", show: Callable[["Campaign"], object], every_s: float) -> "Campaign":
-    """Show a campaign until all its jobs have ended, and return its state then.
+def _watch(look: "Callable[[], Look]", every_s: float, *, as_json: bool, is_live: bool) -> "Look":
+    """Look until all jobs have ended, show what changes, and return the last look.
 
     With `every_s` of 0 the looks come ever more seldom while nothing changes.
     """
-    from lockstep.slurm.status import overview
+    from rich.live import Live
+    from rich.text import Text
+
+    from lockstep.slurm.status.status_record import headlines, lines
 
     before: list[str] = []
     longest_s = every_s or MAX_BACK_OFF * WATCH_S
     first_s = wait_s = every_s or WATCH_S
-    while True:
-        campaign = board.look()
-        show(campaign)
-        if campaign.has_ended:
-            return campaign
-        now = overview.headlines(campaign, board.results, "")
-        is_new = now != before and not campaign.errors
-        wait_s = first_s if is_new else min(2 * wait_s, longest_s)
-        before = now
-        time.sleep(wait_s)
+    with Live(auto_refresh=False) if is_live else nullcontext() as screen:
+        while True:
+            campaign, record = look()
+            now = headlines(record)
+            if screen is not None:
+                screen.update(Text("\n".join(lines(record))), refresh=True)
+            elif not as_json:
+                for line in (line for line in now if line not in before):
+                    click.echo(f"{time.strftime('%H:%M:%S')} {line}")
+            if campaign.has_ended:
+                return campaign, record
+            is_new = now != before and not campaign.errors
+            wait_s = first_s if is_new else min(2 * wait_s, longest_s)
+            before = now
+            time.sleep(wait_s)
 
 
-class _Told:
-    """Prints each change of a campaign once."""
+def _collect(folder: str, *, as_json: bool) -> None:
+    """Make the JSON of each launch from its journal, and ask accounting about the jobs."""
+    from lockstep.report.tracker import live
+    from lockstep.slurm.status import collection
 
-    def __init__(self, results: "Results", folder: str) -> None:
-        self.results = results
-        self.folder = folder
-        self.before: set[str] = set()
+    def say(text: str) -> None:
+        click.echo(text, err=True)
 
-    def __call__(self, campaign: "Campaign") -> None:
-        from lockstep.slurm.status import overview
-
-        now = overview.headlines(campaign, self.results, self.folder)
-        for line in now:
-            if line not in self.before:
-                click.echo(f"{time.strftime('%H:%M:%S')} {line}")
-        self.before = set(now)
+    results = results_of(folder)
+    made = collection.collect(results, say)
+    live.tell(results.path, say)
+    if as_json:
+        click.echo(json.dumps(made, indent=1))
+        return
+    click.echo(f"{counted(len(made['launches']), 'launch')} collected")
+    if rows := made["jobs"]:  # what they cost together, and how many of them are not known of
+        accounts = [row["accounting"] for row in rows if row["accounting"]]
+        measured = sum(row["measured_rank_hours"] or 0.0 for row in rows)
+        sums = {unit: sum(a.get(key) or 0.0 for a in accounts) for key, unit in HOURS.items()}
+        totals = ", ".join(f"{hours:.3g} {unit}" for unit, hours in sums.items() if hours)
+        totals = totals and f": {totals}; {measured:.3g} rank-hours in timed regions"
+        click.echo(f"accounting of {len(accounts)} of {counted(len(rows), 'job')}{totals}")
+    click.echo(f"Next: lockstep report {shlex.quote(folder)}")

@@ -1,7 +1,4 @@
-"""A campaign's status as one self-contained HTML page.
-
-A campaign's status in words: from its record to the parts of the page, and nothing of HTML.
-"""
+"""A campaign's status as one self-contained HTML page, made of its record."""
 
 import base64
 import hashlib
@@ -15,8 +12,15 @@ from lockstep.core.formats import counted, in_words, listed, number, percent, ra
 from lockstep.report.check import evidence
 from lockstep.report.page.parts import Panel, Table, panel, shown, table
 from lockstep.report.page.render import environment, own
-from lockstep.slurm.status.overview import SHORT, by_whom, ran, whose
-from lockstep.slurm.status.receiver import CHANGES_PATH
+from lockstep.slurm.status.status_record import (
+    PLACE,
+    SHORT,
+    SOFTWARE,
+    by_whom,
+    elements,
+    ran,
+    whose,
+)
 
 # kind of a script -> when it is of use
 WHEN = {
@@ -58,26 +62,6 @@ CONFIGURATION = {
     "global_batch": "global batch", "local_batch": "local batch", "rounds": "rounds",
     "threads_per_rank": "threads per rank", "factors": "factors", "seed": "seed",
 }  # fmt: skip
-PLACE = {
-    "name": "site", "partition": "partition", "account": "account", "qos": "QOS",
-    "constraint": "constraint", "gpus_per_node": "GPUs per node", "gpu_type": "GPU type",
-    "cpus_per_node": "CPUs per node", "mem": "memory of a node", "time": "limit of a job",
-    "image": "image", "modules": "modules", "interface": "network interface",
-    "env": "variables of the ranks",
-}  # fmt: skip
-SOFTWARE = {
-    "device_names": "devices", "cpu_model": "CPU", "cores_per_node": "cores of a node",
-    "memory_bytes": "memory of a node", "driver": "driver", "cuda": "CUDA", "cudnn": "cuDNN",
-    "nccl": "NCCL", "backend": "backend", "transport": "interconnect in use",
-    "wire_gb_per_s": "link, GB/s", "torch": "PyTorch", "torchvision": "torchvision",
-    "python": "Python", "os": "system", "environment": "variables in force",
-    "lockstep_version": "Lockstep",
-}  # fmt: skip
-
-
-def title(record: Mapping[str, Any]) -> str:
-    """Return the page's title."""
-    return f"{record['campaign'].get('name') or record['folder']}: status"
 
 
 def summary(record: Mapping[str, Any]) -> list[str]:
@@ -128,40 +112,42 @@ def sections(record: Mapping[str, Any]) -> list[Panel]:
     return [one for one in made if one["tables"] or one["lead"]]
 
 
+def _part(
+    name: str,
+    title: str,
+    caption: str,
+    columns: Sequence[str],
+    rows: Sequence[list[str]],
+    texts: int,
+) -> Panel:
+    """Return a part of one table, whose first columns are texts; an empty one without rows."""
+    tables = [table(caption, list(columns), list(rows), texts=texts)] if rows else []
+    return panel(name, title, tables=tables)
+
+
 def _jobs(record: Mapping[str, Any]) -> Panel:
-    rows = [list(_job(job)) for job in record["jobs"]]
-    rows += [row for job in record["jobs"] for row in _elements(job)]
+    rows = []
+    for job in record["jobs"]:
+        words = elements(job) if "elements" in job else job["meaning"]
+        if (last := job.get("last_known")) and "elements" not in job:
+            words += f"; last known: {last['state']} at {last['time']}"
+        waited = job["queue_wait_s"]
+        complete = f"{job['num_complete']} of {job['num_launches']}{by_whom(job)}"
+        rows.append([
+            f"{job['job']}{whose(job)}", shown(job["id"]), job["state"], words, job["advice"] or "",
+            in_words(job["since_submission_s"] if waited is None else waited), ran(job),
+            complete if job["num_launches"] else "", _shape(job), shown(job["time_limit"]),
+        ])  # fmt: skip
+    rows += [
+        [shown(one["launch"]), shown(one["id"]), one["state"], one["meaning"],
+         one["advice"] or "", *[""] * 5]
+        for job in record["jobs"] for one in job.get("ended_badly", ())
+    ]  # fmt: skip
     columns = ["Job", "Id", "State", "In words", "What to do", "Waited", "Ran", "Launches", "Nodes",
                "Limit"]  # fmt: skip
-    lead = [] if rows else ["No job was sent from this folder."]
-    tables = [table("Each job", columns, rows, texts=5)] if rows else []
-    return panel("jobs", "Jobs", tables=tables, lead=lead)
-
-
-def _job(job: Mapping[str, Any]) -> Iterator[str]:
-    yield f"{job['job']}{whose(job)}"
-    yield shown(job["id"])
-    yield job["state"]
-    words = job["meaning"]
-    if last := job.get("last_known"):
-        words += f"; last known: {last['state']} at {last['time']}"
-    if "elements" in job:
-        words = ", ".join(f"{n} {SHORT.get(name, name)}" for name, n in job["elements"].items())
-    yield words
-    yield job["advice"] or ""
-    waited = job["queue_wait_s"]
-    yield in_words(job["since_submission_s"] if waited is None else waited)
-    yield ran(job)
-    complete = f"{job['num_complete']} of {job['num_launches']}{by_whom(job)}"
-    yield complete if job["num_launches"] else ""
-    yield _shape(job)
-    yield shown(job["time_limit"])
-
-
-def _elements(job: Mapping[str, Any]) -> Iterator[list[str]]:
-    for one in job.get("ended_badly", ()):
-        yield [shown(one["launch"]), shown(one["id"]), one["state"], one["meaning"],
-               one["advice"] or "", *[""] * 5]  # fmt: skip
+    if not rows:
+        return panel("jobs", "Jobs", lead=["No job was sent from this folder."])
+    return _part("jobs", "Jobs", "Each job", columns, rows, 5)
 
 
 def _prepared(record: Mapping[str, Any]) -> Panel:
@@ -171,8 +157,8 @@ def _prepared(record: Mapping[str, Any]) -> Panel:
         for one in record["prepared"]
     ]  # fmt: skip
     columns = ["Script", "When to use it", "Command", "Nodes", "Limit", "Launches left"]
-    tables = [table("Scripts that are written", columns, rows, texts=3)] if rows else []
-    return panel("prepared", "Prepared, not submitted", tables=tables)
+    title, caption = "Prepared, not submitted", "Scripts that are written"
+    return _part("prepared", title, caption, columns, rows, 3)
 
 
 def _shape(script: Mapping[str, Any]) -> str:
@@ -185,26 +171,30 @@ def _shape(script: Mapping[str, Any]) -> str:
 
 def _expected(record: Mapping[str, Any]) -> Panel:
     found = record["measured"]
-    beside = [
-        [shown(one["series"]), QUANTITIES.get(one["quantity"], f"{one['sample_unit']}/s"),
-         str(one["world_size"]), _limits(one), _value(one["quantity"], one["measured"]),
-         _signed(one["deviation"]), "; ".join(filter(None, (MEETS[one["meets"]], _blocked(one))))]
-        for one in found["expected"]
-    ]  # fmt: skip
+    beside = []
+    for one in found["expected"]:
+        value, low, high = (
+            None if one[key] is None else _value(one["quantity"], one[key])
+            for key in ("value", "low", "high")
+        )
+        limits = f"at least {low}" if low else f"at most {high}" if high else ""
+        limits = f"{low} to {high}" if low and high else limits
+        deviation = one["deviation"]
+        beside.append([
+            shown(one["series"]), QUANTITIES.get(one["quantity"], f"{one['sample_unit']}/s"),
+            str(one["world_size"]), f"{value} ({limits})" if value and limits else value or limits,
+            _value(one["quantity"], one["measured"]),
+            shown(None) if deviation is None else f"{100 * deviation:+.1f}",
+            "; ".join(filter(None, (MEETS[one["meets"]], _blocked(one)))),
+        ])  # fmt: skip
     tables = []
     if beside:
         columns = ["Series", "Quantity", "Ranks", "Expected", "Measured", "Deviation (%)", ""]
         note = f"Expected by {found['expectation']}; a deviation is measured over expected, less 1."
         tables.append(table("Expected beside measured", columns, beside, texts=2, note=note))
-    units = dict.fromkeys(one["sample_unit"] for one in found["points"])
-    tables += [
-        _points(
-            unit,
-            [one for one in found["points"] if one["sample_unit"] == unit],
-            record["campaign"].get("repeats"),
-        )
-        for unit in units
-    ]
+    for unit in dict.fromkeys(one["sample_unit"] for one in found["points"]):
+        points = [one for one in found["points"] if one["sample_unit"] == unit]
+        tables.append(_points(unit, points, record["campaign"].get("repeats")))
     lead = [found["problem"]] if found["problem"] else []
     if not tables and not lead:
         has_begun = any(one["measured"] for one in record["launches"].values())
@@ -248,23 +238,6 @@ def _value(quantity: str, value: float | None) -> str:
     return ratio(value) if quantity == "speedup" else number(value)
 
 
-def _limits(one: Mapping[str, Any]) -> str:
-    """Return what is expected: a value, its limits, or both."""
-    value, low, high = (
-        None if one[key] is None else _value(one["quantity"], one[key])
-        for key in ("value", "low", "high")
-    )
-    if low and high:
-        limits = f"{low} to {high}"
-    else:
-        limits = f"at least {low}" if low else f"at most {high}" if high else ""
-    return f"{value} ({limits})" if value and limits else value or limits
-
-
-def _signed(fraction: float | None) -> str:
-    return shown(None) if fraction is None else f"{100 * fraction:+.1f}"
-
-
 def _configuration(record: Mapping[str, Any]) -> Panel:
     rows = list(_pairs(record["campaign"], CONFIGURATION))
     jobs = record["campaign"].get("jobs") or {}
@@ -275,8 +248,8 @@ def _configuration(record: Mapping[str, Any]) -> Panel:
         [f"stage {stage['name']}", f"{stage['when']}, {stage['dependency']}: {stage['command']}"]
         for stage in jobs.get("stage") or ()
     ]
-    tables = [table("What is measured", ["Key", "Value"], rows, texts=2)] if rows else []
-    return panel("configuration", "Configuration", tables=tables)
+    columns = ["Key", "Value"]
+    return _part("configuration", "Configuration", "What is measured", columns, rows, 2)
 
 
 def _technology(record: Mapping[str, Any]) -> Panel:
@@ -309,9 +282,7 @@ def _plain(value: object) -> str:
 
 
 def _inventory(record: Mapping[str, Any]) -> Panel:
-    found = record["inventory"]
-    if not found:
-        return panel("inventory", "The cluster")
+    found = record["inventory"] or {"rows": [], "cluster": "", "slurm": None}
     rows = [
         [row["partition"], f"{row['num_here']} of {row['num_nodes']}",
          f"{row['gpus_per_node']} x {row['gpu_type'] or 'GPU'}" if row["gpus_per_node"] else "none",
@@ -322,18 +293,13 @@ def _inventory(record: Mapping[str, Any]) -> Panel:
     columns = ["Partition", "Nodes in use or free", "GPUs of a node", "CPUs", "Memory (GiB)",
                "Longest job", "Features"]  # fmt: skip
     version = f", Slurm {found['slurm']}" if found["slurm"] else ""
-    caption = f"{found['cluster']}{version}"
-    return panel(
-        "inventory", "The cluster", tables=[table(caption, columns, rows, texts=3)] if rows else []
-    )
+    return _part("inventory", "The cluster", f"{found['cluster']}{version}", columns, rows, 3)
 
 
 def _ages(record: Mapping[str, Any]) -> Panel:
-    rows = [[name, shown(record["as_of"][key])] for key, name in AGES.items()]
-    rows = [row for row in rows if row[1] != shown(None)] + [["this page", record["time"]]]
-    return panel(
-        "ages", "As of", tables=[table("How old each fact is", ["What", "When"], rows, texts=2)]
-    )
+    rows = [[name, at] for key, name in AGES.items() if (at := record["as_of"][key])]
+    rows.append(["this page", record["time"]])
+    return _part("ages", "As of", "How old each fact is", ["What", "When"], rows, 2)
 
 
 # Whoever reads slowly can keep a page as it is, which a refresh in its head would not let them;
@@ -348,6 +314,7 @@ document.querySelector("#as-of").append(" ", label);
 const again = () => {{ if (box.checked) location.reload(); }};
 setInterval(again, {every_s} * 1000);
 """
+CHANGES_PATH = "/changes"
 # A page that is served asks to be told of changes.
 LISTEN = f'new EventSource("{CHANGES_PATH}").onmessage = again;'
 
@@ -363,7 +330,7 @@ def html(record: Mapping[str, Any], refresh_s: float | None, *, is_served: bool 
         environment()
         .get_template("status.html.j2")
         .render(
-            title=title(record),
+            title=f"{record['campaign'].get('name') or record['folder']}: status",
             summary=summary(record),
             warnings=list(warnings(record)),
             sections=sections(record),

@@ -1,137 +1,79 @@
-"""A campaign's status as one record: what `status --json` prints and the page shows.
+"""A campaign's status as one record: terminal, `--watch`, JSON, page and `serve` show it.
 
-What Slurm last said, kept in the campaign's folder: shown with its age where it is silent.
-
-What is expected of a campaign, beside what it has measured so far.
-
-An expectation is the record of `lockstep predict --json`, a targets file of
-`lockstep check --targets`, or a table that `lockstep import` would read.
+Beside it, what is expected of a campaign: the record of `lockstep predict --json`, a targets file
+of `lockstep check --targets`, or a table that `lockstep import` would read.
 """
 
 import json
 import shlex
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
+from lockstep.campaign.folder import Outcome
 from lockstep.core import files, journal
-from lockstep.core.formats import TIME_UNITS
+from lockstep.core.formats import TIME_UNITS, in_words
 from lockstep.core.studies import CURVES, LADDERS
 from lockstep.report.compute.scaling import Point, Series, best_efficiencies, series_of
 from lockstep.report.gate import targets
 from lockstep.report.load import imports, reading
+from lockstep.slurm import client as slurm
 from lockstep.slurm import cluster
+from lockstep.slurm.client import State
 from lockstep.slurm.cluster import MIB_PER_GIB, Partition
-from lockstep.slurm.status import job_events, overview
-from lockstep.slurm.status.sent import Results
-from lockstep.slurm.status.standing import Campaign
+from lockstep.slurm.status.causes import OF_CAMPAIGN, advise, key_to_mend
+from lockstep.slurm.status.sent import Results, whole
+from lockstep.slurm.status.standing import Campaign, Standing
+from lockstep.slurm.submit.job_spec import sending_command
 from lockstep.slurm.submit.submission import stored_site
 
 ANSWER = "last-answer.json"
 INVENTORY = "inventory.json"
 # What a cluster has changes seldom, and asking for all its nodes is not cheap.
 INVENTORY_S = 3600.0
-
-
-def stamp(at: float) -> str:
-    """Return a time, in seconds of the epoch, as ISO 8601 with this machine's zone."""
-    return datetime.fromtimestamp(at, UTC).astimezone().isoformat(timespec="seconds")
-
-
-def at(facts: dict[str, Any], results: Results, now: float) -> float | None:
-    """Keep what Slurm has just said of a campaign, or add what it said last where it is silent.
-
-    Returns:
-        When Slurm's answer was given; None where none is kept.
-    """
-    if facts["errors"]:
-        return add(results, facts["jobs"])
-    keep(results, facts["jobs"], now)
-    return now
-
-
-def keep(results: Results, jobs: list[dict[str, Any]], now: float) -> None:
-    """Keep the states that Slurm has just said, where the folder may be written."""
-    known = {row["id"]: row["state"] for row in jobs if row["id"] and row["state"] != "unknown"}
-    _write(results.jobs_folder / ANSWER, {"time": now, "states": known})
-
-
-def add(results: Results, jobs: list[dict[str, Any]]) -> float | None:
-    """Add to each job of unknown state what Slurm last said of it.
-
-    Returns:
-        When that was, in seconds of the epoch; None where nothing is kept.
-    """
-    kept = _read(results.jobs_folder / ANSWER)
-    states = kept.get("states", {})
-    if not isinstance(states, dict) or not isinstance(kept.get("time"), int | float):
-        return None
-    for row in jobs:
-        if row["state"] == "unknown" and row["id"] in states:
-            row["last_known"] = {"state": states[row["id"]], "time": stamp(kept["time"])}
-    return float(kept["time"])
-
-
-def recent_inventory(results: Results, now: float, *, ask: bool) -> dict[str, Any] | None:
-    """Return what the cluster has by partition, as kept, or asked anew where that is old."""
-    kept = _read(results.jobs_folder / INVENTORY)
-    is_whole = isinstance(kept.get("time"), int | float) and isinstance(kept.get("rows"), list)
-    if ask and not (is_whole and now - kept["time"] < INVENTORY_S):
-        with suppress(RuntimeError):
-            found = cluster.read()
-            rows = [row for partition in found.partitions for row in _rows(partition)]
-            kept = {"time": now, "cluster": found.name, "slurm": found.version, "rows": rows}
-            is_whole = True
-            _write(results.jobs_folder / INVENTORY, kept)
-    return kept if is_whole else None
-
-
-def _rows(partition: Partition) -> list[dict[str, Any]]:
-    features = {word for node in partition.nodes for word in node.features}
-    here = {kind.shape: 0 for kind, _ in partition.kinds}
-    for node in partition.nodes:
-        here[node.kind.shape] += node.is_here
-    return [
-        {"partition": partition.name, "num_nodes": count, "num_here": here[kind.shape],
-         "gpu_type": kind.gpu_type, "gpus_per_node": kind.num_gpus, "cpus": kind.num_cpus,
-         "memory_gib": kind.memory_mib / MIB_PER_GIB, "max_time": partition.max_time,
-         "features": sorted(features)}
-        for kind, count in partition.kinds
-    ]  # fmt: skip
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        kept = files.parse(files.content(path))
-    except ValueError:
-        return {}  # none yet
-    return kept if isinstance(kept, dict) else {}
-
-
-def _write(path: Path, document: dict[str, Any]) -> None:
-    if not path.parent.is_dir():
-        return
-    with suppress(OSError):  # who only looks may not write
-        files.write_atomically(path, json.dumps(document))
-
-
-# What a site file says of a job's place, in the order of the page.
-SITE_KEYS = (
-    *("name", "partition", "account", "qos", "constraint", "gpus_per_node", "gpu_type"),
-    *("cpus_per_node", "mem", "time", "interface", "modules", "env"),
-)
-# What a launch noted of its software and its links.
-MACHINE_KEYS = (
-    *("device_names", "driver", "cuda", "cudnn", "nccl", "torch", "torchvision", "python", "os"),
-    *("backend", "transport", "wire_gb_per_s", "threads_per_rank", "cpu_model", "cores_per_node"),
-    *("memory_bytes", "image_path", "environment", "lockstep_version"),
-)
-
+# A thousand elements or launches are counted; so many of those that need a look are named.
+MAX_NAMED = 8
+# state -> how a summary of an array calls the elements in it
+SHORT = {
+    "COMPLETED": "done",
+    "RUNNING": "run",
+    "STALLED": "stalled",
+    "COMPLETING": "end",
+    "PENDING": "wait",
+    "CANCELLED": "cancelled",
+    "FAILED": "failed",
+    "TIMEOUT": "over time",
+    "OUT_OF_MEMORY": "out of memory",
+    "NODE_FAIL": "lost a node",
+    "PREEMPTED": "preempted",
+}
+# The state that an array has as a whole is the first of these that an element is in.
+ORDER = ("STALLED", "RUNNING", "COMPLETING", "PENDING", "unknown", "LOST")
+# What a site file says of a job's place, and what a launch noted of its software and its links: key
+# -> its name on the page.
+PLACE = {
+    "name": "site", "partition": "partition", "account": "account", "qos": "QOS",
+    "constraint": "constraint", "gpus_per_node": "GPUs per node", "gpu_type": "GPU type",
+    "cpus_per_node": "CPUs per node", "mem": "memory of a node", "time": "limit of a job",
+    "image": "image", "modules": "modules", "interface": "network interface",
+    "env": "variables of the ranks",
+}  # fmt: skip
+SOFTWARE = {
+    "device_names": "devices", "cpu_model": "CPU", "cores_per_node": "cores of a node",
+    "memory_bytes": "memory of a node", "driver": "driver", "cuda": "CUDA", "cudnn": "cuDNN",
+    "nccl": "NCCL", "backend": "backend", "transport": "interconnect in use",
+    "wire_gb_per_s": "link, GB/s", "torch": "PyTorch", "torchvision": "torchvision",
+    "python": "Python", "os": "system", "environment": "variables in force",
+    "lockstep_version": "Lockstep",
+}  # fmt: skip
+MACHINE_KEYS = (*SOFTWARE, "threads_per_rank", "image_path")
 # What a script asks for.
 SHAPE = ("num_nodes", "gpus_per_node", "time_limit")
 
@@ -152,31 +94,379 @@ class Wanted:
     inventory: bool = False
 
 
-def record(campaign: Campaign, results: Results, folder: str, wanted: Wanted) -> dict[str, Any]:
-    """Return the record of this moment, after a look of `Board`.
+def record(
+    campaign: Campaign, results: Results, folder: str, wanted: Wanted | None
+) -> dict[str, Any]:
+    """Return the record of this moment, after a look of `Board`; an array is one row of its jobs.
+
+    Args:
+        campaign: What the look saw.
+        results: The campaign's folder.
+        folder: The same as it was typed.
+        wanted: What else the record shall hold; None for what a terminal shows.
 
     Raises:
         ValueError: The folder's records are corrupt, or what is expected cannot be read.
     """
-    now = time.time()
-    facts = overview.facts(campaign, results, folder)
-    scripts = results.scripts()
-    for row in facts["jobs"]:
+    now, scripts = time.time(), results.scripts()
+    arrays = [list(group) for _, group in groupby(campaign.jobs, key=lambda one: one.job.uuid)]
+    rows = [_row(array, campaign, results, shlex.quote(folder)) for array in arrays]
+    for row in rows:
         row |= {key: scripts.get(row["job"], {}).get(key) for key in SHAPE}
-    answered = at(facts, results, now)
+    answered: float | None = now
+    if campaign.errors:
+        answered = _add_last_known(rows, results)
+    else:
+        known = {row["id"]: row["state"] for row in rows if row["id"] and row["state"] != "unknown"}
+        _write(results.jobs_folder / ANSWER, {"time": now, "states": known})
+    facts = {
+        "time": stamp(now), "folder": folder, "jobs": rows,
+        "launches": {name: vars(outcome) for name, outcome in campaign.launches.items()},
+        "refused": results.refusals(),
+        "num_planned": len(campaign.planned), "num_complete": campaign.num_complete,
+        "abandoned": campaign.abandoned, "errors": list(campaign.errors),
+        "has_ended": campaign.has_ended, "is_bad": campaign.is_bad,
+    }  # fmt: skip
+    going_on = {
+        "next": _next_commands(campaign, results, folder),
+        "monitor": _monitor_commands(campaign, results, folder),
+    }
+    if wanted is None:
+        return facts | going_on
+    claimed = results.claimed() or {}
     inventory = recent_inventory(results, now, ask=wanted.inventory)
     measured = _measured(campaign, results, wanted)
-    return {
-        "time": stamp(now), "folder": folder, **facts,
-        "has_ended": campaign.has_ended, "is_bad": campaign.is_bad,
-        "campaign": {k: v for k, v in (results.claimed() or {}).items() if k != "launches"},
+    spared = [
+        f"lockstep cancel {shlex.quote(folder)} --job {shlex.quote(name)}"
+        "  # its sizes lie beyond one that misses the floor"
+        for name in dict.fromkeys(measured["not_worth_it"])
+    ]
+    return facts | {
+        "campaign": {key: value for key, value in claimed.items() if key != "launches"},
         "site": _site(results), "machine": _machine(results),
         "prepared": _prepared(campaign, results), "measured": measured,
-        "next": _next(campaign, results, folder, measured),
-        "monitor": overview.monitor_commands(campaign, results, folder),
-        "inventory": inventory,
+        "next": spared + going_on["next"], "monitor": going_on["monitor"], "inventory": inventory,
         "as_of": _ages(results, answered, inventory, measured["expectation"]),
     }  # fmt: skip
+
+
+def stamp(at: float) -> str:
+    """Return a time, in seconds of the epoch, as ISO 8601 with this machine's zone."""
+    return datetime.fromtimestamp(at, UTC).astimezone().isoformat(timespec="seconds")
+
+
+def _row(
+    array: Sequence[Standing], campaign: Campaign, results: Results, typed: str
+) -> dict[str, Any]:
+    """Return the row of a job, or of an array: that of the element whose state says most."""
+
+    def rank(element: Standing) -> int:
+        name = element.state.name
+        return ORDER.index(name) if name in ORDER else len(ORDER) + (not element.is_bad)
+
+    def advice(element: Standing) -> str | None:
+        undone = {name for name in element.job.launches if not campaign.is_settled(name)}
+        is_last = all(other.has_ended for other in campaign.jobs if other is not element)
+        is_continued = bool(undone) and undone <= campaign.coming
+        return advise(element, results, typed, is_last=is_last, is_continued=is_continued)
+
+    head = min(array, key=rank)
+    job, account = head.job, head.account or {}
+    launches = [name for element in array for name in element.job.launches]
+    left = [element for element in array if not _is_done(element, campaign)]
+    log = None if job.id is None else results.output(job)
+    if log and job.id and job.element is not None:
+        log = log.with_name(f"slurm-{whole(job.id)}_*.out")
+    row = {
+        "id": whole(job.id) if job.id else None,
+        "job": job.name,
+        "kind": job.kind,
+        "user": head.user,
+        "by_hand": job.by_hand,
+        "state": head.state.name,
+        "reason": head.state.reason if head.state.name == "PENDING" else None,
+        "meaning": head.state.meaning.replace("{id}", str(job.id)),
+        "advice": advice(head) if head in left else None,
+        "mend": key_to_mend(head, results) if head in left else None,
+        "queue_wait_s": account.get("queue_wait_s"),
+        "since_submission_s": head.sent_s,
+        "elapsed_s": account.get("elapsed_s"),
+        "nodes": account.get("nodes"),
+        "num_launches": len(launches),
+        "num_complete": sum(map(campaign.is_complete, launches)),
+        "script": str(results.jobs_folder / f"{job.name}.sh"),
+        "log": log and str(log),
+    }
+    if job.element is not None:
+        row["elements"] = dict(Counter(element.state.name for element in array).most_common())
+        row["ended_badly"] = [
+            {"id": element.job.id, "state": element.state.name, "meaning": element.state.meaning,
+             "launch": (*element.job.launches, None)[0], "advice": advice(element)}
+            for element in left if element.is_bad
+        ]  # fmt: skip
+    return row
+
+
+def _is_done(standing: Standing, campaign: Campaign) -> bool:
+    """Return whether nothing is left of a job's launches; one of no launches never is done."""
+    launches = standing.job.launches
+    return bool(launches) and all(map(campaign.is_settled, launches))
+
+
+def _add_last_known(rows: Sequence[dict[str, Any]], results: Results) -> float | None:
+    """Add to each job of unknown state what Slurm last said of it; return when, if it is kept."""
+    kept = _read(results.jobs_folder / ANSWER)
+    states = kept.get("states", {})
+    if not isinstance(states, dict) or not isinstance(kept.get("time"), int | float):
+        return None
+    for row in rows:
+        if row["state"] == "unknown" and row["id"] in states:
+            row["last_known"] = {"state": states[row["id"]], "time": stamp(kept["time"])}
+    return float(kept["time"])
+
+
+def _opened(campaign: Campaign) -> list[Standing]:
+    """Return the jobs that may still write: of an unknown one that left work undone, too."""
+    return [
+        standing
+        for standing in campaign.jobs
+        if standing.job.id
+        and not standing.has_ended
+        and not (standing.state.name == "unknown" and _is_done(standing, campaign))
+    ]
+
+
+def _monitor_commands(campaign: Campaign, results: Results, folder: str) -> list[str]:
+    """Return the commands that follow the jobs which may still write; the last is ours."""
+    opened, typed = _opened(campaign), shlex.quote(folder)
+    if not opened:
+        return []
+    running = [standing for standing in opened if standing.state.name == "RUNNING"]
+    in_line = [
+        standing
+        for standing in opened
+        if standing.state.name == "PENDING" and standing.state.reason in slurm.IN_LINE
+    ]
+    ids = dict.fromkeys(whole(str(standing.job.id)) for standing in in_line or opened)
+    options = [*slurm.cluster_options(), *(["--start"] if in_line else [])]
+    lines = [f"tail -f {shlex.quote(str(results.output(one.job)))}" for one in running[:1]]
+    lines.append(" ".join(["squeue", *options, f"--jobs={','.join(ids)}"]))
+    if all(standing.user in (None, slurm.own_name()) for standing in opened):
+        # A comment: pasted with the other lines, it must end nothing.
+        lines.append(f"# to end them: lockstep cancel {typed}")
+    return [*lines, f"lockstep status {typed} --watch"]
+
+
+def _next_commands(campaign: Campaign, results: Results, folder: str) -> list[str]:
+    """Return the commands that go on from here."""
+    typed, unsent = shlex.quote(folder), _unsent(campaign, results)
+    if _opened(campaign) or (unsent and campaign.jobs):
+        return unsent
+    if campaign.jobs:
+        return [_after_jobs(campaign, results, typed)]
+    if results.refusals():
+        return ["lockstep submit CAMPAIGN --site SITE  # once what sbatch refused is mended"]
+    is_left = campaign.num_complete < len(campaign.planned)
+    if unsent:
+        return [*unsent, f"lockstep resume {typed}  # or all at once, as lockstep submit does"]
+    if results.jobs_folder.exists() and is_left:
+        return ["lockstep submit CAMPAIGN --site SITE"]
+    # Where no jobs were written, `lockstep run` measured: nothing else takes up what it left.
+    claimed = results.claimed() or {}
+    tests, name = ",".join(claimed.get("tests") or ()), str(claimed.get("name"))
+    measured = shlex.join(["--tests", tests, "--name", name]) if tests else "CAMPAIGN"
+    again = [f"lockstep run {measured}  # with the options of before: it goes on"] * is_left
+    return [*again, f"lockstep report {typed}"]
+
+
+def _after_jobs(campaign: Campaign, results: Results, typed: str) -> str:
+    """Return the command that goes on once all jobs have ended."""
+    left = set(campaign.abandoned)
+    if not left:
+        return f"lockstep {'report' if results.is_collected() else 'status --collect'} {typed}"
+    # The keys without which a job that left work undone would end in the same way.
+    last = {standing.job.name: standing for standing in campaign.jobs}.values()
+    bad = (one for one in last if not one.job.launches or left & {*one.job.launches})
+    keys = {key for standing in bad if (key := key_to_mend(standing, results)) is not None}
+    if keys & {"", *OF_CAMPAIGN}:
+        return "lockstep submit CAMPAIGN --site SITE  # once the cause is mended"
+    if keys:
+        return f"lockstep resume {typed} --site SITE  # once that file is mended"
+    return f"lockstep resume {typed}"
+
+
+def _unsent(campaign: Campaign, results: Results) -> list[str]:
+    """Return the commands for scripts that were not sent, where jobs are sent by hand."""
+    if not all(standing.job.by_hand for standing in campaign.jobs):
+        return []
+    sent = {standing.job.name for standing in campaign.jobs}
+    scripts = {name: facts for name, facts in results.scripts().items() if name not in sent}
+    launches = {launch for facts in scripts.values() for launch in facts["launches"]}
+    if campaign.jobs and all(map(campaign.is_complete, launches)):
+        return []  # what is left of them measures nothing
+    return [_by_hand(name, facts, results) for name, facts in scripts.items()]
+
+
+def _by_hand(name: str, script: Mapping[str, Any], results: Results) -> str:
+    after = [(str(wait.get("job")), str(wait.get("how"))) for wait in script["after"]]
+    return sending_command(results.jobs_folder / f"{name}.sh", after)
+
+
+def _prepared(campaign: Campaign, results: Results) -> list[dict[str, Any]]:
+    """Return the scripts that are written, are not sent, and have something left to do."""
+    sent = {standing.job.name for standing in campaign.jobs}
+    return [
+        {"job": name, "script": str(results.jobs_folder / f"{name}.sh"), **script,
+         "num_complete": sum(map(campaign.is_complete, script["launches"])),
+         "command": _by_hand(name, script, results)}
+        for name, script in results.scripts().items()
+        if name not in sent
+        and not (script["launches"] and all(map(campaign.is_complete, script["launches"])))
+    ]  # fmt: skip
+
+
+# Lines for a terminal, from the record
+
+
+def lines(record: Mapping[str, Any]) -> list[str]:
+    """Return a record as lines for a terminal."""
+    text = [line for row in record["jobs"] for line in _job_lines(row)]
+    text += [f"{name}: not sent; {why}" for name, why in record["refused"].items()]
+    text.append(f"launches: {record['num_complete']} of {record['num_planned']} complete")
+    begun = [outcome for outcome in record["launches"].values() if not outcome["complete"]]
+    for outcome in begun[:MAX_NAMED]:
+        name, failed = outcome["name"], len(outcome["failed"])
+        how_far = f"{outcome['measured']} measured, {failed} failed, {outcome['remaining']} left"
+        if outcome == vars(Outcome(name)):
+            how_far = "begins, and has not said yet what it will measure"
+        text.append(f"  {name}: {how_far}")
+    if begun[MAX_NAMED:]:
+        text.append(f"  and {len(begun) - MAX_NAMED} more that have begun")
+    monitor = record["monitor"]
+    # Commands to copy, with the ids and paths they need.
+    commands = [*monitor[:-1], *record["next"], *monitor[-1:]]
+    return [*text, "Next:", *(f"  {line}" for line in commands)]
+
+
+def headlines(record: Mapping[str, Any]) -> list[str]:
+    """Return a line for each job that changes only when the job's standing does."""
+    return [
+        f"{_headline(row)} ({_complete(row)})" if row["num_launches"] else _headline(row)
+        for row in record["jobs"]
+    ]
+
+
+def _headline(row: Mapping[str, Any]) -> str:
+    title = f"{row['job']}, job {row['id'] or '-'}{whose(row)}"
+    if "elements" in row:
+        return f"{title}, array: {elements(row)}"
+    return f"{title}: {row['state']}, {row['meaning']}"
+
+
+def elements(row: Mapping[str, Any]) -> str:
+    """Return how many elements of an array are in which state."""
+    return ", ".join(f"{count} {SHORT.get(name, name)}" for name, count in row["elements"].items())
+
+
+def whose(row: Mapping[str, Any]) -> str:
+    """Say of a job if it was sent by hand, and whose it is if that is another user."""
+    by_hand = ", sent by hand" if row["by_hand"] else ""
+    is_own = row["user"] in (None, slurm.own_name())
+    return by_hand if is_own else f"{by_hand}, of {row['user']}"
+
+
+def _job_lines(row: Mapping[str, Any]) -> Iterator[str]:
+    yield _headline(row)
+    if last := row.get("last_known"):
+        ago_s = max(0.0, time.time() - datetime.fromisoformat(last["time"]).timestamp())
+        meaning = State(last["state"]).meaning.replace("{id}", str(row["id"]))
+        yield f"  {in_words(ago_s)} ago: {last['state']}, {meaning}"
+    if "elements" in row:
+        if row["state"] == "PENDING":
+            yield f"  {row['meaning']}"
+        bad = row["ended_badly"]
+        for element in bad[:MAX_NAMED]:
+            said = f"{element['state']}, {element['meaning']}; {element['advice']}"
+            yield f"  {element['id']} ({element['launch']}): {said}"
+        if bad[MAX_NAMED:]:
+            yield f"  and {len(bad) - MAX_NAMED} more; --json names them"
+    elif row["advice"]:
+        yield f"  {row['advice']}"
+    if times := "; ".join(_times(row)):
+        yield f"  {times}"
+    if row["log"]:
+        yield f"  log: {row['log']}"
+
+
+def _times(row: Mapping[str, Any]) -> Iterator[str]:
+    if row["queue_wait_s"] is not None:
+        yield f"waited {in_words(row['queue_wait_s'])}"
+    if row["since_submission_s"] is not None:
+        yield f"submitted {in_words(row['since_submission_s'])} ago"
+    if "elements" not in row and (row["elapsed_s"] or row["nodes"]):
+        yield f"ran {ran(row)}"
+    if row["num_launches"]:
+        yield _complete(row)
+
+
+def ran(row: Mapping[str, Any]) -> str:
+    """Say how long a job ran and on which nodes, which an array's elements do not share."""
+    where = f" on {row['nodes']}" if row["nodes"] and "elements" not in row else ""
+    # Of one that never began Slurm says that it ran 0 s.
+    return f"{in_words(row['elapsed_s'] if row['elapsed_s'] or row['nodes'] else None)}{where}"
+
+
+def _complete(row: Mapping[str, Any]) -> str:
+    return f"{row['num_complete']} of {row['num_launches']} launches complete{by_whom(row)}"
+
+
+def by_whom(row: Mapping[str, Any]) -> str:
+    """Say that launches of a job may be complete by another, as after a bad end."""
+    is_bad_end = row["state"] in slurm.ENDED and row["state"] != "COMPLETED"
+    return ", by any job" if is_bad_end else ""
+
+
+# What the folder and the cluster add
+
+
+def recent_inventory(results: Results, now: float, *, ask: bool) -> dict[str, Any] | None:
+    """Return what the cluster has by partition, as kept, or asked anew where that is old."""
+    kept = _read(results.jobs_folder / INVENTORY)
+    is_whole = isinstance(kept.get("time"), int | float) and isinstance(kept.get("rows"), list)
+    if ask and not (is_whole and now - kept["time"] < INVENTORY_S):
+        with suppress(RuntimeError):
+            found = cluster.read()
+            rows = [row for partition in found.partitions for row in _nodes_of(partition)]
+            kept = {"time": now, "cluster": found.name, "slurm": found.version, "rows": rows}
+            is_whole = True
+            _write(results.jobs_folder / INVENTORY, kept)
+    return kept if is_whole else None
+
+
+def _nodes_of(partition: Partition) -> list[dict[str, Any]]:
+    features = sorted({word for node in partition.nodes for word in node.features})
+    here = Counter(node.kind.shape for node in partition.nodes if node.is_here)
+    return [
+        {"partition": partition.name, "num_nodes": count, "num_here": here[kind.shape],
+         "gpu_type": kind.gpu_type, "gpus_per_node": kind.num_gpus, "cpus": kind.num_cpus,
+         "memory_gib": kind.memory_mib / MIB_PER_GIB, "max_time": partition.max_time,
+         "features": features}
+        for kind, count in partition.kinds
+    ]  # fmt: skip
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with suppress(ValueError):  # none yet
+        kept = files.parse(files.content(path))
+        if isinstance(kept, dict):
+            return kept
+    return {}
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    if path.parent.is_dir():
+        with suppress(OSError):  # who only looks may not write
+            files.write_atomically(path, json.dumps(document))
 
 
 def _site(results: Results) -> dict[str, Any] | None:
@@ -185,23 +475,19 @@ def _site(results: Results) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None  # no scripts were written from here, or by an earlier version
     image = (site.get("container") or {}).get("image")
-    return {key: site[key] for key in SITE_KEYS} | {"image": image}
+    return {key: image if key == "image" else site[key] for key in PLACE}
 
 
 def _machine(results: Results) -> dict[str, Any] | None:
     """Return what the launch that began last noted of its software and its links."""
+    journals = [results.journal(name) for name in results.names()]
     with suppress(ValueError):
-        for path in sorted(_journals(results), key=_written, reverse=True):
+        for path in sorted(journals, key=_written, reverse=True):
             for entry in reversed(journal.read(path)):
                 launch = entry.get("launch") if entry.get("kind") == "launch" else None
                 if isinstance(launch, dict) and isinstance(launch.get("provenance"), dict):
-                    own = launch["provenance"]
-                    return {key: own.get(key) for key in MACHINE_KEYS}
+                    return {key: launch["provenance"].get(key) for key in MACHINE_KEYS}
     return None
-
-
-def _journals(results: Results) -> list[Path]:
-    return [results.journal(name) for name in results.names()]
 
 
 def _written(path: Path) -> float:
@@ -211,26 +497,14 @@ def _written(path: Path) -> float:
         return 0.0
 
 
-def _prepared(campaign: Campaign, results: Results) -> list[dict[str, Any]]:
-    """Return the scripts that are written, are not sent, and have something left to do."""
-    sent = {standing.job.name for standing in campaign.jobs}
-    return [
-        {"job": name, "script": str(results.jobs_folder / f"{name}.sh"), **script,
-         "num_complete": sum(map(campaign.is_complete, script["launches"])),
-         "command": overview.by_hand_command(name, script, results)}
-        for name, script in results.scripts().items()
-        if name not in sent
-        and not (script["launches"] and all(map(campaign.is_complete, script["launches"])))
-    ]  # fmt: skip
-
-
 def _measured(campaign: Campaign, results: Results, wanted: Wanted) -> dict[str, Any]:
     """Return the points so far beside what is expected of them."""
     # numpy and scipy take a moment
     from lockstep.report.compute.evaluation import evaluate_folder
 
-    path = wanted.expectation or find_expectation(results.path)
-    hoped = read_expectation(path) if path else []
+    usual = (results.path / name for name in USUAL)
+    path = wanted.expectation or next((file for file in usual if file.is_file()), None)
+    expected = read_expectation(path) if path else []
     problem = None
     series: list[Series] = []
     has_files = any(results.path.glob("launches/*/result.json"))
@@ -241,28 +515,30 @@ def _measured(campaign: Campaign, results: Results, wanted: Wanted) -> dict[str,
             problem = str(error)
     claimed = results.claimed() or {}
     floor = claimed.get("until_efficiency") if wanted.floor is None else wanted.floor
-    below, ladders = below_floor(series, floor), measured_ladders(series)
-    planned = claimed.get("launches", [])
+    # The smallest size at which even the best case misses the floor.
+    best = best_efficiencies(series) if floor is not None else {}
+    low = min((size for size, value in best.items() if value < (floor or 0)), default=None)
+    below = [] if low is None else [
+        {"world_size": low, "parallel_efficiency": best[low], "floor": floor}
+    ]  # fmt: skip
+    ladders = [curve for curve in series if curve.row.study in CURVES and not curve.layout]
+    points = [
+        {"series": curve.name, "case": curve.case, "world_size": point.world_size,
+         "num_launches": point.num_launches, "baseline": curve.baseline,
+         "sample_unit": curve.row.sample_unit or "samples", "blocked_by": point.blocked_by}
+        | dict(values(curve, point))
+        for curve in ladders for point in curve.points
+    ]  # fmt: skip
     jobs = [
         {"job": standing.job.name, "state": standing.state.name, "launches": standing.job.launches}
         for standing in campaign.jobs
     ]
     return {
-        "points": measured_points(ladders), "expected": compare_expected(hoped, ladders),
+        "points": points, "expected": compare_expected(expected, ladders),
         "expectation": str(path) if path else None, "floor": floor, "below_floor": below,
-        "not_worth_it": waiting_above(below, planned, jobs), "problem": problem,
+        "not_worth_it": waiting_above(below, claimed.get("launches", []), jobs),
+        "problem": problem,
     }  # fmt: skip
-
-
-def _next(
-    campaign: Campaign, results: Results, folder: str, measured: Mapping[str, Any]
-) -> list[str]:
-    """Return the commands that go on, first those that spare what is not worth it."""
-    names: Sequence[str] = dict.fromkeys(measured["not_worth_it"])  # type: ignore[assignment]
-    typed = shlex.quote(folder)
-    spared = [f"lockstep cancel {typed} --job {shlex.quote(name)}" for name in names]
-    spared = [f"{line}  # its sizes lie beyond one that misses the floor" for line in spared]
-    return spared + overview.next_commands(campaign, results, folder)
 
 
 def _ages(
@@ -272,11 +548,11 @@ def _ages(
     expectation: str | None,
 ) -> dict[str, str | None]:
     """Return what the record was made from -> when that was last known or written."""
-    events = job_events.read(results).values()
+    events = results.events().values()
     times = {
         "slurm": answered if results.jobs_folder.exists() else None,
         "events": max((float(event.at) for event in events), default=None),
-        "results": max(map(_written, _journals(results)), default=None),
+        "results": max((_written(results.journal(n)) for n in results.names()), default=None),
         "accounting": _written(results.accounting_file) or None,
         "inventory": inventory["time"] if inventory else None,
         "expectation": _written(Path(expectation)) if expectation else None,
@@ -327,11 +603,6 @@ class Expected:
         return measured / known - 1 if measured is not None and known else None
 
 
-def find_expectation(folder: Path) -> Path | None:
-    """Return the file in a campaign's folder that says what is expected, if there is one."""
-    return next((folder / name for name in USUAL if (folder / name).is_file()), None)
-
-
 def read_expectation(path: Path) -> list[Expected]:
     """Return what a file expects.
 
@@ -353,15 +624,16 @@ def _of_targets(given: targets.Targets) -> Iterator[Expected]:
     for size, (low, high) in (given.speedup or {}).items():
         yield Expected(int(size), "speedup", low=low, high=high)
     for reference in given.reference:
-        unit, per_rank = (
-            reference.unit.removesuffix(" per rank"),
-            reference.unit.endswith(" per rank"),
+        unit = reference.unit.removesuffix(" per rank")
+        is_per_rank = unit != reference.unit
+        scale = TIME_UNITS.get(unit, float(reference.world_size) if is_per_rank else 1.0)
+        value = reference.value * scale
+        quantity: Quantity = "step_s" if unit in TIME_UNITS else "throughput"
+        least, most = (
+            None if limit is None else value * (1 + limit)
+            for limit in (reference.lower, reference.upper)
         )
-        scale = TIME_UNITS.get(unit, float(reference.world_size) if per_rank else 1.0)
-        value, quantity = reference.value * scale, "step_s" if unit in TIME_UNITS else "throughput"
-        from_ = None if reference.lower is None else value * (1 + reference.lower)
-        to = None if reference.upper is None else value * (1 + reference.upper)
-        yield Expected(reference.world_size, quantity, value, from_, to, reference.case)  # type: ignore[arg-type]
+        yield Expected(reference.world_size, quantity, value, least, most, reference.case)
 
 
 def _of_prediction(record: Any, path: Path) -> Iterator[Expected]:
@@ -412,74 +684,40 @@ def values(series: Series, point: Point) -> dict[Quantity, float | None]:
     }
 
 
-def measured_ladders(series: Iterable[Series]) -> list[Series]:
-    """Return the ladders among what is measured."""
-    return [curve for curve in series if curve.row.study in CURVES and not curve.layout]
-
-
-def measured_points(series: Sequence[Series]) -> list[dict[str, Any]]:
-    """Return the measured points as records."""
-    return [
-        {"series": curve.name, "case": curve.case, "world_size": point.world_size,
-         "num_launches": point.num_launches, "baseline": curve.baseline,
-         "sample_unit": _unit(curve), "blocked_by": point.blocked_by}
-        | dict(values(curve, point))
-        for curve in series for point in curve.points
-    ]  # fmt: skip
-
-
 def compare_expected(
     expected: Iterable[Expected], series: Sequence[Series]
 ) -> list[dict[str, Any]]:
     """Return a record for each expectation of each series that it is about."""
     rows = []
     for one in expected:
-        meant: list[Series | None] = [*_meant(one, series)]
+        meant: list[Series | None] = [
+            curve
+            for curve in series
+            if (
+                one.case in (curve.case, curve.label, curve.name)
+                if one.case is not None
+                else not curve.row.has_smaller_batch and one.scaling in (None, curve.row.scaling)
+            )
+        ]
         for own in meant or [None]:
             points = own.points if own else []
             at = next((point for point in points if point.world_size == one.world_size), None)
             found = values(own, at)[one.quantity] if own and at else None
             rules = at.blocked_by if at else []
             row = {"series": own.name if own else one.case, "measured": found,
-                   "sample_unit": _unit(own) if own else "samples", "blocked_by": rules,
+                   "sample_unit": (own and own.row.sample_unit) or "samples", "blocked_by": rules,
                    "deviation": one.deviation(found),
                    "meets": "blocked" if rules else one.meets(found)}  # fmt: skip
             rows.append(asdict(one) | row)
     return sorted(rows, key=lambda row: (str(row["series"]), row["world_size"]))
 
 
-def _unit(series: Series) -> str:
-    return series.row.sample_unit or "samples"
-
-
-def _meant(expected: Expected, series: Sequence[Series]) -> list[Series]:
-    named = [curve for curve in series if expected.case in (curve.case, curve.label, curve.name)]
-    if expected.case is not None:
-        return named
-    found = (curve for curve in series if not curve.row.has_smaller_batch)
-    return [curve for curve in found if expected.scaling in (None, curve.row.scaling)]
-
-
-def below_floor(series: Iterable[Series], floor: float | None) -> list[dict[str, Any]]:
-    """Return the smallest size at which even the best case misses a floor, as `campaign.floor`."""
-    found = best_efficiencies(series) if floor is not None else {}
-    low = min((size for size, value in found.items() if value < (floor or 0)), default=None)
-    if low is None:
-        return []
-    return [{"world_size": low, "parallel_efficiency": found[low], "floor": floor}]
-
-
 def waiting_above(
-    below: Sequence[Mapping[str, Any]], planned: Sequence[Mapping[str, Any]],
+    below: Sequence[Mapping[str, Any]],
+    planned: Sequence[Mapping[str, Any]],
     jobs: Sequence[Mapping[str, Any]],
-) -> list[str]:  # fmt: skip
-    """Return the jobs that wait to measure only world sizes beyond one that misses the floor.
-
-    Args:
-        below: As `below_floor` returns it.
-        planned: The launches of the campaign, each with its name and world size.
-        jobs: The jobs, each with its name, state and launches.
-    """
+) -> list[str]:
+    """Return the jobs that wait to measure only world sizes beyond those that miss the floor."""
     if not below:
         return []
     sizes = {launch["name"]: launch.get("world_size", 0) for launch in planned}

@@ -5,21 +5,42 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 
-from lockstep.slurm.submit.budget import UNITS, Budget
-
-if TYPE_CHECKING:
-    from lockstep.slurm.submit.job_spec import JobSpec, Profiler
-    from lockstep.slurm.submit.submission import Work
-
 Command = Callable[..., Any]
+Unit = Literal["node-hours", "GPU-hours"]
+UNITS: dict[str, Unit] = {"nh": "node-hours", "gh": "GPU-hours"}
+# Fewer launches give no interval worth reading, so points go before these repeats do.
+MIN_REPEATS = 3
+DROP_ORDER = f"repeats down to {MIN_REPEATS}, then the largest world sizes, then repeats down to 1"
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 dry_run_option = click.option(
     "-n", "--dry-run", is_flag=True, help="Print what would be done, and do nothing."
 )
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Hours to stay within.
+
+    Attributes:
+        unit: Of what; None for GPU-hours where the site has GPUs, else node-hours.
+    """
+
+    hours: float
+    unit: Unit | None = None
+
+    def __str__(self) -> str:
+        """Return it as the option takes it."""
+        suffix = next((name for name, unit in UNITS.items() if unit == self.unit), "")
+        return f"{self.hours:g}{suffix}"
+
+
+def rounded_up(amount: float) -> str:
+    """Return hours or a cost with two decimals that it does not exceed."""
+    return f"{math.ceil(round(amount * 100, 6)) / 100:,.2f}"
 
 
 class BudgetType(click.ParamType[Budget]):
@@ -31,18 +52,14 @@ class BudgetType(click.ParamType[Budget]):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Budget:
         """Return the budget that a text says."""
-        number, suffix = value, ""
-        for suffix in UNITS:
-            if value.endswith(suffix):
-                number = value.removesuffix(suffix)
-                break
+        unit = UNITS.get(value[-2:])
         try:
-            hours = float(number)
+            hours = float(value[:-2] if unit else value)
         except ValueError:
             hours = math.nan
         if not 0 <= hours < math.inf:
             self.fail(f"{value!r} is no number of hours, such as 100, 500nh or 100gh", param, ctx)
-        return Budget(hours, UNITS[suffix] if number != value else None)
+        return Budget(hours, unit)
 
 
 def with_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -89,9 +106,7 @@ def say_site(found_site: FoundSite) -> None:
 
 
 def _found_site(
-    ctx: click.Context,
-    parameter: click.Parameter,
-    given: str | None,
+    ctx: click.Context, parameter: click.Parameter, given: str | None
 ) -> FoundSite | None:
     if ctx.resilient_parsing:
         return None
@@ -138,74 +153,3 @@ script_options = with_options(
     ),
     click.option("--debug-comm", is_flag=True, help="Let NCCL say all that it does; it is slow."),
 )
-
-
-def work_of(
-    campaign: str,
-    site: FoundSite,
-    root: Path,
-    partition: str | None = None,
-    budget: Budget | None = None,
-    profiler: "Profiler | None" = None,
-    debug_comm: bool = False,
-    *,
-    is_draft: bool = False,
-) -> "Work":
-    """Return a campaign's work at a site, by the options of a command.
-
-    With `is_draft` keys of the site may still be to be filled in.
-
-    Raises:
-        ValueError: Campaign, site and options do not fit, or results were measured otherwise.
-    """
-    from lockstep.campaign import campaign as campaigns
-    from lockstep.slurm import client as slurm
-    from lockstep.slurm import site as sites
-    from lockstep.slurm.status.sent import Results
-    from lockstep.slurm.submit.job import settle
-    from lockstep.slurm.submit.submission import Work
-
-    say_site(site)
-    chosen, where = campaigns.load(campaign), sites.load(site.source, is_draft=is_draft)
-    where = where.in_partition(partition) if partition else where
-    slurm.on_cluster(where.cluster)
-    results = Results((root / chosen.name).resolve())
-    todo = Work(settle(chosen, where), where, results, profiler, debug_comm=debug_comm)
-    if budget is not None:
-        if profiler is not None:
-            raise ValueError("--budget is about what is measured; give it without --profile")
-        todo = todo.within(budget)
-    try:
-        results.refuse(todo.campaign, todo.launches)
-    except ValueError as error:
-        if not is_draft:
-            raise
-        click.echo(f"Submit would refuse this: {error}", err=True)
-    return todo
-
-
-def say_dropped(todo: "Work", budget: Budget | None) -> None:
-    """Name on standard error what a budget left out."""
-    from lockstep.slurm.submit.budget import ORDER
-
-    if budget and todo.dropped:
-        changes, unit = ", ".join(todo.dropped), budget.unit or todo.unit
-        click.echo(
-            f"Dropped to stay within {budget.hours:g} {unit}: {changes} ({ORDER}).", err=True
-        )
-
-
-def job_facts(spec: "JobSpec") -> dict[str, Any]:
-    """Return what JSON says of a job."""
-    return {
-        "job": spec.name,
-        "kind": spec.kind,
-        "num_elements": spec.num_elements,
-        "num_nodes": spec.num_nodes,
-        "num_ranks": spec.num_ranks,
-        "num_launches": len(spec.launches),
-        "time_s": spec.time_s,
-        "node_hours": spec.node_hours,
-        "gpu_hours": spec.gpu_hours,
-        "after": [dependency.job for dependency in spec.after],
-    }

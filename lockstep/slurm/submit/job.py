@@ -1,16 +1,14 @@
 """Jobs: what a campaign asks of a site, computed here before `script` renders it.
 
-The templates hold no arithmetic: every number and every option is in a `JobSpec`.
-
-The user's own jobs before and after those that measure: their order, and who waits for whom.
+The templates hold no arithmetic: every number and every option is in a `JobSpec`. The user's own
+jobs, its stages, come before and after those that measure.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Protocol
 
 from lockstep.campaign.campaign import Campaign, Launch, common_options, plan
 from lockstep.campaign.job_cuts import Stage
@@ -26,124 +24,13 @@ from lockstep.slurm.submit.job_spec import (
     Profiler,
     Share,
     agent,
+    check_nodes,
     directives,
+    limit_s,
     shape,
     share,
+    time_limit_s,
 )
-from lockstep.slurm.submit.limits import check_nodes, limit_s, time_limit_s
-
-
-class Make(Protocol):
-    """What makes a job of so many tasks."""
-
-    def __call__(
-        self, name: str, kind: Kind, sizes: Sequence[int], time_s: int, share: Share
-    ) -> JobSpec:
-        """Return the job."""
-
-
-@dataclass(frozen=True)
-class Stages:
-    """The stages of a campaign at a site."""
-
-    campaign: Campaign
-    site: Site
-    make: Make
-    done: Collection[str]
-
-    def around(self, specs: Sequence[JobSpec]) -> list[JobSpec]:
-        """Return the jobs that measure with the stages before and after them."""
-        return [*self._before(specs), *self._after(specs)]
-
-    def _before(self, specs: Sequence[JobSpec]) -> list[JobSpec]:
-        """Return the stages that come first, each after the one before it, and the jobs behind."""
-        stages: list[JobSpec] = []
-        waits: list[Dependency] = []
-        for stage in self.campaign.jobs.stage if specs else ():
-            # What the others only need to have begun runs beside them, each time anew.
-            is_left = stage.name not in self.done or stage.dependency == "after"
-            if stage.when == "before" and is_left:
-                stages.append(self._job(stage, waits[-1:]))
-                how: How = "afterok" if stage.dependency == "singleton" else stage.dependency
-                waits.append(Dependency(stages[-1].name, how))
-        return [*stages, *(behind(waits, job) for job in specs)]
-
-    def _after(self, specs: Sequence[JobSpec]) -> list[JobSpec]:
-        """Return the stages that come last; one that needs success also waits for those before it.
-
-        Without jobs that measure, only those that have not ended well yet.
-        """
-        went_on = {job.continues for job in specs}
-        ends = [job for job in specs if job.name not in went_on]
-        begins = [job for job in specs if not job.continues]
-        stages: list[JobSpec] = []
-        for stage in self.campaign.jobs.stage:
-            is_left = stage.name not in self.done and stage.dependency != "afternotok"
-            if stage.when == "before" or not (specs or is_left):
-                continue
-            how: How = "afterany" if stage.dependency == "singleton" else stage.dependency
-            measuring = begins if how == "after" else ends
-            others = [
-                *measuring,
-                *(job_spec for job_spec in stages if job_spec.kind == "stage" and how == "afterok"),
-            ]
-            stages.append(self._job(stage, [Dependency(job.name, how) for job in others]))
-        return stages
-
-    def _job(self, stage: Stage, after: Sequence[Dependency]) -> JobSpec:
-        name, num_tasks = f"{self.campaign.name}-{stage.name}", stage.nodes * stage.tasks_per_node
-        kind: Kind = "fallback" if stage.dependency == "afternotok" else "stage"
-        time_s, resources = _time_s(stage, self.site), _share(stage, self.site)
-        job = self.make(name, kind, [num_tasks], time_s, resources)
-        if stage.dependency == "singleton":
-            after = [*after, Dependency(name, "singleton")]
-        # Its tasks are no ranks, and need no store to meet at: to the script they are one.
-        shapes = {1: job.shapes[num_tasks]}
-        return replace(job, after=tuple(after), shapes=shapes, options=(), tests=(), stage=stage)
-
-
-def behind(first: Sequence[Dependency], job: JobSpec) -> JobSpec:
-    """Return a job that never begins where one of the first ones fails."""
-    if any(dependency.how == "afterok" for dependency in job.after):
-        return job  # the one before it does not begin then
-    return replace(job, after=(*first, *job.after))
-
-
-def _time_s(stage: Stage, site: Site) -> int:
-    """Return a stage's time limit.
-
-    Raises:
-        ValueError: The partition gives no job so much time.
-    """
-    most_s, time_s = limit_s(site), parse_limit(stage.time or site.time)
-    if stage.time and most_s and time_s > most_s:
-        raise ValueError(
-            f"stage {stage.name}: time {stage.time} is over the {clock(most_s)} of partition "
-            f"{site.partition}; lower it"
-        )
-    return time_s
-
-
-def _share(stage: Stage, site: Site) -> Share:
-    """Return what a task of a stage gets of its node.
-
-    Raises:
-        ValueError: A node has not so much.
-    """
-    tasks = stage.tasks_per_node
-    cpus = stage.cpus_per_task or max(1, site.cpus_per_node // tasks)
-    if cpus * tasks > site.cpus_per_node:
-        raise ValueError(
-            f"stage {stage.name}: {tasks} tasks of {cpus} CPUs do not fit on the "
-            f"{site.cpus_per_node} CPUs of a node of {site.name}; lower one of them"
-        )
-    if stage.gpus and tasks > site.gpus_per_node:
-        raise ValueError(
-            f"stage {stage.name}: {tasks} tasks with a GPU each, but a node of {site.name} has "
-            f"{site.gpus_per_node}; lower tasks_per_node"
-        )
-    return Share(tasks, cpus, stage.gpus)
-
 
 # Time limits of jobs that do not measure; they take minutes where nothing is wrong.
 PREFLIGHT_S = 900
@@ -184,8 +71,8 @@ def jobs(
     specs = list(maker.measuring(wanted)) if wanted else []
     if campaign.jobs.preflight and wanted:
         first = maker.preflight(max(launch.world_size for launch in wanted))
-        specs = [first, *(behind([Dependency(first.name, "afterok")], job) for job in specs)]
-    specs = Stages(campaign, site, maker.job, done).around(specs)
+        specs = [first, *(_behind([Dependency(first.name, "afterok")], job) for job in specs)]
+    specs = [*maker.stages_before(specs, done), *maker.stages_after(specs, done)]
     if campaign.jobs.collect and specs:
         specs.append(maker.collect(specs))
     for name, count in Counter(spec.name for spec in specs).items():
@@ -235,7 +122,7 @@ class Maker:
     def measuring(self, launches: Sequence[Launch]) -> Iterator[JobSpec]:
         """Yield the jobs that measure, as the campaign cuts them."""
         if self.campaign.jobs.allocation == "array":
-            yield from self._all_arrays(launches)
+            yield from self._arrays(launches)
             return
         before: tuple[Dependency, ...] = ()
         for suffix, group in self._apart(launches):
@@ -281,62 +168,106 @@ class Maker:
             chain.append(replace(job, continues=before))
         return chain
 
-    def _all_arrays(self, launches: Sequence[Launch]) -> Iterator[JobSpec]:
+    def _arrays(self, launches: Sequence[Launch]) -> Iterator[JobSpec]:
+        """Yield as many arrays of each world size as Slurm's limit of one makes of them."""
         before: tuple[Dependency, ...] = ()
-        limited = self.campaign.jobs.max_running is not None
+        limited, most = self.campaign.jobs.max_running is not None, self.site.max_array_size
         for world_size, group in _by_size(launches):
-            for job in self._arrays(f"{self.campaign.name}-w{world_size}", group):
+            chunks = [group[first : first + most] for first in range(0, len(group), most)]
+            for number, chunk in enumerate(chunks, start=1):
+                name = f"{self.campaign.name}-w{world_size}"
+                job = self.make(name if len(chunks) == 1 else f"{name}-{number}", "array", chunk)
                 yield replace(job, after=before)
                 # At once they would run more elements than the campaign lets run.
                 before = (Dependency(job.name, "afterany"),) if limited else ()
 
-    def _arrays(self, name: str, launches: Sequence[Launch]) -> Iterator[JobSpec]:
-        """Yield as many arrays as Slurm's limit of one makes of them."""
-        most = self.site.max_array_size
-        chunks = [launches[first : first + most] for first in range(0, len(launches), most)]
-        for number, chunk in enumerate(chunks, start=1):
-            array_name = name if len(chunks) == 1 else f"{name}-{number}"
-            yield self.make(array_name, "array", chunk)
+    def stages_before(self, specs: Sequence[JobSpec], done: Collection[str]) -> list[JobSpec]:
+        """Return the stages that come first, each after the one before it, and the jobs behind."""
+        stages: list[JobSpec] = []
+        waits: list[Dependency] = []
+        for stage in self.campaign.jobs.stage if specs else ():
+            # What the others only need to have begun runs beside them, each time anew.
+            is_left = stage.name not in done or stage.dependency == "after"
+            if stage.when == "before" and is_left:
+                stages.append(self._stage(stage, waits[-1:]))
+                how: How = "afterok" if stage.dependency == "singleton" else stage.dependency
+                waits.append(Dependency(stages[-1].name, how))
+        return [*stages, *(_behind(waits, job) for job in specs)]
+
+    def stages_after(self, specs: Sequence[JobSpec], done: Collection[str]) -> list[JobSpec]:
+        """Return the stages that come last; one that needs success also waits for those before it.
+
+        Without jobs that measure, only those that have not ended well yet.
+        """
+        went_on = {job.continues for job in specs}
+        ends = [job for job in specs if job.name not in went_on]
+        begins = [job for job in specs if not job.continues]
+        stages: list[JobSpec] = []
+        for stage in self.campaign.jobs.stage:
+            is_left = stage.name not in done and stage.dependency != "afternotok"
+            if stage.when == "before" or not (specs or is_left):
+                continue
+            how: How = "afterany" if stage.dependency == "singleton" else stage.dependency
+            others = list(begins if how == "after" else ends)
+            others += [job for job in stages if job.kind == "stage" and how == "afterok"]
+            stages.append(self._stage(stage, [Dependency(job.name, how) for job in others]))
+        return stages
+
+    def _stage(self, stage: Stage, after: Sequence[Dependency]) -> JobSpec:
+        name, tasks = f"{self.campaign.name}-{stage.name}", stage.tasks_per_node
+        most_s, time_s = limit_s(self.site), parse_limit(stage.time or self.site.time)
+        if stage.time and most_s and time_s > most_s:
+            raise ValueError(
+                f"stage {stage.name}: time {stage.time} is over the {clock(most_s)} of partition "
+                f"{self.site.partition}; lower it"
+            )
+        cpus = stage.cpus_per_task or max(1, self.site.cpus_per_node // tasks)
+        if cpus * tasks > self.site.cpus_per_node:
+            raise ValueError(
+                f"stage {stage.name}: {tasks} tasks of {cpus} CPUs do not fit on the "
+                f"{self.site.cpus_per_node} CPUs of a node of {self.site.name}; lower one of them"
+            )
+        if stage.gpus and tasks > self.site.gpus_per_node:
+            raise ValueError(
+                f"stage {stage.name}: {tasks} tasks with a GPU each, but a node of "
+                f"{self.site.name} has {self.site.gpus_per_node}; lower tasks_per_node"
+            )
+        kind: Kind = "fallback" if stage.dependency == "afternotok" else "stage"
+        job = self.job(name, kind, [stage.nodes * tasks], time_s, Share(tasks, cpus, stage.gpus))
+        if stage.dependency == "singleton":
+            after = [*after, Dependency(name, "singleton")]
+        # Its tasks are no ranks, and need no store to meet at: to the script they are one.
+        shapes = {1: job.shapes[stage.nodes * tasks]}
+        return replace(job, after=tuple(after), shapes=shapes, options=(), tests=(), stage=stage)
 
     def preflight(self, world_size: int) -> JobSpec:
         """Return the job that shows that nodes answer and ranks meet, at the largest shape."""
-        settings = [f"--threads-per-rank={self.campaign.threads_per_rank}"]
-        settings += [f"--device={self.campaign.device}"] if self.campaign.device else []
-        job = self.job(
-            f"{self.campaign.name}-preflight", "preflight", [world_size], self._short(PREFLIGHT_S)
-        )
+        campaign, floor = self.campaign, self.campaign.jobs.min_all_reduce_gb_per_s
+        settings = [f"--threads-per-rank={campaign.threads_per_rank}"]
+        settings += [f"--device={campaign.device}"] if campaign.device else []
+        screen: list[str] = []
+        if campaign.jobs.screen and world_size > 1:  # one rank has nothing to be compared with
+            screen.append(f"--device={campaign.device or 'cpu'}")
+            screen += [] if floor is None else [f"--floor-gb-per-s={floor:g}"]
+        time_s = min(PREFLIGHT_S, parse_limit(self.site.time))
+        job = self.job(f"{campaign.name}-preflight", "preflight", [world_size], time_s)
         options = ("-m", "collective or weak", "--size=smoke", "--benchmark-disable", *settings)
-        return replace(job, options=options, tests=(), screen=self._screen(world_size))
-
-    def _screen(self, world_size: int) -> tuple[str, ...]:
-        """Return the options of the screening; one rank has nothing to be compared with."""
-        if not self.campaign.jobs.screen or world_size == 1:
-            return ()
-        floor = self.campaign.jobs.min_all_reduce_gb_per_s
-        device = f"--device={self.campaign.device or 'cpu'}"
-        return (device, *([] if floor is None else [f"--floor-gb-per-s={floor:g}"]))
+        return replace(job, options=options, tests=(), screen=tuple(screen))
 
     def collect(self, others: Sequence[JobSpec]) -> JobSpec:
         """Return the job that collects and reports once the others have ended."""
         after = tuple(Dependency(job.name, "afterany") for job in others)
         name = f"{self.campaign.name}-collect"
         place = replace(self, site=self.site.for_collecting())
-        resources = self.share.without_gpu()
+        resources = replace(self.share, is_gpu=False, is_torchrun=False)
         if self.site.collect_partition:
             resources = replace(resources, cpus_per_task=min(COLLECT_CPUS, resources.cpus_per_task))
-        job = place.job(name, "collect", [1], self._short(COLLECT_S), resources)
+        time_s = min(COLLECT_S, parse_limit(self.site.time))
+        job = place.job(name, "collect", [1], time_s, resources)
         return replace(job, options=(), after=after)
 
-    def _short(self, time_s: int) -> int:
-        """Return the time of a job that needs little, where the site's jobs are shorter still."""
-        return min(time_s, parse_limit(self.site.time))
-
     def make(
-        self,
-        name: str,
-        kind: Kind,
-        launches: Sequence[Launch],
-        after: tuple[Dependency, ...] = (),
+        self, name: str, kind: Kind, launches: Sequence[Launch], after: tuple[Dependency, ...] = ()
     ) -> JobSpec:
         """Return a job that makes launches."""
         one_after_another = 1 if kind == "array" else len(launches)
@@ -350,12 +281,7 @@ class Maker:
         return replace(job, launches=tuple(launches), after=after)
 
     def job(
-        self,
-        name: str,
-        kind: Kind,
-        sizes: Sequence[int],
-        time_s: int,
-        share: Share | None = None,
+        self, name: str, kind: Kind, sizes: Sequence[int], time_s: int, share: Share | None = None
     ) -> JobSpec:
         """Return a job of nothing but its resources, for steps of so many ranks."""
         resources = share or self.share
@@ -379,11 +305,18 @@ class Maker:
             directives=tuple(directives(self.site, resources, name, largest, time_s, output)),
             shapes={size: shape(self.site, resources, size) for size in sizes},
             agents={size: agent(resources, size) for size in sizes if resources.is_torchrun},
-            options=tuple(_options(self.campaign, self.site)),
+            options=(*common_options(self.campaign), f"--label=site={self.site.name}", "--resume"),
             tests=self.campaign.tests,
             workdir=self.campaign.command.workdir if self.campaign.command else None,
             floor=self.campaign.until_efficiency,
         )
+
+
+def _behind(first: Sequence[Dependency], job: JobSpec) -> JobSpec:
+    """Return a job that never begins where one of the first ones fails."""
+    if any(dependency.how == "afterok" for dependency in job.after):
+        return job  # the one before it does not begin then
+    return replace(job, after=(*first, *job.after))
 
 
 def _by_size(launches: Sequence[Launch]) -> Iterator[tuple[int, list[Launch]]]:
@@ -419,9 +352,3 @@ def _check_folder(folder: Path, site: Site) -> None:
             f"{str(folder)!r} holds {what}, which sbatch or Apptainer would read its own way; "
             "give --to another folder"
         )
-
-
-def _options(campaign: Campaign, site: Site) -> Iterable[str]:
-    yield from common_options(campaign)
-    yield f"--label=site={site.name}"
-    yield "--resume"

@@ -3,14 +3,15 @@
 What one rank gets of a node, and the options of sbatch and srun that say so.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from lockstep.campaign.campaign import Campaign, Launch
 from lockstep.campaign.job_cuts import Stage
-from lockstep.core.formats import clock
+from lockstep.core.formats import clock, parse_limit
 from lockstep.slurm.site import Site
 
 # A fallback is a stage that begins where a job has failed, and is cancelled where none has.
@@ -21,8 +22,7 @@ Profiler = Literal["nsys", "ncu", "torch"]
 How = Literal["afterok", "afternotok", "afterany", "after", "singleton"]
 
 
-@dataclass(frozen=True)
-class Dependency:
+class Dependency(NamedTuple):
     """What a job waits for.
 
     Attributes:
@@ -109,6 +109,51 @@ class JobSpec:
         return Path(self.folder, "jobs", f"{self.name}.sh")
 
 
+KEEP_GOING = "--kill-on-invalid-dep=yes"  # or what waits for a failed job waits for ever
+SENDING = """#!/bin/bash
+# Sends the jobs of this folder, each after those that it waits for.
+set -euo pipefail
+declare -A id
+send() { # send JOB SCRIPT OPTION...
+    local said
+    said=$(sbatch --parsable "${@:3}" "$2")
+    id[$1]=${said%%;*} # a cluster's name may follow it
+    echo "$1: job ${id[$1]}"
+}
+"""
+
+
+def wait_options(after: Iterable[tuple[str, str]], ids: Mapping[str, str]) -> list[str]:
+    """Return sbatch's options about the jobs, as (job, how), that a job waits for."""
+    waits: dict[str, list[str]] = {}
+    for job, how in after:
+        waits.setdefault(how, []).extend([] if how == "singleton" else [ids[job]])
+    if not waits:
+        return []
+    if failed := waits.get("afternotok"):  # one of them: `:` would mean all, and , is no or
+        conditions = "?".join(f"afternotok:{job_id}" for job_id in failed)
+    else:
+        conditions = ",".join(":".join([how, *others]) for how, others in waits.items())
+    return [f"--dependency={conditions}", KEEP_GOING]
+
+
+def sending_command(script: Path, after: Sequence[tuple[str, str]]) -> str:
+    """Return how a script is sent by hand, with `<id of NAME>` for ids that are not known yet."""
+    ids = {job: f"<id of {job}>" for job, _ in after}
+    return " ".join(["sbatch", *wait_options(after, ids), shlex.quote(str(script))])
+
+
+def sending_script(jobs: Iterable[tuple[str, Path, Sequence[tuple[str, str]]]]) -> str:
+    """Return a script that sends jobs, each as (job, script, its waits), in their order."""
+    ids: dict[str, str] = {}
+    lines = []
+    for job, script, after in jobs:
+        ids[job] = f"${{id[{job}]}}"
+        options = "".join(f' "{option}"' for option in wait_options(after, ids))
+        lines.append(f"send {job} {shlex.quote(str(script))}{options}")
+    return SENDING + "\n".join(lines) + "\n"
+
+
 WARNING_S = 120
 # In a quoted value of a directive sbatch reads these its own way, or as a file name's pattern.
 UNSAFE = frozenset("\"'`\\$#%")
@@ -135,10 +180,6 @@ class Share:
     def of_task(self, world_size: int) -> int:
         """Return the ranks of one task of srun."""
         return self.on_node(world_size) if self.is_torchrun else 1
-
-    def without_gpu(self) -> "Share":
-        """Return the share of what computes nothing."""
-        return replace(self, is_gpu=False, is_torchrun=False)
 
 
 def share(campaign: Campaign, site: Site) -> Share:
@@ -167,6 +208,61 @@ def share(campaign: Campaign, site: Site) -> Share:
     # torchrun starts what imports torch.distributed; a program has a launcher of its own.
     is_torchrun = site.launcher == "torchrun" and campaign.command is None
     return Share(ranks, cpus, is_gpu, campaign.threads_per_rank, is_torchrun)
+
+
+def limit_s(site: Site) -> int | None:
+    """Return the longest job of the partition; None where it is not known."""
+    return parse_limit(site.limits.time) if site.limits.time else None
+
+
+def time_limit_s(campaign: Campaign, site: Site, name: str, num_launches: int) -> int:
+    """Return the time limit of a job that makes so many launches one after another.
+
+    Raises:
+        ValueError: The partition gives no job so much time.
+    """
+    most_s = limit_s(site)
+    times = campaign.jobs
+    if times.launch_time is None and times.time is None:
+        return min(parse_limit(site.time), most_s or parse_limit(site.time))
+    each_s = parse_limit(str(times.launch_time or times.time))
+    needed_s = each_s * num_launches if times.launch_time else each_s
+    if most_s is not None and needed_s > most_s:
+        raise ValueError(
+            f"job {name} needs {clock(needed_s)}, over the {clock(most_s)} of partition "
+            f"{site.partition}; {_how_to_cut(campaign, num_launches, most_s)}"
+        )
+    return needed_s
+
+
+def _how_to_cut(campaign: Campaign, num_launches: int, most_s: int) -> str:
+    if campaign.jobs.launch_time is None:
+        return f"lower [jobs] time to {clock(most_s)}, or choose another --partition"
+    fitting = most_s // parse_limit(campaign.jobs.launch_time)
+    if num_launches == 1 or not fitting:
+        return "lower [jobs] launch_time, or choose another --partition"
+    finer = {"ladder": '"job" or "array"', "job": '"array"'}.get(campaign.jobs.allocation)
+    fewer = "take share_job out" if campaign.jobs.share_job else "lower launch_time"
+    return (
+        f"{fitting} of its {num_launches} launches fit: {fewer}, or set [jobs] allocation to "
+        f"{finer}"
+    )
+
+
+def check_nodes(resources: Share, site: Site, world_size: int) -> None:
+    """Refuse a world size that the partition has too few nodes for.
+
+    Raises:
+        ValueError: It has.
+    """
+    num_nodes, most = resources.num_nodes(world_size), site.limits.max_nodes
+    if most is not None and num_nodes > most:
+        num_ranks = most * resources.ranks_per_node
+        raise ValueError(
+            f"world size {world_size} needs {num_nodes} nodes, but partition {site.partition} of "
+            f"site {site.name} gives {most}, for up to {num_ranks} ranks; leave the world size "
+            "out, or choose another --partition"
+        )
 
 
 def directives(

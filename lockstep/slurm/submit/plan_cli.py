@@ -1,7 +1,4 @@
-"""The command `lockstep plan`.
-
-What memory the steps that a campaign plans took, where they were measured at this batch.
-"""
+"""The command `lockstep plan`, with the memory that its steps took where they were measured."""
 
 import json
 import shlex
@@ -15,31 +12,28 @@ import click
 
 from lockstep.campaign.campaign import Campaign
 from lockstep.core import sizes, studies
-from lockstep.core.formats import DASH, counted, number
+from lockstep.core.formats import DASH, clock, number
 from lockstep.core.metrics import GIGA
 from lockstep.core.studies import STUDIES, rows
-from lockstep.slurm.submit.budget import rounded_up
 from lockstep.slurm.submit.cli_options import (
     FoundSite,
     as_json_option,
     campaign_options,
-    job_facts,
-    say_dropped,
-    work_of,
+    rounded_up,
 )
+from lockstep.slurm.submit.submit_cli import job_facts, say_dropped, work_of
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from lockstep.report.load.results import Launch, Row
-    from lockstep.slurm.any_job.node_use import Occupancy, Start
-    from lockstep.slurm.site import Site
-    from lockstep.slurm.submit.budget import Budget
-    from lockstep.slurm.submit.job_spec import JobSpec
-    from lockstep.slurm.submit.limits import Excess
+    from lockstep.slurm.associations import Excess
+    from lockstep.slurm.submit.cli_options import Budget
     from lockstep.slurm.submit.submission import Work
 
 
+# How full the site's partitions are, and when its jobs would start.
+Prospects = tuple[list[dict[str, Any]], list[dict[str, Any]]]
 TEXTS = ("job", "after", "cases of a launch")
 HOW = "first send a copy of the campaign with one repeat of its smallest world size"
 
@@ -77,21 +71,25 @@ def plan(overhead: float, budget: "Budget | None", *, as_json: bool, **options: 
     say_dropped(todo, budget)
     over = _over_limits(todo)
     prospects = _prospects(todo) if over is not None else None
-    memory = _memory(todo)
+    memory = needs(todo.campaign, todo.results.path.parent, is_gpu=todo.share.is_gpu)
     if as_json:
         facts = _facts(todo, overhead, over, prospects) | {"memory": list(map(asdict, memory))}
         click.echo(json.dumps(facts, indent=1, allow_nan=False))
         return
     from rich.console import Console
 
+    from lockstep.slurm.any_job import node_use
+
     console = Console(highlight=False)
     # All of it before the first line: what does not fit the site is refused alone.
-    points, table, summary = _points(todo), _table(todo.jobs), _summary(todo, overhead, memory)
+    points, table, summary = _points(todo), _table(todo), _summary(todo, overhead, memory)
     console.print(points, "")
     if todo.jobs and any(one.peak_bytes for one in memory):
         console.print(_memory_table(memory), "")
     console.print(table, "")
-    for line in [*summary, *(excess.text for excess in over or ()), *_prospect_lines(prospects)]:
+    full, starts = prospects or ([], [])
+    summary += [excess.text for excess in over or ()]
+    for line in [*summary, *node_use.prospect_lines(full, starts)]:
         console.print(line, markup=False)
     if todo.jobs:
         keys, sending = ", ".join(todo.site.to_fill_in), _submission(budget=budget, **options)
@@ -99,46 +97,29 @@ def plan(overhead: float, budget: "Budget | None", *, as_json: bool, **options: 
         click.echo(f"Next: {before}{sending}")
 
 
-def _memory(todo: "Work") -> "list[Need]":
-
-    from lockstep.slurm.submit.job_spec import share
-
-    is_gpu = share(todo.campaign, todo.site).is_gpu
-    return needs(todo.campaign, todo.results.path.parent, is_gpu=is_gpu)
-
-
 def _over_limits(todo: "Work") -> "list[Excess] | None":
     """Return the jobs over a limit of QOS or account; None where no Slurm of the site answers."""
     from lockstep.slurm import associations
-    from lockstep.slurm.submit.limits import excesses
 
-    site, jobs = todo.site, todo.jobs  # what does not fit the site is refused alone
+    jobs = todo.jobs  # what does not fit the site is refused alone
     try:
-        limits = associations.limits_of_jobs(site)
+        limits = associations.limits_of_jobs(todo.site)
     except RuntimeError as error:
         click.echo(f"Limits of QOS and account are not known: {error}", err=True)
         return None
-    return excesses(jobs, site, limits)
+    return associations.excesses(jobs, todo.site, limits)
 
 
-def _prospects(todo: "Work") -> "tuple[list[Occupancy], list[Start]] | None":
-    """Return how full the site's partitions are, and when its jobs would start if sent now."""
+def _prospects(todo: "Work") -> Prospects | None:
     from lockstep.slurm.any_job import node_use
 
     ours = {todo.site.partition, *todo.site.partitions}
     try:
-        full = [occupancy for occupancy in node_use.occupancy() if occupancy.partition in ours]
+        full = [row for row in node_use.occupancy() if row["partition"] in ours]
         return full, node_use.starts(todo.jobs, todo.scripts())
     except RuntimeError as error:
         click.echo(f"How full the partitions are is not known: {error}", err=True)
         return None
-
-
-def _prospect_lines(prospects: "tuple[list[Occupancy], list[Start]] | None") -> list[str]:
-    from lockstep.slurm.any_job import answers
-
-    full, starts = prospects or ([], [])
-    return [*answers.occupancy_lines(full), *map(answers.start_line, starts)]
 
 
 def _submission(
@@ -152,28 +133,20 @@ def _submission(
 
 
 def _facts(
-    todo: "Work",
-    overhead: float,
-    over: "list[Excess] | None",
-    prospects: "tuple[list[Occupancy], list[Start]] | None",
+    todo: "Work", overhead: float, over: "list[Excess] | None", prospects: Prospects | None
 ) -> dict[str, Any]:
-    amounts = {
-        "node_hours": _node_hours(todo.jobs),
-        "gpu_hours": _gpu_hours(todo.jobs),
-        "cost": _cost(todo.jobs, todo.site),
-    }
+    amounts = {"node_hours": todo.node_hours, "gpu_hours": todo.gpu_hours, "cost": todo.cost}
     more = {
         f"{name}_with_overhead": None if amount is None else amount * (1 + overhead)
         for name, amount in amounts.items()
     }
+    full, starts = prospects or (None, None)
     return {
         "jobs": [job_facts(spec) for spec in todo.jobs],
         "points": [_point(todo, size) for size in sorted(todo.campaign.world_sizes)],
         "over_limits": None if over is None else [asdict(excess) for excess in over],
-        "occupancy": None
-        if prospects is None
-        else [asdict(occupancy) for occupancy in prospects[0]],
-        "starts": None if prospects is None else [asdict(start) for start in prospects[1]],
+        "occupancy": full,
+        "starts": starts,
         "dropped": todo.dropped,
         "currency": todo.site.currency,
         "to_fill_in": todo.site.to_fill_in,
@@ -184,132 +157,40 @@ def _facts(
 
 
 def _point(todo: "Work", world_size: int) -> dict[str, int | None]:
-    from lockstep.slurm.submit.job_spec import share
-
-    resources = share(todo.campaign, todo.site)
+    has_strong = "strong" in todo.campaign.studies
+    shared = todo.campaign.measured_size().global_batch
     return {
         "world_size": world_size,
-        "num_nodes": resources.num_nodes(world_size),
-        "ranks_per_node": resources.on_node(world_size),
+        "num_nodes": todo.share.num_nodes(world_size),
+        "ranks_per_node": todo.share.on_node(world_size),
         "num_launches": sum(launch.world_size == world_size for launch in todo.missing),
-        "strong_local_batch": _strong_batch(todo.campaign, world_size),
+        "strong_local_batch": shared // world_size if has_strong else None,
     }
 
 
-def _strong_batch(campaign: "Campaign", world_size: int) -> int | None:
-    """Return the batch of a rank in the strong study; None where it is not measured."""
-    has_strong = "strong" in campaign.studies
-    return campaign.measured_size().global_batch // world_size if has_strong else None
-
-
-def _node_hours(specs: "Sequence[JobSpec]") -> float:
-    return sum(spec.node_hours for spec in specs)
-
-
-def _gpu_hours(specs: "Sequence[JobSpec]") -> float:
-    return sum(spec.gpu_hours for spec in specs)
-
-
-def _cost(specs: "Sequence[JobSpec]", site: "Site") -> float | None:
-    """Return what the jobs cost at most; None where the site says no price."""
-    if site.cost_per_gpu_hour is not None:
-        return site.cost_per_gpu_hour * _gpu_hours(specs)
-    if site.cost_per_node_hour is not None:
-        return site.cost_per_node_hour * _node_hours(specs)
-    return None
-
-
 def _points(todo: "Work") -> "Table":
-    strong = ["batch a rank, strong"] if "strong" in todo.campaign.studies else []
+    campaign = todo.campaign
+    strong = ["batch a rank, strong"] if "strong" in campaign.studies else []
     table = _empty("ranks", "nodes", "ranks a node", "launches", *strong, "cases of a launch")
-    for world_size in sorted(todo.campaign.world_sizes):
+    counts = campaign.cases_of_studies()
+    cases = ", ".join(f"{count} {study}" for study, count in counts.items())
+    if campaign.jobs.allocation == "array":
+        cases = f"1 of {campaign.num_cases():,}"
+    for world_size in sorted(campaign.world_sizes):
         facts = [value for value in _point(todo, world_size).values() if value is not None]
-        table.add_row(*(f"{value:,}" for value in facts), _cases(todo))
+        table.add_row(*(f"{value:,}" for value in facts), cases)
     return table
 
 
-def _batches(campaign: "Campaign") -> list[str]:
-    """Say what the ranks share, and what each has in the other studies."""
-    size, known = (
-        campaign.measured_size(),
-        [study for study in campaign.studies if study in STUDIES],
-    )
-    others = [one for one in known if rows(one, size)[0].get("local_batch")]
-    said = []
-    if "strong" in campaign.studies:
-        said.append(f"Strong scaling shares a global batch of {size.global_batch:,}.")
-    if others:
-        said.append(f"Each rank has a batch of {size.local_batch:,} in the other studies.")
-    return [" ".join(said)] if said else []
-
-
-def _cases(todo: "Work") -> str:
-    if todo.campaign.jobs.allocation == "array":
-        return f"1 of {todo.campaign.num_cases():,}"
-    counts = todo.campaign.cases_of_studies()
-    return ", ".join(f"{count} {study}" for study, count in counts.items())
-
-
-def _table(specs: "Sequence[JobSpec]") -> "Table":
-    from lockstep.core.formats import clock
-
-    on_gpus = ["GPU-hours"] if _gpu_hours(specs) else []
+def _table(todo: "Work") -> "Table":
+    on_gpus = ["GPU-hours"] if todo.gpu_hours else []
     table = _empty("job", "nodes", "time", "node-hours", *on_gpus, "after")
-    for spec in specs:
+    for spec in todo.jobs:
         name = spec.name if spec.kind != "array" else f"{spec.name} x {spec.num_elements:,}"
         after = "all above" if spec.kind == "collect" else ", ".join(d.job for d in spec.after)
         hours = [rounded_up(spec.node_hours), *(rounded_up(spec.gpu_hours) for _ in on_gpus)]
         table.add_row(name, f"{spec.num_nodes:,}", clock(spec.time_s), *hours, after or "-")
     return table
-
-
-def _summary(todo: "Work", overhead: float, memory: "Sequence[Need]") -> list[str]:
-    if not todo.jobs:
-        return ["Nothing is missing."]
-    lines = [at_most(todo), *_batches(todo.campaign), *_of_repeats(todo.campaign)]
-    lines += _memory_lines(memory)
-    if overhead:
-        padded = [(amount * (1 + overhead), unit) for amount, unit in _amounts(todo)]
-        lines.append(f"With {overhead:.0%} overhead: {_said(padded)}.")
-    if todo.campaign.jobs.launch_time:
-        lines.append(f"A job's time is {todo.campaign.jobs.launch_time} for each of its launches.")
-    return lines
-
-
-def at_most(todo: "Work") -> str:
-    """Return what the jobs may cost, in a sentence."""
-    num_jobs = sum(spec.num_elements for spec in todo.jobs)
-    return (
-        f"{counted(num_jobs, 'job')}, {counted(len(todo.missing), 'launch')}: "
-        f"at most {_said(_amounts(todo))}."
-    )
-
-
-def _amounts(todo: "Work") -> list[tuple[float, str]]:
-    """Return what the jobs take at most, each amount with its unit."""
-    specs, site = todo.jobs, todo.site
-    cost = _cost(specs, site)
-    amounts = [(_node_hours(specs), "node-hours")]
-    amounts += [(hours, "GPU-hours")] if (hours := _gpu_hours(specs)) else []
-    return amounts if cost is None else [*amounts, (cost, str(site.currency))]
-
-
-def _of_repeats(campaign: "Campaign") -> list[str]:
-    """Return how far the repeats are independent of each other, by the jobs that they are in."""
-    if campaign.repeats == 1:
-        return []
-    if campaign.jobs.share_job:
-        return ["The repeats share their jobs, so they are not independent; share_job says so."]
-    what = {
-        "ladder": "job",
-        "job": "job for each world size",
-        "array": "array element for each case",
-    }[campaign.jobs.allocation]
-    return [f"Each repeat has its own {what}, so they are independent."]
-
-
-def _said(amounts: Sequence[tuple[float, str]]) -> str:
-    return ", ".join(f"{rounded_up(amount)} {unit}" for amount, unit in amounts)
 
 
 def _empty(*headings: str) -> "Table":
@@ -320,6 +201,37 @@ def _empty(*headings: str) -> "Table":
     for heading in headings:
         table.add_column(heading, justify="left" if heading in TEXTS else "right", overflow="fold")
     return table
+
+
+def _summary(todo: "Work", overhead: float, memory: "Sequence[Need]") -> list[str]:
+    if not todo.jobs:
+        return ["Nothing is missing."]
+    campaign, size = todo.campaign, todo.campaign.measured_size()
+    lines, batches = [todo.at_most], []
+    if "strong" in campaign.studies:
+        batches.append(f"Strong scaling shares a global batch of {size.global_batch:,}.")
+    known = [study for study in campaign.studies if study in STUDIES]
+    if any(rows(study, size)[0].get("local_batch") for study in known):
+        batches.append(f"Each rank has a batch of {size.local_batch:,} in the other studies.")
+    lines += [" ".join(batches)] if batches else []
+    # How far the repeats are independent of each other, by the jobs that they are in.
+    if campaign.repeats > 1 and campaign.jobs.share_job:
+        lines.append(
+            "The repeats share their jobs, so they are not independent; share_job says so."
+        )
+    elif campaign.repeats > 1:
+        what = {
+            "ladder": "job",
+            "job": "job for each world size",
+            "array": "array element for each case",
+        }[campaign.jobs.allocation]
+        lines.append(f"Each repeat has its own {what}, so they are independent.")
+    lines += _memory_lines(memory)
+    if overhead:
+        lines.append(f"With {overhead:.0%} overhead: {todo.amounts(1 + overhead)}.")
+    if campaign.jobs.launch_time:
+        lines.append(f"A job's time is {campaign.jobs.launch_time} for each of its launches.")
+    return lines
 
 
 def _memory_table(needs: "Sequence[Need]") -> "Table":
@@ -421,13 +333,7 @@ class Need:
 
 
 def needs(campaign: Campaign, root: Path, *, is_gpu: bool) -> list[Need]:
-    """Return what the steps of a campaign need, by the results of all campaigns in a folder.
-
-    Args:
-        campaign: What is planned.
-        root: Where campaigns have their folders.
-        is_gpu: Whether ranks are to have GPUs.
-    """
+    """Return what the steps of a campaign need, by the results of all campaigns in a folder."""
     steps = planned(campaign)
     jobs = [job for job in _measured(root) if job.on_gpu == is_gpu] if steps else []
     return [need(step, jobs) for step in steps]
@@ -435,21 +341,15 @@ def needs(campaign: Campaign, root: Path, *, is_gpu: bool) -> list[Need]:
 
 def planned(campaign: Campaign) -> list[Step]:
     """Return the steps of a campaign's studies, alike ones once, with their world sizes."""
-    steps: list[Step] = []
+    steps: dict[str, Step] = {}
     for study in (one for one in campaign.studies if one in studies.STEPS):
         for row in studies.rows(study, campaign.measured_size()):
             for world_size in sorted(campaign.world_sizes):
-                _add(steps, step_of(row, world_size))
-    return steps
-
-
-def _add(steps: list[Step], step: Step) -> None:
-    for index, one in enumerate(steps):
-        both = tuple(sorted({*one.world_sizes, *step.world_sizes}))
-        if replace(one, world_sizes=both) == replace(step, world_sizes=both):
-            steps[index] = replace(one, world_sizes=both)
-            return
-    steps.append(step)
+                step = step_of(row, world_size)
+                key = repr(replace(step, world_sizes=()))
+                before = steps.get(key, step).world_sizes
+                steps[key] = replace(step, world_sizes=tuple(sorted({*before, world_size})))
+    return list(steps.values())
 
 
 def step_of(factors: Mapping[str, Any], world_size: int, local_batch: int | None = None) -> Step:

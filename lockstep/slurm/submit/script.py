@@ -5,7 +5,8 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ from lockstep.core.processes import COMMUNICATION_PREFIXES, THREAD_VARIABLES
 from lockstep.slurm.site import Site
 from lockstep.slurm.status import accounting
 from lockstep.slurm.submit.job_spec import JobSpec
-from lockstep.slurm.submit.runtimes import Entering, options, runtime_of
 
 IMAGE_SUITE = "/opt/lockstep"
 BASE = "base.sh.j2"
@@ -52,6 +52,103 @@ WITHOUT_COPIES = {"stage_in": (), "stage_image": False, "stage_cache": None}
 WITHOUT_DATA = ("collect", "stage", "fallback")
 
 
+@dataclass(frozen=True)
+class Runtime:
+    """One of them.
+
+    Attributes:
+        begin: Its command, with what all images need; options of srun where it is a part of that.
+        bind: The option that lets an image see a folder.
+        gpus: gpu_runtime -> the option that lets an image see GPUs, where it needs one.
+        handing: How names of variables begin that it hands on into the image, where that is its
+            way of handing on.
+        workdir: The option for the folder that it starts in, where that is not the caller's.
+        for_shell: The options that a shell needs besides.
+        by_srun: Whether its options are srun's.
+    """
+
+    begin: tuple[str, ...]
+    bind: str = "--bind="
+    gpus: Mapping[str, str] = field(default_factory=dict)
+    handing: str = ""
+    workdir: str = ""
+    for_shell: tuple[str, ...] = ()
+    by_srun: bool = False
+
+
+GPU_FLAGS = {"cuda": "--nv", "rocm": "--rocm"}
+# Apptainer would run the $( ) of a variable that is handed on, such as the submit folder.
+_SIF = ("exec", "--cleanenv", "--no-eval")
+_OF_HOST = ("--network=host", "--ipc=host", "--pid=host")
+RUNTIMES = {
+    "apptainer": Runtime(("apptainer", *_SIF), gpus=GPU_FLAGS, handing="APPTAINERENV"),
+    "singularity": Runtime(("singularity", *_SIF), gpus=GPU_FLAGS, handing="SINGULARITYENV"),
+    # A container for each rank; what ranks of a node share is the host's. Without --interactive its
+    # input is empty, and the store where ranks meet serves until its input ends.
+    "podman-hpc": Runtime(
+        ("podman-hpc", "run", "--rm", "--interactive", *_OF_HOST),
+        bind="--volume=",
+        gpus={"cuda": "--gpu"},
+        workdir="--workdir=",
+        for_shell=("--tty",),
+    ),
+    "pyxis": Runtime(
+        ("--no-container-mount-home", "--no-container-entrypoint"),
+        bind="--container-mounts=",
+        workdir="--container-workdir=",
+        by_srun=True,
+    ),
+}
+
+
+def options(
+    site: Site,
+    folders: Sequence[str],
+    prefixes: Sequence[str] = (),
+    names: Sequence[str] = (),
+    *,
+    is_gpu: bool,
+) -> tuple[str, ...]:
+    """Return the command of a site's runtime up to the image; empty where ranks run outside one.
+
+    Args:
+        site: Its container, if it has one.
+        folders: What ranks read and write under the same names inside the image.
+        prefixes: How names of the job's variables begin that enter the image.
+        names: Names of others that do; NAME=VALUE sets one.
+        is_gpu: Whether the image must see GPUs.
+    """
+    container = site.container
+    if container is None:
+        return ()
+    runtime = RUNTIMES[container.runtime]
+    command = list(runtime.begin)
+    if is_gpu and site.gpu_runtime in runtime.gpus:
+        command.append(runtime.gpus[site.gpu_runtime])
+    binds = [*filter(None, [*folders, site.suite]), *container.binds]
+    if not runtime.handing:  # else the job's script hands variables on
+        binds = [bind if ":" in bind else f"{bind}:{bind}" for bind in binds]
+        # podman-run(1): NAME* hands on all that begin so.
+        handed_on = [f"--env={one}" for one in (*(f"{start}*" for start in prefixes), *names)]
+        if runtime.by_srun:  # all enter, but for these the image's own value would count
+            kept = ",".join(name.partition("=")[0] for name in names)
+            handed_on = [f"--container-env={kept}"] if names else []
+            binds = [",".join(binds)]
+        command += handed_on
+    command += [f"{runtime.bind}{bind}" for bind in binds]
+    if runtime.workdir:
+        command.append(f"{runtime.workdir}{folders[0]}")
+    return (*command, *container.args)
+
+
+def shell_in_image(site: Site, folder: str, *, is_gpu: bool) -> tuple[str, ...]:
+    """Return the command before a shell that one task runs in a site's image."""
+    assert site.container is not None
+    runtime, image = RUNTIMES[site.container.runtime], site.container.image
+    command = (*options(site, [folder], is_gpu=is_gpu), *runtime.for_shell)
+    return (*command, f"--container-image={image}" if runtime.by_srun else image)
+
+
 def library() -> str:
     """Return the functions that all scripts source."""
     return files.text(content.ROOT / "slurm_templates" / LIBRARY)
@@ -62,48 +159,27 @@ def suite(site: Site) -> str:
     return site.suite or IMAGE_SUITE
 
 
-def needs(site: Site) -> tuple[str, ...]:
-    """Return what a node must have to run an image, by the keys of the site file that name it."""
-    binds = site.container.binds if site.container else ()
-    named = [("container.binds", bind.partition(":")[0]) for bind in binds]
-    named += [("suite", site.suite)] if site.suite else []
-    return tuple(f"need:{key}={path}" for key, path in named)
-
-
-def _srun_options(site: Site, job: JobSpec) -> Iterator[str]:
-    yield f"--cpu-bind={site.cpu_bind}"
-    # What no rank of ours needs, a program may: then it is Slurm's own default.
-    if not (job.workdir and site.mpi == "none"):
-        yield f"--mpi={site.mpi}"
-    yield from site.srun_options
-
-
 def _seen(job: JobSpec, site: Site) -> list[str]:
     """Return the folders that a job's ranks or tasks read and write.
 
     A node's own are the job's alone, where the script can name them to the runtime.
     """
-    is_told = site.container is None or runtime_of(site.container).handing
-    is_without = is_told or not _stages(job, site)
-    local = [] if is_without else [one for one in (site.scratch, site.stage_cache) if one]
+    local: list[str] = []
+    if site.container and not RUNTIMES[site.container.runtime].handing and _stages(job, site):
+        local = [one for one in (site.scratch, site.stage_cache) if one]
+    repositories = []
+    for test in job.tests:  # what they import lies in their repository, too
+        path = Path(test.partition("::")[0])
+        marks = (folder for folder in path.parents if (folder / ".git").exists())
+        repositories.append(str(next(marks, path.parent)))
     of_stage = [job.stage.folder] if job.stage and job.stage.folder else []
     own = [job.workdir] if job.workdir else []
-    return list(dict.fromkeys([job.folder, *_folders(job.tests), *of_stage, *own, *local]))
+    return list(dict.fromkeys([job.folder, *repositories, *of_stage, *own, *local]))
 
 
 def _stages(job: JobSpec, site: Site) -> bool:
     """Return whether a job has a folder on the nodes' own disks."""
     return site.scratch is not None and job.kind not in WITHOUT_DATA
-
-
-def _folders(tests: Sequence[str]) -> list[str]:
-    """Return the repositories that tests lie in: what they import lies there, too."""
-    folders = {}
-    for test in tests:
-        path = Path(test.partition("::")[0])
-        marks = (folder for folder in path.parents if (folder / ".git").exists())
-        folders[str(next(marks, path.parent))] = True
-    return list(folders)
 
 
 def environment(site_template: str | None = None) -> Environment:
@@ -156,22 +232,24 @@ def render(job: JobSpec, site: Site) -> str:
     variables = dict.fromkeys(THREAD_VARIABLES, str(job.num_threads)) | site.rank_environment()
     of_program = OF_PROGRAMS if job.workdir else ()
     handed_on = (*HANDED_ON, *DEVICES[site.gpu_runtime], *of_program)
+    # What no rank of ours needs, a program may: then it is Slurm's own default.
+    mpi = [] if job.workdir and site.mpi == "none" else [f"--mpi={site.mpi}"]
+    names = (f"PYTHONPATH={suite(site)}", "PYTHONNOUSERSITE=1", *variables)
+    # What a node must have to run an image, by the keys of the site file that name it.
+    binds = site.container.binds if site.container else ()
+    needed = [("container.binds", bind.partition(":")[0]) for bind in binds]
+    needed += [("suite", site.suite)] if site.suite else []
     values: dict[str, Any] = {
         "job": job,
         "site": site,
         "library": LIBRARY,
         "suite": suite(site),
         "variables": variables,
-        "srun_options": tuple(_srun_options(site, job)),
-        "runtime": runtime_of(site.container) if site.container else None,
+        "srun_options": (f"--cpu-bind={site.cpu_bind}", *mpi, *site.srun_options),
+        "runtime": RUNTIMES[site.container.runtime] if site.container else None,
         "handed_on": handed_on,
-        "command": options(
-            site,
-            _seen(job, site),
-            Entering(handed_on, (f"PYTHONPATH={suite(site)}", "PYTHONNOUSERSITE=1", *variables)),
-            is_gpu=job.gpus_per_node > 0,
-        ),
-        "needs": needs(site),
+        "command": options(site, _seen(job, site), handed_on, names, is_gpu=job.gpus_per_node > 0),
+        "needs": tuple(f"need:{key}={path}" for key, path in needed),
         # Where Slurm is spoken to from, on a file system that the nodes see, too.
         "driver": (
             str(content.IMPORTABLE_FROM),
@@ -194,7 +272,13 @@ def _rendered(name: str, template: str | None, values: dict[str, Any]) -> str:
     if template is None:
         return environment().get_template(name).render(values, parent=BASE)
     try:
-        return environment(_read(template)).get_template(name).render(values, parent=SITE)
+        source = files.content(Path(template)).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{template}: not UTF-8 text: {error}; change template") from error
+    except ValueError as error:
+        raise ValueError(f"{error}; change template") from error
+    try:
+        return environment(source).get_template(name).render(values, parent=SITE)
     except TemplateNotFound as error:
         raise ValueError(f"{template}: no template {error.name!r}; extend {BASE}") from error
     except (TemplateError, ArithmeticError, LookupError, TypeError) as error:
@@ -215,35 +299,22 @@ def _line_of(error: Exception) -> str:
     return f":{lines[-1]}" if lines else ""
 
 
-def _read(template: str) -> str:
-    try:
-        return files.content(Path(template)).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{template}: not UTF-8 text: {error}; change template") from error
-    except ValueError as error:
-        raise ValueError(f"{error}; change template") from error
-
-
 def _refuse_unreadable(text: str, origin: str) -> None:
     """Refuse a script that sbatch or bash would, before a job of it is sent."""
     if not text.startswith("#!"):
         raise ValueError(f"{origin} makes a script whose first line is not #!/bin/bash")
     environ = os.environ | {"LC_ALL": "C.UTF-8"}
     ended = processes.run(["/bin/bash", "-n"], BASH_S, environ=environ, text=text)
-    if ended.code:
-        reason = _offence(ended.errors, text.split("\n"))
-        raise ValueError(f"{origin} makes a script that bash does not read: {reason}")
-
-
-def _offence(errors: str, lines: Sequence[str]) -> str:
-    """Return what bash says of a script, with the line that it means: no file holds the script."""
-    place = re.search(r"line ([0-9]+): (?!warning:)(.*)", errors)
-    if place is None:
-        return one_line(errors)
-    number = int(place[1])
-    line = lines[number - 1].strip() if number <= len(lines) else ""
-    where = f"in line {number}: {line[:MAX_SHOWN_CHARACTERS]}" if line else "after its last line"
-    return f"{place[2]}, {where}"
+    if not ended.code:
+        return
+    reason, lines = one_line(ended.errors), text.split("\n")
+    # No file holds the script: the line that bash means is shown.
+    if place := re.search(r"line ([0-9]+): (?!warning:)(.*)", ended.errors):
+        number = int(place[1])
+        line = "".join(lines[number - 1 : number]).strip()[:MAX_SHOWN_CHARACTERS]
+        where = f"in line {number}: {line}" if line else "after its last line"
+        reason = f"{place[2]}, {where}"
+    raise ValueError(f"{origin} makes a script that bash does not read: {reason}")
 
 
 def words(launch: Launch) -> Iterator[str]:

@@ -3,7 +3,8 @@
 import json
 import shlex
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -12,16 +13,14 @@ from typing import Any
 
 from lockstep.campaign.campaign import Campaign, Launch
 from lockstep.core import files, journal
-from lockstep.core.formats import clock, listed
+from lockstep.core.formats import clock, counted, listed
 from lockstep.core.record import KEY
 from lockstep.slurm import client as slurm
 from lockstep.slurm.site import Site
-from lockstep.slurm.status import by_hand
 from lockstep.slurm.status.sent import Results
-from lockstep.slurm.submit import budget
-from lockstep.slurm.submit.budget import Budget, Unit
+from lockstep.slurm.submit.cli_options import MIN_REPEATS, Budget, Unit, rounded_up
 from lockstep.slurm.submit.job import jobs, launches_of, profile
-from lockstep.slurm.submit.job_spec import JobSpec, Profiler, share
+from lockstep.slurm.submit.job_spec import JobSpec, Profiler, Share, share, wait_options
 from lockstep.slurm.submit.script import LIBRARY, library, render
 
 SITE_FILE = "site.json"
@@ -87,9 +86,46 @@ class Work:
         return [render(spec, site) for spec in self.jobs]
 
     @property
+    def share(self) -> Share:
+        """What a rank gets of a node."""
+        return share(self.campaign, self.site)
+
+    @property
     def unit(self) -> Unit:
         """What a budget is counted in that names no unit."""
-        return "GPU-hours" if share(self.campaign, self.site).is_gpu else "node-hours"
+        return "GPU-hours" if self.share.is_gpu else "node-hours"
+
+    @property
+    def node_hours(self) -> float:
+        """Node-hours of the jobs, at most."""
+        return sum(spec.node_hours for spec in self.jobs)
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU-hours of the jobs, at most."""
+        return sum(spec.gpu_hours for spec in self.jobs)
+
+    @property
+    def cost(self) -> float | None:
+        """What the jobs cost at most, in the site's currency; None where it says no price."""
+        if self.site.cost_per_gpu_hour is not None:
+            return self.site.cost_per_gpu_hour * self.gpu_hours
+        per_node_hour = self.site.cost_per_node_hour
+        return None if per_node_hour is None else per_node_hour * self.node_hours
+
+    @property
+    def at_most(self) -> str:
+        """What the jobs may cost, in a sentence."""
+        num_jobs = sum(spec.num_elements for spec in self.jobs)
+        launches = counted(len(self.missing), "launch")
+        return f"{counted(num_jobs, 'job')}, {launches}: at most {self.amounts()}."
+
+    def amounts(self, factor: float = 1.0) -> str:
+        """Return what the jobs take at most, times a factor, in words."""
+        amounts = [(self.node_hours, "node-hours")]
+        amounts += [(self.gpu_hours, "GPU-hours")] if self.gpu_hours else []
+        amounts += [] if self.cost is None else [(self.cost, str(self.site.currency))]
+        return ", ".join(f"{rounded_up(amount * factor)} {unit}" for amount, unit in amounts)
 
     def within(self, granted: Budget) -> "Work":
         """Return as much of the work as fits into a budget.
@@ -109,8 +145,51 @@ class Work:
             specs = jobs(campaign, self.site, self.results.path, left, self.done)
             return sum(spec.gpu_hours if unit == "GPU-hours" else spec.node_hours for spec in specs)
 
-        fitted = budget.fit(self.campaign, granted.hours, cost, unit)
-        return replace(self, campaign=fitted.campaign, dropped=fitted.dropped)
+        campaign, dropped = fit(self.campaign, granted.hours, cost, unit)
+        return replace(self, campaign=campaign, dropped=dropped)
+
+
+def fit(
+    campaign: Campaign, budget: float, cost: Callable[[Campaign], float], unit: str
+) -> tuple[Campaign, tuple[str, ...]]:
+    """Return as much of a campaign as a budget holds, and what was left out, in words.
+
+    What is dropped, in this order: repeats from the last down to 3, world sizes from the largest,
+    repeats down to 1. Repeats that save nothing are not dropped. Budget and cost are in the same
+    unit, and a campaign with less in it never costs more.
+
+    Raises:
+        ValueError: Even the smallest point costs more.
+    """
+    dropped: list[str] = []
+
+    def drop_repeats(least: int) -> None:
+        nonlocal campaign
+        most, whole = campaign.repeats, campaign
+
+        def costs(repeats: int) -> float:
+            return cost(whole.model_copy(update={"repeats": repeats}))
+
+        if cost(campaign) > budget and most > least and costs(least) < cost(campaign):
+            counts = range(least, most)
+            kept = counts[max(0, bisect_right(counts, budget, key=costs) - 1)]
+            campaign = campaign.model_copy(update={"repeats": kept})
+            dropped.append(f"repeats {most} -> {kept}")
+
+    drop_repeats(MIN_REPEATS)
+    sizes, beyond = sorted(campaign.world_sizes), list[str]()
+    while len(sizes) > 1 and cost(campaign) > budget:
+        beyond.append(str(sizes.pop()))
+        campaign = campaign.model_copy(update={"world_sizes": tuple(sizes)})
+    if beyond:
+        dropped.append(f"world size{'s' if len(beyond) > 1 else ''} {', '.join(beyond)}")
+    drop_repeats(1)
+    if (needed := cost(campaign)) > budget:
+        raise ValueError(
+            f"a budget of {budget:g} {unit} holds nothing of this campaign: one repeat of world "
+            f"size {sizes[0]} takes {rounded_up(needed)}; raise --budget, or lower time"
+        )
+    return campaign, tuple(dropped)
 
 
 def stored(results: Results) -> tuple[Campaign, Site]:
@@ -163,24 +242,22 @@ def write_scripts(todo: Work, *, force: bool) -> list[Path]:
     if todo.profiler is None:  # what a profile changes is not what measures
         site = todo.site.model_dump_json(by_alias=True, indent=1)
         files.write_atomically(todo.results.jobs_folder / SITE_FILE, site)
-    made = todo.results.scripts() | {spec.name: _script_facts(spec) for spec in todo.jobs}
+    made = todo.results.scripts() | {
+        spec.name: {
+            "kind": spec.kind,
+            "launches": _launches(spec),
+            "after": [dependency._asdict() for dependency in spec.after],
+            "num_nodes": spec.num_nodes,
+            "gpus_per_node": spec.gpus_per_node,
+            "time_limit": clock(spec.time_s),
+        }
+        for spec in todo.jobs
+    }
     document = {"schema": 1, "jobs": made}
     files.write_atomically(todo.results.scripts_file, json.dumps(document, indent=1))
     for path, text in texts.items():
         files.write_atomically(path, text)
     return list(scripts)
-
-
-def _script_facts(spec: JobSpec) -> dict[str, object]:
-    """Return what is known of a job from its script alone, whoever sends it."""
-    return {
-        "kind": spec.kind,
-        "launches": _launches(spec),
-        "after": [{"job": dependency.job, "how": dependency.how} for dependency in spec.after],
-        "num_nodes": spec.num_nodes,
-        "gpus_per_node": spec.gpus_per_node,
-        "time_limit": clock(spec.time_s),
-    }
 
 
 def _launches(spec: JobSpec) -> list[str]:
@@ -216,9 +293,8 @@ def submit(todo: Work) -> Iterator[Sent]:
         moved = set_aside(todo.results, todo.again)  # only now: campaign and site may not fit
         ids: dict[str, str] = {}
         for spec, script in zip(todo.jobs, scripts, strict=True):
-            after = [(dependency.job, dependency.how) for dependency in spec.after]
             try:
-                ids[spec.name] = _send(todo.results, spec, script, by_hand.dependencies(after, ids))
+                ids[spec.name] = _send(todo.results, spec, script, wait_options(spec.after, ids))
             except ValueError as error:
                 taken_back = _take_back(ids)
                 for launch, aside in moved.items():
@@ -247,13 +323,13 @@ def refuse_unfinished(results: Results) -> None:
         RuntimeError: Slurm does not answer.
     """
     ours = {entry["uuid"] for entry in results.submissions()} | set(results.job_ids())
+    unfinished = {}  # of an array each state once
     # Everybody's, and also where nothing was sent: that Slurm answers is to be known first.
-    unfinished = dict.fromkeys(  # of an array each state once
-        _named(job)
-        for job in slurm.queue().values()
-        if not job.state.has_ended
-        and ({job.job_id, job.comment} & ours or by_hand.is_of(job.command, results))
-    )
+    for job in slurm.queue().values():
+        is_ours = {job.job_id, job.comment} & ours or results.is_ours(job.command)
+        if not job.state.has_ended and is_ours:
+            whose = "" if job.user == slurm.own_name() else f" of {job.user}"
+            unfinished[f"job {job.job_id}{whose} ({job.state.name})"] = True
     if unfinished:
         raise ValueError(
             f"{listed(unfinished, MAX_NAMED)} may still write into {results.path}; wait until all "
@@ -261,16 +337,19 @@ def refuse_unfinished(results: Results) -> None:
         )
 
 
-def _named(job: slurm.Queued) -> str:
-    whose = "" if job.user == slurm.own_name() else f" of {job.user}"
-    return f"job {job.job_id}{whose} ({job.state.name})"
-
-
 def _send(results: Results, spec: JobSpec, script: Path, options: Sequence[str]) -> str:
     comment = f"lockstep:{uuid.uuid4()}"
+    facts = {
+        "job": spec.name,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "user": slurm.own_name(),
+        "launches": _launches(spec),
+        "kind": spec.kind,
+        "after": [dependency.job for dependency in spec.after],
+    }
     record = journal.Journal(results.submissions_file)
     try:
-        record.append({"uuid": comment, **_facts(spec)})
+        record.append({"uuid": comment, **facts})
         try:
             taken = slurm.sbatch(script, comment, *options)
         except ValueError as error:
@@ -283,31 +362,15 @@ def _send(results: Results, spec: JobSpec, script: Path, options: Sequence[str])
         record.close()
 
 
-def _facts(spec: JobSpec) -> dict[str, object]:
-    return {
-        "job": spec.name,
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "user": slurm.own_name(),
-        "launches": _launches(spec),
-        "kind": spec.kind,
-        "after": [dependency.job for dependency in spec.after],
-    }
-
-
 def flagged(results: Results, launches: Sequence[Launch]) -> list[str]:
-    """Return the launches of which a case has a flag: they are no proposal evidence.
-
-    Raises:
-        ValueError: A journal is corrupt.
-    """
-    return [launch.name for launch in launches if _is_flagged(results.journal(launch.name))]
-
-
-def _is_flagged(path: Path) -> bool:
-    if not journal.outcomes(path):
-        return False
-    cases = journal.rebuild(path)["benchmarks"]
-    return any(case["extra_info"][KEY]["flags"] for case in cases)
+    """Return the launches of which a case has a flag: they are no proposal evidence."""
+    names = []
+    for launch in launches:
+        path = results.journal(launch.name)
+        cases = journal.rebuild(path)["benchmarks"] if journal.outcomes(path) else []
+        if any(case["extra_info"][KEY]["flags"] for case in cases):
+            names.append(launch.name)
+    return names
 
 
 def set_aside(results: Results, names: Sequence[str]) -> dict[Path, Path]:

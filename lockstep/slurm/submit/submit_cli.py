@@ -3,7 +3,6 @@
 import json
 import shlex
 import shutil
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,57 +11,118 @@ import click
 
 from lockstep.core.formats import counted
 from lockstep.slurm.submit.cli_options import (
+    DROP_ORDER,
+    Budget,
+    FoundSite,
     as_json_option,
     campaign_options,
     dry_run_option,
-    job_facts,
-    say_dropped,
+    say_site,
     script_options,
-    work_of,
 )
 
 if TYPE_CHECKING:
-    from lockstep.slurm.site import Site
-    from lockstep.slurm.submit.budget import Budget
-    from lockstep.slurm.submit.job_spec import JobSpec
-    from lockstep.slurm.submit.submission import Sent, Work
+    from lockstep.slurm.submit.job_spec import JobSpec, Profiler
+    from lockstep.slurm.submit.submission import Work
 
 
 SENDING_FILE = "submit.sh"
 
 
+def work_of(
+    campaign: str,
+    site: FoundSite,
+    root: Path,
+    partition: str | None = None,
+    budget: Budget | None = None,
+    profiler: "Profiler | None" = None,
+    debug_comm: bool = False,
+    *,
+    is_draft: bool = False,
+) -> "Work":
+    """Return a campaign's work at a site, by the options of a command.
+
+    With `is_draft` keys of the site may still be to be filled in.
+
+    Raises:
+        ValueError: Campaign, site and options do not fit, or results were measured otherwise.
+    """
+    from lockstep.campaign import campaign as campaigns
+    from lockstep.slurm import client as slurm
+    from lockstep.slurm import site as sites
+    from lockstep.slurm.status.sent import Results
+    from lockstep.slurm.submit.job import settle
+    from lockstep.slurm.submit.submission import Work
+
+    say_site(site)
+    chosen, where = campaigns.load(campaign), sites.load(site.source, is_draft=is_draft)
+    where = where.in_partition(partition) if partition else where
+    slurm.on_cluster(where.cluster)
+    results = Results((root / chosen.name).resolve())
+    todo = Work(settle(chosen, where), where, results, profiler, debug_comm=debug_comm)
+    if budget is not None:
+        if profiler is not None:
+            raise ValueError("--budget is about what is measured; give it without --profile")
+        todo = todo.within(budget)
+    try:
+        results.refuse(todo.campaign, todo.launches)
+    except ValueError as error:
+        if not is_draft:
+            raise
+        click.echo(f"Submit would refuse this: {error}", err=True)
+    return todo
+
+
+def say_dropped(todo: "Work", budget: Budget | None) -> None:
+    """Name on standard error what a budget left out."""
+    if budget and todo.dropped:
+        changes, unit = ", ".join(todo.dropped), budget.unit or todo.unit
+        click.echo(
+            f"Dropped to stay within {budget.hours:g} {unit}: {changes} ({DROP_ORDER}).", err=True
+        )
+
+
+def job_facts(spec: "JobSpec") -> dict[str, Any]:
+    """Return what JSON says of a job."""
+    return {
+        "job": spec.name,
+        "kind": spec.kind,
+        "num_elements": spec.num_elements,
+        "num_nodes": spec.num_nodes,
+        "num_ranks": spec.num_ranks,
+        "num_launches": len(spec.launches),
+        "time_s": spec.time_s,
+        "node_hours": spec.node_hours,
+        "gpu_hours": spec.gpu_hours,
+        "after": [dependency.job for dependency in spec.after],
+    }
+
+
 def _write(todo: "Work", *, force: bool) -> None:
     """Write the batch scripts, and how each is sent by hand."""
+    from lockstep.core import files
+    from lockstep.slurm.submit.job_spec import sending_script
     from lockstep.slurm.submit.submission import write_scripts
 
+    path = todo.results.path / SENDING_FILE
     with todo.results.alone():
-        for path in write_scripts(todo, force=force):
-            click.echo(path)
+        for script in write_scripts(todo, force=force):
+            click.echo(script)
         if len(todo.jobs) > 1:
-            click.echo(_write_sending(todo))
+            sends_all = sending_script((job.name, job.script, job.after) for job in todo.jobs)
+            files.write_atomically(path, sends_all)
+            click.echo(path)
     for number, spec in enumerate(todo.jobs):
         click.echo(("Next: " if number == 0 else "      ") + _command(spec), err=True)
     if len(todo.jobs) > 1:
-        click.echo(f"  or: bash {_quoted(todo.results.path / SENDING_FILE)}", err=True)
-
-
-def _write_sending(todo: "Work") -> Path:
-    """Write the script that sends all jobs, with their dependencies, and return its path."""
-    from lockstep.core import files
-    from lockstep.slurm.status import by_hand
-
-    path = todo.results.path / SENDING_FILE
-    jobs = [(s.name, s.script, [(wait.job, wait.how) for wait in s.after]) for s in todo.jobs]
-    files.write_atomically(path, by_hand.sending(jobs))
-    return path
+        click.echo(f"  or: bash {_quoted(path)}", err=True)
 
 
 def _command(spec: "JobSpec") -> str:
     """Return how a job is sent, with `<id of NAME>` for ids that are not known yet."""
-    from lockstep.slurm.status import by_hand
+    from lockstep.slurm.submit.job_spec import sending_command
 
-    waits = [(dependency.job, dependency.how) for dependency in spec.after]
-    return by_hand.command(spec.script, waits)
+    return sending_command(spec.script, spec.after)
 
 
 @click.command()
@@ -73,7 +133,7 @@ def _command(spec: "JobSpec") -> str:
 @click.option("--force", is_flag=True, help="With --by-hand: replace scripts that read otherwise.")
 @as_json_option
 def submit(
-    budget: "Budget | None",
+    budget: Budget | None,
     *,
     dry_run: bool,
     by_hand: bool,
@@ -136,45 +196,37 @@ def resume(
 
 def _send(todo: "Work", *, dry_run: bool, as_json: bool) -> None:
     """Say what the jobs may cost and send them, or show them."""
-    from lockstep.slurm.submit.plan_cli import at_most
+    from lockstep.slurm import client as slurm
     from lockstep.slurm.submit.submission import submit as send
 
     if todo.jobs:
-        click.echo(at_most(todo), err=True)
+        click.echo(todo.at_most, err=True)
     if dry_run:
         _show(todo, as_json=as_json)
-        _warn_of_unfinished(todo)
         return
     sent = []
-    for one in send(todo):
-        sent.append(one)
+    for job in send(todo):
+        sent.append(job)
         if not as_json:
-            click.echo(f"{one.spec.name}: job {one.id}, output {one.output}")
+            click.echo(f"{job.spec.name}: job {job.id}, output {job.output}")
     if as_json:
-        click.echo(json.dumps({"jobs": [_sent_facts(one) for one in sent]}, indent=1))
-    elif not sent:
-        click.echo(
-            f"Nothing is missing.\nNext: lockstep status --collect {_quoted(todo.results.path)}"
-        )
-    else:
-        click.echo("\n".join(_how_to_watch(todo, sent)))
-        _say_unseen(todo.site)
-
-
-def _warn_of_unfinished(todo: "Work") -> None:
-    """Warn of jobs that may still measure what was shown as missing."""
-    from lockstep.slurm.submit.submission import refuse_unfinished
-
-    if todo.results.jobs_folder.exists() and shutil.which("squeue"):
-        try:
-            refuse_unfinished(todo.results)
-        except (ValueError, RuntimeError) as error:
-            click.echo(f"Warning: {error}", err=True)
-
-
-def _say_unseen(site: "Site") -> None:
-    """Warn of an image that is not on this machine: only the nodes may see it."""
-    image = site.container.image if site.container else ""
+        rows = [
+            {"job": job.spec.name, "id": job.id, "output": str(job.output),
+             "after": [dependency.job for dependency in job.spec.after]}
+            for job in sent
+        ]  # fmt: skip
+        click.echo(json.dumps({"jobs": rows}, indent=1))
+        return
+    folder = _quoted(todo.results.path)
+    if not sent:
+        click.echo(f"Nothing is missing.\nNext: lockstep status --collect {folder}")
+        return
+    # Commands to copy, with the ids and paths of these jobs.
+    jobs = f"--jobs={','.join(job.id for job in sent)}"
+    click.echo(f"Watch: {shlex.join(['squeue', *slurm.cluster_options(), jobs])}")
+    click.echo(f"       tail -F {_quoted(sent[0].output)}")
+    click.echo(f"Next: lockstep status {folder}")
+    image = todo.site.container.image if todo.site.container else ""
     if image.startswith("/") and not Path(image).is_file():
         click.echo(
             f"Warning: container.image {image} is not a file on this machine; "
@@ -183,36 +235,26 @@ def _say_unseen(site: "Site") -> None:
         )
 
 
-def _sent_facts(sent: "Sent") -> dict[str, Any]:
-    after = [dependency.job for dependency in sent.spec.after]
-    return {"job": sent.spec.name, "id": sent.id, "output": str(sent.output), "after": after}
-
-
 def _show(todo: "Work", *, as_json: bool) -> None:
+    """Show the jobs that would be sent, and warn of those that may still measure the same."""
+    from lockstep.slurm.submit.submission import refuse_unfinished
+
     if as_json:
         rows = [job_facts(spec) | {"command": _command(spec)} for spec in todo.jobs]
         click.echo(json.dumps({"jobs": rows}, indent=1))
-        return
-    for name in todo.again:
-        click.echo(f"# set aside: {name}")
-    for spec, text in zip(todo.jobs, todo.scripts(), strict=True):
-        click.echo(f"# {_command(spec)}")
-        click.echo(text)
-    if not todo.jobs:
-        click.echo("Nothing is missing.")
-
-
-def _how_to_watch(todo: "Work", sent: "Sequence[Sent]") -> list[str]:
-    """Return commands to copy, with the ids and paths of these jobs."""
-    from lockstep.slurm import client as slurm
-
-    folder = _quoted(todo.results.path)
-    jobs = f"--jobs={','.join(one.id for one in sent)}"
-    return [
-        f"Watch: {shlex.join(['squeue', *slurm.cluster_options(), jobs])}",
-        f"       tail -F {_quoted(sent[0].output)}",
-        f"Next: lockstep status {folder}",
-    ]
+    else:
+        for name in todo.again:
+            click.echo(f"# set aside: {name}")
+        for spec, text in zip(todo.jobs, todo.scripts(), strict=True):
+            click.echo(f"# {_command(spec)}")
+            click.echo(text)
+        if not todo.jobs:
+            click.echo("Nothing is missing.")
+    if todo.results.jobs_folder.exists() and shutil.which("squeue"):
+        try:
+            refuse_unfinished(todo.results)
+        except (ValueError, RuntimeError) as error:
+            click.echo(f"Warning: {error}", err=True)
 
 
 def _quoted(path: Path) -> str:
