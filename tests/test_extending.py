@@ -69,7 +69,7 @@ def few_rounds(evidence: Evidence) -> Iterator[Hit]:
 @BATCH.rule("NO-NAME", "note", "it has none", "add --job-name")
 def no_name(job: Job) -> Iterator[Hit]:
     \"\"\"Look for the job's name.\"\"\"
-    if "--job-name" not in job.script.text:
+    if "--job-name" not in job.text:
         yield Hit(1, "the job has no name")
 """,
         ),

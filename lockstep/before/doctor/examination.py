@@ -11,7 +11,7 @@ from lockstep.before.doctor import cluster_checks as image
 from lockstep.before.doctor import machine_checks as machine
 from lockstep.before.doctor.checks import Finding, Status, Subject, not_needed, ok, warning
 from lockstep.before.lint import variables
-from lockstep.before.lint.shell import Script, value_of
+from lockstep.before.lint.shell import split_words
 from lockstep.core.processes import COMMUNICATION_PREFIXES, steers_torch
 
 WIDTH = 80
@@ -39,16 +39,15 @@ def nccl_variables(subject: Subject) -> Finding:
 
 
 def exported(lines: str) -> dict[str, str]:
-    """Return the variables that shell lines set and export, with values as far as they are said."""
-    script = Script("shell_before", lines)
-    names = {
-        word.text.partition("=")[0]
-        for command in script.commands
-        if command.name == "export"
-        for word in command.words[1:]
-    }
-    words = {name: value_of(word) for name, word in script.settings.items() if name in names}
-    return {name: script.resolve(value) for name, value in words.items()}
+    """Return the variables that shell lines export and set, with the values that are written."""
+    names: set[str] = set()
+    values: dict[str, str] = {}
+    for line in lines.splitlines():
+        words = [word.rstrip(";") for word in split_words(line)]
+        if "export" in words:
+            names |= {word.partition("=")[0] for word in words[words.index("export") :]}
+        values |= dict(word.split("=", 1) for word in words if "=" in word)
+    return {name: value for name, value in values.items() if name in names}
 
 
 def _dropped(names: Iterable[str], in_site: Collection[str]) -> list[str]:

@@ -15,12 +15,12 @@ from lockstep.before.lint.batch import (
     PROFILERS,
     SAYING,
     STARTERS,
-    Hit,
     Job,
     Step,
     step_of,
     tokens_of,
 )
+from lockstep.before.lint.rules import Hit
 from lockstep.before.lint.shell import Command, base_name, value_of
 from lockstep.before.lint.variables import Kind, problems
 from lockstep.core.processes import INTERFACE_NAMES
@@ -105,7 +105,7 @@ def no_srun(job: Job) -> Iterator[Hit]:
     tasks = job.num_tasks() or 1
     if tasks == 1 or job.launches or any(not step.is_certain for step in job.steps):
         return
-    if OTHER_LAUNCHERS.search(job.script.text) or not job.script.directives:
+    if OTHER_LAUNCHERS.search(job.text) or not job.directives:
         return
     for command in job.commands:
         tokens = tokens_of(command.words)
@@ -131,7 +131,7 @@ def _runs_script(tokens: Sequence[str]) -> bool:
 )  # fmt: skip
 def tasks_against_gpus(job: Job) -> Iterator[Hit]:
     """Look for as many ranks of a node as it has no GPUs for, or leaves some idle."""
-    for step in job.launches if OF_TORCH.search(job.script.text) else ():
+    for step in job.launches if OF_TORCH.search(job.text) else ():
         tasks, gpus = job.tasks_per_node(step), job.gpus_per_node(step)
         text = " ".join(step.tokens)
         if job.number(step.options.get("ntasks")) == 1:
@@ -173,7 +173,7 @@ def world_size(job: Job) -> Iterator[Hit]:
     """Look for a WORLD_SIZE that is not the number of the tasks."""
     if any(torch_launch(tokens_of(one.words)) for one in job.commands):
         return  # which sets it itself
-    for command in job.script.commands:
+    for command in job.shell.commands:
         for name, word in command.assigns:
             given = job.number(value_of(word)) if name == "WORLD_SIZE" else None
             for step in job.launches if given else ():
@@ -222,14 +222,14 @@ def _nodes(job: Job, step: Step) -> int:
 
 def _may_be_told(job: Job, step: Step) -> bool:
     """Return whether variables may tell the launcher what its options do not."""
-    by_variable = any(name.startswith(("PET_", "ACCELERATE_")) for name in job.script.settings)
+    by_variable = any(name.startswith(("PET_", "ACCELERATE_")) for name in job.settings)
     hidden = any(token.startswith(("$", '"$')) for token in step.tokens)
     return by_variable or hidden or "config_file" in " ".join(step.tokens)
 
 
 def hidden_by_a_pipe(job: Job) -> Iterator[Command]:
     """Yield each launch whose exit code a pipe hides."""
-    if "pipefail" in _settings(job) or "PIPESTATUS" in job.script.text:
+    if "pipefail" in _settings(job) or "PIPESTATUS" in job.text:
         return
     for command in job.commands if job.is_batch else ():
         step = step_of(command)
@@ -314,7 +314,7 @@ def _settings(job: Job) -> set[str]:
     given = [
         word.text for command in job.commands if command.name == "set" for word in command.words[1:]
     ]
-    given += job.script.lines[0].split()[1:]
+    given += job.lines[0].split()[1:]
     letters = any(re.match("-[a-zA-Z]*e", text) for text in given)
     traps = any(
         command.name == "trap" and command.words[-1].text == "ERR" for command in job.commands
@@ -337,7 +337,6 @@ PURGES_NOTHING = re.compile(r"^/etc/|/init/|/activate$|/?\.\w*(bashrc|profile)$"
 # What says that a machine is Cray's; Perlmutter's GPUs are asked for by --constraint=gpu.
 CRAY = re.compile(r"PrgEnv-|\bcray|\bcpe\b|\bLUMI\b|frontier|perlmutter|nersc|olcf", re.IGNORECASE)
 CRAY_GPUS = re.compile(r"gpu($|&)")
-CUT = re.compile(r"\\[ \t]+(#.*)?$")
 CASE = re.compile(r"\s*\(?-[\w-]*\*?(\s*\|\s*[\w*-]+)*\s*\)")  # patterns of a case
 NODE_LIST = re.compile(r"\$\{?SLURM_(JOB_)?NODELIST\}?")
 # What each task that expands it gets another value of.
@@ -388,7 +387,7 @@ def rank_in_batch_shell(job: Job) -> Iterator[Hit]:
     handed_on = _functions_of_tasks(job)
     words = [
         word
-        for command in (job.script.commands if job.is_batch else ())
+        for command in (job.shell.commands if job.is_batch else ())
         for name, word in command.assigns
         if command.function not in handed_on
         and (name in RANK_NAMES or RANK_OPTION.search(word.text))
@@ -403,7 +402,7 @@ def rank_in_batch_shell(job: Job) -> Iterator[Hit]:
         if names:
             listed = " and ".join(f"${name}" for name in sorted(names))
             # With c10d the nodes are numbered as they come, and this number is not read.
-            severity = "warning" if re.search("c10d", job.script.text) else ""
+            severity = "warning" if re.search("c10d", job.text) else ""
             yield Hit(line, f"the batch shell expands {listed}", severity=severity)
 
 
@@ -454,15 +453,14 @@ def install_in_job(job: Job) -> Iterator[Hit]:
 )  # fmt: skip
 def version_as_file(job: Job) -> Iterator[Hit]:
     """Look for >= that the shell takes for a file."""
-    for command in job.script.commands:
-        for operator, target in command.redirects:
-            if operator in (">", ">>") and target.text.startswith("=") and not target.quoted:
-                yield Hit(command.line, f"unquoted {operator}{target.text} writes into a file")
+    for operator, target in job.shell.redirects:
+        if operator in (">", ">>") and target.text.startswith("=") and not target.is_quoted:
+            yield Hit(target.line, f"unquoted {operator}{target.text} writes into a file")
 
 
 def _settings_of(job: Job, variable: str, *names: str) -> Iterator[tuple[int, str]]:
     """Yield lines and values of a variable, and of options that say the same."""
-    for command in job.script.commands:
+    for command in job.shell.commands:
         for name, word in command.assigns:
             if name == variable:
                 yield word.line, value_of(word)
@@ -470,7 +468,7 @@ def _settings_of(job: Job, variable: str, *names: str) -> Iterator[tuple[int, st
         if command.name in SAYING:
             continue
         for value in option_values(tokens_of(command.words), *names):
-            yield command.line, job.script.resolve(value)
+            yield command.line, job.resolve(value)
 
 
 @BATCH.rule(
@@ -485,10 +483,10 @@ def fixed_port(job: Job) -> Iterator[Hit]:
     for line in _default_port(job):
         facts.setdefault("torchrun before 2.12 takes its default port, 29500", line)
     for line, value in found:
-        known = job.script.resolve(value)
+        known = job.resolve(value)
         if "RANDOM" in known or "shuf" in known:
             facts.setdefault("the port is a random one", line)
-        elif known.isdigit() and known != "0" and not job.script.directive("exclusive"):
+        elif known.isdigit() and known != "0" and not job.directive("exclusive"):
             facts.setdefault(f"the port is always {known[:9]}", line)
     yield from (Hit(line, fact) for fact, line in facts.items())
 
@@ -496,7 +494,7 @@ def fixed_port(job: Job) -> Iterator[Hit]:
 def _default_port(job: Job) -> Iterator[int]:
     """Yield the lines of torchrun that say no port, on nodes that others may use."""
     told = ("standalone", "rdzv_endpoint", "master_port", "rdzv_conf", "$")
-    if job.script.directive("exclusive") or "PET_" in job.script.text:
+    if job.directive("exclusive") or "PET_" in job.text:
         return
     for command in job.commands:
         tokens = tokens_of(command.words)
@@ -514,7 +512,7 @@ def local_address(job: Job) -> Iterator[Hit]:
     found = list(_settings_of(job, "MASTER_ADDR", "master_addr", "main_process_ip"))
     found += [(n, v.rpartition(":")[0]) for n, v in _settings_of(job, "", "rdzv_endpoint")]
     for line, value in found if (job.nodes or 1) > 1 else ():
-        known = job.script.resolve(value)
+        known = job.resolve(value)
         if known in LOCAL_ADDRESSES:
             yield Hit(line, f"the ranks of {job.nodes} nodes meet at {known}")
             return  # the options that repeat it say nothing new
@@ -530,13 +528,13 @@ def local_address(job: Job) -> Iterator[Hit]:
 )  # fmt: skip
 def meets_itself(job: Job) -> Iterator[Hit]:
     """Look for a meeting point that each task expands, and so has one of its own."""
-    for command in job.script.commands if (job.nodes or 1) > 1 else ():
+    for command in job.shell.commands if (job.nodes or 1) > 1 else ():
         if not any(base_name(word.text) == "srun" for word in command.words):
             continue
-        held = [job.script.known[name] for name in command.live if name in job.script.known]
+        held = [job.known[name] for name in command.live if name in job.known]
         words = [one for word in (*command.words, *held) for one in (word, *(word.items or ()))]
         for word in words:
-            tokens = tokens_of([word]) if not word.inner else []  # else this shell expands it
+            tokens = tokens_of([word]) if not word.has_command else []  # else this shell expands it
             found = [*option_values(tokens, *MEETING_OPTIONS)]
             found += [token.partition("=")[2] for token in tokens if token.startswith("MASTER_")]
             for what, pattern in OF_ONE_TASK.items():
@@ -551,7 +549,7 @@ def meets_itself(job: Job) -> Iterator[Hit]:
 )  # fmt: skip
 def no_kill(job: Job) -> Iterator[Hit]:
     """Look for ranks that outlive one that has failed."""
-    for step in job.launches if "SLURM_KILL_BAD_EXIT" not in job.script.settings else ():
+    for step in job.launches if "SLURM_KILL_BAD_EXIT" not in job.settings else ():
         value = step.options.get("kill-on-bad-exit", "0")
         if value == "0" and not job.is_single(step):
             yield Hit(step.line, "srun has no --kill-on-bad-exit")
@@ -563,8 +561,8 @@ def no_kill(job: Job) -> Iterator[Hit]:
 )  # fmt: skip
 def no_cpus(job: Job) -> Iterator[Hit]:
     """Look for CPUs that are asked of sbatch and not of srun."""
-    option = job.script.directive("cpus-per-task")
-    if "SRUN_CPUS_PER_TASK" in job.script.settings:
+    option = job.directive("cpus-per-task")
+    if "SRUN_CPUS_PER_TASK" in job.settings:
         return
     if not option:
         yield from _no_cpus_at_all(job)
@@ -576,7 +574,7 @@ def no_cpus(job: Job) -> Iterator[Hit]:
 
 def _no_cpus_at_all(job: Job) -> Iterator[Hit]:
     """Look for ranks with GPUs whose number of cores is not given."""
-    if not job.has_gpus or job.script.directive("cpus-per-gpu", "exclusive"):
+    if not job.has_gpus or job.directive("cpus-per-gpu", "exclusive"):
         return
     for step in job.launches:
         if not {"cpus-per-task", "cpus-per-gpu"} & {*step.options}:
@@ -597,8 +595,8 @@ def modules_on_top(job: Job) -> Iterator[Hit]:
 
     On a Cray a purge takes the programming environment away.
     """
-    constraint = job.script.directive("constraint")
-    if CRAY.search(job.script.text) or (constraint and CRAY_GPUS.match(constraint.value or "")):
+    constraint = job.directive("constraint")
+    if CRAY.search(job.text) or (constraint and CRAY_GPUS.match(constraint.value or "")):
         return
     for command in job.commands:
         first, *rest = [word.text for word in command.words]
@@ -659,21 +657,29 @@ def lost_exit_code(job: Job) -> Iterator[Hit]:
 )  # fmt: skip
 def broken_line(job: Job) -> Iterator[Hit]:
     """Look for commands that a blank, a comment or nothing behind their backslash cuts in two."""
-    lines = job.script.reader.text.split("\n")
     cut: dict[int, str] = {}
-    for command in job.script.commands:
-        last = command.words[-1] if command.words else None
-        if last and last.text in (" ", "\t") and CUT.search(lines[last.line - 1]):
-            cut[last.line] = "a blank behind the backslash ends the command"
+    for command in job.shell.commands:
+        if command.cut_in:
+            cut[command.cut_in] = "a blank behind the backslash ends the command"
         first = command.words[0].text if command.words else ""
-        line, before = lines[command.line - 1], command.line - 1  # its text, the line above
+        line, before = job.lines[command.line - 1], command.line - 1  # its text, the line above
         begins = re.match("--?[a-zA-Z]", first) and line.lstrip().startswith(first)
-        text = lines[before - 1].strip() if begins and before and not CASE.match(line) else ""
+        text = job.lines[before - 1].strip() if begins and before and not CASE.match(line) else ""
         if text.startswith("#"):
             cut[before] = "a comment between the lines of a command ends it"
         elif text and before not in cut and not text.endswith(("|", "&&")):
             cut[before] = "the line has no backslash at its end"
     yield from (Hit(line, f"{fact}; the next line is run by itself") for line, fact in cut.items())
+
+
+@BATCH.rule(
+    "NOT-READ", "note", "findings behind it may be missing or wrong",
+    "try bash -n on the script",
+)  # fmt: skip
+def not_read(job: Job) -> Iterator[Hit]:
+    """Look for what is no shell, such as a quote or a brace that is not closed."""
+    if job.shell.unread:
+        yield Hit(job.shell.unread, f"the shell is not read from line {job.shell.unread} on")
 
 
 def _problems(job: Job, *kinds: Kind) -> Iterator[Hit]:

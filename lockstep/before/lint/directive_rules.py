@@ -9,9 +9,19 @@ from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 
-from lockstep.before.lint.batch import BATCH, SAYING, Container, Hit, Job, tokens_of
+from lockstep.before.lint.batch import (
+    BATCH,
+    SAYING,
+    SBATCH_OPTIONS,
+    SHORT,
+    Container,
+    Job,
+    options,
+    tokens_of,
+)
 from lockstep.before.lint.command_rules import torch_launch
-from lockstep.before.lint.shell import SBATCH_OPTIONS, SHORT, Script, WordReader, base_name, options
+from lockstep.before.lint.rules import Hit
+from lockstep.before.lint.shell import Word, base_name, split_words
 
 TIME = re.compile(
     r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}|INFINITE|UNLIMITED|-1", re.IGNORECASE
@@ -29,7 +39,7 @@ MAKES_FOLDERS = (23, 2)
 )  # fmt: skip
 def no_shebang(job: Job) -> Iterator[Hit]:
     """Look at the first line."""
-    if not job.script.text.startswith("#!"):
+    if not job.text.startswith("#!"):
         yield Hit(1, "the first line is not #!")
 
 
@@ -39,7 +49,7 @@ def no_shebang(job: Job) -> Iterator[Hit]:
 )  # fmt: skip
 def dos_lines(job: Job) -> Iterator[Hit]:
     """Look for the line ends of Windows."""
-    found = [n for n, line in enumerate(job.script.lines, start=1) if line.endswith("\r")]
+    found = [n for n, line in enumerate(job.lines, start=1) if line.endswith("\r")]
     if found:
         yield Hit(found[0], f"{len(found)} lines end as on Windows, in CR LF")
 
@@ -50,8 +60,8 @@ def dos_lines(job: Job) -> Iterator[Hit]:
 )  # fmt: skip
 def late_directive(job: Job) -> Iterator[Hit]:
     """Look for directives after the first command."""
-    first = job.script.first_command
-    for line, text in job.script.reader.comments:
+    first = job.first_command
+    for line, text in job.shell.comments:
         if line > first and text.startswith("#SBATCH"):
             yield Hit(line, f"{text[:60].strip()} comes after the first command, in line {first}")
 
@@ -62,11 +72,11 @@ def late_directive(job: Job) -> Iterator[Hit]:
 )  # fmt: skip
 def misspelt_directive(job: Job) -> Iterator[Hit]:
     """Look for comments that were meant to be directives: options alone, and no script to send."""
-    for line, text in job.script.reader.comments:
+    for line, text in job.shell.comments:
         match = MISSPELT.fullmatch(text)
         if match and not text.startswith("#SBATCH"):
-            rest = options([*WordReader(match[1]).words()], SHORT)[1]
-            if not rest:
+            words = [Word(line, word) for word in split_words(match[1])]
+            if not options(words, SHORT)[1]:
                 yield Hit(line, f"{text[:60].rstrip()!r} does not begin with #SBATCH")
 
 
@@ -76,7 +86,7 @@ def misspelt_directive(job: Job) -> Iterator[Hit]:
 )  # fmt: skip
 def disabled_directive(job: Job) -> Iterator[Hit]:
     """Look for directives behind a second # or a blank, which somebody has switched off."""
-    for line, text in job.script.reader.comments:
+    for line, text in job.shell.comments:
         if OFF.match(text):
             yield Hit(line, f"{text[:60].strip()!r} is a comment")
 
@@ -87,7 +97,7 @@ def disabled_directive(job: Job) -> Iterator[Hit]:
 )  # fmt: skip
 def unknown_option(job: Job) -> Iterator[Hit]:
     """Look for options that sbatch does not have but nearly so; others may be a site's plugin's."""
-    for option in job.script.directives:
+    for option in job.directives:
         # --container-image and its like are those of Pyxis, a plugin that many sites have.
         foreign = len(option.name) == 1 or option.name.startswith("container-")
         if not foreign and option.name not in SBATCH_OPTIONS:
@@ -104,7 +114,7 @@ def unknown_option(job: Job) -> Iterator[Hit]:
 )  # fmt: skip
 def variable_in_directive(job: Job) -> Iterator[Hit]:
     """Look for what only a shell expands."""
-    for option in job.script.directives:
+    for option in job.directives:
         value = option.value or ""
         if "$" in value or value.startswith("~"):
             yield Hit(option.line, f"--{option.name}={value} holds what only a shell expands")
@@ -116,7 +126,7 @@ def variable_in_directive(job: Job) -> Iterator[Hit]:
 )  # fmt: skip
 def no_time(job: Job) -> Iterator[Hit]:
     """Look for the time limit."""
-    if job.script.directives and not job.script.directive("time"):
+    if job.directives and not job.directive("time"):
         yield Hit(1, "--time is not given")
 
 
@@ -126,7 +136,7 @@ def no_time(job: Job) -> Iterator[Hit]:
 )  # fmt: skip
 def wrong_time(job: Job) -> Iterator[Hit]:
     """Look for a time limit in a form that sbatch does not take (sbatch(1), --time)."""
-    option = job.script.directive("time")
+    option = job.directive("time")
     value = (option and option.value) or ""
     is_filled_in = re.search(r"[${}<>@#%]", value)  # by the shell's user, or by a template
     if option and not is_filled_in and not TIME.fullmatch(value):
@@ -141,7 +151,7 @@ def no_tasks_per_node(job: Job) -> Iterator[Hit]:
     """Look for tasks that Slurm may spread over nodes as it likes."""
     tasks = job.asked("ntasks")
     by_step = any("ntasks-per-node" in step.options for step in job.steps)
-    if (job.nodes or 1) == 1 or by_step or job.script.directive("ntasks-per-node"):
+    if (job.nodes or 1) == 1 or by_step or job.directive("ntasks-per-node"):
         return
     if tasks not in (None, job.nodes):
         yield Hit(1, f"{tasks} tasks on {job.nodes} nodes have no --ntasks-per-node")
@@ -162,14 +172,14 @@ def missing_folder(job: Job) -> Iterator[Hit]:
     if job.slurm and job.slurm >= MAKES_FOLDERS:
         return
     for name in ("output", "error"):
-        option = job.script.directive(name)
+        option = job.directive(name)
         folder = Path(option.value).parent if option and option.value else Path()
-        if option and not _may_exist(folder, job.script):
+        if option and not _may_exist(folder, job):
             fact = f"the folder {folder} of --{name} does not exist"
             yield Hit(option.line, fact, severity="error" if job.slurm else "")
 
 
-def _may_exist(folder: Path, script: Script) -> bool:
+def _may_exist(folder: Path, job: Job) -> bool:
     """Return whether a folder exists, or cannot be judged from here."""
     if "$" in str(folder) or str(folder).startswith("~"):
         return True  # another rule says that it is not expanded
@@ -177,8 +187,8 @@ def _may_exist(folder: Path, script: Script) -> bool:
         if folder.is_absolute():
             # Another machine's file system is not to be judged by this one's.
             return folder.is_dir() or folder.parent == Path("/") or not folder.parent.is_dir()
-        chdir = script.directive("chdir")
-        bases = [Path(chdir.value)] if chdir and chdir.value else [Path(), Path(script.path).parent]
+        chdir = job.directive("chdir")
+        bases = [Path(chdir.value)] if chdir and chdir.value else [Path(), Path(job.path).parent]
         return any((base / folder).is_dir() for base in bases)
     except OSError:
         return True  # a name that no file can have
@@ -191,10 +201,10 @@ def _may_exist(folder: Path, script: Script) -> bool:
 )  # fmt: skip
 def one_gpu_per_task(job: Job) -> Iterator[Hit]:
     """Look for what shows each of several tasks of a node its own GPU only."""
-    sharing = job.script.directive("gres-flags")
+    sharing = job.directive("gres-flags")
     if sharing and "allow-task-sharing" in (sharing.value or ""):
         return
-    option = job.script.directive("gpus-per-task")
+    option = job.directive("gpus-per-task")
     if option and (job.tasks_per_node() or 1) > 1:
         yield Hit(option.line, "--gpus-per-task shows each task one GPU")
     for step in job.steps:
@@ -220,9 +230,9 @@ def one_gpu_per_task(job: Job) -> Iterator[Hit]:
 )  # fmt: skip
 def signal_to_steps(job: Job) -> Iterator[Hit]:
     """Look for a warning before the time limit that goes to the ranks; Lightning wants it there."""
-    if re.search("lightning", job.script.text, re.IGNORECASE):
+    if re.search("lightning", job.text, re.IGNORECASE):
         return
-    option = job.script.directive("signal")
+    option = job.directive("signal")
     target, colon, _ = ((option and option.value) or "").partition(":")
     if option and not (colon and "B" in target):
         yield Hit(option.line, f"--signal={option.value} goes to the ranks, not to this script")
@@ -234,7 +244,7 @@ def signal_to_steps(job: Job) -> Iterator[Hit]:
 )  # fmt: skip
 def tasks_contradict(job: Job) -> Iterator[Hit]:
     """Look for a number of tasks that the number of a node's tasks contradicts."""
-    tasks, per_node = job.script.directive("ntasks"), job.script.directive("ntasks-per-node")
+    tasks, per_node = job.directive("ntasks"), job.directive("ntasks-per-node")
     numbers = [job.number(option.value) if option else None for option in (tasks, per_node)]
     if not (tasks and numbers[0] and numbers[1]):
         return
@@ -271,7 +281,7 @@ def export_with_comma(job: Job) -> Iterator[Hit]:
 
 
 def _exports(job: Job) -> Iterator[tuple[int, str]]:
-    option = job.script.directive("export")
+    option = job.directive("export")
     if option and option.value:
         yield option.line, option.value
     for step in job.steps:
@@ -285,7 +295,7 @@ def _exports(job: Job) -> Iterator[tuple[int, str]]:
 )  # fmt: skip
 def requeue_unsaid(job: Job) -> Iterator[Hit]:
     """Look for what becomes of the job when a node fails."""
-    if job.script.directives and not job.script.directive("no-requeue", "requeue"):
+    if job.directives and not job.directive("no-requeue", "requeue"):
         yield Hit(1, "neither --no-requeue nor --requeue is given")
 
 
@@ -295,7 +305,7 @@ def requeue_unsaid(job: Job) -> Iterator[Hit]:
 )  # fmt: skip
 def own_account(job: Job) -> Iterator[Hit]:
     """Look for an account in the script."""
-    option = job.script.directive("account")
+    option = job.directive("account")
     if option and not job.is_rendered:
         yield Hit(option.line, f"the script names --account={option.value}")
 
@@ -332,7 +342,7 @@ def clean_environment(job: Job) -> Iterator[Hit]:
     for container in job.containers:
         cleans = container.has("--cleanenv", "-e") and not container.has("--env", "--env-file")
         is_rank = container.step is not None and not job.is_single(container.step)
-        if cleans and is_rank and not HANDED_ON.search(job.script.text):
+        if cleans and is_rank and not HANDED_ON.search(job.text):
             yield Hit(container.line, "--cleanenv leaves out SLURM_* and MASTER_*")
 
 
@@ -360,9 +370,7 @@ def no_gpus_inside(job: Job) -> Iterator[Hit]:
     if job.is_amd:
         return
     switches = {"APPTAINER_NV", "SINGULARITY_NV", "APPTAINER_ROCM", "SINGULARITY_ROCM"}
-    for container in (
-        job.containers if job.has_gpus and not switches & set(job.script.settings) else ()
-    ):
+    for container in job.containers if job.has_gpus and not switches & set(job.settings) else ():
         if not container.has("--nv", "--nvccli", "--rocm") and not (
             _hides(container) or _is_asked(container)
         ):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from lockstep.before.lint.linter import Finding
+    from lockstep.before.lint.rules import Finding
 
 # Notes that most scripts get; several scripts get them once.
 FOLDED = ("REQUEUE", "HARD-ACCOUNT")
@@ -55,18 +55,20 @@ def lint(ctx: click.Context, scripts: tuple[str, ...], as_json: bool, lists_rule
 def _findings(scripts: tuple[str, ...]) -> "list[Finding]":
     import socket
 
-    from lockstep.before.lint import linter, training
+    from lockstep.before.lint import batch, training
+    from lockstep.before.lint.directive_rules import BATCH
+    from lockstep.before.lint.rules import judge
 
     interfaces = [name for _, name in socket.if_nameindex()]
     slurm = _slurm_version()
     # All are read before the first is judged, so that a wrong name costs no output.
     judges: list[Callable[[], list[Finding]]] = []
     for path in scripts:
-        if path.endswith(training.SUFFIX):
-            judges.append(partial(training.lint, training.load(path)))
+        if path.endswith(".py"):
+            judges.append(partial(judge, training.load(path), training.TRAINING))
         else:
-            judges.append(partial(linter.lint, linter.load(path), interfaces, slurm))
-    return [finding for judge in judges for finding in judge()]
+            judges.append(partial(judge, batch.load(path, interfaces, slurm), BATCH))
+    return [finding for judge_script in judges for finding in judge_script()]
 
 
 def _slurm_version() -> tuple[int, ...] | None:
@@ -104,11 +106,13 @@ def _summary(findings: "list[Finding]", num_scripts: int) -> str:
 
 
 def _print_rules(as_json: bool) -> None:
-    from lockstep.before.lint import linter, training
+    from lockstep.before.lint.directive_rules import BATCH
+    from lockstep.before.lint.training import TRAINING
 
-    described = [(rule.name, rule.severity, rule.why, rule.action) for rule in linter.rules()]
-    described += [(rule.name, rule.severity, rule.why, rule.action) for rule in training.TRAINING]
-    rows = [dict(zip(("rule", "severity", "why", "action"), row, strict=True)) for row in described]
+    rows = [
+        {"rule": rule.name, "severity": rule.severity, "why": rule.why, "action": rule.action}
+        for rule in (*BATCH, *TRAINING)
+    ]
     if as_json:
         click.echo(json.dumps({"rules": rows}, indent=1))
         return

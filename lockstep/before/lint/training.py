@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from lockstep.before.lint.batch import Hit, Rules
-from lockstep.before.lint.linter import Finding, judged
+from lockstep.before.lint.rules import Hit, Rules
 from lockstep.core import files
 
 Block = ast.For | ast.While | ast.If | ast.FunctionDef | ast.AsyncFunctionDef
 Loop = ast.For | ast.While
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-SUFFIX = ".py"
 # Wraps a model for several ranks.
 WRAPS = ("DistributedDataParallel", "DDP")
 # How a script asks which rank it is.
@@ -527,8 +525,3 @@ def load(path: str) -> Script:
         raise ValueError(f"{path}:{error.lineno or 1}: not Python: {error.msg}") from None
     except (RecursionError, MemoryError):
         raise ValueError(f"{path}: nested too deep to be read") from None
-
-
-def lint(script: Script) -> list[Finding]:
-    """Return what is wrong with a script, from its first line to its last."""
-    return judged(script.path, script, TRAINING)
