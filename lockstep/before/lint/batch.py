@@ -15,6 +15,7 @@ from lockstep.before.lint.shell import (
     base_name,
     read_shell,
     split_words,
+    tokens_of,
     value_of,
     words_of,
 )
@@ -63,7 +64,7 @@ class Step:
         """Whether no option can hide in a variable of unknown value."""
         return bool(self.program) and not self.program[0].text.startswith("$")
 
-    @cached_property
+    @property
     def tokens(self) -> list[str]:
         """All words of what it starts, those in quoted text too."""
         return tokens_of(self.program)
@@ -88,16 +89,6 @@ class Container:
     def has(self, *names: str) -> bool:
         """Return whether it has one of these options."""
         return any(option.partition("=")[0] in names for option in self.options)
-
-
-def tokens_of(words: Collection[Word]) -> list[str]:
-    """Return all words, those in quoted text too; a `$( )` belongs to the word that holds it."""
-    return [token for word in words for token in _tokens(word.text)]
-
-
-def _tokens(text: str) -> list[str]:
-    found = text.split()
-    return found if len(found) < 2 else [word.text for word in words_of(text)]
 
 
 _SHORT = """
@@ -361,7 +352,7 @@ class Job:
         for command in self.commands:
             if command.name in SAYING:
                 continue
-            containers += _containers(tokens_of(command.words), command.line, step_of(command))
+            containers += _containers(command.tokens, command.line, step_of(command))
         return containers
 
     @cached_property

@@ -18,10 +18,9 @@ from lockstep.before.lint.batch import (
     Job,
     Step,
     step_of,
-    tokens_of,
 )
 from lockstep.before.lint.rules import Hit
-from lockstep.before.lint.shell import Command, base_name, value_of
+from lockstep.before.lint.shell import Command, base_name, tokens_of, value_of
 from lockstep.before.lint.variables import Kind, problems
 from lockstep.core.processes import INTERFACE_NAMES
 
@@ -70,7 +69,6 @@ def option_values(tokens: list[str], *names: str) -> Iterator[str]:
     "use --ntasks-per-node=1 with torchrun, or start python itself in each task",
 )  # fmt: skip
 def tasks_times_workers(job: Job) -> Iterator[Hit]:
-    """Look for torchrun in each of several tasks of a node."""
     for step in job.steps:
         launcher, tasks = torch_launch(step.tokens), job.tasks_per_node(step)
         workers = next(option_values(step.tokens, "nproc_per_node", "num_processes"), "1")
@@ -89,9 +87,8 @@ def tasks_times_workers(job: Job) -> Iterator[Hit]:
     "start it with srun --ntasks-per-node=1",
 )  # fmt: skip
 def one_node_only(job: Job) -> Iterator[Hit]:
-    """Look for torchrun that no srun carries to the other nodes."""
     for command in job.commands if (job.nodes or 1) > 1 else ():
-        launcher = torch_launch(tokens_of(command.words))
+        launcher = torch_launch(command.tokens)
         if launcher and LAUNCH.fullmatch(command.name):
             yield Hit(command.line, f"{launcher} runs on the first of {job.nodes} nodes only")
 
@@ -101,14 +98,13 @@ def one_node_only(job: Job) -> Iterator[Hit]:
     "start it with srun, or with torchrun on each node",
 )  # fmt: skip
 def no_srun(job: Job) -> Iterator[Hit]:
-    """Look for a training that is started once, where several tasks are asked for."""
     tasks = job.num_tasks() or 1
     if tasks == 1 or job.launches or any(not step.is_certain for step in job.steps):
         return
     if OTHER_LAUNCHERS.search(job.text) or not job.directives:
         return
     for command in job.commands:
-        tokens = tokens_of(command.words)
+        tokens = command.tokens
         if _runs_script(tokens) and LAUNCH.fullmatch(command.name) and not torch_launch(tokens):
             severity = "" if (job.nodes or 1) > 1 else "warning"
             fact = f"{tasks} tasks are asked for and {command.name} is started once"
@@ -130,7 +126,6 @@ def _runs_script(tokens: Sequence[str]) -> bool:
     "ask for as many tasks a node as GPUs: --ntasks-per-node",
 )  # fmt: skip
 def tasks_against_gpus(job: Job) -> Iterator[Hit]:
-    """Look for as many ranks of a node as it has no GPUs for, or leaves some idle."""
     for step in job.launches if OF_TORCH.search(job.text) else ():
         tasks, gpus = job.tasks_per_node(step), job.gpus_per_node(step)
         text = " ".join(step.tokens)
@@ -151,9 +146,8 @@ def tasks_against_gpus(job: Job) -> Iterator[Hit]:
     "start one rank for each GPU: --nproc-per-node",
 )  # fmt: skip
 def workers_against_gpus(job: Job) -> Iterator[Hit]:
-    """Look for a launcher of torch's that starts another number of ranks than there are GPUs."""
     for command in job.commands if job.is_batch else ():
-        step, tokens = step_of(command), tokens_of(command.words)
+        step, tokens = step_of(command), command.tokens
         workers = job.number(next(option_values(tokens, "nproc_per_node"), None))
         gpus = job.gpus_per_node(step)
         if command.name in SAYING or not torch_launch(tokens) or not (workers and gpus):
@@ -170,8 +164,7 @@ def workers_against_gpus(job: Job) -> Iterator[Hit]:
     'set it from Slurm: export WORLD_SIZE="$SLURM_NTASKS"',
 )  # fmt: skip
 def world_size(job: Job) -> Iterator[Hit]:
-    """Look for a WORLD_SIZE that is not the number of the tasks."""
-    if any(torch_launch(tokens_of(one.words)) for one in job.commands):
+    if any(torch_launch(one.tokens) for one in job.commands):
         return  # which sets it itself
     for command in job.shell.commands:
         for name, word in command.assigns:
@@ -188,9 +181,8 @@ def world_size(job: Job) -> Iterator[Hit]:
     "use nccl, which is torch's default for GPUs",
 )  # fmt: skip
 def gloo_for_gpus(job: Job) -> Iterator[Hit]:
-    """Look for a backend that copies each gradient through the host."""
     for command in job.commands if job.has_gpus else ():
-        values = option_values(tokens_of(command.words), "backend", "dist_backend", "ddp_backend")
+        values = option_values(command.tokens, "backend", "dist_backend", "ddp_backend")
         if "gloo" in values and command.name not in SAYING:
             yield Hit(command.line, "GPUs are asked for and the backend is gloo")
 
@@ -200,7 +192,6 @@ def gloo_for_gpus(job: Job) -> Iterator[Hit]:
     'add --nnodes="$SLURM_NNODES" --rdzv-backend=c10d --rdzv-endpoint="$first_host:$port"',
 )  # fmt: skip
 def nodes_apart(job: Job) -> Iterator[Hit]:
-    """Look for a launcher on each of several nodes that hears of no other node."""
     for step in job.steps:
         launcher = torch_launch(step.tokens)
         if launcher and step.is_certain and not _may_be_told(job, step) and _nodes(job, step) > 1:
@@ -240,7 +231,7 @@ def hidden_by_a_pipe(job: Job) -> Iterator[Command]:
 
 def _starts_ranks(command: Command) -> bool:
     """Return whether a command is a launcher of torch's, without srun."""
-    return bool(LAUNCH.fullmatch(command.name) and torch_launch(tokens_of(command.words)))
+    return bool(LAUNCH.fullmatch(command.name) and torch_launch(command.tokens))
 
 
 def hidden_by_the_end(job: Job) -> Command | None:
@@ -354,7 +345,7 @@ LOCAL_ADDRESSES = {"localhost", "127.0.0.1", "0.0.0.0", "::1"}  # noqa: S104, no
 def around_srun(job: Job, programs: Collection[str]) -> Iterator[Hit]:
     """Look for a program that starts srun."""
     for command in job.commands:
-        names = [base_name(token) for token in tokens_of(command.words)]
+        names = [base_name(token) for token in command.tokens]
         outer = next((name for name in names if name not in STARTERS - {*programs}), "")
         if outer in programs and "srun" in names:
             yield Hit(command.line, f"{outer} is around srun")
@@ -365,7 +356,6 @@ def around_srun(job: Job, programs: Collection[str]) -> Iterator[Hit]:
     "write srun ... nsys profile -o NAME-%q{SLURM_PROCID} ... python",
 )  # fmt: skip
 def profiler_around_srun(job: Job) -> Iterator[Hit]:
-    """Look for a profiler of srun itself."""
     return around_srun(job, PROFILERS)
 
 
@@ -374,7 +364,6 @@ def profiler_around_srun(job: Job) -> Iterator[Hit]:
     "write srun ... apptainer exec IMAGE ...",
 )  # fmt: skip
 def container_around_srun(job: Job) -> Iterator[Hit]:
-    """Look for srun inside an image."""
     return around_srun(job, CONTAINERS)
 
 
@@ -383,7 +372,6 @@ def container_around_srun(job: Job) -> Iterator[Hit]:
     "let each task expand it: srun bash -c '... $SLURM_PROCID ...' in single quotes",
 )  # fmt: skip
 def rank_in_batch_shell(job: Job) -> Iterator[Hit]:
-    """Look for ranks that the batch shell expands, instead of each task."""
     handed_on = _functions_of_tasks(job)
     words = [
         word
@@ -393,7 +381,7 @@ def rank_in_batch_shell(job: Job) -> Iterator[Hit]:
         and (name in RANK_NAMES or RANK_OPTION.search(word.text))
     ]
     for command in job.commands if job.is_batch else ():
-        if step_of(command) or torch_launch(tokens_of(command.words)):
+        if step_of(command) or torch_launch(command.tokens):
             words += command.words
     found: dict[int, set[str]] = {}
     for word in words:
@@ -422,7 +410,6 @@ def _functions_of_tasks(job: Job) -> set[str]:
     SACCT,
 )  # fmt: skip
 def accounting_of_itself(job: Job) -> Iterator[Hit]:
-    """Look for sacct and seff about the job that runs them."""
     for command in job.commands:
         asks_others = any(word.text.startswith(("-j", "--job")) for word in command.words)
         is_own = command.live & OWN_JOB or (not asks_others and command.name == "sacct")
@@ -436,9 +423,8 @@ def accounting_of_itself(job: Job) -> Iterator[Hit]:
     "install once, into an image or a venv",
 )  # fmt: skip
 def install_in_job(job: Job) -> Iterator[Hit]:
-    """Look for packages that every run fetches again."""
     for command in job.commands:
-        tokens = tokens_of(command.words)
+        tokens = command.tokens
         for at, token in enumerate(tokens if command.name not in SAYING else []):
             following = tokens[at + 1 : at + 3]
             if base_name(token) in INSTALLERS and "install" in following:
@@ -452,7 +438,6 @@ def install_in_job(job: Job) -> Iterator[Hit]:
     "quote it: 'package>=1.0'",
 )  # fmt: skip
 def version_as_file(job: Job) -> Iterator[Hit]:
-    """Look for >= that the shell takes for a file."""
     for operator, target in job.shell.redirects:
         if operator in (">", ">>") and target.text.startswith("=") and not target.is_quoted:
             yield Hit(target.line, f"unquoted {operator}{target.text} writes into a file")
@@ -467,7 +452,7 @@ def _settings_of(job: Job, variable: str, *names: str) -> Iterator[tuple[int, st
     for command in job.commands:
         if command.name in SAYING:
             continue
-        for value in option_values(tokens_of(command.words), *names):
+        for value in option_values(command.tokens, *names):
             yield command.line, job.resolve(value)
 
 
@@ -476,7 +461,6 @@ def _settings_of(job: Job, variable: str, *names: str) -> Iterator[tuple[int, st
     "derive it: export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))",
 )  # fmt: skip
 def fixed_port(job: Job) -> Iterator[Hit]:
-    """Look for a port that another job may have."""
     found = list(_settings_of(job, "MASTER_PORT", "master_port", "main_process_port"))
     found += [(n, v.rpartition(":")[2]) for n, v in _settings_of(job, "", "rdzv_endpoint")]
     facts: dict[str, int] = {}  # said once, where it is first set
@@ -497,7 +481,7 @@ def _default_port(job: Job) -> Iterator[int]:
     if job.directive("exclusive") or "PET_" in job.text:
         return
     for command in job.commands:
-        tokens = tokens_of(command.words)
+        tokens = command.tokens
         is_told = any(token.lstrip("-").replace("-", "_").startswith(told) for token in tokens)
         if torch_launch(tokens) in TORCHRUN and command.name not in SAYING and not is_told:
             yield command.line
@@ -508,7 +492,6 @@ def _default_port(job: Job) -> Iterator[int]:
     FIRST_HOST,
 )  # fmt: skip
 def local_address(job: Job) -> Iterator[Hit]:
-    """Look for ranks that would each meet on their own node."""
     found = list(_settings_of(job, "MASTER_ADDR", "master_addr", "main_process_ip"))
     found += [(n, v.rpartition(":")[0]) for n, v in _settings_of(job, "", "rdzv_endpoint")]
     for line, value in found if (job.nodes or 1) > 1 else ():
@@ -527,7 +510,6 @@ def local_address(job: Job) -> Iterator[Hit]:
     "let the batch shell expand it once, before srun",
 )  # fmt: skip
 def meets_itself(job: Job) -> Iterator[Hit]:
-    """Look for a meeting point that each task expands, and so has one of its own."""
     for command in job.shell.commands if (job.nodes or 1) > 1 else ():
         if not any(base_name(word.text) == "srun" for word in command.words):
             continue
@@ -548,7 +530,6 @@ def meets_itself(job: Job) -> Iterator[Hit]:
     "add --kill-on-bad-exit=1",
 )  # fmt: skip
 def no_kill(job: Job) -> Iterator[Hit]:
-    """Look for ranks that outlive one that has failed."""
     for step in job.launches if "SLURM_KILL_BAD_EXIT" not in job.settings else ():
         value = step.options.get("kill-on-bad-exit", "0")
         if value == "0" and not job.is_single(step):
@@ -560,7 +541,6 @@ def no_kill(job: Job) -> Iterator[Hit]:
     'add --cpus-per-task="$SLURM_CPUS_PER_TASK", or export SRUN_CPUS_PER_TASK',
 )  # fmt: skip
 def no_cpus(job: Job) -> Iterator[Hit]:
-    """Look for CPUs that are asked of sbatch and not of srun."""
     option = job.directive("cpus-per-task")
     if "SRUN_CPUS_PER_TASK" in job.settings:
         return
@@ -617,7 +597,6 @@ def modules_on_top(job: Job) -> Iterator[Hit]:
     "keep exactly one: modules, a venv, or an image",
 )  # fmt: skip
 def two_environments(job: Job) -> Iterator[Hit]:
-    """Look for an environment outside of an image, or for two of them."""
     found = [(command.line, kind) for command in job.commands if (kind := _activates(command))]
     if found and job.containers:
         line = job.containers[0].line
@@ -641,10 +620,9 @@ def _activates(command: Command) -> str | None:
     "set -eo pipefail, or keep it: srun ... || failed=1, and end with exit",
 )  # fmt: skip
 def lost_exit_code(job: Job) -> Iterator[Hit]:
-    """Look for a pipe, or a last command, that hides how the ranks ended."""
     piped = [*hidden_by_a_pipe(job)]
     for command in piped:
-        what = "srun" if step_of(command) else torch_launch(tokens_of(command.words))
+        what = "srun" if step_of(command) else torch_launch(command.tokens)
         yield Hit(command.line, f"the exit code of {what} is lost in a pipe without pipefail")
     last = hidden_by_the_end(job)
     if last and last.line not in [one.line for one in piped]:
@@ -656,7 +634,6 @@ def lost_exit_code(job: Job) -> Iterator[Hit]:
     "let the backslash be the line's last character",
 )  # fmt: skip
 def broken_line(job: Job) -> Iterator[Hit]:
-    """Look for commands that a blank, a comment or nothing behind their backslash cuts in two."""
     cut: dict[int, str] = {}
     for command in job.shell.commands:
         if command.cut_in:
@@ -677,7 +654,6 @@ def broken_line(job: Job) -> Iterator[Hit]:
     "try bash -n on the script",
 )  # fmt: skip
 def not_read(job: Job) -> Iterator[Hit]:
-    """Look for what is no shell, such as a quote or a brace that is not closed."""
     if job.shell.unread:
         yield Hit(job.shell.unread, f"the shell is not read from line {job.shell.unread} on")
 
@@ -695,7 +671,6 @@ def _problems(job: Job, *kinds: Kind) -> Iterator[Hit]:
     "correct it",
 )  # fmt: skip
 def wrong_variable(job: Job) -> Iterator[Hit]:
-    """Look for variables that do not exist, and values that they do not take."""
     return _problems(job, "name", "value")
 
 
@@ -704,7 +679,6 @@ def wrong_variable(job: Job) -> Iterator[Hit]:
     "look on a compute node",
 )  # fmt: skip
 def missing_interface(job: Job) -> Iterator[Hit]:
-    """Look for the network interfaces on this machine."""
     return _problems(job, "interface")
 
 
@@ -713,7 +687,6 @@ def missing_interface(job: Job) -> Iterator[Hit]:
     "leave it out",
 )  # fmt: skip
 def costly_variable(job: Job) -> Iterator[Hit]:
-    """Look for variables that slow every step."""
     return _problems(job, "costly")
 
 
@@ -722,7 +695,6 @@ def costly_variable(job: Job) -> Iterator[Hit]:
     "leave it out",
 )  # fmt: skip
 def debugging(job: Job) -> Iterator[Hit]:
-    """Look for what slows the ranks."""
     return _problems(job, "slow")
 
 
@@ -731,7 +703,6 @@ def debugging(job: Job) -> Iterator[Hit]:
     "keep it in one site file (lockstep init)",
 )  # fmt: skip
 def own_interface(job: Job) -> Iterator[Hit]:
-    """Look for the name of an interface in the script."""
     for name in INTERFACE_NAMES if not job.is_rendered else ():
         line, value = job.environ.get(name, (0, ""))
         if value and "$" not in value and not value.startswith("^"):

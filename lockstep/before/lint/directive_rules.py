@@ -17,7 +17,6 @@ from lockstep.before.lint.batch import (
     Container,
     Job,
     options,
-    tokens_of,
 )
 from lockstep.before.lint.command_rules import torch_launch
 from lockstep.before.lint.rules import Hit
@@ -38,7 +37,6 @@ MAKES_FOLDERS = (23, 2)
     "begin with #!/bin/bash",
 )  # fmt: skip
 def no_shebang(job: Job) -> Iterator[Hit]:
-    """Look at the first line."""
     if not job.text.startswith("#!"):
         yield Hit(1, "the first line is not #!")
 
@@ -48,7 +46,6 @@ def no_shebang(job: Job) -> Iterator[Hit]:
     "run dos2unix on it",
 )  # fmt: skip
 def dos_lines(job: Job) -> Iterator[Hit]:
-    """Look for the line ends of Windows."""
     found = [n for n, line in enumerate(job.lines, start=1) if line.endswith("\r")]
     if found:
         yield Hit(found[0], f"{len(found)} lines end as on Windows, in CR LF")
@@ -59,7 +56,6 @@ def dos_lines(job: Job) -> Iterator[Hit]:
     "move it above the first command",
 )  # fmt: skip
 def late_directive(job: Job) -> Iterator[Hit]:
-    """Look for directives after the first command."""
     first = job.first_command
     for line, text in job.shell.comments:
         if line > first and text.startswith("#SBATCH"):
@@ -71,7 +67,6 @@ def late_directive(job: Job) -> Iterator[Hit]:
     "write #SBATCH in capitals, without blanks, where the line begins",
 )  # fmt: skip
 def misspelt_directive(job: Job) -> Iterator[Hit]:
-    """Look for comments that were meant to be directives: options alone, and no script to send."""
     for line, text in job.shell.comments:
         match = MISSPELT.fullmatch(text)
         if match and not text.startswith("#SBATCH"):
@@ -85,7 +80,6 @@ def misspelt_directive(job: Job) -> Iterator[Hit]:
     "remove it if that is not meant",
 )  # fmt: skip
 def disabled_directive(job: Job) -> Iterator[Hit]:
-    """Look for directives behind a second # or a blank, which somebody has switched off."""
     for line, text in job.shell.comments:
         if OFF.match(text):
             yield Hit(line, f"{text[:60].strip()!r} is a comment")
@@ -96,7 +90,6 @@ def disabled_directive(job: Job) -> Iterator[Hit]:
     "correct it",
 )  # fmt: skip
 def unknown_option(job: Job) -> Iterator[Hit]:
-    """Look for options that sbatch does not have but nearly so; others may be a site's plugin's."""
     for option in job.directives:
         # --container-image and its like are those of Pyxis, a plugin that many sites have.
         foreign = len(option.name) == 1 or option.name.startswith("container-")
@@ -113,7 +106,6 @@ def unknown_option(job: Job) -> Iterator[Hit]:
     "write the value out, or use sbatch's own %j, %x and %u",
 )  # fmt: skip
 def variable_in_directive(job: Job) -> Iterator[Hit]:
-    """Look for what only a shell expands."""
     for option in job.directives:
         value = option.value or ""
         if "$" in value or value.startswith("~"):
@@ -125,7 +117,6 @@ def variable_in_directive(job: Job) -> Iterator[Hit]:
     "add #SBATCH --time=HH:MM:SS",
 )  # fmt: skip
 def no_time(job: Job) -> Iterator[Hit]:
-    """Look for the time limit."""
     if job.directives and not job.directive("time"):
         yield Hit(1, "--time is not given")
 
@@ -135,7 +126,6 @@ def no_time(job: Job) -> Iterator[Hit]:
     "write minutes, HH:MM:SS or D-HH:MM:SS",
 )  # fmt: skip
 def wrong_time(job: Job) -> Iterator[Hit]:
-    """Look for a time limit in a form that sbatch does not take (sbatch(1), --time)."""
     option = job.directive("time")
     value = (option and option.value) or ""
     is_filled_in = re.search(r"[${}<>@#%]", value)  # by the shell's user, or by a template
@@ -148,7 +138,6 @@ def wrong_time(job: Job) -> Iterator[Hit]:
     "add #SBATCH --ntasks-per-node, one task for each GPU",
 )  # fmt: skip
 def no_tasks_per_node(job: Job) -> Iterator[Hit]:
-    """Look for tasks that Slurm may spread over nodes as it likes."""
     tasks = job.asked("ntasks")
     by_step = any("ntasks-per-node" in step.options for step in job.steps)
     if (job.nodes or 1) == 1 or by_step or job.directive("ntasks-per-node"):
@@ -200,7 +189,6 @@ def _may_exist(folder: Path, job: Job) -> bool:
     "use --gpus-per-node, with one task for each GPU and cuda:LOCAL_RANK",
 )  # fmt: skip
 def one_gpu_per_task(job: Job) -> Iterator[Hit]:
-    """Look for what shows each of several tasks of a node its own GPU only."""
     sharing = job.directive("gres-flags")
     if sharing and "allow-task-sharing" in (sharing.value or ""):
         return
@@ -229,7 +217,6 @@ def one_gpu_per_task(job: Job) -> Iterator[Hit]:
     "write --signal=B:USR1@120 and trap USR1 in this script, unless the ranks handle it",
 )  # fmt: skip
 def signal_to_steps(job: Job) -> Iterator[Hit]:
-    """Look for a warning before the time limit that goes to the ranks; Lightning wants it there."""
     if re.search("lightning", job.text, re.IGNORECASE):
         return
     option = job.directive("signal")
@@ -243,7 +230,6 @@ def signal_to_steps(job: Job) -> Iterator[Hit]:
     "give --nodes and --ntasks-per-node, and leave --ntasks out",
 )  # fmt: skip
 def tasks_contradict(job: Job) -> Iterator[Hit]:
-    """Look for a number of tasks that the number of a node's tasks contradicts."""
     tasks, per_node = job.directive("ntasks"), job.directive("ntasks-per-node")
     numbers = [job.number(option.value) if option else None for option in (tasks, per_node)]
     if not (tasks and numbers[0] and numbers[1]):
@@ -260,7 +246,6 @@ def tasks_contradict(job: Job) -> Iterator[Hit]:
     "use --export=ALL and set variables in the script",
 )  # fmt: skip
 def exported_names(job: Job) -> Iterator[Hit]:
-    """Look for --export that leaves out the rest of the environment."""
     for line, value in _exports(job):
         names = value.split(",")
         if value and names[0] not in ("ALL", "NONE", "NIL") and "ALL" not in names:
@@ -272,7 +257,6 @@ def exported_names(job: Job) -> Iterator[Hit]:
     "export the variable in the script, in quotes",
 )  # fmt: skip
 def export_with_comma(job: Job) -> Iterator[Hit]:
-    """Look for a value that ends at its comma."""
     for line, value in _exports(job):
         names = value.split(",")
         cut = [b for a, b in pairwise(names) if "=" in a and "=" not in b]
@@ -294,7 +278,6 @@ def _exports(job: Job) -> Iterator[tuple[int, str]]:
     "add #SBATCH --no-requeue, or --requeue with --open-mode=append",
 )  # fmt: skip
 def requeue_unsaid(job: Job) -> Iterator[Hit]:
-    """Look for what becomes of the job when a node fails."""
     if job.directives and not job.directive("no-requeue", "requeue"):
         yield Hit(1, "neither --no-requeue nor --requeue is given")
 
@@ -304,7 +287,6 @@ def requeue_unsaid(job: Job) -> Iterator[Hit]:
     "keep it in one site file (lockstep init), or export SBATCH_ACCOUNT",
 )  # fmt: skip
 def own_account(job: Job) -> Iterator[Hit]:
-    """Look for an account in the script."""
     option = job.directive("account")
     if option and not job.is_rendered:
         yield Hit(option.line, f"the script names --account={option.value}")
@@ -338,7 +320,6 @@ HANDED_ON = re.compile(r"(APPTAINER|SINGULARITY)ENV_(SLURM|MASTER|RANK|LOCAL|WOR
     "hand them on as APPTAINERENV_NAME, or with --env-file",
 )  # fmt: skip
 def clean_environment(job: Job) -> Iterator[Hit]:
-    """Look for an image in which no rank knows which it is."""
     for container in job.containers:
         cleans = container.has("--cleanenv", "-e") and not container.has("--env", "--env-file")
         is_rank = container.step is not None and not job.is_single(container.step)
@@ -351,7 +332,6 @@ def clean_environment(job: Job) -> Iterator[Hit]:
     "use --cleanenv --no-home instead",
 )  # fmt: skip
 def contained(job: Job) -> Iterator[Hit]:
-    """Look for ranks of a node that share no memory."""
     for container in job.containers:
         tasks = job.tasks_per_node(container.step) if container.step else 1
         if container.has("--containall", "-C", "--ipc", "-i") and (tasks or 1) > 1:
@@ -397,9 +377,8 @@ def _hides(container: Container) -> bool:
     "add --ipc=host, or --shm-size=8g",
 )  # fmt: skip
 def docker_without_shared_memory(job: Job) -> Iterator[Hit]:
-    """Look for an image of Docker's whose ranks and loaders have 64 MB of shared memory."""
     for command in job.commands:
-        tokens = tokens_of(command.words)
+        tokens = command.tokens
         names = [base_name(token) for token in tokens]
         for name in ("docker", "podman", "nvidia-docker"):
             at = names.index(name) if name in names else len(tokens)

@@ -5,9 +5,9 @@ Nothing is run. The tree is tree-sitter-bash's, which reads on behind what it do
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -93,6 +93,11 @@ class Command:
         """The program, without its folder."""
         return base_name(self.words[0].text) if self.words else ""
 
+    @cached_property
+    def tokens(self) -> list[str]:
+        """All of its words, those in quoted text too."""
+        return tokens_of(self.words)
+
     @property
     def live(self) -> set[str]:
         """Names of all variables that this shell expands in its words."""
@@ -167,6 +172,15 @@ def words_of(text: str) -> tuple[Word, ...]:
         else:
             nodes += reversed(node.children)
     return tuple(words)
+
+
+def tokens_of(words: Iterable[Word]) -> list[str]:
+    """Return all words, those in quoted text too; a `$( )` belongs to the word that holds it."""
+    tokens = []
+    for word in words:
+        parts = word.text.split()
+        tokens += parts if len(parts) < 2 else [part.text for part in words_of(word.text)]
+    return tokens
 
 
 def read_word(node: "Node") -> Word:

@@ -203,7 +203,6 @@ TRAINING: "Rules[Script]" = Rules()
     "call sampler.set_epoch(epoch) before each epoch",
 )  # fmt: skip
 def same_order(script: Script) -> Iterator[Hit]:
-    """Look for a sampler whose epochs are all shuffled alike."""
     if script.named("set_epoch"):
         return
     for call in script.named("DistributedSampler"):
@@ -226,7 +225,6 @@ def _validates(script: Script, call: ast.Call) -> bool:
     "give the DataLoader a DistributedSampler, and no shuffle",
 )  # fmt: skip
 def all_data_everywhere(script: Script) -> Iterator[Hit]:
-    """Look for a loader of which each rank reads all."""
     if not script.is_distributed or script.mentions("DistributedSampler"):
         return
     for call in script.named("DataLoader"):
@@ -240,7 +238,6 @@ def all_data_everywhere(script: Script) -> Iterator[Hit]:
     "keep loss.detach() and read it every hundred steps or at the epoch's end",
 )  # fmt: skip
 def read_each_step(script: Script) -> Iterator[Hit]:
-    """Look for what waits for the GPU in every step: reading a value, waiting, freeing memory."""
     if script.is_for_cpus:
         return
     losses = {name_of(call.func).rpartition(".")[0] for call in script.named("backward")} - {""}
@@ -267,7 +264,6 @@ def _plain_names(call: ast.Call) -> set[str]:
     "do it every hundred steps or at the epoch's end",
 )  # fmt: skip
 def collective_each_step(script: Script) -> Iterator[Hit]:
-    """Look for collectives of one's own in every step, beside those of the gradients."""
     for call in collectives(script.tree):
         if script.in_each_step(call):
             yield Hit(call.lineno, f"{name_of(call.func)} in each step")
@@ -278,7 +274,6 @@ def collective_each_step(script: Script) -> Iterator[Hit]:
     "leave it out, unless some parameters really get no gradient",
 )  # fmt: skip
 def unused_parameters(script: Script) -> Iterator[Hit]:
-    """Look for DDP that walks the graph in every step for parameters without a gradient."""
     for call in script.named(*WRAPS, "DistributedDataParallelKwargs", "DDPStrategy"):
         if is_constant(argument(call, "find_unused_parameters"), True):
             yield Hit(call.lineno, "find_unused_parameters=True")
@@ -289,7 +284,6 @@ def unused_parameters(script: Script) -> Iterator[Hit]:
     "give num_workers, such as the cores of a rank less one, and persistent_workers=True",
 )  # fmt: skip
 def no_workers(script: Script) -> Iterator[Hit]:
-    """Look for loaders that read their batches in the process that trains, but not from memory."""
     if not script.is_distributed or script.named("TensorDataset"):
         return
     for call in script.named("DataLoader"):
@@ -305,7 +299,6 @@ def no_workers(script: Script) -> Iterator[Hit]:
     "do the other backwards within `with model.no_sync():`",
 )  # fmt: skip
 def no_sync(script: Script) -> Iterator[Hit]:
-    """Look for accumulation whose every backward exchanges all gradients."""
     if not script.named(*WRAPS) or script.mentions("no_sync", "require_backward_grad_sync"):
         return
     for call in script.named("step"):
@@ -326,7 +319,6 @@ def _counts(test: ast.AST) -> bool:
     "do it on rank 0 alone, and let the others wait at a barrier",
 )  # fmt: skip
 def files_of_all_ranks(script: Script) -> Iterator[Hit]:
-    """Look for what every rank writes to one place: a checkpoint, a data set that is fetched."""
     if not script.is_distributed:
         return
     for call in script.calls:
@@ -345,7 +337,6 @@ def files_of_all_ranks(script: Script) -> Iterator[Hit]:
     'use int(os.environ["LOCAL_RANK"])',
 )  # fmt: skip
 def device_of_global_rank(script: Script) -> Iterator[Hit]:
-    """Look for a GPU that is chosen by the rank in the job, and not on the node."""
     ranks = {
         name_of(node.targets[0])
         for node in ast.walk(script.tree)
@@ -372,7 +363,6 @@ def _is_global_rank(node: ast.AST, ranks: set[str]) -> bool:
     "use nccl, which is torch's default for GPUs",
 )  # fmt: skip
 def gloo_for_gpus(script: Script) -> Iterator[Hit]:
-    """Look for gloo, which copies each gradient through the host, where tensors are on GPUs."""
     uses_gpus = script.named("cuda", "set_device") or script.mentions("cuda")
     for call in script.named("init_process_group") if uses_gpus else ():
         given = call.args[0] if call.args else argument(call, "backend")
@@ -385,7 +375,6 @@ def gloo_for_gpus(script: Script) -> Iterator[Hit]:
     "call it on every rank, and let only what prints or writes depend on the rank",
 )  # fmt: skip
 def some_ranks_only(script: Script) -> Iterator[Hit]:
-    """Look for collective calls that not every rank makes, DDP's forward among them."""
     models = script.assigned(*WRAPS)
     for branch in (node for node in ast.walk(script.tree) if isinstance(node, ast.If)):
         if asks_for_rank(branch.test):
@@ -453,7 +442,6 @@ def _blocks(holder: ast.AST | None) -> Iterator[list[ast.AST]]:
     "use DistributedDataParallel, one process a GPU",
 )  # fmt: skip
 def data_parallel(script: Script) -> Iterator[Hit]:
-    """Look for torch's older way, threads of one process."""
     for call in script.named("DataParallel"):
         yield Hit(call.lineno, f"{name_of(call.func)} drives all GPUs from one process")
 
@@ -463,7 +451,6 @@ def data_parallel(script: Script) -> Iterator[Hit]:
     "leave it to torchrun, or derive it: 20000 + int(os.environ['SLURM_JOB_ID']) % 10000",
 )  # fmt: skip
 def fixed_port(script: Script) -> Iterator[Hit]:
-    """Look for a port that is written out."""
     for node in ast.walk(script.tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
             key = node.targets[0].slice
@@ -479,7 +466,6 @@ def fixed_port(script: Script) -> Iterator[Hit]:
     'call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) first',
 )  # fmt: skip
 def one_gpu_for_all(script: Script) -> Iterator[Hit]:
-    """Look for ranks that all take the first GPU."""
     words = (
         *("set_device", "LOCAL_RANK", "local_rank", "SLURM_LOCALID", "device_ids", "device_id"),
         *("fully_shard", "init_device_mesh", "DeviceMesh", "CUDA_VISIBLE_DEVICES", "Accelerator"),
@@ -505,7 +491,6 @@ CUDA = ("cuda", "cuda:0")
     "call torch.manual_seed with one seed on all ranks",
 )  # fmt: skip
 def no_seed(script: Script) -> Iterator[Hit]:
-    """Look for a training whose random numbers nobody chose."""
     seeds = ("manual_seed", "manual_seed_all", "seed_everything", "set_seed", "seed_all", "seed")
     is_broadcast = bool(script.named(*WRAPS))  # DDP sends rank 0's parameters to all
     if script.is_training and not script.named(*seeds) and not is_broadcast:
