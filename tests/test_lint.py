@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import stand_ins
 from cluster import missing, need
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lockstep.before.lint import shell
@@ -488,6 +488,7 @@ shell_noise = st.lists(
 
 
 @given(shell_noise)
+@example("echo ${\U000976bb")  # at which tree-sitter-bash itself crashes
 def test_any_text_is_read_to_its_end(text):
     for one in findings("#!/bin/bash\n" + text):
         assert 1 <= one.line <= text.count("\n") + 2
@@ -495,7 +496,7 @@ def test_any_text_is_read_to_its_end(text):
 
 
 words = st.lists(
-    st.text(st.characters(exclude_characters="\0\r", exclude_categories=["Cs"]), max_size=12),
+    st.text(st.characters(exclude_characters="\0\r"), max_size=12),
     min_size=1,
 )
 

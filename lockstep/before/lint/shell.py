@@ -36,7 +36,8 @@ DECLARING = ("export", "declare", "typeset", "local", "readonly", "unset", "unse
 JOINTS = ("&&", "||", "|", "|&")
 ENDS = {*JOINTS, ";", "&", ";;"}
 ESCAPED = re.compile(r"\\(?:\n|(.))", re.DOTALL)
-CUT = re.compile(rb"\s*\\[ \t]+(#.*)?$")
+NOT_ASCII = re.compile(r"[^\x00-\x7f]")
+CUT = re.compile(r"\s*\\[ \t]+(#.*)?$")
 EXPANDED = re.compile(r"\$\{?[!#]?(\w+)")
 
 
@@ -153,11 +154,11 @@ def _parser() -> "Parser":
 
 
 def _parse(text: str) -> "Node":
-    return _parser().parse(text.encode("utf-8", "replace")).root_node
+    """Return the tree of a text, whose bytes are the text's characters.
 
-
-def _text(node: "Node") -> str:
-    return (node.text or b"").decode("utf-8", "replace")
+    tree-sitter-bash 0.25 crashes on some characters that are not ASCII, so it gets none.
+    """
+    return _parser().parse(NOT_ASCII.sub("_", text).encode("ascii")).root_node
 
 
 @lru_cache(maxsize=1000)
@@ -168,7 +169,7 @@ def words_of(text: str) -> tuple[Word, ...]:
     while nodes:
         node = nodes.pop()
         if node.type in WORDS:
-            words.append(read_word(node))
+            words.append(read_word(node, text))
         else:
             nodes += reversed(node.children)
     return tuple(words)
@@ -183,8 +184,8 @@ def tokens_of(words: Iterable[Word]) -> list[str]:
     return tokens
 
 
-def read_word(node: "Node") -> Word:
-    """Return the word of a node: quotes and backslashes taken off, nothing expanded."""
+def read_word(node: "Node", source: str) -> Word:
+    """Return a node's word of the source: quotes and backslashes taken off, nothing expanded."""
     parts: list[str] = []
     live: list[str] = []
     types: set[str] = set()
@@ -192,12 +193,12 @@ def read_word(node: "Node") -> Word:
     nodes = [node]
     while nodes:
         part = nodes.pop()
-        text = _text(part)
+        text = source[part.start_byte : part.end_byte]
         types.add(part.type)
         if part.type in JOINED and part.children:
             nodes += [child for child in reversed(part.children) if child.type != '"']
         elif part.type in ("raw_string", "ansi_c_string"):
-            parts.append(text[text.index("'") + 1 : -1])
+            parts.append(text.partition("'")[2][:-1])
         elif part.type in ("word", "string_content"):
             types |= {"\\"} if "\\" in text else set()
             parts.append(ESCAPED.sub(r"\1", text))
@@ -206,7 +207,7 @@ def read_word(node: "Node") -> Word:
             if name := EXPANDED.match(text.lstrip()):
                 live.append(name[1])
             if part.type == "array":
-                items = tuple(read_word(child) for child in part.named_children)
+                items = tuple(read_word(child, source) for child in part.named_children)
     is_quoted = bool(types & {"string", "translated_string", "raw_string", "ansi_c_string", "\\"})
     has_command = bool(types & {"command_substitution", "process_substitution"})
     line = node.start_point.row + 1
@@ -215,7 +216,7 @@ def read_word(node: "Node") -> Word:
 
 def read_shell(text: str) -> Shell:
     """Read the commands, comments and redirections of a text."""
-    lines = text.encode("utf-8", "replace").split(b"\n")
+    lines = text.split("\n")
     commands: list[Command] = []
     comments: list[tuple[int, str]] = []
     redirects: list[tuple[str, Word]] = []
@@ -229,13 +230,13 @@ def read_shell(text: str) -> Shell:
             loose = [part for part in node.children if part.type not in (*COMMANDS, "comment")]
             unread.append((loose or [node])[0].start_point.row + 1)
         if node.type == "comment" and not lines[row][:column].strip():
-            comments.append((row + 1, lines[row].decode("utf-8", "replace")))
+            comments.append((row + 1, lines[row]))
         elif node.type == "file_redirect" and node.named_children:
             operator = next(child.type for child in node.children if not child.is_named)
             targets = [part for part in node.named_children if part.type in WORDS]
-            redirects += [(operator, read_word(part)) for part in targets[:1]]
+            redirects += [(operator, read_word(part, text)) for part in targets[:1]]
         elif node.type in COMMANDS or node.type == "ERROR" or _is_arithmetic(node):
-            words, assigns = _words_and_assigns(node)
+            words, assigns = _words_and_assigns(node, text)
             cut_in = end.row + 1 if CUT.match(lines[end.row][end.column :]) else 0
             if words or assigns:
                 commands.append(
@@ -244,7 +245,7 @@ def read_shell(text: str) -> Shell:
         if node.type in COMMANDS:
             nodes += [(inner, heir) for inner in _inner(node)]
         elif node.type != "heredoc_body":
-            nodes += reversed(list(_children(node, heir)))
+            nodes += reversed(list(_children(node, heir, text)))
     return Shell(commands, comments, redirects, min(unread, default=None))
 
 
@@ -252,23 +253,27 @@ def _is_arithmetic(node: "Node") -> bool:
     return node.type == "compound_statement" and node.children[0].type == "(("
 
 
-def _words_and_assigns(node: "Node") -> tuple[tuple[Word, ...], tuple[tuple[str, Word], ...]]:
+def _words_and_assigns(
+    node: "Node", text: str
+) -> tuple[tuple[Word, ...], tuple[tuple[str, Word], ...]]:
     if node.type in ("test_command", "compound_statement"):
-        return (Word(node.start_point.row + 1, _text(node), is_quoted=True),), ()
+        return (
+            Word(node.start_point.row + 1, text[node.start_byte : node.end_byte], is_quoted=True),
+        ), ()
     words: list[Word] = []
     assigns: list[tuple[str, Word]] = []
     for child in [node] if node.type == "variable_assignment" else node.children:
         if child.type == "variable_assignment":
-            word = read_word(child)
+            word = read_word(child, text)
             assigns.append((re.split(r"[\[+=]", word.text)[0], word))
             words += [word] if words else []
         elif child.type in (*WORDS, "command_name", *DECLARING):
-            words.append(read_word(child))
+            words.append(read_word(child, text))
     # The tree counts arguments behind a redirection as a part of it.
     holder = node.parent
     for part in holder.children if holder and holder.type == "redirected_statement" else ():
         targets = [target for target in part.named_children if target.type in WORDS]
-        words += [read_word(target) for target in targets[1:] if part.type == "file_redirect"]
+        words += [read_word(target, text) for target in targets[1:] if part.type == "file_redirect"]
     return tuple(words), tuple(assigns)
 
 
@@ -285,13 +290,13 @@ def _inner(node: "Node") -> "list[Node]":
     return inner
 
 
-def _children(node: "Node", heir: Command) -> "Iterator[tuple[Node, Command]]":
+def _children(node: "Node", heir: Command, text: str) -> "Iterator[tuple[Node, Command]]":
     """Yield the children of a node that is no command, each with what its commands inherit."""
     if node.type in SUBSTITUTIONS:
         heir = Command(1, depth=heir.depth + 1)
     elif node.type == "function_definition":
         name = node.child_by_field_name("name")
-        heir = replace(heir, function=_text(name) if name else "")
+        heir = replace(heir, function=text[name.start_byte : name.end_byte] if name else "")
     elif node.type == "negated_command":
         heir = replace(heir, is_condition=True)
     is_condition = heir.is_condition
