@@ -62,7 +62,7 @@ def few_rounds(evidence: Evidence) -> Iterator[Hit]:
         ),
     },
     "rule of lint": {
-        "lockstep/before/lint/directive_rules.py": (
+        "lockstep/before/lint/batch_rules.py": (
             "",
             """
 

@@ -361,11 +361,6 @@ class Job:
         return bool(self.directives or self.steps)
 
     @cached_property
-    def is_rendered(self) -> bool:
-        """Whether Lockstep has made it, from one site file."""
-        return "LOCKSTEP_LAUNCHER" in self.settings
-
-    @cached_property
     def nodes(self) -> int | None:
         """How many nodes it asks for at most."""
         return _most(self.directive("nodes"))

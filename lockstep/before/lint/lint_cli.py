@@ -12,8 +12,8 @@ import click
 if TYPE_CHECKING:
     from lockstep.before.lint.rules import Finding
 
-# Notes that most scripts get; several scripts get them once.
-FOLDED = ("REQUEUE", "HARD-ACCOUNT")
+# A note that most scripts get; of several scripts it is printed once.
+COMMON = "REQUEUE"
 EXAMPLES = """\b
 Examples:
   lockstep lint train.sbatch
@@ -56,7 +56,7 @@ def _findings(scripts: tuple[str, ...]) -> "list[Finding]":
     import socket
 
     from lockstep.before.lint import batch, training
-    from lockstep.before.lint.directive_rules import BATCH
+    from lockstep.before.lint.batch_rules import BATCH
     from lockstep.before.lint.rules import judge
 
     interfaces = [name for _, name in socket.if_nameindex()]
@@ -84,16 +84,12 @@ def _slurm_version() -> tuple[int, ...] | None:
 
 
 def _lines(findings: "list[Finding]") -> Iterator[str]:
-    """Yield a line for each finding; those nearly every script has, once for all scripts."""
-    by_rule: dict[str, list[Finding]] = {name: [] for name in FOLDED}
-    for finding in findings:
-        if finding.rule in by_rule:
-            by_rule[finding.rule].append(finding)
-        else:
-            yield str(finding)
-    for first, *more in filter(None, by_rule.values()):
-        others = f" (and in {len(more)} more script{'s' * (len(more) > 1)})" if more else ""
-        yield f"{first}{others}"
+    """Yield a line for each finding; the one that nearly every script has, once for all scripts."""
+    common = [finding for finding in findings if finding.rule == COMMON]
+    yield from (str(finding) for finding in findings if finding.rule != COMMON)
+    if common:
+        more = len(common) - 1
+        yield f"{common[0]}" + f" (and in {more} more script{'s' * (more > 1)})" * bool(more)
 
 
 def _summary(findings: "list[Finding]", num_scripts: int) -> str:
@@ -106,7 +102,7 @@ def _summary(findings: "list[Finding]", num_scripts: int) -> str:
 
 
 def _print_rules(as_json: bool) -> None:
-    from lockstep.before.lint.directive_rules import BATCH
+    from lockstep.before.lint.batch_rules import BATCH
     from lockstep.before.lint.training import TRAINING
 
     rows = [
