@@ -7,7 +7,7 @@ A Python training script as the rules ask about it: its calls, loops and branche
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -375,66 +375,55 @@ def gloo_for_gpus(script: Script) -> Iterator[Hit]:
     "call it on every rank, and let only what prints or writes depend on the rank",
 )  # fmt: skip
 def some_ranks_only(script: Script) -> Iterator[Hit]:
+    """Look for collective calls that not every rank makes, DDP's forward among them."""
     models = script.assigned(*WRAPS)
     for branch in (node for node in ast.walk(script.tree) if isinstance(node, ast.If)):
-        if asks_for_rank(branch.test):
-            yield from _one_sided(script, branch)
-            yield from _left_behind(script, branch)
-            yield from _forward_of_some(branch, models)
-
-
-def _one_sided(script: Script, branch: ast.If) -> Iterator[Hit]:
-    sides = [_names(branch.body), _names(branch.orelse)]
-    for side, other in ((branch.body, sides[1]), (branch.orelse, sides[0])):
-        for call in (call for part in side for call in collectives(part)):
+        if not asks_for_rank(branch.test):
+            continue
+        test = ast.unparse(branch.test)
+        sides = (branch.body, branch.orelse)
+        for side, other in (sides, sides[::-1]):
+            elsewhere = {name_of(call.func) for part in other for call in collectives(part)}
+            for call in (call for part in side for call in collectives(part)):
+                name = name_of(call.func)
+                function = script.function_of(call)
+                # By two barriers the first rank goes before the others.
+                is_turn = (
+                    name.endswith("barrier")
+                    and sum(
+                        name_of(other_call.func).endswith("barrier")
+                        for other_call in collectives(function)
+                    )
+                    > 1
+                )
+                if name not in elsewhere and not is_turn:
+                    yield Hit(call.lineno, f"{name} within `if {test}`")
+        if not branch.orelse and isinstance(branch.body[-1], ast.Return | ast.Continue):
+            holder = script.parents.get(branch)
+            fields = (getattr(holder, name, None) for name in ("body", "orelse", "finalbody"))
+            blocks = [block for block in fields if isinstance(block, list) and branch in block]
+            block = blocks[0] if blocks else []
+            for part in block[block.index(branch) + 1 :] if block else ():
+                for call in collectives(part):
+                    fact = f"{name_of(call.func)} after `if {test}` let some ranks go"
+                    yield Hit(call.lineno, fact)
+        # Each forward of DDP may broadcast the model's buffers.
+        forwards = [
+            [
+                call
+                for part in side
+                for call in ast.walk(part)
+                if isinstance(call, ast.Call) and name_of(call.func) in models
+            ]
+            for side in sides
+        ]
+        for call in forwards[0] or forwards[1] if not all(forwards) else ():
             name = name_of(call.func)
-            if name not in other and not _is_turn(script, call, name):
-                yield Hit(call.lineno, f"{name} within `if {ast.unparse(branch.test)}`")
-
-
-def _forward_of_some(branch: ast.If, models: set[str]) -> Iterator[Hit]:
-    """Yield the forwards of DDP in one branch alone: each may broadcast the model's buffers."""
-    sides = [
-        [call for part in side for call in ast.walk(part)
-         if isinstance(call, ast.Call) and name_of(call.func) in models]
-        for side in (branch.body, branch.orelse)
-    ]  # fmt: skip
-    for call in sides[0] or sides[1] if not (sides[0] and sides[1]) else ():
-        what = f"DDP's forward {name_of(call.func)}(...)"
-        action = f"call {name_of(call.func)}.module(...) there, or call it on every rank"
-        fact = f"{what} within `if {ast.unparse(branch.test)}`: the other ranks may wait for it"
-        yield Hit(call.lineno, fact, action)
-
-
-def _names(block: Sequence[ast.AST]) -> set[str]:
-    return {name_of(call.func) for part in block for call in collectives(part)}
-
-
-def _is_turn(script: Script, call: ast.Call, name: str) -> bool:
-    """Return whether a barrier is one of two by which the first rank goes before the others."""
-    if not name.endswith("barrier"):
-        return False
-    function = script.function_of(call)
-    return sum(name_of(one.func).endswith("barrier") for one in collectives(function)) > 1
-
-
-def _left_behind(script: Script, branch: ast.If) -> Iterator[Hit]:
-    """Yield collective calls after some ranks have returned, in the same block."""
-    holder = script.parents.get(branch)
-    if branch.orelse or not isinstance(branch.body[-1], ast.Return | ast.Continue):
-        return
-    block = next((b for b in _blocks(holder) if branch in b), [])
-    for part in block[block.index(branch) + 1 :] if branch in block else []:
-        for call in collectives(part):
-            why = f"after `if {ast.unparse(branch.test)}` let some ranks go"
-            yield Hit(call.lineno, f"{name_of(call.func)} {why}")
-
-
-def _blocks(holder: ast.AST | None) -> Iterator[list[ast.AST]]:
-    for field in ("body", "orelse", "finalbody"):
-        block = getattr(holder, field, None)
-        if isinstance(block, list):
-            yield block
+            yield Hit(
+                call.lineno,
+                f"DDP's forward {name}(...) within `if {test}`: the other ranks may wait for it",
+                f"call {name}.module(...) there, or call it on every rank",
+            )
 
 
 @TRAINING.rule(
