@@ -30,6 +30,8 @@ from lockstep.image.inspection import (
 
 BUILT_IN = ("cpu", "pytorch")
 COMMIT = "COMMIT"
+# The first version with build arguments (its changelog, 1.2.0).
+LEAST_VERSION = (1, 2)
 # Bootstraps whose `From:` is a file or folder of this machine.
 LOCAL = ("localimage", "docker-archive", "oci-archive", "oci")
 # Written by hand, and so never larger.
@@ -316,7 +318,12 @@ def plan(name: str, image: Path, values: Mapping[str, str], options: Sequence[st
     """
     origin = load(name, values)
     commit, dirty = processes.git_state(origin.folder, [origin.path, *origin.copied()])
-    version = apptainer.version_that_builds()
+    version = apptainer.version()
+    if apptainer.is_older(version, LEAST_VERSION):
+        raise RuntimeError(
+            f"apptainer {version} is installed here, and build arguments need 1.2 or newer; "
+            "load or install that"
+        )
     return Plan(origin, image.absolute(), tuple(options), commit, dirty, version)
 
 

@@ -160,11 +160,7 @@ REVISION = "org.opencontainers.image.revision"
 
 
 def check_exists(image: Path) -> None:
-    """Check that there is an image file.
-
-    Raises:
-        ValueError: There is none.
-    """
+    """Raise ValueError where there is no image file."""
     if not image.is_file():
         raise ValueError(f"there is no image file {image}; lockstep image build makes one")
 
