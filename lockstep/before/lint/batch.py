@@ -157,35 +157,30 @@ def options(
     found: list[Option] = []
     at = 0
     while at < len(words) and words[at].text.startswith("-") and len(words[at].text) > 1:
-        word, at = words[at], at + 1
-        if word.text == "--":
+        line, text = words[at].line, words[at].text
+        at += 1
+        if text == "--":
             break
-        name, value, takes_next = _split(word.text, short)
+        value: str | None
+        if text.startswith("--"):
+            name, equals, value = text[2:].partition("=")
+            if name not in SBATCH_OPTIONS and name not in BARE:
+                # A name may be cut short as long as it is clear.
+                begun = [option for option in SBATCH_OPTIONS if option.startswith(name)]
+                name = begun[0] if len(begun) == 1 else name
+            name = ALIASES.get(name, name)
+            takes_next = not equals and name not in BARE
+            value = value if equals else None
+        else:
+            name, value = short.get(text[1], text[1]), text[2:] or None
+            takes_next = not value and text[1] not in BARE_SHORT
         if takes_next and at < len(words):
             value, at = words[at].text, at + 1
-        found.append(Option(word.line, name, value))
+        found.append(Option(line, name, value))
     return found, tuple(words[at:])
 
 
-def _split(text: str, short: Mapping[str, str]) -> tuple[str, str | None, bool]:
-    """Return the name and value in one word, and whether the value is the next word."""
-    if text.startswith("--"):
-        name, equals, value = text[2:].partition("=")
-        name = full_name(name)
-        return name, value if equals else None, not equals and name not in BARE
-    name, value = short.get(text[1], text[1]), text[2:]
-    return name, value or None, not value and text[1] not in BARE_SHORT
-
-
-def full_name(name: str) -> str:
-    """Return the whole of an option's name, which may be cut short as long as it is clear."""
-    if name not in SBATCH_OPTIONS and name not in BARE:
-        begun = [one for one in SBATCH_OPTIONS if one.startswith(name)]
-        name = begun[0] if len(begun) == 1 else name
-    return ALIASES.get(name, name)
-
-
-# A variable is replaced in so many words, of so many characters.
+# Of what a variable holds, so many words and characters are read.
 MAX_WORDS = 500
 MAX_LENGTH = 4000
 MAX_VALUE = 300
@@ -260,6 +255,11 @@ class Job:
         names = tuple(name for name in names if not (self.is_heterogeneous and name in SIZES))
         return next((option for option in reversed(self.directives) if option.name in names), None)
 
+    def value(self, *names: str) -> str:
+        """Return the value of that directive; empty where there is none."""
+        option = self.directive(*names)
+        return (option and option.value) or ""
+
     @cached_property
     def is_heterogeneous(self) -> bool:
         """Whether its job has components, each with directives of its own."""
@@ -288,8 +288,8 @@ class Job:
     @cached_property
     def values(self) -> dict[str, str]:
         """The values of variables that are set to a plain text, and of Slurm's own."""
-        asked = {name: self.directive(option) for name, option in SLURM_VALUES.items()}
-        given = {name: option.value for name, option in asked.items() if option and option.value}
+        asked = {name: self.value(option) for name, option in SLURM_VALUES.items()}
+        given = {name: value for name, value in asked.items() if value}
         plain = {name: value_of(word) for name, word in self.known.items() if not word.items}
         return given | {name: text for name, text in plain.items() if len(text) < MAX_VALUE}
 
@@ -363,14 +363,14 @@ class Job:
     @cached_property
     def nodes(self) -> int | None:
         """How many nodes it asks for at most."""
-        return _most(self.directive("nodes"))
+        match = re.fullmatch(r"(?:[0-9]+-)?([0-9]{1,6})", self.value("nodes"), re.ASCII)
+        return int(match[1]) if match else None
 
     @cached_property
     def has_gpus(self) -> bool:
         """Whether it asks for GPUs."""
-        gres = self.directive("gres")
         names = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
-        return bool(self.directive(*names) or (gres and "gpu" in (gres.value or "")))
+        return bool(self.directive(*names)) or "gpu" in self.value("gres")
 
     @cached_property
     def is_amd(self) -> bool:
@@ -417,8 +417,7 @@ class Job:
     def gpus_per_node(self, step: Step | None = None) -> int | None:
         """Return how many GPUs a step has on a node, or the job; None where that is not said."""
         for name in ("gpus-per-node", "gres", "gpus"):
-            option = self.directive(name)
-            value = (step and step.options.get(name)) or (option and option.value) or ""
+            value = (step and step.options.get(name)) or self.value(name)
             match = GPUS.search(f"gpu:{value}" if name != "gres" and value else value)
             if not match:
                 continue
@@ -465,11 +464,6 @@ def _joined(old: Word, more: Word) -> Word:
     items = (*(old.items or ()), *(more.items or ()))[:MAX_WORDS]
     text = (old.text + value_of(more))[:MAX_LENGTH]
     return Word(old.line, text, items=items if old.items or more.items else None)
-
-
-def _most(option: Option | None) -> int | None:
-    match = re.fullmatch(r"(?:[0-9]+-)?([0-9]{1,6})", (option and option.value) or "", re.ASCII)
-    return int(match[1]) if match else None
 
 
 def step_of(command: Command) -> Step | None:

@@ -15,19 +15,13 @@ from lockstep.before.lint.batch import (
     SBATCH_OPTIONS,
     SHORT,
     STARTERS,
-    Container,
     Job,
-    Step,
     options,
     step_of,
 )
 from lockstep.before.lint.rules import Hit
 from lockstep.before.lint.shell import Command, Word, base_name, split_words, tokens_of, value_of
 from lockstep.before.lint.variables import Kind, problems
-
-SACCT = (
-    "take the numbers after the job's end: lockstep status --collect, or sacct from the login node"
-)
 
 TORCHRUN = ("torchrun", "torch.distributed.run")
 TORCH_LAUNCHERS = {*TORCHRUN, "torch.distributed.launch", "torchrun_jsc"}
@@ -193,30 +187,23 @@ def gloo_for_gpus(job: Job) -> Iterator[Hit]:
     'add --nnodes="$SLURM_NNODES" --rdzv-backend=c10d --rdzv-endpoint="$first_host:$port"',
 )  # fmt: skip
 def nodes_apart(job: Job) -> Iterator[Hit]:
+    # Variables may tell the launcher what its options do not.
+    if any(name.startswith(("PET_", "ACCELERATE_")) for name in job.settings):
+        return
     for step in job.steps:
         launcher = torch_launch(step.tokens)
-        if launcher and step.is_certain and not _may_be_told(job, step) and _nodes(job, step) > 1:
+        nodes = job.number(step.options.get("nodes")) or job.nodes or 1
+        may_be_hidden = any(token.startswith(("$", '"$')) for token in step.tokens)
+        may_be_hidden = may_be_hidden or "config_file" in " ".join(step.tokens)
+        if launcher and step.is_certain and not may_be_hidden and nodes > 1:
             lacks = [
                 f"--{names[0].replace('_', '-')}"
                 for names in (NUM_NODES, MEETING)
                 if next(option_values(step.tokens, *names), None) is None
             ]
             if lacks:
-                what = " or ".join(lacks)
-                yield Hit(
-                    step.line, f"{launcher} on each of {_nodes(job, step)} nodes has no {what}"
-                )
-
-
-def _nodes(job: Job, step: Step) -> int:
-    return job.number(step.options.get("nodes")) or job.nodes or 1
-
-
-def _may_be_told(job: Job, step: Step) -> bool:
-    """Return whether variables may tell the launcher what its options do not."""
-    by_variable = any(name.startswith(("PET_", "ACCELERATE_")) for name in job.settings)
-    hidden = any(token.startswith(("$", '"$')) for token in step.tokens)
-    return by_variable or hidden or "config_file" in " ".join(step.tokens)
+                fact = f"{launcher} on each of {nodes} nodes has no {' or '.join(lacks)}"
+                yield Hit(step.line, fact)
 
 
 def hidden_by_a_pipe(job: Job) -> Iterator[Command]:
@@ -373,7 +360,15 @@ def container_around_srun(job: Job) -> Iterator[Hit]:
     "let each task expand it: srun bash -c '... $SLURM_PROCID ...' in single quotes",
 )  # fmt: skip
 def rank_in_batch_shell(job: Job) -> Iterator[Hit]:
-    handed_on = _functions_of_tasks(job)
+    # Functions that the script hands on to other shells, as with export -f, are for the tasks.
+    handed_on = {
+        word.text
+        for command in job.commands
+        if command.name in ("export", "declare", "typeset")
+        and command.words[1:]
+        and re.match("-[a-z]*f", command.words[1].text)
+        for word in command.words[2:]
+    }
     words = [
         word
         for command in (job.shell.commands if job.is_batch else ())
@@ -395,20 +390,9 @@ def rank_in_batch_shell(job: Job) -> Iterator[Hit]:
             yield Hit(line, f"the batch shell expands {listed}", severity=severity)
 
 
-def _functions_of_tasks(job: Job) -> set[str]:
-    """Return the functions that the script hands on to other shells, as with export -f."""
-    given = [
-        command.words
-        for command in job.commands
-        if command.name in ("export", "declare", "typeset")
-    ]
-    hands = [words for words in given if re.match("-[a-z]*f", words[1].text if words[1:] else "")]
-    return {word.text for words in hands for word in words[2:]}
-
-
 @BATCH.rule(
     "SACCT-IN-JOB", "warning", "its numbers are not complete yet",
-    SACCT,
+    "take them after the job's end: lockstep status --collect, or sacct from the login node",
 )  # fmt: skip
 def accounting_of_itself(job: Job) -> Iterator[Hit]:
     for command in job.commands:
@@ -465,27 +449,21 @@ def fixed_port(job: Job) -> Iterator[Hit]:
     found = list(_settings_of(job, "MASTER_PORT", "master_port", "main_process_port"))
     found += [(n, v.rpartition(":")[2]) for n, v in _settings_of(job, "", "rdzv_endpoint")]
     facts: dict[str, int] = {}  # said once, where it is first set
-    for line in _default_port(job):
-        facts.setdefault("torchrun before 2.12 takes its default port, 29500", line)
+    chosen = ("standalone", "rdzv_endpoint", "master_port", "rdzv_conf", "$")
+    is_shared = not job.directive("exclusive")
+    for command in job.commands if is_shared and "PET_" not in job.text else ():
+        tokens = command.tokens
+        is_said = any(token.lstrip("-").replace("-", "_").startswith(chosen) for token in tokens)
+        if torch_launch(tokens) in TORCHRUN and command.name not in SAYING and not is_said:
+            fact = "torchrun before 2.12 takes its default port, 29500"
+            facts.setdefault(fact, command.line)
     for line, value in found:
         known = job.resolve(value)
         if "RANDOM" in known or "shuf" in known:
             facts.setdefault("the port is a random one", line)
-        elif known.isdigit() and known != "0" and not job.directive("exclusive"):
+        elif known.isdigit() and known != "0" and is_shared:
             facts.setdefault(f"the port is always {known[:9]}", line)
     yield from (Hit(line, fact) for fact, line in facts.items())
-
-
-def _default_port(job: Job) -> Iterator[int]:
-    """Yield the lines of torchrun that say no port, on nodes that others may use."""
-    told = ("standalone", "rdzv_endpoint", "master_port", "rdzv_conf", "$")
-    if job.directive("exclusive") or "PET_" in job.text:
-        return
-    for command in job.commands:
-        tokens = command.tokens
-        is_told = any(token.lstrip("-").replace("-", "_").startswith(told) for token in tokens)
-        if torch_launch(tokens) in TORCHRUN and command.name not in SAYING and not is_told:
-            yield command.line
 
 
 @BATCH.rule(
@@ -804,7 +782,7 @@ def no_time(job: Job) -> Iterator[Hit]:
 )  # fmt: skip
 def wrong_time(job: Job) -> Iterator[Hit]:
     option = job.directive("time")
-    value = (option and option.value) or ""
+    value = job.value("time")
     is_filled_in = re.search(r"[${}<>@#%]", value)  # by the shell's user, or by a template
     if option and not is_filled_in and not TIME.fullmatch(value):
         yield Hit(option.line, f"--time={value} is no time to sbatch")
@@ -853,8 +831,8 @@ def _may_exist(folder: Path, job: Job) -> bool:
         if folder.is_absolute():
             # Another machine's file system is not to be judged by this one's.
             return folder.is_dir() or folder.parent == Path("/") or not folder.parent.is_dir()
-        chdir = job.directive("chdir")
-        bases = [Path(chdir.value)] if chdir and chdir.value else [Path(), Path(job.path).parent]
+        chdir = job.value("chdir")
+        bases = [Path(chdir)] if chdir else [Path(), Path(job.path).parent]
         return any((base / folder).is_dir() for base in bases)
     except OSError:
         return True  # a name that no file can have
@@ -866,8 +844,7 @@ def _may_exist(folder: Path, job: Job) -> bool:
     "use --gpus-per-node, with one task for each GPU and cuda:LOCAL_RANK",
 )  # fmt: skip
 def one_gpu_per_task(job: Job) -> Iterator[Hit]:
-    sharing = job.directive("gres-flags")
-    if sharing and "allow-task-sharing" in (sharing.value or ""):
+    if "allow-task-sharing" in job.value("gres-flags"):
         return
     option = job.directive("gpus-per-task")
     if option and (job.tasks_per_node() or 1) > 1:
@@ -897,7 +874,7 @@ def signal_to_steps(job: Job) -> Iterator[Hit]:
     if re.search("lightning", job.text, re.IGNORECASE):
         return
     option = job.directive("signal")
-    target, colon, _ = ((option and option.value) or "").partition(":")
+    target, colon, _ = job.value("signal").partition(":")
     if option and not (colon and "B" in target):
         yield Hit(option.line, f"--signal={option.value} goes to the ranks, not to this script")
 
@@ -962,22 +939,8 @@ def requeue_unsaid(job: Job) -> Iterator[Hit]:
 # Programs that use no GPU.
 TOOLS = {
     *("cat", "cp", "curl", "date", "du", "echo", "env", "find", "grep", "head", "hostname", "id"),
-    *(
-        "ldd",
-        "ls",
-        "mkdir",
-        "mv",
-        "ompi_info",
-        "pip",
-        "pip3",
-        "printenv",
-        "rm",
-        "rsync",
-        "tar",
-        "test",
-        "true",
-    ),
-    *("uname", "unzip", "wget", "which"),
+    *("ldd", "ls", "mkdir", "mv", "ompi_info", "pip", "pip3", "printenv", "rm", "rsync", "tar"),
+    *("test", "true", "uname", "unzip", "wget", "which"),
 }
 HANDED_ON = re.compile(r"(APPTAINER|SINGULARITY)ENV_(SLURM|MASTER|RANK|LOCAL|WORLD|\$|\{)")
 
@@ -1014,28 +977,19 @@ def no_gpus_inside(job: Job) -> Iterator[Hit]:
 
     On AMD it sees them: Apptainer binds the host's /dev, and the image brings ROCm.
     """
-    if job.is_amd:
-        return
     switches = {"APPTAINER_NV", "SINGULARITY_NV", "APPTAINER_ROCM", "SINGULARITY_ROCM"}
-    for container in job.containers if job.has_gpus and not switches & set(job.settings) else ():
-        if not container.has("--nv", "--nvccli", "--rocm") and not (
-            _hides(container) or _is_asked(container)
-        ):
+    if job.is_amd or not job.has_gpus or switches & set(job.settings):
+        return
+    for container in job.containers:
+        is_given = container.has("--nv", "--nvccli", "--rocm")
+        may_be_given = any("$" in option and "=" not in option for option in container.options)
+        # An image that is only asked for a version or a file needs no GPU.
+        program = container.program
+        name = base_name(program[0]) if program else ""
+        asks_version = any(re.search(r"--version|__version__|^-V$", word) for word in program)
+        is_client = name == "ray" and "start" not in program
+        if not (is_given or may_be_given or name in TOOLS or asks_version or is_client):
             yield Hit(container.line, "GPUs are asked for and the image is entered without --nv")
-
-
-def _is_asked(container: Container) -> bool:
-    """Return whether an image is only asked for a version or a file, which needs no GPU."""
-    program = container.program
-    name = base_name(program[0]) if program else ""
-    asks_version = any(re.search(r"--version|__version__|^-V$", one) for one in program)
-    is_client = name == "ray" and "start" not in program
-    return name in TOOLS or asks_version or is_client
-
-
-def _hides(container: Container) -> bool:
-    """Return whether an option may be in a variable of unknown value."""
-    return any("$" in option and "=" not in option for option in container.options)
 
 
 @BATCH.rule(
