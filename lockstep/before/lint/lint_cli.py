@@ -23,6 +23,7 @@ Examples:
 
 \b
 Each line reads FILE:LINE: RULE SEVERITY: what is wrong; what to do.
+Shell scripts need the extra [lint], as pip install '/path/to/checkout[lint]'.
 Exit code: 0 no error or warning, 1 some, 2 a script cannot be read. Notes alone give 0.
 """
 
