@@ -1,7 +1,7 @@
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
-EXTRAS := bench,dev,docs,tensorboard,tracker,trees
+EXTRAS := bench,dev,docs,lint,tensorboard,tracker,trees
 SEQUENCES ?= 200
 KILLS ?= 40
 SLURM_KILLS ?= 0

@@ -247,7 +247,7 @@ def test_a_broken_download_goes_on_and_its_checksum_is_asked(
 def test_archives_are_those_that_torchvision_looks_for() -> None:
     (cifar,), mnist = download.SOURCES["cifar10"], download.SOURCES["mnist"]
     assert (cifar.path, cifar.md5) == (datasets.CIFAR10.filename, datasets.CIFAR10.tgz_md5)
-    assert [(one.name, one.md5) for one in mnist] == datasets.MNIST.resources
+    assert [(Path(one.path).name, one.md5) for one in mnist] == datasets.MNIST.resources
 
 
 def test_a_dead_process_leaves_a_lock_and_a_stage_that_do_not_matter(tmp_path: Path) -> None:

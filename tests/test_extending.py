@@ -59,14 +59,14 @@ def few_rounds(evidence: Evidence) -> Iterator[Finding]:
         ),
     },
     "rule of lint": {
-        "lockstep/before/lint/directive_rules.py": (
+        "lockstep/before/lint/batch_rules.py": (
             "",
             """
 
 @BATCH.rule("NO-NAME", "note", "it has none", "add --job-name")
 def no_name(job: Job) -> Iterator[Hit]:
     \"\"\"Look for the job's name.\"\"\"
-    if "--job-name" not in job.script.text:
+    if "--job-name" not in job.text:
         yield Hit(1, "the job has no name")
 """,
         ),

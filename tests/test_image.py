@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launched import git as git_in
 
-from lockstep.image import apptainer, building, definition, inspection
+from lockstep.image import apptainer, building, inspection
 from lockstep.image.image_cli import image as command
 
 ROOT = Path(__file__).parents[1]
@@ -124,7 +124,7 @@ def build(options=""):
 
 
 def test_a_definition_is_read_with_its_arguments_filled_in(folder):
-    tiny = definition.load("tiny.def", {"WORD": "other"})
+    tiny = building.load("tiny.def", {"WORD": "other"})
     assert tiny.arguments == {
         "BOOTSTRAP": "localimage",
         "BASE": "Base",
@@ -139,7 +139,7 @@ def test_a_definition_is_read_with_its_arguments_filled_in(folder):
 def test_a_file_may_be_called_as_a_header_is(folder):
     lines = "bootstrap.sh /opt/\n    from:x /opt/"
     (folder / "tiny.def").write_text(TINY.replace("hello.txt /opt/\n", f"{lines}\n", 1))
-    sources = definition.load("tiny.def", {}).sources
+    sources = building.load("tiny.def", {}).sources
     assert sources == ("bootstrap.sh", "from:x", "some*.txt", "a name.txt")
 
 
@@ -154,44 +154,44 @@ def test_a_file_may_be_called_as_a_header_is(folder):
 def test_a_definition_that_cannot_be_built_says_why(folder, text, values, names):
     (folder / "x.def").write_text(text)
     with pytest.raises(ValueError, match=names):
-        definition.key(definition.load("x.def", values))
+        building.compute_key(building.load("x.def", values))
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "AWS_SECRET_ID", "PASSWD", "KEY", "API_KEY"])
 def test_no_secret_is_built_into_an_image(folder, name):
     (folder / "tiny.def").write_text(TINY.replace("WORD", name))
     with pytest.raises(ValueError, match=f"{name} would stay readable in the image"):
-        definition.load("tiny.def", {name: "x"})
+        building.load("tiny.def", {name: "x"})
 
 
 @pytest.mark.parametrize("name", ["TOKENIZER", "MONKEY", "WORD"])
 def test_a_name_that_only_looks_like_a_secrets_is_allowed(folder, name):
     (folder / "tiny.def").write_text(TINY.replace("WORD", name))
-    assert definition.load("tiny.def", {name: "x"}).arguments[name] == "x"
+    assert building.load("tiny.def", {name: "x"}).arguments[name] == "x"
 
 
 def test_a_line_in_a_section_that_reads_as_a_header_is_no_stage(folder):
     # Apptainer begins a stage at such a line only where it is not indented.
     path = folder / "tiny.def"
     path.write_text(TINY + "\n%runscript\n    echo 'x\n    Bootstrap: docker'\n")
-    assert definition.load(str(path), {}).base == "Base"
+    assert building.load(str(path), {}).base == "Base"
 
 
 def test_the_two_definitions_differ_in_their_base_alone():
     bodies = []
-    for name in definition.BUILT_IN:
+    for name in building.BUILT_IN:
         text = (DEFINITIONS / f"{name}.def").read_text()
         lines = [line for line in text.splitlines() if not line.strip().startswith("BASE=")]
         bodies.append([line.replace(" --nv", "").replace(f"build {name} ", "") for line in lines])
     assert bodies[0] == bodies[1]
 
 
-@pytest.mark.parametrize("name", definition.BUILT_IN)
+@pytest.mark.parametrize("name", building.BUILT_IN)
 def test_a_built_in_definition_copies_every_room_from_wherever_it_is_asked_for(
     name, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    copied = {path.name for path in definition.load(name, {}).copied()}
+    copied = {path.name for path in building.load(name, {}).copied()}
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     shipped = wheel["targets"]["wheel"]
     assert {*shipped["only-include"], *shipped["force-include"]} <= copied
@@ -210,7 +210,7 @@ def test_the_installation_script_is_clean():
 
 
 def key(folder, others=(), **arguments):
-    return definition.key(definition.load(str(folder / "tiny.def"), arguments), *others)
+    return building.compute_key(building.load(str(folder / "tiny.def"), arguments), *others)
 
 
 def test_a_key_stays_where_the_content_does(folder):

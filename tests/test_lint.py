@@ -4,18 +4,21 @@ import json
 import os
 import shlex
 import subprocess
-import time
+import sys
 from pathlib import Path
 
 import pytest
 import stand_ins
 from cluster import missing, need
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lockstep.before.lint import training
-from lockstep.before.lint.linter import lint, load, rules
-from lockstep.before.lint.shell import SBATCH_OPTIONS, CommandReader, Script
+from lockstep.before.lint import shell
+from lockstep.before.lint.batch import SBATCH_OPTIONS, Job, load
+from lockstep.before.lint.batch_rules import BATCH
+from lockstep.before.lint.rules import judge
+from lockstep.before.lint.shell import read_shell
+from lockstep.before.lint.training import TRAINING
 from lockstep.slurm.submit.script import LIBRARY, library
 
 ROOT = Path(__file__).parents[1]
@@ -47,7 +50,6 @@ EXAMPLES = {
     "SIGNAL-STEPS": ("#SBATCH --signal=USR1@60\n", "#SBATCH --signal=B:USR1@60\n"),
     "EXPORT-NAMES": ("srun --export=DATA hostname\n", "srun --export=ALL,DATA=/d hostname\n"),
     "EXPORT-COMMA": ("#SBATCH --export=ALL,A=1,2\n", "#SBATCH --export=ALL,A=1,B=2\n"),
-    "HARD-ACCOUNT": ("#SBATCH -A me\n", "#SBATCH -p gpu\n"),
     "TIME": ("#SBATCH --time=2h\n", "#SBATCH -t 1-12\n"),
     "TORCHRUN-APART": (
         f"#SBATCH -N 2 --ntasks-per-node=1\n{SRUN} torchrun --nproc-per-node=4 a.py\n",
@@ -114,6 +116,7 @@ EXAMPLES = {
         f"#SBATCH -N 2\n{SRUN} bash -c 'MASTER_ADDR=$(hostname) python a.py'\n",
         f"#SBATCH -N 2\nMASTER_ADDR=$(hostname)\n{SRUN} python a.py\n",
     ),
+    "NOT-READ": ("echo ${a\n", "echo ${a}\n"),
     "BROKEN-LINE": ("python a.py \\ \n  --lr 1\n", "python a.py \\\n  --lr 1\n"),
     "NO-KILL": (f"{TWO_NODES}srun python a.py\n", f"{TWO_NODES}srun -K1 python a.py\n"),
     "NO-CPUS": (
@@ -146,7 +149,6 @@ EXAMPLES = {
     "COSTLY-VARIABLE": ("export CUDA_LAUNCH_BLOCKING=1\n", "export CUDA_LAUNCH_BLOCKING=0\n"),
     "INTERFACE-MISSING": ("NCCL_SOCKET_IFNAME=^eth,lo ls\n", "NCCL_SOCKET_IFNAME=^lo ls\n"),
     "DEBUG-IN-TIMING": (f"{SRUN} env NCCL_DEBUG=TRACE python a.py\n", "export NCCL_DEBUG=WARN\n"),
-    "HARD-INTERFACE": ("export GLOO_SOCKET_IFNAME=eth0\n", "export GLOO_SOCKET_IFNAME=$FAST\n"),
 }  # fmt: skip
 # those that are about the head itself
 WHOLE = {
@@ -159,14 +161,14 @@ INTERFACES = ("lo", "eth0")
 
 
 def findings(text):
-    return lint(Script("job.sh", text), INTERFACES)
+    return judge(Job("job.sh", text, INTERFACES), BATCH)
 
 
 def names(text):
     return {one.rule for one in findings(text)}
 
 
-@pytest.mark.parametrize("rule", [one.name for one in rules()])
+@pytest.mark.parametrize("rule", [one.name for one in BATCH])
 def test_each_rule_finds_the_bad_and_leaves_the_good(rule):
     head = "" if rule in WHOLE else HEAD
     bad, good = (WHOLE | EXAMPLES)[rule]
@@ -187,16 +189,16 @@ def test_the_scripts_that_lockstep_renders_are_clean_with_their_library(path, tm
     whole = tmp_path / path.name
     whole.write_text(text.replace(source, library()))
     assert source in text
-    assert [str(one) for script in (path, whole) for one in lint(load(str(script)))] == []
+    assert [str(one) for script in (path, whole) for one in judge(load(str(script)), BATCH)] == []
 
 
 # script -> the lines and rules that a reader should find
 SEEDS = {
     "good.sbatch": "",
-    "seed_torchrun.sbatch": "1 REQUEUE, 4 HARD-ACCOUNT, 8 GPU-PER-TASK, 10 OUTPUT-FOLDER, "
+    "seed_torchrun.sbatch": "1 REQUEUE, 8 GPU-PER-TASK, 10 OUTPUT-FOLDER, "
     "11 SIGNAL-STEPS, 13 MODULE-PURGE, 15 DIRECTIVE-LATE, 17 INSTALL-IN-JOB, 17 VERSION-AS-FILE, "
     "19 MASTER-ADDR, 20 MASTER-PORT, 21 NCCL-VARIABLE, 22 NCCL-VARIABLE, 23 INTERFACE-MISSING, "
-    "23 HARD-INTERFACE, 24 NCCL-VARIABLE, 26 TASKS-X-NPROC, 26 NO-KILL, 26 NO-CPUS, "
+    "24 NCCL-VARIABLE, 26 TASKS-X-NPROC, 26 NO-KILL, 26 NO-CPUS, "
     "29 NODE-RANK-BATCH, 34 SACCT-IN-JOB, 35 EXIT-CODE",
     "seed_profile.sbatch": "1 NO-TIME, 1 NO-TASKS-PER-NODE, 1 REQUEUE, 7 DIRECTIVE-OFF, "
     "8 DIRECTIVE-OFF, 9 EXPORT-COMMA, 12 DEBUG-IN-TIMING, 13 NODE-RANK-BATCH, "
@@ -210,7 +212,7 @@ SEEDS = {
 
 @pytest.mark.parametrize("name", SEEDS)
 def test_whole_scripts_show_their_errors_and_no_others(name):
-    found = lint(load(str(DATA / "lint" / name)), INTERFACES)
+    found = judge(load(str(DATA / "lint" / name), INTERFACES), BATCH)
     assert ", ".join(f"{one.line} {one.rule}" for one in found) == SEEDS[name]
 
 
@@ -340,9 +342,9 @@ def test_costly_and_wrong_launches_are_found_and_usual_ones_are_not(text, rule):
 
 
 def test_a_missing_folder_is_an_error_only_where_slurm_is_known_to_be_old():
-    script = Script("job.sh", f"{HEAD}#SBATCH -o logs/%j/out\n")
+    text = f"{HEAD}#SBATCH -o logs/%j/out\n"
     severities = {
-        slurm: [one.severity for one in lint(script, INTERFACES, slurm)]
+        slurm: [one.severity for one in judge(Job("job.sh", text, INTERFACES, slurm), BATCH)]
         for slurm in (None, (22, 5), (23, 2), (24, 11))
     }
     assert severities == {None: ["note"], (22, 5): ["error"], (23, 2): [], (24, 11): []}
@@ -484,18 +486,22 @@ shell_noise = st.lists(
 
 
 @given(shell_noise)
+@example("echo ${\U000976bb")  # at which tree-sitter-bash itself crashes
 def test_any_text_is_read_to_its_end(text):
     for one in findings("#!/bin/bash\n" + text):
         assert 1 <= one.line <= text.count("\n") + 2
         assert str(one).isprintable()
 
 
-words = st.lists(st.text(st.characters(exclude_characters="\0\r"), max_size=12), min_size=1)
+words = st.lists(
+    st.text(st.characters(exclude_characters="\0\r"), max_size=12),
+    min_size=1,
+)
 
 
 @given(words)
 def test_words_are_read_as_a_shell_reads_them(given_words):
-    (command,) = CommandReader("run " + shlex.join(given_words)).read().commands
+    (command,) = read_shell("run " + shlex.join(given_words)).commands
     assert [word.text for word in command.words] == ["run", *given_words]
     assert command.live == set()
 
@@ -506,7 +512,7 @@ plain_words = st.lists(st.from_regex(r"[a-z][a-z0-9=./-]{0,8}", fullmatch=True),
 @given(plain_words, st.integers(0, 5))
 def test_a_command_over_several_lines_is_one_where_it_begins(parts, before):
     text = "# $(srun\n" * before + "run " + " \\\n  ".join(parts) + "\nnext\n"
-    one, other = CommandReader(text).read().commands
+    one, other = read_shell(text).commands
     assert [word.text for word in one.words] == ["run", *parts]
     assert (one.line, other.line) == (before + 1, before + 1 + len(parts))
 
@@ -515,27 +521,8 @@ def test_a_command_over_several_lines_is_one_where_it_begins(parts, before):
     "text", ["a\\\nb", '"a\\\nb"', "'a\nb'", '"$(a\nb)"', "x=(a\nb)", "((a\n))"]
 )
 def test_a_line_break_inside_a_word_counts(text):
-    *_, last = CommandReader(f"echo {text}\nnext\n").read().commands
+    *_, last = read_shell(f"echo {text}\nnext\n").commands
     assert (last.name, last.line) == ("next", 3)
-
-
-@pytest.mark.parametrize(
-    "unit",
-    [
-        *("$(", '"', "`", "a=(", "${a:-", "((", "<<E\n", "x=$x$x ", "srun $x;", "a+=(b);"),
-        *("srun a&&", "srun python a&wait 1;", "f(){ "),
-    ],
-)
-@pytest.mark.slow
-def test_a_hostile_script_takes_no_longer_than_its_length(unit):
-    def seconds(num_characters):
-        text = "#!/bin/bash\n" + unit * (num_characters // len(unit))
-        begin = time.process_time()
-        findings(text)
-        return time.process_time() - begin
-
-    short, long = (min(seconds(length) for _ in range(3)) for length in (4_000, 32_000))
-    assert long < 20 * short  # 8 where time grows as the length, 64 where as its square
 
 
 @pytest.mark.slurm
@@ -561,7 +548,7 @@ def test_the_command_reports_a_level_and_an_interface_that_do_not_exist(tmp_path
     assert ended.returncode == 1
     assert "a.sh:4: NCCL-VARIABLE warning: NCCL_P2P_LEVEL=NVLINK" in ended.stdout
     assert "a.sh:4: INTERFACE-MISSING note: " in ended.stdout
-    assert ended.stderr == "1 script: 0 errors, 1 warning, 2 notes\n"
+    assert ended.stderr == "1 script: 0 errors, 1 warning, 1 note\n"
 
 
 def test_what_every_script_lacks_is_said_once_a_run(tmp_path):
@@ -575,11 +562,11 @@ def test_what_every_script_lacks_is_said_once_a_run(tmp_path):
 
 
 def test_the_command_prints_json_and_takes_notes_for_clean(tmp_path):
-    (tmp_path / "a.sh").write_text(HEAD + "#SBATCH --account=me\n")
+    (tmp_path / "a.sh").write_text(HEAD + "# SBATCH --mem=1G\n")
     ended = lockstep("a.sh", "--json", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     (found,) = json.loads(ended.stdout)["findings"]
-    assert found["rule"] == "HARD-ACCOUNT"
+    assert found["rule"] == "DIRECTIVE-OFF"
     assert (found["path"], found["line"], found["severity"]) == ("a.sh", 4, "note")
 
 
@@ -591,8 +578,16 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path, path):
     assert ended.stderr.startswith(f"Error: {path}: ")
 
 
+def test_without_the_extra_the_command_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tree_sitter_bash", None)
+    shell._parser.cache_clear()
+    with pytest.raises(ValueError, match=r"pip install '.*\[lint\]'"):
+        names(HEAD)
+    shell._parser.cache_clear()
+
+
 def test_the_command_lists_its_rules():
     ended = lockstep("--rules")
     assert ended.returncode == 0, ended.stderr
-    names = [one.name for one in (*rules(), *training.TRAINING)]
+    names = [one.name for one in (*BATCH, *TRAINING)]
     assert [line.split()[0] for line in ended.stdout.splitlines()] == names

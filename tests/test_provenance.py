@@ -32,16 +32,12 @@ def checkout(tmp_path, monkeypatch):
 
 
 @HAS_GIT
-def test_a_clean_checkout_gives_its_commit(checkout):
+def test_a_checkout_gives_its_commit_and_is_dirty_once_a_file_is_changed(checkout):
     (checkout / "result.json").write_text("{}")
     expected = {"git_commit": git(checkout, "rev-parse", "HEAD"), "git_dirty": False}
     assert provenance.git_facts(checkout) == expected
-
-
-@HAS_GIT
-def test_a_changed_file_makes_the_checkout_dirty(checkout):
     (checkout / "code.py").write_text("x = 2\n")
-    assert provenance.git_facts(checkout)["git_dirty"] is True
+    assert provenance.git_facts(checkout) == expected | {"git_dirty": True}
 
 
 @HAS_GIT
@@ -103,15 +99,12 @@ def test_without_git_the_image_names_the_commit(tmp_path, monkeypatch):
         ("a1" * 20 + "\n" + "b2" * 20, None, None),
     ],
 )
-def test_the_file_an_image_holds_names_the_commit_it_was_built_of(tmp_path, text, commit, dirty):
+def test_the_file_an_image_holds_names_the_commit_it_was_built_of(
+    tmp_path, monkeypatch, text, commit, dirty
+):
+    monkeypatch.setenv("LOCKSTEP_COMMIT", "c3" * 20)  # the file comes before the variable
     (tmp_path / "COMMIT").write_text(text)
     assert provenance.git_facts(tmp_path) == {"git_commit": commit, "git_dirty": dirty}
-
-
-def test_the_file_beside_the_suite_comes_before_the_variable(tmp_path, monkeypatch):
-    monkeypatch.setenv("LOCKSTEP_COMMIT", "b2" * 20)
-    (tmp_path / "COMMIT").write_text("a1" * 20)
-    assert provenance.git_facts(tmp_path)["git_commit"] == "a1" * 20
 
 
 @HAS_GIT
@@ -147,32 +140,23 @@ def test_the_environment_keeps_what_steers_communication_and_no_secret():
     assert provenance.environment(left_out | kept) == kept
 
 
-@pytest.mark.parametrize(("level", "flagged"), [("DETAIL", 1), ("detail", 1), ("INFO", 0)])
-def test_checks_of_every_collective_are_a_flag(level, flagged):
-    facts = {"ranks": [], "device_names": [], "git_dirty": False}
-    facts["environment"] = {"TORCH_DISTRIBUTED_DEBUG": level}
-    flags = preflight.launch_flags(facts)
-    assert [flag.kind for flag in flags] == ["debug-detail"] * flagged
-
-
 @pytest.mark.parametrize(
-    ("level", "subsystems", "flagged"),
+    ("environ", "kinds"),
     [
-        ("TRACE", None, True),
-        ("info", "ALL", True),
-        ("INFO", "INIT,coll", True),
-        ("INFO", None, False),
-        ("INFO", "INIT,NET", False),
-        ("WARN", "ALL", False),
-        (None, "ALL", False),
+        ({"TORCH_DISTRIBUTED_DEBUG": "detail"}, ["debug-detail"]),
+        ({"TORCH_DISTRIBUTED_DEBUG": "INFO"}, []),
+        ({"NCCL_DEBUG": "TRACE"}, ["nccl-log"]),
+        ({"NCCL_DEBUG": "info", "NCCL_DEBUG_SUBSYS": "ALL"}, ["nccl-log"]),
+        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,coll"}, ["nccl-log"]),
+        ({"NCCL_DEBUG": "INFO"}, []),
+        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}, []),
+        ({"NCCL_DEBUG": "WARN", "NCCL_DEBUG_SUBSYS": "ALL"}, []),
+        ({"NCCL_DEBUG_SUBSYS": "ALL"}, []),
     ],
 )
-def test_a_log_of_every_collective_is_a_flag(level, subsystems, flagged):
-    given = {"NCCL_DEBUG": level, "NCCL_DEBUG_SUBSYS": subsystems}
-    environ = {name: value for name, value in given.items() if value}
+def test_checks_and_logs_of_every_collective_are_flags(environ, kinds):
     facts = {"ranks": [], "device_names": [], "git_dirty": False, "environment": environ}
-    said = [flag for flag in preflight.launch_flags(facts) if flag.kind == "nccl-log"]
-    assert len(said) == flagged
+    assert [flag.kind for flag in preflight.launch_flags(facts)] == kinds
 
 
 def test_what_steers_torch_and_did_not_reach_the_image_is_a_flag():
@@ -189,25 +173,26 @@ def test_slurm_facts_are_those_of_the_job_and_empty_outside_one():
     assert provenance.slurm_facts({"HOME": "/"}) == {}
 
 
-@pytest.mark.parametrize("name", ["APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"])
-def test_the_image_is_hashed_where_the_job_script_did_not(tmp_path, name):
-    image = tmp_path / "image.sif"
-    image.write_bytes(b"image")
-    facts = provenance.image_facts({name: str(image)})
-    expected = hashlib.sha256(b"image").hexdigest()
-    assert facts == {"image_path": str(image), "image_sha256": expected}
+HASHED = hashlib.sha256(b"image").hexdigest()
 
 
-def test_the_job_scripts_hash_counts_inside_a_container_only(tmp_path):
-    exported = {"LOCKSTEP_IMAGE_SHA256": "f" * 64}
-    inside = exported | {"APPTAINER_CONTAINER": str(tmp_path / "gone.sif")}
-    assert provenance.image_facts(inside)["image_sha256"] == "f" * 64
-    assert provenance.image_facts(exported)["image_sha256"] is None
-
-
-def test_an_image_that_cannot_be_read_has_no_hash(tmp_path):
-    sandbox = {"APPTAINER_CONTAINER": str(tmp_path)}
-    assert provenance.image_facts(sandbox)["image_sha256"] is None
+@pytest.mark.parametrize(
+    ("variables", "digest"),
+    [
+        ({"APPTAINER_CONTAINER": "image.sif"}, HASHED),
+        ({"SINGULARITY_CONTAINER": "image.sif"}, HASHED),
+        # The job script's own hash counts, inside a container only.
+        ({"APPTAINER_CONTAINER": "gone.sif", "LOCKSTEP_IMAGE_SHA256": "f" * 64}, "f" * 64),
+        ({"LOCKSTEP_IMAGE_SHA256": "f" * 64}, None),
+        ({"APPTAINER_CONTAINER": "."}, None),  # a sandbox cannot be read
+    ],
+)
+def test_the_image_is_hashed_where_the_job_script_did_not(tmp_path, monkeypatch, variables, digest):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "image.sif").write_bytes(b"image")
+    facts = provenance.image_facts(variables)
+    assert facts["image_sha256"] == digest
+    assert facts["image_path"] in (None, *variables.values())
 
 
 @pytest.mark.parametrize(

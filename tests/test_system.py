@@ -102,30 +102,29 @@ def test_known_gpus_are_listed_with_their_source():
     assert "| - | - | - | - |" in system.known_gpus()  # nothing that no sheet at hand says
 
 
-def test_the_network_is_what_hardware_stands_behind(kernel):
-    facts = system.network_facts(kernel)
+def test_the_network_is_what_hardware_stands_behind(facts, kernel):
+    own, facts = facts, system.network_facts(kernel)
     assert facts["interfaces"] == [
         {"name": "bond0", "speed_gbit_per_s": None},
         {"name": "eth0", "speed_gbit_per_s": 25.0},
     ]
-    assert system._network_rows(facts) == [
-        ("Interface bond0", None),
-        ("Interface eth0", "25 Gbit/s"),
-        ("mlx5_0 port 1", "InfiniBand, 200 Gb/sec (4X HDR), 4: ACTIVE"),
-    ]
+    text = system.to_markdown(own | {"network": facts})
+    assert "| Interface bond0 | - |\n| Interface eth0 | 25 Gbit/s |\n" in text
+    assert "| mlx5_0 port 1 | InfiniBand, 200 Gb/sec (4X HDR), 4: ACTIVE |" in text
 
 
-def test_no_infiniband_is_said(tmp_path):
-    rows = system._network_rows(system.network_facts(tmp_path))
-    assert rows == [("InfiniBand", "no InfiniBand")]
+def test_no_infiniband_is_said(facts, tmp_path):
+    text = system.to_markdown(facts | {"network": system.network_facts(tmp_path)})
+    assert "| InfiniBand | no InfiniBand |" in text
 
 
 def test_gpus_are_read_and_equal_ones_counted(facts):
     listing = "NVIDIA H200, 143771, 570.86.15\nNVIDIA H200, 143771, 570.86.15"
     gpus = nvidia.parse_gpus(listing)
     assert gpus[0] == nvidia.Gpu("NVIDIA H200", 143771 * 1024 * 1024, "570.86.15")
-    rows = dict(system._hardware_rows(facts["hardware"] | {"gpus": list(map(asdict, gpus))}))
-    assert rows["GPUs"] == "2 x NVIDIA H200, 140.4 GiB"
+    hardware = facts["hardware"] | {"gpus": list(map(asdict, gpus))}
+    text = system.to_markdown(facts | {"hardware": hardware})
+    assert "| GPUs | 2 x NVIDIA H200, 140.4 GiB |" in text
 
 
 def test_a_gpu_without_its_own_memory_is_listed():
@@ -133,14 +132,13 @@ def test_a_gpu_without_its_own_memory_is_listed():
     assert gpu.memory_bytes is None
 
 
-def test_partitions_are_read():
-    (batch, gpu) = system.parse_partitions(
-        "batch*|40|128|257000|(null)\ngpu|8|64|515000|gpu:a100:4"
-    )
+def test_partitions_are_read(facts, monkeypatch):
+    listing = "batch*|40|128|257000|(null)\ngpu|8|64|515000|gpu:a100:4"
+    monkeypatch.setattr(system, "answer", lambda *_: listing)
+    (batch, gpu) = system.slurm_partitions()
     assert batch["gres"] is None
-    assert system._partition_rows([gpu]) == [
-        ("gpu", "8 nodes of 64 CPUs, 515000 MiB, GRES gpu:a100:4")
-    ]
+    text = system.to_markdown(facts | {"partitions": [gpu]})
+    assert "| gpu | 8 nodes of 64 CPUs, 515000 MiB, GRES gpu:a100:4 |" in text
 
 
 def test_a_value_cannot_break_the_table(facts):

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import stand_ins
 
-from lockstep.before.lint.training import TRAINING, Script, lint, load
+from lockstep.before.lint.rules import judge
+from lockstep.before.lint.training import TRAINING, Script, load
 
 ROOT = Path(__file__).parents[1]
 HEAD = "torch.manual_seed(0)\ntorch.cuda.set_device(local_rank)\n"
@@ -75,7 +76,7 @@ EXAMPLES = {
 
 
 def found(text):
-    return [one.rule for one in lint(Script("train.py", ast.parse(text)))]
+    return [one.rule for one in judge(Script("train.py", ast.parse(text)), TRAINING)]
 
 
 def head_of(rule, is_good):
@@ -188,7 +189,7 @@ def test_a_mesh_sets_the_gpu_and_ddp_sends_the_parameters(text, rules):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
 def test_our_own_examples_have_no_error(path):
-    assert [one for one in lint(load(str(path))) if one.severity == "error"] == []
+    assert [one for one in judge(load(str(path)), TRAINING) if one.severity == "error"] == []
 
 
 def test_a_finding_names_its_line_and_another_language_is_refused(tmp_path):

@@ -19,8 +19,6 @@ from lockstep.core.formats import COLOUR
 TAIL_BYTES = 1 << 16
 LOOK_EVERY_S = 0.2
 ASK_TIMEOUT_S = 60
-# The first version with build arguments (its changelog, 1.2.0).
-LEAST_VERSION = (1, 2)
 # How long a build that is asked to end may take, before it is killed.
 GRACE_S = 10
 STEP = re.compile(r"^INFO:\s+(.*)$", re.MULTILINE)
@@ -51,7 +49,8 @@ def version() -> str:
         raise RuntimeError("apptainer is not installed here, or not on PATH; install or load it")
     ended = ask("--version")
     if ended.code or not ended.output.split():
-        raise RuntimeError(f"apptainer --version failed: {reason(ended)}; load or install another")
+        why = last_error(ended.output) or f"exit code {ended.code}"
+        raise RuntimeError(f"apptainer --version failed: {why}; load or install another")
     return ended.output.split()[-1]
 
 
@@ -61,22 +60,6 @@ def is_older(version: str, least: tuple[int, int]) -> bool:
     return numbers is not None and (int(numbers[1]), int(numbers[2])) < least
 
 
-def version_that_builds() -> str:
-    """Return Apptainer's version where it knows build arguments.
-
-    Raises:
-        RuntimeError: It is not installed, does not answer, or is too old.
-    """
-    installed = version()
-    if is_older(installed, LEAST_VERSION):
-        least = ".".join(map(str, LEAST_VERSION))
-        raise RuntimeError(
-            f"apptainer {installed} is installed here, and build arguments need {least} or newer; "
-            "load or install that"
-        )
-    return installed
-
-
 def ask(*arguments: str, timeout_s: float | None = ASK_TIMEOUT_S) -> processes.Ended:
     """Run a command of Apptainer's and return how it ended, errors among its output.
 
@@ -84,11 +67,6 @@ def ask(*arguments: str, timeout_s: float | None = ASK_TIMEOUT_S) -> processes.E
         RuntimeError: It is absent, or does not answer in time.
     """
     return processes.run(["apptainer", *arguments], timeout_s, merge_errors=True)
-
-
-def reason(ended: processes.Ended) -> str:
-    """Return why a command of Apptainer's failed, by the last of its words that say so."""
-    return last_error(ended.output) or f"it ended with exit code {ended.code} and said nothing"
 
 
 def last_error(text: str) -> str | None:
@@ -135,7 +113,11 @@ def build(
         _end(process)
         raise
     if process.returncode:
-        raise RuntimeError(_failure(image, process.returncode, log))
+        why = last_error(tail(log)) or f"it ended with exit code {process.returncode}"
+        remedy = next((REMEDIES[phrase] for phrase in REMEDIES if phrase in why.lower()), "")
+        raise RuntimeError(
+            f"apptainer could not build {image.stem}: {why}; {remedy}all it said is in {log}"
+        )
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
@@ -152,12 +134,6 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
             with suppress(psutil.Error):
                 each.kill()
     process.wait()
-
-
-def _failure(image: Path, code: int, log: Path) -> str:
-    why = last_error(tail(log)) or f"it ended with exit code {code}"
-    remedy = next((REMEDIES[phrase] for phrase in REMEDIES if phrase in why.lower()), "")
-    return f"apptainer could not build {image.stem}: {why}; {remedy}all it said is in {log}"
 
 
 def inspect(image: Path) -> dict[str, Any]:
@@ -231,8 +207,6 @@ def signature(image: Path) -> Signature:
     if not ended.code:
         fingerprints = FINGERPRINT.findall(ended.output)
         return Signature("valid", tuple(dict.fromkeys(fingerprints)))
-    why = reason(ended)
-    for phrase, state in SIGNATURE_STATES.items():
-        if phrase in why:
-            return Signature(state)
-    return Signature("invalid", reason=why)
+    why = last_error(ended.output) or f"exit code {ended.code}"
+    state = next((state for phrase, state in SIGNATURE_STATES.items() if phrase in why), None)
+    return Signature(state) if state else Signature("invalid", reason=why)

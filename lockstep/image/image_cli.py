@@ -7,13 +7,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
-
-if TYPE_CHECKING:
-    from lockstep.image.building import Plan
-    from lockstep.image.inspection import Record
 
 IMAGE = click.argument("image", type=click.Path(path_type=Path, dir_okay=False))
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
@@ -98,30 +94,49 @@ def build(
       lockstep image build pytorch lockstep.sif --build-arg BASE=IMAGE
       lockstep image build cpu --apptainer-options '--fakeroot'
     """
+    from rich.filesize import decimal
+
     from lockstep.image import building
     from lockstep.image.inspection import read_record
 
     path = image or Path(Path(definition).stem + ".sif")
     plan = building.plan(definition, path, build_args, options)
-    if not force:
-        building.refuse_foreign(plan)
     state = plan.state(must_be_signed=sign)
+    if state == "foreign" and not force:
+        raise ValueError(
+            f"{plan.image} is there and is not what {plan.image.name}.json records as built; "
+            "give another name, or replace it with --force"
+        )
     is_needed = force or state != "up to date"
     if dry_run:
-        _print_plan(plan, state, is_needed=is_needed, as_json=as_json)
+        if as_json:
+            facts = {"image": str(plan.image), "state": state, "key": plan.key}
+            command = {"command": plan.command if is_needed else None}
+            click.echo(json.dumps(facts | command, indent=1))
+        elif is_needed:
+            click.echo(f"{plan.image} is {state}; this would build it:\n{plan.command}")
+        else:
+            click.echo(f"{plan.image} is up to date; nothing would be done")
         return
-    record = _build(plan, sign=sign) if is_needed else read_record(path)
-    assert record is not None
-    _print_built(path, record, "built" if is_needed else state, as_json=as_json)
-
-
-def _build(plan: "Plan", *, sign: bool) -> "Record":
-    from lockstep.image import building
-
-    # A build that has begun is then ended on the way out, as by an interrupt.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    with _progress() as (show, advance):
-        return building.build(plan, show, advance, is_signed=sign)
+    if is_needed:
+        # A build that has begun is then ended on the way out, as by an interrupt.
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+        with _progress() as (show, advance):
+            record = building.build(plan, show, advance, is_signed=sign)
+        state = "built"
+    else:
+        known = read_record(path)
+        assert known is not None
+        record = known
+    if as_json:
+        facts = {"image": str(path), "state": state}
+        click.echo(json.dumps(facts | record.model_dump(), indent=1))
+        return
+    took = f" in {record.build_s:.0f} s" if state == "built" else ""
+    click.echo(f"{path} is {state}{took}: {decimal(record.size_bytes)}")
+    click.echo(f"sha256 {record.sha256}, recorded in {path}.json")
+    todo = "apptainer test" if state == "built" else "lockstep image verify"
+    click.echo(f"Next: {todo} {shlex.quote(str(path))}")
 
 
 @contextmanager
@@ -143,30 +158,6 @@ def _progress() -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]
                 console.print(step, markup=False, highlight=False)
 
         yield show, lambda num_bytes: progress.advance(task, num_bytes)
-
-
-def _print_plan(plan: "Plan", state: str, *, is_needed: bool, as_json: bool) -> None:
-    if as_json:
-        facts = {"image": str(plan.image), "state": state, "key": plan.key}
-        click.echo(json.dumps(facts | {"command": plan.command if is_needed else None}, indent=1))
-    elif is_needed:
-        click.echo(f"{plan.image} is {state}; this would build it:\n{plan.command}")
-    else:
-        click.echo(f"{plan.image} is up to date; nothing would be done")
-
-
-def _print_built(path: Path, record: "Record", state: str, *, as_json: bool) -> None:
-    from rich.filesize import decimal
-
-    if as_json:
-        facts = {"image": str(path), "state": state} | record.model_dump()
-        click.echo(json.dumps(facts, indent=1))
-        return
-    took = f" in {record.build_s:.0f} s" if state == "built" else ""
-    click.echo(f"{path} is {state}{took}: {decimal(record.size_bytes)}")
-    click.echo(f"sha256 {record.sha256}, recorded in {path}.json")
-    todo = "apptainer test" if state == "built" else "lockstep image verify"
-    click.echo(f"Next: {todo} {shlex.quote(str(path))}")
 
 
 @image.command()
@@ -277,7 +268,7 @@ def print_hash(image: Path) -> int:
 
 
 def _sha256(path: Path) -> str:
-    from lockstep.image.definition import sha256
+    from lockstep.image.inspection import sha256
 
     with _hashing(path) as advance:
         return sha256(path, advance)

@@ -10,7 +10,9 @@ The record IMAGE.json of an image file: how it was built, and its SHA-256.
 (The id in an image's own header is random, or absent, and says nothing about what the file holds.)
 """
 
+import hashlib
 import platform
+import re
 import shutil
 import struct
 from collections.abc import Callable
@@ -22,9 +24,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lockstep.core import files
 from lockstep.core.files import write_atomically
-from lockstep.image import apptainer, definition
+from lockstep.image import apptainer
 
 SCHEMA_VERSION = 1
+CHUNK_BYTES = 1 << 22
 
 
 class Record(BaseModel):
@@ -36,9 +39,9 @@ class Record(BaseModel):
         file_stat: Its size, its time of change in whole seconds of the epoch, and its inode: a file
             that still has them was not written since, so that a job need not read it for its hash.
             None in the record of an older version.
-        key: Digest of all that went into it, see `definition.key`.
+        key: Digest of all that went into it, see `building.compute_key`.
         bootstrap: Where its base came from.
-        base_digest: Of a base on this machine, see `definition.base_digest`; None where a registry
+        base_digest: Of a base on this machine, see `building.base_digest`; None where a registry
             had it.
         options: Further options of `apptainer build`.
         git_commit: Commit of the files copied into it; None where git does not know.
@@ -157,11 +160,7 @@ REVISION = "org.opencontainers.image.revision"
 
 
 def check_exists(image: Path) -> None:
-    """Check that there is an image file.
-
-    Raises:
-        ValueError: There is none.
-    """
+    """Raise ValueError where there is no image file."""
     if not image.is_file():
         raise ValueError(f"there is no image file {image}; lockstep image build makes one")
 
@@ -254,7 +253,7 @@ def verify(image: Path, advance: Callable[[int], None] | None = None) -> Verdict
     header = read_known_header(image)
     record = read_record(image)
     return Verdict(
-        definition.sha256(image, advance),
+        sha256(image, advance),
         record.sha256 if record else None,
         header.missing_bytes(image),
         apptainer.signature(image) if shutil.which("apptainer") else None,
@@ -288,8 +287,25 @@ def facts(image: Path) -> dict[str, Any]:
         "sha256": None,
         "sha256_from": "record" if record else "file",
         "git_commit": labels.get(REVISION) or None,
-        "bootstrap": definition.header(text, "bootstrap"),
-        "base": definition.header(text, "from"),
+        "bootstrap": read_header_line(text, "bootstrap"),
+        "base": read_header_line(text, "from"),
     }
     recorded = record.model_dump() if record else {}
     return {**read, **recorded, "labels": labels, "definition_text": text}
+
+
+def read_header_line(text: str, name: str) -> str | None:
+    """Return what a definition's header says of `bootstrap` or `from`, or None."""
+    line = re.search(rf"^\s*{name}:\s*([^#\n]*)", text, re.IGNORECASE | re.MULTILINE)
+    return line[1].strip() if line else None
+
+
+def sha256(path: Path, advance: Callable[[int], None] | None = None) -> str:
+    """Return a file's SHA-256 as sha256sum prints it."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(CHUNK_BYTES):
+            digest.update(piece)
+            if advance:
+                advance(len(piece))
+    return digest.hexdigest()

@@ -109,8 +109,14 @@ def refuse_beyond(room: Room, needed: Mapping[str, int], device: "torch.device")
     """
     if sum(needed.values()) > room.free_bytes:
         parts = " and ".join(f"{size / GIB:.1f} GiB for {what}" for what, size in needed.items())
+        left = f"{room.free_bytes / GIB:.1f} GiB"
+        available = (
+            f"{left} of its GPU are free"
+            if device.type == "cuda"
+            else f"its share of what is free on its host, or left to its job, is {left}"
+        )
         raise NoRoomError(
-            f"rank {room.rank} on {room.host} needs {parts}, but {_room(device, room.free_bytes)}; "
+            f"rank {room.rank} on {room.host} needs {parts}, but {available}; "
             "choose a smaller model, a smaller batch or less data"
         )
 
@@ -122,12 +128,6 @@ def is_exhausted(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError, NoRoomError, ExhaustedError)):
         return True
     return "DefaultCPUAllocator: can't allocate memory" in str(error)
-
-
-def _room(device: "torch.device", left: int) -> str:
-    if device.type == "cuda":
-        return f"{left / GIB:.1f} GiB of its GPU are free"
-    return f"its share of what is free on its host, or left to its job, is {left / GIB:.1f} GiB"
 
 
 def free_bytes(device: "torch.device", ranks_per_node: int) -> int:
@@ -143,18 +143,19 @@ def free_bytes(device: "torch.device", ranks_per_node: int) -> int:
 
 def left_in_groups() -> list[int]:
     """Return what each control group of this process leaves it, as that of a Slurm step does."""
+    left = []
     with contextlib.suppress(OSError):
-        return [left for folder in control_groups("memory") for left in _left(*folder)]
-    return []
-
-
-def _left(version: int, folder: Path) -> Iterator[int]:
-    limit, use, pages = _CGROUP_FILES[version]
-    # A container may not see the group's folder, and the uppermost has no limit.
-    with contextlib.suppress(OSError, ValueError):
-        allowed, used = (int((folder / name).read_text(encoding="ascii")) for name in (limit, use))
-        stat = (folder / "memory.stat").read_text(encoding="ascii")
-        yield allowed - used + sum(map(int, re.findall(pages, stat, re.MULTILINE)))
+        for version, folder in control_groups("memory"):
+            limit, use, pages = _CGROUP_FILES[version]
+            # A container may not see the group's folder, and the uppermost has no limit.
+            with contextlib.suppress(OSError, ValueError):
+                allowed, used, stat = (
+                    (folder / name).read_text(encoding="ascii")
+                    for name in (limit, use, "memory.stat")
+                )
+                cached = sum(map(int, re.findall(pages, stat, re.MULTILINE)))
+                left.append(int(allowed) - int(used) + cached)
+    return left
 
 
 def reset_peak(device: "torch.device") -> None:
@@ -177,13 +178,8 @@ def peak(device: "torch.device") -> Peak:
 
         allocated = int(torch.cuda.max_memory_allocated(device))
         return Peak(allocated, int(torch.cuda.max_memory_reserved(device)))
-    return Peak(_peak_resident_bytes())
-
-
-def _peak_resident_bytes() -> int | None:
-    try:
+    with contextlib.suppress(OSError):
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return None
-    most = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
-    return int(most[1]) * 1024 if most else None
+        if most := re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE):
+            return Peak(int(most[1]) * 1024)
+    return Peak(None)

@@ -19,8 +19,9 @@ their own transports, InfiniBand plugins and AWS's for libfabric:
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lockstep.core.flags import Flag, flag
 from lockstep.core.formats import one_line
@@ -95,55 +96,38 @@ class NcclLog:
         return dict(sorted(Counter(link.transport for link in self.links).items()))
 
 
-@dataclass
-class _Found:
-    version: str | None = None
-    networks: dict[str, None] = field(default_factory=dict)
-    adapters: dict[str, None] = field(default_factory=dict)
-    links: set[Link] = field(default_factory=set)
-    warnings: dict[str, None] = field(default_factory=dict)
-    settings: dict[str, None] = field(default_factory=dict)
-
-    def take(self, line: str) -> None:
-        """Keep what a line tells."""
-        if self.version is None and (version := _VERSION.search(line)):
-            self.version = version[1]
-        match = _SAID.search(line)
-        if match is None:
-            return
-        text = _COMMUNICATOR.sub("", match[1]).strip()
-        if "NCCL WARN" in line:
-            self.warnings[one_line(text)[:MAX_CHARACTERS]] = None
-        elif link := _link(text):
-            self.links.add(link)
-        elif network := _NETWORK.fullmatch(text):
-            self.networks[network[1]] = None
-        elif adapters := _ADAPTERS.fullmatch(text):
-            self.adapters |= dict.fromkeys(re.findall(r"\[\d+\] ?(\S+?:\d+/\w+)", adapters[1]))
-        elif provider := _PROVIDER.fullmatch(text):
-            self.adapters[provider[1]] = None
-        elif setting := _SETTING.fullmatch(text):
-            self.settings["=".join(filter(None, setting.groups()))[:MAX_CHARACTERS]] = None
-
-    def log(self) -> NcclLog:
-        """Return what was kept."""
-        return NcclLog(
-            self.version,
-            tuple(self.networks),
-            tuple(self.adapters),
-            tuple(sorted(self.links)),
-            tuple(self.warnings)[:MAX_WARNINGS],
-            tuple(sorted(self.settings)),
-        )
-
-
 def parse(text: str) -> NcclLog:
     """Read a log, that of one rank or of several; a line that is cut or mixed is left aside."""
-    found = _Found()
+    version: str | None = None
+    networks: list[str] = []
+    adapters: list[str] = []
+    links: list[Link] = []
+    warnings: list[str] = []
+    settings: list[str] = []
     whole, _, _ = text.rpartition("\n")  # what follows may be cut in the middle of a word
     for line in whole.splitlines():
-        found.take(line)
-    return found.log()
+        if version is None and (match := _VERSION.search(line)):
+            version = match[1]
+        said = _SAID.search(line)
+        if said is None:
+            continue
+        fact = _COMMUNICATOR.sub("", said[1]).strip()
+        if "NCCL WARN" in line:
+            warnings.append(one_line(fact)[:MAX_CHARACTERS])
+        elif (match := _LINK.fullmatch(fact)) and (transport := _transport(match[3])):
+            links.append(Link(int(match[1]), int(match[2]), transport))
+        elif match := _NETWORK.fullmatch(fact):
+            networks.append(match[1])
+        elif match := _ADAPTERS.fullmatch(fact):
+            adapters += re.findall(r"\[\d+\] ?(\S+?:\d+/\w+)", match[1])
+        elif match := _PROVIDER.fullmatch(fact):
+            adapters.append(match[1])
+        elif match := _SETTING.fullmatch(fact):
+            settings.append("=".join(filter(None, match.groups()))[:MAX_CHARACTERS])
+    log = NcclLog(
+        version, tuple(networks), tuple(adapters), tuple(links), tuple(warnings), tuple(settings)
+    )
+    return merged([log])
 
 
 def read(path: Path) -> NcclLog:
@@ -156,16 +140,20 @@ def read(path: Path) -> NcclLog:
 
 
 def merged(logs: Iterable[NcclLog]) -> NcclLog:
-    """Return what the logs of all ranks tell together."""
-    found = _Found()
-    for log in logs:
-        found.version = found.version or log.version
-        found.networks |= dict.fromkeys(log.networks)
-        found.adapters |= dict.fromkeys(log.adapters)
-        found.links.update(log.links)
-        found.warnings |= dict.fromkeys(log.warnings)
-        found.settings |= dict.fromkeys(log.settings)
-    return found.log()
+    """Return what logs tell together, each thing once."""
+    logs = list(logs)
+
+    def join(name: str) -> tuple[Any, ...]:
+        return tuple(dict.fromkeys(item for log in logs for item in getattr(log, name)))
+
+    return NcclLog(
+        next((log.version for log in logs if log.version), None),
+        join("networks"),
+        join("adapters"),
+        tuple(sorted(join("links"))),
+        join("warnings")[:MAX_WARNINGS],
+        tuple(sorted(join("settings"))),
+    )
 
 
 def findings(log: NcclLog, hosts: Sequence[str], fabrics: Sequence[str]) -> Iterator[Flag]:
@@ -195,30 +183,16 @@ def _slow(log: NcclLog, hosts: Sequence[str], fabrics: Sequence[str]) -> Iterato
     if through_host:
         transports = sorted({link.transport for link in through_host})
         yield flag("no-gpu-direct", transports=transports, links=len(through_host))
-    yield from _without_peers(log.links, hosts)
-
-
-def _without_peers(links: Sequence[Link], hosts: Sequence[str]) -> Iterator[Flag]:
-    """Yield the hosts whose GPUs exchange data otherwise than directly, the first pair named."""
-    seen: dict[str, Link] = {}
-    for link in links:
+    # A host whose GPUs exchange data otherwise than directly is named with its first such pair.
+    indirect: dict[str, Link] = {}
+    for link in log.links:
         if max(link.source, link.target) >= len(hosts) or link.transport.startswith("P2P/"):
             continue
         if hosts[link.source] == hosts[link.target]:
-            seen.setdefault(hosts[link.source], link)
-    for host, link in seen.items():
-        yield flag(
-            "no-peer-to-peer",
-            host=host,
-            ranks=[link.source, link.target],
-            transport=link.transport,
-        )
-
-
-def _link(text: str) -> Link | None:
-    match = _LINK.fullmatch(text)
-    transport = _transport(match[3]) if match else None
-    return Link(int(match[1]), int(match[2]), transport) if match and transport else None
+            indirect.setdefault(hosts[link.source], link)
+    for host, link in indirect.items():
+        ranks = [link.source, link.target]
+        yield flag("no-peer-to-peer", host=host, ranks=ranks, transport=link.transport)
 
 
 def _transport(text: str) -> str | None:

@@ -85,22 +85,16 @@ class Port:
 
 def interfaces(classes: Path = CLASSES) -> list[Interface]:
     """Return the network interfaces by name."""
-    folders = (path for path in sorted((classes / "net").glob("*")) if path.is_dir())
-    return [
-        Interface(
-            path.name,
-            _speed_gbit_per_s(path),
-            read_text(path / "operstate") == "down",
-            (path / "device").exists() or (path / "bonding").exists(),
-        )
-        for path in folders
-    ]
-
-
-def _speed_gbit_per_s(interface: Path) -> float | None:
-    """Return a link's rate; the kernel gives Mbit/s, and -1 or an error where it has none."""
-    speed = read_text(interface / "speed") or ""
-    return int(speed) / 1000 if speed.isdecimal() else None
+    found = []
+    for path in sorted((classes / "net").glob("*")):
+        if path.is_dir():
+            # The kernel gives Mbit/s, and -1 or an error where it has no rate.
+            speed = read_text(path / "speed") or ""
+            gbit_per_s = int(speed) / 1000 if speed.isdecimal() else None
+            is_down = read_text(path / "operstate") == "down"
+            is_hardware = (path / "device").exists() or (path / "bonding").exists()
+            found.append(Interface(path.name, gbit_per_s, is_down, is_hardware))
+    return found
 
 
 def wire_gb_per_s(
@@ -115,25 +109,19 @@ def wire_gb_per_s(
         None where the kernel knows no rate, as of a virtual machine's or a container's interface.
     """
     if backend == "nccl" and not environ.get("NCCL_IB_DISABLE", "0").strip("0"):
-        ports = [_gbit_per_s(port) for port in infiniband_ports(classes)]
-        if known := [rate for rate in ports if rate]:
-            return sum(known) / 8
+        active = [port.rate or "" for port in infiniband_ports(classes) if port.is_active]
+        # The kernel writes `200 Gb/sec (4X HDR)`.
+        matches = [re.match(r"([0-9.]+) Gb/sec", rate) for rate in active]
+        if gbit_per_s := sum(float(match[1]) for match in matches if match):
+            return gbit_per_s / 8
     named = environ.get(f"{backend.upper()}_SOCKET_IFNAME", "").removeprefix("=")
-    devices = [
-        interface
-        for interface in interfaces(classes)
-        if interface.is_hardware and not interface.is_down
-    ]
-    if named:
-        devices = [interface for interface in devices if interface.name == named]
-    rates = [interface.speed_gbit_per_s for interface in devices if interface.speed_gbit_per_s]
+    rates = [
+        link.speed_gbit_per_s
+        for link in interfaces(classes)
+        if link.speed_gbit_per_s and link.is_hardware and not link.is_down
+        and named in ("", link.name)
+    ]  # fmt: skip
     return max(rates) / 8 if rates else None
-
-
-def _gbit_per_s(port: Port) -> float | None:
-    """Return the rate of an active port; the kernel writes `200 Gb/sec (4X HDR)`."""
-    match = re.match(r"([0-9.]+) Gb/sec", port.rate or "")
-    return float(match[1]) if match and port.is_active else None
 
 
 def infiniband_ports(classes: Path = CLASSES) -> list[Port]:

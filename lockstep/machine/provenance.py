@@ -11,6 +11,7 @@ import platform
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -151,11 +152,14 @@ def torch_facts() -> dict[str, Any]:
 
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     backend = torch.distributed.get_backend() if distributed else None
+    nccl: str | None = None
+    with suppress(AttributeError, RuntimeError):  # a torch without NCCL
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))
     return {
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
         "cudnn": _cudnn_version(torch.backends.cudnn.version()),
-        "nccl": _nccl_version(),
+        "nccl": nccl,
         "backend": backend,
         "wire_gb_per_s": backend and network.wire_gb_per_s(backend, os.environ),
         "threads_per_rank": torch.get_num_threads(),
@@ -330,11 +334,8 @@ def os_name() -> str:
 
 def driver_version() -> str | None:
     """Return the NVIDIA driver's version, from NVML or the kernel module; None without one."""
-    return nvidia.driver_version() or _kernel_driver_version()
-
-
-def _kernel_driver_version() -> str | None:
-    """Return the version the loaded kernel module reports, for sites without nvidia-ml-py."""
+    if version := nvidia.driver_version():
+        return version
     text = read_text("/proc/driver/nvidia/version") or ""
     line = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", text, re.MULTILINE)
     return line[1] if line else None
@@ -346,14 +347,3 @@ def _cudnn_version(number: int | None) -> str | None:
         return None
     major, rest = divmod(number, 10_000 if number >= 90_000 else 1_000)
     return f"{major}.{rest // 100}.{rest % 100}"
-
-
-def _nccl_version() -> str | None:
-    """Return the version of the NCCL that torch uses, or None where it has none."""
-    import torch
-
-    try:
-        parts = torch.cuda.nccl.version()
-    except (AttributeError, RuntimeError):
-        return None
-    return ".".join(str(part) for part in parts)

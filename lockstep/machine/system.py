@@ -8,7 +8,8 @@ import importlib.util
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -63,14 +64,9 @@ def hardware_facts() -> dict[str, Any]:
 
 def gpus() -> list[nvidia.Gpu]:
     """Return the GPUs as nvidia-smi or, where that lists none, as torch sees them."""
-    try:
-        return nvidia.gpus() or _torch_gpus()
-    except RuntimeError:
-        return _torch_gpus()
-
-
-def _torch_gpus() -> list[nvidia.Gpu]:
-    """Return the GPUs torch sees; those of another maker have no nvidia-smi."""
+    with suppress(RuntimeError):
+        if listed := nvidia.gpus():
+            return listed
     torch = _torch()
     if torch is None or not torch.cuda.is_available():
         return []
@@ -152,17 +148,14 @@ def _torch() -> Any:
 
 def slurm_partitions() -> list[dict[str, Any]]:
     """Return the cluster's partitions as sinfo lists them; empty without Slurm."""
-    listing = answer(["sinfo", "--noheader", "--format=%P|%D|%c|%m|%G"], COMMAND_TIMEOUT_S)
-    return parse_partitions(listing) if listing else []
-
-
-def parse_partitions(listing: str) -> list[dict[str, Any]]:
-    """Read sinfo's lines: partition, nodes, processors and MiB of a node, generic resources."""
     names = ("partition", "num_nodes", "cpus_per_node", "memory_mib_per_node", "gres")
-    rows = [line.split("|") for line in listing.splitlines()]
+    listing = answer(["sinfo", "--noheader", "--format=%P|%D|%c|%m|%G"], COMMAND_TIMEOUT_S) or ""
     return [
-        {name: None if cell == "(null)" else cell for name, cell in zip(names, row, strict=True)}
-        for row in rows
+        {
+            name: None if cell == "(null)" else cell
+            for name, cell in zip(names, line.split("|"), strict=True)
+        }
+        for line in listing.splitlines()
     ]
 
 
@@ -183,126 +176,95 @@ def known_gpus() -> str:
     """Return a Markdown table of the GPUs whose datasheet is known, which MFU rests on."""
     names = ("fp32", "tf32", "bf16", "fp16")
     peaks = (f"{name}, TFLOP/s" for name in names)
-    board = ("Memory, GB", "Memory, GB/s", "TDP, W")
-    head = ("GPU", *peaks, "Source of peaks", *board, "Source of memory and TDP")
+    figures = ("Memory, GB", "Memory, GB/s", "TDP, W")
     rows = [
-        (
-            device.name,
-            *(_tera(device.peak_flop_per_s.get(name)) for name in names),
-            device.source,
-            *_board(device.board),
-        )
-        for device in hardware.DEVICES
+        ("GPU", *peaks, "Source of peaks", *figures, "Source of memory and TDP"),
+        ("---",) * 10,
     ]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
-
-
-def _board(board: hardware.Board) -> tuple[str, ...]:
-    figures = (board.memory_gb, board.memory_gb_per_s, board.tdp_w)
-    return *(DASH if figure is None else f"{figure:g}" for figure in figures), board.source or DASH
-
-
-def _tera(flop_per_s: float | None) -> str:
-    return DASH if flop_per_s is None else f"{flop_per_s / hardware.TERA:g}"
+    for device in hardware.DEVICES:
+        rates = [device.peak_flop_per_s.get(name) for name in names]
+        board = device.board
+        rows.append(
+            (
+                device.name,
+                *(DASH if rate is None else f"{rate / hardware.TERA:g}" for rate in rates),
+                device.source,
+                *(
+                    DASH if figure is None else f"{figure:g}"
+                    for figure in (board.memory_gb, board.memory_gb_per_s, board.tdp_w)
+                ),
+                board.source or DASH,
+            )
+        )
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def to_markdown(facts: Mapping[str, Any]) -> str:
     """Return the entry of one machine: a second-level section headed by its host name."""
-    sections = {
-        "Hardware": _hardware_rows(facts["hardware"]),
-        "Network": _network_rows(facts["network"]),
-        "Software": _software_rows(facts["software"]),
-        "Slurm partitions": _partition_rows(facts["partitions"]),
-        "Settings": _settings_rows(facts["settings"]),
-    }
-    tables = [f"### {title}\n\n{_table(rows)}" for title, rows in sections.items() if rows]
-    head = f"## {facts['hostname']}\n\nRead on {facts['date']}."
-    return "\n\n".join([head, *tables]) + "\n"
-
-
-def _hardware_rows(facts: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return the rows on processor, memory and GPUs, equal GPUs counted together."""
-    alike = Counter((gpu["name"], gpu["memory_bytes"]) for gpu in facts["gpus"])
+    machine, software, settings = facts["hardware"], facts["software"], facts["settings"]
+    alike = Counter((gpu["name"], gpu["memory_bytes"]) for gpu in machine["gpus"])
     cards = [f"{number} x {name}, {_gib(memory)}" for (name, memory), number in alike.items()]
-    return [
-        ("CPU", facts["cpu_model"]),
-        ("Sockets", facts["sockets"]),
-        ("Cores", facts["cores"]),
-        ("Hardware threads", facts["hardware_threads"]),
-        ("NUMA nodes", facts["numa_nodes"]),
-        ("Memory", _gib(facts["memory_bytes"])),
-        ("GPUs", "; ".join(cards) or "none"),
-    ]
-
-
-def _network_rows(facts: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return a row for each interface and InfiniBand port."""
-    interfaces = [
-        (f"Interface {link['name']}", _with_unit(link["speed_gbit_per_s"], "Gbit/s"))
-        for link in facts["interfaces"]
+    usable = [
+        f"{name}: {'yes' if software[f'{name}_usable'] else 'no'}" for name in ("cuda", "gloo")
     ]
     ports = [
         (f"{port['device']} port {port['port']}", _present(port, "link_layer", "rate", "state"))
-        for port in facts["infiniband"]
+        for port in facts["network"]["infiniband"]
     ]
-    return interfaces + (ports or [("InfiniBand", "no InfiniBand")])
-
-
-def _software_rows(facts: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return a row for each version."""
-    return [
-        ("Operating system", facts["os"]),
-        ("Kernel", facts["kernel"]),
-        ("NVIDIA driver", facts["driver"]),
-        ("Python", facts["python"]),
-        ("torch", facts["torch"]),
-        ("torchvision", facts["torchvision"]),
-        ("CUDA of this torch", facts["cuda"]),
-        ("cuDNN of this torch", facts["cudnn"]),
-        ("NCCL of this torch", facts["nccl"]),
-        ("Usable from torch", _usable(facts)),
-        ("MPI", facts["mpi"]),
-        ("UCX", facts["ucx"]),
-        ("Slurm", facts["slurm"]),
-        ("Apptainer", facts["apptainer"]),
-        ("Lockstep", _present(facts, "lockstep", "lockstep_commit")),
-    ]
-
-
-def _usable(facts: Mapping[str, Any]) -> str | None:
-    """Return which of CUDA and gloo torch can use here, or None without torch."""
-    if facts["torch"] is None:
-        return None
-    answers = {True: "yes", False: "no"}
-    return f"cuda: {answers[facts['cuda_usable']]}, gloo: {answers[facts['gloo_usable']]}"
-
-
-def _partition_rows(partitions: Sequence[Mapping[str, Any]]) -> list[tuple[str, Any]]:
-    """Return a row for each kind of node in each partition."""
-    return [
-        (
-            part["partition"],
-            f"{part['num_nodes']} nodes of {part['cpus_per_node']} CPUs, "
-            f"{part['memory_mib_per_node']} MiB, GRES {part['gres'] or 'none'}",
-        )
-        for part in partitions
-    ]
-
-
-def _settings_rows(facts: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return the kernel's settings, the file system, and one row for each variable."""
-    return [
-        ("CPU governor", facts["cpu_governor"]),
-        ("Transparent huge pages", facts["transparent_hugepages"]),
-        ("File system of the working directory", facts["file_system"]),
-        *sorted(facts["environment"].items()),
-    ]
-
-
-def _table(rows: Sequence[tuple[str, Any]]) -> str:
-    """Return a Markdown table of two columns."""
-    lines = [f"| {_cell(name)} | {_cell(value)} |" for name, value in rows]
-    return "\n".join(["| Fact | Value |", "|---|---|", *lines])
+    sections: dict[str, list[tuple[str, Any]]] = {
+        "Hardware": [
+            ("CPU", machine["cpu_model"]),
+            ("Sockets", machine["sockets"]),
+            ("Cores", machine["cores"]),
+            ("Hardware threads", machine["hardware_threads"]),
+            ("NUMA nodes", machine["numa_nodes"]),
+            ("Memory", _gib(machine["memory_bytes"])),
+            ("GPUs", "; ".join(cards) or "none"),
+        ],
+        "Network": [
+            (f"Interface {link['name']}", speed and f"{speed:g} Gbit/s")
+            for link in facts["network"]["interfaces"]
+            for speed in [link["speed_gbit_per_s"]]
+        ]
+        + (ports or [("InfiniBand", "no InfiniBand")]),
+        "Software": [
+            ("Operating system", software["os"]),
+            ("Kernel", software["kernel"]),
+            ("NVIDIA driver", software["driver"]),
+            ("Python", software["python"]),
+            ("torch", software["torch"]),
+            ("torchvision", software["torchvision"]),
+            ("CUDA of this torch", software["cuda"]),
+            ("cuDNN of this torch", software["cudnn"]),
+            ("NCCL of this torch", software["nccl"]),
+            ("Usable from torch", software["torch"] and ", ".join(usable)),
+            ("MPI", software["mpi"]),
+            ("UCX", software["ucx"]),
+            ("Slurm", software["slurm"]),
+            ("Apptainer", software["apptainer"]),
+            ("Lockstep", _present(software, "lockstep", "lockstep_commit")),
+        ],
+        "Slurm partitions": [
+            (
+                part["partition"],
+                f"{part['num_nodes']} nodes of {part['cpus_per_node']} CPUs, "
+                f"{part['memory_mib_per_node']} MiB, GRES {part['gres'] or 'none'}",
+            )
+            for part in facts["partitions"]
+        ],
+        "Settings": [
+            ("CPU governor", settings["cpu_governor"]),
+            ("Transparent huge pages", settings["transparent_hugepages"]),
+            ("File system of the working directory", settings["file_system"]),
+            *sorted(settings["environment"].items()),
+        ],
+    }
+    text = f"## {facts['hostname']}\n\nRead on {facts['date']}.\n"
+    for title, rows in sections.items():
+        if rows:
+            text += f"\n### {title}\n\n| Fact | Value |\n|---|---|\n"
+            text += "".join(f"| {_cell(name)} | {_cell(value)} |\n" for name, value in rows)
+    return text
 
 
 def _cell(value: Any) -> str:
@@ -312,13 +274,7 @@ def _cell(value: Any) -> str:
 
 
 def _gib(size_bytes: int | None) -> str:
-    """Return a size in GiB, or a dash."""
     return DASH if size_bytes is None else f"{size_bytes / GIB:.1f} GiB"
-
-
-def _with_unit(value: float | None, unit: str) -> str | None:
-    """Return a number with its unit, or None."""
-    return None if value is None else f"{value:g} {unit}"
 
 
 def _present(facts: Mapping[str, Any], *names: str) -> str | None:

@@ -37,7 +37,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from lockstep.machine import memory, nvidia
 from lockstep.machine.provenance import usable_cores
@@ -96,22 +96,15 @@ class Timeline:
                 writer = csv.writer(file, lineterminator="\n")
                 if not os.fstat(file.fileno()).st_size:
                     writer.writerow([*FIRST_COLUMNS, *self.gauges])
-                writer.writerows(self._cells(case))
-
-    def _cells(self, case: str) -> list[list[str]]:
-        return [
-            [f"{time_s:.3f}", case, *(_cell(found.get(name)) for name in self.gauges)]
-            for time_s, found in self.rows
-        ]
+                for time_s, found in self.rows:
+                    values = [found.get(name) for name in self.gauges]
+                    cells = ["" if value is None else f"{rounded(value):.12g}" for value in values]
+                    writer.writerow([f"{time_s:.3f}", case, *cells])
 
 
 def rounded(value: float) -> float:
     """Return a number with the digits that telemetry has."""
     return float(f"{value:.{DIGITS}g}")
-
-
-def _cell(value: float | None) -> str:
-    return "" if value is None else f"{rounded(value):.12g}"
 
 
 STATM = Path("/proc/self/statm")
@@ -121,23 +114,6 @@ MICRO, NANO = 1e-6, 1e-9
 TOTALS = ("elapsed_s", "energy_j", "cpu_s", "core_utilisation", "throttled_s")
 
 Numbers = dict[str, float]
-
-
-class Source(Protocol):
-    """Where samples come from."""
-
-    @property
-    def gauges(self) -> Sequence[str]:
-        """Names of what `sample` may return."""
-
-    def sample(self) -> Numbers:
-        """Return what is so at this moment, name -> value; called by the thread that sleeps."""
-
-    def sample_apart(self) -> Numbers:
-        """Return what takes long to read; called before the rounds and after them."""
-
-    def totals(self) -> Numbers:
-        """Return what only grows."""
 
 
 class Host:
@@ -152,8 +128,10 @@ class Host:
         """Return the cores kept busy since the last sample, and what is resident."""
         then, (now, used) = self._last, (time.monotonic(), time.process_time())
         self._last = (now, used)
-        resident = _resident_bytes()
-        found = {} if resident is None else {"rss_bytes": resident}
+        found: Numbers = {}
+        with contextlib.suppress(OSError, IndexError):
+            pages = STATM.read_text(encoding="ascii").split()[1]
+            found["rss_bytes"] = float(pages) * os.sysconf("SC_PAGE_SIZE")
         if now - then[0] > INTERVAL_S / 2:  # shorter ones tell of a moment
             found["process_cores"] = (used - then[1]) / (now - then[0])
         return found
@@ -169,9 +147,16 @@ class Host:
         return {}
 
     def totals(self) -> Numbers:
-        """Return CPU time, of the processes and of the cores."""
+        """Return CPU time, of this process and all below it, and of the cores."""
+        import psutil
+
+        own = psutil.Process()
+        tree_s = 0.0
+        for process in (own, *own.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                tree_s += sum(process.cpu_times()[:4])  # user, system, and of children waited for
         busy_s, all_s = _cores_s()
-        found = {"cpu_s": _tree_s(), "core_busy_s": busy_s, "core_s": all_s}
+        found = {"cpu_s": tree_s, "core_busy_s": busy_s, "core_s": all_s}
         throttled_s = throttled()
         return found if throttled_s is None else found | {"throttled_s": throttled_s}
 
@@ -186,7 +171,7 @@ class Telemetry:
         grown: How much what only grows has grown, name -> sum.
     """
 
-    sources: Sequence[Source]
+    sources: Sequence[Host | nvidia.Gauges]
     interval_s: float = INTERVAL_S
     samples: dict[str, list[float]] = field(default_factory=dict)
     grown: Numbers = field(default_factory=dict)
@@ -299,26 +284,6 @@ def throttled() -> float | None:
             stat = memory.control_group_numbers(folder / "cpu.stat")
             times += [stat[name] * unit for name, unit in units.items() if name in stat]
     return max(times) / len(usable_cores()) if times else None
-
-
-def _resident_bytes() -> float | None:
-    try:
-        pages = STATM.read_text(encoding="ascii").split()[1]
-    except (OSError, IndexError):
-        return None
-    return float(pages) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _tree_s() -> float:
-    """Return the CPU seconds of this process and of all below it, those that ended included."""
-    import psutil
-
-    own = psutil.Process()
-    total_s = 0.0
-    for process in (own, *own.children(recursive=True)):
-        with contextlib.suppress(psutil.Error):
-            total_s += sum(process.cpu_times()[:4])  # user, system, and of children waited for
-    return total_s
 
 
 def _cores_s() -> tuple[float, float]:

@@ -85,10 +85,10 @@ class Builder(Protocol):
 TABLE = {
     "gpt": "lockstep.workloads.gpt:gpt",
     "mlp": "lockstep.workloads.mlp:mlp",
-    "mnist_cnn": "lockstep.workloads.mnist_cnn:mnist_cnn",
-    "resnet18": "lockstep.workloads.resnet:resnet18",
-    "resnet18_cifar": "lockstep.workloads.resnet:resnet18_cifar",
-    "resnet50": "lockstep.workloads.resnet:resnet50",
+    "mnist_cnn": "lockstep.workloads.images:mnist_cnn",
+    "resnet18": "lockstep.workloads.images:resnet18",
+    "resnet18_cifar": "lockstep.workloads.images:resnet18_cifar",
+    "resnet50": "lockstep.workloads.images:resnet50",
     "sequences": "lockstep.workloads.sequences:sequences",
 }
 
@@ -102,7 +102,15 @@ def make(spec: str) -> Workload:
     name, options = parse(spec)
     builder = _find_builder(name)
     _check_options(spec, builder, options)
-    workload = _build(spec, builder, options)
+    try:
+        workload: object = builder(**options)
+    except ValueError as error:  # as Builder asks: about an option's value
+        why = _first_line(error) or "raised ValueError"
+        raise ValueError(f"workload {spec!r}: {why}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # of the user's code: it may exit, too
+        raise _refusal(spec, f"raised {_describe(error)}") from error
     if not isinstance(workload, Workload):
         raise _refusal(spec, f"made a {type(workload).__name__}")
     return Workload(**{**vars(workload), "name": spec})
@@ -117,18 +125,6 @@ def builder_of(spec: str) -> Builder:
     return _find_builder(parse(spec)[0])
 
 
-def _build(spec: str, builder: Builder, options: dict[str, int | str]) -> object:
-    try:
-        return builder(**options)
-    except ValueError as error:  # as Builder asks: about an option's value
-        why = _first_line(error) or "raised ValueError"
-        raise ValueError(f"workload {spec!r}: {why}") from error
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # of the user's code: it may exit, too
-        raise _refusal(spec, f"raised {_said(error)}") from error
-
-
 def _refusal(spec: str, what: str) -> ValueError:
     """Return the error for a user's own code that neither is nor makes a workload."""
     return ValueError(
@@ -137,7 +133,7 @@ def _refusal(spec: str, what: str) -> ValueError:
     )
 
 
-def _said(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     return ": ".join(filter(None, (type(error).__name__, _first_line(error))))
 
 
@@ -173,7 +169,7 @@ def _find_builder(name: str) -> Builder:
             return _load(f"{entry.module}:{entry.attr}")
     if ":" in name:
         return _load(name)
-    return _load("lockstep.workloads.torchvision_models:builder")(name)  # type: ignore[call-arg,return-value]
+    return _load("lockstep.workloads.images:builder")(name)  # type: ignore[call-arg,return-value]
 
 
 def unknown(name: str, others: list[str]) -> ValueError:
@@ -195,7 +191,7 @@ def _load(target: str) -> Builder:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # of the user's code: it may exit, too
-        raise _refusal(target, f"cannot be loaded: {_said(error)}") from error
+        raise _refusal(target, f"cannot be loaded: {_describe(error)}") from error
 
 
 def _check_options(spec: str, builder: Builder, options: dict[str, int | str]) -> None:

@@ -26,7 +26,11 @@ def sha256(workload: Workload, case_file: Path | None = None) -> str:
         workload: As `workloads.make` returned it.
         case_file: The measured test's file, where it is the user's own.
     """
-    functions = (workloads.builder_of(workload.name), *_functions(workload))
+    of_workload = (
+        *(workload.build, workload.make_batch, workload.loss, workload.optimizer),
+        *(workload.scheduler, workload.comm_hook, workload.blocks, workload.step),
+    )
+    functions = [workloads.builder_of(workload.name), *filter(None, of_workload)]
     paths = {path for path in map(file_of, functions) if path} | {case_file}
     # By content: hosts and images keep equal files in other places.
     contents = sorted(of_file(path) for path in paths if path and path.is_file())
@@ -36,18 +40,6 @@ def sha256(workload: Workload, case_file: Path | None = None) -> str:
 def of_file(path: Path) -> str:
     """Return the digest of a file's content."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _functions(workload: Workload) -> tuple[Callable[..., Any], ...]:
-    given = (
-        *(workload.loss, workload.optimizer, workload.scheduler, workload.comm_hook),
-        workload.blocks,
-    )
-    return (
-        workload.build,
-        workload.make_batch,
-        *(one for one in (*given, workload.step) if one is not None),
-    )
 
 
 def file_of(function: Callable[..., Any]) -> Path | None:

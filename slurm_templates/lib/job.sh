@@ -151,7 +151,7 @@ lockstep_enter_image() { # lockstep_enter_image NAME...
     LOCKSTEP_DROPPED= # names of what the site's lines set and no rank will see
     for one in $(compgen -e); do
         [ -z "$by_srun" ] || break # all of them enter
-        [[ $one =~ $handed|$own || " $* PYTHONPATH PYTHONNOUSERSITE " = *" $one "* ]] || [ "${had[$one]+=}${had[$one]-}" = "=${!one-}" ] ||
+        [[ $one =~ $handed|$own || " $* PYTHONPATH PYTHONNOUSERSITE " == *" $one "* ]] || [ "${had[$one]+=}${had[$one]-}" = "=${!one-}" ] ||
             LOCKSTEP_DROPPED+=" $one"
     done
     export LOCKSTEP_DROPPED

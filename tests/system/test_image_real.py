@@ -25,7 +25,7 @@ from cluster import (
 )
 from test_image import TINY, write_tiny
 
-from lockstep.image import definition, inspection
+from lockstep.image import building, inspection
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 TIMEOUT_S = 120
@@ -216,7 +216,7 @@ def test_an_image_beside_a_bases_own_torch_keeps_it_and_can_be_read_by_all(
     """As every image for GPUs is built, whose base no registry is at hand for here."""
     suite, folder = tmp_path / "suite", SHARED / "beside"
     suite.mkdir()
-    for path in definition.load("pytorch", {}).copied():
+    for path in building.load("pytorch", {}).copied():
         (shutil.copytree if path.is_dir() else shutil.copy)(path, suite / path.name)
     # As a checkout under umask 077 has it.
     for path in suite.rglob("*"):

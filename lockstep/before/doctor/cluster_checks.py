@@ -32,8 +32,7 @@ from lockstep.core.formats import clock, last_line, listed, parse_limit
 from lockstep.core.processes import hostname
 from lockstep.image import apptainer as programs
 from lockstep.image import inspection
-from lockstep.image.definition import sha256
-from lockstep.image.inspection import read_record
+from lockstep.image.inspection import read_record, sha256
 from lockstep.slurm import associations
 from lockstep.slurm import client as slurm
 from lockstep.slurm.any_job.node_use import read_reason, reason_text

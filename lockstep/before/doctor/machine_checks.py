@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from lockstep.before.lint import variables
-from lockstep.before.lint.shell import Script, value_of
+from lockstep.before.lint.shell import split_words
 from lockstep.campaign.local import launcher
 from lockstep.core import findings, processes
 from lockstep.core.processes import COMMUNICATION_PREFIXES, INTERFACE_NAMES, steers_torch
@@ -384,16 +384,15 @@ def nccl_variables(subject: Subject) -> Finding:
 
 
 def _exported(lines: str) -> dict[str, str]:
-    """Return the variables that shell lines set and export, with values as far as they are said."""
-    script = Script("shell_before", lines)
-    names = {
-        word.text.partition("=")[0]
-        for command in script.commands
-        if command.name == "export"
-        for word in command.words[1:]
-    }
-    words = {name: value_of(word) for name, word in script.settings.items() if name in names}
-    return {name: script.resolve(value) for name, value in words.items()}
+    """Return the variables that shell lines export and set, with the values that are written."""
+    names: set[str] = set()
+    values: dict[str, str] = {}
+    for line in lines.splitlines():
+        words = [word.rstrip(";") for word in split_words(line)]
+        if "export" in words:
+            names |= {word.partition("=")[0] for word in words[words.index("export") :]}
+        values |= dict(word.split("=", 1) for word in words if "=" in word)
+    return {name: value for name, value in values.items() if name in names}
 
 
 @check("Storage", "Data")

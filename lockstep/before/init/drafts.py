@@ -1,15 +1,7 @@
-"""A first site file, filled in from what Slurm and the machine show.
+"""The first site and campaign files, filled in from what Slurm and the machine show.
 
 A key that cannot be found is a comment or, where nothing works without it, a placeholder that
 loading refuses.
-
-A first campaign file: of a cluster, of a built-in site, or of one machine.
-
-A file to write, and how TOML writes a key that is set or only proposed.
-
-What a machine shows besides Slurm: interfaces, images, environments, cores and GPUs.
-
-The first files of the place where this runs, or of a built-in site, and how they are written.
 """
 
 import json
@@ -18,6 +10,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -67,11 +60,6 @@ def toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def toml_key(name: str) -> str:
-    """Return a name as a key of TOML."""
-    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else toml(name)
-
-
 MAX_LADDER_NODES = 4
 STUDIES = tuple(name for name, study in studies.STUDIES.items() if study.is_usual)
 
@@ -83,6 +71,11 @@ def campaign_file(
     world_sizes = ladder(ranks_per_node, min(num_nodes, MAX_LADDER_NODES))
     # Not "cluster": its batch of the strong study is too large for the first rung, one GPU.
     size = "node" if has_gpus else "laptop"
+    fields = {"schema": 1, "name": "x", "studies": STUDIES, "world_sizes": world_sizes}
+    usual = Campaign.model_validate(fields | {"size": size}).measured_size().global_batch
+    # A batch that all world sizes divide, set where the size's own does not.
+    common = math.lcm(*world_sizes)
+    batch = -(-usual // common) * common
     parts = [
         "# The first campaign of this place: how training scales, and what holds it back.",
         "schema = 1",
@@ -93,9 +86,18 @@ def campaign_file(
         line("size", size, "how much: smoke, laptop, node or cluster"),
         line("workload", "resnet50", "the model; the size's by default", is_set=False),
         line("precision", "bf16", "fp32 by default", is_set=False),
-        _global_batch(size, world_sizes),
-        *(_jobs() if is_cluster else ()),
+        line("global_batch", batch, "of all ranks, in the strong study", is_set=batch != usual),
     ]
+    if is_cluster:
+        jobs = "a job each repeat; job: each world size; array: each case"
+        parts += [
+            "",
+            "[jobs]",
+            line("allocation", "ladder", jobs),
+            line("preflight", True, "first show that the nodes answer"),
+            line("collect", True, "and make the report in the end"),
+            line("launch_time", "00:15:00", "of one launch; the site's time if off", is_set=False),
+        ]
     return Draft("\n".join(parts) + "\n")
 
 
@@ -109,24 +111,6 @@ def ladder(ranks_per_node: int, num_nodes: int) -> list[int]:
     within = [2**i for i in range(ranks_per_node.bit_length()) if 2**i < ranks_per_node]
     nodes = [2**i for i in range(num_nodes.bit_length()) if 2**i <= num_nodes]
     return [*within, *(ranks_per_node * number for number in nodes)]
-
-
-def _jobs() -> Iterator[str]:
-    """Yield the table of what goes into which job."""
-    yield from ("", "[jobs]")
-    yield line("allocation", "ladder", "a job each repeat; job: each world size; array: each case")
-    yield line("preflight", True, "first show that the nodes answer")
-    yield line("collect", True, "and make the report in the end")
-    yield line("launch_time", "00:15:00", "of one launch; the site's time if off", is_set=False)
-
-
-def _global_batch(size: str, world_sizes: Sequence[int]) -> str:
-    """Return a batch that all world sizes divide, set where the size's own does not."""
-    fields = {"schema": 1, "name": "x", "studies": STUDIES, "world_sizes": world_sizes}
-    usual = Campaign.model_validate(fields | {"size": size}).measured_size().global_batch
-    common = math.lcm(*world_sizes)
-    batch = -(-usual // common) * common
-    return line("global_batch", batch, "of all ranks, in the strong study", is_set=batch != usual)
 
 
 @dataclass(frozen=True)
@@ -156,37 +140,28 @@ def look_around(folder: Path, environ: Mapping[str, str]) -> Surroundings:
     images = {path.resolve() for place in places for path in place.glob("*.sif") if path.is_file()}
     root = content.IMPORTABLE_FROM
     is_venv = sys.prefix != sys.base_prefix and find_spec("torch") is not None
+    modules: tuple[str, ...] = ()
+    if {"LMOD_CMD", "MODULESHOME"} & set(environ):
+        with suppress(RuntimeError):
+            listing = output(["bash", "-lc", "module -t avail 2>&1"])
+            names = (text.strip().removesuffix("(default)") for text in listing.splitlines())
+            pattern = re.compile(r"[\w./+-]*pytorch[\w./+-]*\w", re.IGNORECASE)
+            modules = tuple(name for name in names if pattern.fullmatch(name))
+    num_gpus = 0
+    with suppress(RuntimeError):
+        num_gpus = len(nvidia.gpus())
     return Surroundings(
         interfaces=tuple(interfaces()),
         images=tuple(sorted(images, key=lambda path: -path.stat().st_mtime)),
         has_apptainer=shutil.which("apptainer") is not None,
         venv=Path(sys.prefix) if is_venv else None,
-        modules=tuple(_modules(environ)),
+        modules=modules,
         # Of an installed Lockstep it is site-packages, which no job may put on PYTHONPATH.
         suite=root if (root / "pyproject.toml").is_file() else None,
         scratch=environ.get("SCRATCH"),
         num_cores=psutil.cpu_count(logical=False) or 1,
-        num_gpus=_num_gpus(),
+        num_gpus=num_gpus,
     )
-
-
-def _modules(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield the modules that bring PyTorch, where there are modules."""
-    if not {"LMOD_CMD", "MODULESHOME"} & set(environ):
-        return
-    try:
-        listing = processes.output(["bash", "-lc", "module -t avail 2>&1"], timeout_s=30)
-    except RuntimeError:
-        return
-    names = (text.strip().removesuffix("(default)") for text in listing.splitlines())
-    yield from (name for name in names if re.fullmatch(r"[\w./+-]*pytorch[\w./+-]*\w", name, re.I))
-
-
-def _num_gpus() -> int:
-    try:
-        return len(nvidia.gpus())
-    except RuntimeError:
-        return 0
 
 
 USUAL_TIME = "02:00:00"
@@ -207,19 +182,17 @@ def choose(cluster: Cluster, accounts: Accounts) -> Partition:
         RuntimeError: Slurm shows no partition with nodes.
     """
     with_nodes = [each for each in cluster.partitions if each.nodes]
-    usable = [each for each in with_nodes if each.is_up and _is_open(each, accounts)] or with_nodes
+    usable = [
+        each
+        for each in with_nodes
+        if each.is_up and (each.accounts is None or not accounts.names or _allowed(each, accounts))
+    ] or with_nodes
     if not usable:
         raise RuntimeError(
             f"cluster {cluster.name} shows no partition with nodes; ask which you may use, or "
             "start from a built-in site: lockstep init --site example"
         )
     return min(usable, key=lambda each: (not each.has_gpus, not each.is_default))
-
-
-def _is_open(partition: Partition, accounts: Accounts) -> bool:
-    if partition.accounts is None or not accounts.names:
-        return True
-    return bool(set(partition.accounts) & set(accounts.names))
 
 
 def site_file(cluster: Cluster, accounts: Accounts, around: Surroundings) -> Draft:
@@ -230,6 +203,12 @@ def site_file(cluster: Cluster, accounts: Accounts, around: Surroundings) -> Dra
     """
     chosen = choose(cluster, accounts)
     kind = chosen.kinds[0][0]
+    most, limit = longest(chosen, _limits(cluster, accounts, chosen))
+    time = min(USUAL_TIME, most or USUAL_TIME, key=parse_limit)
+    at_most = limit.text if limit else most or "without limit"
+    name, *others = around.interfaces or ("ib0",)
+    seen = f"here are also {_short(others)}" if others else "as on this machine; are nodes alike?"
+    is_fast = name.startswith(FAST) and bool(around.interfaces)
     parts = [
         *_inventory(cluster, chosen),
         "schema = 1",
@@ -238,22 +217,49 @@ def site_file(cluster: Cluster, accounts: Accounts, around: Surroundings) -> Dra
         *_account(chosen, accounts),
         line("reservation", "NAME", "nodes that are kept for you", is_set=False),
         *_hardware(chosen, kind),
-        _time(*longest(chosen, _limits(cluster, accounts, chosen))),
+        line("time", time, f"of one job, at most {at_most}"),
         *([line("max_array_size", cluster.max_array_size)] if cluster.max_array_size else []),
-        *_interface(around),
+        line("interface", name, seen, is_set=is_fast),
         line("scratch", around.scratch or "/scratch/ME", "for data files", is_set=False),
         line("extra_directives", ["--exclusive"], "other jobs would change what is timed"),
-        *(_image(around) if _wants_image(around) else _native(around)),
-        *_tables(cluster, accounts, kind),
     ]
-    return Draft("\n".join(parts) + "\n", _to_fill_in(around))
-
-
-def _to_fill_in(around: Surroundings) -> tuple[str, ...]:
-    """Return the keys that hold a placeholder."""
-    if _wants_image(around):
-        return () if around.images else ("image",)
-    return () if around.suite else ("suite",)
+    to_fill_in: tuple[str, ...] = ()
+    if around.has_apptainer or not (around.venv or around.modules):
+        to_fill_in = () if around.images else ("image",)
+        placeholder = f"{FILL_IN}path of an image; lockstep image build makes one"
+        image = str(around.images[0]) if around.images else placeholder
+        parts += [
+            "\n# Or instead of an image `modules` or `venv`, with `suite`, the path of Lockstep.",
+            "[container]",
+            line("image", image, "on storage that all nodes see" if around.images else ""),
+            *(line("image", str(path), is_set=False) for path in around.images[1:]),
+            line("binds", ["/scratch"], "further folders of the host", is_set=False),
+        ]
+    else:
+        to_fill_in = () if around.suite else ("suite",)
+        if around.venv:
+            parts.append(line("venv", str(around.venv), "on storage that all nodes see"))
+        else:
+            listed = f"of {_short(around.modules)}"
+            parts.append(line("modules", [around.modules[-1]], listed))
+        placeholder = f"{FILL_IN}path of a checkout of Lockstep"
+        suite = str(around.suite or placeholder)
+        parts.append(line("suite", suite, "on storage that all nodes see"))
+    parts += ["\n[env]", line("NCCL_DEBUG", "WARN", is_set=kind.num_gpus > 0)]
+    # The others whose nodes are alike: --partition chooses among them.
+    for partition in cluster.partitions:
+        if kind.shape in {other.shape for other, _ in partition.kinds}:
+            limits = _limits(cluster, accounts, partition)
+            most, of_time = longest(partition, limits)
+            nodes, of_nodes = most_nodes(partition, kind, limits)
+            is_bare = re.fullmatch(r"[\w-]+", partition.name, re.ASCII)
+            key = partition.name if is_bare else toml(partition.name)
+            unlimited = "" if most else "  # its jobs may take any time"
+            parts.append(f"\n[partitions.{key}]{unlimited}")
+            if most:
+                parts.append(line("time", most, of_time.text if of_time else "its longest job"))
+            parts.append(line("max_nodes", nodes, of_nodes.text if of_nodes else "of one job"))
+    return Draft("\n".join(parts) + "\n", to_fill_in)
 
 
 def _inventory(cluster: Cluster, chosen: Partition) -> Iterator[str]:
@@ -339,11 +345,8 @@ def _hardware(chosen: Partition, kind: Kind) -> Iterator[str]:
     if not kind.num_gpus and kind.num_cpus > 1:
         yield line("max_ranks_per_node", ranks_per_node(kind), "each has its share of CPUs")
     yield line("mem", "0", f"all of a node's {kind.memory_mib / MIB_PER_GIB:.0f} GiB")
-    yield from _constraint(chosen, kind, is_needed=len(chosen.kinds) > 1 and len(types) < 2)
-
-
-def _constraint(chosen: Partition, kind: Kind, *, is_needed: bool) -> Iterator[str]:
-    """Yield what keeps jobs on nodes of one kind, where a feature can."""
+    # A feature may keep jobs on nodes of one kind.
+    is_needed = len(chosen.kinds) > 1 and len(types) < 2
     alike = [node.features for node in chosen.nodes if node.kind.shape == kind.shape]
     others = [node.features for node in chosen.nodes if node.kind.shape != kind.shape]
     unique = frozenset.intersection(*alike) - frozenset().union(*others)
@@ -359,62 +362,6 @@ def _constraint(chosen: Partition, kind: Kind, *, is_needed: bool) -> Iterator[s
 
 def _short(names: Sequence[str]) -> str:
     return ", ".join(names[:6]) + (", ..." if len(names) > 6 else "") or "no features"
-
-
-def _time(most: str | None, limit: Limit | None) -> str:
-    time = min(USUAL_TIME, most or USUAL_TIME, key=parse_limit)
-    return line("time", time, f"of one job, at most {_bound(most or 'without limit', limit)}")
-
-
-def _bound(text: str, limit: Limit | None) -> str:
-    """Return a bound with what sets it, where that is not the partition."""
-    return limit.text if limit else text
-
-
-def _interface(around: Surroundings) -> Iterator[str]:
-    """Yield the interface to speak through: set where it is a fast one by its name."""
-    name, *others = around.interfaces or ("ib0",)
-    seen = f"here are also {_short(others)}" if others else "as on this machine; are nodes alike?"
-    yield line("interface", name, seen, is_set=name.startswith(FAST) and bool(around.interfaces))
-
-
-def _wants_image(around: Surroundings) -> bool:
-    return around.has_apptainer or not (around.venv or around.modules)
-
-
-def _image(around: Surroundings) -> Iterator[str]:
-    placeholder = f"{FILL_IN}path of an image; lockstep image build makes one"
-    image = str(around.images[0]) if around.images else placeholder
-    yield "\n# Or instead of an image `modules` or `venv`, with `suite`, the path of Lockstep."
-    yield "[container]"
-    yield line("image", image, "on storage that all nodes see" if around.images else "")
-    yield from (line("image", str(path), is_set=False) for path in around.images[1:])
-    yield line("binds", ["/scratch"], "further folders of the host", is_set=False)
-
-
-def _native(around: Surroundings) -> Iterator[str]:
-    if around.venv:
-        yield line("venv", str(around.venv), "on storage that all nodes see")
-    else:
-        yield line("modules", [around.modules[-1]], f"of {_short(around.modules)}")
-    placeholder = f"{FILL_IN}path of a checkout of Lockstep"
-    yield line("suite", str(around.suite or placeholder), "on storage that all nodes see")
-
-
-def _tables(cluster: Cluster, accounts: Accounts, kind: Kind) -> Iterator[str]:
-    yield "\n[env]"
-    yield line("NCCL_DEBUG", "WARN", is_set=kind.num_gpus > 0)
-    # The others whose nodes are alike: --partition chooses among them.
-    for partition in cluster.partitions:
-        if kind.shape in {other.shape for other, _ in partition.kinds}:
-            limits = _limits(cluster, accounts, partition)
-            time, of_time = longest(partition, limits)
-            nodes, of_nodes = most_nodes(partition, kind, limits)
-            unlimited = "" if time else "  # its jobs may take any time"
-            yield f"\n[partitions.{toml_key(partition.name)}]{unlimited}"
-            if time:
-                yield line("time", time, _bound("its longest job", of_time))
-            yield line("max_nodes", nodes, _bound("of one job", of_nodes))
 
 
 def cluster_campaign(cluster: Cluster, accounts: Accounts) -> Draft:
@@ -443,19 +390,14 @@ def drafts(folder: Path, environ: Mapping[str, str]) -> dict[str, Draft]:
     """
     around = look_around(folder, environ)
     if shutil.which("scontrol") is None:
-        return {"campaign.toml": local_campaign(around)}
+        ranks = around.num_gpus or min(around.num_cores, MAX_RANKS)
+        return {"campaign.toml": campaign_file(ranks, 1, has_gpus=around.num_gpus > 0)}
     cluster = clusters.read()
     accounts = read_accounts(cluster)
     return {
         "site.toml": site_file(cluster, accounts, around),
         "campaign.toml": cluster_campaign(cluster, accounts),
     }
-
-
-def local_campaign(around: Surroundings) -> Draft:
-    """Return a first campaign of this machine alone."""
-    ranks = around.num_gpus or min(around.num_cores, MAX_RANKS)
-    return campaign_file(ranks, 1, has_gpus=around.num_gpus > 0)
 
 
 def built_in(name: str) -> dict[str, Draft]:

@@ -2,27 +2,26 @@
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Generic, Literal, TypeVar
+from pathlib import Path
 
+from lockstep.before.lint.rules import Rules
 from lockstep.before.lint.shell import (
-    SRUN_SHORT,
     Command,
-    Option,
-    Script,
+    Shell,
     Word,
-    WordReader,
     base_name,
-    options,
+    read_shell,
+    split_words,
+    tokens_of,
     value_of,
+    words_of,
 )
 from lockstep.before.lint.variables import COSTLY
 from lockstep.core.processes import COMMUNICATION_PREFIXES
 
-Severity = Literal["error", "warning", "note"]
-Subject = TypeVar("Subject")
 CONTAINERS = ("apptainer", "singularity")
 PROFILERS = ("nsys", "ncu", "nv-nsight-cu-cli", "compute-sanitizer")
 # Programs that start the one named after them.
@@ -52,20 +51,6 @@ CONTAINER_VALUES = {
 
 
 @dataclass(frozen=True)
-class Hit:
-    """What a rule has found: where, and the fact; an action of its own comes with its own why.
-
-    Attributes:
-        severity: Where it is not the rule's: error, warning or note.
-    """
-
-    line: int
-    fact: str
-    action: str = ""
-    severity: str = ""
-
-
-@dataclass(frozen=True)
 class Step:
     """One srun: its options, and the words of what it starts."""
 
@@ -79,7 +64,7 @@ class Step:
         """Whether no option can hide in a variable of unknown value."""
         return bool(self.program) and not self.program[0].text.startswith("$")
 
-    @cached_property
+    @property
     def tokens(self) -> list[str]:
         """All words of what it starts, those in quoted text too."""
         return tokens_of(self.program)
@@ -106,34 +91,244 @@ class Container:
         return any(option.partition("=")[0] in names for option in self.options)
 
 
-def tokens_of(words: Collection[Word]) -> list[str]:
-    """Return all words, those in quoted text too; a `$( )` belongs to the word that holds it."""
-    return [token for word in words for token in _tokens(word.text)]
+_SHORT = """
+A account a array b begin B extra-node-info c cpus-per-task C constraint d dependency D chdir
+e error F nodefile G gpus h help H hold i input J job-name k no-kill L licenses M clusters
+m distribution n ntasks N nodes o output O overcommit p partition q qos Q quiet s oversubscribe
+S core-spec t time v verbose V version w nodelist W wait x exclude
+"""
+_SRUN_SHORT = """
+E preserve-env I immediate K kill-on-bad-exit l label r relative T threads u unbuffered
+X disable-status Z no-allocate
+"""
+# Long options of sbatch, up to Slurm 24.11; "sbatch - Submit a batch script to Slurm", its manual.
+_SBATCH = """
+account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment
+consolidate-segments constraint container container-id contiguous core-spec cores-per-socket
+cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency distribution error exclude
+exclusive export export-file extra extra-node-info get-user-env gid gpu-bind gpu-freq gpus
+gpus-per-node gpus-per-socket gpus-per-task gres gres-flags help hint hold ignore-pbs input
+job-name kill-on-invalid-dep licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu
+mem-per-gpu mincpus network nice no-kill no-requeue nodefile nodelist nodes ntasks ntasks-per-core
+ntasks-per-gpu ntasks-per-node ntasks-per-socket oom-kill-step open-mode output overcommit
+oversubscribe parsable partition power prefer priority profile propagate qos quiet reboot requeue
+reservation resv-ports segment signal sockets-per-node spread-job stepmgr switches tasks
+tasks-per-node test-only thread-spec threads-per-core time time-min tmp tres-bind tres-per-task uid
+usage use-min-nodes verbose version wait wait-all-nodes wckey wrap
+"""
+# Long options of sbatch and srun that take no value, or one only after =.
+_BARE = """
+bcast compress container-entrypoint container-mount-home container-readonly container-remap-root
+container-writable contiguous disable-status exact exclusive get-user-env help hold ignore-pbs
+immediate interactive kill-on-bad-exit label multi-prog nice no-allocate no-container-entrypoint
+no-container-mount-home no-container-readonly no-container-remap-root no-kill no-requeue overcommit
+overlap oversubscribe parsable preserve-env propagate pty quiet quit-on-interrupt reboot requeue
+resv-ports send-libs spread-job stepmgr test-only unbuffered usage use-min-nodes verbose version
+whole x11
+"""
 
 
-def _tokens(text: str) -> list[str]:
-    found = text.split()
-    return found if len(found) < 2 else [word.text for word in WordReader(text).words()]
+def _pairs(text: str) -> dict[str, str]:
+    words = text.split()
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
+SHORT = _pairs(_SHORT)
+SRUN_SHORT = SHORT | _pairs(_SRUN_SHORT)
+SBATCH_OPTIONS = _SBATCH.split()
+BARE = set(_BARE.split())
+BARE_SHORT = set("hHkOQsvVEIKluXZ")
+ALIASES = {"tasks": "ntasks", "tasks-per-node": "ntasks-per-node"}
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of sbatch or srun: its long name, and its value where it has one."""
+
+    line: int
+    name: str
+    value: str | None
+
+
+def options(
+    words: Sequence[Word], short: Mapping[str, str]
+) -> tuple[list[Option], tuple[Word, ...]]:
+    """Return the options at the beginning of some words, and the words after them."""
+    found: list[Option] = []
+    at = 0
+    while at < len(words) and words[at].text.startswith("-") and len(words[at].text) > 1:
+        line, text = words[at].line, words[at].text
+        at += 1
+        if text == "--":
+            break
+        value: str | None
+        if text.startswith("--"):
+            name, equals, value = text[2:].partition("=")
+            if name not in SBATCH_OPTIONS and name not in BARE:
+                # A name may be cut short as long as it is clear.
+                begun = [option for option in SBATCH_OPTIONS if option.startswith(name)]
+                name = begun[0] if len(begun) == 1 else name
+            name = ALIASES.get(name, name)
+            takes_next = not equals and name not in BARE
+            value = value if equals else None
+        else:
+            name, value = short.get(text[1], text[1]), text[2:] or None
+            takes_next = not value and text[1] not in BARE_SHORT
+        if takes_next and at < len(words):
+            value, at = words[at].text, at + 1
+        found.append(Option(line, name, value))
+    return found, tuple(words[at:])
+
+
+# Of what a variable holds, so many words and characters are read.
+MAX_WORDS = 500
+MAX_LENGTH = 4000
+MAX_VALUE = 300
+MAX_SCRIPT_BYTES = 4 * 1024**2  # that of Slurm's SchedulerParameters max_script_size
+ADDING = re.compile(r"\w+(?:\[[^]]*\])?\+=")
+VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?(?::?-([^${}]*))?\})")
+# What each component of a heterogeneous job asks for on its own, and what parts them; "Slurm
+# Workload Manager - Heterogeneous Job Support".
+SIZES = {
+    *("nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gres"),
+    *("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"),
+}
+HETEROGENEOUS = (["#SBATCH", "hetjob"], ["#SBATCH", "packjob"])
+# Slurm's variable -> the directive that it repeats
+SLURM_VALUES = {
+    "SLURM_NNODES": "nodes",
+    "SLURM_JOB_NUM_NODES": "nodes",
+    "SLURM_NTASKS": "ntasks",
+    "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
+    "SLURM_CPUS_PER_TASK": "cpus-per-task",
+    "SLURM_GPUS_PER_NODE": "gpus-per-node",
+    "SLURM_GPUS_ON_NODE": "gpus-per-node",
+}
 
 
 @dataclass(frozen=True)
 class Job:
-    """A script as the rules ask about it.
+    """A batch script as the rules ask about it.
 
     Attributes:
         interfaces: Network interfaces of this machine, or None not to look for them.
         slurm: The version of Slurm that the script is for, as (23, 2); None where it is not known.
     """
 
-    script: Script
+    path: str
+    text: str
     interfaces: Collection[str] | None = None
     slurm: tuple[int, ...] | None = None
 
     @cached_property
+    def lines(self) -> list[str]:
+        """Its lines, without their ends."""
+        return self.text.split("\n")
+
+    @cached_property
+    def shell(self) -> Shell:
+        """Its commands and comments, as they are written."""
+        return read_shell(self.text.replace("\r\n", "\n"))
+
+    @cached_property
+    def first_command(self) -> int:
+        """The line at which sbatch stops looking for directives."""
+        numbered = enumerate(self.lines, start=1)
+        found = (number for number, line in numbered if line.strip() and line.lstrip()[0] != "#")
+        return next(found, len(self.lines) + 1)
+
+    @cached_property
+    def directives(self) -> list[Option]:
+        """The options in the `#SBATCH` lines that sbatch reads, under their long names."""
+        found = []
+        for number, line in enumerate(self.lines[: self.first_command - 1], start=1):
+            if line.startswith("#SBATCH"):
+                words = [Word(number, word) for word in split_words(line[7:])]
+                found += options(words, SHORT)[0]
+        return found
+
+    def directive(self, *names: str) -> Option | None:
+        """Return the last directive of one of these names, which is the one that counts.
+
+        Each component of a heterogeneous job has a size of its own, so there none is known.
+        """
+        names = tuple(name for name in names if not (self.is_heterogeneous and name in SIZES))
+        return next((option for option in reversed(self.directives) if option.name in names), None)
+
+    def value(self, *names: str) -> str:
+        """Return the value of that directive; empty where there is none."""
+        option = self.directive(*names)
+        return (option and option.value) or ""
+
+    @cached_property
+    def is_heterogeneous(self) -> bool:
+        """Whether its job has components, each with directives of its own."""
+        lines = self.lines[: self.first_command - 1]
+        return any(line.split()[:2] in HETEROGENEOUS for line in lines)
+
+    @cached_property
+    def settings(self) -> dict[str, Word]:
+        """The variables that it sets, each with the last word that sets it."""
+        return {name: word for command in self.shell.commands for name, word in command.assigns}
+
+    @cached_property
+    def known(self) -> dict[str, Word]:
+        """The variables that it sets to one value, whatever the way through it."""
+        found: dict[str, Word | None] = {}
+        for name, word in (assign for command in self.shell.commands for assign in command.assigns):
+            old = found.get(name)
+            if old and ADDING.match(word.text[:200]):
+                found[name] = _joined(old, word)
+            elif name not in found or (old and value_of(old) == value_of(word)):
+                found[name] = word
+            else:
+                found[name] = None
+        return {name: word for name, word in found.items() if word}
+
+    @cached_property
+    def values(self) -> dict[str, str]:
+        """The values of variables that are set to a plain text, and of Slurm's own."""
+        asked = {name: self.value(option) for name, option in SLURM_VALUES.items()}
+        given = {name: value for name, value in asked.items() if value}
+        plain = {name: value_of(word) for name, word in self.known.items() if not word.items}
+        return given | {name: text for name, text in plain.items() if len(text) < MAX_VALUE}
+
+    def resolve(self, text: str) -> str:
+        """Replace variables by their values, as far as these are known."""
+        return VARIABLE.sub(self._value, text) if len(text) < MAX_LENGTH else text
+
+    def _value(self, match: re.Match[str]) -> str:
+        default = match[3] if match[3] is not None else match[0]
+        return self.values.get(match[1] or match[2], default)
+
+    def expand(self, words: Sequence[Word]) -> tuple[Word, ...]:
+        """Replace variables and arrays by the words that they hold."""
+        return tuple(self._expand(self._expand(words))[:MAX_WORDS])
+
+    def _expand(self, words: Sequence[Word]) -> list[Word]:
+        found: list[Word] = []
+        for word in words[:MAX_WORDS]:
+            if len(found) < MAX_WORDS:
+                found += self._stands_for(word)
+        return found
+
+    def _stands_for(self, word: Word) -> list[Word]:
+        match = VARIABLE.fullmatch(word.text) if len(word.text) < 200 and word.live else None
+        setting = self.known.get(match[1] or match[2]) if match else None
+        if setting and setting.items is not None:
+            return [replace(one, line=word.line, items=None) for one in setting.items]
+        if setting and not word.is_quoted:
+            parts = words_of(value_of(setting)[:MAX_LENGTH])
+            # What a variable holds is not expanded once more.
+            return [Word(word.line, one.text) for one in parts]
+        return [replace(word, text=self.resolve(word.text))]
+
+    @cached_property
     def sequence(self) -> list[Command]:
         """All commands, variables replaced by their values as far as these are known."""
-        commands = self.script.commands
-        return [replace(command, words=self.script.expand(command.words)) for command in commands]
+        return [
+            replace(command, words=self.expand(command.words)) for command in self.shell.commands
+        ]
 
     @cached_property
     def commands(self) -> list[Command]:
@@ -157,42 +352,37 @@ class Job:
         for command in self.commands:
             if command.name in SAYING:
                 continue
-            containers += _containers(tokens_of(command.words), command.line, step_of(command))
+            containers += _containers(command.tokens, command.line, step_of(command))
         return containers
 
     @cached_property
     def is_batch(self) -> bool:
         """Whether it is sent to sbatch, and not run by each task."""
-        return bool(self.script.directives or self.steps)
-
-    @cached_property
-    def is_rendered(self) -> bool:
-        """Whether Lockstep has made it, from one site file."""
-        return "LOCKSTEP_LAUNCHER" in self.script.settings
+        return bool(self.directives or self.steps)
 
     @cached_property
     def nodes(self) -> int | None:
         """How many nodes it asks for at most."""
-        return _most(self.script.directive("nodes"))
+        match = re.fullmatch(r"(?:[0-9]+-)?([0-9]{1,6})", self.value("nodes"), re.ASCII)
+        return int(match[1]) if match else None
 
     @cached_property
     def has_gpus(self) -> bool:
         """Whether it asks for GPUs."""
-        gres = self.script.directive("gres")
         names = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
-        return bool(self.script.directive(*names) or (gres and "gpu" in (gres.value or "")))
+        return bool(self.directive(*names)) or "gpu" in self.value("gres")
 
     @cached_property
     def is_amd(self) -> bool:
         """Whether anything in it says that its GPUs are AMD's."""
-        return bool(AMD.search(self.script.text))
+        return bool(AMD.search(self.text))
 
     def number(self, text: str | None) -> int | None:
         """Return the number that a text, its variable or a product of such holds."""
-        found = self.script.resolve(text or "").strip()
+        found = self.resolve(text or "").strip()
         product = re.fullmatch(r"\$\(\(([^()]*)\)\)", found)
         factors = product[1].split("*") if product else [found]
-        numbers = [self.script.resolve(_dollar(factor)) for factor in factors]
+        numbers = [self.resolve(_dollar(factor)) for factor in factors]
         if not all(re.fullmatch("[0-9]{1,6}", number, re.ASCII) for number in numbers):
             return None
         return math.prod(map(int, numbers))
@@ -201,7 +391,7 @@ class Job:
         """Return the number that a step asks for, else the job."""
         if step and name in step.options:
             return self.number(step.options[name])
-        option = self.script.directive(name)
+        option = self.directive(name)
         return self.number(option.value) if option else None
 
     def tasks_per_node(self, step: Step | None = None) -> int | None:
@@ -227,8 +417,7 @@ class Job:
     def gpus_per_node(self, step: Step | None = None) -> int | None:
         """Return how many GPUs a step has on a node, or the job; None where that is not said."""
         for name in ("gpus-per-node", "gres", "gpus"):
-            option = self.script.directive(name)
-            value = (step and step.options.get(name)) or (option and option.value) or ""
+            value = (step and step.options.get(name)) or self.value(name)
             match = GPUS.search(f"gpu:{value}" if name != "gres" and value else value)
             if not match:
                 continue
@@ -248,11 +437,11 @@ class Job:
     def environ(self) -> dict[str, tuple[int, str]]:
         """The variables of NCCL and such that it sets: line and value."""
         found: dict[str, tuple[int, str]] = {}
-        for command in self.script.commands:
+        for command in self.shell.commands:
             for name, word in command.assigns:
                 bare = ENV_OF_IMAGE.sub("", name)
                 if bare.startswith(VARIABLE_PREFIXES):
-                    found[bare] = word.line, self.script.resolve(value_of(word))
+                    found[bare] = word.line, self.resolve(value_of(word))
             declared = {word for _, word in command.assigns}
             for word in command.words if command.name not in SAYING else ():
                 found |= {} if word in declared else self._handed(word)
@@ -264,15 +453,17 @@ class Job:
         pieces = text.split(",")[1:] if text.startswith("--export=") else text.split()
         pairs = (piece.partition("=") for piece in pieces if "=" in piece)
         return {
-            name: (word.line, self.script.resolve(value))
+            name: (word.line, self.resolve(value))
             for name, _, value in pairs
             if name.startswith(VARIABLE_PREFIXES) and name.isidentifier()
         }
 
 
-def _most(option: Option | None) -> int | None:
-    match = re.fullmatch(r"(?:[0-9]+-)?([0-9]{1,6})", (option and option.value) or "", re.ASCII)
-    return int(match[1]) if match else None
+def _joined(old: Word, more: Word) -> Word:
+    """Return what `NAME=old` and `NAME+=more` set together."""
+    items = (*(old.items or ()), *(more.items or ()))[:MAX_WORDS]
+    text = (old.text + value_of(more))[:MAX_LENGTH]
+    return Word(old.line, text, items=items if old.items or more.items else None)
 
 
 def step_of(command: Command) -> Step | None:
@@ -311,35 +502,25 @@ def _dollar(name: str) -> str:
     return f"${name}" if name.isidentifier() else name
 
 
-@dataclass(frozen=True)
-class Rule(Generic[Subject]):
-    """One error to look for, in a batch script or a training script.
+def load(
+    path: str, interfaces: Collection[str] | None = None, slurm: tuple[int, ...] | None = None
+) -> Job:
+    """Read a script.
 
-    Attributes:
-        why: What comes of it.
-        action: What to do.
+    Raises:
+        ValueError: There is no such file, or it cannot be a script.
     """
-
-    name: str
-    severity: Severity
-    why: str
-    action: str
-    check: Callable[[Subject], Iterator[Hit]]
-
-
-class Rules(list[Rule[Subject]]):
-    """The rules for one kind of script, in the order of their modules."""
-
-    def rule(
-        self, name: str, severity: Severity, why: str, action: str
-    ) -> Callable[[Callable[[Subject], Iterator[Hit]]], Callable[[Subject], Iterator[Hit]]]:
-        """Add the function that follows, which yields what a script breaks, as a rule."""
-
-        def add(check: Callable[[Subject], Iterator[Hit]]) -> Callable[[Subject], Iterator[Hit]]:
-            self.append(Rule(name, severity, why, action, check))
-            return check
-
-        return add
+    try:
+        with Path(path).open("rb") as stream:
+            content = stream.read(MAX_SCRIPT_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"{path}: {reason}; give a batch script") from error
+    if len(content) > MAX_SCRIPT_BYTES:
+        raise ValueError(f"{path}: over {MAX_SCRIPT_BYTES} bytes, which sbatch refuses; is it one?")
+    if b"\0" in content:
+        raise ValueError(f"{path}: holds zero bytes, so it is no script; give a batch script")
+    return Job(path, content.decode("utf-8", "replace"), interfaces, slurm)
 
 
 BATCH: "Rules[Job]" = Rules()

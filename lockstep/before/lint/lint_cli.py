@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from lockstep.before.lint.linter import Finding
+    from lockstep.before.lint.rules import Finding
 
-# Notes that most scripts get; several scripts get them once.
-FOLDED = ("REQUEUE", "HARD-ACCOUNT")
+# A note that most scripts get; of several scripts it is printed once.
+COMMON = "REQUEUE"
 EXAMPLES = """\b
 Examples:
   lockstep lint train.sbatch
@@ -23,6 +23,7 @@ Examples:
 
 \b
 Each line reads FILE:LINE: RULE SEVERITY: what is wrong; what to do.
+Shell scripts need the extra [lint], as pip install '/path/to/checkout[lint]'.
 Exit code: 0 no error or warning, 1 some, 2 a script cannot be read. Notes alone give 0.
 """
 
@@ -55,18 +56,20 @@ def lint(ctx: click.Context, scripts: tuple[str, ...], as_json: bool, lists_rule
 def _findings(scripts: tuple[str, ...]) -> "list[Finding]":
     import socket
 
-    from lockstep.before.lint import linter, training
+    from lockstep.before.lint import batch, training
+    from lockstep.before.lint.batch_rules import BATCH
+    from lockstep.before.lint.rules import judge
 
     interfaces = [name for _, name in socket.if_nameindex()]
     slurm = _slurm_version()
     # All are read before the first is judged, so that a wrong name costs no output.
     judges: list[Callable[[], list[Finding]]] = []
     for path in scripts:
-        if path.endswith(training.SUFFIX):
-            judges.append(partial(training.lint, training.load(path)))
+        if path.endswith(".py"):
+            judges.append(partial(judge, training.load(path), training.TRAINING))
         else:
-            judges.append(partial(linter.lint, linter.load(path), interfaces, slurm))
-    return [finding for judge in judges for finding in judge()]
+            judges.append(partial(judge, batch.load(path, interfaces, slurm), BATCH))
+    return [finding for judge_script in judges for finding in judge_script()]
 
 
 def _slurm_version() -> tuple[int, ...] | None:
@@ -82,16 +85,12 @@ def _slurm_version() -> tuple[int, ...] | None:
 
 
 def _lines(findings: "list[Finding]") -> Iterator[str]:
-    """Yield a line for each finding; those nearly every script has, once for all scripts."""
-    by_rule: dict[str, list[Finding]] = {name: [] for name in FOLDED}
-    for finding in findings:
-        if finding.rule in by_rule:
-            by_rule[finding.rule].append(finding)
-        else:
-            yield str(finding)
-    for first, *more in filter(None, by_rule.values()):
-        others = f" (and in {len(more)} more script{'s' * (len(more) > 1)})" if more else ""
-        yield f"{first}{others}"
+    """Yield a line for each finding; the one that nearly every script has, once for all scripts."""
+    common = [finding for finding in findings if finding.rule == COMMON]
+    yield from (str(finding) for finding in findings if finding.rule != COMMON)
+    if common:
+        more = len(common) - 1
+        yield f"{common[0]}" + f" (and in {more} more script{'s' * (more > 1)})" * bool(more)
 
 
 def _summary(findings: "list[Finding]", num_scripts: int) -> str:
@@ -104,11 +103,13 @@ def _summary(findings: "list[Finding]", num_scripts: int) -> str:
 
 
 def _print_rules(as_json: bool) -> None:
-    from lockstep.before.lint import linter, training
+    from lockstep.before.lint.batch_rules import BATCH
+    from lockstep.before.lint.training import TRAINING
 
-    described = [(rule.name, rule.severity, rule.why, rule.action) for rule in linter.rules()]
-    described += [(rule.name, rule.severity, rule.why, rule.action) for rule in training.TRAINING]
-    rows = [dict(zip(("rule", "severity", "why", "action"), row, strict=True)) for row in described]
+    rows = [
+        {"rule": rule.name, "severity": rule.severity, "why": rule.why, "action": rule.action}
+        for rule in (*BATCH, *TRAINING)
+    ]
     if as_json:
         click.echo(json.dumps({"rules": rows}, indent=1))
         return

@@ -7,19 +7,17 @@ A Python training script as the rules ask about it: its calls, loops and branche
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from lockstep.before.lint.batch import Hit, Rules
-from lockstep.before.lint.linter import Finding, judged
+from lockstep.before.lint.rules import Hit, Rules
 from lockstep.core import files
 
 Block = ast.For | ast.While | ast.If | ast.FunctionDef | ast.AsyncFunctionDef
 Loop = ast.For | ast.While
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-SUFFIX = ".py"
 # Wraps a model for several ranks.
 WRAPS = ("DistributedDataParallel", "DDP")
 # How a script asks which rank it is.
@@ -205,7 +203,6 @@ TRAINING: "Rules[Script]" = Rules()
     "call sampler.set_epoch(epoch) before each epoch",
 )  # fmt: skip
 def same_order(script: Script) -> Iterator[Hit]:
-    """Look for a sampler whose epochs are all shuffled alike."""
     if script.named("set_epoch"):
         return
     for call in script.named("DistributedSampler"):
@@ -228,7 +225,6 @@ def _validates(script: Script, call: ast.Call) -> bool:
     "give the DataLoader a DistributedSampler, and no shuffle",
 )  # fmt: skip
 def all_data_everywhere(script: Script) -> Iterator[Hit]:
-    """Look for a loader of which each rank reads all."""
     if not script.is_distributed or script.mentions("DistributedSampler"):
         return
     for call in script.named("DataLoader"):
@@ -242,7 +238,6 @@ def all_data_everywhere(script: Script) -> Iterator[Hit]:
     "keep loss.detach() and read it every hundred steps or at the epoch's end",
 )  # fmt: skip
 def read_each_step(script: Script) -> Iterator[Hit]:
-    """Look for what waits for the GPU in every step: reading a value, waiting, freeing memory."""
     if script.is_for_cpus:
         return
     losses = {name_of(call.func).rpartition(".")[0] for call in script.named("backward")} - {""}
@@ -269,7 +264,6 @@ def _plain_names(call: ast.Call) -> set[str]:
     "do it every hundred steps or at the epoch's end",
 )  # fmt: skip
 def collective_each_step(script: Script) -> Iterator[Hit]:
-    """Look for collectives of one's own in every step, beside those of the gradients."""
     for call in collectives(script.tree):
         if script.in_each_step(call):
             yield Hit(call.lineno, f"{name_of(call.func)} in each step")
@@ -280,7 +274,6 @@ def collective_each_step(script: Script) -> Iterator[Hit]:
     "leave it out, unless some parameters really get no gradient",
 )  # fmt: skip
 def unused_parameters(script: Script) -> Iterator[Hit]:
-    """Look for DDP that walks the graph in every step for parameters without a gradient."""
     for call in script.named(*WRAPS, "DistributedDataParallelKwargs", "DDPStrategy"):
         if is_constant(argument(call, "find_unused_parameters"), True):
             yield Hit(call.lineno, "find_unused_parameters=True")
@@ -291,7 +284,6 @@ def unused_parameters(script: Script) -> Iterator[Hit]:
     "give num_workers, such as the cores of a rank less one, and persistent_workers=True",
 )  # fmt: skip
 def no_workers(script: Script) -> Iterator[Hit]:
-    """Look for loaders that read their batches in the process that trains, but not from memory."""
     if not script.is_distributed or script.named("TensorDataset"):
         return
     for call in script.named("DataLoader"):
@@ -307,7 +299,6 @@ def no_workers(script: Script) -> Iterator[Hit]:
     "do the other backwards within `with model.no_sync():`",
 )  # fmt: skip
 def no_sync(script: Script) -> Iterator[Hit]:
-    """Look for accumulation whose every backward exchanges all gradients."""
     if not script.named(*WRAPS) or script.mentions("no_sync", "require_backward_grad_sync"):
         return
     for call in script.named("step"):
@@ -328,7 +319,6 @@ def _counts(test: ast.AST) -> bool:
     "do it on rank 0 alone, and let the others wait at a barrier",
 )  # fmt: skip
 def files_of_all_ranks(script: Script) -> Iterator[Hit]:
-    """Look for what every rank writes to one place: a checkpoint, a data set that is fetched."""
     if not script.is_distributed:
         return
     for call in script.calls:
@@ -347,7 +337,6 @@ def files_of_all_ranks(script: Script) -> Iterator[Hit]:
     'use int(os.environ["LOCAL_RANK"])',
 )  # fmt: skip
 def device_of_global_rank(script: Script) -> Iterator[Hit]:
-    """Look for a GPU that is chosen by the rank in the job, and not on the node."""
     ranks = {
         name_of(node.targets[0])
         for node in ast.walk(script.tree)
@@ -374,7 +363,6 @@ def _is_global_rank(node: ast.AST, ranks: set[str]) -> bool:
     "use nccl, which is torch's default for GPUs",
 )  # fmt: skip
 def gloo_for_gpus(script: Script) -> Iterator[Hit]:
-    """Look for gloo, which copies each gradient through the host, where tensors are on GPUs."""
     uses_gpus = script.named("cuda", "set_device") or script.mentions("cuda")
     for call in script.named("init_process_group") if uses_gpus else ():
         given = call.args[0] if call.args else argument(call, "backend")
@@ -390,64 +378,52 @@ def some_ranks_only(script: Script) -> Iterator[Hit]:
     """Look for collective calls that not every rank makes, DDP's forward among them."""
     models = script.assigned(*WRAPS)
     for branch in (node for node in ast.walk(script.tree) if isinstance(node, ast.If)):
-        if asks_for_rank(branch.test):
-            yield from _one_sided(script, branch)
-            yield from _left_behind(script, branch)
-            yield from _forward_of_some(branch, models)
-
-
-def _one_sided(script: Script, branch: ast.If) -> Iterator[Hit]:
-    sides = [_names(branch.body), _names(branch.orelse)]
-    for side, other in ((branch.body, sides[1]), (branch.orelse, sides[0])):
-        for call in (call for part in side for call in collectives(part)):
+        if not asks_for_rank(branch.test):
+            continue
+        test = ast.unparse(branch.test)
+        sides = (branch.body, branch.orelse)
+        for side, other in (sides, sides[::-1]):
+            elsewhere = {name_of(call.func) for part in other for call in collectives(part)}
+            for call in (call for part in side for call in collectives(part)):
+                name = name_of(call.func)
+                function = script.function_of(call)
+                # By two barriers the first rank goes before the others.
+                is_turn = (
+                    name.endswith("barrier")
+                    and sum(
+                        name_of(other_call.func).endswith("barrier")
+                        for other_call in collectives(function)
+                    )
+                    > 1
+                )
+                if name not in elsewhere and not is_turn:
+                    yield Hit(call.lineno, f"{name} within `if {test}`")
+        if not branch.orelse and isinstance(branch.body[-1], ast.Return | ast.Continue):
+            holder = script.parents.get(branch)
+            fields = (getattr(holder, name, None) for name in ("body", "orelse", "finalbody"))
+            blocks = [block for block in fields if isinstance(block, list) and branch in block]
+            block = blocks[0] if blocks else []
+            for part in block[block.index(branch) + 1 :] if block else ():
+                for call in collectives(part):
+                    fact = f"{name_of(call.func)} after `if {test}` let some ranks go"
+                    yield Hit(call.lineno, fact)
+        # Each forward of DDP may broadcast the model's buffers.
+        forwards = [
+            [
+                call
+                for part in side
+                for call in ast.walk(part)
+                if isinstance(call, ast.Call) and name_of(call.func) in models
+            ]
+            for side in sides
+        ]
+        for call in forwards[0] or forwards[1] if not all(forwards) else ():
             name = name_of(call.func)
-            if name not in other and not _is_turn(script, call, name):
-                yield Hit(call.lineno, f"{name} within `if {ast.unparse(branch.test)}`")
-
-
-def _forward_of_some(branch: ast.If, models: set[str]) -> Iterator[Hit]:
-    """Yield the forwards of DDP in one branch alone: each may broadcast the model's buffers."""
-    sides = [
-        [call for part in side for call in ast.walk(part)
-         if isinstance(call, ast.Call) and name_of(call.func) in models]
-        for side in (branch.body, branch.orelse)
-    ]  # fmt: skip
-    for call in sides[0] or sides[1] if not (sides[0] and sides[1]) else ():
-        what = f"DDP's forward {name_of(call.func)}(...)"
-        action = f"call {name_of(call.func)}.module(...) there, or call it on every rank"
-        fact = f"{what} within `if {ast.unparse(branch.test)}`: the other ranks may wait for it"
-        yield Hit(call.lineno, fact, action)
-
-
-def _names(block: Sequence[ast.AST]) -> set[str]:
-    return {name_of(call.func) for part in block for call in collectives(part)}
-
-
-def _is_turn(script: Script, call: ast.Call, name: str) -> bool:
-    """Return whether a barrier is one of two by which the first rank goes before the others."""
-    if not name.endswith("barrier"):
-        return False
-    function = script.function_of(call)
-    return sum(name_of(one.func).endswith("barrier") for one in collectives(function)) > 1
-
-
-def _left_behind(script: Script, branch: ast.If) -> Iterator[Hit]:
-    """Yield collective calls after some ranks have returned, in the same block."""
-    holder = script.parents.get(branch)
-    if branch.orelse or not isinstance(branch.body[-1], ast.Return | ast.Continue):
-        return
-    block = next((b for b in _blocks(holder) if branch in b), [])
-    for part in block[block.index(branch) + 1 :] if branch in block else []:
-        for call in collectives(part):
-            why = f"after `if {ast.unparse(branch.test)}` let some ranks go"
-            yield Hit(call.lineno, f"{name_of(call.func)} {why}")
-
-
-def _blocks(holder: ast.AST | None) -> Iterator[list[ast.AST]]:
-    for field in ("body", "orelse", "finalbody"):
-        block = getattr(holder, field, None)
-        if isinstance(block, list):
-            yield block
+            yield Hit(
+                call.lineno,
+                f"DDP's forward {name}(...) within `if {test}`: the other ranks may wait for it",
+                f"call {name}.module(...) there, or call it on every rank",
+            )
 
 
 @TRAINING.rule(
@@ -455,7 +431,6 @@ def _blocks(holder: ast.AST | None) -> Iterator[list[ast.AST]]:
     "use DistributedDataParallel, one process a GPU",
 )  # fmt: skip
 def data_parallel(script: Script) -> Iterator[Hit]:
-    """Look for torch's older way, threads of one process."""
     for call in script.named("DataParallel"):
         yield Hit(call.lineno, f"{name_of(call.func)} drives all GPUs from one process")
 
@@ -465,7 +440,6 @@ def data_parallel(script: Script) -> Iterator[Hit]:
     "leave it to torchrun, or derive it: 20000 + int(os.environ['SLURM_JOB_ID']) % 10000",
 )  # fmt: skip
 def fixed_port(script: Script) -> Iterator[Hit]:
-    """Look for a port that is written out."""
     for node in ast.walk(script.tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
             key = node.targets[0].slice
@@ -481,7 +455,6 @@ def fixed_port(script: Script) -> Iterator[Hit]:
     'call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) first',
 )  # fmt: skip
 def one_gpu_for_all(script: Script) -> Iterator[Hit]:
-    """Look for ranks that all take the first GPU."""
     words = (
         *("set_device", "LOCAL_RANK", "local_rank", "SLURM_LOCALID", "device_ids", "device_id"),
         *("fully_shard", "init_device_mesh", "DeviceMesh", "CUDA_VISIBLE_DEVICES", "Accelerator"),
@@ -507,7 +480,6 @@ CUDA = ("cuda", "cuda:0")
     "call torch.manual_seed with one seed on all ranks",
 )  # fmt: skip
 def no_seed(script: Script) -> Iterator[Hit]:
-    """Look for a training whose random numbers nobody chose."""
     seeds = ("manual_seed", "manual_seed_all", "seed_everything", "set_seed", "seed_all", "seed")
     is_broadcast = bool(script.named(*WRAPS))  # DDP sends rank 0's parameters to all
     if script.is_training and not script.named(*seeds) and not is_broadcast:
@@ -527,8 +499,3 @@ def load(path: str) -> Script:
         raise ValueError(f"{path}:{error.lineno or 1}: not Python: {error.msg}") from None
     except (RecursionError, MemoryError):
         raise ValueError(f"{path}: nested too deep to be read") from None
-
-
-def lint(script: Script) -> list[Finding]:
-    """Return what is wrong with a script, from its first line to its last."""
-    return judged(script.path, script, TRAINING)

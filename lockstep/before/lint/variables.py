@@ -1,132 +1,84 @@
 """What is wrong with the variables that NCCL, Gloo and torch.distributed read.
 
-NCCL passes over a value that it does not know in silence, and a job runs on with the default:
-nothing but a check beforehand shows it.
-
-Variables that NCCL, Gloo and torch.distributed read: their names, and what they may be set to.
+NCCL ignores a value that it does not know without a word, and the job runs on with the default:
+only a check beforehand shows it.
 
 Sources: "Environment Variables", NCCL user guide of NVIDIA, as of NCCL 2.32; "PYTORCH
 ProcessGroupNCCL Environment Variables" and "Distributed communication package -
-torch.distributed", PyTorch documentation. A value that NCCL does not know is passed over in
-silence, so a job runs on with the default: nothing but a check beforehand shows it.
+torch.distributed", PyTorch documentation.
 """
 
 import difflib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from lockstep.core.processes import INTERFACE_NAMES
 
 
-class Values(Protocol):
-    """What a variable may be set to."""
-
-    @property
-    def allowed(self) -> str:
-        """The allowed values, in words."""
-        ...
-
-    def accept(self, value: str) -> bool:
-        """Return whether a value is allowed."""
-        ...
-
-
 @dataclass(frozen=True)
-class Whole:
-    """A whole number in a range, as NCCL reads one: by C's strtoll, base 0.
+class Values:
+    """What a variable may be set to: in words, as a test, and as single words where it has any."""
+
+    allowed: str
+    accept: Callable[[str], bool]
+    words: tuple[str, ...] = ()
+
+
+def parse_whole(value: str) -> int | None:
+    """Return a whole number as NCCL reads it, by C's strtoll with base 0; None for other text.
 
     So 0x begins a hexadecimal number and 0 an octal one, and 08 would be read as 0.
     """
-
-    low: int = 0
-    high: int | None = None
-
-    @property
-    def allowed(self) -> str:
-        """The range, in words."""
-        if self.high is None:
-            return f"a whole number from {self.low}"
-        return f"a whole number from {self.low} to {self.high}"
-
-    def accept(self, value: str) -> bool:
-        """Return whether the value is a number of the range."""
-        return self.parse(value) is not None
-
-    def parse(self, value: str) -> int | None:
-        """Return the number; None where it is outside the range."""
-        match = re.fullmatch(r"-?(0[xX][0-9a-fA-F]{1,16}|0[0-7]{0,20}|[1-9][0-9]{0,19})", value)
-        if match is None:
-            return None
-        base = 16 if "x" in value.lower() else 8 if match[1].startswith("0") else 10
-        number = int(value, base)
-        is_in_range = self.low <= number and (self.high is None or number <= self.high)
-        return number if is_in_range else None
+    match = re.fullmatch(r"-?(0[xX][0-9a-fA-F]{1,16}|0[0-7]{0,20}|[1-9][0-9]{0,19})", value)
+    if match is None:
+        return None
+    return int(value, 16 if "x" in value.lower() else 8 if match[1].startswith("0") else 10)
 
 
-@dataclass(frozen=True)
-class OneOf:
-    """One of some words, or where `integers` is set a number of old."""
+def _whole(low: int = 0, high: int | None = None) -> Values:
+    def accept(value: str) -> bool:
+        number = parse_whole(value)
+        return number is not None and low <= number and (high is None or number <= high)
 
-    words: tuple[str, ...]
-    ignore_case: bool = False
-    integers: bool = False
-
-    @property
-    def allowed(self) -> str:
-        """The words."""
-        return ", ".join(self.words) + (" or a legacy integer" if self.integers else "")
-
-    def accept(self, value: str) -> bool:
-        """Return whether the value is one of the words."""
-        if self.integers and re.fullmatch("[0-9]{1,9}", value, re.ASCII):
-            return True
-        return (value.upper() if self.ignore_case else value) in self.words
+    return Values(f"a whole number from {low}" + ("" if high is None else f" to {high}"), accept)
 
 
-@dataclass(frozen=True)
-class ListOf:
-    """Words with commas between them, all of them left out where a ^ comes first.
+def _one_of(*words: str, ignore_case: bool = False, integers: bool = False) -> Values:
+    def accept(value: str) -> bool:
+        is_integer = integers and re.fullmatch("[0-9]{1,9}", value, re.ASCII)
+        return bool(is_integer) or (value.upper() if ignore_case else value) in words
 
-    Where `by_function` is set, lists for single functions may follow: `ring;allreduce:tree`.
-    """
+    return Values(", ".join(words) + " or a legacy integer" * integers, accept, words)
 
-    words: tuple[str, ...]
-    by_function: bool = False
 
-    @property
-    def allowed(self) -> str:
-        """The words."""
-        return f"a list with commas, after ^ to leave out, of {', '.join(self.words)}"
+def _list_of(*words: str, by_function: bool = False) -> Values:
+    """Return a list of words; lists for single functions may follow: `ring;allreduce:tree`."""
+    known = {word.upper() for word in words}
 
-    def accept(self, value: str) -> bool:
-        """Return whether all the words are known."""
-        parts = value.split(";") if self.by_function else [value]
-        lists = [part.rpartition(":")[2] if self.by_function else part for part in parts]
-        return all(self._all_known(text) for text in lists if text)
-
-    def _all_known(self, text: str) -> bool:
-        known = {word.upper() for word in self.words}
+    def accept(value: str) -> bool:
+        parts = value.split(";") if by_function else [value]
+        lists = [part.rpartition(":")[2] if by_function else part for part in parts]
         # ^ before a later word is how NCCL_DEBUG_SUBSYS leaves that one out.
-        return all(word.strip().removeprefix("^").upper() in known for word in text.split(","))
+        return all(
+            word.strip().removeprefix("^").upper() in known
+            for text in filter(None, lists)
+            for word in text.split(",")
+        )
+
+    return Values(f"a list with commas, after ^ to leave out, of {', '.join(words)}", accept)
 
 
-@dataclass(frozen=True)
-class Anything:
-    """A path, a name of a plugin, or another text that only the machine can judge."""
-
-    allowed: str = "any text"
-
-    def accept(self, value: str) -> bool:  # noqa: ARG002, the protocol's
-        """Return True."""
-        return True
+def _interfaces(form: str, prefix: str) -> Values:
+    """Return a list of interfaces, each a name of up to 15 characters (IFNAMSIZ of Linux)."""
+    name = r"[^\s/:,^=]{1,15}"
+    pattern = f"{prefix}{name}(,{name})*"
+    return Values(form, lambda value: re.fullmatch(pattern, value) is not None)
 
 
-SWITCH = Whole(0, 1)
-SIZE = Whole(1)
-SOCKETS = Whole(1, 64)  # of a thread
-THREADS = Whole(1, 16)
+# A path, a name of a plugin, or another text that only the machine can judge.
+ANYTHING = Values("any text", lambda _: True)
 LEVELS = ("VERSION", "WARN", "ATTN", "INFO", "ABORT", "TRACE", "ALL")
 SUBSYSTEMS = (
     *("INIT", "COLL", "P2P", "SHM", "NET", "GRAPH", "TUNING", "ENV", "ALLOC", "ALLOC_HOST"),
@@ -158,7 +110,7 @@ NCCL_COMM_ID NCCL_CONF_FILE NCCL_CTA_POLICY NCCL_DEBUG_FILE NCCL_DEBUG_TIMESTAMP
 NCCL_ENV_PLUGIN NCCL_GIN_PLUGIN NCCL_HOSTID NCCL_IB_ADDR_RANGE NCCL_IB_HCA NCCL_IB_PKEY_VALUE
 NCCL_IB_RAIL_POLICY NCCL_MNNVL_CLIQUE_ID NCCL_MNNVL_UUID NCCL_NET NCCL_NETDEVS_POLICY
 NCCL_NET_MERGE_LEVEL NCCL_NET_PLUGIN NCCL_OOB_NET_IFNAME NCCL_PROFILER_PLUGIN NCCL_PSK NCCL_RAS_ADDR
-NCCL_RAS_TIMEOUT_FACTOR NCCL_RMA_PLUGIN NCCL_SOCKET_IFNAME NCCL_SOCKET_MAGIC NCCL_TOPO_DUMP_FILE
+NCCL_RAS_TIMEOUT_FACTOR NCCL_RMA_PLUGIN NCCL_SOCKET_MAGIC NCCL_TOPO_DUMP_FILE
 NCCL_TOPO_FILE NCCL_TUNER_PLUGIN
 """
 _TORCH = """
@@ -174,55 +126,56 @@ TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSE
 """
 # variable -> what it may be set to
 KNOWN: dict[str, Values] = {
-    **dict.fromkeys(_SWITCHES.split(), SWITCH),
-    **dict.fromkeys((_TEXTS + _TORCH).split(), Anything()),
-    "NCCL_ALGO": ListOf(ALGORITHMS, by_function=True),
-    "NCCL_BUFFSIZE": SIZE,
-    "NCCL_CGA_CLUSTER_SIZE": Whole(0, 8),
-    "NCCL_CHECK_MODE": OneOf(("DEFAULT", "DEBUG_LOCAL", "DEBUG_GLOBAL")),
-    "NCCL_COLLNET_NODE_THRESHOLD": Whole(),
-    "NCCL_CROSS_NIC": Whole(0, 2),
-    "NCCL_DEBUG": OneOf(("VERSION", "WARN", "ATTN", "INFO", "ABORT", "TRACE"), ignore_case=True),
-    "NCCL_DEBUG_LEVELS": ListOf(LEVELS),
-    "NCCL_DEBUG_SUBSYS": ListOf(SUBSYSTEMS),
-    "NCCL_DEBUG_TIMESTAMP_LEVELS": ListOf(LEVELS),
-    "NCCL_IB_ADDR_FAMILY": OneOf(("AF_INET", "AF_INET6")),
-    "NCCL_IB_AR_THRESHOLD": Whole(),
-    "NCCL_IB_FIFO_TC": Whole(-1),
-    "NCCL_IB_GID_INDEX": Whole(-1),
-    "NCCL_IB_PCI_RELAXED_ORDERING": Whole(0, 2),
-    "NCCL_IB_PKEY": Whole(),
-    "NCCL_IB_QPS_PER_CONNECTION": Whole(1, 128),
-    "NCCL_IB_RETRY_CNT": Whole(0, 7),
-    "NCCL_IB_ROCE_VERSION_NUM": Whole(1),
-    "NCCL_IB_SL": Whole(-1),
-    "NCCL_IB_TC": Whole(-1),
-    "NCCL_IB_TIMEOUT": Whole(0, 31),
-    "NCCL_LAUNCH_MODE": OneOf(("PARALLEL", "GROUP")),
-    "NCCL_MAX_CTAS": Whole(1, 64),
-    "NCCL_MIN_CTAS": Whole(1, 64),
-    "NCCL_MNNVL_ENABLE": Whole(0, 2),
+    **dict.fromkeys(_SWITCHES.split(), _whole(0, 1)),
+    **dict.fromkeys((_TEXTS + _TORCH).split(), ANYTHING),
+    "NCCL_ALGO": _list_of(*ALGORITHMS, by_function=True),
+    "NCCL_BUFFSIZE": _whole(1),
+    "NCCL_CGA_CLUSTER_SIZE": _whole(0, 8),
+    "NCCL_CHECK_MODE": _one_of("DEFAULT", "DEBUG_LOCAL", "DEBUG_GLOBAL"),
+    "NCCL_COLLNET_NODE_THRESHOLD": _whole(),
+    "NCCL_CROSS_NIC": _whole(0, 2),
+    "NCCL_DEBUG": _one_of("VERSION", "WARN", "ATTN", "INFO", "ABORT", "TRACE", ignore_case=True),
+    "NCCL_DEBUG_LEVELS": _list_of(*LEVELS),
+    "NCCL_DEBUG_SUBSYS": _list_of(*SUBSYSTEMS),
+    "NCCL_DEBUG_TIMESTAMP_LEVELS": _list_of(*LEVELS),
+    "NCCL_IB_ADDR_FAMILY": _one_of("AF_INET", "AF_INET6"),
+    "NCCL_IB_AR_THRESHOLD": _whole(),
+    "NCCL_IB_FIFO_TC": _whole(-1),
+    "NCCL_IB_GID_INDEX": _whole(-1),
+    "NCCL_IB_PCI_RELAXED_ORDERING": _whole(0, 2),
+    "NCCL_IB_PKEY": _whole(),
+    "NCCL_IB_QPS_PER_CONNECTION": _whole(1, 128),
+    "NCCL_IB_RETRY_CNT": _whole(0, 7),
+    "NCCL_IB_ROCE_VERSION_NUM": _whole(1),
+    "NCCL_IB_SL": _whole(-1),
+    "NCCL_IB_TC": _whole(-1),
+    "NCCL_IB_TIMEOUT": _whole(0, 31),
+    "NCCL_LAUNCH_MODE": _one_of("PARALLEL", "GROUP"),
+    "NCCL_MAX_CTAS": _whole(1, 64),
+    "NCCL_MIN_CTAS": _whole(1, 64),
+    "NCCL_MNNVL_ENABLE": _whole(0, 2),
     # NCCL compares the word letter by letter, so "nvl" is as unknown to it as "NVLINK".
-    "NCCL_P2P_LEVEL": OneOf(("LOC", "NVL", "PIX", "PXB", "PHB", "SYS"), integers=True),
-    "NCCL_NET_GDR_LEVEL": OneOf(("LOC", "PIX", "PXB", "PHB", "SYS"), integers=True),
-    "NCCL_NET_MERGE_POLICY": OneOf(("ALL", "RAIL")),
-    "NCCL_NSOCKS_PERTHREAD": SOCKETS,
-    "NCCL_NTHREADS": OneOf(("64", "128", "256", "512")),
-    "NCCL_NVLS_ENABLE": Whole(0, 2),
-    "NCCL_P2P_LL_THRESHOLD": Whole(),
-    "NCCL_P2P_NET_CHUNKSIZE": SIZE,
-    "NCCL_P2P_PXN_LEVEL": Whole(0, 2),
-    "NCCL_PROTO": ListOf(("LL", "LL128", "Simple"), by_function=True),
-    "NCCL_SOCKET_FAMILY": OneOf(("AF_INET", "AF_INET6")),
-    "NCCL_SOCKET_NTHREADS": THREADS,
-    "NCCL_SOCKET_POLL_TIMEOUT_MSEC": Whole(),
-    "NCCL_SOCKET_RETRY_CNT": SIZE,
-    "NCCL_SOCKET_RETRY_SLEEP_MSEC": SIZE,
-    "NCCL_UID_STAGGER_RATE": SIZE,
-    "NCCL_UID_STAGGER_THRESHOLD": SIZE,
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": Whole(0, 3),
-    "TORCH_DISTRIBUTED_DEBUG": OneOf(("OFF", "INFO", "DETAIL"), ignore_case=True),
-    "GLOO_SOCKET_IFNAME": Anything(),
+    "NCCL_P2P_LEVEL": _one_of("LOC", "NVL", "PIX", "PXB", "PHB", "SYS", integers=True),
+    "NCCL_NET_GDR_LEVEL": _one_of("LOC", "PIX", "PXB", "PHB", "SYS", integers=True),
+    "NCCL_NET_MERGE_POLICY": _one_of("ALL", "RAIL"),
+    "NCCL_NSOCKS_PERTHREAD": _whole(1, 64),  # of a thread
+    "NCCL_NTHREADS": _one_of("64", "128", "256", "512"),
+    "NCCL_NVLS_ENABLE": _whole(0, 2),
+    "NCCL_P2P_LL_THRESHOLD": _whole(),
+    "NCCL_P2P_NET_CHUNKSIZE": _whole(1),
+    "NCCL_P2P_PXN_LEVEL": _whole(0, 2),
+    "NCCL_PROTO": _list_of("LL", "LL128", "Simple", by_function=True),
+    "NCCL_SOCKET_FAMILY": _one_of("AF_INET", "AF_INET6"),
+    "NCCL_SOCKET_NTHREADS": _whole(1, 16),
+    "NCCL_SOCKET_POLL_TIMEOUT_MSEC": _whole(),
+    "NCCL_SOCKET_RETRY_CNT": _whole(1),
+    "NCCL_SOCKET_RETRY_SLEEP_MSEC": _whole(1),
+    "NCCL_UID_STAGGER_RATE": _whole(1),
+    "NCCL_UID_STAGGER_THRESHOLD": _whole(1),
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": _whole(0, 3),
+    "TORCH_DISTRIBUTED_DEBUG": _one_of("OFF", "INFO", "DETAIL", ignore_case=True),
+    "GLOO_SOCKET_IFNAME": _interfaces("NAME[,NAME...]", ""),
+    "NCCL_SOCKET_IFNAME": _interfaces("[^][=]NAME[,NAME...]", r"\^?=?"),
 }
 # old name -> (what became of it, what to do)
 GONE = {
@@ -300,7 +253,6 @@ COSTLY: dict[str, tuple[str, str, str]] = {
     "NCCL_CHECK_POINTERS": ("1", "NCCL then checks every pointer", _TO_DEBUG),
     "TORCH_NCCL_BLOCKING_WAIT": ("1", "the host then waits for each collective", _TO_DEBUG),
 }
-MAX_INTERFACE_NAME = 15  # IFNAMSIZ of Linux, less its final zero
 MAX_SOCKETS = 64  # NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD
 
 
@@ -316,122 +268,71 @@ def problems(
     """
     found = []
     for name, value in environ.items():
-        problem = _of_name(name, value)
-        if problem is None and value and "$" not in value:
-            problem = _of_value(name, value, environ, interfaces)
-        if problem is not None:
-            found.append(problem)
+        fault = _fault_of_name(name)
+        if fault is None and value and "$" not in value:
+            fault = _fault_of_value(name, value, environ, interfaces)
+        if fault is not None:
+            kind, message, action = fault
+            found.append(Problem(name, value, message, action, kind))
     return found
 
 
-def _of_name(name: str, value: str) -> Problem | None:
+def _fault_of_name(name: str) -> tuple[Kind, str, str] | None:
     if name in GONE:
         fate, action = GONE[name]
-        return Problem(name, value, f"{name} {fate}", action, "name")
+        return "name", f"{name} {fate}", action
     if name in KNOWN or not name.startswith(("NCCL_", "TORCH_NCCL_")) or OTHERS.fullmatch(name):
         return None
     near = difflib.get_close_matches(name[:80], [*KNOWN, *GONE], n=1, cutoff=0.8)
     if not near and name.startswith("TORCH_"):
         return None  # PyTorch documents only a part of its own
     action = f"did you mean {near[0]}?" if near else "leave it out, unless a plugin documents it"
-    return Problem(name, value, f"{name} is not in NCCL's documentation", action, "name")
+    return "name", f"{name} is not in NCCL's documentation", action
 
 
-def _of_value(
+def _fault_of_value(
     name: str, value: str, environ: Mapping[str, str], interfaces: Collection[str] | None
-) -> Problem | None:
-    if name in INTERFACE_NAMES:
-        return _of_interface(name, value, interfaces)
+) -> tuple[Kind, str, str] | None:
+    setting = f"{name}={value}"
     if name in KNOWN and not KNOWN[name].accept(value):
-        return _bad_value(name, value, KNOWN[name])
+        words = KNOWN[name].words
+        # A word is often known by its beginning: NVLINK for NVL.
+        near = [word for word in words if value.upper().startswith(word)]
+        near = near or difflib.get_close_matches(value[:80].upper(), words, n=1)
+        action = f"set it to {near[0]}" if near else "set it to one of these, or leave it out"
+        return "value", f"{setting} is not a value of it; allowed: {KNOWN[name].allowed}", action
+    if name in INTERFACE_NAMES and interfaces is not None and _is_missing(name, value, interfaces):
+        has = ", ".join(sorted(interfaces)) or "none"
+        message = f"{setting} names no interface of this machine, which has {has}"
+        return "interface", message, "use one that all nodes have: srun ip -brief link"
     if name == "NCCL_NSOCKS_PERTHREAD":
-        return _too_many_sockets(value, environ.get("NCCL_SOCKET_NTHREADS", "1"))
-    return _slow(name, value, environ)
-
-
-def _bad_value(name: str, value: str, values: Values) -> Problem:
-    words = values.words if isinstance(values, OneOf) else ()
-    # A word is often known by its beginning: NVLINK for NVL.
-    near = [word for word in words if value.upper().startswith(word)]
-    near = near or difflib.get_close_matches(value[:80].upper(), words, n=1)
-    action = f"set it to {near[0]}" if near else "set it to one of these, or leave it out"
-    return Problem(
-        name, value, f"{name}={value} is not a value of it; allowed: {values.allowed}", action,
-        "value",
-    )  # fmt: skip
-
-
-def _too_many_sockets(sockets: str, threads: str) -> Problem | None:
-    if (SOCKETS.parse(sockets) or 0) * (THREADS.parse(threads) or 0) <= MAX_SOCKETS:
-        return None
-    name = "NCCL_NSOCKS_PERTHREAD"
-    message = f"{name}={sockets} x NCCL_SOCKET_NTHREADS={threads} is more than {MAX_SOCKETS}"
-    return Problem(name, sockets, message, "lower one of the two", "value")
-
-
-def _slow(name: str, value: str, environ: Mapping[str, str]) -> Problem | None:
+        threads = environ.get("NCCL_SOCKET_NTHREADS", "1")
+        product = (parse_whole(value) or 0) * (parse_whole(threads) or 0)
+        if KNOWN["NCCL_SOCKET_NTHREADS"].accept(threads) and product > MAX_SOCKETS:
+            message = f"{setting} x NCCL_SOCKET_NTHREADS={threads} is more than {MAX_SOCKETS}"
+            return "value", message, "lower one of the two"
     pattern, effect, instead = COSTLY.get(name, ("", "", ""))
     if pattern and re.fullmatch(pattern, value):
-        return Problem(name, value, f"{name}={value}: {effect}", instead, "costly")
+        return "costly", f"{setting}: {effect}", instead
     level = value.upper()
     if name == "TORCH_DISTRIBUTED_DEBUG" and level == "DETAIL":
-        why = "checks every collective among all ranks, which slows what is timed"
-        return Problem(name, value, f"{name}={value} {why}", "leave it out of timed runs", "slow")
-    if name != "NCCL_DEBUG" or level not in ("INFO", "TRACE"):
-        return None
-    chosen = (environ.get("NCCL_DEBUG_SUBSYS") or DEFAULT_SUBSYSTEMS).upper().split(",")
-    if level == "INFO" and set(chosen) <= STARTING:
-        return None
-    action = "use WARN, or NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS=INIT,NET to see the network used"
-    return Problem(
-        name, value, f"{name}={value} writes a log while ranks are timed", action, "slow"
-    )
-
-
-def _of_interface(name: str, value: str, interfaces: Collection[str] | None) -> Problem | None:
-    is_nccl = name == "NCCL_SOCKET_IFNAME"
-    fault = _syntax_fault(value, is_nccl)
-    if fault:
-        form = "[^][=]NAME[,NAME...]" if is_nccl else "NAME[,NAME...]"
-        message = f"{name}={value} {fault}; allowed: {form}"
-        return Problem(name, value, message, "list names with commas only", "value")
-    missing = _missing(value, is_nccl, interfaces) if interfaces is not None else []
-    if not missing:
-        return None
-    has = ", ".join(sorted(interfaces or ())) or "none"
-    message = f"{name}={value} names no interface of this machine, which has {has}"
-    return Problem(
-        name, value, message, "use one that all nodes have: srun ip -brief link", "interface"
-    )
-
-
-def _syntax_fault(value: str, is_nccl: bool) -> str | None:
-    """Return what is wrong with a list of interfaces; ^ and = come once, before all names."""
-    names = value.removeprefix("^").removeprefix("=") if is_nccl else value
-    if not names:
-        return "names no interface"
-    if "^" in names or "=" in names:
-        once = "has ^ or = where only a name may stand"
-        return once if is_nccl else "has ^ or =, which Gloo does not know"
-    for name in names.split(","):
-        if not name:
-            return "has a comma without a name"
-        if len(name) > MAX_INTERFACE_NAME or not re.fullmatch(r"[^\s/:]+", name):
-            return f"has {name[:40]!r}, which is no name of an interface"
+        message = f"{setting} checks every collective among all ranks, which slows what is timed"
+        return "slow", message, "leave it out of timed runs"
+    if name == "NCCL_DEBUG" and level in ("INFO", "TRACE"):
+        chosen = (environ.get("NCCL_DEBUG_SUBSYS") or DEFAULT_SUBSYSTEMS).upper().split(",")
+        if level == "TRACE" or not set(chosen) <= STARTING:
+            return (
+                "slow", f"{setting} writes a log while ranks are timed",
+                "use WARN, or NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS=INIT,NET to see the network",
+            )  # fmt: skip
     return None
 
 
-def _missing(value: str, is_nccl: bool, interfaces: Collection[str]) -> list[str]:
-    """Return the names that match nothing here; NCCL wants one of them, Gloo all."""
-    names = value.lstrip("^=").split(",")
-    if not is_nccl:
-        return [name for name in names if name not in interfaces]
-    if value.startswith("^="):
-        return [value] if set(interfaces) <= set(names) else []
-    if value.startswith("^"):
-        return (
-            [value] if all(interface.startswith(tuple(names)) for interface in interfaces) else []
-        )
-    if value.startswith("="):
-        return [] if set(names) & set(interfaces) else names
-    return [] if any(interface.startswith(tuple(names)) for interface in interfaces) else names
+def _is_missing(name: str, value: str, interfaces: Collection[str]) -> bool:
+    """Return whether a list names no interface; NCCL needs one of its names, Gloo all."""
+    names = tuple(value.lstrip("^=").split(","))
+    if name != "NCCL_SOCKET_IFNAME":
+        return not set(names) <= set(interfaces)
+    is_exact = "=" in value[:2]
+    matches = [one for one in interfaces if (one in names if is_exact else one.startswith(names))]
+    return len(matches) == len(interfaces) if value.startswith("^") else not matches

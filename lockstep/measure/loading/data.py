@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from lockstep.core.sizes import DATA
 from lockstep.measure.loading import download
-from lockstep.measure.loading.download import LOCK_NAME, Archive, locked
+from lockstep.measure.loading.download import LOCK_NAME, locked
 from lockstep.workloads import Workload
 
 __all__ = ["LOCK_NAME", "locked"]
@@ -53,22 +53,12 @@ class Splits:
     validation: "Dataset[tuple[torch.Tensor, Any]]"
 
 
-class Images(Protocol):
-    """What is indexed as an array of images is."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of all of them, (N, C, H, W)."""
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        """Return one, (C, H, W)."""
-
-
 class ImageDataset(Dataset[tuple[torch.Tensor, int]]):
     """Images of eight bits and their classes, as tensors between -1 and 1.
 
     Args:
-        images: uint8, shape (N, C, H, W); an array in memory, a mapped file, or files.
+        images: uint8, shape (N, C, H, W); an array in memory, a mapped file, or what is indexed
+            as one and has a shape, such as files.
         labels: Integers, shape (N,).
         shape: The shape of an item; the image's own by default, (C*H*W,) flattens it, and three
             channels repeat a grey one.
@@ -80,7 +70,7 @@ class ImageDataset(Dataset[tuple[torch.Tensor, int]]):
 
     def __init__(
         self,
-        images: "np.ndarray | Images",
+        images: Any,
         labels: np.ndarray,
         shape: tuple[int, ...] | None = None,
         augment: bool = False,
@@ -89,7 +79,13 @@ class ImageDataset(Dataset[tuple[torch.Tensor, int]]):
         self.labels = labels
         self.shape = shape or tuple(images.shape[1:])
         self.augment = augment
-        _check_shape(tuple(images.shape[1:]), self.shape)
+        image = tuple(images.shape[1:])
+        grey_to_colour = image[0] == 1 and self.shape == (3, *image[1:])
+        if not grey_to_colour and np.prod(image) != np.prod(self.shape):
+            raise ValueError(
+                f"images of shape {image} do not fit a model that takes {self.shape}; choose a "
+                f"workload for {image}, or one that takes ({np.prod(image)},)"
+            )
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -101,15 +97,6 @@ class ImageDataset(Dataset[tuple[torch.Tensor, int]]):
         if self.shape[0] == 3 * len(image):
             image = image.repeat(3, 1, 1)
         return image.reshape(self.shape) / 127.5 - 1, int(self.labels[index])
-
-
-def _check_shape(image: tuple[int, ...], wanted: tuple[int, ...]) -> None:
-    grey_to_colour = image[0] == 1 and wanted == (3, *image[1:])
-    if not grey_to_colour and np.prod(image) != np.prod(wanted):
-        raise ValueError(
-            f"images of shape {image} do not fit a model that takes {wanted}; choose a workload "
-            f"for {image}, or one that takes ({np.prod(image)},)"
-        )
 
 
 def augmented(image: torch.Tensor) -> torch.Tensor:
@@ -155,7 +142,15 @@ def write_memmap(
     with locked(folder):
         if not (folder / "labels.npy").exists():
             with staging(folder) as stage:
-                _write_images(stage, num_images, shape)
+                images = np.lib.format.open_memmap(
+                    stage / "images.npy", mode="w+", dtype=np.uint8, shape=(num_images, *shape)
+                )
+                labels = np.empty(num_images, dtype=np.int64)
+                for start in range(0, num_images, _MEMMAP_CHUNK):
+                    part = slice(start, min(start + _MEMMAP_CHUNK, num_images))
+                    images[part], labels[part] = generated(part.stop - start, shape, start)
+                images.flush()
+                np.save(stage / "labels.npy", labels)
     found = np.load(folder / "images.npy", mmap_mode="r").shape
     if found != (num_images, *shape):
         raise ValueError(
@@ -163,18 +158,6 @@ def write_memmap(
             "remove it or choose another folder"
         )
     return folder
-
-
-def _write_images(folder: Path, num_images: int, shape: tuple[int, int, int]) -> None:
-    images = np.lib.format.open_memmap(
-        folder / "images.npy", mode="w+", dtype=np.uint8, shape=(num_images, *shape)
-    )
-    labels = np.empty(num_images, dtype=np.int64)
-    for start in range(0, num_images, _MEMMAP_CHUNK):
-        part = slice(start, min(start + _MEMMAP_CHUNK, num_images))
-        images[part], labels[part] = generated(part.stop - start, shape, start)
-    images.flush()
-    np.save(folder / "labels.npy", labels)
 
 
 def generated(
@@ -255,45 +238,33 @@ def torchvision_arrays(name: str, root: Path) -> tuple[Arrays, Arrays]:
     """
     from torchvision.datasets import CIFAR10, MNIST
 
-    source = Source(CIFAR10 if name == "cifar10" else MNIST, download.SOURCES[name])
-    if not source.is_complete(root):
-        download.fetch(source.archives, root)
-        with locked(root):
-            if not source.is_complete(root):
-                _unpack(source, root)
-    return source.arrays(root, True), source.arrays(root, False)
+    dataset: Callable[..., Any] = CIFAR10 if name == "cifar10" else MNIST
+    archives = download.SOURCES[name]
 
-
-@dataclass(frozen=True)
-class Source:
-    """A torchvision data set: its class, and its archives."""
-
-    dataset: Callable[..., Any]
-    archives: tuple[Archive, ...]
-
-    def is_complete(self, root: Path) -> bool:
-        """Return whether torchvision finds all its files, by checksum where it has one."""
+    def is_complete() -> bool:
         try:
-            self.dataset(root, train=False, download=False)
+            dataset(root, train=False, download=False)
         except RuntimeError:
             return False
         return True
 
-    def arrays(self, root: Path, train: bool) -> Arrays:
+    def read(*, train: bool) -> Arrays:
         """Return images (N, C, H, W) and classes (N,)."""
-        found = self.dataset(root, train=train, download=False)
+        found = dataset(root, train=train, download=False)
         images = np.asarray(found.data)
         planes = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
         return planes, np.asarray(found.targets)
 
-
-def _unpack(source: Source, root: Path) -> None:
-    """Let torchvision unpack the archives in a staging folder."""
-    with staging(root) as stage:
-        for archive in source.archives:
-            (stage / archive.path).parent.mkdir(parents=True, exist_ok=True)
-            (stage / archive.path).symlink_to((root / archive.path).resolve())
-        source.dataset(stage, train=False, download=True)
+    if not is_complete():
+        download.fetch(archives, root)
+        with locked(root):
+            if not is_complete():
+                with staging(root) as stage:
+                    for archive in archives:
+                        (stage / archive.path).parent.mkdir(parents=True, exist_ok=True)
+                        (stage / archive.path).symlink_to((root / archive.path).resolve())
+                    dataset(stage, train=False, download=True)
+    return read(train=True), read(train=False)
 
 
 @contextlib.contextmanager

@@ -37,11 +37,6 @@ class Archive:
     urls: tuple[str, ...]
     md5: str
 
-    @property
-    def name(self) -> str:
-        """The file's own name."""
-        return Path(self.path).name
-
 
 # As torchvision.datasets gives them.
 _MNIST = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")
@@ -73,60 +68,47 @@ def fetch(archives: tuple[Archive, ...], root: Path) -> list[Archive]:
             cannot be written.
     """
     with locked(root):
-        check(archives, root)
+        for archive in archives:
+            _check(archive, root / archive.path)
         missing = [archive for archive in archives if not (root / archive.path).exists()]
         for archive in missing:
-            _fetch(archive, root, archives)
+            path = root / archive.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part = path.with_name(path.name + PART)
+            why: Exception | None = None
+            for url in archive.urls:
+                try:
+                    _download(url, part)
+                    break
+                except (OSError, http.client.HTTPException) as error:
+                    why = error
+            else:
+                names = ", ".join(Path(each.path).name for each in archives)
+                raise RuntimeError(
+                    f"the data set is not in {root} and cannot be downloaded ({archive.urls[-1]}: "
+                    f"{why}); what came is kept, and the same command goes on from there; or put "
+                    f"{names} into {path.parent}"
+                ) from why
+            try:
+                _check(archive, part)
+            except RuntimeError:
+                part.unlink()  # or every further attempt would go on from it
+                raise
+            part.replace(path)
         return missing
 
 
-def check(archives: tuple[Archive, ...], root: Path) -> None:
-    """Refuse an archive that is there and is not what its checksum says.
-
-    Raises:
-        RuntimeError: The first of them.
-    """
-    for archive in archives:
-        _check(archive, root / archive.path)
-
-
 def _check(archive: Archive, path: Path) -> None:
-    if path.exists() and (found := _md5(path)) != archive.md5:
-        raise RuntimeError(
-            f"{archive.name} has the MD5 checksum {found} instead of {archive.md5}: it is "
-            "incomplete or was altered; remove it and download it again"
-        )
-
-
-def _md5(path: Path) -> str:
+    """Refuse a file that is there and is not what its archive's checksum says."""
+    if not path.exists():
+        return
     with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-
-
-def _fetch(archive: Archive, root: Path, archives: tuple[Archive, ...]) -> None:
-    path = root / archive.path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + PART)
-    why: Exception | None = None
-    for url in archive.urls:
-        try:
-            _download(url, part)
-            break
-        except (OSError, http.client.HTTPException) as error:
-            why = error
-    else:
-        names = ", ".join(each.name for each in archives)
+        digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    if digest != archive.md5:
         raise RuntimeError(
-            f"the data set is not in {root} and cannot be downloaded ({archive.urls[-1]}: {why}); "
-            f"what came is kept, and the same command goes on from there; or put {names} into "
-            f"{path.parent}"
-        ) from why
-    try:
-        _check(archive, part)
-    except RuntimeError:
-        part.unlink()  # or every further attempt would go on from it
-        raise
-    part.replace(path)
+            f"{Path(archive.path).name} has the MD5 checksum {digest} instead of {archive.md5}: it "
+            "is incomplete or was altered; remove it and download it again"
+        )
 
 
 def _download(url: str, part: Path) -> None:

@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from lockstep import workloads
 from lockstep.core import metrics
-from lockstep.core.flags import Flag, flag
+from lockstep.core.flags import flag
 from lockstep.core.record import LOADER_SETTINGS
 from lockstep.core.sizes import CACHES
 from lockstep.machine import memory, network
@@ -83,7 +83,10 @@ def image_files(harness: Harness, cache: str) -> Iterator[data.ImageDataset]:
     if cache == "cold":
         refuse_in_case(harness.world, harness.rank_hosts, _problem(harness.data_root))
     num_images = min(harness.size.loader_samples, MOST_FILES)
-    folder = harness.data_root / f"image-files-{_agreed(harness)}"
+    names = [uuid.uuid4().hex]  # that no other case has, equal on all ranks
+    if harness.world.world_size > 1:
+        distributed.broadcast_object_list(names, device=harness.device)
+    folder = harness.data_root / f"image-files-{names[0]}"
     images, labels = data.generated(num_images, SHAPE)
     with data.locked(folder):  # one rank of those that see the folder writes
         if not _path(folder, num_images - 1).exists():
@@ -115,14 +118,6 @@ def _write(folder: Path, images: np.ndarray) -> None:
 
 def _path(folder: Path, index: int) -> Path:
     return folder / f"{index:06d}.raw"
-
-
-def _agreed(harness: Harness) -> str:
-    """Return a name that no other case has, equal on all ranks."""
-    names = [uuid.uuid4().hex]
-    if harness.world.world_size > 1:
-        distributed.broadcast_object_list(names, device=harness.device)
-    return names[0]
 
 
 # What eats the batches: images of 32 x 32, as the study's are, in ten classes.
@@ -179,45 +174,52 @@ def measure_loading(harness: Harness, *, dataset: str, local_batch: int, **optio
         RuntimeError: A sample was delivered twice in an epoch.
     """
     with _images(harness, dataset) as image_dataset:
-        _measure(
-            harness, Numbered(image_dataset, len(image_dataset)), dataset, local_batch, options
+        images = Numbered(image_dataset, len(image_dataset))
+        world_size = harness.world.world_size
+        share = _share(len(images), world_size, harness.world.rank, harness.seed)
+        ignored = _ignored(options, harness.device)
+        loader: DataLoader[Batch] = DataLoader(
+            cast("Dataset[Batch]", images),
+            local_batch,
+            sampler=EndlessSampler(share),
+            **{name: value for name, value in options.items() if name not in ignored},
         )
+        batches = iter(loader)
+        checks = _check(batches, len(share), len(images), harness.device)
 
+        def fetch() -> None:
+            for tensor in next(batches):
+                tensor.to(harness.device, non_blocking=True)
 
-def _measure(
-    harness: Harness, images: Numbered, dataset: str, local_batch: int, options: dict[str, Any]
-) -> None:
-    world_size = harness.world.world_size
-    share = _share(len(images), world_size, harness.world.rank, harness.seed)
-    ignored = _ignored(options, harness.device)
-    loader: DataLoader[Batch] = DataLoader(
-        cast("Dataset[Batch]", images),
-        local_batch,
-        sampler=EndlessSampler(share),
-        **{name: value for name, value in options.items() if name not in ignored},
-    )
-    batches = iter(loader)
-    checks = _check(batches, len(share), len(images), harness.device)
-    round_s = harness.time(lambda: _to(harness.device, next(batches)))
-    harness.case.peak = memory.peak(harness.device)  # what follows is no part of it
-    harness.record(
-        round_s,
-        own=_fed(harness, batches, loader.num_workers * (loader.prefetch_factor or 0)),
-        conclude=lambda parts: {"details": _idle([part.own for part in parts])},
-        workload=dataset,
-        scaling=None,
-        local_batch=local_batch,
-        global_batch=local_batch * world_size,
-        sample_unit="images",
-        samples_per_step=local_batch * world_size,
-        checks=checks,
-        details={
+        round_s = harness.time(fetch)
+        harness.case.peak = memory.peak(harness.device)  # what follows is no part of it
+        details: dict[str, Any] = {
             "ignored": ignored,
             LOADER_SETTINGS: data.loader_settings(loader),
-            **_storage(harness, dataset),
-        },
-        flags=_flags(harness, options["num_workers"]),
-    )
+        }
+        if dataset == "files":
+            details |= {
+                "cache": _cache(harness),
+                "file_system": network.file_system(harness.data_root),
+                "striping": network.striping(harness.data_root),
+            }
+        num_workers = harness.world.ranks_per_node * options["num_workers"]
+        cores = harness.cores_on_host
+        too_many = [flag("loader-oversubscribed", workers=num_workers, cores=cores)]
+        harness.record(
+            round_s,
+            own=_fed(harness, batches, loader.num_workers * (loader.prefetch_factor or 0)),
+            conclude=lambda parts: {"details": _idle([part.own for part in parts])},
+            workload=dataset,
+            scaling=None,
+            local_batch=local_batch,
+            global_batch=local_batch * world_size,
+            sample_unit="images",
+            samples_per_step=local_batch * world_size,
+            checks=checks,
+            details=details,
+            flags=too_many if num_workers > cores else [],
+        )
 
 
 def _share(num_images: int, world_size: int, rank: int, seed: int) -> "DistributedSampler[Any]":
@@ -244,15 +246,6 @@ def _images(harness: Harness, dataset: str) -> Iterator[data.ImageDataset]:
 
 def _cache(harness: Harness) -> str:
     return str(harness.factors.get("cache", CACHES[0]))
-
-
-def _storage(harness: Harness, dataset: str) -> dict[str, Any]:
-    """Return where files lie and how they are read; nothing of images in memory."""
-    if dataset != "files":
-        return {}
-    kind = network.file_system(harness.data_root)
-    striping = network.striping(harness.data_root)
-    return {"cache": _cache(harness), "file_system": kind, "striping": striping}
 
 
 def _ignored(options: dict[str, Any], device: torch.device) -> dict[str, str]:
@@ -329,15 +322,3 @@ def _idle(ranks: list[list[list[float]]]) -> dict[str, float]:
         return {}
     fed_s, lying_s = (median(metrics.slowest_rank([rank[i] for rank in ranks])) for i in (0, 1))
     return {"loader_idle": max(0.0, 1 - lying_s / fed_s)}
-
-
-def _to(device: torch.device, batch: Batch) -> None:
-    for tensor in batch:
-        tensor.to(device, non_blocking=True)
-
-
-def _flags(harness: Harness, num_workers: int) -> list[Flag]:
-    on_host = harness.world.ranks_per_node * num_workers
-    if on_host <= harness.cores_on_host:
-        return []
-    return [flag("loader-oversubscribed", workers=on_host, cores=harness.cores_on_host)]

@@ -1,12 +1,10 @@
-"""Rules about the commands of a batch script, and about the variables that it sets.
-
-Rules about what starts the ranks: srun, and torch's own launchers on each node.
-
-Whether a batch script ends with an error when the ranks that it starts do.
-"""
+"""Rules about batch scripts: launchers and ranks, exit codes, variables, directives, images."""
 
 import re
 from collections.abc import Collection, Iterator, Sequence
+from difflib import get_close_matches
+from itertools import pairwise
+from pathlib import Path
 
 from lockstep.before.lint.batch import (
     BATCH,
@@ -14,20 +12,16 @@ from lockstep.before.lint.batch import (
     LAUNCH,
     PROFILERS,
     SAYING,
+    SBATCH_OPTIONS,
+    SHORT,
     STARTERS,
-    Hit,
     Job,
-    Step,
+    options,
     step_of,
-    tokens_of,
 )
-from lockstep.before.lint.shell import Command, base_name, value_of
+from lockstep.before.lint.rules import Hit
+from lockstep.before.lint.shell import Command, Word, base_name, split_words, tokens_of, value_of
 from lockstep.before.lint.variables import Kind, problems
-from lockstep.core.processes import INTERFACE_NAMES
-
-SACCT = (
-    "take the numbers after the job's end: lockstep status --collect, or sacct from the login node"
-)
 
 TORCHRUN = ("torchrun", "torch.distributed.run")
 TORCH_LAUNCHERS = {*TORCHRUN, "torch.distributed.launch", "torchrun_jsc"}
@@ -70,7 +64,6 @@ def option_values(tokens: list[str], *names: str) -> Iterator[str]:
     "use --ntasks-per-node=1 with torchrun, or start python itself in each task",
 )  # fmt: skip
 def tasks_times_workers(job: Job) -> Iterator[Hit]:
-    """Look for torchrun in each of several tasks of a node."""
     for step in job.steps:
         launcher, tasks = torch_launch(step.tokens), job.tasks_per_node(step)
         workers = next(option_values(step.tokens, "nproc_per_node", "num_processes"), "1")
@@ -89,9 +82,8 @@ def tasks_times_workers(job: Job) -> Iterator[Hit]:
     "start it with srun --ntasks-per-node=1",
 )  # fmt: skip
 def one_node_only(job: Job) -> Iterator[Hit]:
-    """Look for torchrun that no srun carries to the other nodes."""
     for command in job.commands if (job.nodes or 1) > 1 else ():
-        launcher = torch_launch(tokens_of(command.words))
+        launcher = torch_launch(command.tokens)
         if launcher and LAUNCH.fullmatch(command.name):
             yield Hit(command.line, f"{launcher} runs on the first of {job.nodes} nodes only")
 
@@ -101,14 +93,13 @@ def one_node_only(job: Job) -> Iterator[Hit]:
     "start it with srun, or with torchrun on each node",
 )  # fmt: skip
 def no_srun(job: Job) -> Iterator[Hit]:
-    """Look for a training that is started once, where several tasks are asked for."""
     tasks = job.num_tasks() or 1
     if tasks == 1 or job.launches or any(not step.is_certain for step in job.steps):
         return
-    if OTHER_LAUNCHERS.search(job.script.text) or not job.script.directives:
+    if OTHER_LAUNCHERS.search(job.text) or not job.directives:
         return
     for command in job.commands:
-        tokens = tokens_of(command.words)
+        tokens = command.tokens
         if _runs_script(tokens) and LAUNCH.fullmatch(command.name) and not torch_launch(tokens):
             severity = "" if (job.nodes or 1) > 1 else "warning"
             fact = f"{tasks} tasks are asked for and {command.name} is started once"
@@ -130,8 +121,7 @@ def _runs_script(tokens: Sequence[str]) -> bool:
     "ask for as many tasks a node as GPUs: --ntasks-per-node",
 )  # fmt: skip
 def tasks_against_gpus(job: Job) -> Iterator[Hit]:
-    """Look for as many ranks of a node as it has no GPUs for, or leaves some idle."""
-    for step in job.launches if OF_TORCH.search(job.script.text) else ():
+    for step in job.launches if OF_TORCH.search(job.text) else ():
         tasks, gpus = job.tasks_per_node(step), job.gpus_per_node(step)
         text = " ".join(step.tokens)
         if job.number(step.options.get("ntasks")) == 1:
@@ -151,9 +141,8 @@ def tasks_against_gpus(job: Job) -> Iterator[Hit]:
     "start one rank for each GPU: --nproc-per-node",
 )  # fmt: skip
 def workers_against_gpus(job: Job) -> Iterator[Hit]:
-    """Look for a launcher of torch's that starts another number of ranks than there are GPUs."""
     for command in job.commands if job.is_batch else ():
-        step, tokens = step_of(command), tokens_of(command.words)
+        step, tokens = step_of(command), command.tokens
         workers = job.number(next(option_values(tokens, "nproc_per_node"), None))
         gpus = job.gpus_per_node(step)
         if command.name in SAYING or not torch_launch(tokens) or not (workers and gpus):
@@ -170,10 +159,9 @@ def workers_against_gpus(job: Job) -> Iterator[Hit]:
     'set it from Slurm: export WORLD_SIZE="$SLURM_NTASKS"',
 )  # fmt: skip
 def world_size(job: Job) -> Iterator[Hit]:
-    """Look for a WORLD_SIZE that is not the number of the tasks."""
-    if any(torch_launch(tokens_of(one.words)) for one in job.commands):
+    if any(torch_launch(one.tokens) for one in job.commands):
         return  # which sets it itself
-    for command in job.script.commands:
+    for command in job.shell.commands:
         for name, word in command.assigns:
             given = job.number(value_of(word)) if name == "WORLD_SIZE" else None
             for step in job.launches if given else ():
@@ -188,9 +176,8 @@ def world_size(job: Job) -> Iterator[Hit]:
     "use nccl, which is torch's default for GPUs",
 )  # fmt: skip
 def gloo_for_gpus(job: Job) -> Iterator[Hit]:
-    """Look for a backend that copies each gradient through the host."""
     for command in job.commands if job.has_gpus else ():
-        values = option_values(tokens_of(command.words), "backend", "dist_backend", "ddp_backend")
+        values = option_values(command.tokens, "backend", "dist_backend", "ddp_backend")
         if "gloo" in values and command.name not in SAYING:
             yield Hit(command.line, "GPUs are asked for and the backend is gloo")
 
@@ -200,36 +187,28 @@ def gloo_for_gpus(job: Job) -> Iterator[Hit]:
     'add --nnodes="$SLURM_NNODES" --rdzv-backend=c10d --rdzv-endpoint="$first_host:$port"',
 )  # fmt: skip
 def nodes_apart(job: Job) -> Iterator[Hit]:
-    """Look for a launcher on each of several nodes that hears of no other node."""
+    # Variables may tell the launcher what its options do not.
+    if any(name.startswith(("PET_", "ACCELERATE_")) for name in job.settings):
+        return
     for step in job.steps:
         launcher = torch_launch(step.tokens)
-        if launcher and step.is_certain and not _may_be_told(job, step) and _nodes(job, step) > 1:
+        nodes = job.number(step.options.get("nodes")) or job.nodes or 1
+        may_be_hidden = any(token.startswith(("$", '"$')) for token in step.tokens)
+        may_be_hidden = may_be_hidden or "config_file" in " ".join(step.tokens)
+        if launcher and step.is_certain and not may_be_hidden and nodes > 1:
             lacks = [
                 f"--{names[0].replace('_', '-')}"
                 for names in (NUM_NODES, MEETING)
                 if next(option_values(step.tokens, *names), None) is None
             ]
             if lacks:
-                what = " or ".join(lacks)
-                yield Hit(
-                    step.line, f"{launcher} on each of {_nodes(job, step)} nodes has no {what}"
-                )
-
-
-def _nodes(job: Job, step: Step) -> int:
-    return job.number(step.options.get("nodes")) or job.nodes or 1
-
-
-def _may_be_told(job: Job, step: Step) -> bool:
-    """Return whether variables may tell the launcher what its options do not."""
-    by_variable = any(name.startswith(("PET_", "ACCELERATE_")) for name in job.script.settings)
-    hidden = any(token.startswith(("$", '"$')) for token in step.tokens)
-    return by_variable or hidden or "config_file" in " ".join(step.tokens)
+                fact = f"{launcher} on each of {nodes} nodes has no {' or '.join(lacks)}"
+                yield Hit(step.line, fact)
 
 
 def hidden_by_a_pipe(job: Job) -> Iterator[Command]:
     """Yield each launch whose exit code a pipe hides."""
-    if "pipefail" in _settings(job) or "PIPESTATUS" in job.script.text:
+    if "pipefail" in _settings(job) or "PIPESTATUS" in job.text:
         return
     for command in job.commands if job.is_batch else ():
         step = step_of(command)
@@ -240,7 +219,7 @@ def hidden_by_a_pipe(job: Job) -> Iterator[Command]:
 
 def _starts_ranks(command: Command) -> bool:
     """Return whether a command is a launcher of torch's, without srun."""
-    return bool(LAUNCH.fullmatch(command.name) and torch_launch(tokens_of(command.words)))
+    return bool(LAUNCH.fullmatch(command.name) and torch_launch(command.tokens))
 
 
 def hidden_by_the_end(job: Job) -> Command | None:
@@ -314,7 +293,7 @@ def _settings(job: Job) -> set[str]:
     given = [
         word.text for command in job.commands if command.name == "set" for word in command.words[1:]
     ]
-    given += job.script.lines[0].split()[1:]
+    given += job.lines[0].split()[1:]
     letters = any(re.match("-[a-zA-Z]*e", text) for text in given)
     traps = any(
         command.name == "trap" and command.words[-1].text == "ERR" for command in job.commands
@@ -337,7 +316,6 @@ PURGES_NOTHING = re.compile(r"^/etc/|/init/|/activate$|/?\.\w*(bashrc|profile)$"
 # What says that a machine is Cray's; Perlmutter's GPUs are asked for by --constraint=gpu.
 CRAY = re.compile(r"PrgEnv-|\bcray|\bcpe\b|\bLUMI\b|frontier|perlmutter|nersc|olcf", re.IGNORECASE)
 CRAY_GPUS = re.compile(r"gpu($|&)")
-CUT = re.compile(r"\\[ \t]+(#.*)?$")
 CASE = re.compile(r"\s*\(?-[\w-]*\*?(\s*\|\s*[\w*-]+)*\s*\)")  # patterns of a case
 NODE_LIST = re.compile(r"\$\{?SLURM_(JOB_)?NODELIST\}?")
 # What each task that expands it gets another value of.
@@ -355,7 +333,7 @@ LOCAL_ADDRESSES = {"localhost", "127.0.0.1", "0.0.0.0", "::1"}  # noqa: S104, no
 def around_srun(job: Job, programs: Collection[str]) -> Iterator[Hit]:
     """Look for a program that starts srun."""
     for command in job.commands:
-        names = [base_name(token) for token in tokens_of(command.words)]
+        names = [base_name(token) for token in command.tokens]
         outer = next((name for name in names if name not in STARTERS - {*programs}), "")
         if outer in programs and "srun" in names:
             yield Hit(command.line, f"{outer} is around srun")
@@ -366,7 +344,6 @@ def around_srun(job: Job, programs: Collection[str]) -> Iterator[Hit]:
     "write srun ... nsys profile -o NAME-%q{SLURM_PROCID} ... python",
 )  # fmt: skip
 def profiler_around_srun(job: Job) -> Iterator[Hit]:
-    """Look for a profiler of srun itself."""
     return around_srun(job, PROFILERS)
 
 
@@ -375,7 +352,6 @@ def profiler_around_srun(job: Job) -> Iterator[Hit]:
     "write srun ... apptainer exec IMAGE ...",
 )  # fmt: skip
 def container_around_srun(job: Job) -> Iterator[Hit]:
-    """Look for srun inside an image."""
     return around_srun(job, CONTAINERS)
 
 
@@ -384,17 +360,24 @@ def container_around_srun(job: Job) -> Iterator[Hit]:
     "let each task expand it: srun bash -c '... $SLURM_PROCID ...' in single quotes",
 )  # fmt: skip
 def rank_in_batch_shell(job: Job) -> Iterator[Hit]:
-    """Look for ranks that the batch shell expands, instead of each task."""
-    handed_on = _functions_of_tasks(job)
+    # Functions that the script hands on to other shells, as with export -f, are for the tasks.
+    handed_on = {
+        word.text
+        for command in job.commands
+        if command.name in ("export", "declare", "typeset")
+        and command.words[1:]
+        and re.match("-[a-z]*f", command.words[1].text)
+        for word in command.words[2:]
+    }
     words = [
         word
-        for command in (job.script.commands if job.is_batch else ())
+        for command in (job.shell.commands if job.is_batch else ())
         for name, word in command.assigns
         if command.function not in handed_on
         and (name in RANK_NAMES or RANK_OPTION.search(word.text))
     ]
     for command in job.commands if job.is_batch else ():
-        if step_of(command) or torch_launch(tokens_of(command.words)):
+        if step_of(command) or torch_launch(command.tokens):
             words += command.words
     found: dict[int, set[str]] = {}
     for word in words:
@@ -403,27 +386,15 @@ def rank_in_batch_shell(job: Job) -> Iterator[Hit]:
         if names:
             listed = " and ".join(f"${name}" for name in sorted(names))
             # With c10d the nodes are numbered as they come, and this number is not read.
-            severity = "warning" if re.search("c10d", job.script.text) else ""
+            severity = "warning" if re.search("c10d", job.text) else ""
             yield Hit(line, f"the batch shell expands {listed}", severity=severity)
-
-
-def _functions_of_tasks(job: Job) -> set[str]:
-    """Return the functions that the script hands on to other shells, as with export -f."""
-    given = [
-        command.words
-        for command in job.commands
-        if command.name in ("export", "declare", "typeset")
-    ]
-    hands = [words for words in given if re.match("-[a-z]*f", words[1].text if words[1:] else "")]
-    return {word.text for words in hands for word in words[2:]}
 
 
 @BATCH.rule(
     "SACCT-IN-JOB", "warning", "its numbers are not complete yet",
-    SACCT,
+    "take them after the job's end: lockstep status --collect, or sacct from the login node",
 )  # fmt: skip
 def accounting_of_itself(job: Job) -> Iterator[Hit]:
-    """Look for sacct and seff about the job that runs them."""
     for command in job.commands:
         asks_others = any(word.text.startswith(("-j", "--job")) for word in command.words)
         is_own = command.live & OWN_JOB or (not asks_others and command.name == "sacct")
@@ -437,9 +408,8 @@ def accounting_of_itself(job: Job) -> Iterator[Hit]:
     "install once, into an image or a venv",
 )  # fmt: skip
 def install_in_job(job: Job) -> Iterator[Hit]:
-    """Look for packages that every run fetches again."""
     for command in job.commands:
-        tokens = tokens_of(command.words)
+        tokens = command.tokens
         for at, token in enumerate(tokens if command.name not in SAYING else []):
             following = tokens[at + 1 : at + 3]
             if base_name(token) in INSTALLERS and "install" in following:
@@ -453,24 +423,22 @@ def install_in_job(job: Job) -> Iterator[Hit]:
     "quote it: 'package>=1.0'",
 )  # fmt: skip
 def version_as_file(job: Job) -> Iterator[Hit]:
-    """Look for >= that the shell takes for a file."""
-    for command in job.script.commands:
-        for operator, target in command.redirects:
-            if operator in (">", ">>") and target.text.startswith("=") and not target.quoted:
-                yield Hit(command.line, f"unquoted {operator}{target.text} writes into a file")
+    for operator, target in job.shell.redirects:
+        if operator in (">", ">>") and target.text.startswith("=") and not target.is_quoted:
+            yield Hit(target.line, f"unquoted {operator}{target.text} writes into a file")
 
 
 def _settings_of(job: Job, variable: str, *names: str) -> Iterator[tuple[int, str]]:
     """Yield lines and values of a variable, and of options that say the same."""
-    for command in job.script.commands:
+    for command in job.shell.commands:
         for name, word in command.assigns:
             if name == variable:
                 yield word.line, value_of(word)
     for command in job.commands:
         if command.name in SAYING:
             continue
-        for value in option_values(tokens_of(command.words), *names):
-            yield command.line, job.script.resolve(value)
+        for value in option_values(command.tokens, *names):
+            yield command.line, job.resolve(value)
 
 
 @BATCH.rule(
@@ -478,31 +446,24 @@ def _settings_of(job: Job, variable: str, *names: str) -> Iterator[tuple[int, st
     "derive it: export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))",
 )  # fmt: skip
 def fixed_port(job: Job) -> Iterator[Hit]:
-    """Look for a port that another job may have."""
     found = list(_settings_of(job, "MASTER_PORT", "master_port", "main_process_port"))
     found += [(n, v.rpartition(":")[2]) for n, v in _settings_of(job, "", "rdzv_endpoint")]
     facts: dict[str, int] = {}  # said once, where it is first set
-    for line in _default_port(job):
-        facts.setdefault("torchrun before 2.12 takes its default port, 29500", line)
+    chosen = ("standalone", "rdzv_endpoint", "master_port", "rdzv_conf", "$")
+    is_shared = not job.directive("exclusive")
+    for command in job.commands if is_shared and "PET_" not in job.text else ():
+        tokens = command.tokens
+        is_said = any(token.lstrip("-").replace("-", "_").startswith(chosen) for token in tokens)
+        if torch_launch(tokens) in TORCHRUN and command.name not in SAYING and not is_said:
+            fact = "torchrun before 2.12 takes its default port, 29500"
+            facts.setdefault(fact, command.line)
     for line, value in found:
-        known = job.script.resolve(value)
+        known = job.resolve(value)
         if "RANDOM" in known or "shuf" in known:
             facts.setdefault("the port is a random one", line)
-        elif known.isdigit() and known != "0" and not job.script.directive("exclusive"):
+        elif known.isdigit() and known != "0" and is_shared:
             facts.setdefault(f"the port is always {known[:9]}", line)
     yield from (Hit(line, fact) for fact, line in facts.items())
-
-
-def _default_port(job: Job) -> Iterator[int]:
-    """Yield the lines of torchrun that say no port, on nodes that others may use."""
-    told = ("standalone", "rdzv_endpoint", "master_port", "rdzv_conf", "$")
-    if job.script.directive("exclusive") or "PET_" in job.script.text:
-        return
-    for command in job.commands:
-        tokens = tokens_of(command.words)
-        is_told = any(token.lstrip("-").replace("-", "_").startswith(told) for token in tokens)
-        if torch_launch(tokens) in TORCHRUN and command.name not in SAYING and not is_told:
-            yield command.line
 
 
 @BATCH.rule(
@@ -510,11 +471,10 @@ def _default_port(job: Job) -> Iterator[int]:
     FIRST_HOST,
 )  # fmt: skip
 def local_address(job: Job) -> Iterator[Hit]:
-    """Look for ranks that would each meet on their own node."""
     found = list(_settings_of(job, "MASTER_ADDR", "master_addr", "main_process_ip"))
     found += [(n, v.rpartition(":")[0]) for n, v in _settings_of(job, "", "rdzv_endpoint")]
     for line, value in found if (job.nodes or 1) > 1 else ():
-        known = job.script.resolve(value)
+        known = job.resolve(value)
         if known in LOCAL_ADDRESSES:
             yield Hit(line, f"the ranks of {job.nodes} nodes meet at {known}")
             return  # the options that repeat it say nothing new
@@ -529,14 +489,13 @@ def local_address(job: Job) -> Iterator[Hit]:
     "let the batch shell expand it once, before srun",
 )  # fmt: skip
 def meets_itself(job: Job) -> Iterator[Hit]:
-    """Look for a meeting point that each task expands, and so has one of its own."""
-    for command in job.script.commands if (job.nodes or 1) > 1 else ():
+    for command in job.shell.commands if (job.nodes or 1) > 1 else ():
         if not any(base_name(word.text) == "srun" for word in command.words):
             continue
-        held = [job.script.known[name] for name in command.live if name in job.script.known]
+        held = [job.known[name] for name in command.live if name in job.known]
         words = [one for word in (*command.words, *held) for one in (word, *(word.items or ()))]
         for word in words:
-            tokens = tokens_of([word]) if not word.inner else []  # else this shell expands it
+            tokens = tokens_of([word]) if not word.has_command else []  # else this shell expands it
             found = [*option_values(tokens, *MEETING_OPTIONS)]
             found += [token.partition("=")[2] for token in tokens if token.startswith("MASTER_")]
             for what, pattern in OF_ONE_TASK.items():
@@ -550,8 +509,7 @@ def meets_itself(job: Job) -> Iterator[Hit]:
     "add --kill-on-bad-exit=1",
 )  # fmt: skip
 def no_kill(job: Job) -> Iterator[Hit]:
-    """Look for ranks that outlive one that has failed."""
-    for step in job.launches if "SLURM_KILL_BAD_EXIT" not in job.script.settings else ():
+    for step in job.launches if "SLURM_KILL_BAD_EXIT" not in job.settings else ():
         value = step.options.get("kill-on-bad-exit", "0")
         if value == "0" and not job.is_single(step):
             yield Hit(step.line, "srun has no --kill-on-bad-exit")
@@ -562,9 +520,8 @@ def no_kill(job: Job) -> Iterator[Hit]:
     'add --cpus-per-task="$SLURM_CPUS_PER_TASK", or export SRUN_CPUS_PER_TASK',
 )  # fmt: skip
 def no_cpus(job: Job) -> Iterator[Hit]:
-    """Look for CPUs that are asked of sbatch and not of srun."""
-    option = job.script.directive("cpus-per-task")
-    if "SRUN_CPUS_PER_TASK" in job.script.settings:
+    option = job.directive("cpus-per-task")
+    if "SRUN_CPUS_PER_TASK" in job.settings:
         return
     if not option:
         yield from _no_cpus_at_all(job)
@@ -576,7 +533,7 @@ def no_cpus(job: Job) -> Iterator[Hit]:
 
 def _no_cpus_at_all(job: Job) -> Iterator[Hit]:
     """Look for ranks with GPUs whose number of cores is not given."""
-    if not job.has_gpus or job.script.directive("cpus-per-gpu", "exclusive"):
+    if not job.has_gpus or job.directive("cpus-per-gpu", "exclusive"):
         return
     for step in job.launches:
         if not {"cpus-per-task", "cpus-per-gpu"} & {*step.options}:
@@ -597,8 +554,8 @@ def modules_on_top(job: Job) -> Iterator[Hit]:
 
     On a Cray a purge takes the programming environment away.
     """
-    constraint = job.script.directive("constraint")
-    if CRAY.search(job.script.text) or (constraint and CRAY_GPUS.match(constraint.value or "")):
+    constraint = job.directive("constraint")
+    if CRAY.search(job.text) or (constraint and CRAY_GPUS.match(constraint.value or "")):
         return
     for command in job.commands:
         first, *rest = [word.text for word in command.words]
@@ -619,7 +576,6 @@ def modules_on_top(job: Job) -> Iterator[Hit]:
     "keep exactly one: modules, a venv, or an image",
 )  # fmt: skip
 def two_environments(job: Job) -> Iterator[Hit]:
-    """Look for an environment outside of an image, or for two of them."""
     found = [(command.line, kind) for command in job.commands if (kind := _activates(command))]
     if found and job.containers:
         line = job.containers[0].line
@@ -643,10 +599,9 @@ def _activates(command: Command) -> str | None:
     "set -eo pipefail, or keep it: srun ... || failed=1, and end with exit",
 )  # fmt: skip
 def lost_exit_code(job: Job) -> Iterator[Hit]:
-    """Look for a pipe, or a last command, that hides how the ranks ended."""
     piped = [*hidden_by_a_pipe(job)]
     for command in piped:
-        what = "srun" if step_of(command) else torch_launch(tokens_of(command.words))
+        what = "srun" if step_of(command) else torch_launch(command.tokens)
         yield Hit(command.line, f"the exit code of {what} is lost in a pipe without pipefail")
     last = hidden_by_the_end(job)
     if last and last.line not in [one.line for one in piped]:
@@ -658,22 +613,28 @@ def lost_exit_code(job: Job) -> Iterator[Hit]:
     "let the backslash be the line's last character",
 )  # fmt: skip
 def broken_line(job: Job) -> Iterator[Hit]:
-    """Look for commands that a blank, a comment or nothing behind their backslash cuts in two."""
-    lines = job.script.reader.text.split("\n")
     cut: dict[int, str] = {}
-    for command in job.script.commands:
-        last = command.words[-1] if command.words else None
-        if last and last.text in (" ", "\t") and CUT.search(lines[last.line - 1]):
-            cut[last.line] = "a blank behind the backslash ends the command"
+    for command in job.shell.commands:
+        if command.cut_in:
+            cut[command.cut_in] = "a blank behind the backslash ends the command"
         first = command.words[0].text if command.words else ""
-        line, before = lines[command.line - 1], command.line - 1  # its text, the line above
+        line, before = job.lines[command.line - 1], command.line - 1  # its text, the line above
         begins = re.match("--?[a-zA-Z]", first) and line.lstrip().startswith(first)
-        text = lines[before - 1].strip() if begins and before and not CASE.match(line) else ""
+        text = job.lines[before - 1].strip() if begins and before and not CASE.match(line) else ""
         if text.startswith("#"):
             cut[before] = "a comment between the lines of a command ends it"
         elif text and before not in cut and not text.endswith(("|", "&&")):
             cut[before] = "the line has no backslash at its end"
     yield from (Hit(line, f"{fact}; the next line is run by itself") for line, fact in cut.items())
+
+
+@BATCH.rule(
+    "NOT-READ", "note", "findings behind it may be missing or wrong",
+    "try bash -n on the script",
+)  # fmt: skip
+def not_read(job: Job) -> Iterator[Hit]:
+    if job.shell.unread:
+        yield Hit(job.shell.unread, f"the shell is not read from line {job.shell.unread} on")
 
 
 def _problems(job: Job, *kinds: Kind) -> Iterator[Hit]:
@@ -689,7 +650,6 @@ def _problems(job: Job, *kinds: Kind) -> Iterator[Hit]:
     "correct it",
 )  # fmt: skip
 def wrong_variable(job: Job) -> Iterator[Hit]:
-    """Look for variables that do not exist, and values that they do not take."""
     return _problems(job, "name", "value")
 
 
@@ -698,7 +658,6 @@ def wrong_variable(job: Job) -> Iterator[Hit]:
     "look on a compute node",
 )  # fmt: skip
 def missing_interface(job: Job) -> Iterator[Hit]:
-    """Look for the network interfaces on this machine."""
     return _problems(job, "interface")
 
 
@@ -707,7 +666,6 @@ def missing_interface(job: Job) -> Iterator[Hit]:
     "leave it out",
 )  # fmt: skip
 def costly_variable(job: Job) -> Iterator[Hit]:
-    """Look for variables that slow every step."""
     return _problems(job, "costly")
 
 
@@ -716,17 +674,336 @@ def costly_variable(job: Job) -> Iterator[Hit]:
     "leave it out",
 )  # fmt: skip
 def debugging(job: Job) -> Iterator[Hit]:
-    """Look for what slows the ranks."""
     return _problems(job, "slow")
 
 
+TIME = re.compile(
+    r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}|INFINITE|UNLIMITED|-1", re.IGNORECASE
+)
+# A comment that is a directive but for its spelling, and one that somebody has switched off.
+MISSPELT = re.compile(r"(?:\s*#sbatch|\s+#SBATCH)(\s+-.*)", re.IGNORECASE)
+OFF = re.compile(r"\s*(?:##+\s*|#\s+)SBATCH\s+-")
+# The first version of Slurm that makes the folders of --output and --error.
+MAKES_FOLDERS = (23, 2)
+
+
 @BATCH.rule(
-    "HARD-INTERFACE", "note", "on another machine the name is another",
-    "keep it in one site file (lockstep init)",
+    "SHEBANG", "error", "sbatch refuses the script",
+    "begin with #!/bin/bash",
 )  # fmt: skip
-def own_interface(job: Job) -> Iterator[Hit]:
-    """Look for the name of an interface in the script."""
-    for name in INTERFACE_NAMES if not job.is_rendered else ():
-        line, value = job.environ.get(name, (0, ""))
-        if value and "$" not in value and not value.startswith("^"):
-            yield Hit(line, f"the script sets {name}={value}")
+def no_shebang(job: Job) -> Iterator[Hit]:
+    if not job.text.startswith("#!"):
+        yield Hit(1, "the first line is not #!")
+
+
+@BATCH.rule(
+    "CRLF", "error", "sbatch refuses the script",
+    "run dos2unix on it",
+)  # fmt: skip
+def dos_lines(job: Job) -> Iterator[Hit]:
+    found = [n for n, line in enumerate(job.lines, start=1) if line.endswith("\r")]
+    if found:
+        yield Hit(found[0], f"{len(found)} lines end as on Windows, in CR LF")
+
+
+@BATCH.rule(
+    "DIRECTIVE-LATE", "error", "sbatch passes over it without a word",
+    "move it above the first command",
+)  # fmt: skip
+def late_directive(job: Job) -> Iterator[Hit]:
+    first = job.first_command
+    for line, text in job.shell.comments:
+        if line > first and text.startswith("#SBATCH"):
+            yield Hit(line, f"{text[:60].strip()} comes after the first command, in line {first}")
+
+
+@BATCH.rule(
+    "DIRECTIVE-SPELLING", "error", "sbatch takes it for a comment",
+    "write #SBATCH in capitals, without blanks, where the line begins",
+)  # fmt: skip
+def misspelt_directive(job: Job) -> Iterator[Hit]:
+    for line, text in job.shell.comments:
+        match = MISSPELT.fullmatch(text)
+        if match and not text.startswith("#SBATCH"):
+            words = [Word(line, word) for word in split_words(match[1])]
+            if not options(words, SHORT)[1]:
+                yield Hit(line, f"{text[:60].rstrip()!r} does not begin with #SBATCH")
+
+
+@BATCH.rule(
+    "DIRECTIVE-OFF", "note", "sbatch does not read it",
+    "remove it if that is not meant",
+)  # fmt: skip
+def disabled_directive(job: Job) -> Iterator[Hit]:
+    for line, text in job.shell.comments:
+        if OFF.match(text):
+            yield Hit(line, f"{text[:60].strip()!r} is a comment")
+
+
+@BATCH.rule(
+    "DIRECTIVE-OPTION", "error", "sbatch refuses the script",
+    "correct it",
+)  # fmt: skip
+def unknown_option(job: Job) -> Iterator[Hit]:
+    for option in job.directives:
+        # --container-image and its like are those of Pyxis, a plugin that many sites have.
+        foreign = len(option.name) == 1 or option.name.startswith("container-")
+        if not foreign and option.name not in SBATCH_OPTIONS:
+            near = get_close_matches(option.name[:60], SBATCH_OPTIONS, n=1, cutoff=0.75)
+            if near:
+                yield Hit(
+                    option.line, f"sbatch has no --{option.name}", f"did you mean --{near[0]}?"
+                )
+
+
+@BATCH.rule(
+    "DIRECTIVE-VARIABLE", "error", "sbatch takes it letter by letter",
+    "write the value out, or use sbatch's own %j, %x and %u",
+)  # fmt: skip
+def variable_in_directive(job: Job) -> Iterator[Hit]:
+    for option in job.directives:
+        value = option.value or ""
+        if "$" in value or value.startswith("~"):
+            yield Hit(option.line, f"--{option.name}={value} holds what only a shell expands")
+
+
+@BATCH.rule(
+    "NO-TIME", "warning", "the job gets the partition's limit and waits longer, or is refused",
+    "add #SBATCH --time=HH:MM:SS",
+)  # fmt: skip
+def no_time(job: Job) -> Iterator[Hit]:
+    if job.directives and not job.directive("time"):
+        yield Hit(1, "--time is not given")
+
+
+@BATCH.rule(
+    "TIME", "error", "sbatch refuses the script",
+    "write minutes, HH:MM:SS or D-HH:MM:SS",
+)  # fmt: skip
+def wrong_time(job: Job) -> Iterator[Hit]:
+    option = job.directive("time")
+    value = job.value("time")
+    is_filled_in = re.search(r"[${}<>@#%]", value)  # by the shell's user, or by a template
+    if option and not is_filled_in and not TIME.fullmatch(value):
+        yield Hit(option.line, f"--time={value} is no time to sbatch")
+
+
+@BATCH.rule(
+    "NO-TASKS-PER-NODE", "warning", "Slurm may fill one node before the next",
+    "add #SBATCH --ntasks-per-node, one task for each GPU",
+)  # fmt: skip
+def no_tasks_per_node(job: Job) -> Iterator[Hit]:
+    tasks = job.asked("ntasks")
+    by_step = any("ntasks-per-node" in step.options for step in job.steps)
+    if (job.nodes or 1) == 1 or by_step or job.directive("ntasks-per-node"):
+        return
+    if tasks not in (None, job.nodes):
+        yield Hit(1, f"{tasks} tasks on {job.nodes} nodes have no --ntasks-per-node")
+    elif tasks is None and job.has_gpus and any(not torch_launch(s.tokens) for s in job.launches):
+        yield Hit(1, f"{job.nodes} nodes have no --ntasks-per-node, so each gets one task")
+
+
+@BATCH.rule(
+    "OUTPUT-FOLDER", "note", "Slurm before 23.02 does not make it, and the job fails at "
+    "once (0:53) without a log",
+    "make it before you submit, where Slurm is older",
+)  # fmt: skip
+def missing_folder(job: Job) -> Iterator[Hit]:
+    """Look for the folders of --output and --error, as far as this machine can tell.
+
+    Slurm makes them since 23.02 (its release notes), also where %j is in their name.
+    """
+    if job.slurm and job.slurm >= MAKES_FOLDERS:
+        return
+    for name in ("output", "error"):
+        option = job.directive(name)
+        folder = Path(option.value).parent if option and option.value else Path()
+        if option and not _may_exist(folder, job):
+            fact = f"the folder {folder} of --{name} does not exist"
+            yield Hit(option.line, fact, severity="error" if job.slurm else "")
+
+
+def _may_exist(folder: Path, job: Job) -> bool:
+    """Return whether a folder exists, or cannot be judged from here."""
+    if "$" in str(folder) or str(folder).startswith("~"):
+        return True  # another rule says that it is not expanded
+    try:
+        if folder.is_absolute():
+            # Another machine's file system is not to be judged by this one's.
+            return folder.is_dir() or folder.parent == Path("/") or not folder.parent.is_dir()
+        chdir = job.value("chdir")
+        bases = [Path(chdir)] if chdir else [Path(), Path(job.path).parent]
+        return any((base / folder).is_dir() for base in bases)
+    except OSError:
+        return True  # a name that no file can have
+
+
+@BATCH.rule(
+    "GPU-PER-TASK", "warning", 'a rank that asks for cuda:LOCAL_RANK fails with "invalid '
+    'device ordinal", and else NCCL does without NVLink and P2P',
+    "use --gpus-per-node, with one task for each GPU and cuda:LOCAL_RANK",
+)  # fmt: skip
+def one_gpu_per_task(job: Job) -> Iterator[Hit]:
+    if "allow-task-sharing" in job.value("gres-flags"):
+        return
+    option = job.directive("gpus-per-task")
+    if option and (job.tasks_per_node() or 1) > 1:
+        yield Hit(option.line, "--gpus-per-task shows each task one GPU")
+    for step in job.steps:
+        bind, nearest = (step.options.get(name) or "" for name in ("gpu-bind", "accel-bind"))
+        if "allow-task-sharing" in (step.options.get("gres-flags") or ""):
+            continue
+        several = step.is_certain and (job.tasks_per_node(step) or 2) > 1
+        several = several and not job.is_single(step)
+        if several and "gpus-per-task" in step.options:
+            yield Hit(step.line, "srun --gpus-per-task shows each task one GPU")
+        elif several and bind.startswith(("single", "per_task")):
+            yield Hit(step.line, f"srun --gpu-bind={bind} shows each task one GPU")
+        elif several and "g" in nearest:
+            yield Hit(step.line, f"srun --accel-bind={nearest} shows each task its nearest GPU")
+        elif any(re.match(r"CUDA_VISIBLE_DEVICES=\S*LOCAL", token) for token in step.tokens):
+            yield Hit(step.line, "CUDA_VISIBLE_DEVICES is set to one GPU in each task")
+
+
+@BATCH.rule(
+    "SIGNAL-STEPS", "warning", "ranks that do not handle it are ended by it, and the "
+    "script goes on",
+    "write --signal=B:USR1@120 and trap USR1 in this script, unless the ranks handle it",
+)  # fmt: skip
+def signal_to_steps(job: Job) -> Iterator[Hit]:
+    if re.search("lightning", job.text, re.IGNORECASE):
+        return
+    option = job.directive("signal")
+    target, colon, _ = job.value("signal").partition(":")
+    if option and not (colon and "B" in target):
+        yield Hit(option.line, f"--signal={option.value} goes to the ranks, not to this script")
+
+
+@BATCH.rule(
+    "TASKS-CONTRADICT", "error", "Slurm starts another number of tasks than one of them says",
+    "give --nodes and --ntasks-per-node, and leave --ntasks out",
+)  # fmt: skip
+def tasks_contradict(job: Job) -> Iterator[Hit]:
+    tasks, per_node = job.directive("ntasks"), job.directive("ntasks-per-node")
+    numbers = [job.number(option.value) if option else None for option in (tasks, per_node)]
+    if not (tasks and numbers[0] and numbers[1]):
+        return
+    num_tasks, num_of_node = numbers[0], numbers[1]
+    if num_tasks < num_of_node or (job.nodes and num_tasks > job.nodes * num_of_node):
+        nodes = f" on {job.nodes} node{'s' * (job.nodes > 1)}" if job.nodes else ""
+        fact = f"--ntasks={num_tasks} contradicts --ntasks-per-node={num_of_node}{nodes}"
+        yield Hit(tasks.line, fact)
+
+
+@BATCH.rule(
+    "EXPORT-NAMES", "error", "the tasks do not even find their program",
+    "use --export=ALL and set variables in the script",
+)  # fmt: skip
+def exported_names(job: Job) -> Iterator[Hit]:
+    for line, value in _exports(job):
+        names = value.split(",")
+        if value and names[0] not in ("ALL", "NONE", "NIL") and "ALL" not in names:
+            yield Hit(line, f"--export={value} drops every other variable, PATH too")
+
+
+@BATCH.rule(
+    "EXPORT-COMMA", "error", "the variable holds only what is before the comma",
+    "export the variable in the script, in quotes",
+)  # fmt: skip
+def export_with_comma(job: Job) -> Iterator[Hit]:
+    for line, value in _exports(job):
+        names = value.split(",")
+        cut = [b for a, b in pairwise(names) if "=" in a and "=" not in b]
+        if "ALL" in names and cut and cut[0] != "ALL":
+            yield Hit(line, f"--export={value} ends a value at its comma, before {cut[0]!r}")
+
+
+def _exports(job: Job) -> Iterator[tuple[int, str]]:
+    option = job.directive("export")
+    if option and option.value:
+        yield option.line, option.value
+    for step in job.steps:
+        if value := step.options.get("export"):
+            yield step.line, value
+
+
+@BATCH.rule(
+    "REQUEUE", "note", "after a node failure Slurm may run the script again from its top",
+    "add #SBATCH --no-requeue, or --requeue with --open-mode=append",
+)  # fmt: skip
+def requeue_unsaid(job: Job) -> Iterator[Hit]:
+    if job.directives and not job.directive("no-requeue", "requeue"):
+        yield Hit(1, "neither --no-requeue nor --requeue is given")
+
+
+# Programs that use no GPU.
+TOOLS = {
+    *("cat", "cp", "curl", "date", "du", "echo", "env", "find", "grep", "head", "hostname", "id"),
+    *("ldd", "ls", "mkdir", "mv", "ompi_info", "pip", "pip3", "printenv", "rm", "rsync", "tar"),
+    *("test", "true", "uname", "unzip", "wget", "which"),
+}
+HANDED_ON = re.compile(r"(APPTAINER|SINGULARITY)ENV_(SLURM|MASTER|RANK|LOCAL|WORLD|\$|\{)")
+
+
+@BATCH.rule(
+    "CLEANENV", "error", "no rank knows its number or where to meet",
+    "hand them on as APPTAINERENV_NAME, or with --env-file",
+)  # fmt: skip
+def clean_environment(job: Job) -> Iterator[Hit]:
+    for container in job.containers:
+        cleans = container.has("--cleanenv", "-e") and not container.has("--env", "--env-file")
+        is_rank = container.step is not None and not job.is_single(container.step)
+        if cleans and is_rank and not HANDED_ON.search(job.text):
+            yield Hit(container.line, "--cleanenv leaves out SLURM_* and MASTER_*")
+
+
+@BATCH.rule(
+    "CONTAINALL", "error", "NCCL and gloo then share no memory, and /tmp has 64 MiB",
+    "use --cleanenv --no-home instead",
+)  # fmt: skip
+def contained(job: Job) -> Iterator[Hit]:
+    for container in job.containers:
+        tasks = job.tasks_per_node(container.step) if container.step else 1
+        if container.has("--containall", "-C", "--ipc", "-i") and (tasks or 1) > 1:
+            yield Hit(container.line, f"each of {tasks} ranks of a node has its own /dev/shm")
+
+
+@BATCH.rule(
+    "NO-NV", "error", "torch then sees no GPU, and Apptainer does not say so",
+    "add --nv, or --rocm for AMD",
+)  # fmt: skip
+def no_gpus_inside(job: Job) -> Iterator[Hit]:
+    """Look for an image that sees no GPU.
+
+    On AMD it sees them: Apptainer binds the host's /dev, and the image brings ROCm.
+    """
+    switches = {"APPTAINER_NV", "SINGULARITY_NV", "APPTAINER_ROCM", "SINGULARITY_ROCM"}
+    if job.is_amd or not job.has_gpus or switches & set(job.settings):
+        return
+    for container in job.containers:
+        is_given = container.has("--nv", "--nvccli", "--rocm")
+        may_be_given = any("$" in option and "=" not in option for option in container.options)
+        # An image that is only asked for a version or a file needs no GPU.
+        program = container.program
+        name = base_name(program[0]) if program else ""
+        asks_version = any(re.search(r"--version|__version__|^-V$", word) for word in program)
+        is_client = name == "ray" and "start" not in program
+        if not (is_given or may_be_given or name in TOOLS or asks_version or is_client):
+            yield Hit(container.line, "GPUs are asked for and the image is entered without --nv")
+
+
+@BATCH.rule(
+    "DOCKER-SHM", "warning", "the image has 64 MB of /dev/shm, and loaders or NCCL end "
+    "with a bus error",
+    "add --ipc=host, or --shm-size=8g",
+)  # fmt: skip
+def docker_without_shared_memory(job: Job) -> Iterator[Hit]:
+    for command in job.commands:
+        tokens = command.tokens
+        names = [base_name(token) for token in tokens]
+        for name in ("docker", "podman", "nvidia-docker"):
+            at = names.index(name) if name in names else len(tokens)
+            given = any(token.startswith(("--ipc", "--shm-size", "$")) for token in tokens)
+            if "run" in tokens[at + 1 : at + 3] and not given and command.name not in SAYING:
+                fact = f"{name} run has neither --ipc=host nor --shm-size"
+                yield Hit(command.line, fact)
