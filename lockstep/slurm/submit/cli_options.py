@@ -22,7 +22,7 @@ dry_run_option = click.option(
 )
 
 
-class BudgetType(click.ParamType[Budget]):
+class BudgetType(click.ParamType):  # type: ignore[type-arg]  # no generic before click 8.4
     """Hours to stay within: `100` in the site's unit, `500nh` node-hours, `100gh` GPU-hours."""
 
     name = "HOURS"
