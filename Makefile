@@ -7,6 +7,9 @@ KILLS ?= 40
 SLURM_KILLS ?= 0
 SEED ?= 0
 DEMO ?= laptop
+# Pythons of `make versions`, as versions or paths.
+OLDEST ?= 3.11
+NEWEST ?= 3.13
 # Ranks of two lanes on two cores need twice the time that they have alone.
 PATIENCE ?= 2
 DURATIONS := --durations=0 --durations-min=1
@@ -14,7 +17,7 @@ DURATIONS := --durations=0 --durations-min=1
 # Each process of the tests would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo test test-here test-testbed unit lint docs format bench house messages statistics lab lab-steps recording screen chaos faults fuzz soak clean
+.PHONY: help venv demo test test-here test-testbed unit versions lint docs format bench house messages statistics lab lab-steps recording screen chaos faults fuzz soak clean
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -72,6 +75,17 @@ test-testbed: venv
 
 unit: venv ## Run the quick tests only, in under a minute
 	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile -m "not (slow or browser or slurm)"
+
+# The bounds are those of pyproject.toml: uv takes the lowest, or the newest, of each.
+versions: .venv/bench ## Run the quick tests with the oldest and the newest Python and torch that we allow
+	@worst=0; for set in "oldest $(OLDEST) lowest-direct" "newest $(NEWEST) highest"; do set -- $$set; \
+		echo "$$1: Python $$2"; \
+		$(BIN)/uv venv --quiet --clear --python $$2 .venv-$$1 && \
+		$(BIN)/uv pip install --quiet --python .venv-$$1/bin/python --resolution $$3 \
+			-e '.[$(EXTRAS)]' && \
+		.venv-$$1/bin/python -m pytest -q --numprocesses=2 --dist=loadfile \
+			-m "not (slow or browser or slurm)" || worst=1; \
+	done; exit $$worst
 
 lint: venv ## Check style and types
 	$(BIN)/ruff check .

@@ -110,11 +110,31 @@ def test_a_seed_fixes_weights_and_batch(spec: str) -> None:
     def first_weights_and_batch() -> list[torch.Tensor]:
         torch.manual_seed(7)
         workload = workloads.make(spec)
-        batch = workload.make_batch(2, CPU, torch.Generator().manual_seed(3))
-        return [*workload.build().parameters(), *batch]
+        inputs, targets = workload.make_batch(2, CPU, torch.Generator().manual_seed(3))
+        named = inputs.values() if isinstance(inputs, dict) else [inputs]
+        return [*workload.build().parameters(), *named, targets]
 
     for one, other in zip(first_weights_and_batch(), first_weights_and_batch(), strict=True):
         assert torch.equal(one, other)
+
+
+def padded_tokens(spec: str, rank: int) -> torch.Tensor:
+    """Return the tokens of the longest text in each step of a rank, to which all are padded."""
+    generator = torch.Generator().manual_seed(rank)
+    inputs, _ = workloads.make(spec).make_batch(16, CPU, generator)
+    return inputs["lengths"].max(0).values.float()
+
+
+def test_bucketing_by_length_takes_the_imbalance_of_padding_away() -> None:
+    shares = []
+    for spec in ("sequences", "sequences:bucketed=1"):
+        ranks = torch.stack([padded_tokens(spec, rank) for rank in range(2)])
+        shares.append(
+            float((ranks.max(0).values - ranks.mean(0)).sum() / ranks.max(0).values.sum())
+        )
+    mixed, bucketed = shares
+    assert mixed > 0.08
+    assert bucketed < mixed / 2
 
 
 def test_language_models_do_not_see_the_future() -> None:

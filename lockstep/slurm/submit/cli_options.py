@@ -43,7 +43,7 @@ def rounded_up(amount: float) -> str:
     return f"{math.ceil(round(amount * 100, 6)) / 100:,.2f}"
 
 
-class BudgetType(click.ParamType[Budget]):
+class BudgetType(click.ParamType):  # type: ignore[type-arg]  # no generic before click 8.4
     """Hours to stay within: `100` in the site's unit, `500nh` node-hours, `100gh` GPU-hours."""
 
     name = "HOURS"
