@@ -229,7 +229,7 @@ MAX_SPLIT = 2
 
 def causes(study: str, series: Sequence[Series]) -> tuple[list[Figure], list[str]]:
     """Return a figure for each of the first series with timed variants, a note on the others."""
-    made = []
+    made: list[Figure] = []
     for curve in series:
         bars = [bar for point in curve.points if (bar := _bar(curve, point))]
         if len(bars) < 2:
