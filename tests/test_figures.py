@@ -1,7 +1,4 @@
-import json
 import re
-import subprocess
-import sys
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -40,20 +37,6 @@ def test_every_study_has_its_figure(specs):
 def test_the_same_data_give_the_same_bytes(specs):
     for spec in specs.values():
         assert draw(spec) == draw(spec)
-
-
-@pytest.mark.slow
-def test_another_process_gives_the_same_bytes(specs):
-    spec = specs["strong-throughput"]
-    code = (
-        "import sys, json; from lockstep.report.page.figures import draw; "
-        "print(draw(json.load(sys.stdin)))"
-    )
-    out = subprocess.run(
-        [sys.executable, "-c", code], input=json.dumps(spec), capture_output=True, text=True,
-        check=True,
-    )  # fmt: skip
-    assert out.stdout.rstrip("\n") == draw(spec).rstrip("\n")
 
 
 def test_a_figure_is_named_for_those_who_do_not_see_it(specs):
@@ -120,12 +103,6 @@ def test_each_curve_of_weak_step_time_has_its_horizontal_and_ten_per_cent(tmp_pa
     assert "+10 %" in texts(draw(spec))
 
 
-def test_the_ideal_of_throughput_passes_through_the_baseline(specs):
-    (series,) = specs["strong-throughput"]["series"]
-    base = series["y"][0]
-    assert series["ideal"] == [[1, base], [2, 2 * base], [4, 4 * base]]
-
-
 def solid_lines(svg):
     """Return how many solid lines of a series' width a figure has."""
     return len(re.findall(r"stroke: var\(--c0[^;]*; stroke-width: 1\.6", svg))
@@ -174,8 +151,6 @@ def test_bandwidth_is_of_the_largest_size_against_message_sizes(specs):
 
 
 def test_a_figure_holds_six_series_and_says_which_it_leaves_out(tmp_path):
-    from data.report_samples import document, record, write
-
     for size in (1, 2):
         cases = {
             f"strong[{i}]": record("strong", size, 0.1, factors={"workload": "mlp", "i": i})

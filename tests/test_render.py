@@ -114,15 +114,16 @@ def test_the_strong_table_by_hand(tmp_path):
     assert table["note"] == "Ratios are relative to 1 rank at 640 images/s."
 
 
-def test_a_baseline_without_repeat_is_said(tmp_path):
-    table = section(data_of(strong_tree(tmp_path, {1: (0.1,), 2: (0.06,)})), "strong")["tables"][0]
-    assert table["note"].endswith("No repeat: no interval.")
-
-
-def test_launches_equal_to_the_last_digit_are_said(tmp_path):
-    data = data_of(strong_tree(tmp_path, {1: (0.1, 0.1), 2: (0.06, 0.06)}))
-    table = section(data, "strong")["tables"][0]
-    assert table["note"].endswith("equal to the last digit: no spread is known.")
+@pytest.mark.parametrize(
+    ("steps", "note"),
+    [
+        ({1: (0.1,), 2: (0.06,)}, "No repeat: no interval."),
+        ({1: (0.1, 0.1), 2: (0.06, 0.06)}, "equal to the last digit: no spread is known."),
+    ],
+)
+def test_why_an_interval_is_missing_is_said(tmp_path, steps, note):
+    table = section(data_of(strong_tree(tmp_path, steps)), "strong")["tables"][0]
+    assert table["note"].endswith(note)
 
 
 @pytest.mark.parametrize(
@@ -143,11 +144,8 @@ def test_a_headline_is_of_the_largest_good_size_and_tells_the_loss_where_it_begi
 ):
     (series,) = series_of(load([strong_tree(tmp_path, steps)]).rows)
     found = headline.judge(series, threshold)
-    assert (found.kind, found.point.world_size, found.loss_point.world_size) == (
-        kind,
-        size,
-        told_at,
-    )
+    sizes = found.point.world_size, found.loss_point.world_size
+    assert (found.kind, *sizes) == (kind, size, told_at)
 
 
 @pytest.mark.parametrize(
@@ -247,17 +245,6 @@ def test_the_sections_stand_in_the_order_of_the_page(full):
     ]  # fmt: skip
 
 
-def test_a_panel_without_input_is_absent(tmp_path):
-    data = data_of(strong_tree(tmp_path))
-    assert [part["id"] for part in data["sections"]] == [
-        "strong",
-        "method",
-        "twelve-rules",
-        "provenance",
-    ]
-    assert "Precision" not in html(data)
-
-
 def test_weak_points_show_the_time_ratio(full):
     table, costs = section(full, "weak")["tables"]
     assert cells(costs)[-1]["Time ratio"] == f"{4**-0.1:.2f}"
@@ -335,14 +322,6 @@ def test_the_loader_names_its_knee_and_what_had_no_effect(tmp_path):
         "prefetch_factor. Without effect in 2 of 4 settings, since there is no GPU to copy to: "
         "pin_memory."
     )
-
-
-def test_one_number_of_workers_has_no_knee(tmp_path):
-    cases = {"a": loader_case(2, True, 0.01), "b": loader_case(2, False, 0.01)}
-    write(tmp_path, document("w1-r0", 1, cases))
-    part = section(data_of(tmp_path), "loader")
-    assert part["lead"] == []
-    assert "Without effect" not in part["tables"][0]["note"]
 
 
 def test_main_effects_by_hand(full):
@@ -439,24 +418,14 @@ def test_what_was_expected_and_is_not_there_is_a_gap(tmp_path):
     assert data["next"].startswith("Mend what the check calls an error, first ")
 
 
-def test_a_report_of_nothing_but_failures_is_still_made(tmp_path):
-    failed = [{"case": "a", "reason": "out of memory"}]
-    write(tmp_path, document("w1-r0", 1, {}, expected=["a"], failed=failed, complete=False))
-    assert "out of memory" in html(data_of(tmp_path))
-
-
-def test_cpus_bring_the_band_and_rank_hours(tmp_path):
+def test_cpus_bring_the_band_and_rank_hours(tmp_path, full):
+    assert full["band"] is None
     data = data_of(full_tree(tmp_path, device="cpu"))
     assert data["band"] == CPU_BAND
     text = html(data)
     assert CPU_BAND in text
     assert "Rank-hours" in text
     assert "GPU-hours" not in text
-
-
-def test_gpus_have_no_band(full, full_html):
-    assert full["band"] is None
-    assert 'class="band"' not in full_html
 
 
 @pytest.mark.parametrize(
@@ -471,11 +440,6 @@ def test_gpus_have_no_band(full, full_html):
 )
 def test_the_next_step_follows_from_the_data(tmp_path, steps, sentence):
     assert sentence in data_of(strong_tree(tmp_path, steps))["next"]
-
-
-def test_the_method_says_where_an_interval_has_its_centre(full):
-    lead = " ".join(section(full, "method")["lead"])
-    assert "centred on the geometric mean of the launches, while a point is their median" in lead
 
 
 def test_facts_that_differ_between_launches_name_the_launches(tmp_path):
@@ -526,40 +490,26 @@ def imported(tmp_path):
     return tmp_path / "imp"
 
 
-def test_cited_and_target_tables_carry_their_label_everywhere(imported):
+def test_tables_of_times_name_their_baseline_and_fixed_epochs_are_neither_scaling(imported):
     data = data_of(imported)
-    assert data["title"] == "Scaling numbers, cited and target, not measured here"
+    (cited,), (target,) = (section(data, key)["tables"] for key in ("cited", "target"))
+    assert "neither strong nor weak scaling" in cited["note"]
+    row = cells(cited)[1]
+    percents = row["Efficiency %"], row["Weak view %"]
+    assert (row["Step time ms"], *percents) == ("4.49", "87.4", "87.4")
+    assert "relative to 1 device at 12 h a run" in target["note"]
+    assert [row["GPU-hours"] for row in cells(target)] == ["12", "13"]
+
+
+def test_cited_and_target_tables_carry_their_label_everywhere(imported, tmp_path):
+    data = data_of(strong_tree(tmp_path / "tree"), imported)
+    assert data["title"].endswith("(measured, with cited and target numbers)")
     text = html(data)
     for origin, label in (("cited", "cited, not measured"), ("target", "target")):
         block = text[text.index(f'<section id="{origin}"') :]
         block = block[: block.index("</section>")]
         # Once beside the heading and once beside each table.
         assert block.count(f'<span class="origin">{label}</span>') == 1 + block.count("<table")
-
-
-def test_fixed_epochs_are_said_to_be_neither(imported):
-    (table,) = section(data_of(imported), "cited")["tables"]
-    assert "neither strong nor weak scaling" in table["note"]
-    row = cells(table)[1]
-    assert (row["Step time ms"], row["Efficiency %"], row["Weak view %"]) == (
-        "4.49",
-        "87.4",
-        "87.4",
-    )
-
-
-def test_the_baseline_of_a_table_of_times_is_its_time(imported):
-    (table,) = section(data_of(imported), "target")["tables"]
-    assert "relative to 1 device at 12 h a run" in table["note"]
-    assert [row["GPU-hours"] for row in cells(table)] == ["12", "13"]
-
-
-def test_measured_and_cited_share_a_page_and_no_section(imported, tmp_path):
-    data = data_of(strong_tree(tmp_path / "tree"), imported)
-    assert "with cited and target numbers" in data["title"]
-    origins = {part["id"]: part["origin"] for part in data["sections"]}
-    assert origins["strong"] == "measured"
-    assert origins["cited"] == "cited"
 
 
 # Data to HTML
@@ -648,37 +598,17 @@ def test_a_normal_campaign_stays_small_and_known(full, full_html):
     assert html(full) == full_html
 
 
-# Numbers
-
-
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [(None, "\u2013"), (0, "0"), (1, "1.00"), (9.999, "10.0"), (999.9, "1000"),
-     (12.34, "12.3"), (123.4, "123"),
-     (1234, "1230"), (12345, "12\u202f300"), (0.001234, "0.00123"), (1e-9, "1.00e-09"),
-     (-5.5, "-5.50")],
+    ("write_number", "value", "text"),
+    [
+        *((formats.number, *known) for known in (
+            (None, "\u2013"), (0, "0"), (1, "1.00"), (9.999, "10.0"), (999.9, "1000"),
+            (1234, "1230"), (12345, "12\u202f300"), (0.001234, "0.00123"), (1e-9, "1.00e-09"),
+            (-5.5, "-5.50"),
+        )),
+        *((formats.trimmed, *known) for known in ((12.0, "12"), (0.31, "0.31"), (None, "\u2013"))),
+        *((formats.size_of, *known) for known in ((8, "8 B"), (3 << 20, "3 MiB"))),
+    ],
 )  # fmt: skip
-def test_three_significant_digits(value, text):
-    assert formats.number(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(12.0, "12"), (0.31, "0.31"), (100.0, "100"), (None, "\u2013")]
-)
-def test_trimmed_numbers(value, text):
-    assert formats.trimmed(value) == text
-
-
-@pytest.mark.parametrize(
-    ("size", "text"), [(8, "8 B"), (1024, "1 KiB"), (3 << 20, "3 MiB"), (1 << 31, "2 GiB")]
-)
-def test_message_sizes(size, text):
-    assert formats.size_of(size) == text
-
-
-@pytest.mark.parametrize(
-    ("count", "noun", "text"),
-    [(1, "rank", "1 rank"), (2, "launch", "2 launches"), (0, "gap", "0 gaps")],
-)
-def test_counts(count, noun, text):
-    assert formats.counted(count, noun) == text
+def test_numbers_are_written_with_three_digits(write_number, value, text):
+    assert write_number(value) == text

@@ -90,12 +90,6 @@ def test_the_statistic_is_scipys_with_stephens_factor(count):
     assert anderson_darling(values) == pytest.approx(expected)
 
 
-def test_normal_noise_is_called_normal_nineteen_times_in_twenty():
-    draw = np.random.default_rng(5)
-    over = sum(anderson_darling(list(draw.standard_normal(30))) > 0.752 for _ in range(1000))
-    assert 30 <= over <= 72
-
-
 def test_the_panel_stands_after_the_method_with_its_counts(tmp_path):
     results = load([full_tree(tmp_path)])
     series = series_of(results.rows)

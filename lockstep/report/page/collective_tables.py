@@ -74,10 +74,11 @@ def _bandwidth_figure(sweeps: Mapping[str, Sweep], ranks: int, wire: float | Non
             curve["x"].append(size)
             curve["y"].append(value)
             # The bandwidths of the ends of the time's interval, the lower first.
-            ends, step_s = point.step_interval, point.step_s
-            known = ends is not None and step_s is not None
-            curve["intervals"].append([value * step_s / ends[1], value * step_s / ends[0]]
-                                      if known else None)  # fmt: skip
+            low_s, high_s = point.step_interval or (0.0, 0.0)
+            both = [value * point.step_s / end_s for end_s in (high_s, low_s)] if (
+                point.step_interval and point.step_s
+            ) else None  # fmt: skip
+            curve["intervals"].append(both)
         fit = links.fit_points(points[0][1].rows[0].workload, points)
         if fit and len(curve["x"]) > 1:
             factor = metrics.busbw_factor(points[0][1].rows[0].workload, ranks) or 1.0
@@ -181,7 +182,7 @@ def _operation_tables(ordered: Mapping[Key, Sweep]) -> list[Table]:
             [[str(ranks), *(number(own.get(s)) for s in sizes)] for ranks, own in rates.items()],
             group="Bandwidth by message size", finding=f"{name} to {number(best)} GB/s",
         ))  # fmt: skip
-        columns = {
+        columns: dict[str, parts.Cell] = {
             **parts.cells("Ranks"),
             "Message": lambda p: formats.size_of(message_bytes(p)),
             **parts.cells("Launches"),

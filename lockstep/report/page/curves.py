@@ -229,7 +229,7 @@ MAX_SPLIT = 2
 
 def causes(study: str, series: Sequence[Series]) -> tuple[list[Figure], list[str]]:
     """Return a figure for each of the first series with timed variants, a note on the others."""
-    made = []
+    made: list[Figure] = []
     for curve in series:
         bars = [bar for point in curve.points if (bar := _bar(curve, point))]
         if len(bars) < 2:
@@ -290,7 +290,7 @@ def _caption(series: Series) -> str:
 
 def _scaling_table(series: Series, threshold: float) -> Table:
     on_one = {row.num_nodes for point in series.points for row in point.rows} == {1}
-    columns = {
+    columns: dict[str, parts.Cell] = {
         **parts.cells("Ranks", *([] if on_one else ["Nodes"]), "Launches", "Step time (ms)"),
         **parts.cells("95 % interval (ms)"),
         f"Throughput ({series.row.sample_unit}/s)": lambda p: number(p.throughput_samples_per_s),
@@ -342,7 +342,7 @@ def _cost_table(series: Series, hours: str) -> Table:
         known = [joules for row in point.rows if (joules := quantities.joules_per_sample(row))]
         return number(median(known) * parts.KILO if known else None)
 
-    columns = {
+    columns: dict[str, parts.Cell] = {
         **parts.cells("Ranks"),
         "Local batch" if strong else "Global batch": batch,
         **parts.cells("Time ratio"),

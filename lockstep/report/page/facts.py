@@ -289,9 +289,9 @@ def _fact(name: str, value: object) -> str:
         counts = value.get("transports")
         links = counts.items() if isinstance(counts, Mapping) else ()
         return listed((f"{kind}: {count} links" for kind, count in links), 8)
-    # A command is read, and copied, with its spaces.
-    is_command = name == "command" and isinstance(value, list)
-    return " ".join(map(str, value)) if is_command else _cell(value)  # type: ignore[call-overload]
+    if name == "command" and isinstance(value, list):  # it is read, and copied, with its spaces
+        return " ".join(map(str, value))
+    return _cell(value)
 
 
 def _cell(value: object) -> str:

@@ -171,9 +171,11 @@ def _percent_mark(value: float) -> str:
     return f"{100 * value:g}"
 
 
-def _round_marks(axis: Any, text: Callable[[float], str] = formats.trimmed) -> None:
+def _round_marks(
+    axis: Any, text: Callable[[float], str] = formats.trimmed, integer: bool = False
+) -> None:
     """Put about five round values on a linear axis."""
-    axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+    axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=integer))
     axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
 
 
@@ -308,7 +310,7 @@ def _not_measured(axes: Axes, spec: Spec, high: float) -> None:
     styles: dict[str, Any] = {
         "ideal": IDEAL, "limit": LIMIT, "fit": MODEL, "model": MODEL | HOLLOW | {"marker": "o"},
     }  # fmt: skip
-    names = {"ideal": "ideal", "model": "by the rule, predicted"} | spec
+    names = {"ideal": "ideal", "model": "by the rule, predicted", **spec}
     for name, style in styles.items():
         if any(series.get(name) for series in spec["series"]):
             axes.plot([], [], color=INK, **style, label=names[name])
@@ -378,8 +380,7 @@ def bands(spec: Spec, source: str) -> Canvas:
     axes.set_xlim(left=0)
     axes.set_xlabel(spec["xlabel"])
     _round_marks(axes.yaxis, _percent_mark if spec["percent"] else formats.trimmed)
-    _round_marks(axes.xaxis)
-    axes.xaxis.get_major_locator().set_params(integer=spec["whole"])
+    _round_marks(axes.xaxis, integer=spec["whole"])
     return _finish(figure, spec, source, CURVE_IN, marks)
 
 

@@ -115,7 +115,7 @@ def _category_table(study: str, members: Sequence[Member], world_size: int) -> T
     columns[f"Throughput ({first.row.sample_unit}/s)"] = lambda p: number(
         p.throughput_samples_per_s
     )
-    behind = {
+    behind: dict[str, parts.Cell] = {
         "Step waits (%)": lambda p: parts.share(p.rows, "loader_idle"),
         "First all-reduce (ms)": _first_reduce,
         **parts.cells("Memory (GB)", parts.FLAGS),
