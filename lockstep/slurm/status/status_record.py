@@ -562,7 +562,6 @@ def _ages(
 
 Quantity = Literal["parallel_efficiency", "speedup", "throughput", "step_s", "time_s",
                    "device_hours"]  # fmt: skip
-Meets = Literal["pending", "met", "below", "above", "blocked"]
 # In a campaign's folder, what is expected of it where no file is named.
 USUAL = ("expected.json", "expected.targets.toml", "expected.csv")
 
@@ -586,21 +585,6 @@ class Expected:
     high: float | None = None
     case: str | None = None
     scaling: str | None = None
-
-    def meets(self, measured: float | None) -> Meets | None:
-        """Return how a measured value lies to the limits; None where there are none."""
-        if measured is None:
-            return "pending"
-        if self.low is not None and measured < self.low:
-            return "below"
-        if self.high is not None and measured > self.high:
-            return "above"
-        return None if self.low is None and self.high is None else "met"
-
-    def deviation(self, measured: float | None) -> float | None:
-        """Return measured over expected, less 1; of a mere limit, over that."""
-        known = next((x for x in (self.value, self.low, self.high) if x), None)
-        return measured / known - 1 if measured is not None and known else None
 
 
 def read_expectation(path: Path) -> list[Expected]:
@@ -704,12 +688,26 @@ def compare_expected(
             at = next((point for point in points if point.world_size == one.world_size), None)
             found = values(own, at)[one.quantity] if own and at else None
             rules = at.blocked_by if at else []
+            known = next((x for x in (one.value, one.low, one.high) if x), None)
             row = {"series": own.name if own else one.case, "measured": found,
                    "sample_unit": (own and own.row.sample_unit) or "samples", "blocked_by": rules,
-                   "deviation": one.deviation(found),
-                   "meets": "blocked" if rules else one.meets(found)}  # fmt: skip
+                   # measured over expected, less 1; of a mere limit, over that
+                   "deviation": found / known - 1 if found is not None and known else None,
+                   "meets": "blocked" if rules else _meets(one, found)}  # fmt: skip
             rows.append(asdict(one) | row)
     return sorted(rows, key=lambda row: (str(row["series"]), row["world_size"]))
+
+
+def _meets(expected: Expected, measured: float | None) -> str | None:
+    """Return how a measured value lies to the limits; None where there are none."""
+    low, high = expected.low, expected.high
+    if measured is None:
+        return "pending"
+    if low is not None and measured < low:
+        return "below"
+    if high is not None and measured > high:
+        return "above"
+    return None if low is None and high is None else "met"
 
 
 def waiting_above(
