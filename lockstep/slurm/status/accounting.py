@@ -57,7 +57,7 @@ def read(text: str) -> dict[str, Account]:
             steps.setdefault(job_id, []).append(row)
         elif job_id:
             jobs[job_id] = row
-    accounts = {}
+    accounts: dict[str, Account] = {}
     for job_id, row in jobs.items():
         array_id, _, elements = job_id.partition("_")
         names = [job_id]
