@@ -277,6 +277,20 @@ MEANINGS = {
     "LOST": "neither squeue nor sacct knows it, and it left no record of its end",
     "unknown": "Slurm gave no answer about it; ask again later",
 }
+# state -> how a summary of an array calls the elements in it
+SHORT = {
+    "COMPLETED": "done",
+    "RUNNING": "run",
+    "STALLED": "stalled",
+    "COMPLETING": "end",
+    "PENDING": "wait",
+    "CANCELLED": "cancelled",
+    "FAILED": "failed",
+    "TIMEOUT": "over time",
+    "OUT_OF_MEMORY": "out of memory",
+    "NODE_FAIL": "lost a node",
+    "PREEMPTED": "preempted",
+}
 NEVER_SATISFIED = "DependencyNeverSatisfied"
 # Why a job waits that Slurm may have planned already: of any other it knows no start.
 IN_LINE = ("None", "Priority", "Resources")
@@ -295,7 +309,7 @@ REASONS = {
     "lower world_sizes or change partition",
     "PartitionTimeLimit": "for ever: its time is over the partition's limit; lower time",
     "ReqNodeNotAvail": "until its nodes are back: they are down, drained or reserved; lockstep "
-    "nodes says which and why",
+    "slurm nodes says which and why",
     "Nodes_required_for_job_are_DOWN": "until its nodes are back: they are down, drained or kept "
     "for jobs of a higher priority; lockstep slurm nodes says which and why",
     "NodeDown": "until its nodes are back: they are down",

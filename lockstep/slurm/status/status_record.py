@@ -40,20 +40,6 @@ INVENTORY = "inventory.json"
 INVENTORY_S = 3600.0
 # A thousand elements or launches are counted; so many of those that need a look are named.
 MAX_NAMED = 8
-# state -> how a summary of an array calls the elements in it
-SHORT = {
-    "COMPLETED": "done",
-    "RUNNING": "run",
-    "STALLED": "stalled",
-    "COMPLETING": "end",
-    "PENDING": "wait",
-    "CANCELLED": "cancelled",
-    "FAILED": "failed",
-    "TIMEOUT": "over time",
-    "OUT_OF_MEMORY": "out of memory",
-    "NODE_FAIL": "lost a node",
-    "PREEMPTED": "preempted",
-}
 # The state that an array has as a whole is the first of these that an element is in.
 ORDER = ("STALLED", "RUNNING", "COMPLETING", "PENDING", "unknown", "LOST")
 # What a site file says of a job's place, and what a launch noted of its software and its links: key
@@ -365,7 +351,9 @@ def _headline(row: Mapping[str, Any]) -> str:
 
 def elements(row: Mapping[str, Any]) -> str:
     """Return how many elements of an array are in which state."""
-    return ", ".join(f"{count} {SHORT.get(name, name)}" for name, count in row["elements"].items())
+    return ", ".join(
+        f"{count} {slurm.SHORT.get(name, name)}" for name, count in row["elements"].items()
+    )
 
 
 def whose(row: Mapping[str, Any]) -> str:
