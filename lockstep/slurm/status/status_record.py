@@ -601,11 +601,11 @@ def _of_targets(given: targets.Targets) -> Iterator[Expected]:
         scale = TIME_UNITS.get(unit, float(reference.world_size) if is_per_rank else 1.0)
         value = reference.value * scale
         quantity: Quantity = "step_s" if unit in TIME_UNITS else "throughput"
-        least, most = (
+        lower, upper = (
             None if limit is None else value * (1 + limit)
             for limit in (reference.lower, reference.upper)
         )
-        yield Expected(reference.world_size, quantity, value, least, most, reference.case)
+        yield Expected(reference.world_size, quantity, value, lower, upper, reference.case)
 
 
 def _of_prediction(record: Any, path: Path) -> Iterator[Expected]:
