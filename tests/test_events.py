@@ -290,11 +290,10 @@ def _write_event(folder, status, code):
 
 def test_an_event_does_not_end_a_job_that_squeue_still_holds(results, monkeypatch):
     _write_event(results.path, "FAILED", 1)
-    running = client.State("RUNNING")
-    held = client.Queued("17", "17", None, running, 1, "lockstep:ladder-17", "", "me")
+    held = client.queued(job_id="17", state="RUNNING", comment="lockstep:ladder-17", user="me")
     monkeypatch.setattr(client, "queue", lambda *_: {"17": held})
     monkeypatch.setattr(accounting, "ask", lambda _: {})
-    assert Board(results).look().jobs[0].state == running
+    assert Board(results).look().jobs[0].state.name == "RUNNING"
 
 
 @pytest.mark.parametrize(

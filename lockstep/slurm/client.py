@@ -12,11 +12,12 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
 from lockstep.core import files, processes
-from lockstep.core.formats import listed, one_line
+from lockstep.core.formats import listed, one_line, parse_duration
 
 SITE = "in the site file"
 CAMPAIGN = "in the campaign file"
@@ -224,6 +225,9 @@ COLUMNS = {
     "comment": "%k",
     "command": "%o",
 }
+# Those that are taken as they are.
+PLAIN = ("job_id", "name", "user", "raw_id", "comment", "command", "partition", "nodes")
+_DEPENDENCY = re.compile(r"(after\w*|singleton)(?::([0-9]+(?:_[0-9*]+)?))?", re.ASCII)
 QUEUE_COLUMNS = ("job_id", "raw_id", "state", "reason", "submitted", "user", "comment", "command")
 CLUSTER = re.compile(r"[\w.-]+")  # name of one
 MAX_DIGITS = 18  # of a number in Slurm's text; a longer one is not read
@@ -273,6 +277,20 @@ MEANINGS = {
     "LOST": "neither squeue nor sacct knows it, and it left no record of its end",
     "unknown": "Slurm gave no answer about it; ask again later",
 }
+# state -> how a summary of an array calls the elements in it
+SHORT = {
+    "COMPLETED": "done",
+    "RUNNING": "run",
+    "STALLED": "stalled",
+    "COMPLETING": "end",
+    "PENDING": "wait",
+    "CANCELLED": "cancelled",
+    "FAILED": "failed",
+    "TIMEOUT": "over time",
+    "OUT_OF_MEMORY": "out of memory",
+    "NODE_FAIL": "lost a node",
+    "PREEMPTED": "preempted",
+}
 NEVER_SATISFIED = "DependencyNeverSatisfied"
 # Why a job waits that Slurm may have planned already: of any other it knows no start.
 IN_LINE = ("None", "Priority", "Resources")
@@ -291,7 +309,7 @@ REASONS = {
     "lower world_sizes or change partition",
     "PartitionTimeLimit": "for ever: its time is over the partition's limit; lower time",
     "ReqNodeNotAvail": "until its nodes are back: they are down, drained or reserved; lockstep "
-    "nodes says which and why",
+    "slurm nodes says which and why",
     "Nodes_required_for_job_are_DOWN": "until its nodes are back: they are down, drained or kept "
     "for jobs of a higher priority; lockstep slurm nodes says which and why",
     "NodeDown": "until its nodes are back: they are down",
@@ -462,7 +480,7 @@ def sbatch(script: Path, comment: str, *options: str) -> Taken:
         with suppress(RuntimeError):
             for job in queue([own_name()]).values():
                 if job.comment == comment and job.state != refused:
-                    return Taken(job.job_id)
+                    return Taken(job.array_id)
         raise
 
 
@@ -498,25 +516,51 @@ def scancel(job_ids: Iterable[str], *, only_waiting: bool = False) -> None:
 
 @dataclass(frozen=True)
 class Queued:
-    """A job, or elements of an array, that Slurm still holds.
+    """A job, or elements of an array, that Slurm still holds; None for what it does not say.
 
     Attributes:
-        job_id: Its id; of an array, the id that its elements share.
+        job_id: Its id as squeue spells it: `7`, `7_3`, or `7_[4-9%2]` for elements that wait.
+        state: Its state, with the reason for which it waits.
         raw_id: The id that the job itself sees as SLURM_JOB_ID.
         elements: Which elements of an array; None for a job of its own.
-        submitted: When it was submitted, in seconds of the epoch.
         comment: What sbatch was given to find it by.
         command: The path of its script, and what that was given.
+        partition: Where it runs or is to run; several with commas between.
+        nodes: As Slurm writes them, such as `n[1-3]`.
+        limit_s: Its time limit; None without one.
+        submitted: When it was sent, in seconds of the epoch.
+        starts: When it began; for one that waits, when Slurm expects to start it.
+        waits_for: (how, job id) of what it waits for, such as `("afterok", "12")`.
+        priority: Slurm's number, by which the waiting jobs are ordered.
     """
 
     job_id: str
+    name: str
+    user: str
+    state: State
     raw_id: str
     elements: tuple[int, ...] | None
-    state: State
-    submitted: int | None
     comment: str
     command: str
-    user: str
+    partition: str
+    num_nodes: int | None
+    nodes: str
+    elapsed_s: float | None
+    limit_s: float | None
+    submitted: int | None
+    starts: int | None
+    waits_for: tuple[tuple[str, str], ...]
+    priority: int | None
+
+    @property
+    def array_id(self) -> str:
+        """Its id; of an array, the id that its elements share."""
+        return self.job_id.partition("_")[0]
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it has not begun."""
+        return self.state.name == "PENDING"
 
 
 def own_name() -> str:
@@ -532,42 +576,55 @@ def name_of(uid: int) -> str:
         return str(uid)
 
 
-def squeue(columns: Iterable[str], *selection: str) -> list[dict[str, str]]:
-    """Return a row for each line of squeue: column of `COLUMNS` -> its text.
-
-    The last column may hold any character.
-    """
+def squeue(columns: Iterable[str], *selection: str) -> list[Queued]:
+    """Return what squeue says of jobs, by columns of `COLUMNS`; the last may hold any character."""
     names = tuple(columns)
     wanted = "|".join(COLUMNS[name] for name in names)
     listing = ask("squeue", *selection, "--noheader", f"--format={wanted}")
     rows = [line.split("|", len(names) - 1) for line in listing.splitlines() if line.strip()]
-    whole = [row for row in rows if len(row) >= len(names) - 1]
-    return [dict(zip(names, [*row, ""], strict=False)) for row in whole]
+    whole = [[*row, ""] for row in rows if len(row) >= len(names) - 1]
+    return [queued(**dict(zip(names, row, strict=False))) for row in whole]
+
+
+def queued(**texts: str) -> Queued:
+    """Return a job by squeue's text of some columns."""
+    text = dict.fromkeys(COLUMNS, "") | texts
+    element = text["job_id"].partition("_")[2]
+    return Queued(
+        **{name: text[name] for name in PLAIN},
+        state=State(text["state"], text["reason"]),
+        elements=tuple(numbers(element)) if element else None,
+        num_nodes=count(text["num_nodes"].partition("-")[0]),
+        elapsed_s=parse_duration(text["elapsed"]),
+        limit_s=parse_duration(text["limit"]),
+        submitted=instant(text["submitted"]),
+        starts=instant(text["starts"]),
+        waits_for=tuple(_DEPENDENCY.findall(text["waits_for"])),
+        priority=count(text["priority"]),
+    )
 
 
 def queue(users: Iterable[str] = ()) -> dict[str, Queued]:
-    """Return the jobs that Slurm still holds, some of which may just have ended.
-
-    The keys are squeue's own: `7`, `7_3`, or `7_[4-9%2]` for elements that wait.
+    """Return job id, as squeue spells it, -> the job, of which some may just have ended.
 
     Args:
         users: Whose jobs; everybody's where none is named. Of one user Slurm finds them quickly.
     """
     whose = [f"--user={','.join(users)}"] if users else []
-    jobs = {}
-    for row in squeue(QUEUE_COLUMNS, *whose, "--states=all"):
-        job_id, _, element = row["job_id"].partition("_")
-        jobs[row["job_id"]] = Queued(
-            job_id,
-            row["raw_id"],
-            tuple(numbers(element)) if element else None,
-            State(row["state"], row["reason"]),
-            count(row["submitted"]),
-            row["comment"],
-            row["command"],
-            row["user"],
-        )
-    return jobs
+    return {job.job_id: job for job in squeue(QUEUE_COLUMNS, *whose, "--states=all")}
+
+
+def instant(text: str) -> int | None:
+    """Return a time in seconds of the epoch; None for `Unknown`, `None` and the like.
+
+    Slurm writes a date where it was not asked for seconds, in the time zone of the machine.
+    """
+    if text.isdecimal():
+        return count(text) or None
+    try:
+        return int(datetime.strptime(text, "%Y-%m-%dT%H:%M:%S").timestamp())
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def count(text: str | None) -> int | None:

@@ -54,7 +54,7 @@ def jobs(user: str | None, ended: float | None, *, as_json: bool) -> None:
     over = held.lately(whose, ended) if ended else {}
     over = {job_id: account for job_id, account in over.items() if job_id not in shown}
     if as_json:
-        _print_json(jobs=[job.facts() for job in found], ended=over)
+        _print_json(jobs=[held.facts(job) for job in found], ended=over)
         return
     for job in found:
         click.echo(held.job_line(job))
@@ -64,7 +64,7 @@ def jobs(user: str | None, ended: float | None, *, as_json: bool) -> None:
         click.echo(f"No job of {whose} is waiting or running; --ended 24 shows those of a day.")
     waiting = next((job for job in found if job.is_waiting), None)
     if waiting is not None:
-        click.echo(f"Next: lockstep slurm why {waiting.job_id.partition('_')[0]}")
+        click.echo(f"Next: lockstep slurm why {waiting.array_id}")
 
 
 @click.command()
@@ -106,7 +106,7 @@ def why(job: str, *, as_json: bool) -> None:
     if found:
         waits = [(one, held.wait(one) if one.is_waiting else None) for one in found]
         if as_json:
-            _print_json(jobs=[one.facts() | {"wait": wait} for one, wait in waits])
+            _print_json(jobs=[held.facts(one) | {"wait": wait} for one, wait in waits])
             return
         for one, wait in waits:
             lines = [held.job_line(one)] if wait is None else held.wait_lines(one, wait)

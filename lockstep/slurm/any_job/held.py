@@ -5,14 +5,12 @@ import re
 import signal
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
 
-from lockstep.core.formats import DASH, clock, in_words, parse_duration, size_of
+from lockstep.core.formats import DASH, clock, in_words, size_of
 from lockstep.slurm import client as slurm
-from lockstep.slurm.client import ENDED, FailedError, State
+from lockstep.slurm.client import ENDED, FailedError, Queued
 from lockstep.slurm.status import accounting
-from lockstep.slurm.status.accounting import instant
 from lockstep.slurm.status.causes import NEAR
 
 COLUMNS = (
@@ -64,51 +62,14 @@ MARGIN = 1.25
 SMALL_BYTES = 2 * 1024**3
 SMALL_S = 600
 _JOB = re.compile(r"([0-9]{1,12})(?:_([0-9]{1,7}))?", re.ASCII)
-_DEPENDENCY = re.compile(r"(after\w*|singleton)(?::([0-9]+(?:_[0-9*]+)?))?", re.ASCII)
 
 
-@dataclass(frozen=True)
-class Held:
-    """A job, or elements of an array, as squeue shows it.
-
-    Attributes:
-        job_id: Its id as squeue spells it: `7`, `7_3`, or `7_[4-9%2]` for elements that wait.
-        state: Its state, with the reason for which it waits.
-        partition: Where it runs or is to run; several with commas between.
-        limit_s: Its time limit; None without one.
-        submitted: When it was sent, in seconds of the epoch.
-        starts: When it began; for one that waits, when Slurm expects to start it.
-        waits_for: (how, job id) of what it waits for, such as `("afterok", "12")`.
-        priority: Slurm's number, by which the waiting jobs are ordered.
-    """
-
-    job_id: str
-    name: str
-    user: str
-    state: State
-    partition: str
-    num_nodes: int | None
-    nodes: str
-    elapsed_s: float | None
-    limit_s: float | None
-    submitted: int | None
-    starts: int | None
-    waits_for: tuple[tuple[str, str], ...]
-    priority: int | None
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether it has not begun."""
-        return self.state.name == "PENDING"
-
-    @property
-    def meaning(self) -> str:
-        """What its state means."""
-        return self.state.meaning.replace("{id}", self.job_id)
-
-    def facts(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        return asdict(self) | {"state": self.state.name, "reason": self.state.reason}
+def facts(job: Queued) -> dict[str, Any]:
+    """Return a job as JSON has it."""
+    names = ("job_id", "name", "user", "state", "partition", "num_nodes", "nodes", "elapsed_s",
+             "limit_s", "submitted", "starts", "waits_for", "priority")  # fmt: skip
+    own = {name: getattr(job, name) for name in names}
+    return own | {"state": job.state.name, "reason": job.state.reason}
 
 
 def is_id(text: str) -> bool:
@@ -130,45 +91,24 @@ def checked(job_id: str) -> str:
     return job_id
 
 
-def of_user(user: str) -> list[Held]:
+def of_user(user: str) -> list[Queued]:
     """Return a user's jobs, those that run first, then by the expected start."""
-    jobs = _ask(f"--user={user}")
+    jobs = slurm.squeue(COLUMNS, f"--user={user}")
     far = max((job.starts or 0 for job in jobs), default=0) + 1
     return sorted(jobs, key=lambda job: (job.is_waiting, job.starts or far))
 
 
-def of_job(job_id: str) -> list[Held]:
+def of_job(job_id: str) -> list[Queued]:
     """Return what squeue holds of a job, of an array its elements; nothing once it forgot it."""
     try:
-        return _ask(f"--jobs={job_id}")
+        return slurm.squeue(COLUMNS, f"--jobs={job_id}")
     except FailedError as error:
         if "Invalid job id" in error.stderr:  # it ended more than MinJobAge ago, or never was
             return []
         raise
 
 
-def _ask(*selection: str) -> list[Held]:
-    return [
-        Held(
-            job_id=row["job_id"],
-            name=row["name"],
-            user=row["user"],
-            state=State(row["state"], row["reason"]),
-            partition=row["partition"],
-            num_nodes=slurm.count(row["num_nodes"].partition("-")[0]),
-            nodes=row["nodes"],
-            elapsed_s=parse_duration(row["elapsed"]),
-            limit_s=parse_duration(row["limit"]),
-            submitted=instant(row["submitted"]),
-            starts=instant(row["starts"]),
-            waits_for=tuple(_DEPENDENCY.findall(row["waits_for"])),
-            priority=slurm.count(row["priority"]),
-        )
-        for row in slurm.squeue(COLUMNS, *selection)
-    ]
-
-
-def wait(job: Held) -> dict[str, Any]:
+def wait(job: Queued) -> dict[str, Any]:
     """Ask why a waiting job does not run yet.
 
     Returns:
@@ -178,10 +118,9 @@ def wait(job: Held) -> dict[str, Any]:
     """
     factors, num_ahead = None, None
     wanted = "|".join(f"%{letter}" for letter in FACTORS)
-    single = job.job_id.partition("_")[0]
     # priority/basic has no factors, and some centres forbid the question.
     try:
-        text = slurm.ask("sprio", "--noheader", f"--jobs={single}", f"--format={wanted}")
+        text = slurm.ask("sprio", "--noheader", f"--jobs={job.array_id}", f"--format={wanted}")
         rows = [line.replace(" ", "").split("|") for line in text.splitlines()]
     except RuntimeError:
         rows = []
@@ -196,9 +135,8 @@ def wait(job: Held) -> dict[str, Any]:
         except RuntimeError:
             others = None
         if others is not None:
-            in_line = [row for row in others if row["reason"] in slurm.IN_LINE]
-            higher = [slurm.count(row["priority"]) or 0 for row in in_line]
-            num_ahead = sum(priority > (job.priority or 0) for priority in higher)
+            in_line = [other for other in others if other.state.reason in slurm.IN_LINE]
+            num_ahead = sum((other.priority or 0) > (job.priority or 0) for other in in_line)
     return {"factors": factors, "num_ahead": num_ahead}
 
 
@@ -232,7 +170,7 @@ def reason_of_end(job_id: str, state: str) -> str | None:
     if state != "CANCELLED":
         return None
     try:
-        jobs = _ask(f"--jobs={job_id}", "--states=all")
+        jobs = slurm.squeue(COLUMNS, f"--jobs={job_id}", "--states=all")
     except RuntimeError:  # accounting has answered, and squeue need not
         return None
     return jobs[0].state.reason if len(jobs) == 1 else None
@@ -288,9 +226,13 @@ def _time_and_cpu_hints(account: Mapping[str, Any]) -> dict[str, float]:
 # Lines for a terminal
 
 
-def job_line(job: Held) -> str:
+def _meaning(job: Queued) -> str:
+    return job.state.meaning.replace("{id}", job.job_id)
+
+
+def job_line(job: Queued) -> str:
     """Return one line about a job."""
-    parts = [job.meaning]
+    parts = [_meaning(job)]
     if job.is_waiting and job.starts is not None:
         parts.append(f"expected to start {moment(job.starts)}")
     elif job.state.name == "RUNNING":
@@ -311,10 +253,10 @@ def date(at: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
 
 
-def wait_lines(job: Held, why: Mapping[str, Any]) -> Iterator[str]:
+def wait_lines(job: Queued, why: Mapping[str, Any]) -> Iterator[str]:
     """Yield why a job waits, and what may be done about it."""
     yield f"{job.job_id} {job.name} of {job.user}, partition {job.partition}"
-    yield f"  {job.meaning}"
+    yield f"  {_meaning(job)}"
     for how, other in job.waits_for:
         yield f"  begins once {WAITS.get(how, how + ' {}').format(other)}"
     if why["num_ahead"] is not None:

@@ -15,8 +15,8 @@ from lockstep.core.formats import DASH, in_words, listed, parse_duration
 from lockstep.slurm import client as slurm
 from lockstep.slurm import cluster
 from lockstep.slurm.any_job.held import date, moment, size
+from lockstep.slurm.client import instant
 from lockstep.slurm.status import accounting
-from lockstep.slurm.status.accounting import instant
 from lockstep.slurm.submit.job_spec import JobSpec
 
 MAX_HOSTS = 100_000  # of one job
@@ -34,9 +34,9 @@ def nodes() -> list[dict[str, Any]]:
     """
     described = slurm.ask("scontrol", "--details", "show", "node")
     jobs = defaultdict(list)
-    for row in slurm.squeue(("job_id", "user", "nodes", "name")):
-        for host in hosts(row["nodes"]):
-            jobs[host].append({name: row[name] for name in ("job_id", "name", "user")})
+    for job in slurm.squeue(("job_id", "user", "nodes", "name")):
+        for host in hosts(job.nodes):
+            jobs[host].append({"job_id": job.job_id, "name": job.name, "user": job.user})
     shown = []
     for record in cluster.records(described, "NodeName"):
         kind, used = cluster.kind(record), record.get("GresUsed")
@@ -291,7 +291,7 @@ def occupancy() -> list[dict[str, Any]]:
     """
     states = slurm.ask("sinfo", "--noheader", "--format=%R|%F")  # allocated/idle/other/total
     queued = slurm.squeue(("partition",), "--states=PENDING")
-    waiting = [name for row in queued for name in row["partition"].strip().split(",")]
+    waiting = [name for job in queued for name in job.partition.strip().split(",")]
     found = {}
     for line in states.splitlines():
         name, _, counts = line.strip().rpartition("|")

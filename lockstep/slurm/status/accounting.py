@@ -8,13 +8,12 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from typing import Any, TypeVar
 
 from lockstep.core import files
 from lockstep.core.formats import parse_duration
 from lockstep.slurm import client as slurm
-from lockstep.slurm.client import NoAccountingError, NotInstalledError
+from lockstep.slurm.client import NoAccountingError, NotInstalledError, instant
 from lockstep.slurm.status.sent import Results
 
 FIELDS = (
@@ -58,7 +57,7 @@ def read(text: str) -> dict[str, Account]:
             steps.setdefault(job_id, []).append(row)
         elif job_id:
             jobs[job_id] = row
-    accounts = {}
+    accounts: dict[str, Account] = {}
     for job_id, row in jobs.items():
         array_id, _, elements = job_id.partition("_")
         names = [job_id]
@@ -265,16 +264,3 @@ def size(text: str) -> int | None:
     if not match or len(text) > slurm.MAX_DIGITS:
         return None
     return round(float(match[1]) * UNITS[match[2]])
-
-
-def instant(text: str) -> int | None:
-    """Return a time in seconds of the epoch; None for `Unknown`, `None` and the like.
-
-    Slurm writes a date where it was not asked for seconds, in the time zone of the machine.
-    """
-    if text.isdecimal():
-        return slurm.count(text) or None
-    try:
-        return int(datetime.strptime(text, "%Y-%m-%dT%H:%M:%S").timestamp())
-    except (ValueError, OverflowError, OSError):
-        return None

@@ -154,19 +154,19 @@ def _open(results: Results) -> Iterator[Open]:
     for held in slurm.queue().values():
         entry = by_comment.get(held.comment)
         if entry is None and held.comment in ("", "(null)"):  # Slurm uses ids again some day
-            entry = by_id.get(held.job_id)
+            entry = by_id.get(held.array_id)
         if held.state.has_ended:
             continue
         if entry is not None:
             yield Open(held, entry["job"], entry["uuid"])
-        elif held.job_id not in by_id and results.is_ours(held.command):
+        elif held.array_id not in by_id and results.is_ours(held.command):
             yield Open(held, Path(held.command.split(" ")[0]).stem, None)
 
 
 def _ids(opened: Sequence[Open], point: int | None) -> dict[str, str]:
     """Return id, as scancel takes it, -> name of the job."""
     end = "" if point is None else f"_{point}"
-    return {f"{job.held.job_id}{end}": job.name for job in opened}
+    return {f"{job.held.array_id}{end}": job.name for job in opened}
 
 
 def _scancel(job_ids: Iterable[str], users: set[str], *, only_waiting: bool = False) -> None:
@@ -200,10 +200,12 @@ def cancel_jobs(
     _scancel(_ids(opened, point), users, only_waiting=below_floor is not None)
     cancelled = list(opened)
     if below_floor is not None:  # what Slurm holds no more
-        still = {(job.held.job_id, n) for job in _open(results) for n in job.held.elements or (0,)}
+        still = {
+            (job.held.array_id, n) for job in _open(results) for n in job.held.elements or (0,)
+        }
         cancelled = []
         for job in opened:
-            gone = [n for n in job.held.elements or (0,) if (job.held.job_id, n) not in still]
+            gone = [n for n in job.held.elements or (0,) if (job.held.array_id, n) not in still]
             if gone:
                 elements = None if job.held.elements is None else tuple(gone)
                 cancelled.append(replace(job, held=replace(job.held, elements=elements)))

@@ -255,7 +255,7 @@ class Board:
         except RuntimeError as error:
             errors.append(str(error))
         # sbatch may never have said the id of what squeue knows by its comment.
-        ids = {queued.comment: queued.job_id for queued in (queue or {}).values()}
+        ids = {queued.comment: queued.array_id for queued in (queue or {}).values()}
         jobs = [
             replace(job, id=job_id if job.element is None else f"{job_id}_{job.element}")
             if job.id is None and (job_id := ids.get(job.uuid))
@@ -389,7 +389,7 @@ def queued_elements(queue: Mapping[str, slurm.Queued]) -> dict[str, slurm.Queued
         if job.elements is None:
             elements[job.job_id] = job
         else:
-            elements |= {f"{job.job_id}_{number}": job for number in job.elements}
+            elements |= {f"{job.array_id}_{number}": job for number in job.elements}
     return elements
 
 

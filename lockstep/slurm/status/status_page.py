@@ -12,9 +12,9 @@ from lockstep.core.formats import counted, in_words, listed, number, percent, ra
 from lockstep.report.check import evidence
 from lockstep.report.page.parts import Panel, Table, panel, shown, table
 from lockstep.report.page.render import environment, own
+from lockstep.slurm import client as slurm
 from lockstep.slurm.status.status_record import (
     PLACE,
-    SHORT,
     SOFTWARE,
     by_whom,
     elements,
@@ -75,7 +75,7 @@ def summary(record: Mapping[str, Any]) -> list[str]:
     for job in record["jobs"]:
         for name, count in (job.get("elements") or {job["state"]: 1}).items():
             states[name] = states.get(name, 0) + count
-    jobs = ", ".join(f"{count} {SHORT.get(name, name)}" for name, count in states.items())
+    jobs = ", ".join(f"{count} {slurm.SHORT.get(name, name)}" for name, count in states.items())
     return [f"Jobs: {jobs}. {launches}"]
 
 

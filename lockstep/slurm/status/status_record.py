@@ -40,20 +40,6 @@ INVENTORY = "inventory.json"
 INVENTORY_S = 3600.0
 # A thousand elements or launches are counted; so many of those that need a look are named.
 MAX_NAMED = 8
-# state -> how a summary of an array calls the elements in it
-SHORT = {
-    "COMPLETED": "done",
-    "RUNNING": "run",
-    "STALLED": "stalled",
-    "COMPLETING": "end",
-    "PENDING": "wait",
-    "CANCELLED": "cancelled",
-    "FAILED": "failed",
-    "TIMEOUT": "over time",
-    "OUT_OF_MEMORY": "out of memory",
-    "NODE_FAIL": "lost a node",
-    "PREEMPTED": "preempted",
-}
 # The state that an array has as a whole is the first of these that an element is in.
 ORDER = ("STALLED", "RUNNING", "COMPLETING", "PENDING", "unknown", "LOST")
 # What a site file says of a job's place, and what a launch noted of its software and its links: key
@@ -365,7 +351,9 @@ def _headline(row: Mapping[str, Any]) -> str:
 
 def elements(row: Mapping[str, Any]) -> str:
     """Return how many elements of an array are in which state."""
-    return ", ".join(f"{count} {SHORT.get(name, name)}" for name, count in row["elements"].items())
+    return ", ".join(
+        f"{count} {slurm.SHORT.get(name, name)}" for name, count in row["elements"].items()
+    )
 
 
 def whose(row: Mapping[str, Any]) -> str:
@@ -562,7 +550,6 @@ def _ages(
 
 Quantity = Literal["parallel_efficiency", "speedup", "throughput", "step_s", "time_s",
                    "device_hours"]  # fmt: skip
-Meets = Literal["pending", "met", "below", "above", "blocked"]
 # In a campaign's folder, what is expected of it where no file is named.
 USUAL = ("expected.json", "expected.targets.toml", "expected.csv")
 
@@ -586,21 +573,6 @@ class Expected:
     high: float | None = None
     case: str | None = None
     scaling: str | None = None
-
-    def meets(self, measured: float | None) -> Meets | None:
-        """Return how a measured value lies to the limits; None where there are none."""
-        if measured is None:
-            return "pending"
-        if self.low is not None and measured < self.low:
-            return "below"
-        if self.high is not None and measured > self.high:
-            return "above"
-        return None if self.low is None and self.high is None else "met"
-
-    def deviation(self, measured: float | None) -> float | None:
-        """Return measured over expected, less 1; of a mere limit, over that."""
-        known = next((x for x in (self.value, self.low, self.high) if x), None)
-        return measured / known - 1 if measured is not None and known else None
 
 
 def read_expectation(path: Path) -> list[Expected]:
@@ -629,11 +601,11 @@ def _of_targets(given: targets.Targets) -> Iterator[Expected]:
         scale = TIME_UNITS.get(unit, float(reference.world_size) if is_per_rank else 1.0)
         value = reference.value * scale
         quantity: Quantity = "step_s" if unit in TIME_UNITS else "throughput"
-        least, most = (
+        lower, upper = (
             None if limit is None else value * (1 + limit)
             for limit in (reference.lower, reference.upper)
         )
-        yield Expected(reference.world_size, quantity, value, least, most, reference.case)
+        yield Expected(reference.world_size, quantity, value, lower, upper, reference.case)
 
 
 def _of_prediction(record: Any, path: Path) -> Iterator[Expected]:
@@ -704,12 +676,26 @@ def compare_expected(
             at = next((point for point in points if point.world_size == one.world_size), None)
             found = values(own, at)[one.quantity] if own and at else None
             rules = at.blocked_by if at else []
+            known = next((x for x in (one.value, one.low, one.high) if x), None)
             row = {"series": own.name if own else one.case, "measured": found,
                    "sample_unit": (own and own.row.sample_unit) or "samples", "blocked_by": rules,
-                   "deviation": one.deviation(found),
-                   "meets": "blocked" if rules else one.meets(found)}  # fmt: skip
+                   # measured over expected, less 1; of a mere limit, over that
+                   "deviation": found / known - 1 if found is not None and known else None,
+                   "meets": "blocked" if rules else _meets(one, found)}  # fmt: skip
             rows.append(asdict(one) | row)
     return sorted(rows, key=lambda row: (str(row["series"]), row["world_size"]))
+
+
+def _meets(expected: Expected, measured: float | None) -> str | None:
+    """Return how a measured value lies to the limits; None where there are none."""
+    low, high = expected.low, expected.high
+    if measured is None:
+        return "pending"
+    if low is not None and measured < low:
+        return "below"
+    if high is not None and measured > high:
+        return "above"
+    return None if low is None and high is None else "met"
 
 
 def waiting_above(

@@ -124,39 +124,27 @@ class Maker:
         if self.campaign.jobs.allocation == "array":
             yield from self._arrays(launches)
             return
+        # Repeats within one job share its nodes, and are not independent of each other. So do those
+        # of a ladder that may end early, for a size is judged by all of its repeats.
+        is_one = self.campaign.jobs.share_job or self.campaign.until_efficiency is not None
+        groups = [("", list(launches))]
+        if not is_one and self.campaign.repeats > 1:
+            by_repeat = groupby(launches, key=lambda launch: launch.repeat)
+            groups = [(f"-r{repeat}", list(group)) for repeat, group in by_repeat]
+        name = self.campaign.name
         before: tuple[Dependency, ...] = ()
-        for suffix, group in self._apart(launches):
-            specs = self._of_repeat(suffix, group, before)
+        for suffix, group in groups:
+            specs: list[JobSpec] = []
+            if self.campaign.jobs.allocation == "ladder":
+                specs += self._chain(self.make(f"{name}{suffix}", "ladder", group, before))
+            else:  # one for each world size, after the smaller one
+                for world_size, some in _by_size(group):
+                    first = self.make(f"{name}-w{world_size}{suffix}", "job", some, before)
+                    specs += self._chain(first)
+                    before = (Dependency(specs[-1].name, "afterok"),)
             yield from specs
             # On nodes that jobs share, two repeats at once would slow each other down.
             before = () if self.site.is_exclusive else (Dependency(specs[-1].name, "afterany"),)
-
-    def _apart(self, launches: Sequence[Launch]) -> Iterator[tuple[str, list[Launch]]]:
-        """Yield what jobs of their own make, with an end for their names: a repeat each.
-
-        Repeats within one job share its nodes, and are not independent of each other. So do
-        those of a ladder that may end early, for a size is judged by all of its repeats.
-        """
-        is_one = self.campaign.jobs.share_job or self.campaign.until_efficiency is not None
-        if is_one or self.campaign.repeats == 1:
-            yield "", list(launches)
-            return
-        for repeat, group in groupby(launches, key=lambda launch: launch.repeat):
-            yield f"-r{repeat}", list(group)
-
-    def _of_repeat(
-        self, suffix: str, launches: Sequence[Launch], before: tuple[Dependency, ...]
-    ) -> list[JobSpec]:
-        """Return the jobs of a repeat: one, or one for each world size after the smaller one."""
-        name = self.campaign.name
-        if self.campaign.jobs.allocation == "ladder":
-            return self._chain(self.make(f"{name}{suffix}", "ladder", launches, before))
-        specs: list[JobSpec] = []
-        for world_size, group in _by_size(launches):
-            first = self.make(f"{name}-w{world_size}{suffix}", "job", group, before)
-            specs += self._chain(first)
-            before = (Dependency(specs[-1].name, "afterok"),)
-        return specs
 
     def _chain(self, first: JobSpec) -> list[JobSpec]:
         """Return a job and those that go on, one after another, with what it leaves."""

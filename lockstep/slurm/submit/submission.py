@@ -326,10 +326,10 @@ def refuse_unfinished(results: Results) -> None:
     unfinished = {}  # of an array each state once
     # Everybody's, and also where nothing was sent: that Slurm answers is to be known first.
     for job in slurm.queue().values():
-        is_ours = {job.job_id, job.comment} & ours or results.is_ours(job.command)
+        is_ours = {job.array_id, job.comment} & ours or results.is_ours(job.command)
         if not job.state.has_ended and is_ours:
             whose = "" if job.user == slurm.own_name() else f" of {job.user}"
-            unfinished[f"job {job.job_id}{whose} ({job.state.name})"] = True
+            unfinished[f"job {job.array_id}{whose} ({job.state.name})"] = True
     if unfinished:
         raise ValueError(
             f"{listed(unfinished, MAX_NAMED)} may still write into {results.path}; wait until all "
