@@ -30,7 +30,8 @@ def sha256(workload: Workload, case_file: Path | None = None) -> str:
         *(workload.build, workload.make_batch, workload.loss, workload.optimizer),
         *(workload.scheduler, workload.comm_hook, workload.blocks, workload.step),
     )
-    functions = [workloads.builder_of(workload.name), *filter(None, of_workload)]
+    functions: list[Callable[..., Any]] = [workloads.builder_of(workload.name)]
+    functions += [function for function in of_workload if function is not None]
     paths = {path for path in map(file_of, functions) if path} | {case_file}
     # By content: hosts and images keep equal files in other places.
     contents = sorted(of_file(path) for path in paths if path and path.is_file())
