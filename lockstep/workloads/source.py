@@ -26,7 +26,7 @@ def sha256(workload: Workload, case_file: Path | None = None) -> str:
         workload: As `workloads.make` returned it.
         case_file: The measured test's file, where it is the user's own.
     """
-    of_workload = (
+    of_workload: tuple[Callable[..., Any] | None, ...] = (
         *(workload.build, workload.make_batch, workload.loss, workload.optimizer),
         *(workload.scheduler, workload.comm_hook, workload.blocks, workload.step),
     )

@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import click
 
@@ -38,12 +39,13 @@ def lint(ctx: click.Context, scripts: tuple[str, ...], as_json: bool, lists_rule
 
     from lockstep.before.lint import batch, training
     from lockstep.before.lint.batch_rules import BATCH
-    from lockstep.before.lint.rules import Finding, judge
+    from lockstep.before.lint.rules import Finding, Rule, judge
 
     if lists_rules:
+        every_rule: list[Rule[Any]] = [*BATCH, *training.TRAINING]
         rules = [
             {"rule": rule.name, "severity": rule.severity, "why": rule.why, "action": rule.action}
-            for rule in (*BATCH, *training.TRAINING)
+            for rule in every_rule
         ]
         lines = [f"{rule['rule']:22}{rule['severity']:9}{rule['why']}" for rule in rules]
         click.echo(json.dumps({"rules": rules}, indent=1) if as_json else "\n".join(lines))
