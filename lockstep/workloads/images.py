@@ -108,7 +108,7 @@ def resnet50(image: int = 224) -> Workload:
 
 def _cifar_network(width: int) -> nn.Module:
     widths = [width, width, 2 * width, 4 * width, 8 * width]
-    stages = []
+    stages: list[nn.Module] = []
     for before, after in pairwise(widths):
         # The first stage of two blocks keeps the image's size, each later one halves it.
         stride, shortcut = 1, None

@@ -26,11 +26,12 @@ def sha256(workload: Workload, case_file: Path | None = None) -> str:
         workload: As `workloads.make` returned it.
         case_file: The measured test's file, where it is the user's own.
     """
-    of_workload = (
+    of_workload: tuple[Callable[..., Any] | None, ...] = (
         *(workload.build, workload.make_batch, workload.loss, workload.optimizer),
         *(workload.scheduler, workload.comm_hook, workload.blocks, workload.step),
     )
-    functions = [workloads.builder_of(workload.name), *filter(None, of_workload)]
+    functions: list[Callable[..., Any]] = [workloads.builder_of(workload.name)]
+    functions += [function for function in of_workload if function is not None]
     paths = {path for path in map(file_of, functions) if path} | {case_file}
     # By content: hosts and images keep equal files in other places.
     contents = sorted(of_file(path) for path in paths if path and path.is_file())

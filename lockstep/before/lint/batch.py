@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from lockstep.before.lint.rules import Rules
 from lockstep.before.lint.shell import (
     Command,
     Shell,
@@ -521,6 +520,3 @@ def load(
     if b"\0" in content:
         raise ValueError(f"{path}: holds zero bytes, so it is no script; give a batch script")
     return Job(path, content.decode("utf-8", "replace"), interfaces, slurm)
-
-
-BATCH: "Rules[Job]" = Rules()

@@ -7,7 +7,6 @@ from itertools import pairwise
 from pathlib import Path
 
 from lockstep.before.lint.batch import (
-    BATCH,
     CONTAINERS,
     LAUNCH,
     PROFILERS,
@@ -19,9 +18,11 @@ from lockstep.before.lint.batch import (
     options,
     step_of,
 )
-from lockstep.before.lint.rules import Hit
+from lockstep.before.lint.rules import Hit, Rules
 from lockstep.before.lint.shell import Command, Word, base_name, split_words, tokens_of, value_of
 from lockstep.before.lint.variables import Kind, problems
+
+BATCH: "Rules[Job]" = Rules()
 
 TORCHRUN = ("torchrun", "torch.distributed.run")
 TORCH_LAUNCHERS = {*TORCHRUN, "torch.distributed.launch", "torchrun_jsc"}
@@ -206,38 +207,9 @@ def nodes_apart(job: Job) -> Iterator[Hit]:
                 yield Hit(step.line, fact)
 
 
-def hidden_by_a_pipe(job: Job) -> Iterator[Command]:
-    """Yield each launch whose exit code a pipe hides."""
-    if "pipefail" in _settings(job) or "PIPESTATUS" in job.text:
-        return
-    for command in job.commands if job.is_batch else ():
-        step = step_of(command)
-        is_launch = step.is_launch if step else _starts_ranks(command)
-        if is_launch and command.is_piped:
-            yield command
-
-
 def _starts_ranks(command: Command) -> bool:
     """Return whether a command is a launcher of torch's, without srun."""
     return bool(LAUNCH.fullmatch(command.name) and torch_launch(command.tokens))
-
-
-def hidden_by_the_end(job: Job) -> Command | None:
-    """Return the last command, where it hides how a launch has ended that nothing else hears of."""
-    commands = [command for command in job.sequence if command.depth == 0]
-    top = [at for at, command in enumerate(commands) if command.words and not command.function]
-    if not top or "errexit" in _settings(job):
-        return None
-    last, heard = commands[top[-1]], _heard(commands)
-    if last.name.startswith("-"):
-        return None  # a part of the command before it, as another rule says
-    ends = _ends_as_ranks(commands, heard)
-    if last.name in ("exit", "return") or top[-1] in ends:
-        return None
-    begin = len(top) - 1
-    while begin and commands[top[begin - 1]].ends == "&&":
-        begin -= 1  # a && b: where a fails, the script ends as a does
-    return last if any(ends.get(at) for at in top[:begin] if at not in heard) else None
 
 
 def _ends_as_ranks(commands: list[Command], heard: set[int]) -> dict[int, bool]:
@@ -599,12 +571,30 @@ def _activates(command: Command) -> str | None:
     "set -eo pipefail, or keep it: srun ... || failed=1, and end with exit",
 )  # fmt: skip
 def lost_exit_code(job: Job) -> Iterator[Hit]:
-    piped = [*hidden_by_a_pipe(job)]
-    for command in piped:
-        what = "srun" if step_of(command) else torch_launch(command.tokens)
-        yield Hit(command.line, f"the exit code of {what} is lost in a pipe without pipefail")
-    last = hidden_by_the_end(job)
-    if last and last.line not in [one.line for one in piped]:
+    """Look for a pipe, or a last command, that hides how the ranks ended."""
+    settings = _settings(job)
+    piped = set()
+    is_seen = "pipefail" in settings or "PIPESTATUS" in job.text or not job.is_batch
+    for command in job.commands if not is_seen else ():
+        step = step_of(command)
+        is_launch = step.is_launch if step else _starts_ranks(command)
+        if is_launch and command.is_piped:
+            piped.add(command.line)
+            what = "srun" if step else torch_launch(command.tokens)
+            yield Hit(command.line, f"the exit code of {what} is lost in a pipe without pipefail")
+    commands = [command for command in job.sequence if command.depth == 0]
+    top = [at for at, command in enumerate(commands) if command.words and not command.function]
+    if not top or "errexit" in settings:
+        return
+    last, heard = commands[top[-1]], _heard(commands)
+    ends = _ends_as_ranks(commands, heard)
+    is_cut_off = last.name.startswith("-")  # a part of the command before it: BROKEN-LINE
+    if is_cut_off or last.name in ("exit", "return") or top[-1] in ends or last.line in piped:
+        return
+    begin = len(top) - 1
+    while begin and commands[top[begin - 1]].ends == "&&":
+        begin -= 1  # a && b: where a fails, the script ends as a does
+    if any(ends.get(at) for at in top[:begin] if at not in heard):
         yield Hit(last.line, f"the script ends with {last.name[:40]}, however its ranks ended")
 
 

@@ -2,16 +2,13 @@
 
 import json
 import re
-import subprocess
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-if TYPE_CHECKING:
-    from lockstep.before.lint.rules import Finding
+from lockstep.core.processes import answer
 
+TIMEOUT_S = 5
 # A note that most scripts get; of several scripts it is printed once.
 COMMON = "REQUEUE"
 EXAMPLES = """\b
@@ -38,80 +35,46 @@ def lint(ctx: click.Context, scripts: tuple[str, ...], as_json: bool, lists_rule
 
     Reads the scripts and runs nothing.
     """
-    if lists_rules:
-        _print_rules(as_json)
-        return
-    if not scripts:
-        raise click.UsageError("Missing argument 'SCRIPTS...'; give a batch script, or --rules.")
-    findings = _findings(scripts)
-    if as_json:
-        click.echo(json.dumps({"findings": [vars(finding) for finding in findings]}, indent=1))
-    else:
-        for text in _lines(findings):
-            click.echo(text)
-        click.echo(_summary(findings, len(scripts)), err=True)
-    ctx.exit(any(finding.severity != "note" for finding in findings))
-
-
-def _findings(scripts: tuple[str, ...]) -> "list[Finding]":
     import socket
 
     from lockstep.before.lint import batch, training
     from lockstep.before.lint.batch_rules import BATCH
-    from lockstep.before.lint.rules import judge
+    from lockstep.before.lint.rules import Finding, Rule, judge
 
+    if lists_rules:
+        every_rule: list[Rule[Any]] = [*BATCH, *training.TRAINING]
+        rules = [
+            {"rule": rule.name, "severity": rule.severity, "why": rule.why, "action": rule.action}
+            for rule in every_rule
+        ]
+        lines = [f"{rule['rule']:22}{rule['severity']:9}{rule['why']}" for rule in rules]
+        click.echo(json.dumps({"rules": rules}, indent=1) if as_json else "\n".join(lines))
+        return
+    if not scripts:
+        raise click.UsageError("Missing argument 'SCRIPTS...'; give a batch script, or --rules.")
     interfaces = [name for _, name in socket.if_nameindex()]
-    slurm = _slurm_version()
-    # All are read before the first is judged, so that a wrong name costs no output.
-    judges: list[Callable[[], list[Finding]]] = []
+    version = re.match(r"slurm\S* (\d+)\.(\d+)", answer(["sbatch", "--version"], TIMEOUT_S) or "")
+    slurm = (int(version[1]), int(version[2])) if version else None
+    findings: list[Finding] = []
     for path in scripts:
         if path.endswith(".py"):
-            judges.append(partial(judge, training.load(path), training.TRAINING))
+            findings += judge(training.load(path), training.TRAINING)
         else:
-            judges.append(partial(judge, batch.load(path, interfaces, slurm), BATCH))
-    return [finding for judge_script in judges for finding in judge_script()]
-
-
-def _slurm_version() -> tuple[int, ...] | None:
-    """Return the version of the sbatch of this machine, as (23, 2); None where there is none."""
-    try:
-        text = subprocess.run(
-            ["sbatch", "--version"], capture_output=True, text=True, timeout=5, check=False
-        ).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    match = re.match(r"slurm\S* (\d+)\.(\d+)", text)
-    return (int(match[1]), int(match[2])) if match else None
-
-
-def _lines(findings: "list[Finding]") -> Iterator[str]:
-    """Yield a line for each finding; the one that nearly every script has, once for all scripts."""
-    common = [finding for finding in findings if finding.rule == COMMON]
-    yield from (str(finding) for finding in findings if finding.rule != COMMON)
-    if common:
-        more = len(common) - 1
-        yield f"{common[0]}" + f" (and in {more} more script{'s' * (more > 1)})" * bool(more)
-
-
-def _summary(findings: "list[Finding]", num_scripts: int) -> str:
-    counts = {
-        name: sum(finding.severity == name for finding in findings)
-        for name in ("error", "warning", "note")
-    }
-    counted = ", ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items())
-    return f"{num_scripts} script{'s' * (num_scripts != 1)}: {counted}"
-
-
-def _print_rules(as_json: bool) -> None:
-    from lockstep.before.lint.batch_rules import BATCH
-    from lockstep.before.lint.training import TRAINING
-
-    rows = [
-        {"rule": rule.name, "severity": rule.severity, "why": rule.why, "action": rule.action}
-        for rule in (*BATCH, *TRAINING)
-    ]
+            findings += judge(batch.load(path, interfaces, slurm), BATCH)
     if as_json:
-        click.echo(json.dumps({"rules": rows}, indent=1))
-        return
-    for row in rows:
-        click.echo(f"{row['rule']:22}{row['severity']:9}{row['why']}")
+        click.echo(json.dumps({"findings": [vars(finding) for finding in findings]}, indent=1))
+    else:
+        common = [finding for finding in findings if finding.rule == COMMON]
+        for finding in findings:
+            if finding.rule != COMMON:
+                click.echo(str(finding))
+        if common:
+            more = len(common) - 1
+            others = f" (and in {more} more script{'s' * (more > 1)})" if more else ""
+            click.echo(f"{common[0]}{others}")
+        severities = [finding.severity for finding in findings]
+        counts = {name: severities.count(name) for name in ("error", "warning", "note")}
+        counted = ", ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items())
+        num_scripts = len(scripts)
+        click.echo(f"{num_scripts} script{'s' * (num_scripts != 1)}: {counted}", err=True)
+    ctx.exit(any(finding.severity != "note" for finding in findings))

@@ -206,18 +206,15 @@ def same_order(script: Script) -> Iterator[Hit]:
     if script.named("set_epoch"):
         return
     for call in script.named("DistributedSampler"):
-        if not is_constant(argument(call, "shuffle"), False) and not _validates(script, call):
+        holder = script.parents.get(call)
+        targets = holder.targets if isinstance(holder, ast.Assign) else []
+        parts = [*targets, *call.args, *(keyword.value for keyword in call.keywords)]
+        # Its name, or its data's, may say that it is not for training.
+        validates = re.search(
+            r"val|test|eval|dev(?!ice)|infer", " ".join(map(ast.unparse, parts)), re.IGNORECASE
+        )
+        if not is_constant(argument(call, "shuffle"), False) and not validates:
             yield Hit(call.lineno, "DistributedSampler, and no set_epoch anywhere")
-
-
-def _validates(script: Script, call: ast.Call) -> bool:
-    """Return whether a sampler's name, or its data's, says that it is not for training."""
-    holder = script.parents.get(call)
-    targets = holder.targets if isinstance(holder, ast.Assign) else []
-    text = " ".join(
-        map(ast.unparse, [*targets, *call.args, *(keyword.value for keyword in call.keywords)])
-    )
-    return bool(re.search(r"val|test|eval|dev(?!ice)|infer", text, re.IGNORECASE))
 
 
 @TRAINING.rule(
@@ -304,14 +301,15 @@ def no_sync(script: Script) -> Iterator[Hit]:
     for call in script.named("step"):
         loop = script.loop_of(call)
         branches = [node for node in script.around(call) if isinstance(node, ast.If)]
-        counted = [one for one in branches if loop in [*script.around(one)] and _counts(one.test)]
+        counted = [
+            one
+            for one in branches
+            if loop in [*script.around(one)]
+            and any(isinstance(node, ast.Mod) for node in ast.walk(one.test))
+        ]
         if loop in script.step_blocks and counted and "optim" in name_of(call.func).lower():
             yield Hit(call.lineno, f"{name_of(call.func)} if {ast.unparse(counted[0].test)[:40]}")
             return
-
-
-def _counts(test: ast.AST) -> bool:
-    return any(isinstance(node, ast.Mod) for node in ast.walk(test))
 
 
 @TRAINING.rule(
