@@ -10,9 +10,17 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from lockstep.core.described import About, Amount, Count, Whole
-from lockstep.core.launch_block import LaunchBlock
-from lockstep.core.record import CaseRecord, Derived, Rounds, Seconds
+from lockstep.core.record import (
+    About,
+    Amount,
+    CaseRecord,
+    Count,
+    Derived,
+    LaunchBlock,
+    Rounds,
+    Seconds,
+    Whole,
+)
 
 Kind = TypeVar("Kind")
 Amounts = Annotated[list[Amount], About(min_length=1)]

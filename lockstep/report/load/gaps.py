@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lockstep.core import launch_block
+from lockstep.core import record
 from lockstep.report.compute.scaling import best_efficiencies, series_of
 from lockstep.report.load import sources
 from lockstep.report.load.results import COPY, Launch, Results, Row
@@ -103,7 +103,7 @@ def _of_launch(launch: Launch, results: Results) -> Iterator[Gap]:
             known.add(case)
             reason = str(entry.get("reason") or "no reason recorded")
             if entry.get("causes"):
-                reason = launch_block.failure_gist(entry)
+                reason = record.failure_gist(entry)
             yield Gap(kind, launch.name, case, size, reason)
     for case in map(short, facts.get("expected") or []):
         if case not in known:

@@ -11,9 +11,8 @@ from statistics import fmean, median
 from typing import Any
 
 from lockstep.core import flags, metrics, record
-from lockstep.core.launch_block import LaunchBlock
 from lockstep.core.processes import collector_paused
-from lockstep.core.record import SHORTEST_ROUND_S, CaseRecord
+from lockstep.core.record import SHORTEST_ROUND_S, CaseRecord, LaunchBlock
 from lockstep.core.studies import OTHER
 from lockstep.report.compute import diagnosis
 from lockstep.report.compute.diagnosis import Named, Rounds
