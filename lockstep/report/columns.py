@@ -76,7 +76,8 @@ class Column(NamedTuple):
 
     Attributes:
         unit: Its unit; `count` and `bytes` are whole numbers, `ratio` is never in per cent.
-        value: What a point has there; None for the field of that name that its rows share.
+        value: What a point has there; None for the point's own field of that name, or else for
+            that which its rows share.
     """
 
     unit: str
@@ -155,10 +156,6 @@ def _pooled(value: Callable[[Learned], Pooled | None]) -> Callable[[Place], Ends
         return (pooled.value, pooled.interval) if pooled else (None, None)
 
     return ends
-
-
-def _of_point(column: Column, name: str) -> Column:
-    return column._replace(value=lambda place: getattr(place.point, name))
 
 
 def _of_steps(name: str) -> Column:
@@ -253,10 +250,8 @@ POINTS = {
     "layout": Column(
         "text", "what tells it from the series' main layout", lambda place: place.series.layout
     ),
-    "num_launches": Column(
-        "count", "repeats, which intervals are over", lambda place: place.point.num_launches
-    ),
-    "num_jobs": Column("count", "Slurm jobs of the launches", lambda place: place.point.num_jobs),
+    "num_launches": Column("count", "repeats, which intervals are over"),
+    "num_jobs": Column("count", "Slurm jobs of the launches"),
     "interval_over": Column("text", "launches, jobs, or launches of one job", _interval_over),
     "rounds": Column(
         "count", "timed rounds of all launches",
@@ -266,10 +261,7 @@ POINTS = {
         "step_s", "s", "median over launches of a launch's median step",
         lambda place: (place.point.step_s, place.point.step_interval),
     ),
-    **{name: _of_steps(name) for name in _STEPS if name.endswith("_step_s")},
-    "time_s": _of_point(_STEPS["time_s"], "time_s"),
-    "sample_unit": _STEPS["sample_unit"],
-    "samples_per_step": _STEPS["samples_per_step"],
+    **{name: _of_steps(name) if name.endswith("_step_s") else _STEPS[name] for name in _STEPS},
     **_with_interval(
         "throughput_samples_per_s", "samples/s", "samples of all ranks, counted once", _throughput
     ),
@@ -294,22 +286,15 @@ POINTS = {
         "ratio", "the baseline's step time over this, weak and fixed-epochs",
         lambda place: place.ratio(place.point.time_ratio),
     ),
-    "device_hours": Column(
-        "h", "world size times hours at the mean step", lambda place: place.point.device_hours
-    ),
-    "device_hours_per": Column(
-        "text", "what they buy: a run, or 1e6 samples", lambda place: place.point.device_hours_per
-    ),
-    "cost": Column(
-        "currency", "device-hours times the price of one", lambda place: place.point.cost
-    ),
+    "device_hours": Column("h", "world size times hours at the mean step"),
+    "device_hours_per": Column("text", "what they buy: a run, or 1e6 samples"),
+    "cost": Column("currency", "device-hours times the price of one"),
     "extra_device_hours": Column(
         "ratio", "device-hours over the baseline's, less 1",
         lambda place: place.ratio(place.point.extra_device_hours),
     ),
     "mfu": Column("ratio", "model FLOP/s over the datasheet's dense peak", _median("mfu")),
-    "peak_memory_bytes": _of_point(_OF_DEVICES["peak_memory_bytes"], "peak_memory_bytes"),
-    "peak_reserved_bytes": _of_point(_OF_DEVICES["peak_reserved_bytes"], "peak_reserved_bytes"),
+    **_OF_DEVICES,
     "joules_per_sample": _OF_DEVICES["joules_per_sample"]._replace(value=_joules_per_sample),
     "data_s": Column(
         "s", "what a step waits for its batch, where it draws one",
@@ -349,10 +334,7 @@ POINTS = {
         "count", "rounds far outside their launch's quartiles; none is left out",
         lambda place: sum(known) if (known := place.known("num_far_out")) else None,
     ),
-    "blocked_by": Column(
-        "text", "rules of lockstep check that forbid its ratios",
-        lambda place: place.point.blocked_by,
-    ),
+    "blocked_by": Column("text", "rules of lockstep check that forbid its ratios"),
 }  # fmt: skip
 # What `--csv` and `--json` give of a study or an imported table beside these.
 DETAILS = {"details": Column("object", "name -> distinct values over launches", _details)}
@@ -424,20 +406,23 @@ TABLES = {"points": POINTS, "launches": LAUNCHES, "rounds": ROUNDS, "epochs": EP
 
 def table(series: Iterable[Series]) -> list[dict[str, Any]]:
     """Return the record of each point of each series, as `--csv` and `--json` print it."""
-    every = list(series)
+    every, columns = list(series), POINTS | DETAILS
     targets = learning.targets(every)
-    return [
-        _record(Place(curve, point, targets.get(learning.learns(curve))))
+    of_point = {name for name in columns if hasattr(Point, name)}
+    places = (
+        Place(curve, point, targets.get(learning.learns(curve)))
         for curve in every
         for point in curve.points
+    )
+    return [
+        {
+            name: column.value(place)
+            if column.value
+            else getattr(place.point if name in of_point else place.row, name)
+            for name, column in columns.items()
+        }
+        for place in places
     ]
-
-
-def _record(place: Place) -> dict[str, Any]:
-    return {
-        name: column.value(place) if column.value else getattr(place.row, name)
-        for name, column in (POINTS | DETAILS).items()
-    }
 
 
 def listing() -> str:

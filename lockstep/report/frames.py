@@ -96,38 +96,29 @@ def _points(results: Results, baseline: int | None) -> list[dict[str, Any]]:
 def _launches(results: Results) -> Iterator[dict[str, Any]]:
     pooled = _pooled(results)
     for row in results.rows:
-        shares = {name: next(iter(quantities.values([row], name)), None) for name in SHARES}
+        learned: tuple[float | None, ...] = (None,) * len(LEARNED)
+        if row.training and row.step_s:
+            accuracies = learning.final_accuracy(row), learning.best_accuracy(row)
+            learned = (learning.seed(row), learning.epoch_s(row), *accuracies)
         yield {
             **_fields(row, columns.LAUNCHES),
-            **shares,
-            **_factors(row.factors, columns.LAUNCHES),
+            **{name: next(iter(quantities.values([row], name)), None) for name in SHARES},
             "is_pooled": id(row) in pooled,
             "joules_per_sample": quantities.joules_per_sample(row),
             "flags": _kinds(row.flags),
-            **dict(zip(LEARNED, _learned(row), strict=True)),
+            **dict(zip(LEARNED, learned, strict=True)),
         }
 
 
-def _learned(row: Row) -> tuple[float | None, ...]:
-    """Return the values of `LEARNED`."""
-    if row.training is None or not row.step_s:
-        return (None,) * len(LEARNED)
-    accuracies = learning.final_accuracy(row), learning.best_accuracy(row)
-    return learning.seed(row), learning.epoch_s(row), *accuracies
-
-
 def _epochs(results: Results) -> Iterator[dict[str, Any]]:
-    """Yield the epochs of each training run."""
     pooled = _pooled(results)
     for row in results.rows:
         shared = {name: getattr(row, name) for name in ("launch", *columns.WHAT)}
         shared |= {"seed": learning.seed(row), "is_pooled": id(row) in pooled}
         shared |= _factors(row.factors, columns.EPOCHS)
         for epoch, end_s in zip(learning.epochs(row), learning.elapsed_s(row), strict=True):
-            known = vars(epoch) | {
-                "elapsed_s": end_s,
-                "throughput_samples_per_s": epoch.samples_per_s,
-            }
+            known = vars(epoch) | {"elapsed_s": end_s}
+            known["throughput_samples_per_s"] = epoch.samples_per_s
             yield shared | {name: known[name] for name in columns.EPOCHS if name in known}
 
 
@@ -137,7 +128,8 @@ def _pooled(results: Results) -> set[int]:
 
 
 def _fields(row: Row, known: Mapping[str, Column]) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in known if name not in MADE}
+    own = {name: getattr(row, name) for name in known if name not in MADE}
+    return own | _factors(row.factors, known)
 
 
 def _rounds(results: Results) -> Iterator[dict[str, Any]]:
@@ -147,23 +139,17 @@ def _rounds(results: Results) -> Iterator[dict[str, Any]]:
         for entry in sources.read_document(launch.path)["benchmarks"]:
             row = known.get((launch.name, record.case_name(entry)))
             block = (entry.get("extra_info") or {}).get(record.KEY)
-            if row is not None and block:
-                yield from _rounds_of(row, block["rank_round_s"], id(row) in pooled)
-
-
-def _rounds_of(
-    row: Row, rank_round_s: Iterable[Iterable[float]], is_pooled: bool
-) -> Iterator[dict[str, Any]]:
-    shared = _fields(row, columns.ROUNDS) | {"is_pooled": is_pooled}
-    shared |= _factors(row.factors, columns.ROUNDS)
-    steps = row.steps_per_round
-    for rank, times in enumerate(rank_round_s):
-        host = row.rank_hosts[rank] if rank < len(row.rank_hosts) else None
-        for number, seconds in enumerate(times):
-            yield shared | {
-                "rank": rank, "host": host, "round": number, "round_s": seconds,
-                "step_s": seconds / steps if steps else None,
-            }  # fmt: skip
+            if row is None or not block:
+                continue
+            shared = _fields(row, columns.ROUNDS) | {"is_pooled": id(row) in pooled}
+            steps = row.steps_per_round
+            for rank, times in enumerate(block["rank_round_s"]):
+                host = row.rank_hosts[rank] if rank < len(row.rank_hosts) else None
+                for number, seconds in enumerate(times):
+                    yield shared | {
+                        "rank": rank, "host": host, "round": number, "round_s": seconds,
+                        "step_s": seconds / steps if steps else None,
+                    }  # fmt: skip
 
 
 def _kinds(flags: Iterable[Flag]) -> str:
