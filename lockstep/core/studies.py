@@ -106,28 +106,15 @@ def _train_cases(size: Size) -> list[Row]:
     is_local = "local_batch" in given
     if is_local and "global_batch" in given:
         raise ValueError("the study train takes global_batch or local_batch as a factor, not both")
-    return [
-        {
-            "workload": size.train_workload,
-            "data": "digits",
-            "precision": size.precision,
-            "optimizer": "sgd",
-            "lr": 0.1,
-            "lr_scale": "none",
-            "weight_decay": 0.0,
-            "scheduler": "none",
-            "warmup_epochs": 0,
-            "epochs": size.epochs,
-            "augment": False,
-            "accumulation": 1,
-            "num_workers": 0,
-            "global_batch": None if is_local else size.train_batch,
-            "local_batch": None,
-            "checkpoint_every": None,
-            "target_accuracy": None,
-            "seed": None,
-        }
-    ]
+    row = {
+        "workload": size.train_workload, "data": "digits", "precision": size.precision,
+        "optimizer": "sgd", "lr": 0.1, "lr_scale": "none", "weight_decay": 0.0,
+        "scheduler": "none", "warmup_epochs": 0, "epochs": size.epochs, "augment": False,
+        "accumulation": 1, "num_workers": 0,
+        "global_batch": None if is_local else size.train_batch, "local_batch": None,
+        "checkpoint_every": None, "target_accuracy": None, "seed": None,
+    }  # fmt: skip
+    return [row]
 
 
 STUDIES = {

@@ -19,7 +19,7 @@ Which values of the factors are best: cases that differ in nothing else, by thei
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from lockstep.core.studies import STUDIES, WITHOUT_RANKING
 from lockstep.report.compute.scaling import Point, Series, gained
@@ -213,18 +213,17 @@ class FactorLadder:
 
 def factor_ladders(series: Sequence[Series]) -> list[FactorLadder]:
     """Return the ladders of two values or more over the factors that programs name for it."""
-    groups: dict[tuple[object, ...], list[tuple[float, Series, Point]]] = {}
+    groups: dict[tuple[str, Any, Any, str, int], list[tuple[float, Series, Point]]] = {}
     for curve, factor, value in _named(series):
         rest = tuple((name, str(v)) for name, v in curve.row.factors.items() if name != factor)
         for point in curve.points:
             key = (factor, curve.row.workload, rest, curve.layout, point.world_size)
             groups.setdefault(key, []).append((value, curve, point))
     found = []
-    for key, group in groups.items():
+    for (factor, *_), group in groups.items():
         (smallest, curve, base), *others = sorted(group, key=lambda rung: rung[0])
         rungs = (Rung(v, point, *gained(point, base, v / smallest)) for v, _, point in others)
         if others:
-            factor = str(key[0])
             label = _label(curve, factor)
             whole = (Rung(smallest, base), *rungs)
             found.append(FactorLadder(factor, label, base.world_size, curve, whole))
