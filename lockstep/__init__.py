@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lockstep.measure.explain.explanation import explain as explain
-    from lockstep.report.frames import read as read
+    from lockstep.report.columns import read as read
 
 __all__ = ["__version__", "explain", "read"]
 
@@ -24,7 +24,7 @@ def __getattr__(name: str) -> Any:
         except metadata.PackageNotFoundError:  # a bare checkout
             return "unknown"
     if name == "read":
-        from lockstep.report.frames import read
+        from lockstep.report.columns import read
 
         return read
     if name == "explain":

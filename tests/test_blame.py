@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.core.errors import OtherRankError
-from lockstep.core.launch_block import FailureCause
+from lockstep.core.record import FailureCause
 from lockstep.launch import verdict
 from lockstep.launch.verdict import NO_CASE, Ended, Facts, Verdict
 from lockstep.ranks.control import LostError

@@ -19,8 +19,16 @@ from planted_errors import WARNED
 from lockstep.campaign.campaign import Campaign
 from lockstep.campaign.local import run_cli
 from lockstep.core.flags import WORDS
-from lockstep.core.launch_block import LaunchBlock, Provenance, RankFacts, Transport
-from lockstep.core.record import Basis, CaseRecord, Derived, Training
+from lockstep.core.record import (
+    Basis,
+    CaseRecord,
+    Derived,
+    LaunchBlock,
+    Provenance,
+    RankFacts,
+    Training,
+    Transport,
+)
 from lockstep.machine.nvidia import GAUGES
 from lockstep.machine.provenance import SLURM_NAMES
 from lockstep.machine.telemetry import TOTALS

@@ -12,7 +12,7 @@ import pytest
 from commands import BOUNDED
 
 from lockstep.campaign.local.run_cli import _with_tests
-from lockstep.core.launch_block import failure_gist
+from lockstep.core.record import failure_gist
 
 ROOT = Path(__file__).parents[1]
 

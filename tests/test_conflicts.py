@@ -39,19 +39,14 @@ def test_ranks_that_srun_binds_are_not_pooled_with_those_of_torchrun(tmp_path, o
 @pytest.mark.parametrize(
     ("change", "name"),
     [({"precision": "bf16"}, "precision"), ({"workload": "cnn"}, "workload"),
-     ({"global_batch": 128}, "global_batch")],
+     ({"global_batch": 128}, "global_batch"),
+     ({"global_batch": 128, "world_size": 2}, "global_batch 64 in launch w1-r0 and 128")],
 )  # fmt: skip
 def test_one_case_name_with_two_meanings_is_refused(tmp_path, change, name):
     write(tmp_path, one_launch())
-    write(tmp_path, document("w1-r1", 1, {CASE: record(**change)}))
+    size = change.get("world_size", 1)
+    write(tmp_path, document(f"w{size}-r1", size, {CASE: record(**change)}))
     with pytest.raises(ValueError, match=f"has {name}"):
-        load([tmp_path])
-
-
-def test_a_strong_series_keeps_its_global_batch(tmp_path):
-    write(tmp_path, one_launch())
-    write(tmp_path, document("w2-r0", 2, {CASE: record(world_size=2, global_batch=128)}))
-    with pytest.raises(ValueError, match="has global_batch 64 in launch w1-r0 and 128"):
         load([tmp_path])
 
 

@@ -167,17 +167,6 @@ def test_trackers_are_sent_those_numbers_unchanged(folder, tmp_path, monkeypatch
     assert sorted(rows) == expected
 
 
-@pytest.mark.parametrize("folder", ["demo"], indirect=True)
-def test_the_demos_efficiency_is_one_number_everywhere(folder):
-    found = {
-        round(metric.value, 3)
-        for one in sending.found(folder).runs if one.name.startswith("w2-")
-        for metric in one.metrics
-        if "bucket_cap_mb_100-" in metric.name and metric.name.endswith("parallel_efficiency")
-    }  # fmt: skip
-    assert found == {0.542}
-
-
 def test_tensorboard_has_the_epochs_of_the_data_frame(tmp_path):
     pytest.importorskip("tensorboard")
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")

@@ -303,11 +303,6 @@ def test_a_row_that_calls_itself_ideal_is_no_result(tmp_path, column, cell, orig
     ]  # fmt: skip
 
 
-def test_what_was_expected_is_a_target(tmp_path):
-    (series,) = points_of(read([DATA / "hours.csv"]), tmp_path)
-    assert series.row.origin == "target"
-
-
 def test_fixed_epochs_with_steps_give_step_times(tmp_path):
     (series,) = points_of(read([DATA / "fixed_epochs.csv"]), tmp_path)
     assert series.row.scaling == "fixed-epochs"
@@ -391,11 +386,6 @@ def test_spreadsheets_encode_as_they_like(tmp_path, encoding):
     path.write_bytes("n,value,metric,unit,source\n1,10,time,s,J\u00fclich\n".encode(encoding))
     imported = read([path])
     assert imported.tables["t"]["source"] == "J\u00fclich"
-
-
-def test_other_names_of_the_first_column(tmp_path):
-    imported = table_of(tmp_path, "GPUs,value,metric,unit\n4,10,time,s\n")
-    assert imported.tables["table"]["rows"][0]["world_size"] == 4
 
 
 def test_workers_are_no_devices_and_cost_nothing(tmp_path):

@@ -17,16 +17,6 @@ def test_ranks_with_unequal_rounds_are_refused(matrix, found):
         metrics.slowest_rank(matrix)
 
 
-def test_throughput_divides_samples_by_seconds():
-    assert metrics.throughput(768, 1.5) == 512
-
-
-@pytest.mark.parametrize("elapsed_s", [0, -1.0])
-def test_throughput_needs_time(elapsed_s):
-    with pytest.raises(ValueError, match="is not a positive time"):
-        metrics.throughput(1, elapsed_s)
-
-
 def test_algbw_is_in_units_of_ten_to_the_nine_bytes():
     # 1 GiB in half a second.
     assert metrics.algbw_gb_per_s(2**30, 0.5) == pytest.approx(2.147483648)

@@ -49,21 +49,6 @@ def times(values, scaling="strong"):
     ]  # fmt: skip
 
 
-def test_a_strong_table_of_hours():
-    # 12, 6.5, 3.5, 2 h on 1, 2, 4, 8 GPUs: 12/6.5 = 1.846, 12/3.5 = 3.429, 12/2 = 6.
-    found = points(times({1: 12, 2: 6.5, 4: 3.5, 8: 2}))
-    assert [round(p.speedup, 2) for p in found] == [1.0, 1.85, 3.43, 6.0]
-    assert [round(100 * p.parallel_efficiency, 1) for p in found] == [100.0, 92.3, 85.7, 75.0]
-    assert [p.device_hours for p in found] == pytest.approx([12, 13, 14, 16])
-    assert {p.device_hours_per for p in found} == {"run"}
-
-
-def test_throughput_gives_the_same_ratios_as_times():
-    samples = 1e6
-    rates = [row(n, samples / t) for n, t in {1: 12.0, 2: 6.5, 4: 3.5}.items()]
-    assert [p.speedup for p in points(rates)] == pytest.approx([1, 12 / 6.5, 12 / 3.5])
-
-
 def test_weak_efficiency_is_the_time_ratio_and_not_the_strong_formula():
     # Local batch 64: 0.10 s at 1 rank, 0.125 s at 4. Efficiency 0.8; the strong formula gives 0.2.
     rows = [
@@ -76,28 +61,9 @@ def test_weak_efficiency_is_the_time_ratio_and_not_the_strong_formula():
     assert last.speedup == pytest.approx(3.2)
 
 
-def test_fixed_epochs_give_both_views():
-    # 5 epochs of 3750, 1875 and 937 steps in 73.48, 42.06 and 25.61 s.
-    values = {1: (73.48, 18750), 2: (42.06, 9375), 4: (25.61, 4685)}
-    rows = [
-        row(n, 1 / t, "fixed-epochs", time_s=t, step_s=t / steps)
-        for n, (t, steps) in values.items()
-    ]
-    found = points(rows)
-    assert [round(1e3 * p.step_s, 2) for p in found] == [3.92, 4.49, 5.47]
-    assert [round(100 * p.parallel_efficiency, 1) for p in found] == [100.0, 87.4, 71.7]
-    assert [round(100 * p.time_ratio, 1) for p in found[1:]] == [87.4, 71.7]
-
-
 def test_strong_points_have_no_time_ratio():
     rows = [row(n, 1 / n, step_s=1.0) for n in (1, 2)]
     assert [p.time_ratio for p in points(rows)] == [None, None]
-
-
-def test_the_smallest_size_is_the_baseline_when_one_is_missing():
-    (series,) = series_of([row(16, 100.0), row(64, 300.0)])
-    assert series.baseline == 16
-    assert series.points[-1].parallel_efficiency == pytest.approx(0.75)
 
 
 def test_a_baseline_may_be_chosen_and_smaller_sizes_stay():
@@ -207,11 +173,6 @@ def test_statistics_over_all_rounds():
     assert found["mean_step_s"] == pytest.approx(3.6)
     assert found["stddev_step_s"] == pytest.approx(math.sqrt(23.2 / 4))
     assert (found["min_step_s"], found["max_step_s"]) == (1.0, 7.0)
-
-
-def test_measured_cited_and_target_rows_are_never_one_series():
-    rows = [row(1, 1.0), row(1, 1.0, origin="cited"), row(1, 1.0, origin="target")]
-    assert len(series_of(rows)) == 3
 
 
 def test_a_record_per_point_with_ratios_and_no_per_cent(tmp_path):

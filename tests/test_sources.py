@@ -12,11 +12,6 @@ from lockstep.report.load.reading import gather, load
 from lockstep.report.page.content_of_page import page
 
 
-def test_a_single_file_is_read(tmp_path):
-    path = write(tmp_path, one_launch())
-    assert len(load([path]).rows) == 1
-
-
 def test_a_folder_of_benchmark_files_is_read(tmp_path):
     (tmp_path / "0001_a.json").write_text(json.dumps(one_launch()))
     (tmp_path / "0002_b.json").write_text(json.dumps(document("w1-r1", 1, {CASE: record()})))
@@ -103,19 +98,12 @@ def test_a_folder_of_which_nothing_can_be_read_is_refused(tmp_path):
         load([tmp_path])
 
 
-def test_a_folder_given_twice_is_read_once(tmp_path):
-    write(tmp_path, one_launch())
-    assert len(load([tmp_path, tmp_path]).rows) == 1
-
-
-def test_a_missing_path_is_named(tmp_path):
-    with pytest.raises(ValueError, match="nowhere: no such file or folder"):
-        load([tmp_path / "nowhere"])
-
-
-def test_a_folder_without_results_is_named(tmp_path):
-    with pytest.raises(ValueError, match="holds no launch"):
-        load([tmp_path])
+@pytest.mark.parametrize(("name", "sentence"), [
+    ("nowhere", "nowhere: no such file or folder"), ("", "holds no launch"),
+])  # fmt: skip
+def test_where_there_are_no_results_the_path_is_named(tmp_path, name, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        load([tmp_path / name])
 
 
 def test_a_folder_of_campaigns_or_sessions_names_them(tmp_path):

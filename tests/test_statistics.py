@@ -5,11 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.special import polygamma
 
 from lockstep.report.compute.statistics import (
     Ratio,
-    _inverse_trigamma,
     family_error,
     log_interval,
     moderated,
@@ -46,6 +44,7 @@ def test_welch_by_hand():
 def test_launches_equal_to_the_last_digit_have_no_interval(equal):
     assert log_interval(equal) is None
     assert ratio_interval(equal, [2.0, 2.0]) is None
+    assert welch(equal, [2.0, 2.0]).p_value == 1.0
     assert ratio_interval(equal, [2.0, 2.1]) is not None
     assert log_interval([0.1, 0.1 * (1 + 1e-9)]) is not None
 
@@ -56,24 +55,11 @@ def test_without_repeats_there_is_no_interval(above, below):
     assert log_interval([1.0]) is None
 
 
-@given(st.lists(positive, min_size=2, max_size=6), st.lists(positive, min_size=2, max_size=6),
-       st.floats(1e-2, 1e2))  # fmt: skip
-def test_ratios_do_not_depend_on_the_unit(above, below, scale):
-    if max(max(side) / min(side) for side in (above, below)) < 1 + 1e-9:
-        return  # equal but for rounding, which the unit may change
-    scaled = ratio_interval([scale * a for a in above], [scale * b for b in below])
-    assert scaled == pytest.approx(ratio_interval(above, below), rel=1e-6)
-
-
 def test_the_p_value_by_hand():
     # Student's t of 2 with 2 degrees of freedom: P(|T| > t) = 1 - t / sqrt(2 + t^2).
     ratio = welch([1.0, math.e**2], [math.e**-2, 1.0])
     t = 2 / math.sqrt(2)
     assert ratio.p_value == pytest.approx(1 - t / math.sqrt(2 + t**2))
-
-
-def test_values_without_spread_show_no_difference():
-    assert welch([2.0, 2.0], [1.0, 1.0]).p_value == 1.0
 
 
 @given(st.lists(positive, min_size=2, max_size=6), st.lists(positive, min_size=2, max_size=6))
@@ -177,11 +163,6 @@ def test_a_drawn_spread_lies_between_its_own_and_the_familys(spreads, launches):
     order = sorted(range(len(spreads)), key=spreads.__getitem__)
     found = [drawn[i].spread for i in order]
     assert found == sorted(found)
-
-
-@pytest.mark.parametrize("x", [0.01, 0.5, 1.0, 7.0, 1e4])
-def test_the_inverse_of_trigamma(x):
-    assert _inverse_trigamma(float(polygamma(1, x))) == pytest.approx(x, rel=1e-6)
 
 
 def test_an_interval_of_launches_that_have_nothing_in_common_stays_a_number():

@@ -67,17 +67,6 @@ def test_it_ends_with_its_parent_s_input_or_when_it_is_told_to(tmp_path, clean_e
 
 
 @pytest.mark.chaos
-def test_two_on_one_machine_have_a_port_each(tmp_path, clean_environ):
-    (tmp_path / "one").mkdir()
-    (tmp_path / "two").mkdir()
-    with (
-        served(tmp_path / "one", clean_environ) as one,
-        served(tmp_path / "two", clean_environ) as two,
-    ):
-        assert address(*one) != address(*two)
-
-
-@pytest.mark.chaos
 def test_an_address_that_cannot_be_written_is_one_line(tmp_path, clean_environ):
     (tmp_path / "address").mkdir()
     with served(tmp_path, clean_environ) as (process, _):

@@ -89,10 +89,10 @@ def check(factors: Mapping[str, Sequence[Value]]) -> Factors:
 
 
 def read(texts: Sequence[str]) -> dict[str, tuple[Value, ...]]:
-    """Return the factors of several `NAME=VALUE,VALUE`, as `parse` does.
+    """Return the factors of several `NAME=VALUE,VALUE`, as `parse` does, once `check` took them.
 
     Raises:
-        ValueError: As `parse`, or `check` refuses one.
+        ValueError: A text has another form, or a factor or value is refused.
     """
     found = parse(texts)
     check(found)
@@ -129,7 +129,8 @@ def study_of(names: Sequence[str], offered: Sequence[str], size: Size) -> str:
     """
 
     def merit(study: str) -> tuple[bool, int, int, bool]:
-        varied = _varied(studies.rows(study, size))
+        rows = studies.rows(study, size)
+        varied = {name for name in rows[0] if len({row[name] for row in rows}) > 1}
         is_offered = study in offered
         # Whole epochs are no answer to a question about a step.
         is_far = study == "train" and not is_offered
@@ -158,10 +159,6 @@ def kept(
         for name, values in factors.items()
         if any(has(study, [name], size) for study in studies)
     }
-
-
-def _varied(rows: Sequence[sizes.Row]) -> set[str]:
-    return {name for name in rows[0] if len({row[name] for row in rows}) > 1}
 
 
 def _value(text: str) -> Value:

@@ -136,23 +136,15 @@ def threads_at_sizes(threads: Mapping[str, list[int]]) -> str:
     return ", ".join([*texts, *(f"{counts} at {size}" for size, counts in others)])
 
 
-def _hosts(groups: list[list[str]]) -> str:
-    return " and ".join(map("+".join, groups))
-
-
 def _set_by_user(settings: list[str]) -> str:
     return f": {', '.join(settings)} is set in the environment, so unset it"
-
-
-def _faster(change: float) -> str:
-    return f"{abs(change):.0%} {'faster' if change > 0 else 'slower'}"
 
 
 # How to print a field that `str` would not print well.
 _OWN: dict[tuple[str, str], Callable[[Any], str]] = {
     ("unequal-threads", "threads"): threads_at_sizes,
-    ("moved", "hosts"): _hosts,
-    ("outlier", "change"): _faster,
+    ("moved", "hosts"): lambda groups: " and ".join(map("+".join, groups)),
+    ("outlier", "change"): lambda x: f"{abs(x):.0%} {'faster' if x > 0 else 'slower'}",
     ("sockets-beside-infiniband", "environment"): _set_by_user,
     ("no-gpu-direct", "environment"): _set_by_user,
     ("no-peer-to-peer", "environment"): _set_by_user,
@@ -218,15 +210,11 @@ def flag(kind: str, **values: Any) -> Flag:
 
 def read(value: object) -> Flag:
     """Return a flag that JSON holds; the first files held sentences."""
-    if not isinstance(value, Mapping):
-        return _of_sentence(str(value))
-    return Flag(str(value.get("kind")), {k: v for k, v in value.items() if k != "kind"})
-
-
-def _of_sentence(text: str) -> Flag:
-    """Return the flag of an older file: its kind, where rules ask for it, and its own words."""
-    begun = (kind for start, kind in _BEGINNINGS.items() if text.startswith(start))
-    return Flag(next(begun, "note"), {"text": text})
+    if isinstance(value, Mapping):
+        return Flag(str(value.get("kind")), {k: v for k, v in value.items() if k != "kind"})
+    text = str(value)
+    kinds = (kind for start, kind in _BEGINNINGS.items() if text.startswith(start))
+    return Flag(next(kinds, "note"), {"text": text})
 
 
 def has(flags: Iterable[Flag], kind: str) -> bool:

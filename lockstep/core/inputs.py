@@ -58,14 +58,18 @@ def load(source: str, model: type[Model], built_in: Mapping[str, Path], **change
         ValueError: The file cannot be read, or says something that is not allowed.
     """
     path = built_in.get(source, Path(source))
-    given = _read(path, f"give a {model.__name__.lower()} file, or a built-in one", built_in)
-    if other := _other_kind(given, model):
-        raise ValueError(f"{path}: this is a {other} file; give a {model.__name__.lower()} file")
+    kind = model.__name__
+    given = _read(path, f"give a {kind.lower()} file, or a built-in one", built_in)
+    if MARKS.get(kind) not in (None, *given):
+        others = (other.lower() for other, key in MARKS.items() if key in given)
+        if other := next(others, ""):
+            raise ValueError(f"{path}: this is a {other} file; give a {kind.lower()} file")
     given |= {key: value for key, value in changes.items() if value is not None}
     try:
         return model.model_validate(given)
     except ValidationError as error:
-        where = _option(error, changes) or path
+        key = str(next(iter(_first(error)["loc"]), ""))
+        where = path if changes.get(key) is None else f"--{key.replace('_', '-')}"
         raise ValueError(f"{where}: {sentence(error, model)}") from None
 
 
@@ -81,20 +85,6 @@ def table(path: Path, name: str) -> dict[str, Any]:
     return found
 
 
-def _other_kind(given: Mapping[str, Any], model: type[BaseModel]) -> str | None:
-    """Return of which other kind a file is, by a key that no file of that kind lacks."""
-    own = MARKS.get(model.__name__)
-    if own is None or own in given:
-        return None
-    return next((kind.lower() for kind, key in MARKS.items() if key in given), None)
-
-
-def _option(error: ValidationError, changes: Mapping[str, Any]) -> str:
-    """Return the option that gave what is wrong; empty where the file did."""
-    key = str(next(iter(_first(error)["loc"]), ""))
-    return "" if changes.get(key) is None else f"--{key.replace('_', '-')}"
-
-
 def _read(path: Path, todo: str, built_in: Mapping[str, Path]) -> dict[str, Any]:
     try:
         path.stat()
@@ -106,22 +96,15 @@ def _read(path: Path, todo: str, built_in: Mapping[str, Path]) -> dict[str, Any]
         content = file.read(LIMIT_BYTES + 1)
     if len(content) > LIMIT_BYTES:
         raise ValueError(f"{path}: larger than 1 MiB, and so no file written by hand; {todo}")
-    return _parse(path, content)
-
-
-def _parse(path: Path, content: bytes) -> dict[str, Any]:
     try:
-        text = content.decode("utf-8-sig")  # some editors put a mark first
+        return tomllib.loads(content.decode("utf-8-sig"))  # some editors put a mark first
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not a TOML file: {error}; save it as UTF-8") from None
-    try:
-        return tomllib.loads(text)
+        why = f"{error}; save it as UTF-8"
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path}: not a TOML file: {error}") from None
+        why = str(error)
     except (ValueError, RecursionError):  # of the parser itself: digits, or depth
-        raise ValueError(
-            f"{path}: not a TOML file: a number of it is too long, or it is nested too deep"
-        ) from None
+        why = "a number of it is too long, or it is nested too deep"
+    raise ValueError(f"{path}: not a TOML file: {why}")
 
 
 def sentence(error: ValidationError, model: type[BaseModel]) -> str:
@@ -129,9 +112,15 @@ def sentence(error: ValidationError, model: type[BaseModel]) -> str:
     first = _first(error)
     place = [str(part) for part in first["loc"] if part != "[key]"]
     key, given = ".".join(place), first["input"]
-    fields = _table(place, model).model_fields
+    table = model
+    for part in place[:-1]:
+        if field := table.model_fields.get(part):
+            table = next(_models(field.annotation), table)
+    fields = table.model_fields
     if first["type"] == "extra_forbidden":
-        return _unknown(key, [field.alias or name for name, field in fields.items()])
+        known = [field.alias or name for name, field in fields.items()]
+        hint = _nearest(key.rpartition(".")[2], known) or f"; known keys: {', '.join(known)}"
+        return f"unknown key {_shown(key)}{hint}"
     if first["type"] == "missing":
         return f"key {key!r} is missing"
     message: str = WORDS.get(first["type"], first["msg"].removeprefix("Value error, "))
@@ -164,22 +153,9 @@ def _nearest(given: Any, allowed: Sequence[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def _unknown(key: str, allowed: list[str]) -> str:
-    hint = _nearest(key.rpartition(".")[2], allowed) or f"; known keys: {', '.join(allowed)}"
-    return f"unknown key {_shown(key)}{hint}"
-
-
-def _table(place: Sequence[str], model: type[BaseModel]) -> type[BaseModel]:
-    """Return the model of the table that holds a key."""
-    for part in place[:-1]:
-        field = model.model_fields.get(part)
-        model = next(_tables(field.annotation), model) if field else model
-    return model
-
-
-def _tables(annotation: Any) -> Iterator[type[BaseModel]]:
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
     """Yield the models in a type, such as `Jobs`, `tuple[Stage, ...]` or `Container | None`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for part in get_args(annotation):
-        yield from _tables(part)
+        yield from _models(part)

@@ -8,8 +8,6 @@ case: it is dropped.
 Each session writes under an attempt of its own. Where a file system has no locks, ranks of a lost
 node may go on writing after another session took over: what they write is of an older attempt than
 the `launch` line before it, and is not read.
-
-Whether a launch's journal and the document made of it hold the same cases.
 """
 
 import errno
@@ -17,7 +15,7 @@ import itertools
 import json
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from io import FileIO
@@ -27,6 +25,8 @@ from typing import Any
 from lockstep.core import files, locks
 from lockstep.core.record import KEY, SCHEMA_VERSION, case_name, check_schema
 
+# Characters of a value that a message shows.
+SHOWN = 60
 # A session may follow one that was killed and is still on its way out.
 LOCK_WAIT_S = 10.0
 ENDS = ("case", "skip", "fail")
@@ -34,6 +34,10 @@ ENDS = ("case", "skip", "fail")
 LIMIT_BYTES = 16 * files.LIMIT_BYTES
 # How a file begins that `Journal` wrote: of a launch, or of submissions.
 _HEADS = (b'{"kind": "launch"', b'{"uuid": "')
+# How a line begins that `Journal` wrote of a case that has ended.
+_ENDED = tuple(f'{{"kind": "{kind}"'.encode() for kind in ENDS)
+# What a launch says of itself that no later session of it adds to.
+_OF_LAUNCH = ("complete", "world_size", "num_nodes", "provenance")
 # What a reader relies on in each kind of line.
 _NEEDED: dict[str, dict[str, type]] = {
     "launch": {"launch": dict, "document": dict, "expected": list},
@@ -76,7 +80,7 @@ class Journal:
         """Write one line and wait until it is on disk.
 
         Raises:
-            ValueError: No reader would take the entry, as `encode` says.
+            ValueError: No reader would take the entry, as `fixed` says.
             OSError: The disk or the journal is full, or the file out of reach.
         """
         self._write(entry)
@@ -114,7 +118,7 @@ class Journal:
 
     def _write(self, entry: Mapping[str, Any]) -> None:
         self.restore()
-        content = encode(_signed(entry, self._attempt))
+        content = _line(entry, self._attempt)
         if self._size_bytes + len(content) > LIMIT_BYTES:
             limit = f"no more than {LIMIT_BYTES // files.MIB} MiB are read of one"
             raise OSError(errno.EFBIG, f"{limit}; go on in another folder")
@@ -136,16 +140,11 @@ class Journal:
         self._file.close()
 
 
-def encode(entry: Mapping[str, Any]) -> bytes:
-    """Return a line of a journal, which readers take.
-
-    Raises:
-        TypeError: It holds what JSON does not know.
-        ValueError: It is too long, nested too deep, or holds a number that is not finite or out
-            of range.
-    """
+def _line(entry: Mapping[str, Any], attempt: str) -> bytes:
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    signed = {**entry, "attempt": attempt, "time": entry.get("time", now)}
     try:
-        line = (json.dumps(entry, allow_nan=False) + "\n").encode()
+        line = (json.dumps(signed, allow_nan=False) + "\n").encode()
     except RecursionError:
         raise ValueError("nested too deep") from None
     if len(line) >= files.LIMIT_BYTES:
@@ -162,11 +161,11 @@ def fixed(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return an entry that `Journal.append` takes, whatever is later put into parts of the given.
 
     Raises:
-        TypeError: As `encode` does.
-        ValueError: As `encode` does.
+        TypeError: It holds what JSON does not know.
+        ValueError: It is too long, nested too deep, or holds a number that is not finite or out
+            of range.
     """
-    # As long as the line will be.
-    kept: dict[str, Any] = json.loads(encode(_signed(entry, uuid.uuid4().hex)))
+    kept: dict[str, Any] = json.loads(_line(entry, uuid.uuid4().hex))  # as long as it will be
     return {name: kept[name] for name in entry}
 
 
@@ -176,18 +175,7 @@ def crash(case: str, after: str) -> dict[str, Any]:
     return {"kind": "fail", "case": case, "reason": reason, "crashed": True}
 
 
-def _signed(entry: Mapping[str, Any], attempt: str) -> dict[str, Any]:
-    """Return an entry with who writes it and when, in UTC."""
-    now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    return {**entry, "attempt": attempt, "time": entry.get("time", now)}
-
-
 def _opened(path: Path) -> FileIO:
-    """Open a file to append to, and keep others out until it is closed, where its system can.
-
-    Raises:
-        BlockingIOError: Another has it open.
-    """
     path.parent.mkdir(parents=True, exist_ok=True)
     file = FileIO(path, "a")  # one write a line
     try:
@@ -220,10 +208,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     Raises:
         ValueError: The file is missing, or a line other than the last is not JSON.
     """
-    return list(_lines(path))
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    entries = []
     with files.opened(path, LIMIT_BYTES) as file:
         for number in itertools.count(1):
             line = file.readline(files.LIMIT_BYTES)
@@ -233,8 +218,9 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
                 )
             # What follows the last newline is empty, or a line the kill cut short.
             if not line.endswith(b"\n"):
-                return
-            yield _entry(line, f"{path}:{number}")
+                break
+            entries.append(_entry(line, f"{path}:{number}"))
+    return entries
 
 
 def _entry(line: bytes, where: str) -> dict[str, Any]:
@@ -255,16 +241,12 @@ def current(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     What a session wrote after another took over is left out.
     """
     starts = [i for i, e in enumerate(entries) if _is_header(e) and not e.get("resumed")]
-    return list(_of_latest_attempt(entries[starts[-1] :])) if starts else []
-
-
-def _of_latest_attempt(entries: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    attempt = None
-    for entry in entries:
-        if _is_header(entry):
-            attempt = entry.get("attempt")
+    attempt, kept = None, []
+    for entry in entries[starts[-1] :] if starts else []:
+        attempt = entry.get("attempt") if _is_header(entry) else attempt
         if entry.get("attempt") == attempt:
-            yield entry
+            kept.append(entry)
+    return kept
 
 
 def _is_header(entry: Mapping[str, Any]) -> bool:
@@ -272,36 +254,37 @@ def _is_header(entry: Mapping[str, Any]) -> bool:
 
 
 def _current_of(path: Path) -> list[dict[str, Any]]:
+    """Return the entries that count; those of a kind of a later version are not checked."""
     entries = current(read(path))
     if entries:
         check_schema(entries[0], str(path))
     for entry in entries:
-        _check_types(entry, path)
+        kind = str(entry.get("kind"))
+        for name, needed in _NEEDED.get(kind, {}).items():
+            if not isinstance(entry.get(name), needed):
+                raise ValueError(
+                    f"{path}: a {kind} line has {name} {str(entry.get(name))[:80]!r}, which is no "
+                    f"{needed.__name__}; the journal is corrupt"
+                )
+        if kind == "launch" and not files.are_texts(entry["expected"]):
+            raise ValueError(
+                f"{path}: a launch line expects what is no case; the journal is corrupt"
+            )
     return entries
 
 
-def _check_types(entry: Mapping[str, Any], path: Path) -> None:
-    """Refuse a line that lacks what its kind needs; a kind of a later version is left aside."""
-    kind = str(entry.get("kind"))
-    for name, needed in _NEEDED.get(kind, {}).items():
-        if not isinstance(entry.get(name), needed):
-            raise ValueError(
-                f"{path}: a {kind} line has {name} {str(entry.get(name))[:80]!r}, which is no "
-                f"{needed.__name__}; the journal is corrupt"
-            )
-    if kind == "launch" and not files.are_texts(entry["expected"]):
-        raise ValueError(f"{path}: a launch line expects what is no case; the journal is corrupt")
+def _last_ends(entries: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {entry["case"]: entry for entry in entries if entry.get("kind") in ENDS}
 
 
 def outcomes(path: Path) -> dict[str, str]:
-    """Return case -> its last outcome, `case`, `skip` or `fail`; empty if nothing was written.
+    """Return case -> its last outcome, `case`, `skip` or `fail`; empty without a journal.
 
     Raises:
         ValueError: The journal is corrupt, or of another schema.
     """
-    if not path.exists():
-        return {}
-    return {e["case"]: e["kind"] for e in _ends(_current_of(path))}
+    entries = _current_of(path) if path.exists() else []
+    return {case: end["kind"] for case, end in _last_ends(entries).items()}
 
 
 def settled(path: Path) -> dict[str, str]:
@@ -312,12 +295,14 @@ def settled(path: Path) -> dict[str, str]:
     Raises:
         ValueError: The journal is corrupt, or of another schema.
     """
-    if not path.exists():
-        return {}
-    entries = _current_of(path)
+    entries = _current_of(path) if path.exists() else []
     firsts = [i for i, e in enumerate(entries) if _is_header(e) and not e.get("skips_failed")]
-    since = {e["case"] for e in _ends(entries[firsts[-1] if firsts else 0 :])}
-    return {case: kind for case, kind in outcomes(path).items() if kind != "fail" or case in since}
+    since = _last_ends(entries[firsts[-1] if firsts else 0 :])
+    return {
+        case: end["kind"]
+        for case, end in _last_ends(entries).items()
+        if end["kind"] != "fail" or case in since
+    }
 
 
 def in_flight(path: Path) -> str | None:
@@ -331,20 +316,14 @@ def in_flight(path: Path) -> str | None:
 
 def _in_flight(entries: list[dict[str, Any]]) -> str | None:
     # A session that resumed, and ended before a case of its own, has not settled this one.
-    # What is noted of a case on its way, or of what it left behind, is no end of it.
-    last: Mapping[str, Any] = next(
-        (entry for entry in reversed(entries) if entry.get("kind") in ("begin", *ENDS)), {}
-    )
-    return str(last["case"]) if last.get("kind") == "begin" else None
-
-
-def _ends(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the lines that say how a case ended."""
-    return [entry for entry in entries if entry.get("kind") in ENDS]
+    last = next((e for e in reversed(entries) if e.get("kind") in ("begin", *ENDS)), None)
+    return str(last["case"]) if last and last["kind"] == "begin" else None
 
 
 def rebuild(path: Path) -> dict[str, Any]:
     """Return the pytest-benchmark document of a journal, finished or not.
+
+    Its cases stand as the suite lists them; they ran in a random order.
 
     Raises:
         ValueError: The journal is missing, corrupt, of another schema, or holds no launch.
@@ -352,18 +331,36 @@ def rebuild(path: Path) -> dict[str, Any]:
     entries = _current_of(path)
     if not entries:
         raise ValueError(f"{path}: no launch in this journal, so nothing was measured")
-    headers = [e for e in entries if _is_header(e)]
-    last = _in_order({e["case"]: e for e in _ends(entries)}, headers[-1]["expected"])
-    document = dict(headers[-1]["document"])
-    document["benchmarks"] = [e["benchmark"] for e in last.values() if e["kind"] == "case"]
-    document[KEY] = _launch_block(headers[-1], last) | {
-        "in_flight": _in_flight(entries),
-        "left_behind": [
-            {"case": e["case"], **e["left"]} for e in entries if e.get("kind") == "left"
-        ],
-        "sessions": [_session(header["launch"]) for header in headers],
+    headers = [entry for entry in entries if _is_header(entry)]
+    expected = headers[-1]["expected"]
+    place = {case: number for number, case in enumerate(expected)}
+    last = dict(sorted(_last_ends(entries).items(), key=lambda end: place.get(end[0], len(place))))
+
+    def reasons(kind: str) -> list[dict[str, Any]]:
+        names = ("reason", "crashed", "causes", "failure")
+        return [
+            {"case": case} | {name: end[name] for name in names if name in end}
+            for case, end in last.items()
+            if end["kind"] == kind
+        ]
+
+    return {
+        **headers[-1]["document"],
+        "benchmarks": [end["benchmark"] for end in last.values() if end["kind"] == "case"],
+        KEY: {
+            **headers[-1]["launch"],
+            "schema": SCHEMA_VERSION,
+            "complete": {*expected} <= {c for c, end in last.items() if end["kind"] != "fail"},
+            "expected": expected,
+            "skipped": reasons("skip"),
+            "failed": reasons("fail"),
+            "in_flight": _in_flight(entries),
+            "left_behind": [
+                {"case": e["case"], **e["left"]} for e in entries if e.get("kind") == "left"
+            ],
+            "sessions": [_session(header["launch"]) for header in headers],
+        },
     }
-    return document
 
 
 def _session(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -379,40 +376,10 @@ def measured(path: Path) -> dict[str, dict[str, Any]]:
     """Return case -> pytest-benchmark entry of the cases that were measured.
 
     Raises:
-        ValueError: The journal is corrupt, or of another schema.
+        ValueError: The journal is missing, corrupt, or of another schema.
     """
-    last = {e["case"]: e for e in _ends(_current_of(path))}
-    return {case: e["benchmark"] for case, e in last.items() if e["kind"] == "case"}
-
-
-def _in_order(
-    last: dict[str, dict[str, Any]], expected: Sequence[str]
-) -> dict[str, dict[str, Any]]:
-    """Return the ends of cases as the suite lists them; they ran in a random order."""
-    place = {case: number for number, case in enumerate(expected)}
-    return dict(sorted(last.items(), key=lambda end: place.get(end[0], len(place))))
-
-
-def _launch_block(header: dict[str, Any], last: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    expected = header["expected"]
-    done = {case for case, e in last.items() if e["kind"] in ("case", "skip")}
-    return {
-        **header["launch"],
-        "schema": SCHEMA_VERSION,
-        "complete": set(expected) <= done,
-        "expected": expected,
-        "skipped": _reasons(last, "skip"),
-        "failed": _reasons(last, "fail"),
-    }
-
-
-def _reasons(last: dict[str, dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    names = ("reason", "crashed", "causes", "failure")
-    return [
-        {"case": case} | {name: end[name] for name in names if name in end}
-        for case, end in last.items()
-        if end["kind"] == kind
-    ]
+    ends = _last_ends(_current_of(path))
+    return {case: end["benchmark"] for case, end in ends.items() if end["kind"] == "case"}
 
 
 def write_result(journal_path: Path, result_path: Path) -> dict[str, Any]:
@@ -420,14 +387,6 @@ def write_result(journal_path: Path, result_path: Path) -> dict[str, Any]:
     document = rebuild(journal_path)
     files.write_atomically(result_path, json.dumps(document, indent=1, allow_nan=False))
     return document
-
-
-# Characters of a value that a message shows.
-SHOWN = 60
-# What a launch says of itself that no later session of it adds to.
-_OF_LAUNCH = ("complete", "world_size", "num_nodes", "provenance")
-# How a line begins that `Journal` wrote of a case that has ended.
-_ENDED = tuple(f'{{"kind": "{kind}"'.encode() for kind in ENDS)
 
 
 def is_ahead(path: Path, document: Any) -> bool:
@@ -440,7 +399,23 @@ def is_ahead(path: Path, document: Any) -> bool:
         ValueError: The journal is missing, or corrupt.
     """
     ends = _ends_in(document)
-    return _num_end_lines(path) > len(ends) and _ends_in(rebuild(path)) != ends
+    with files.opened(path, LIMIT_BYTES) as file:
+        lines = iter(lambda: file.readline(files.LIMIT_BYTES), b"")
+        num_lines = sum(line.startswith(_ENDED) and line.endswith(b"\n") for line in lines)
+    return num_lines > len(ends) and _ends_in(rebuild(path)) != ends
+
+
+def lacks(path: Path, document: Any) -> bool:
+    """Return whether a document, or None, holds measured cases that its journal does not.
+
+    A missing journal holds none; one that was started again still has its earlier cases.
+
+    Raises:
+        ValueError: The journal cannot be read.
+    """
+    benchmarks = [entry for kind, entry in _ends_in(document) if kind == "case"]
+    kept = [line.get("benchmark") for line in read(path)] if benchmarks and path.exists() else []
+    return any(entry not in kept for entry in benchmarks if isinstance(entry, dict))
 
 
 def contradictions(document: Any, kept: Any) -> dict[str, tuple[str, str]]:
@@ -462,19 +437,16 @@ def contradictions(document: Any, kept: Any) -> dict[str, tuple[str, str]]:
 
 def _measured(document: Any) -> dict[str, dict[str, Any]]:
     """Return case -> its statistics and what is recorded of it, by a document of any form."""
-    cases = [entry for kind, entry in _ends_in(document) if kind == "case"]
-    of_launch = document.get(KEY) if isinstance(document, dict) else None
-    known = of_launch if isinstance(of_launch, dict) else {}
+    known = _object(_object(document).get(KEY))
     found = {"": {f"record.{name}": known.get(name) for name in _OF_LAUNCH}}
-    for entry in (case for case in cases if isinstance(case, dict) and case.get("name")):
-        extra = entry.get("extra_info")
-        block = extra.get(KEY) if isinstance(extra, dict) else None
-        found[case_name(entry)] = {
-            f"{part}.{name}": value
-            for part, facts in (("stats", entry.get("stats")), ("record", block))
-            if isinstance(facts, dict)
-            for name, value in facts.items()
-        }
+    for kind, entry in _ends_in(document):
+        if kind == "case" and _object(entry).get("name"):
+            block = _object(entry.get("extra_info")).get(KEY)
+            found[case_name(entry)] = {
+                f"{part}.{name}": value
+                for part, facts in (("stats", entry.get("stats")), ("record", block))
+                for name, value in _object(facts).items()
+            }
     return found
 
 
@@ -489,35 +461,15 @@ def _differing(own: Mapping[str, Any] | None, kept: Mapping[str, Any] | None) ->
     return first, second
 
 
-def lacks(path: Path, document: Any) -> bool:
-    """Return whether a document, or None, holds measured cases that its journal does not.
-
-    A missing journal holds none; one that was started again still has its earlier cases.
-
-    Raises:
-        ValueError: The journal cannot be read.
-    """
-    benchmarks = [entry for kind, entry in _ends_in(document) if kind == "case"]
-    if not benchmarks:
-        return False
-    kept = [line.get("benchmark") for line in read(path)] if path.exists() else []
-    return any(entry not in kept for entry in benchmarks if isinstance(entry, dict))
-
-
-def _num_end_lines(path: Path) -> int:
-    """Count the lines that end a case; a case that was measured again counts again."""
-    with files.opened(path, LIMIT_BYTES) as file:
-        lines = iter(lambda: file.readline(files.LIMIT_BYTES), b"")
-        return sum(line.startswith(_ENDED) and line.endswith(b"\n") for line in lines)
-
-
 def _ends_in(document: Any) -> list[tuple[str, Any]]:
     """Return the kind and entry of each case that has ended, by a document of any form."""
-    whole = document if isinstance(document, dict) else {}
-    block = whole.get(KEY)
-    block = block if isinstance(block, dict) else {}
-    parts = {"case": whole.get("benchmarks")}
+    block = _object(_object(document).get(KEY))
+    parts = {"case": _object(document).get("benchmarks")}
     parts |= {"skip": block.get("skipped"), "fail": block.get("failed")}
     return [
         (kind, entry) for kind, ends in parts.items() if isinstance(ends, list) for entry in ends
     ]
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

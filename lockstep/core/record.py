@@ -1,9 +1,10 @@
-"""What a case adds to pytest-benchmark's JSON: one versioned block, under one key.
+"""What a result file says of a case and of its launch, and which values each field may have.
 
-Each benchmark entry carries a `CaseRecord` under `extra_info["lockstep"]`; the file carries the
-facts of its launch under the top-level key `lockstep`, a `launch_block.LaunchBlock`. Readers and
-the JSON Schema that `make docs` publishes follow from these classes. Readers keep keys that they do
-not know, so a file of a later minor change still loads; one of another schema version is refused.
+pytest-benchmark's JSON carries a `CaseRecord` under `extra_info["lockstep"]` of each entry, and a
+`LaunchBlock` under its top-level key `lockstep`. The readers' checks and the JSON Schema that `make
+docs` publishes follow from these dataclasses: pydantic asks each `About` for its limits and its
+text. Readers keep keys that they do not know, so a file of a later minor change still loads; one of
+another schema version is refused.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,43 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from lockstep.core import metrics, studies
-from lockstep.core.described import LARGEST_NUMBER, About, Amount, Count, Positive, Whole
+
+# No count, rate or ratio of any machine is larger.
+LARGEST_NUMBER = 1e30
+
+
+class About:
+    """What a field means, and the limits of its values.
+
+    Args:
+        text: One sentence for the published schema.
+        limits: Limits as pydantic names them: ge, gt, le, lt, min_length, strict.
+    """
+
+    def __init__(self, text: str = "", **limits: Any) -> None:
+        self.text = text
+        self.limits = limits
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        """Return pydantic's schema of the annotated type, with the limits."""
+        return {**handler(source), **self.limits}
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> Any:
+        """Return the JSON Schema of the annotated type, with the text."""
+        return handler(schema) | ({"description": self.text} if self.text else {})
+
+
+# JSON's true is no number, and a text of digits is none either: therefore `strict`.
+Count = Annotated[int, About(strict=True, ge=1)]
+Whole = Annotated[int, About(strict=True, ge=0)]
+Amount = Annotated[float, About(strict=True, ge=0, le=LARGEST_NUMBER)]
+Positive = Annotated[float, About(strict=True, ge=1 / LARGEST_NUMBER, le=LARGEST_NUMBER)]
+
+
+def about(text: str, **default: Any) -> Any:
+    """Return a field that a file may lack, with its text for the schema; it is None by default."""
+    return field(**(default or {"default": None}), metadata={"description": text})
+
 
 Number = Annotated[float, About(strict=True, ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
 Fraction = Annotated[float, About(strict=True, ge=0, le=1)]
@@ -31,37 +68,32 @@ class Epoch:
     lr: Annotated[Amount, About("Learning rate of the last update.")]
     loss: Annotated[Number, About("Mean over updates and ranks, each before its update.")]
     validation_loss: Annotated[Number, About("Mean over the whole validation set.")]
-    accuracy: Annotated[
-        Fraction | None,
-        About("Share of the validation set predicted right; null where there are no classes."),
-    ] = None
-    train_accuracy: Annotated[
-        Fraction | None, About("Share of the epoch's samples predicted right, before each update.")
-    ] = None
+    accuracy: Fraction | None = about(
+        "Share of the validation set predicted right; null where there are no classes."
+    )
+    train_accuracy: Fraction | None = about(
+        "Share of the epoch's samples predicted right, before each update."
+    )
     validation_s: Annotated[Amount, About("Seconds of validation, slowest rank.")]
-    checkpoint_s: Annotated[
-        Amount | None, About("Seconds until the checkpoint was on disk; null if unknown.")
-    ] = None
-    peak_memory_bytes: Annotated[
-        Whole | None, About("Of the rank that used most: on its GPU, or resident on a CPU.")
-    ] = None
-    is_warmup: Annotated[
-        bool, About("Whether it is the first epoch of its process, which loads and compiles.")
-    ] = False
-    ended: Annotated[str, About("When it ended, UTC, ISO 8601.")] = ""
+    checkpoint_s: Amount | None = about(
+        "Seconds until the checkpoint was on disk; null if unknown."
+    )
+    peak_memory_bytes: Whole | None = about(
+        "Of the rank that used most: on its GPU, or resident on a CPU."
+    )
+    is_warmup: bool = about(
+        "Whether it is the first epoch of its process, which loads and compiles.", default=False
+    )
+    ended: str = about("When it ended, UTC, ISO 8601.", default="")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
     """Files of parameters, named from the folder of the launch's journal."""
 
-    last: Annotated[str | None, About("Of the last epoch, which a resumed run goes on from.")] = (
-        None
-    )
-    best: Annotated[str | None, About("Of the epoch with the best accuracy.")] = None
-    kept: Annotated[list[str], About("Of every n-th epoch, where they were asked for.")] = field(
-        default_factory=list
-    )
+    last: str | None = about("Of the last epoch, which a resumed run goes on from.")
+    best: str | None = about("Of the epoch with the best accuracy.")
+    kept: list[str] = about("Of every n-th epoch, where they were asked for.", default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,32 +106,23 @@ class Training:
     optimizer: Annotated[str, About("sgd, adam or adamw; the class of a workload's own.")]
     lr: Annotated[Amount, About("Learning rate after warm-up, scaled to the global batch.")]
     schedule: Annotated[str, About("How the rate falls over the epochs; none where it does not.")]
-    warmup_epochs: Annotated[Whole, About("Epochs over which the rate rises to lr.")] = 0
-    weight_decay: Annotated[Amount, About("Of the optimizer.")] = 0.0
-    accumulation: Annotated[Count, About("Micro-batches of an update.")] = 1
-    augment: Annotated[bool, About("Whether training images are cropped and mirrored.")] = False
-    seed: Annotated[Whole, About("Of parameters, order and augmentation.")] = 0
-    device_name: Annotated[str, About("Device of rank 0.")] = ""
-    rows: Annotated[list[Epoch], About("The epochs, oldest first.")] = field(default_factory=list)
-    best_accuracy: Annotated[Fraction | None, About("Largest accuracy of an epoch.")] = None
-    target_accuracy: Annotated[Fraction | None, About("The accuracy that was asked for.")] = None
-    time_to_target_s: Annotated[
-        Amount | None,
-        About(
-            "Seconds of training, validation left aside, to the end of the first epoch that "
-            "reached the target; null where none did."
-        ),
-    ] = None
-    checkpoints: Annotated[Checkpoints, About("Where its parameters are.")] = field(
-        default_factory=Checkpoints
+    warmup_epochs: Whole = about("Epochs over which the rate rises to lr.", default=0)
+    weight_decay: Amount = about("Of the optimizer.", default=0.0)
+    accumulation: Count = about("Micro-batches of an update.", default=1)
+    augment: bool = about("Whether training images are cropped and mirrored.", default=False)
+    seed: Whole = about("Of parameters, order and augmentation.", default=0)
+    device_name: str = about("Device of rank 0.", default="")
+    rows: list[Epoch] = about("The epochs, oldest first.", default_factory=list)
+    best_accuracy: Fraction | None = about("Largest accuracy of an epoch.")
+    target_accuracy: Fraction | None = about("The accuracy that was asked for.")
+    time_to_target_s: Amount | None = about(
+        "Seconds of training, validation left aside, to the end of the first epoch that reached "
+        "the target; null where none did."
     )
-    steps_file: Annotated[
-        str | None,
-        About(
-            "JSON lines of each step's loss and rate, named from the folder of the launch's "
-            "journal."
-        ),
-    ] = None
+    checkpoints: Checkpoints = about("Where its parameters are.", default_factory=Checkpoints)
+    steps_file: str | None = about(
+        "JSON lines of each step's loss and rate, named from the folder of the launch's journal."
+    )
 
 
 KEY = "lockstep"
@@ -157,61 +180,46 @@ class CaseRecord:
             min_length=1,
         ),
     ]
-    precision: Annotated[
-        str | None, About("Number format of the step, such as bf16; null where none is computed.")
-    ] = None
-    local_batch: Annotated[Count | None, About("Samples per rank and optimizer update.")] = None
-    global_batch: Annotated[Count | None, About("Samples over all ranks per optimizer update.")] = (
-        None
+    precision: str | None = about(
+        "Number format of the step, such as bf16; null where none is computed."
     )
-    flop_per_sample: Annotated[
-        Amount | None, About("Model FLOP per sample, forward and backward; null if unknown.")
-    ] = None
-    peak_flop_per_s: Annotated[
-        Amount | None,
-        About("Dense datasheet peak of one rank's device in FLOP/s; null if unknown."),
-    ] = None
-    peak_memory_bytes: Annotated[
-        list[Whole | None],
-        About("Peak memory per rank: of tensors on the device, or resident on a CPU."),
-    ] = field(default_factory=list)
-    peak_reserved_bytes: Annotated[
-        list[Whole | None],
-        About(
-            "Most memory per rank that PyTorch's allocator held of the device, in use or not; "
-            "null on a CPU, absent in older files."
-        ),
-    ] = field(default_factory=list)
-    checks: Annotated[
-        dict[str, Any], About("What was verified outside the timed region, name to value.")
-    ] = field(default_factory=dict)
-    details: Annotated[
-        dict[str, Any],
-        About("What one study adds, such as real bucket sizes or busbw in GB/s."),
-    ] = field(default_factory=dict)
-    flags: Annotated[
-        list[str | dict[str, Any]],
-        About(
-            "Reasons for which the result is no proposal evidence: a kind and its facts; "
-            "sentences in older files."
-        ),
-    ] = field(default_factory=list)
-    rank_hosts: Annotated[
-        list[str], About("Host of each rank that measured this case; absent in older files.")
-    ] = field(default_factory=list)
-    workload_sha256: Annotated[
-        str | None,
-        About(
-            "Digest of the workload's source and model structure, and of the user's own test "
-            "file; null where the suite alone defines what is measured."
-        ),
-    ] = None
-    position: Annotated[
-        Whole | None, About("Place in the order in which the launch runs its cases, from 0.")
-    ] = None
-    training: Annotated[
-        Training | None, About("How a training went; null where the case trains nothing.")
-    ] = None
+    local_batch: Count | None = about("Samples per rank and optimizer update.")
+    global_batch: Count | None = about("Samples over all ranks per optimizer update.")
+    flop_per_sample: Amount | None = about(
+        "Model FLOP per sample, forward and backward; null if unknown."
+    )
+    peak_flop_per_s: Amount | None = about(
+        "Dense datasheet peak of one rank's device in FLOP/s; null if unknown."
+    )
+    peak_memory_bytes: list[Whole | None] = about(
+        "Peak memory per rank: of tensors on the device, or resident on a CPU.",
+        default_factory=list,
+    )
+    peak_reserved_bytes: list[Whole | None] = about(
+        "Most memory per rank that PyTorch's allocator held of the device, in use or not; null "
+        "on a CPU, absent in older files.",
+        default_factory=list,
+    )
+    checks: dict[str, Any] = about(
+        "What was verified outside the timed region, name to value.", default_factory=dict
+    )
+    details: dict[str, Any] = about(
+        "What one study adds, such as real bucket sizes or busbw in GB/s.", default_factory=dict
+    )
+    flags: list[str | dict[str, Any]] = about(
+        "Reasons for which the result is no proposal evidence: a kind and its facts; sentences "
+        "in older files.",
+        default_factory=list,
+    )
+    rank_hosts: list[str] = about(
+        "Host of each rank that measured this case; absent in older files.", default_factory=list
+    )
+    workload_sha256: str | None = about(
+        "Digest of the workload's source and model structure, and of the user's own test file; "
+        "null where the suite alone defines what is measured."
+    )
+    position: Whole | None = about("Place in the order in which the launch runs its cases, from 0.")
+    training: Training | None = about("How a training went; null where the case trains nothing.")
 
     @property
     def round_s(self) -> list[float]:
@@ -260,6 +268,217 @@ class Derived:
         Amount | None,
         About("Model FLOP/s over the peak of all ranks, a fraction; null where either is unknown."),
     ]
+
+
+Cores = Annotated[list[Whole], About("Cores the process may run on.")]
+
+CauseKind = Literal["fault", "skip", "silence", "consequence"]
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """What one rank ran on."""
+
+    rank: Whole | None = about("Rank.")
+    local_rank: Whole | None = about("Rank on its host.")
+    host: str | None = about("Host name.")
+    pid: Whole | None = about("Process id.")
+    device: str | None = about("cpu, or cuda with its index.")
+    device_name: str | None = about("Name of the GPU, or of the processor.")
+    cpu_model: str | None = about("Processor of the rank's host.")
+    gpu_uuid: str | None = about("UUID of the GPU.")
+    driver: str | None = about("NVIDIA driver of the host.")
+    cores: Cores | None = None
+    num_threads: Count | None = about("Threads torch computes with.")
+
+
+@dataclass(frozen=True)
+class Transport:
+    """Which links NCCL used between ranks, as its own log of the launch's warm-up says."""
+
+    nccl_log: str | None = about("Version of NCCL that wrote the log.")
+    networks: list[str] = about("What it used between nodes, such as IB.", default_factory=list)
+    adapters: list[str] = about(
+        "InfiniBand ports, or providers of libfabric.", default_factory=list
+    )
+    transports: dict[str, Count] = about(
+        "Transport, such as P2P/CUMEM or NET/IB/GDRDMA, to its links.", default_factory=dict
+    )
+    links: list[list[Any]] = about(
+        "[rank that sends, rank that receives, transport] of each link.", default_factory=list
+    )
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a launch comes from."""
+
+    lockstep_version: str | None = about("Version of the measuring code.")
+    suite_sha256: str | None = about("Digest of the suite's measuring code.")
+    git_commit: str | None = about(
+        "Commit of the suite's checkout, or that its image was built of."
+    )
+    git_dirty: bool | None = about("Whether tracked files differ from that commit.")
+    project_commit: str | None = about("Commit of the repository of one's own tests or workload.")
+    project_dirty: bool | None = about("Whether tracked files differ from that commit.")
+    command: list[str] = about(
+        "Command line of rank 0, one argument per item.", default_factory=list
+    )
+    seed: int | None = about("Seed of parameters and data.")
+    hostname: str | None = about("Host of rank 0.")
+    os: str | None = about("Distribution.")
+    kernel: str | None = about("Kernel release.")
+    cpu_model: str | None = about("Processor of rank 0's host.")
+    cores_per_node: Count | None = about("Logical cores of rank 0's host.")
+    memory_bytes: Amount | None = about("Memory of rank 0's host.")
+    python: str | None = about("Python version.")
+    torch: str | None = about("torch version.")
+    torchvision: str | None = about("torchvision version.")
+    numpy: str | None = about("numpy version.")
+    pytest: str | None = about("pytest version.")
+    pytest_benchmark: str | None = about("pytest-benchmark version.")
+    cuda: str | None = about("CUDA version of the torch build; null where every rank ran on a CPU.")
+    cudnn: str | None = about("cuDNN version; null likewise.")
+    nccl: str | None = about("NCCL version; null likewise.")
+    driver: str | None = about("NVIDIA driver; null likewise, and all of them where hosts differ.")
+    backend: str | None = about("Back end of torch.distributed.")
+    wire_gb_per_s: Amount | None = about(
+        "What the ports of rank 0's host that carry the ranks' messages carry together."
+    )
+    transport: Transport | None = about(
+        "NCCL's links; null with another back end, or without its log."
+    )
+    threads_per_rank: Count | None = about("Threads of a rank.")
+    launcher: str | None = about(
+        "What started the ranks, as slurm (srun) and torchrun; null for one alone."
+    )
+    image_path: str | None = about("Container image; null outside one.")
+    image_sha256: str | None = about(
+        "Its SHA-256; null outside one, or where it could not be read."
+    )
+    device_names: list[str] | None = about("Names of the devices of all ranks, each once.")
+    slurm: dict[str, Any] | None = about("Variables of the Slurm job and step; empty outside one.")
+    environment: dict[str, str] | None = about("Variables that steer torch and its communication.")
+    dropped_environment: list[str] | None = about(
+        "Names of variables that the job's script set and the image did not get."
+    )
+    ranks: list[RankFacts] | None = about("What each rank ran on, in rank order.")
+
+
+@dataclass(frozen=True)
+class FailureCause:
+    """What one rank met where a case failed."""
+
+    rank: Whole
+    host: str
+    device: str
+    kind: Annotated[
+        CauseKind,
+        About("Its own fault, a skip of its own, no answer, or only what another rank did."),
+    ]
+    error: str = about(
+        "Its error without the traceback, or why it skips; empty for no answer.", default=""
+    )
+
+    @property
+    def who(self) -> str:
+        """The rank with its host and device."""
+        return f"rank {self.rank} on {self.host} ({self.device})"
+
+    def sentence(self, reason: str | None = None, stacks: str = "") -> str:
+        """Return what the rank met.
+
+        Args:
+            reason: What pytest shows of it, which may be a traceback; else the error's first line.
+            stacks: Where the stacks of a silent rank may lie.
+        """
+        if self.kind == "silence":
+            return f"{self.who} did not answer in time{stacks}"
+        if reason is None:
+            reason = next(iter(self.error.strip().splitlines()), "it gave no reason")
+        if self.kind == "skip":
+            return f"{self.who} skips, but not all ranks do: {reason}"
+        return f"{self.who}: {reason}"
+
+
+def failure_gist(failed: Mapping[str, Any]) -> str:
+    """Return which ranks made a case fail, and how, without tracebacks."""
+    if causes := [FailureCause(**cause) for cause in failed.get("causes") or ()]:
+        first = [cause for cause in causes if cause.kind != "consequence"]
+        return "; ".join(cause.sentence() for cause in first or causes)
+    lines = str(failed.get("reason", "")).strip().splitlines()
+    return lines[-1] if lines else "no reason recorded"
+
+
+@dataclass(frozen=True)
+class Unmeasured:
+    """A case without a result, and why."""
+
+    case: str
+    reason: str = ""
+    crashed: bool = about("True where a rank or the whole launch ended with it.", default=False)
+    causes: list[FailureCause] = about(
+        "What ranks met, the first to blame first; absent if unknown.", default_factory=list
+    )
+    failure: dict[str, Any] | None = about(
+        "Of a program: kind (exit-code, timeout, sanity, missing-metric), run, and its facts."
+    )
+
+
+@dataclass(frozen=True)
+class LeftBehind:
+    """What a case left changed in its process, on one rank."""
+
+    case: str
+    rank: Whole
+    kind: str
+    is_restored: Annotated[bool, About("Whether it was put back.")]
+    before: Any = about("Its value before the case.")
+    after: Any = about("Its value after the case.")
+
+
+@dataclass(frozen=True)
+class Session:
+    """When and where one session of a launch ran."""
+
+    started: str | None = None
+    rank_hosts: list[str | None] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class LaunchBlock:
+    """The facts of one launch."""
+
+    schema: Literal[1] | None = about("Version of this block.")
+    complete: bool | None = about(
+        "Whether every expected case was measured, or skipped for a reason."
+    )
+    launch: str | None = about("Name of the launch in its campaign.")
+    campaign: str | None = about("Name of the campaign.")
+    repeat: int | str | None = about("Which of the point's repeats this is.")
+    size: str | None = about("Name of the size measured.")
+    rounds: Count | None = about("Timed rounds of a case.")
+    warmup_rounds: Whole | None = about("Untimed rounds before them.")
+    order_seed: Whole | None = about("Seed of the random order in which the launch runs its cases.")
+    part: list[Count] | None = about(
+        "[K, N] where the launch holds the K-th of N parts of the selected cases, which are "
+        "every N-th from the K-th on; null where it holds all."
+    )
+    world_size: Count | None = about("Number of ranks.")
+    num_nodes: Count | None = about("Number of hosts.")
+    started: str | None = about("When the session began, as ISO 8601.")
+    provenance: Provenance | None = None
+    expected: list[str] | None = about("Every case the launch was to measure.")
+    skipped: list[Unmeasured] | None = about("Cases that do not apply here, and why.")
+    left_behind: list[LeftBehind] | None = about("What cases left changed in their processes.")
+    sessions: list[Session] | None = about(
+        "When and where each session of the launch ran: the first, and those that resumed it. "
+        "The block's provenance is that of the last; each case names its own hosts."
+    )
+    in_flight: str | None = about(
+        "The case that was begun and had not ended when this was written."
+    )
+    failed: list[Unmeasured] | None = about("Cases that failed, and why.")
 
 
 def sized_name(name: str, world_size: int) -> str:

@@ -5,7 +5,7 @@ id, so all rows of a study have the same keys in the same order. They are equal 
 because they rest on the size and the options alone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 
@@ -54,23 +54,12 @@ class Study:
     is_usual: bool = False
 
 
-def _strong_cases(size: Size) -> list[Row]:
-    return [_model(size, size.workload) | {"global_batch": size.global_batch}]
+def _model(size: Size, workload: str = "") -> Row:
+    return {"workload": workload or size.workload, "precision": size.precision}
 
 
 def _weak_cases(size: Size) -> list[Row]:
-    return [_model(size, size.workload) | {"local_batch": size.local_batch}]
-
-
-def _model(size: Size, workload: str) -> Row:
-    return {"workload": workload, "precision": size.precision}
-
-
-def _precision_cases(size: Size) -> list[Row]:
-    return [
-        {"workload": size.workload, "precision": p, "local_batch": size.local_batch}
-        for p in PRECISIONS
-    ]
+    return [_model(size) | {"local_batch": size.local_batch}]
 
 
 def _bucket_cases(size: Size) -> list[Row]:
@@ -81,22 +70,18 @@ def _bucket_cases(size: Size) -> list[Row]:
 
 
 def _sensitivity_cases(size: Size) -> list[Row]:
+    names = ("bucket_cap_mb", "local_batch", "precision")
     sweep = product((25, 50, 100), (64, 128, 256), ("fp32", "fp16", "bf16"))
     return [
-        {
-            "workload": size.sensitivity_workload,
-            "bucket_cap_mb": cap,
-            "local_batch": batch,
-            "precision": precision,
-        }
-        for cap, batch, precision in sweep
+        {"workload": size.sensitivity_workload, **dict(zip(names, values, strict=True))}
+        for values in sweep
     ]
 
 
 def _accumulation_cases(size: Size) -> list[Row]:
     settings = ((1, True), (4, True), (4, False))
     return [
-        _model(size, size.workload)
+        _model(size)
         | {"accumulation": accumulation, "no_sync": no_sync, "local_batch": size.local_batch}
         for accumulation, no_sync in settings
     ]
@@ -116,45 +101,26 @@ def _loader_cases(size: Size) -> list[Row]:
     ]
 
 
-def _collective_cases(size: Size) -> list[Row]:
-    return [
-        {"collective": collective, "message_bytes": message_bytes}
-        for collective, message_bytes in product(COLLECTIVES, size.message_bytes)
-    ]
-
-
 def _train_cases(size: Size) -> list[Row]:
     given = dict(size.factors)  # whose values take the place of None
     is_local = "local_batch" in given
     if is_local and "global_batch" in given:
         raise ValueError("the study train takes global_batch or local_batch as a factor, not both")
-    return [
-        {
-            "workload": size.train_workload,
-            "data": "digits",
-            "precision": size.precision,
-            "optimizer": "sgd",
-            "lr": 0.1,
-            "lr_scale": "none",
-            "weight_decay": 0.0,
-            "scheduler": "none",
-            "warmup_epochs": 0,
-            "epochs": size.epochs,
-            "augment": False,
-            "accumulation": 1,
-            "num_workers": 0,
-            "global_batch": None if is_local else size.train_batch,
-            "local_batch": None,
-            "checkpoint_every": None,
-            "target_accuracy": None,
-            "seed": None,
-        }
-    ]
+    row = {
+        "workload": size.train_workload, "data": "digits", "precision": size.precision,
+        "optimizer": "sgd", "lr": 0.1, "lr_scale": "none", "weight_decay": 0.0,
+        "scheduler": "none", "warmup_epochs": 0, "epochs": size.epochs, "augment": False,
+        "accumulation": 1, "num_workers": 0,
+        "global_batch": None if is_local else size.train_batch, "local_batch": None,
+        "checkpoint_every": None, "target_accuracy": None, "seed": None,
+    }  # fmt: skip
+    return [row]
 
 
 STUDIES = {
     "strong": Study(
-        "Strong scaling", _strong_cases, is_ladder=True, is_step=True, trains=True,
+        "Strong scaling", lambda size: [_model(size) | {"global_batch": size.global_batch}],
+        is_ladder=True, is_step=True, trains=True,
         on_request=ON_REQUEST, is_usual=True,
     ),
     "weak": Study(
@@ -166,7 +132,12 @@ STUDIES = {
         on_request=("momentum", "base_batch", "num_synthetic", "bucket_cap_mb", "max_steps"),
     ),
     "precision": Study(
-        "Precision", _precision_cases, is_step=True, trains=True,
+        "Precision",
+        lambda size: [
+            {"workload": size.workload, "precision": precision, "local_batch": size.local_batch}
+            for precision in PRECISIONS
+        ],
+        is_step=True, trains=True,
         compared_with=("precision", "fp32"), varies_one=True, on_request=ON_REQUEST, is_usual=True,
     ),
     "bucket": Study(
@@ -185,7 +156,12 @@ STUDIES = {
         on_request=("cache",),
     ),
     "collective": Study(
-        "Collectives", _collective_cases, has_ratio=False, is_ranked=False, is_usual=True
+        "Collectives",
+        lambda size: [
+            {"collective": collective, "message_bytes": message_bytes}
+            for collective, message_bytes in product(COLLECTIVES, size.message_bytes)
+        ],
+        has_ratio=False, is_ranked=False, is_usual=True
     ),
 }  # fmt: skip
 NAMES = tuple(STUDIES)
@@ -210,7 +186,8 @@ def rows(study: str, size: Size) -> list[Row]:
     found = STUDIES[study].cases(size)
     for name, values in size.factors:
         if name in found[0] or name in STUDIES[study].on_request:
-            found = _with_values(found, name, values)
+            each = [row | {name: value} for row in found for value in values]
+            found = [row for row in {case_id(row): row for row in each}.values() if _fits(row)]
             if not found:
                 shown = ",".join(map(str, values))
                 raise ValueError(
@@ -220,13 +197,7 @@ def rows(study: str, size: Size) -> list[Row]:
     return found
 
 
-def _with_values(found: list[Row], name: str, values: Sequence[Value]) -> list[Row]:
-    """Return each row with each of the values, once."""
-    rows = {case_id(row | {name: value}): row | {name: value} for row in found for value in values}
-    return [row for row in rows.values() if _is_possible(row)]
-
-
-def _is_possible(row: Row) -> bool:
+def _fits(row: Row) -> bool:
     """Return whether a case's factors go together."""
     if "cache" in row and row["dataset"] != "files":  # the others' pages are mapped, or no file's
         return False

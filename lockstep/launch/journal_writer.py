@@ -11,8 +11,7 @@ from lockstep.core import journal
 from lockstep.core.errors import AgreedError, RankError
 from lockstep.core.flags import flag
 from lockstep.core.journal import Journal
-from lockstep.core.launch_block import FailureCause
-from lockstep.core.record import KEY, SCHEMA_VERSION
+from lockstep.core.record import KEY, SCHEMA_VERSION, FailureCause
 from lockstep.launch.options import Settings
 from lockstep.machine import telemetry
 from lockstep.ranks.control import Control

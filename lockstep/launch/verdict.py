@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lockstep.core.errors import OtherRankError
-from lockstep.core.launch_block import CauseKind, FailureCause
+from lockstep.core.record import CauseKind, FailureCause
 from lockstep.machine.memory import Room, least_room
 from lockstep.ranks.control import LostError
 from lockstep.ranks.watchdog import stacks_file

@@ -10,8 +10,8 @@
 | `check`, `gate` (its targets), `compare`, `predict` | what judges results |
 
 `columns` has each column of `lockstep report --csv` and `--json`: its unit, its meaning and how its
-value is made; `frames` returns the same table, and those of launches and of rounds, as pandas data
-frames.
+value is made. Its `read` returns the same table, and those of launches, rounds and epochs, as
+pandas data frames.
 
 `--json` prints {"schema": 1, "points": [...], "left_out": [...]}: a record of each point, and
 {case, world_size, launches} of each point some of whose launches may not be pooled. There `flags`

@@ -1,25 +1,36 @@
 """The columns of Lockstep's tables: name, unit, meaning, and how a point's value is made.
 
-`lockstep report --csv` and `--json` print the table of points; `lockstep.read` returns that and two
-more as data frames. `python -m lockstep.report.columns` prints this list.
+`lockstep report --csv` and `--json` print the table of points; `lockstep.read` returns that and
+three more as pandas data frames, whose `frame.attrs["columns"]` says what each column means.
+`python -m lockstep.report.columns` prints this list.
 
 A later version may add columns. What a column means does not change within a `VERSION`.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from os import PathLike
+from pathlib import Path
 from statistics import median
 from textwrap import wrap
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lockstep.core import flags
+from lockstep.core import flags, record
+from lockstep.core.flags import Flag
 from lockstep.report.compute import learning, quantities
+from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.learning import Learned, Pooled
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval
-from lockstep.report.load.results import Row
+from lockstep.report.load import sources
+from lockstep.report.load.reading import gather
+from lockstep.report.load.results import COPY, Results, Row
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 VERSION = 1
 # Factors of a case (`bucket_cap_mb`, `num_workers`) are columns of this beginning.
@@ -76,7 +87,8 @@ class Column(NamedTuple):
 
     Attributes:
         unit: Its unit; `count` and `bytes` are whole numbers, `ratio` is never in per cent.
-        value: What a point has there; None for the field of that name that its rows share.
+        value: What a point has there; None for the point's own field of that name, or else for
+            that which its rows share.
     """
 
     unit: str
@@ -155,10 +167,6 @@ def _pooled(value: Callable[[Learned], Pooled | None]) -> Callable[[Place], Ends
         return (pooled.value, pooled.interval) if pooled else (None, None)
 
     return ends
-
-
-def _of_point(column: Column, name: str) -> Column:
-    return column._replace(value=lambda place: getattr(place.point, name))
 
 
 def _of_steps(name: str) -> Column:
@@ -253,10 +261,8 @@ POINTS = {
     "layout": Column(
         "text", "what tells it from the series' main layout", lambda place: place.series.layout
     ),
-    "num_launches": Column(
-        "count", "repeats, which intervals are over", lambda place: place.point.num_launches
-    ),
-    "num_jobs": Column("count", "Slurm jobs of the launches", lambda place: place.point.num_jobs),
+    "num_launches": Column("count", "repeats, which intervals are over"),
+    "num_jobs": Column("count", "Slurm jobs of the launches"),
     "interval_over": Column("text", "launches, jobs, or launches of one job", _interval_over),
     "rounds": Column(
         "count", "timed rounds of all launches",
@@ -266,10 +272,7 @@ POINTS = {
         "step_s", "s", "median over launches of a launch's median step",
         lambda place: (place.point.step_s, place.point.step_interval),
     ),
-    **{name: _of_steps(name) for name in _STEPS if name.endswith("_step_s")},
-    "time_s": _of_point(_STEPS["time_s"], "time_s"),
-    "sample_unit": _STEPS["sample_unit"],
-    "samples_per_step": _STEPS["samples_per_step"],
+    **{name: _of_steps(name) if name.endswith("_step_s") else _STEPS[name] for name in _STEPS},
     **_with_interval(
         "throughput_samples_per_s", "samples/s", "samples of all ranks, counted once", _throughput
     ),
@@ -294,22 +297,15 @@ POINTS = {
         "ratio", "the baseline's step time over this, weak and fixed-epochs",
         lambda place: place.ratio(place.point.time_ratio),
     ),
-    "device_hours": Column(
-        "h", "world size times hours at the mean step", lambda place: place.point.device_hours
-    ),
-    "device_hours_per": Column(
-        "text", "what they buy: a run, or 1e6 samples", lambda place: place.point.device_hours_per
-    ),
-    "cost": Column(
-        "currency", "device-hours times the price of one", lambda place: place.point.cost
-    ),
+    "device_hours": Column("h", "world size times hours at the mean step"),
+    "device_hours_per": Column("text", "what they buy: a run, or 1e6 samples"),
+    "cost": Column("currency", "device-hours times the price of one"),
     "extra_device_hours": Column(
         "ratio", "device-hours over the baseline's, less 1",
         lambda place: place.ratio(place.point.extra_device_hours),
     ),
     "mfu": Column("ratio", "model FLOP/s over the datasheet's dense peak", _median("mfu")),
-    "peak_memory_bytes": _of_point(_OF_DEVICES["peak_memory_bytes"], "peak_memory_bytes"),
-    "peak_reserved_bytes": _of_point(_OF_DEVICES["peak_reserved_bytes"], "peak_reserved_bytes"),
+    **_OF_DEVICES,
     "joules_per_sample": _OF_DEVICES["joules_per_sample"]._replace(value=_joules_per_sample),
     "data_s": Column(
         "s", "what a step waits for its batch, where it draws one",
@@ -349,10 +345,7 @@ POINTS = {
         "count", "rounds far outside their launch's quartiles; none is left out",
         lambda place: sum(known) if (known := place.known("num_far_out")) else None,
     ),
-    "blocked_by": Column(
-        "text", "rules of lockstep check that forbid its ratios",
-        lambda place: place.point.blocked_by,
-    ),
+    "blocked_by": Column("text", "rules of lockstep check that forbid its ratios"),
 }  # fmt: skip
 # What `--csv` and `--json` give of a study or an imported table beside these.
 DETAILS = {"details": Column("object", "name -> distinct values over launches", _details)}
@@ -424,20 +417,23 @@ TABLES = {"points": POINTS, "launches": LAUNCHES, "rounds": ROUNDS, "epochs": EP
 
 def table(series: Iterable[Series]) -> list[dict[str, Any]]:
     """Return the record of each point of each series, as `--csv` and `--json` print it."""
-    every = list(series)
+    every, columns = list(series), POINTS | DETAILS
     targets = learning.targets(every)
-    return [
-        _record(Place(curve, point, targets.get(learning.learns(curve))))
+    of_point = {name for name in columns if hasattr(Point, name)}
+    places = (
+        Place(curve, point, targets.get(learning.learns(curve)))
         for curve in every
         for point in curve.points
+    )
+    return [
+        {
+            name: column.value(place)
+            if column.value
+            else getattr(place.point if name in of_point else place.row, name)
+            for name, column in columns.items()
+        }
+        for place in places
     ]
-
-
-def _record(place: Place) -> dict[str, Any]:
-    return {
-        name: column.value(place) if column.value else getattr(place.row, name)
-        for name, column in (POINTS | DETAILS).items()
-    }
 
 
 def listing() -> str:
@@ -451,6 +447,164 @@ def listing() -> str:
             indent = " " * len(head)
             lines += wrap(what.meaning, WIDTH, initial_indent=head, subsequent_indent=indent)
     return "\n".join(lines[1:]) + "\n"
+
+
+SHARES = ("communication_share", "overlap", "gpu_utilisation", "loader_idle")
+# Of a training run.
+LEARNED = ("seed", "epoch_s", "validation_accuracy", "best_accuracy")
+# Columns that no field of a row has.
+MADE = {
+    *SHARES, "joules_per_sample", "is_pooled", "rank", "host", "round", "round_s", *LEARNED,
+}  # fmt: skip
+PARTED = "; "
+
+
+def read(
+    *paths: str | PathLike[str],
+    launches: bool = False,
+    rounds: bool = False,
+    epochs: bool = False,
+    baseline: int | None = None,
+) -> "pd.DataFrame":
+    """Return results as a tidy pandas DataFrame, one row a point.
+
+    Units are in the columns' names and in `frame.attrs["columns"]`, which says what each column
+    means; `frame.attrs["version"]` is theirs. A case's factors are columns that begin with
+    `factor_`. What is unknown is NA. Launches that may not be pooled with most of their point are
+    left out of it, with a warning; launches and rounds have them, marked in `is_pooled`. Files that
+    cannot be read and launches that are copies of others are in no table; a warning names them.
+
+    Args:
+        paths: Campaign folders, folders of pytest-benchmark files, such files, or folders that
+            `lockstep import` wrote.
+        launches: One row a case and launch instead.
+        rounds: One row a case, launch, rank and round instead.
+        epochs: One row a training run and epoch instead.
+        baseline: World size that ratios divide by; the smallest of each series by default.
+
+    Raises:
+        ImportError: pandas is not installed.
+        ValueError: A file is missing, broken or of another schema, or two kinds are asked for.
+    """
+    if launches + rounds + epochs > 1:
+        raise ValueError("launches, rounds and epochs are tables; read one of them at a time")
+    results = gather(map(Path, paths))
+    _warn(results)
+    if rounds:
+        return _frame(list(_rounds(results)), ROUNDS)
+    if epochs:
+        return _frame(list(_epochs(results)), EPOCHS)
+    if launches:
+        return _frame(list(_launches(results)), LAUNCHES)
+    return _frame(_points(results, baseline), POINTS)
+
+
+def _warn(results: Results) -> None:
+    """Name what is in no table: files that cannot be read, and copies of launches."""
+    copies = [conflict.message for conflict in results.conflicts if conflict.fact == COPY]
+    for why in (*map(str, results.unread), *copies):
+        warnings.warn(why, stacklevel=3)
+
+
+def _points(results: Results, baseline: int | None) -> list[dict[str, Any]]:
+    evaluation = evaluate(results, baseline)
+    if evaluation.left_out:
+        warnings.warn(evaluation.not_pooled, stacklevel=3)
+    points = [point for series in evaluation.series for point in series.points]
+    return [
+        entry
+        | {"flags": _kinds(point.flags), "blocked_by": PARTED.join(point.blocked_by)}
+        | _factors(point.rows[0].factors, POINTS)
+        for entry, point in zip(table(evaluation.series), points, strict=True)
+    ]
+
+
+def _launches(results: Results) -> Iterator[dict[str, Any]]:
+    pooled = _pooled_rows(results)
+    for row in results.rows:
+        learned: tuple[float | None, ...] = (None,) * len(LEARNED)
+        if row.training and row.step_s:
+            accuracies = learning.final_accuracy(row), learning.best_accuracy(row)
+            learned = (learning.seed(row), learning.epoch_s(row), *accuracies)
+        yield {
+            **_fields(row, LAUNCHES),
+            **{name: next(iter(quantities.values([row], name)), None) for name in SHARES},
+            "is_pooled": id(row) in pooled,
+            "joules_per_sample": quantities.joules_per_sample(row),
+            "flags": _kinds(row.flags),
+            **dict(zip(LEARNED, learned, strict=True)),
+        }
+
+
+def _epochs(results: Results) -> Iterator[dict[str, Any]]:
+    pooled = _pooled_rows(results)
+    for row in results.rows:
+        shared = {name: getattr(row, name) for name in ("launch", *WHAT)}
+        shared |= {"seed": learning.seed(row), "is_pooled": id(row) in pooled}
+        shared |= _factors(row.factors, EPOCHS)
+        for epoch, end_s in zip(learning.epochs(row), learning.elapsed_s(row), strict=True):
+            known = vars(epoch) | {"elapsed_s": end_s}
+            known["throughput_samples_per_s"] = epoch.samples_per_s
+            yield shared | {name: known[name] for name in EPOCHS if name in known}
+
+
+def _pooled_rows(results: Results) -> set[int]:
+    """Return the identities of the rows that their points have."""
+    return {id(row) for row in results.split()[0]}
+
+
+def _fields(row: Row, known: Mapping[str, Column]) -> dict[str, Any]:
+    own = {name: getattr(row, name) for name in known if name not in MADE}
+    return own | _factors(row.factors, known)
+
+
+def _rounds(results: Results) -> Iterator[dict[str, Any]]:
+    """Yield the rounds of each launch, which a report reduces, from its file again."""
+    known, pooled = (
+        {(row.launch, row.recorded_case): row for row in results.rows},
+        _pooled_rows(results),
+    )
+    for launch in results.launches:
+        for entry in sources.read_document(launch.path)["benchmarks"]:
+            row = known.get((launch.name, record.case_name(entry)))
+            block = (entry.get("extra_info") or {}).get(record.KEY)
+            if row is None or not block:
+                continue
+            shared = _fields(row, ROUNDS) | {"is_pooled": id(row) in pooled}
+            steps = row.steps_per_round
+            for rank, times in enumerate(block["rank_round_s"]):
+                host = row.rank_hosts[rank] if rank < len(row.rank_hosts) else None
+                for number, seconds in enumerate(times):
+                    yield shared | {
+                        "rank": rank, "host": host, "round": number, "round_s": seconds,
+                        "step_s": seconds / steps if steps else None,
+                    }  # fmt: skip
+
+
+def _kinds(flags: Iterable[Flag]) -> str:
+    return PARTED.join(dict.fromkeys(flag.kind for flag in flags))
+
+
+def _factors(factors: Mapping[str, Any], known: Mapping[str, Column]) -> dict[str, Any]:
+    """Return what varies between cases beside the columns that every case has."""
+    return {f"{FACTOR}{name}": value for name, value in factors.items() if name not in known}
+
+
+def _frame(entries: list[dict[str, Any]], known: Mapping[str, Column]) -> "pd.DataFrame":
+    try:
+        import pandas as pd
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            "lockstep.read needs pandas; pip install '/path/to/checkout[data]'"
+        ) from error
+    factors = dict.fromkeys(name for entry in entries for name in entry if name.startswith(FACTOR))
+    frame = pd.DataFrame.from_records(entries, columns=[*known, *factors])
+    frame = frame.astype({name: column.dtype for name, column in known.items()})
+    frame.attrs["version"] = VERSION
+    frame.attrs["columns"] = {
+        name: {"unit": column.unit, "meaning": column.meaning} for name, column in known.items()
+    }
+    return frame
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.core import launch_block
+from lockstep.core import record
 from lockstep.core.formats import counted
 from lockstep.core.sizes import PRECISIONS, SIZES
 
@@ -389,7 +389,7 @@ def _explain(ladder: "Ladder", outcome: "Outcome") -> None:
         return
     for failed in outcome.failed:
         click.echo(
-            f"{outcome.name}: {failed['case']} failed: {launch_block.failure_gist(failed)}",
+            f"{outcome.name}: {failed['case']} failed: {record.failure_gist(failed)}",
             err=True,
         )
     # Where each case has ended, their reasons say it all.

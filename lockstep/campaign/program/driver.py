@@ -23,8 +23,7 @@ from lockstep.campaign.program.programs import Case, Failure, RunError, Start
 from lockstep.campaign.program.table import WALL, Command, fill
 from lockstep.core import errors, journal, sizes
 from lockstep.core.journal import Journal
-from lockstep.core.launch_block import FailureCause
-from lockstep.core.record import KEY, SCHEMA_VERSION
+from lockstep.core.record import KEY, SCHEMA_VERSION, FailureCause
 
 EXIT_FAILED, EXIT_USAGE, EXIT_STOPPED, EXIT_ENDED = 1, 4, 75, 143
 RUNS = "runs"

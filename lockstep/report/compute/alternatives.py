@@ -19,7 +19,7 @@ Which values of the factors are best: cases that differ in nothing else, by thei
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from lockstep.core.studies import STUDIES, WITHOUT_RANKING
 from lockstep.report.compute.scaling import Point, Series, gained
@@ -151,23 +151,20 @@ def grids(study: str, sequence: Sequence[tuple[Key, Cases]]) -> list[Grid]:
 def _grid(study: str, sizes: list[tuple[Key, Cases]]) -> Grid:
     every = [case for _, cases in sizes for case in cases]
     names = independent(varied(every), every)
+
+    def values(curve: Series) -> tuple[str, ...]:
+        return tuple(str(curve.row.factors.get(name)) for name in names) or (curve.label,)
+
     cells: dict[tuple[str, ...], dict[int, Cell]] = {}
     for ((_, world_size, _), cases), base in zip(sizes, references(study, sizes), strict=True):
         for curve, point in cases:
-            row = cells.setdefault(_values(curve, names), {})
+            row = cells.setdefault(values(curve), {})
             if base and not (point.blocked_by or base[1].blocked_by):
-                row[world_size] = _cell(point, base[1])
-    named = _values(every[reference(study, every)][0], names)
+                is_base = point is base[1]
+                between = None if is_base else ratio_interval(point.units, base[1].units)
+                row[world_size] = Cell(point.rate / base[1].rate, between)
+    named = values(every[reference(study, every)][0])
     return Grid(every[0][0], names, [size for (_, size, _), _ in sizes], cells, named)
-
-
-def _cell(point: Point, base: Point) -> Cell:
-    between = None if point is base else ratio_interval(point.units, base.units)
-    return Cell(point.rate / base.rate, between)
-
-
-def _values(series: Series, names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(str(series.row.factors.get(name)) for name in names) or (series.label,)
 
 
 @dataclass(frozen=True)
@@ -216,24 +213,31 @@ class FactorLadder:
 
 def factor_ladders(series: Sequence[Series]) -> list[FactorLadder]:
     """Return the ladders of two values or more over the factors that programs name for it."""
-    groups: dict[tuple[object, ...], list[tuple[float, Series, Point]]] = {}
+    groups: dict[tuple[str, Any, Any, str, int], list[tuple[float, Series, Point]]] = {}
     for curve, factor, value in _named(series):
         rest = tuple((name, str(v)) for name, v in curve.row.factors.items() if name != factor)
         for point in curve.points:
             key = (factor, curve.row.workload, rest, curve.layout, point.world_size)
             groups.setdefault(key, []).append((value, curve, point))
-    found = [_ladder(str(key[0]), group) for key, group in groups.items()]
-    return [factor_ladder for factor_ladder in found if len(factor_ladder.rungs) > 1]
+    found = []
+    for (factor, *_), group in groups.items():
+        (smallest, curve, base), *others = sorted(group, key=lambda rung: rung[0])
+        rungs = (Rung(v, point, *gained(point, base, v / smallest)) for v, _, point in others)
+        if others:
+            label = _label(curve, factor)
+            whole = (Rung(smallest, base), *rungs)
+            found.append(FactorLadder(factor, label, base.world_size, curve, whole))
+    return found
 
 
 def without_laddered(series: Sequence[Series]) -> list[Series]:
     """Return the series that say something beside the ladders: over ranks, or of no ladder."""
-    told = {(factor_ladder.factor, factor_ladder.label) for factor_ladder in factor_ladders(series)}
+    laddered = {(ladder.factor, ladder.label) for ladder in factor_ladders(series)}
     return [
         curve
         for curve in series
         if len(curve.points) > 1
-        or not any((factor, _label(curve, factor)) in told for _, factor, _ in _named([curve]))
+        or not any((factor, _label(curve, factor)) in laddered for _, factor, _ in _named([curve]))
     ]
 
 
@@ -244,14 +248,6 @@ def _named(series: Sequence[Series]) -> Iterator[tuple[Series, str, float]]:
             value = curve.row.factors.get(factor)
             if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
                 yield curve, factor, value
-
-
-def _ladder(factor: str, group: list[tuple[float, Series, Point]]) -> FactorLadder:
-    group.sort(key=lambda rung: rung[0])
-    smallest, series, base = group[0]
-    others = (Rung(value, p, *gained(p, base, value / smallest)) for value, _, p in group[1:])
-    rungs = (Rung(smallest, base), *others)
-    return FactorLadder(factor, _label(series, factor), base.world_size, series, rungs)
 
 
 def _label(series: Series, factor: str) -> str:
@@ -307,8 +303,7 @@ def _work(series: Series) -> tuple[object, ...]:
     return row.origin, source, row.workload, row.precision, row.global_batch, samples
 
 
-# A collective's work is its bytes, so its cases at several sizes do not compete; a training's rate
-# and seed are chosen for what is learned.
+PlaceKind = Literal["best", "slower", "not_shown_slower", "same_buckets", "alone"]
 
 
 @dataclass(frozen=True)
@@ -325,7 +320,7 @@ class Place:
         memory_bytes: Peak of the rank that needs most; None where unknown.
     """
 
-    kind: Literal["best", "slower", "not_shown_slower", "same_buckets", "alone"]
+    kind: PlaceKind
     factors: dict[str, object]
     rate: float
     ratio: float
@@ -377,15 +372,14 @@ def rank(series: Sequence[Series], names: Collection[str]) -> list[Ranking]:
 
 def _ranking(group: Sequence[Series], names: Collection[str]) -> Ranking:
     row = group[0].row
-    world_size = max(one.points[-1].world_size for one in group)
+    world_size = max(curve.points[-1].world_size for curve in group)
     points: list[Point] = []
     absent: list[dict[str, object]] = []
-    for curve in group:
-        last = curve.points[-1]
+    for last in (curve.points[-1] for curve in group):
         if last.world_size == world_size and not last.blocked_by:
             points.append(last)
         else:
-            absent.append(_ranked_values(last, names))
+            absent.append(_values(last, names))
     return Ranking(
         row.study,
         row.workload,
@@ -406,33 +400,26 @@ def _are_alike(one: Point, other: Point) -> bool:
     return one.rows[0].study == "bucket" and bool(made[0]) and made[0] == made[1]
 
 
+def _values(point: Point, names: Collection[str]) -> dict[str, object]:
+    return {name: value for name, value in point.rows[0].factors.items() if name in names}
+
+
 def places(points: Sequence[Point], names: Collection[str]) -> tuple[Place, ...]:
     """Return the places of points that differ in these factors alone, the best first."""
     if not points:
         return ()
     best, *others = sorted(points, key=lambda point: -point.rate)
-    comparisons = max(1, len(points) * (len(points) - 1) // 2)
-    confidence = 1 - (1 - CONFIDENCE) / comparisons
-    kind: Literal["best", "alone"] = "best" if others else "alone"
-    own = _ranked_values(best, names), best.rate, 1.0, best.rate_interval, best.peak_memory_bytes
-    first = Place(kind, *own)
-    return (first, *(_place(point, best, names, confidence) for point in others))
-
-
-def _place(point: Point, best: Point, names: Collection[str], confidence: float) -> Place:
-    interval = ratio_interval(point.units, best.units, confidence)
-    is_slower = interval is not None and interval[1] < 1
-    kind: Literal["slower", "not_shown_slower", "same_buckets"]
-    kind = "slower" if is_slower else "not_shown_slower"
-    if _are_alike(point, best):
-        kind = "same_buckets"
-    ratio = point.rate / best.rate
-    memory_bytes = point.peak_memory_bytes
-    return Place(kind, _ranked_values(point, names), point.rate, ratio, interval, memory_bytes)
-
-
-def _ranked_values(point: Point, names: Collection[str]) -> dict[str, object]:
-    return {name: value for name, value in point.rows[0].factors.items() if name in names}
+    confidence = 1 - (1 - CONFIDENCE) / max(1, len(points) * (len(points) - 1) // 2)
+    kind: PlaceKind = "best" if others else "alone"
+    own = _values(best, names), best.rate, 1.0, best.rate_interval, best.peak_memory_bytes
+    found = [Place(kind, *own)]
+    for point in others:
+        interval = ratio_interval(point.units, best.units, confidence)
+        kind = "slower" if interval and interval[1] < 1 else "not_shown_slower"
+        kind = "same_buckets" if _are_alike(point, best) else kind
+        ratio, memory_bytes = point.rate / best.rate, point.peak_memory_bytes
+        found.append(Place(kind, _values(point, names), point.rate, ratio, interval, memory_bytes))
+    return tuple(found)
 
 
 def equal_buckets(series: Sequence[Series]) -> list[tuple[str, list[str], list[int]]]:

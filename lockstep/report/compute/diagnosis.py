@@ -61,17 +61,18 @@ def of_rounds(round_s: Array) -> list[list[Flag]]:
     for record in np.flatnonzero(beyond > MOST):
         longest_s, median_s = float(round_s[record].max()), float(middle[record])
         share = float(beyond[record])
-        found[record].append(
-            flag("long-round", longest_s=longest_s, median_s=median_s, share=share)
-        )
+        found[record] += [flag("long-round", longest_s=longest_s, median_s=median_s, share=share)]
     if round_s.shape[1] < FEWEST:
         return found
-    change, apart = trend(round_s), modes(round_s)
     rounds = round_s.shape[1]
-    for record in np.flatnonzero((change != 0) | (apart != 0)):
-        if change[record]:
-            found[record].append(_drift(float(change[record]), rounds))
-        elif apart[record]:
+    changes, apart = trend(round_s), modes(round_s)
+    for record in np.flatnonzero((changes != 0) | (apart != 0)):
+        change = float(changes[record])
+        if change < 0:
+            found[record].append(flag("warm-up-drift", change=-change, rounds=rounds))
+        elif change > 0:
+            found[record].append(flag("slows-down", change=change, rounds=2 * rounds))
+        else:
             wide = float(apart[record])
             found[record].append(flag("two-modes", apart=wide, rounds=2 * rounds))
     return found
@@ -177,12 +178,6 @@ def modes(values: Array) -> Array:
     return np.where(separate, above / below - 1, 0.0)
 
 
-def _drift(change: float, rounds: int) -> Flag:
-    if change < 0:
-        return flag("warm-up-drift", change=-change, rounds=rounds)
-    return flag("slows-down", change=change, rounds=2 * rounds)
-
-
 def of_launches(rows: "Sequence[Row]") -> list[Flag]:
     """Return what is odd about the launches of one point."""
     rows = sorted(rows, key=lambda row: row.started)
@@ -252,22 +247,16 @@ def reduce_rounds(records: list[Named]) -> list[Rounds]:
         shape = (len(case.rank_round_s), len(case.rank_round_s[0]))
         shapes.setdefault(shape, []).append(index)
     found: dict[int, Rounds] = {}
-    for indices in shapes.values():
-        # Of shape (num_records, num_ranks, num_rounds).
+    for (_, num_rounds), indices in shapes.items():
+        # Of shape (num_records, num_ranks, num_rounds), then (num_records, num_rounds).
         block = np.array([records[index][1].rank_round_s for index in indices], dtype=float)
-        found.update(zip(indices, _of_block(block), strict=True))
+        rounds = block.max(axis=1)
+        spread = rounds.std(axis=1, ddof=1) if num_rounds > 1 else np.zeros(len(rounds))
+        columns: list[list[float]] = [
+            np.median(rounds, axis=1).tolist(), rounds.mean(axis=1).tolist(),
+            rounds.min(axis=1).tolist(), rounds.max(axis=1).tolist(), spread.tolist(),
+        ]  # fmt: skip
+        counts = far_out(rounds).tolist() if num_rounds >= FEWEST else [None] * len(rounds)
+        reduced = map(Rounds, *columns, counts, of_rounds(rounds))
+        found.update(zip(indices, reduced, strict=True))
     return [found[index] for index in range(len(records))]
-
-
-def _of_block(block: Array) -> list[Rounds]:
-    """Reduce a block of shape (num_records, num_ranks, num_rounds)."""
-    rounds = block.max(axis=1)
-    spread = rounds.std(axis=1, ddof=1) if rounds.shape[1] > 1 else np.zeros(len(rounds))
-    columns: list[list[float]] = [
-        np.median(rounds, axis=1).tolist(), rounds.mean(axis=1).tolist(),
-        rounds.min(axis=1).tolist(), rounds.max(axis=1).tolist(), spread.tolist(),
-    ]  # fmt: skip
-    enough = rounds.shape[1] >= FEWEST
-    counts = far_out(rounds).tolist() if enough else [None] * len(rounds)
-    findings = of_rounds(rounds)
-    return list(map(Rounds, *columns, counts, findings))

@@ -74,14 +74,20 @@ def learned(point: Point, target: float | None) -> Learned:
     """Return what the runs of a point came to."""
     times = [reached_s(row, target) for row in point.rows]
     known = [time for time in times if time is not None]
+    reached = None
+    if len(known) == len(times) and min(known) > 0:
+        over = replicates.independent(point.rows, known)
+        reached = Pooled(median(known), log_interval(over))
+    steps, ends = point.rows[0].steps_per_round or 1, point.step_interval
+    interval = (steps * ends[0], steps * ends[1]) if ends else None
     return Learned(
         num_seeds=len({seed(row) for row in point.rows}),
-        epoch_s=_epoch_s(point),
+        epoch_s=Pooled(steps * (point.step_s or 0.0), interval),
         accuracy=_accuracy(point.rows, final_accuracy),
         best=_accuracy(point.rows, best_accuracy),
         target=target,
         num_reached=len(known),
-        reached_s=_time(point.rows, known) if len(known) == len(times) else None,
+        reached_s=reached,
     )
 
 
@@ -170,26 +176,13 @@ def curve(rows: Sequence[Row], value: Callable[[Epoch], float | None]) -> Curve:
     return found
 
 
-def _epoch_s(point: Point) -> Pooled:
-    """Return the seconds of a median epoch, those that warmed up left aside."""
-    steps, ends = point.rows[0].steps_per_round or 1, point.step_interval
-    interval = (steps * ends[0], steps * ends[1]) if ends else None
-    return Pooled(steps * (point.step_s or 0.0), interval)
-
-
 def _accuracy(rows: Sequence[Row], value: Callable[[Row], float | None]) -> Pooled | None:
+    """Return the mean over runs, with its interval over seeds; None unless every run has one."""
     known = [one for row in rows if (one := value(row)) is not None]
     if not known or len(known) < len(rows):
         return None
     over = replicates.of_seeds(list(map(seed, rows)), known)
     return Pooled(fmean(known), quantities.share_interval(over))
-
-
-def _time(rows: Sequence[Row], times: Sequence[float]) -> Pooled | None:
-    """Return the median time, and the interval of the geometric mean."""
-    if not times or min(times) <= 0:
-        return None
-    return Pooled(median(times), log_interval(replicates.independent(rows, times)))
 
 
 def mean_accuracy(rows: Sequence[Row]) -> float:

@@ -11,6 +11,7 @@ says how far the times are from it.
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import mul
 from statistics import fmean, median, stdev
@@ -58,10 +59,9 @@ def fit_points(collective: str, points: Sequence[tuple[float, Point]]) -> LinkFi
     Returns:
         None at one rank, for a collective without a busbw, or for fewer than three sizes.
     """
-    try:
+    factor = None
+    with suppress(ValueError):
         factor = metrics.busbw_factor(collective, points[0][1].world_size)
-    except ValueError:
-        return None
     if factor is None:
         return None
     launches: dict[str, dict[float, float]] = {}
@@ -90,12 +90,17 @@ def fit_launches(
     alpha_s, beta = found
     errors = [(alpha_s + size / beta) / t - 1 for size, t in zip(sizes, times, strict=True)]
     each = [line for unit in units or launches if (line := _line(unit))]
+    alphas = [alpha_s for alpha_s, _ in each]
+    alpha_interval = None
+    if len(alphas) > 1 and (spread := stdev(alphas)):
+        half = t_quantile(len(alphas) - 1, CONFIDENCE) * spread / math.sqrt(len(alphas))
+        alpha_interval = max(0.0, fmean(alphas) - half), fmean(alphas) + half
     return LinkFit(
         alpha_s,
         beta / GIGA,
         math.sqrt(fmean(error**2 for error in errors)),
         len(sizes),
-        _plain_interval([alpha_s for alpha_s, _ in each]),
+        alpha_interval,
         log_interval([beta / GIGA for _, beta in each]),
     )
 
@@ -118,11 +123,3 @@ def _line(times: Mapping[float, float]) -> tuple[float, float] | None:
     alpha_s = (sum(u) * vv - sum(v) * uv) / (uu * vv - uv**2)
     per_byte = (sum(v) - alpha_s * uv) / vv if alpha_s > 0 else sum(v) / vv
     return (max(0.0, alpha_s), 1 / per_byte) if per_byte > 0 else None
-
-
-def _plain_interval(values: Sequence[float]) -> Interval | None:
-    """Return the Student t interval of a mean that is not below 0; None without a spread."""
-    if len(values) < 2 or (spread := stdev(values)) == 0:
-        return None
-    half = t_quantile(len(values) - 1, CONFIDENCE) * spread / math.sqrt(len(values))
-    return max(0.0, fmean(values) - half), fmean(values) + half

@@ -37,7 +37,7 @@ against a baseline:
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any, Literal, get_args
@@ -172,6 +172,12 @@ def phases(point: Point) -> dict[str, float | None]:
     return found
 
 
+def _scale(point: Point, splits: Mapping[Any, Sequence[float]]) -> float:
+    """Return what makes means over launches add up to the point's step, their median."""
+    whole_s = sum(fmean(splits[cause]) for cause in WHOLE if cause in splits)
+    return (point.step_s or whole_s) / whole_s
+
+
 def loss(series: Series, point: Point) -> Loss | None:
     """Return what a point loses; None of the baseline, of a blocked point, without variants."""
     here, base = _splits(point), _splits(series.base)
@@ -180,14 +186,15 @@ def loss(series: Series, point: Point) -> Loss | None:
         return None
     factor = _ideal(series, point)
     whole_s = step_s - factor * base_s
-    mean_s, around = _sum([(1.0, _steps(point)), (-factor, _steps(series.base))])
-    interval = _moved(around, whole_s - mean_s)
+    mean_s, ends = _sum([(1.0, _steps(point)), (-factor, _steps(series.base))])
+    moved = whole_s - mean_s  # the step is a median, its interval that of the mean
+    interval = ends and (ends[0] + moved, ends[1] + moved)
     here, base = (
         {name: [_scale(one, found) * each for each in values] for name, values in found.items()}
         for one, found in ((point, here), (series.base, base))
     )
-    found = tuple(Part(cause, *_sum(terms)) for cause, terms in _terms(here, base, factor).items())
-    return Loss(step_s, whole_s, interval, found)
+    parts = (Part(cause, *_sum(terms)) for cause, terms in _terms(here, base, factor).items())
+    return Loss(step_s, whole_s, interval, tuple(parts))
 
 
 def reason(series: Series, point: Point) -> Reason | None:
@@ -212,17 +219,10 @@ def reason(series: Series, point: Point) -> Reason | None:
         and part.interval[0] > 0
     ]
     named.sort(key=lambda part: -part.seconds)
-    return Reason(_kind(lost, named), lost, tuple(named))
-
-
-def _scale(point: Point, splits: Mapping[Any, Sequence[float]]) -> float:
-    """Return what makes means over launches add up to the point's step, their median."""
-    whole_s = sum(fmean(splits[cause]) for cause in WHOLE if cause in splits)
-    return (point.step_s or whole_s) / whole_s
-
-
-def _moved(interval: Interval | None, seconds: float) -> Interval | None:
-    return interval and (interval[0] + seconds, interval[1] + seconds)
+    kind: Kind = "named" if named and lost.seconds > 0 else "open"
+    if lost.interval and lost.interval[1] < NOTABLE * lost.step_s:
+        kind = "little"
+    return Reason(kind, lost, tuple(named))
 
 
 def judged(series: Series, point: Point) -> Bound | None:
@@ -236,12 +236,14 @@ def judged(series: Series, point: Point) -> Bound | None:
 
 
 def _bound(series: Series, point: Point, base: Point | None) -> Bound | None:
+    row = point.rows[0]
     if point.blocked_by or any(turns(row) is None for row in point.rows):
         return None
     units = [] if base is None or point is base else _units(base)
     bases = [Base(unit, _ideal(series, point)) for unit in units]
-    found = bound.judge(_units(point), bases, _buckets(point.rows[0]))
-    found = replace(found, num_launches=point.num_launches)
+    leads, sizes = row.bucket_lead_s, row.details.get("bucket_bytes") or []
+    buckets = Buckets(sizes, leads) if leads and len(leads) == len(sizes) else None
+    found = replace(bound.judge(_units(point), bases, buckets), num_launches=point.num_launches)
     return found if point.step_s is None else found.of_rounds(point.step_s, point.step_interval)
 
 
@@ -253,11 +255,6 @@ def _units(point: Point) -> list[Turns]:
     return known if len(jobs) == len(known) else list(map(bound.pool, jobs))
 
 
-def _buckets(row: Row) -> Buckets | None:
-    leads, sizes = row.bucket_lead_s, row.details.get("bucket_bytes") or []
-    return Buckets(sizes, leads) if leads and len(leads) == len(sizes) else None
-
-
 def _ideal(series: Series, point: Point) -> float:
     """Return the time an ideal step has over the baseline's."""
     return series.baseline / point.world_size if series.row.scaling == "strong" else 1.0
@@ -267,46 +264,38 @@ def _terms(
     here: Mapping[str, Sequence[float]], base: Mapping[str, Sequence[float]], factor: float
 ) -> dict[Cause, list[Term]]:
     """Return the weighted times whose sum is the loss to each cause."""
+
+    def weighted(weight: float, found: Mapping[str, Sequence[float]], cause: str) -> list[Term]:
+        return [(weight, found[cause])] if cause in found else []
+
+    def with_waits(found: Mapping[str, Sequence[float]]) -> list[float]:  # for a core
+        waits = found.get("contention") or [0.0] * len(found["own"])
+        return [own + wait for own, wait in zip(found["own"], waits, strict=True)]
+
     shared: tuple[Cause, ...] = ("exposed", "imbalance", "input")
     terms: dict[Cause, list[Term]] = {
-        cause: [*_weighted(1.0, here, cause), *_weighted(-factor, base, cause)]
+        cause: [*weighted(1.0, here, cause), *weighted(-factor, base, cause)]
         for cause in shared
         if cause in here or cause in base
     }
-    own: list[Term] = [(1.0, _with_waits(here)), (-factor, _with_waits(base))]
+    own: list[Term] = [(1.0, with_waits(here)), (-factor, with_waits(base))]
     unshared = 1 - factor
     if factor == 1:
         terms["contention"] = own
     elif "fixed" in base:
-        terms["fixed"] = _weighted(unshared, base, "fixed")
-        terms["contention"] = [*own, *_weighted(-unshared, base, "fixed")]
+        terms["fixed"] = weighted(unshared, base, "fixed")
+        terms["contention"] = [*own, *weighted(-unshared, base, "fixed")]
     else:
         terms["own"] = own
     if "ddp" in base and "exposed" in terms:  # of a ladder from one rank
-        terms["exposed"] += _weighted(-1.0, base, "ddp")
-        terms |= {"ddp": _weighted(unshared, base, "ddp")} if unshared else {}
+        terms["exposed"] += weighted(-1.0, base, "ddp")
+        terms |= {"ddp": weighted(unshared, base, "ddp")} if unshared else {}
     return terms
-
-
-def _with_waits(found: Mapping[str, Sequence[float]]) -> list[float]:
-    """Return each launch's own work with its waits for a core, where they are known."""
-    waits = found.get("contention") or [0.0] * len(found["own"])
-    return [own + wait for own, wait in zip(found["own"], waits, strict=True)]
-
-
-def _weighted(weight: float, found: Mapping[str, Sequence[float]], cause: str) -> list[Term]:
-    return [(weight, found[cause])] if cause in found else []
 
 
 def _sum(terms: Sequence[Term]) -> tuple[float, Interval | None]:
     """Return the sum of weighted means over launches, and its interval."""
     return sum(weight * fmean(values) for weight, values in terms), linear_interval(terms)
-
-
-def _kind(lost: Loss, named: Sequence[Part]) -> Kind:
-    if lost.interval and lost.interval[1] < NOTABLE * lost.step_s:
-        return "little"
-    return "named" if named and lost.seconds > 0 else "open"
 
 
 def _splits(point: Point) -> dict[str, list[float]] | None:
@@ -379,11 +368,6 @@ def joules_per_sample(row: Row) -> float | None:
     return sum(powers) / row.throughput_samples_per_s
 
 
-def _gpu_utilisation(row: Row) -> float | None:
-    shares = of_ranks(row, "gpu_utilisation", "mean")
-    return fmean(shares) if shares else None
-
-
 def of_ranks(row: Row, *path: str) -> list[float]:
     """Return what telemetry has of every rank; empty where a rank's is unknown."""
     known = [one for one in _telemetry(row, *path) if one is not None]
@@ -421,41 +405,24 @@ def _kept(end: float) -> float:
 
 
 def _value(row: Row, name: str) -> float | None:
-    recorded = _fraction(row.details.get(name))
-    derived = _DERIVED.get(name)
-    return recorded if recorded is not None or derived is None else derived(row)
-
-
-def _fraction(given: object) -> float | None:
-    """Return a number from 0 to 1, as a record or a cell of a table gives it; else None."""
+    """Return a fraction as a record or a cell of a table gives it, else what follows from it."""
+    given = row.details.get(name)
     try:
-        value = float(given) if isinstance(given, int | float | str) else math.nan
+        recorded = float(given) if isinstance(given, int | float | str) else math.nan
     except ValueError:
+        recorded = math.nan
+    if 0 <= recorded <= 1:
+        return recorded
+    if name == "mfu":
+        return row.mfu
+    if name == "validation_accuracy":  # after the last epoch
+        return row.training.rows[-1].accuracy if row.training and row.training.rows else None
+    if name == "gpu_utilisation":
+        shares = of_ranks(row, "gpu_utilisation", "mean")
+        return fmean(shares) if shares else None
+    found = split(row) if name in ("communication_share", "overlap") else None
+    if not found or "exposed" not in found:
         return None
-    return value if 0 <= value <= 1 else None
-
-
-def _communication_share(row: Row) -> float | None:
-    found = split(row) if row.world_size > 1 else None
-    return found["exposed"] / found["step"] if found and "exposed" in found else None
-
-
-def _overlap(row: Row) -> float | None:
-    found = split(row)
-    if not found or "exposed" not in found or not found.get("reduce"):
-        return None
-    return 1 - found["exposed"] / found["reduce"]
-
-
-def _validation_accuracy(row: Row) -> float | None:
-    """Return the accuracy of a training run after its last epoch."""
-    return row.training.rows[-1].accuracy if row.training and row.training.rows else None
-
-
-_DERIVED: dict[str, Callable[[Row], float | None]] = {
-    "mfu": lambda row: row.mfu,
-    "communication_share": _communication_share,
-    "overlap": _overlap,
-    "validation_accuracy": _validation_accuracy,
-    "gpu_utilisation": _gpu_utilisation,
-}
+    if name == "communication_share":
+        return found["exposed"] / found["step"] if row.world_size > 1 else None
+    return 1 - found["exposed"] / found["reduce"] if found.get("reduce") else None

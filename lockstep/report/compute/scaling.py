@@ -12,7 +12,7 @@ Intervals are over launches and contain the baseline's uncertainty: see `statist
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -206,37 +206,25 @@ def series_of(
         if baseline not in known:
             raise ValueError(f"no series has the baseline {baseline}; measured sizes are {known}")
     numbers: dict[str, int] = {}
-    return [
-        series
-        for of_case in grouped.values()
-        for series in _series(of_case, baseline, cost_per_hour, numbers)
-    ]
-
-
-def _series(
-    rows: Sequence[Row],
-    baseline: int | None,
-    cost_per_hour: float | None,
-    flag_numbers: dict[str, int],
-) -> list[Series]:
-    """Return the series of a case: of each ladder, and of each layout beside its densest."""
-    case, case_label = rows[0].case, label(rows[0])
     every: list[Series] = []
-    for ladder, of_ladder in layout.ladders(rows).items():
-        layouts = _layouts(of_ladder)
-        sizes = dict(layouts[""])
-        base_size = baseline if baseline in sizes else layouts[""][0][0]
-        base = _point(base_size, sizes[base_size], None, cost_per_hour, flag_numbers)
-        for suffix, groups in layouts.items():
-            points = [
-                base
-                if of_size is sizes[base_size]
-                else _point(size, of_size, base, cost_per_hour, flag_numbers)
-                for size, of_size in groups
-            ]
-            name = ", ".join(filter(None, (suffix, ladder)))
-            full = ", ".join(filter(None, (case_label, name)))
-            every.append(Series(case, full, base, points, name, every[0] if every else None))
+    for of_case in grouped.values():
+        main: Series | None = None
+        for ladder, of_ladder in layout.ladders(of_case).items():
+            layouts = _layouts(of_ladder)
+            sizes = dict(layouts[""])
+            base_size = baseline if baseline in sizes else layouts[""][0][0]
+            base = _point(base_size, sizes[base_size], None, cost_per_hour, numbers)
+            for suffix, groups in layouts.items():
+                points = [
+                    base
+                    if of_size is sizes[base_size]
+                    else _point(size, of_size, base, cost_per_hour, numbers)
+                    for size, of_size in groups
+                ]
+                name = ", ".join(filter(None, (suffix, ladder)))
+                full = ", ".join(filter(None, (label(of_case[0]), name)))
+                every.append(Series(of_case[0].case, full, base, points, name, main))
+                main = main or every[-1]
     return every
 
 
@@ -266,6 +254,7 @@ def _point(
     flag_numbers: dict[str, int],
 ) -> Point:
     """Return a finished point. Without a base it is the baseline: its ratios are 1."""
+    row = rows[0]
     rates = [row.rate for row in rows]
     steps = [row.step_s for row in rows if row.step_s is not None]
     times = [row.time_s for row in rows if row.time_s is not None]
@@ -287,29 +276,20 @@ def _point(
             for text in dict.fromkeys(map(str, flags))
         ],
     )  # fmt: skip
-    hours, bought = device_hours(point)
-    point = replace(
-        point, device_hours=hours, device_hours_per=bought,
-        cost=None if hours is None or cost_per_hour is None else hours * cost_per_hour,
-    )  # fmt: skip
-    if base is None:
-        return replace(point, time_ratio=1.0 if _has_time_ratio(point, point) else None)
-    speedup, speedup_interval, efficiency, efficiency_interval = gained(
-        point, base, world_size / base.world_size
-    )
-    extra = hours / base.device_hours - 1 if hours and base.device_hours else None
-    time_ratio = None
-    if _has_time_ratio(point, base) and base.step_s and point.step_s:
-        time_ratio = base.step_s / point.step_s
-    return replace(
-        point,
-        speedup=speedup,
-        speedup_interval=speedup_interval,
-        parallel_efficiency=efficiency,
-        efficiency_interval=efficiency_interval,
-        extra_device_hours=extra,
-        time_ratio=time_ratio,
-    )
+    more: dict[str, Any] = {}
+    hours, more["device_hours_per"] = _device_hours(point)
+    more["device_hours"] = hours
+    if hours is not None and cost_per_hour is not None:
+        more["cost"] = hours * cost_per_hour
+    of = base or point
+    if row.scaling in ("weak", "fixed-epochs") and of.step_s and point.step_s:
+        more["time_ratio"] = of.step_s / point.step_s
+    if base:
+        names = ("speedup", "speedup_interval", "parallel_efficiency", "efficiency_interval")
+        more |= zip(names, gained(point, base, world_size / base.world_size), strict=True)
+        if hours and base.device_hours:
+            more["extra_device_hours"] = hours / base.device_hours - 1
+    return replace(point, **more)
 
 
 def gained(
@@ -340,12 +320,7 @@ def best_efficiencies(series: Iterable[Series]) -> dict[int, float]:
     return best
 
 
-def _has_time_ratio(point: Point, base: Point) -> bool:
-    fixed_local = point.rows[0].scaling in ("weak", "fixed-epochs")
-    return fixed_local and point.step_s is not None and base.step_s is not None
-
-
-def device_hours(point: Point) -> tuple[float | None, str | None]:
+def _device_hours(point: Point) -> tuple[float | None, str | None]:
     """Return the cost of a point in device-hours, and what that cost buys.
 
     A cost adds up, so it follows from the mean step, while the median tells the steady state.
@@ -365,22 +340,19 @@ def label(row: Row) -> str:
     """Return a short name of a series: what varies, without what the page says anyway."""
     if row.origin != "measured" or not row.factors:
         return row.case
-    if row.training:
-        return _training_label(row.factors)
+    if row.training:  # what is not as it usually is
+        known = {name: value for name, value in row.factors.items() if USUAL.get(name) != value}
+        parts = [
+            str(known.pop(name)) for name in ("workload", "data", "precision") if name in known
+        ]
+        parts += [counted(known.pop("epochs"), "epoch")] if "epochs" in known else []
+        device = [str(known.pop("device"))] if "device" in known else []
+        return ", ".join([*parts, *(f"{k}={v}" for k, v in known.items()), *device])
     parts = [str(row.workload)]
     parts += [f"{k}={v}" for k, v in row.factors.items() if v is not None and v != row.workload]
     if "precision" not in row.factors and row.precision not in (None, "fp32"):
         parts.append(str(row.precision))
     return ", ".join(parts)
-
-
-def _training_label(factors: Mapping[str, Any]) -> str:
-    """Name a training run by what is not as it usually is."""
-    known = {name: value for name, value in factors.items() if USUAL.get(name) != value}
-    bare = [str(known.pop(name)) for name in ("workload", "data", "precision") if name in known]
-    epochs = [counted(known.pop("epochs"), "epoch")] if "epochs" in known else []
-    device = [str(known.pop("device"))] if "device" in known else []
-    return ", ".join([*bare, *epochs, *(f"{k}={v}" for k, v in known.items()), *device])
 
 
 def _telling(interval: Interval | None) -> Interval | None:

@@ -29,7 +29,7 @@ from lockstep.core.studies import CURVES
 from lockstep.measure.causes.bound import pool
 from lockstep.measure.causes.division import OWN, LateInput, is_late, late_input
 from lockstep.report.compute import quantities
-from lockstep.report.compute.scaling import Point, Series
+from lockstep.report.compute.scaling import Series
 from lockstep.report.compute.statistics import CONFIDENCE, Interval, log_interval
 from lockstep.report.load.results import Row
 
@@ -79,9 +79,12 @@ class Pace:
 
 def paces(rows: Iterable[Row]) -> list[Pace]:
     """Return the pace of every host, or of every rank of a single host, the slowest first."""
-    launches = _launches(rows)
-    ranks = _over_launches([_paces(_by_rank, found) for found in launches])
-    hosts = _over_launches([_paces(_by_host, found) for found in launches])
+    ranks: dict[Unit, list[float]] = {}
+    hosts: dict[Unit, list[float]] = {}
+    for launch in _launches(rows):
+        for units, ratios_of in ((_by_rank, ranks), (_by_host, hosts)):
+            for unit, logarithm in _paces(units, launch).items():
+                ratios_of.setdefault(unit, []).append(math.exp(logarithm))
     spread: dict[str, list[float]] = {}
     for (host, _), ratios in ranks.items():
         spread.setdefault(host, []).append(geometric_mean(ratios))
@@ -91,15 +94,6 @@ def paces(rows: Iterable[Row]) -> list[Pace]:
         for (host, rank), ratios in (hosts or ranks).items()
     ]  # fmt: skip
     return sorted(found, key=lambda pace: -pace.ratio)
-
-
-def _over_launches(launches: Sequence[Mapping[Unit, float]]) -> dict[Unit, list[float]]:
-    """Return each unit's ratio in each launch that has it."""
-    found: dict[Unit, list[float]] = {}
-    for launch in launches:
-        for unit, logarithm in launch.items():
-            found.setdefault(unit, []).append(math.exp(logarithm))
-    return found
 
 
 def _launches(rows: Iterable[Row]) -> list[list[Row]]:
@@ -156,18 +150,14 @@ def _paces(units: Callable[[Row], dict[Unit, float]], rows: Sequence[Row]) -> di
     for row in rows:
         found = units(row)
         ordered = sorted(found.values())
+        count = len(ordered) - 1
         for unit, seconds in found.items():
-            others = _median_without(ordered, seconds)
+            # The median of the others, of 1,024 ranks for each of them.
+            at = bisect_left(ordered, seconds)
+            middle = ((count - 1) // 2, count // 2)
+            others = fmean(ordered[i if i < at else i + 1] for i in middle)
             logs.setdefault(unit, []).append(math.log(seconds / others))
     return {unit: median_low(values) for unit, values in logs.items()}
-
-
-def _median_without(ordered: Sequence[float], value: float) -> float:
-    """Return the median of sorted values without one of them: of 1,024 ranks, for each of them."""
-    at = bisect_left(ordered, value)
-    count = len(ordered) - 1
-    middle = ((count - 1) // 2, count // 2)
-    return fmean(ordered[i if i < at else i + 1] for i in middle)
 
 
 def _shown(launches: Sequence[Mapping[Unit, float]], is_elsewhere: bool) -> Slowest | None:
@@ -217,22 +207,23 @@ class Reading:
 
 def readings(series: Sequence[Series]) -> list[Reading]:
     """Return what telemetry has of each ladder at its largest size."""
-    return [
-        Reading(kind, value, curve.label, curve.points[-1].world_size)
-        for curve in series
-        if curve.row.study in CURVES and curve.row.origin == "measured"
-        for kind, value in _of_devices(curve.points[-1]).items()
-        if value is not None
-    ]
-
-
-def _of_devices(point: Point) -> dict[Kind, float | None]:
-    use = quantities.values(point.rows, "gpu_utilisation")
-    return {
-        "use": quantities.centre(use, "gpu_utilisation") if use else None,
-        "memory": _mean_share(point.rows, ("gpu_memory_bytes", "most"), "gpu_memory_total_bytes"),
-        "power": _mean_share(point.rows, ("power_w", "mean"), "power_limit_w"),
-    }
+    found = []
+    for curve in series:
+        if curve.row.study in CURVES and curve.row.origin == "measured":
+            point = curve.points[-1]
+            use = quantities.values(point.rows, "gpu_utilisation")
+            memory = ("gpu_memory_bytes", "most"), "gpu_memory_total_bytes"
+            values: dict[Kind, float | None] = {
+                "use": quantities.centre(use, "gpu_utilisation") if use else None,
+                "memory": _mean_share(point.rows, *memory),
+                "power": _mean_share(point.rows, ("power_w", "mean"), "power_limit_w"),
+            }
+            found += [
+                Reading(kind, value, curve.label, point.world_size)
+                for kind, value in values.items()
+                if value is not None
+            ]
+    return found
 
 
 def _mean_share(rows: Sequence[Row], of: tuple[str, str], limit: str) -> float | None:

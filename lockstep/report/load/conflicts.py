@@ -76,7 +76,9 @@ def mixed_cases(rows: Iterable[Row]) -> Iterator[Conflict]:
     for row in rows:
         cases.setdefault((row.origin, row.case), []).append(row)
     for own in cases.values():
-        kept = _kept_batch(own[0])
+        kept = []  # the batch that is equal at all world sizes
+        if own[0].scaling is not None and own[0].origin == "measured":
+            kept = ["global_batch" if own[0].scaling == "strong" else "local_batch"]
         yield from _mixed(own, [*OF_A_CASE, *kept, *SOURCES])
         sizes: dict[int, list[Row]] = {}
         for row in own:
@@ -85,43 +87,32 @@ def mixed_cases(rows: Iterable[Row]) -> Iterator[Conflict]:
             yield from _mixed(alike, [name for name in BATCHES if name not in kept])
 
 
-def _kept_batch(row: Row) -> list[str]:
-    """Return the batch that is equal at all world sizes."""
-    if row.scaling is None or row.origin != "measured":
-        return []
-    return ["global_batch" if row.scaling == "strong" else "local_batch"]
-
-
 def _mixed(rows: Sequence[Row], names: Iterable[str]) -> Iterator[Conflict]:
     for name in names if len(rows) > 1 else ():
-        values = [_value(row, name) for row in rows]
+
+        def value(row: Row, name: str = name) -> Any:
+            return row.details.get(name) if name == "gradient_bytes" else getattr(row, name)
+
+        values = [value(row) for row in rows]
         if values.count(values[0]) == len(values):
             continue
         # What an older file does not say is unknown, and differs from nothing.
-        known = [row for row in rows if name not in SOURCES or _value(row, name) is not None]
-        for usual, odd in odd_ones(known, [_value(row, name) for row in known]):
-            yield _case_conflict(name, usual, odd)
-
-
-def _value(row: Row, name: str) -> Any:
-    return row.details.get(name) if name == "gradient_bytes" else getattr(row, name)
-
-
-def _case_conflict(name: str, alike: Sequence[Row], odd: Sequence[Row]) -> Conflict:
-    usual = alike[0]
-    found = _value(usual, name), _value(odd[0], name)
-    return Conflict(
-        name,
-        f"{usual.case}, launches {usual.launch} and {odd[0].launch}",
-        f"{usual.case} has {name} {found[0]} in launch {usual.launch} and {found[1]} in launch "
-        f"{odd[0].launch}; report them apart",
-        usual.case,
-        values=found,
-        usual=usual.launch,
-        launches=tuple(dict.fromkeys(row.launch for row in odd)),
-        world_sizes=tuple(dict.fromkeys(row.world_size for row in odd)),
-        is_tie=len(alike) == len(odd),
-    )
+        known = [row for row in rows if name not in SOURCES or value(row) is not None]
+        for alike, odd in odd_ones(known, [value(row) for row in known]):
+            usual, other = alike[0], odd[0]
+            found = value(usual), value(other)
+            yield Conflict(
+                name,
+                f"{usual.case}, launches {usual.launch} and {other.launch}",
+                f"{usual.case} has {name} {found[0]} in launch {usual.launch} and {found[1]} in "
+                f"launch {other.launch}; report them apart",
+                usual.case,
+                values=found,
+                usual=usual.launch,
+                launches=tuple(dict.fromkeys(row.launch for row in odd)),
+                world_sizes=tuple(dict.fromkeys(row.world_size for row in odd)),
+                is_tie=len(alike) == len(odd),
+            )
 
 
 def flag_moved(results: Results) -> None:
@@ -149,15 +140,10 @@ def flag_unequal_ranks(results: Results) -> None:
         if threads.get(row.launch) is not None:
             cases.setdefault(row.case, []).append(row)
     for rows in cases.values():
-        sizes = _threads_at(rows, threads)
-        if len({count for counts in sizes.values() for count in counts}) > 1:
+        sizes: dict[int, set[int]] = {}
+        for row in rows:
+            sizes.setdefault(row.world_size, set()).add(threads[row.launch] or 0)
+        if len(set().union(*sizes.values())) > 1:
+            of_sizes = {str(size): sorted(counts) for size, counts in sorted(sizes.items())}
             for row in rows:
-                row.flags = [*row.flags, flag("unequal-threads", threads=sizes)]
-
-
-def _threads_at(rows: list[Row], threads: Mapping[str, int | None]) -> dict[str, list[int]]:
-    """Return the threads of a rank at each world size, which JSON holds as text."""
-    sizes: dict[int, set[int]] = {}
-    for row in rows:
-        sizes.setdefault(row.world_size, set()).add(threads[row.launch] or 0)
-    return {str(size): sorted(counts) for size, counts in sorted(sizes.items())}
+                row.flags = [*row.flags, flag("unequal-threads", threads=of_sizes)]

@@ -10,9 +10,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from lockstep.core.described import About, Amount, Count, Whole
-from lockstep.core.launch_block import LaunchBlock
-from lockstep.core.record import CaseRecord, Derived, Rounds, Seconds
+from lockstep.core import record
+from lockstep.core.record import About, Amount, Count, Rounds, Seconds, Whole
 
 Kind = TypeVar("Kind")
 Amounts = Annotated[list[Amount], About(min_length=1)]
@@ -43,14 +42,10 @@ class Details:
     """What panels compute with, of the factors and details of a case.
 
     Attributes:
-        alone_step_s: Median seconds of each rank's steps alone, shape (num_ranks,).
-        rank_alone_s: Seconds of each rank's steps alone, shape (num_ranks, num_steps).
         rank_variant_s: Seconds per step of each rank's turns, shape (num_ranks, num_turns), by the
-            name of the step's variant. What came before it is `rank_alone_s`, and before that
+            name of the step's variant; `rank_phase_s` has their phases. What came before it is
+            `rank_alone_s`, shape (num_ranks, num_steps), and before that its median,
             `alone_step_s`.
-        rank_phase_s: Seconds per step of each phase of the whole step in these turns, likewise.
-        bucket_lead_s: How long before the end of the backward each bucket is ready.
-        first_reduce_s: How long after the beginning of the backward the first bucket is ready.
     """
 
     message_bytes: Amount | None = None
@@ -130,27 +125,26 @@ def checked(kind: type[Kind], value: Any, where: str) -> Kind:
         ValueError: A field is missing, or its value is not one that the kind allows.
     """
     try:
-        record: Kind = _adapter(kind).validate_python(value)  # type: ignore[arg-type]  # a type is hashable
+        made: Kind = _adapter(kind).validate_python(value)  # type: ignore[arg-type]  # hashable
     except ValidationError as error:
-        raise ValueError(f"{where}: {_in_words(error)}; measure again") from None
-    return record
-
-
-def _in_words(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
+        first = error.errors(include_url=False)[0]
+    else:
+        return made
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
-    if first["type"] == "missing":
-        return f"{place[1:]} is missing"
     shown = repr(first["input"])
     if len(shown) > LONGEST_SHOWN:
         shown = f"{shown[:LONGEST_SHOWN]}..."
-    return f"{place[1:] or 'the value'} is {shown}: {first['msg']}"
+    what = f"{place[1:] or 'the value'} is {shown}: {first['msg']}"
+    if first["type"] == "missing":
+        what = f"{place[1:]} is missing"
+    raise ValueError(f"{where}: {what}; measure again")
 
 
 def json_schema() -> dict[str, Any]:
     """Return the published schema of a case's block, with that of a launch under `$defs`."""
     case, derived, launch = (
-        _adapter(kind).json_schema() for kind in (CaseRecord, Derived, LaunchBlock)
+        _adapter(kind).json_schema()
+        for kind in (record.CaseRecord, record.Derived, record.LaunchBlock)
     )
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -1,15 +1,15 @@
 """What was planned or expected and is not there: one record for each launch and case."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from lockstep.core import launch_block
+from lockstep.core import record
 from lockstep.report.compute.scaling import best_efficiencies, series_of
 from lockstep.report.load import sources
-from lockstep.report.load.results import COPY, Launch, Results, Row
+from lockstep.report.load.results import COPY, Launch, Results
 
 Kind = Literal["failed", "skipped", "no-result", "not-run", "too-few-gpus", "below-floor"]
 
@@ -47,14 +47,11 @@ def gaps(results: Results) -> list[Gap]:
     """Return all that is missing, first world sizes left out and launches that left no result."""
     left_out = [
         Gap(
-            ("below-floor" if size.get("kind") == "below_floor" else "too-few-gpus"),
-            "",
-            None,
-            size.get("world_size"),
-            num_gpus=size.get("num_gpus"),
+            "below-floor" if size.get("kind") == "below_floor" else "too-few-gpus",
+            "", None, size.get("world_size"), num_gpus=size.get("num_gpus"),
         )
         for size in results.campaign.get("left_out", [])
-    ]
+    ]  # fmt: skip
     return (
         left_out
         + [gap for folder in results.plans for gap in _not_run(folder, results)]
@@ -66,31 +63,21 @@ def _not_run(folder: Path, results: Results) -> Iterator[Gap]:
     """Yield the launches of one campaign's plan that left no result in its own folder."""
     plan = results.plans[folder]
     own = [launch for launch in results.launches if sources.campaign_folder(launch.path) == folder]
+    names = {launch.name for launch in own}
     there = {str(launch.facts.get("launch", launch.name)) for launch in own} | {
         conflict.values[0] for conflict in results.conflicts
         if conflict.fact == COPY and sources.campaign_folder(Path(conflict.where)) == folder
     }  # fmt: skip
-    elsewhere = {launch.name for launch in results.launches} - {launch.name for launch in own}
-    last = _last_size(plan, {launch.name for launch in own}, results.rows)
+    elsewhere = {launch.name for launch in results.launches} - names
+    last = math.inf  # the world size at which a job ended its ladder
+    if isinstance(floor := plan.get("until_efficiency"), float):
+        best = best_efficiencies(series_of(row for row in results.rows if row.launch in names))
+        last = min((size for size, reached in best.items() if reached < floor), default=last)
     for planned in plan.get("launches", []):
-        name = str(planned.get("name"))
+        name, size = str(planned.get("name")), planned.get("world_size")
         if name not in there:
             shown = f"{name} ({folder / sources.LAUNCHES / name})" if name in elsewhere else name
-            yield Gap(
-                ("below-floor" if (planned.get("world_size") or 0) > last else "not-run"),
-                shown,
-                None,
-                planned.get("world_size"),
-            )
-
-
-def _last_size(plan: Mapping[str, Any], launches: Collection[str], rows: Sequence[Row]) -> float:
-    """Return the world size at which a job ended its ladder; infinite where none did."""
-    floor = plan.get("until_efficiency")
-    if not isinstance(floor, float):
-        return math.inf
-    own = series_of(row for row in rows if row.launch in launches)
-    return min((n for n, best in best_efficiencies(own).items() if best < floor), default=math.inf)
+            yield Gap("below-floor" if (size or 0) > last else "not-run", shown, None, size)
 
 
 def _of_launch(launch: Launch, results: Results) -> Iterator[Gap]:
@@ -103,7 +90,7 @@ def _of_launch(launch: Launch, results: Results) -> Iterator[Gap]:
             known.add(case)
             reason = str(entry.get("reason") or "no reason recorded")
             if entry.get("causes"):
-                reason = launch_block.failure_gist(entry)
+                reason = record.failure_gist(entry)
             yield Gap(kind, launch.name, case, size, reason)
     for case in map(short, facts.get("expected") or []):
         if case not in known:

@@ -6,13 +6,11 @@ of one device and of steps become those of all ranks in samples. A log of epochs
 columns timestamp, jobid, ..., epoch_time_s, images_per_sec, one line per epoch and one file or
 more per job.
 
+A column that no reader knows may name what was varied, such as `strategy`. Lines of one size that
+differ in it are other experiments and no repeats, so each of its values is a table.
+
 What is imported was not measured here: its origin is "cited", or "target" where its note says
 that it was expected rather than measured, and it stays apart from measured rows everywhere.
-
-Imported tables that hold several experiments, separated by a column of their own.
-
-A column that no reader knows may name what was varied, `strategy` for one. Lines of one size that
-differ in it are other experiments and no repeats, so each of its values is a table.
 """
 
 import hashlib
@@ -28,14 +26,12 @@ from typing import Any, get_args
 from lockstep import content
 from lockstep.core import files, formats
 from lockstep.core.factors import KNOWN
-from lockstep.core.flags import Flag, flag
+from lockstep.core.flags import flag
 from lockstep.core.formats import TIME_UNITS, counted, listed
 from lockstep.core.record import SCHEMA_VERSION, Scaling
 from lockstep.report.load import table_cells
 from lockstep.report.load.sources import IMPORTED
 from lockstep.report.load.table_cells import COLUMNS, Table, Understood
-
-Line = Mapping[str, Any]
 
 NUMBER = re.compile(r"[-+.\d]")
 # Columns that tell repeats of one experiment apart, or say where a line is from.
@@ -45,35 +41,6 @@ OF_REPEATS = frozenset({
     "log", "status", "date", "time", "timestamp", "started", "commit",
     "locator", "url", "verified", "comment",
 })  # fmt: skip
-
-
-def split_table(name: str, table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the tables that one is, by name: itself, or one for each value of what was varied."""
-    lines: list[dict[str, Any]] = table["rows"]
-    columns = [
-        column
-        for column in (list(dict.fromkeys(name for line in lines for name in line["details"])))
-        if _is_varied(column, lines)
-    ]
-    made: dict[str, dict[str, Any]] = {}
-    for line in lines:
-        values = ((column, line["details"].get(column)) for column in columns)
-        own = " ".join([name, *(f"{column}={value}" for column, value in values if value)])
-        made.setdefault(own, {**table, "rows": []})["rows"].append({**line, "case": own})
-    return made
-
-
-def _is_varied(column: str, lines: Sequence[Line]) -> bool:
-    """Tell whether lines of one size differ in a column that may name an experiment."""
-    if column.lower() in OF_REPEATS:
-        return False
-    sizes: dict[tuple[Any, ...], set[str]] = {}
-    for line in lines:
-        size = line["world_size"], line.get("num_nodes")
-        sizes.setdefault(size, set()).add(str(line["details"].get(column, "")))
-    differing = [value for values in sizes.values() if len(values) > 1 for value in values]
-    # A number may have been measured, as a loss is.
-    return bool(differing) and (column.lower() in KNOWN or not any(map(NUMBER.match, differing)))
 
 
 EPOCH_COLUMNS = ("jobid", "epoch", "world_size", "global_batch", "epoch_time_s", "images_per_sec")
@@ -143,8 +110,8 @@ def read(paths: Iterable[Path], dataset_size: int) -> Imported:
             epochs.append((path, [line for _, line in table.lines]))
         else:
             _read_plain(path, table, imported)
-    _part(imported)
-    _call_weak(imported)
+    _split(imported)
+    _infer_weak(imported)
     imported.facts += [
         f"table {name}: its values are {table['conversion']}"
         for name, table in imported.tables.items()
@@ -157,18 +124,38 @@ def read(paths: Iterable[Path], dataset_size: int) -> Imported:
     return imported
 
 
-def _part(imported: Imported) -> None:
-    """Part tables of several experiments, and say so."""
+def _split(imported: Imported) -> None:
+    """Make a table of each experiment that a table holds."""
     whole, imported.tables = imported.tables, {}
     for name, table in whole.items():
-        parts = split_table(name, table)
+        lines = table["rows"]
+        headings = dict.fromkeys(name for line in lines for name in line["details"])
+        columns = [heading for heading in headings if _is_varied(heading, lines)]
+        parts: dict[str, dict[str, Any]] = {}
+        for line in lines:
+            values = ((column, line["details"].get(column)) for column in columns)
+            own = " ".join([name, *(f"{column}={value}" for column, value in values if value)])
+            parts.setdefault(own, {**table, "rows": []})["rows"].append({**line, "case": own})
         imported.tables |= parts
         if len(parts) > 1:
             imported.facts.append(f"table {name} holds several experiments: {listed(parts)}")
 
 
-def _call_weak(imported: Imported) -> None:
-    """Call a table weak that gives no scaling and one batch of a rank at all sizes, and say so."""
+def _is_varied(column: str, lines: Sequence[Mapping[str, Any]]) -> bool:
+    """Tell whether lines of one size differ in a column that may name an experiment."""
+    if column.lower() in OF_REPEATS:
+        return False
+    sizes: dict[tuple[Any, ...], set[str]] = {}
+    for line in lines:
+        size = line["world_size"], line.get("num_nodes")
+        sizes.setdefault(size, set()).add(str(line["details"].get(column, "")))
+    differing = [value for values in sizes.values() if len(values) > 1 for value in values]
+    # A number may have been measured, as a loss is.
+    return bool(differing) and (column.lower() in KNOWN or not any(map(NUMBER.match, differing)))
+
+
+def _infer_weak(imported: Imported) -> None:
+    """Set weak scaling where a table gives none, and one batch of a rank at all sizes."""
     for name, table in imported.tables.items():
         sizes = {row["world_size"] for row in table["rows"]}
         batches = {row["local_batch"] for row in table["rows"]}
@@ -208,6 +195,7 @@ def _read_plain(path: Path, table: Table, imported: Imported) -> None:
         imported.columns[str(path)], values = table_cells.values(table)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+    odd_scalings = set()
     for number, cells in values:
         try:
             name, row, facts = _plain_row(path, number, cells)
@@ -215,44 +203,52 @@ def _read_plain(path: Path, table: Table, imported: Imported) -> None:
         except ValueError as error:
             imported.warnings.append(f"{path.name} line {number} is left out: {error}")
             continue
-        _warn_of_scaling(path, number, cells, row, imported)
+        scaling = cells.get("scaling", "")
+        is_known = row["scaling"] or row["study"] == "other" or not scaling
+        if not is_known and scaling not in odd_scalings:
+            odd_scalings.add(scaling)
+            imported.warnings.append(
+                f"{path.name} line {number}: scaling {scaling!r} begins with none of "
+                f"{', '.join(SCALINGS)}, so it is taken as unknown"
+            )
 
 
 def _plain_row(
     path: Path, number: int, cells: dict[str, str]
 ) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    scaling = _scaling(cells.get("scaling", ""))
+    text, note = cells.get("scaling", ""), cells.get("note", "")
+    # A batch per device that is fixed with epochs is neither weak nor strong.
+    lowered = text.lower().replace("-", " ")
+    scaling = next((s for s in SCALINGS if lowered.startswith(s.replace("-", " "))), None)
+    clauses = [*re.split(r"[;,.:(]\s*", note), cells.get("table_id", "")]
+    clauses += [cell for name, cell in cells.items() if name not in COLUMNS]
+    is_ideal = any(map(IDEAL.fullmatch, clauses))
+    is_target = NOT_MEASURED.search(f"{note} {cells.get('source', '')}") or is_ideal
+    nodes, per_node = (_optional_count(cells, name) or 0 for name in ("nodes", "ranks_per_node"))
+    size = _count(cells["n"], "n") if "n" in cells else nodes * per_node
+    if nodes and per_node and size != nodes * per_node:
+        raise ValueError(f"n is {size}, but {nodes} nodes of {per_node} ranks are given")
     row: dict[str, Any] = {
         "launch": f"line {number}",
         # Where n counts workers or processors, a cost in device hours means nothing.
-        "study": "other" if "instead of" in cells.get("scaling", "") else "imported",
+        "study": "other" if "instead of" in text else "imported",
         "workload": cells.get("model") or cells.get("table_id") or path.stem,
-        "world_size": _ranks(cells),
+        "world_size": _count(str(size), "n"),
         "scaling": scaling,
         "precision": cells.get("precision") or None,
         "num_nodes": _optional_count(cells, "nodes"),
         "local_batch": _optional_count(cells, "local_batch"),
         "global_batch": _optional_count(cells, "global_batch"),
-        "origin": _origin(cells),
+        "origin": "target" if is_target else "cited",
     }
     found, facts = _quantities(row, cells)
     row |= found
     row["details"] = {k: v for k, v in cells.items() if k not in COLUMNS and v}
     facts |= {
-        "origin": row["origin"], "scaling": scaling,
-        "scaling_text": cells.get("scaling", ""), "source": cells.get("source", ""),
-        "model": cells.get("model", ""), "file": path.name,
+        "origin": row["origin"], "scaling": scaling, "scaling_text": text,
+        "source": cells.get("source", ""), "model": cells.get("model", ""), "file": path.name,
     }  # fmt: skip
     return cells.get("table_id") or path.stem, row, facts
-
-
-def _ranks(cells: Mapping[str, str]) -> int:
-    """Return the number of ranks of a line: its own, or nodes times those of each."""
-    parts = [_optional_count(cells, name) or 0 for name in ("nodes", "ranks_per_node")]
-    size = _count(cells["n"], "n") if "n" in cells else math.prod(parts)
-    if all(parts) and size != math.prod(parts):
-        raise ValueError(f"n is {size}, but {parts[0]} nodes of {parts[1]} ranks are given")
-    return _count(str(size), "n")
 
 
 def _quantities(
@@ -361,30 +357,6 @@ def _from_step(seconds: float, row: Mapping[str, Any]) -> dict[str, Any]:
     return {"step_s": seconds, "rate": work / seconds}
 
 
-def _scaling(text: str) -> str | None:
-    """Return the scaling a text begins with; a batch per device fixed with epochs is neither."""
-    lowered = text.lower().replace("-", " ")
-    return next((name for name in SCALINGS if lowered.startswith(name.replace("-", " "))), None)
-
-
-def _warn_of_scaling(
-    path: Path, number: int, cells: Mapping[str, str], row: Mapping[str, Any], imported: Imported
-) -> None:
-    """Warn of a scaling that says nothing, once for each text of a file."""
-    text = cells.get("scaling", "")
-    said = f"scaling {text!r} begins with none of {', '.join(SCALINGS)}, so it is taken as unknown"
-    known = row["scaling"] or row["study"] == "other" or not text
-    if not known and not any(w.startswith(path.name) and said in w for w in imported.warnings):
-        imported.warnings.append(f"{path.name} line {number}: {said}")
-
-
-def _origin(cells: Mapping[str, str]) -> str:
-    text = f"{cells.get('note', '')} {cells.get('source', '')}"
-    clauses = [*re.split(r"[;,.:(]\s*", cells.get("note", "")), cells.get("table_id", "")]
-    clauses += [cell for name, cell in cells.items() if name not in COLUMNS]
-    return "target" if NOT_MEASURED.search(text) or any(map(IDEAL.fullmatch, clauses)) else "cited"
-
-
 def _count(text: str, name: str) -> int:
     value = _positive(text, name)
     if value != int(value):
@@ -405,14 +377,9 @@ def _number(text: str, name: str) -> float:
 
 def _positive(text: str, name: str) -> float:
     value = _number(text, name)
-    if not _measurable(value):
+    if not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name} is {text!r}, not a positive number")
     return value
-
-
-def _measurable(value: float) -> bool:
-    """Tell whether a number can be measured: finite and positive."""
-    return math.isfinite(value) and value > 0
 
 
 def _read_epochs(
@@ -439,12 +406,15 @@ def _read_job(path: Path, job: list[dict[str, str]], dataset_size: int, imported
     times = [_positive(line["epoch_time_s"], "epoch_time_s") for line in timed]
     mean_s = sum(times) / len(times)
     size, batch = _count(first["world_size"], "world_size"), _count(first["global_batch"], "batch")
+    # By what factor the logged images/s exceed what the epoch times allow.
+    logged = [_number(line["images_per_sec"] or "0", "images_per_sec") for line in timed]
+    factors = [value * t / dataset_size for value, t in zip(logged, times, strict=True)]
+    factor = sum(factors) / len(factors)
     flags = [flag("warm-up-only")] if len(job) == 1 else []
-    logged = _logged_factor(timed, times, dataset_size)
-    flags += _logged_flag(logged, dataset_size)
+    if not abs(factor - 1) <= LOGGED_TOLERANCE:
+        flags.append(flag("logged-rate", factor=factor, images=dataset_size))
     rate = dataset_size / mean_s
-    commit = first.get("commit") or "unknown"
-    name = f"epochs local_batch={batch // size} commit={commit}"
+    name = f"epochs local_batch={batch // size} commit={first.get('commit') or 'unknown'}"
     name += " (first epoch only)" if len(job) == 1 else ""
     row = {
         "launch": f"job {first['jobid']}", "study": "imported",
@@ -453,7 +423,7 @@ def _read_job(path: Path, job: list[dict[str, str]], dataset_size: int, imported
         "step_s": mean_s * batch / dataset_size, "throughput_samples_per_s": rate,
         "sample_unit": "images", "rounds": len(timed), "origin": "cited",
         "flags": [one.to_dict() for one in flags],
-        "details": {"logged_over_true": logged} if _measurable(logged) else {},
+        "details": {"logged_over_true": factor} if math.isfinite(factor) and factor > 0 else {},
     }  # fmt: skip
     facts = {
         "metric": "epoch_time", "unit": "s", "origin": "cited", "scaling": "fixed-epochs",
@@ -466,16 +436,3 @@ def _read_job(path: Path, job: list[dict[str, str]], dataset_size: int, imported
         f"mean of {counted(len(timed), 'epoch')} of {dataset_size} images"
     )
     imported.warnings += [f"{path.name}: job {first['jobid']}: {one}" for one in flags]
-
-
-def _logged_factor(lines: list[dict[str, str]], times: list[float], dataset_size: int) -> float:
-    """Return by what factor the logged images/s exceed what the epoch times allow."""
-    logged = [_number(line["images_per_sec"] or "0", "images_per_sec") for line in lines]
-    factors = [value * t / dataset_size for value, t in zip(logged, times, strict=True)]
-    return sum(factors) / len(factors)
-
-
-def _logged_flag(factor: float, dataset_size: int) -> list[Flag]:
-    if abs(factor - 1) <= LOGGED_TOLERANCE:
-        return []
-    return [flag("logged-rate", factor=factor, images=dataset_size)]

@@ -85,23 +85,9 @@ def layout(row: Row, names: Iterable[str] = ()) -> Layout:
 def ladders(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Return the rows of a case by what tells their ladder from the main one; that comes first.
 
-    The main ladder has the most sizes, then the most launches.
-    """
-    names = ladder_settings(rows)
-    found: dict[Layout, list[Row]] = {}
-    for row in rows:
-        settings = tuple((name, row.settings.get(name, "")) for name in names)
-        found.setdefault(Layout(settings=settings), []).append(row)
-    sizes = {one: len({row.world_size for row in own}) for one, own in found.items()}
-    main, *others = sorted(found, key=lambda one: (-sizes[one], -len(found[one]), one.settings))
-    return {"": found[main]} | {suffix(one, main): found[one] for one in others}
-
-
-def ladder_settings(rows: Sequence[Row]) -> list[str]:
-    """Return the settings by which rows are several ladders.
-
-    Each differs at one world size and has no other values elsewhere: what differs from size to size
-    by design, such as the cores of a rank, is no ladder's.
+    The main ladder has the most sizes, then the most launches. A setting makes ladders where it
+    differs at one world size and has no other values elsewhere: what differs from size to size by
+    design, such as the cores of a rank, is no ladder's.
     """
     names = []
     for name in differing(rows):
@@ -111,7 +97,12 @@ def ladder_settings(rows: Sequence[Row]) -> list[str]:
         several = set().union(*(own for own in values.values() if len(own) > 1))
         if several and several == set().union(*values.values()):
             names.append(name)
-    return names
+    found: dict[Layout, list[Row]] = {}
+    for row in rows:
+        found.setdefault(Layout(settings=layout(row, names).settings), []).append(row)
+    sizes = {ladder: len({row.world_size for row in own}) for ladder, own in found.items()}
+    main, *others = sorted(found, key=lambda one: (-sizes[one], -len(found[one]), one.settings))
+    return {"": found[main]} | {suffix(other, main): found[other] for other in others}
 
 
 def split_by_layout(rows: Sequence[Row]) -> dict[Layout, list[Row]]:

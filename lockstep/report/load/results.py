@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.core import flags
-from lockstep.core.described import Amount, Count, Positive, Whole
 from lockstep.core.flags import Flag
-from lockstep.core.record import Training
+from lockstep.core.record import Amount, Count, Positive, Training, Whole
 
 ORIGINS = ("measured", "cited", "target")
 # A pytest-benchmark file of someone else's tests: timed in one process, with no samples.

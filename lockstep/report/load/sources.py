@@ -5,6 +5,7 @@ folders hold pytest-benchmark files, or tables brought in by `lockstep import`.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,42 +91,34 @@ def _results_below(folder: Path) -> list[Path]:
 
 
 def _inside(folder: Path) -> list[Path]:
+    """Return a launch's result, or its journal where that is all there is, tables and runs."""
     launches = (d for d in sorted(folder.glob(f"{LAUNCHES}/*")) if d.is_dir())
-    paths = [p for d in (folder, *launches) for p in _inside_launch(d)]
+    paths = []
+    for each in (folder, *launches):
+        paths += [each / name for name in (RESULT, JOURNAL) if (each / name).exists()][:1]
     imported = [folder / IMPORTED] if (folder / IMPORTED).exists() else []
     below = (each for each in sorted(folder.iterdir()) if each.is_dir())
-    runs = [path for each in (folder, *below) for path in _run_of(each)]
+    runs = [path for each in (folder, *below) if (path := _run_in(each))]
     # A folder with jobs/ holds records of jobs, and no file of pytest-benchmark's.
     if not paths and not imported and not (folder / JOBS).is_dir():
-        paths = [p for p in sorted(folder.rglob("*.json")) if _may_be_others(p.relative_to(folder))]
+        paths = [
+            path
+            for path in sorted(folder.rglob("*.json"))
+            if path.name not in (CAMPAIGN, IMPORTED)
+            and TRACKER not in path.relative_to(folder).parts[:-1]
+        ]
     return list(dict.fromkeys(paths + imported + runs))
 
 
-def _may_be_others(path: Path) -> bool:
-    """Tell whether a file in a folder may be pytest-benchmark's, and is not known to be none."""
-    return path.name not in (CAMPAIGN, IMPORTED) and TRACKER not in path.parts[:-1]
-
-
-def _run_of(folder: Path) -> list[Path]:
+def _run_in(folder: Path) -> Path | None:
     """Return the summary of a folder's training run, or its epochs where it left no summary."""
     summary, epochs = folder / SUMMARY, folder / EPOCHS
-    if training_runs.is_begun(epochs):
-        return [summary if summary.exists() else epochs]
-    return [summary] if _is_run(summary) else []
-
-
-def _is_run(path: Path) -> bool:
-    """Tell whether a file is the summary of a training run, and not another program's."""
-    try:
-        return training_runs.is_summary(read_json(path))
-    except ValueError:
-        return False
-
-
-def _inside_launch(folder: Path) -> list[Path]:
-    """Return the launch's result, or its journal where that is all there is, or nothing."""
-    paths = [folder / name for name in (RESULT, JOURNAL) if (folder / name).exists()]
-    return paths[:1]
+    if epochs.is_file() and training_runs.world_size(epochs) is not None:
+        return summary if summary.exists() else epochs
+    with suppress(ValueError):
+        if training_runs.is_summary(read_json(summary)):
+            return summary
+    return None
 
 
 def read(source: Path) -> tuple[Path, Any, Contradictions]:
@@ -141,8 +134,9 @@ def read(source: Path) -> tuple[Path, Any, Contradictions]:
             f"{source.parent}: this training run has no {SUMMARY}: it was ended early, or goes on; "
             "train it to its end with --resume"
         )
+    other = source.with_name(JOURNAL if source.name == RESULT else RESULT)
     problems = []
-    for path in _either(source):
+    for path in [source, other] if in_campaign(source) and other.exists() else [source]:
         try:
             return _newest(path, read_document(path))
         except ValueError as error:
@@ -183,14 +177,6 @@ def campaign_folder(source: Path) -> Path:
     return (source.parents[2] if in_campaign(source) else source.parent).resolve()
 
 
-def _either(source: Path) -> Iterator[Path]:
-    """Yield a file, then that which may stand for it: a launch's journal, or its result."""
-    yield source
-    other = source.with_name(JOURNAL if source.name == RESULT else RESULT)
-    if in_campaign(source) and other.exists():
-        yield other
-
-
 def read_document(path: Path) -> Any:
     """Return what a result, a table or a journal holds, as pytest-benchmark writes it.
 
@@ -211,25 +197,17 @@ def read_json(path: Path) -> Any:
     content = files.content(path)
     if not content.strip():
         raise ValueError(f"{path}: the file is empty; delete it or measure again")
+
+    def plain(content: bytes) -> Any:  # in a third of the time of the standard library
+        return from_json(content, allow_inf_nan=False)
+
     try:
-        document = files.parse(content, _unknown, _plain)
+        # A NaN or an infinity counts as not known, so that the check can name its place.
+        document = files.parse(content, lambda _: None, plain)
     except ValueError as error:
         raise ValueError(f"{path}: not valid JSON, perhaps cut short: {error}") from error
     # Without an escape in its text, ASCII holds no more than line ends.
     return document if content.isascii() and b"\\" not in content else printable(document)
-
-
-def _plain(content: bytes) -> Any:
-    """Read JSON in a third of the time that the standard library takes.
-
-    Raises:
-        ValueError: It is not JSON, or holds a NaN or an infinity.
-    """
-    return from_json(content, allow_inf_nan=False)
-
-
-def _unknown(token: str) -> None:
-    """Take a NaN or an infinity for what is not known, so that the check can name its place."""
 
 
 def printable(value: Any) -> Any:

@@ -266,22 +266,6 @@ def decimal_mark(
     return "", two[0]
 
 
-def may_be_ranks(text: str) -> bool:
-    """Return whether a cell can be a number of ranks: `8`, `8 GPUs`, `2x8`."""
-    return bool(_COUNT.fullmatch(text))
-
-
-def says_ranks(text: str) -> bool:
-    """Return whether a cell alone says that it is a number of ranks: `8x V100`, `2 nodes x 8`."""
-    match = _COUNT.fullmatch(text)
-    return bool(match and any(match[one] for one in ("nodes", "model", "device", "on")))
-
-
-def is_gpu(text: str) -> bool:
-    """Return whether a text is the name of a GPU: `A100`, `V100s`."""
-    return bool(re.fullmatch(rf"(?i)(?:nvidia |amd |tesla )?{_GPU}", text))
-
-
 def count(text: str, mark: str) -> dict[str, str]:
     """Return the columns that a cell of ranks fills: n, nodes, ranks_per_node.
 
@@ -300,6 +284,8 @@ def count(text: str, mark: str) -> dict[str, str]:
 
 # Each line's number in the file, and its cells by heading.
 Lines = list[tuple[int, dict[str, str]]]
+# Heading of a column of values -> its metric and its unit.
+Quantities = dict[str, dict[str, str]]
 
 
 class Table(NamedTuple):
@@ -368,8 +354,13 @@ def read(path: Path) -> Table:
     if path.is_dir() or not path.exists():
         why = "is a folder; give its tables one by one" if path.is_dir() else "does not exist"
         raise ValueError(f"{path}: cannot be read: it {why}")
-    text = enumerate(io.StringIO(visible(_decoded(files.content(path))), newline=""), start=1)
-    rows, comments = _parted([(number, line) for number, line in text if line.strip()])
+    content = files.content(path)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:  # a spreadsheet wrote it
+        text = content.decode("cp1252", errors="replace")
+    numbered = enumerate(io.StringIO(visible(text), newline=""), start=1)
+    rows, comments = _parted([(number, line) for number, line in numbered if line.strip()])
     sign = max(",;\t|", key=rows[0][1].count) if rows else ","
     reader = csv.DictReader((line for _, line in rows), delimiter=sign)
     lines = []
@@ -389,22 +380,14 @@ def _parted(text: list[tuple[int, str]]) -> tuple[list[tuple[int, str]], str]:
 
     In CSV that is what begins with #, but for headings right above a first line of numbers.
     """
-    rows = [one for one in text if not one[1].startswith("#")]
+    rows = [row for row in text if not row[1].startswith("#")]
     if rows and rows[0][1][0].isdigit():
-        rows = [*[one for one in text if one[0] < rows[0][0]][-1:], *rows]
+        rows = [*[row for row in text if row[0] < rows[0][0]][-1:], *rows]
     if any(_RULE.fullmatch(line) for _, line in text):
-        rows = [one for one in text if "|" in one[1]]
+        rows = [row for row in text if "|" in row[1]]
         rows = [(i, f"{x.strip().strip('|')}\n") for i, x in rows if not _RULE.fullmatch(x)]
     kept = {number for number, _ in rows}
     return rows, " ; ".join(line.strip("# \r\n") for number, line in text if number not in kept)
-
-
-def _decoded(content: bytes) -> str:
-    """Return the text; what is not UTF-8 was written by a spreadsheet in Windows-1252."""
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        return content.decode("cp1252", errors="replace")
 
 
 def values(table: Table) -> tuple[list[Understood], list[tuple[int, dict[str, str]]]]:
@@ -414,42 +397,43 @@ def values(table: Table) -> tuple[list[Understood], list[tuple[int, dict[str, st
         ValueError: The table has no number of ranks, no value, two columns for one thing, or a
             number that may be read in two ways.
     """
-    lines, named = table.lines, _named(table.lines)
-    found = _quantities(lines, named)
-    typed = [line for _, line in lines]
-    lines = _plain(table, named, found)
-    _refuse_open(table, named, found, lines)
-    metrics = [said["metric"] for said in found.values()]
+    named = _named(table.lines)
+    quantities = _quantities(table.lines, named)
+    lines = _plain(table, named, quantities)
+    _refuse_open(table, named, quantities, lines)
+    metrics = [quantity["metric"] for quantity in quantities.values()]
     made = []
     for number, line in lines:
         own = {named.get(heading, heading): cell for heading, cell in line.items()}
-        beside = {name: cell for name, cell in own.items() if name not in found}
-        for heading, said in found.items():
-            unit = own.get(f"{heading}\n", "")  # of the cell
-            unit = unit or ("s" if ":" in own[heading] and not said["unit"] else "")
-            more = {name: text for name, text in said.items() if text}
-            more |= {"unit": unit} if unit else {}
-            if metrics.count(said["metric"]) > 1:
-                more["table_id"] = f"{own.get('table_id', '')} {heading}".strip()
-            more |= {"value": own[heading], "heading": heading, "comments": table.comments}
-            made.append(
-                (
-                    number,
-                    (
-                        {
-                            name: cell
-                            for name, cell in beside.items()
-                            if not name.endswith("\n") and cell != ""
-                        }
-                    )
-                    | more,
-                )
-            )
-    columns = [_understood(one, named, found, typed[0], lines[0][1]) for one in typed[0]]
+        beside = {
+            name: cell
+            for name, cell in own.items()
+            if cell and name not in quantities and not name.endswith("\n")
+        }
+        for heading, quantity in quantities.items():
+            cells = beside | {name: text for name, text in quantity.items() if text}
+            if unit := own.get(f"{heading}\n", ""):  # of the cell
+                cells["unit"] = unit
+            elif ":" in own[heading] and not quantity["unit"]:
+                cells["unit"] = "s"
+            if metrics.count(quantity["metric"]) > 1:
+                cells["table_id"] = f"{own.get('table_id', '')} {heading}".strip()
+            cells |= {"value": own[heading], "heading": heading, "comments": table.comments}
+            made.append((number, cells))
+    typed, line = table.lines[0][1], lines[0][1]
+    columns = []
+    for heading, cell in typed.items():
+        name, unit = named[heading], ""
+        meaning = name if name in COLUMNS else "kept as it is"
+        if quantity := quantities.get(heading, {}):
+            unit = quantity["unit"] or line.get(f"{heading}\n", "")
+            meaning = quantity["metric"] or "value"
+        of_nodes = f"{line.get('nodes')} x {line.get('ranks_per_node')}" if name == "n" else ""
+        columns.append(Understood(heading, meaning, unit, cell, line[heading] or of_nodes))
     return columns, made
 
 
-def _quantities(lines: Lines, named: Mapping[str, str]) -> dict[str, dict[str, str]]:
+def _quantities(lines: Lines, named: Mapping[str, str]) -> Quantities:
     """Return the columns of values, with the metric and the unit that their headings say.
 
     A column that no heading explains is one where all its cells have the unit of a time or rate.
@@ -460,33 +444,23 @@ def _quantities(lines: Lines, named: Mapping[str, str]) -> dict[str, dict[str, s
     for heading, name in named.items():
         if name in COLUMNS:
             continue
-        if said := _quantity(heading) or _quantity_of_cells(
-            heading, [line[heading] for _, line in lines]
-        ):
-            found[heading] = said
+        quantity = _quantity(heading)
+        units = {(cell := split(line[heading])) and cell.unit for _, line in lines if line[heading]}
+        if not quantity and len(units) == 1 and (unit := units.pop()):
+            timed = _quantity(f"{heading} time") or _quantity("time")
+            quantity = timed if unit in TIMES else _quantity(unit)
+            quantity = quantity and quantity | {"unit": ""}
+        if quantity:
+            found[heading] = quantity
     return found
 
 
-def _quantity_of_cells(heading: str, cells: Sequence[str]) -> dict[str, str] | None:
-    """Return what the units of a column's cells say that it is; None where one has none."""
-    units = {(cell := split(text)) and cell.unit for text in cells if text}
-    if len(units) != 1 or not (unit := units.pop()):
-        return None
-    timed = _quantity(f"{heading} time") or _quantity("time")
-    quantity = timed if unit in TIMES else _quantity(unit)
-    return quantity and quantity | {"unit": ""}
-
-
-def _plain(table: Table, named: Mapping[str, str], found: Mapping[str, dict[str, str]]) -> Lines:
-    """Return the lines with numbers as Python writes them; a value's unit stands apart.
-
-    Raises:
-        ValueError: A number may be read in two ways, and no other one decides which.
-    """
-    count_columns = [one for one, name in named.items() if name in COUNTS]
-    columns = [*count_columns, *(one for one, name in named.items() if name in found)]
-    cells = {one: {line[one]: split(line[one]) for _, line in table.lines} for one in columns}
-    numbers = {one: [c.number for c in by_text.values() if c] for one, by_text in cells.items()}
+def _plain(table: Table, named: Mapping[str, str], quantities: Quantities) -> Lines:
+    """Return the lines with numbers as Python writes them; a value's unit stands apart."""
+    count_columns = [heading for heading, name in named.items() if name in COUNTS]
+    columns = [*count_columns, *(heading for heading, name in named.items() if name in quantities)]
+    cells = {name: {line[name]: split(line[name]) for _, line in table.lines} for name in columns}
+    numbers = {name: [c.number for c in by_text.values() if c] for name, by_text in cells.items()}
     everywhere = proven_marks(n for column in numbers.values() for n in column)
     marks = {}
     for heading, column in numbers.items():
@@ -501,49 +475,45 @@ def _plain(table: Table, named: Mapping[str, str], found: Mapping[str, dict[str,
         own = dict(line)
         for heading, by_text in cells.items():
             cell = by_text[line[heading]]
-            if named[heading] == "n":
-                own |= _counted(line[heading], marks[heading], named, heading)
+            if named[heading] == "n":  # which may fill other columns, but not those of the table
+                counts = count(line[heading], marks[heading])
+                own |= {name: text for name, text in counts.items() if name not in named.values()}
+                own[heading] = counts.get("n", "")
             elif cell and (read := number_readings(cell.number).get(marks[heading])):
                 own[heading] = read
             if cell and heading not in count_columns:
                 own[heading] = own[heading] if own[heading] != line[heading] else cell.number
                 own[f"{heading}\n"] = cell.unit
-                is_rate = "time" not in found[named[heading]]["metric"]
+                is_rate = "time" not in quantities[named[heading]]["metric"]
                 if is_rate and (factor := THOUSANDS.get(cell.unit)):
                     own |= {heading: f"{float(own[heading]) * factor:.12g}", f"{heading}\n": ""}
         made.append((number, own))
     return made
 
 
-def _counted(text: str, mark: str, named: Mapping[str, str], heading: str) -> dict[str, str]:
-    """Return the cells that a count of ranks fills, those of the table's own columns left out."""
-    found = count(text, mark)
-    kept = {name: cell for name, cell in found.items() if name not in named.values()}
-    return kept | ({heading: found["n"]} if "n" in found else {heading: ""})
-
-
 def _refuse_open(
-    table: Table, named: Mapping[str, str], found: Mapping[str, dict[str, str]], lines: Lines
+    table: Table, named: Mapping[str, str], quantities: Quantities, lines: Lines
 ) -> None:
     """Refuse a table that does not say its ranks, its values or their unit, with what to write."""
     first, heads = table.lines[0][1], {line: line for line in table.lines[0][1]}
     advice = "'throughput (samples/s)', or 'throughput (samples/s/GPU)' if it is of one GPU"
-    needed = [] if found else [f"no column of values; name it {advice}, or 'step time (ms)'"]
-    if not found and (other := next((head for head in heads if named[head] == head), "")):
+    needed = [] if quantities else [f"no column of values; name it {advice}, or 'step time (ms)'"]
+    if not quantities and (other := next((head for head in heads if named[head] == head), "")):
         heads[other] = "throughput (samples/s)"
     if "n" not in named.values() and not {"nodes", "ranks_per_node"} <= {*named.values()}:
         needed.append("no column n for the number of ranks; name it n, or gpus")
         heads = {"": "n"} | heads
-    for heading, said in found.items():
-        is_time = "time" in said["metric"]
+    for heading, quantity in quantities.items():
+        is_time = "time" in quantity["metric"]
         column = [(line[heading], line.get(f"{heading}\n")) for _, line in lines]
         has_units = all(unit or (is_time and cell.count(":") > 1) for cell, unit in column)
-        if is_time and not said["unit"] and not has_units and all(":" in c for c, _ in column):
-            if any(cell.count(":") > 1 for cell, _ in column):
-                continue
-            cell = column[0][0]
-            needed.append(f"column {heading!r}: {cell!r} may be mm:ss or h:mm; write h:mm:ss")
-        elif any(not said[what] and what not in named.values() for what in said) and not has_units:
+        if is_time and not quantity["unit"] and not has_units and all(":" in c for c, _ in column):
+            if not any(cell.count(":") > 1 for cell, _ in column):
+                cell = column[0][0]
+                needed.append(f"column {heading!r}: {cell!r} may be mm:ss or h:mm; write h:mm:ss")
+        elif not has_units and any(
+            not text and what not in named.values() for what, text in quantity.items()
+        ):
             name = f"'{heading} (s)'" if is_time else advice
             needed.append(f"column {heading!r} does not say its unit; name it {name}")
             heads[heading] = f"{heading} (s)" if is_time else "throughput (samples/s)"
@@ -555,51 +525,39 @@ def _refuse_open(
         )
 
 
-def _understood(
-    heading: str,
-    named: Mapping[str, str],
-    found: Mapping[str, dict[str, str]],
-    typed: Mapping[str, str],
-    line: Mapping[str, str],
-) -> Understood:
-    """Return how a column is read."""
-    name = named[heading]
-    said = found.get(heading)
-    unit = (said["unit"] or line.get(f"{heading}\n", "")) if said else ""
-    meaning = (said["metric"] or "value") if said else name if name in COLUMNS else "kept as it is"
-    of_nodes = f"{line.get('nodes')} x {line.get('ranks_per_node')}" if name == "n" else ""
-    return Understood(heading, meaning, unit, typed[heading], line[heading] or of_nodes)
-
-
 def _named(lines: Lines) -> dict[str, str]:
     """Return the known name of each heading, else the heading.
 
     Raises:
         ValueError: Two give one thing, and neither by its known name.
     """
-    lowered = {heading: heading.lower() for heading in lines[0][1]}
-    named = {one: low if low in COLUMNS else one for one, low in lowered.items()}
-    for heading in lowered:
-        plain = re.sub(r"[^a-z0-9]+", "_", lowered[heading]).strip("_")
+    cells = {
+        heading: [line[heading] for _, line in lines if line[heading]] for heading in lines[0][1]
+    }
+    lowered = {heading: heading.lower() for heading in cells}
+    named = {heading: low if low in COLUMNS else heading for heading, low in lowered.items()}
+    for heading, low in lowered.items():
+        plain = re.sub(r"[^a-z0-9]+", "_", low).strip("_")
         alias = next((name for name, others in _NAMES.items() if re.fullmatch(others, plain)), "")
-        cells = [line[heading] for _, line in lines if line[heading]]
-        is_count = alias != "n" or any(map(may_be_ranks, cells))
-        if not alias or not is_count or alias in lowered.values():
+        may_be_ranks = alias != "n" or any(map(_COUNT.fullmatch, cells[heading]))
+        if not alias or not may_be_ranks or alias in lowered.values():
             continue
         if alias in named.values() and alias != "note":
             other = next(one for one in named if named[one] == alias)
             raise ValueError(f"columns {other!r} and {heading!r} both give {alias}; keep one")
         named[heading] = alias
     if "n" not in named.values():
-        named |= dict.fromkeys(islice(filter(lambda one: _says_ranks(lines, one), named), 1), "n")
+        of_ranks = (heading for heading in named if _are_ranks(heading, cells[heading]))
+        named |= dict.fromkeys(islice(of_ranks, 1), "n")
     return named
 
 
-def _says_ranks(lines: Lines, heading: str) -> bool:
-    """Return whether a column's cells say that they are ranks, or numbers of the GPU it names."""
-    cells = [line[heading] for _, line in lines if line[heading]]
-    says = may_be_ranks if is_gpu(heading) else says_ranks
-    return bool(cells) and all(map(says, cells))
+def _are_ranks(heading: str, cells: Sequence[str]) -> bool:
+    """Return whether cells are `8x V100` or `2 nodes x 8`; of a GPU's column, 8 and 2x8, too."""
+    is_gpu = re.fullmatch(rf"(?i)(?:nvidia |amd |tesla )?{_GPU}", heading)
+    says = ("nodes", "model", "device", "on")
+    matches = [_COUNT.fullmatch(cell) for cell in cells]
+    return bool(cells) and all(m and (is_gpu or any(map(m.group, says))) for m in matches)
 
 
 def _quantity(heading: str) -> dict[str, str] | None:

@@ -43,11 +43,6 @@ def is_summary(document: Any) -> bool:
     return isinstance(document, dict) and document.keys() >= KEYS
 
 
-def is_begun(path: Path) -> bool:
-    """Tell whether a file holds the epochs of a training run, and not another program's."""
-    return path.is_file() and world_size(path) is not None
-
-
 def world_size(path: Path) -> int | None:
     """Return the number of ranks that a run's epochs name; None where they name none."""
     first = next(csv.DictReader(io.StringIO(files.text(path))), {})
