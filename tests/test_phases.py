@@ -55,7 +55,7 @@ def test_with_a_smaller_cap_the_first_all_reduce_begins_earlier(group):
         for _ in range(3):
             step.run(batch, batch)
         own = variants.without_sync(step.ddp, lambda step=step, batch=batch: step.run(batch, batch))
-        found[cap] = step_cases._bucket_starts(step, own)
+        found[cap] = step_cases.bucket_starts(step, own)
     assert found[1]["first_reduce_s"] < NAP_S
     assert 2 * NAP_S < found[100]["first_reduce_s"] < 3 * NAP_S
     assert [len(found[cap]["bucket_lead_s"]) for cap in (1, 100)] == [3, 1]
