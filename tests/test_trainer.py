@@ -28,7 +28,6 @@ from lockstep.trainer import epochs, plan, trainer
 from lockstep.trainer import training_cli as cli
 from lockstep.trainer.plan import Batch, TrainConfig, plan_epoch
 from lockstep.trainer.trainer import Trainer
-from lockstep.trainer.verify import compare
 
 FAILING_WORKLOAD = """
 import os, signal, time
@@ -384,13 +383,6 @@ def test_data_that_does_not_fit_the_model_is_refused(tmp_path: Path) -> None:
         train(tmp_path, precision="tf32")
 
 
-def test_what_another_rank_cannot_compute_is_refused_here_too() -> None:
-    control = SimpleNamespace(exchange_all=lambda _, own: [own, "the other lacks it"])
-    joined: Any = SimpleNamespace(device=torch.device("cpu"), control=control)
-    with pytest.raises(RuntimeError, match="the other lacks it"):
-        trainer._refuse_unsupported("fp32", joined)
-
-
 def test_ranks_that_drifted_apart_are_named() -> None:
     trainer.check_equal_parameters(["a", "a"])
     with pytest.raises(RuntimeError, match="rank 1 ended with other parameters than rank 0"):
@@ -519,7 +511,7 @@ def right_run(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_a_broken_run_fails_the_check_it_breaks(changes: dict[str, Any], name: str | None) -> None:
-    checks = compare({2: right_run(**changes), 1: right_run()})
+    checks = cli.compare({2: right_run(**changes), 1: right_run()})
     assert len(checks) == 6
     failed = [(check.name, check.world_size) for check in checks if not check.passed]
     assert failed == ([(name, 2)] if name else [])

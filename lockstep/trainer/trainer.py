@@ -5,6 +5,8 @@ Rank 0 writes into a folder all ranks see: `steps.jsonl` (a line per update), an
 
 Runs with the same seed give equal losses on a CPU. On a GPU cuDNN may choose algorithms that
 differ in the last digits; `torch.use_deterministic_algorithms` would forbid them, at their speed.
+
+As a case an epoch is a round, and a half-trained case goes on where it was.
 """
 
 import contextlib
@@ -12,6 +14,7 @@ import io
 import json
 import math
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -28,9 +31,19 @@ from lockstep import workloads
 from lockstep.core.errors import RankError
 from lockstep.core.files import write_atomically
 from lockstep.core.processes import hostname
-from lockstep.core.record import LOADER_SETTINGS, Checkpoints, Epoch, Training
-from lockstep.machine import memory, provenance
+from lockstep.core.record import (
+    BASIS,
+    LOADER_SETTINGS,
+    Basis,
+    Checkpoints,
+    Epoch,
+    Training,
+)
+from lockstep.core.sizes import case_id
+from lockstep.machine import memory, nvidia, provenance
+from lockstep.measure.harness import Harness
 from lockstep.measure.loading import data
+from lockstep.measure.step.step_cases import facts_of, precision_flags, skip_unless_supported
 from lockstep.measure.step.train_step import (
     SETTLED_STEPS,
     StepConfig,
@@ -45,6 +58,7 @@ from lockstep.trainer.plan import (
     TRAJECTORY,
     Batch,
     TrainConfig,
+    case_folder,
     plan_epoch,
     rate_factor,
     scaled_lr,
@@ -101,7 +115,10 @@ class Trainer:
             self.batch.local_batch,
         )
         self.lr = scaled_lr(config.lr, config.lr_scale, self.batch.global_batch, config.base_batch)
-        _refuse_unsupported(config.precision, joined)
+        # In a mixed cluster the device of another rank may be older.
+        lacks = unsupported(config.precision, joined.device) or ""
+        if reason := next(filter(None, joined.control.exchange_all("precision", lacks)), None):
+            raise RuntimeError(reason)
         score = Score(self.workload)
         self.step = _make_step(config, self.workload, self.device, self.lr, score)
         self.epochs = EpochRunner(
@@ -155,8 +172,10 @@ class Trainer:
         (losses, train_accuracy), rank_s = self.epochs.timed(work)
         (val_loss, val_accuracy), val_s = self.epochs.timed(self.epochs.validate)
         self.step_losses += losses
-        taken = len(self.step_losses) - self._num_restored
-        self.in_force |= _in_force(self.step, self.epochs, taken)
+        in_force = buckets(self.step.ddp) | {LOADER_SETTINGS: self.epochs.loader_settings}
+        if len(self.step_losses) - self._num_restored < SETTLED_STEPS:
+            del in_force["bucket_bytes"]  # DDP has yet to settle on them
+        self.in_force |= in_force
         self.rank_s.append(rank_s)
         train_s = max(rank_s)
         return Epoch(
@@ -331,14 +350,6 @@ def read_checkpoint(
     return state
 
 
-def _in_force(step: TrainStep, runner: EpochRunner, num_taken: int) -> dict[str, Any]:
-    """Return what the loader and DDP do, with its buckets once it settled on them."""
-    found = buckets(step.ddp) | {LOADER_SETTINGS: runner.loader_settings}
-    if num_taken < SETTLED_STEPS:
-        del found["bucket_bytes"]
-    return found
-
-
 def _check_memory(
     config: TrainConfig, workload: workloads.Workload, local_batch: int, joined: world.World
 ) -> None:
@@ -364,13 +375,6 @@ def _refuse_beyond(device: torch.device, needed: Mapping[str, int], joined: worl
     there = joined.control.exchange_all("room", [free_bytes, hostname()])
     room = memory.least_room([free for free, _ in there], [host for _, host in there])
     memory.refuse_beyond(room, needed, device)
-
-
-def _refuse_unsupported(precision: str, joined: world.World) -> None:
-    """Refuse what a rank's hardware cannot compute: in a mixed cluster one may be older."""
-    own = unsupported(precision, joined.device) or ""
-    if reason := next(filter(None, joined.control.exchange_all("precision", own)), None):
-        raise RuntimeError(reason)
 
 
 def _make_step(
@@ -421,4 +425,65 @@ def check_equal_parameters(checksums: Sequence[str]) -> None:
             f"rank {odd[0]} ended with other parameters than rank 0; gradients were not "
             "synchronised, so do not use this run",
             *odd,
+        )
+
+
+def train(harness: Harness, *, seed: int | None = None, **options: Any) -> None:
+    """Train a model on the ranks of this launch, and keep how that went.
+
+    Its files lie beside the launch's journal. A case that was begun before goes on after the last
+    epoch that was saved, and ends as it would have without a break. The time that a case may take
+    counts anew with each epoch.
+
+    Args:
+        harness: The case's view of the launch.
+        seed: Of parameters, order and augmentation; the launch's by default.
+        options: Of `TrainConfig`: workload, data, either global_batch or local_batch, and others.
+
+    Raises:
+        ValueError: That cannot be trained at this world size.
+        RuntimeError: The loss is not finite, a device has no room, the data is not to be had, or
+            the ranks end with unequal parameters.
+    """
+    skip_unless_supported(harness, options.get("precision", "fp32"))
+    with contextlib.ExitStack() as stack:
+        if harness.case.folder is None:  # nothing is kept
+            temporary = tempfile.TemporaryDirectory(prefix="lockstep-train-")
+            base = Path(stack.enter_context(temporary))
+        else:
+            base = harness.case.folder
+        least = {} if harness.measures else {"epochs": 1, "max_steps": 1, "warmup_epochs": 0}
+        config = TrainConfig(
+            **options | least,
+            seed=harness.seed if seed is None else seed,
+            data_root=str(harness.data_root),
+            folder=str(base / case_folder(f"{harness.name}[{case_id(harness.factors)}]")),
+        )
+
+        def note(row: Epoch) -> None:
+            if harness.case.go_on:
+                harness.case.go_on({"kind": "epoch", "row": asdict(row)})
+
+        trainer = Trainer(config, harness.world, note)
+        with harness.watched() as watch:
+            with watch:
+                trainer.train()
+            harness.case.slowdowns.update(nvidia.slowdowns(harness.device))
+        # The first epoch of each process warms up, and is no round where there are others.
+        numbers = range(len(trainer.rows))
+        counted = [number for number in numbers if not trainer.rows[number].is_warmup] or numbers
+        optimizer = type(trainer.step.optimizer).__name__
+        source = "synthetic" if config.data == "synthetic" else "real"
+        basis = Basis(source, times_input=True, optimizer=optimizer)
+        size = replace(harness.size, steps_per_round=trainer.plan.steps)
+        replace(harness, size=size, goal=None).record(
+            [trainer.rank_s[number][harness.world.rank] for number in counted],
+            scaling=trainer.batch.scaling,
+            sample_unit=trainer.workload.sample_unit,
+            samples_per_step=trainer.epochs.samples_per_step,
+            training=trainer.record(base),
+            checks={"parameters_equal": True},
+            details=trainer.in_force | {BASIS: basis.to_dict()},
+            flags=precision_flags(harness.device, config.precision),
+            **facts_of(harness, trainer.workload, config.precision, trainer.batch.local_batch),
         )
