@@ -13,6 +13,7 @@ from torch import distributed
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
 from lockstep import workloads
+from lockstep.measure.step import precision as precisions
 from lockstep.measure.step import train_step
 from lockstep.measure.step.train_step import StepConfig, TrainStep, parameter_checksum
 
@@ -182,7 +183,7 @@ def test_a_step_nobody_can_take_is_refused(options: dict[str, Any], says: str) -
 
 
 def test_a_step_never_inherits_the_switches_of_the_one_before(one_rank: None) -> None:
-    train_step.set_precision_switches("tf32")
+    precisions.set_precision_switches("tf32")
     assert torch.get_float32_matmul_precision() == "high"
     assert torch.backends.cudnn.allow_tf32
     take_steps("mlp:width=8", 4, StepConfig(precision="fp32"), 0)
@@ -191,8 +192,8 @@ def test_a_step_never_inherits_the_switches_of_the_one_before(one_rank: None) ->
 
 
 def test_a_case_leaves_the_switches_as_it_found_them() -> None:
-    with pytest.raises(RuntimeError), train_step.keeping_precision_switches():
-        train_step.set_precision_switches("tf32")
+    with pytest.raises(RuntimeError), precisions.keeping_precision_switches():
+        precisions.set_precision_switches("tf32")
         raise RuntimeError
     assert torch.get_float32_matmul_precision() == "highest"
 
@@ -216,7 +217,7 @@ def test_a_case_leaves_the_switches_as_it_found_them() -> None:
 def test_what_the_hardware_lacks_is_refused_with_numbers(
     precision: str, capability: tuple[int, int] | None, refused: str | None
 ) -> None:
-    reason = train_step.refusal(precision, capability)
+    reason = precisions.refusal(precision, capability)
     assert reason is None if refused is None else refused in str(reason)
 
 
@@ -226,19 +227,19 @@ def test_a_precision_the_device_lacks_makes_no_step(one_rank: None) -> None:
 
 
 def test_bf16_is_flagged_where_the_cpu_has_no_instruction_for_it() -> None:
-    assert train_step.lacks_bf16(frozenset({"avx512f", "avx2"}))
-    assert not train_step.lacks_bf16(frozenset({"avx512f", "avx512_bf16"}))
-    assert not train_step.lacks_bf16(frozenset({"asimd", "bf16"}))
-    assert not train_step.lacks_bf16(frozenset())
-    assert not train_step.is_emulated("fp32", CPU)
+    assert precisions.lacks_bf16(frozenset({"avx512f", "avx2"}))
+    assert not precisions.lacks_bf16(frozenset({"avx512f", "avx512_bf16"}))
+    assert not precisions.lacks_bf16(frozenset({"asimd", "bf16"}))
+    assert not precisions.lacks_bf16(frozenset())
+    assert not precisions.is_emulated("fp32", CPU)
 
 
 def test_an_emulated_precision_is_measured_only_where_it_is_asked_for(monkeypatch) -> None:
-    monkeypatch.setattr(train_step, "_cpu_flags", lambda: frozenset({"avx2"}))
-    assert "bf16" in train_step.unsupported_here(CPU, asked="fp32")
-    assert "bf16" not in train_step.unsupported_here(CPU, asked="bf16")
-    monkeypatch.setattr(train_step, "_cpu_flags", lambda: frozenset({"avx512_bf16"}))
-    assert "bf16" not in train_step.unsupported_here(CPU, asked="fp32")
+    monkeypatch.setattr(precisions, "_cpu_flags", lambda: frozenset({"avx2"}))
+    assert "bf16" in precisions.unsupported_here(CPU, asked="fp32")
+    assert "bf16" not in precisions.unsupported_here(CPU, asked="bf16")
+    monkeypatch.setattr(precisions, "_cpu_flags", lambda: frozenset({"avx512_bf16"}))
+    assert "bf16" not in precisions.unsupported_here(CPU, asked="fp32")
 
 
 def test_resnet18_sends_44_7_megabytes_of_gradients() -> None:

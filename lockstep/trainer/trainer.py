@@ -43,6 +43,7 @@ from lockstep.core.sizes import case_id
 from lockstep.machine import memory, nvidia, provenance
 from lockstep.measure.harness import Harness
 from lockstep.measure.loading import data
+from lockstep.measure.step.precision import unsupported
 from lockstep.measure.step.step_cases import facts_of, precision_flags, skip_unless_supported
 from lockstep.measure.step.train_step import (
     SETTLED_STEPS,
@@ -50,7 +51,6 @@ from lockstep.measure.step.train_step import (
     TrainStep,
     buckets,
     parameter_checksum,
-    unsupported,
 )
 from lockstep.ranks import process_group as world
 from lockstep.trainer.epochs import EpochRunner, Score, seed_everything

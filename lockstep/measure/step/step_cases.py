@@ -55,11 +55,8 @@ def build_step(
         ValueError: A rank has no room for what it would hold.
         RuntimeError: A rank ran out of memory.
     """
-    from lockstep.measure.step.train_step import (
-        StepConfig,
-        find_unsuited,
-        keeping_precision_switches,
-    )
+    from lockstep.measure.step.precision import keeping_precision_switches
+    from lockstep.measure.step.train_step import StepConfig, find_unsuited
 
     asked = {name: value for name, value in harness.factors.items() if name in ON_REQUEST}
     config = StepConfig(**{"lr": LEARNING_RATE} | settings | asked)
@@ -192,8 +189,6 @@ class WorkloadMeasurement(Measurement):
 
         A step of FSDP has no variants: without communication it has no parameters to compute with.
         """
-        from lockstep.measure.step.train_step import Marks
-
         step, config = self.step, self.step.config
         if not harness.times_causes or step.is_sharded:
             return {}, {}
@@ -206,7 +201,7 @@ class WorkloadMeasurement(Measurement):
             ways["half"] = without_sync(step.ddp, lambda: step.train.run(*first))
         own = ways["own"]
         # All that take the step mark it, or what that takes would show between them.
-        marks = {name: Marks(harness.device) for name in ways if name != "reduce"}
+        marks = {name: variants.Marks(harness.device) for name in ways if name != "reduce"}
         ways |= {name: marks[name].marking(step.train, ways[name]) for name in marks}
         if self.waits_for_others(harness, own):
             return {}, {}
@@ -286,9 +281,7 @@ class WorkloadMeasurement(Measurement):
 
 def bucket_starts(train: Any, own: Step) -> dict[str, Any]:
     """Return when the buckets are ready, and how long after its beginning a backward fills one."""
-    from lockstep.measure.step.train_step import Marks
-
-    marks = Marks(train.device)
+    marks = variants.Marks(train.device)
     leads = variants.bucket_leads(train.ddp, marks.marking(train, own))
     backward_s = marks.last_s("backward")  # a step of the workload's own marks none
     first = {"first_reduce_s": max(median(backward_s) - leads[0], 0.0)} if backward_s else {}
@@ -318,7 +311,7 @@ def facts_of(
 
 def precision_flags(device: "torch.device", precision: str) -> list[Flag]:
     """Return a flag where the device computes a precision in software."""
-    from lockstep.measure.step.train_step import is_emulated
+    from lockstep.measure.step.precision import is_emulated
 
     return [flag("bf16-emulated")] if is_emulated(precision, device) else []
 
