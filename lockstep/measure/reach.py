@@ -13,6 +13,7 @@ members, a variable its old object, so every reference of the user's stays valid
 without state is one without state again. What is printed, written or drawn from an iterator stays.
 """
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -27,6 +28,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -152,32 +154,28 @@ class _Walk:
         """Visit all there is."""
         while self._todo:
             visit = self._todo.popleft()
-            next(act for kind, act in _ACTS if isinstance(visit.value, kind))(self, visit)
+            next(act for kind, act in self._ACTS if isinstance(visit.value, kind))(self, visit)
         return self._found
 
-    def tensor(self, visit: _Visit) -> None:
-        """Keep a tensor; one that is met again as a model's is kept twice, which does no harm."""
-        if visit.belongs == Belongs.STATE:
+    def _tensor(self, visit: _Visit) -> None:
+        if visit.belongs == Belongs.STATE:  # kept twice where met again as a model's: no harm
             self._found.state.append(visit.value)
         elif visit.belongs:
             self._found.tensors.append((visit.name, visit.value))
 
-    def array(self, visit: _Visit) -> None:
-        """Keep a NumPy array."""
+    def _array(self, visit: _Visit) -> None:
         if visit.belongs and visit.value.flags.writeable:
             self._found.arrays.append((visit.name, visit.value))
 
-    def generator(self, visit: _Visit) -> None:
-        """Keep a generator of random numbers, whoever owns it."""
+    def _generator(self, visit: _Visit) -> None:
         self._found.generators.append(visit.value)
 
-    def container(self, visit: _Visit) -> None:
-        """Keep what may change, and look at its members."""
+    def _container(self, visit: _Visit) -> None:
         self._keep(self._found.containers, visit, visit.value)
-        self.members(visit)
+        self._members(visit)
 
-    def members(self, visit: _Visit) -> None:
-        """Look at the members of a container; an optimizer's state has parameters for keys."""
+    def _members(self, visit: _Visit) -> None:
+        # An optimizer's state has parameters for keys.
         if len(visit.value) > MAX_WALKED and visit.belongs < Belongs.STATE:
             return
         if isinstance(visit.value, dict):
@@ -188,8 +186,7 @@ class _Walk:
             for value in list(visit.value):
                 self._below(visit, value, visit.name)
 
-    def function(self, visit: _Visit) -> None:
-        """Look at a function's variables; those of the user's own may be bound to something new."""
+    def _function(self, visit: _Visit) -> None:
         function = visit.value
         if hasattr(function, "_torchdynamo_orig_callable"):
             self._found.compiled.append(visit.name)
@@ -203,23 +200,19 @@ class _Walk:
         for value in (function.__defaults__, function.__kwdefaults__, function.__dict__):
             self._below(visit, value, visit.name, belongs)
 
-    def method(self, visit: _Visit) -> None:
-        """Look at a method's object and function."""
+    def _method(self, visit: _Visit) -> None:
         self._below(visit, visit.value.__self__, visit.name, Belongs.OWN)
         self._below(visit, visit.value.__func__, visit.name)
 
-    def partial(self, visit: _Visit) -> None:
-        """Look at a function and the arguments that it is bound to."""
+    def _partial(self, visit: _Visit) -> None:
         for value in (visit.value.func, visit.value.args, visit.value.keywords):
             self._below(visit, value, visit.name)
 
-    def loader(self, visit: _Visit) -> None:
-        """Look at what draws a loader's samples: its data are too large to keep."""
-        for name in ("generator", "sampler", "batch_sampler"):
+    def _loader(self, visit: _Visit) -> None:
+        for name in ("generator", "sampler", "batch_sampler"):  # its data are too large to keep
             self._below(visit, getattr(visit.value, name, None), name, Belongs.FOREIGN)
 
-    def thing(self, visit: _Visit) -> None:
-        """Look at an object's attributes, and at the methods of a class of the user's own."""
+    def _thing(self, visit: _Visit) -> None:
         value: Any = visit.value
         kind: Any = type(value)
         if isinstance(value, nn.Module):
@@ -249,20 +242,19 @@ class _Walk:
             self._kept.add(id(value))
             kept.append(value)
 
-
-# The first that fits says how an object is looked at.
-_ACTS: tuple[tuple[type | tuple[type, ...], Callable[[_Walk, _Visit], None]], ...] = (
-    (torch.Tensor, _Walk.tensor),
-    (np.ndarray, _Walk.array),
-    (RANDOM, _Walk.generator),
-    (CONTAINERS, _Walk.container),
-    ((tuple, frozenset), _Walk.members),
-    (types.FunctionType, _Walk.function),
-    (types.MethodType, _Walk.method),
-    (functools.partial, _Walk.partial),
-    (DataLoader, _Walk.loader),
-    (object, _Walk.thing),
-)
+    # The first that fits says how an object is looked at.
+    _ACTS: tuple[tuple[Any, Callable[[Any, _Visit], None]], ...] = (
+        (torch.Tensor, _tensor),
+        (np.ndarray, _array),
+        (RANDOM, _generator),
+        (CONTAINERS, _container),
+        ((tuple, frozenset), _members),
+        (types.FunctionType, _function),
+        (types.MethodType, _method),
+        (partial, _partial),
+        (DataLoader, _loader),
+        (object, _thing),
+    )
 
 
 def _owner(value: object) -> Belongs:
@@ -292,28 +284,21 @@ def _is_own(module_name: str | None) -> bool:
 
 
 def _closure(function: types.FunctionType) -> dict[str, Binding]:
+    bindings = {}
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    return {name: _cell(cell) for name, cell in cells if _is_bound(cell)}
-
-
-def _is_bound(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018, there is no other way to ask
-    except ValueError:
-        return False
-    return True
-
-
-def _cell(cell: types.CellType) -> Binding:
-    return Binding(lambda: cell.cell_contents, lambda value: setattr(cell, "cell_contents", value))
+    for name, cell in cells:
+        with contextlib.suppress(ValueError):  # it is bound to nothing yet
+            cell.cell_contents  # noqa: B018, there is no other way to ask
+            bindings[name] = Binding(
+                partial(getattr, cell, "cell_contents"), partial(setattr, cell, "cell_contents")
+            )
+    return bindings
 
 
 def _globals(function: types.FunctionType) -> dict[str, Binding]:
     namespace = function.__globals__
     return {
-        name: Binding(
-            functools.partial(namespace.get, name), functools.partial(namespace.__setitem__, name)
-        )
+        name: Binding(partial(namespace.get, name), partial(namespace.__setitem__, name))
         for name in sorted(_names(function.__code__))
         if name in namespace
     }
@@ -419,25 +404,26 @@ def _binding(binding: Binding) -> Restore:
 
 
 def _tensors(tensors: Iterable[torch.Tensor]) -> Iterator[Restore]:
-    """Return what gives tensors their values and gradients back, each once."""
-    each = list({id(tensor): tensor for tensor in tensors if _has_values(tensor)}.values())
+    """Return what gives tensors their values and gradients back, each once.
+
+    Copies lie beside them where their device has room, else on the host.
+    """
+    each = list({
+        id(tensor): tensor
+        for tensor in tensors
+        # A lazy parameter has no shape yet.
+        if tensor.device.type != "meta" and not torch.nn.parameter.is_lazy(tensor)
+    }.values())  # fmt: skip
     gradients = [tensor.grad for tensor in each if tensor.is_leaf and tensor.grad is not None]
-    stays = {device: _fits(device, [*each, *gradients]) for device in {t.device for t in each}}
+    stays = {}
+    for device in {tensor.device for tensor in each}:
+        stays[device] = True
+        if device.type == "cuda":
+            free_bytes, _ = torch.cuda.mem_get_info(device)
+            needed = sum(_bytes(t) for t in [*each, *gradients] if t.device == device)
+            stays[device] = needed <= SHARE * free_bytes
     yield from (_values(tensor, stays[tensor.device]) for tensor in each)
     yield from (_gradient(tensor, stays[tensor.device]) for tensor in each if tensor.is_leaf)
-
-
-def _has_values(tensor: torch.Tensor) -> bool:
-    # A lazy parameter has no shape yet.
-    return tensor.device.type != "meta" and not torch.nn.parameter.is_lazy(tensor)
-
-
-def _fits(device: torch.device, tensors: Iterable[torch.Tensor]) -> bool:
-    """Tell whether copies of a device's tensors may lie beside them, and not on the host."""
-    if device.type != "cuda":
-        return True
-    free_bytes, _ = torch.cuda.mem_get_info(device)
-    return sum(_bytes(t) for t in tensors if t.device == device) <= SHARE * free_bytes
 
 
 def _values(tensor: torch.Tensor, stays: bool) -> Restore:
