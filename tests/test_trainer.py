@@ -24,7 +24,7 @@ from lockstep.measure.loading import data
 from lockstep.ranks import process_group
 from lockstep.report.load.reading import load
 from lockstep.report.tracker import sending
-from lockstep.trainer import epochs, plan, trainer
+from lockstep.trainer import plan, trainer
 from lockstep.trainer import training_cli as cli
 from lockstep.trainer.plan import Batch, TrainConfig, plan_epoch
 from lockstep.trainer.trainer import Trainer
@@ -139,7 +139,7 @@ def batches(world_size: int, epoch: int, seed: int = 3) -> list[set[int]]:
     """Return the samples of each step, over all ranks, for 100 samples in batches of 24."""
     local = 24 // world_size
     shares = [
-        list(epochs.epoch_sampler(range(100), rank, world_size, seed, epoch))
+        list(trainer.epoch_sampler(range(100), rank, world_size, seed, epoch))
         for rank in range(world_size)
     ]
     return [
@@ -236,7 +236,7 @@ def test_a_device_without_room_names_the_accumulation_that_helps(
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(epochs.EpochRunner, "train", full)
+    monkeypatch.setattr(Trainer, "_train_epoch", full)
     with pytest.raises(RuntimeError, match="no room for 60 samples at once; accumulate over 4"):
         train(tmp_path, accumulation=2)
 
@@ -362,7 +362,7 @@ def test_a_model_that_predicts_no_classes_has_no_accuracy() -> None:
     regression = workloads.Workload(
         "own", lambda: torch.nn.Linear(2, 2), lambda *_: None, torch.nn.functional.mse_loss
     )  # type: ignore[arg-type, return-value]
-    score = epochs.Score(regression)
+    score = trainer.Score(regression)
     assert score(torch.ones(3, 2), torch.ones(3, 2)) == 0
     assert score.judged == 0
 
@@ -370,7 +370,7 @@ def test_a_model_that_predicts_no_classes_has_no_accuracy() -> None:
 def test_a_validation_that_is_no_number_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epochs.EpochRunner, "_sums", lambda _, *values: [math.nan for _ in values])
+    monkeypatch.setattr(Trainer, "_sums", lambda _, *values: [math.nan for _ in values])
     with pytest.raises(RuntimeError, match="the validation loss is nan; lower --lr"):
         train(tmp_path)
     assert not (tmp_path / "checkpoint.pt").exists()

@@ -14,18 +14,21 @@ import io
 import json
 import math
 import os
+import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
+import numpy as np
 import torch
 from torch import distributed
+from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 from lockstep import workloads
 from lockstep.core.errors import RankError
@@ -43,6 +46,7 @@ from lockstep.core.sizes import case_id
 from lockstep.machine import memory, nvidia, provenance
 from lockstep.measure.harness import Harness
 from lockstep.measure.loading import data
+from lockstep.measure.loading.data import loader_settings
 from lockstep.measure.step.precision import unsupported
 from lockstep.measure.step.step_cases import facts_of, precision_flags, skip_unless_supported
 from lockstep.measure.step.train_step import (
@@ -53,7 +57,6 @@ from lockstep.measure.step.train_step import (
     parameter_checksum,
 )
 from lockstep.ranks import process_group as world
-from lockstep.trainer.epochs import EpochRunner, Score, seed_everything
 from lockstep.trainer.plan import (
     TRAJECTORY,
     Batch,
@@ -62,15 +65,81 @@ from lockstep.trainer.plan import (
     plan_epoch,
     rate_factor,
     scaled_lr,
+    validation_indices,
 )
 from lockstep.workloads.costs import batch_bytes, model_bytes
 
+T = TypeVar("T")
 LAST = "checkpoint.pt"
 BEST = "best.pt"
 STEPS = "steps.jsonl"
 # Fields that a record has of what was asked for, by the same name.
 AS_ASKED = ("data", "epochs", "optimizer", "warmup_epochs", "weight_decay", "accumulation",
     "augment", "seed", "target_accuracy")  # fmt: skip
+
+
+# Fields of `StepConfig` that a run has, by the same name.
+OF_STEP = ("precision", "bucket_cap_mb", "accumulation", "optimizer", "momentum", "weight_decay")
+
+
+class DivergedError(RankError):
+    """The loss of a step is not finite on some rank."""
+
+
+class Score:
+    """A workload's loss that also counts right predictions, on the device, without waiting.
+
+    Attributes:
+        correct: Right predictions since the last reset.
+        judged: Predictions since the last reset; 0 where targets are not classes.
+
+    Raises:
+        ValueError: The workload has no loss.
+    """
+
+    def __init__(self, workload: workloads.Workload) -> None:
+        if workload.loss is None:
+            raise ValueError(
+                f"workload {workload.name} has a step and no loss, which training runs need"
+            )
+        self._loss = workload.loss
+        self.reset()
+
+    def reset(self) -> None:
+        """Count from zero again."""
+        self.correct: torch.Tensor | int = 0
+        self.judged = 0
+
+    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the loss of outputs (..., K) for classes (...) or for targets of their shape."""
+        if not targets.is_floating_point() and outputs.ndim == targets.ndim + 1:
+            self.correct = self.correct + (outputs.detach().argmax(dim=-1) == targets).sum()
+            self.judged += targets.numel()
+        return self._loss(outputs, targets)
+
+
+def seed_everything(seed: int, epoch: int = 0, rank: int = 0) -> int:
+    """Seed python, numpy and torch for an epoch of a rank (epoch 0: the model); return the seed."""
+    mixed = int(np.random.SeedSequence([seed, epoch, rank]).generate_state(1)[0])
+    random.seed(mixed)
+    np.random.seed(mixed)  # noqa: NPY002 - what a user's own workload may draw from
+    torch.manual_seed(mixed)
+    return mixed
+
+
+def epoch_sampler(
+    dataset: Any, rank: int, world_size: int, seed: int, epoch: int
+) -> "DistributedSampler[Any]":
+    """Return a rank's share of an epoch.
+
+    Rank r takes every world_size-th sample of one order that depends on seed and epoch alone, so
+    the union of all ranks' k-th batches is the same at every world size.
+    """
+    sampler: DistributedSampler[Any] = DistributedSampler(
+        dataset, num_replicas=world_size, rank=rank, seed=seed, drop_last=True
+    )
+    sampler.set_epoch(epoch)
+    return sampler
 
 
 class Trainer:
@@ -119,11 +188,17 @@ class Trainer:
         lacks = unsupported(config.precision, joined.device) or ""
         if reason := next(filter(None, joined.control.exchange_all("precision", lacks)), None):
             raise RuntimeError(reason)
-        score = Score(self.workload)
-        self.step = _make_step(config, self.workload, self.device, self.lr, score)
-        self.epochs = EpochRunner(
-            config, joined, self.batch, self.workload, self.splits, self.step, score, self.rate
+        self.score = Score(self.workload)
+        seed_everything(config.seed)  # the model is alike on all ranks
+        settings = {name: getattr(config, name) for name in OF_STEP}
+        # How it is trained is the run's to say, how it is wrapped the workload's own.
+        own = replace(self.workload, optimizer=None, scheduler=None, step=None)
+        model = self.workload.build().to(self.device)
+        self.step = TrainStep(
+            model, self.score, StepConfig(**settings, lr=self.lr), self.device, own
         )
+        # Samples of one update, over all ranks.
+        self.samples_per_step = self.batch.global_batch * self.workload.samples_per_item
         self.rows: list[Epoch] = []
         self.rank_s: list[list[float]] = []
         self.step_losses: list[float] = []
@@ -168,11 +243,13 @@ class Trainer:
     def _epoch(self, epoch: int, is_warmup: bool) -> Epoch:
         memory.reset_peak(self.device)
         num_steps = min(self.plan.steps, self._remaining_steps())
-        work = partial(self.epochs.train, epoch, num_steps)
-        (losses, train_accuracy), rank_s = self.epochs.timed(work)
-        (val_loss, val_accuracy), val_s = self.epochs.timed(self.epochs.validate)
+        work = partial(self._train_epoch, epoch, num_steps)
+        (losses, train_accuracy), rank_s = self._timed(work)
+        (val_loss, val_accuracy), val_s = self._timed(self._validate)
         self.step_losses += losses
-        in_force = buckets(self.step.ddp) | {LOADER_SETTINGS: self.epochs.loader_settings}
+        in_force = buckets(self.step.ddp) | {
+            LOADER_SETTINGS: loader_settings(self._loader(self.splits.train))
+        }
         if len(self.step_losses) - self._num_restored < SETTLED_STEPS:
             del in_force["bucket_bytes"]  # DDP has yet to settle on them
         self.in_force |= in_force
@@ -182,14 +259,14 @@ class Trainer:
             epoch=epoch + 1,
             steps=num_steps,
             time_s=train_s,
-            samples_per_s=num_steps * self.epochs.samples_per_step / train_s,
+            samples_per_s=num_steps * self.samples_per_step / train_s,
             lr=self.rate(epoch, num_steps - 1),
             loss=sum(losses) / len(losses),
             validation_loss=val_loss,
             accuracy=val_accuracy,
             train_accuracy=train_accuracy,
             validation_s=max(val_s),
-            peak_memory_bytes=self.epochs.largest(memory.peak(self.device).used_bytes),
+            peak_memory_bytes=self._largest(memory.peak(self.device).used_bytes),
             is_warmup=is_warmup,
             ended=datetime.now(UTC).isoformat(timespec="seconds"),
         )
@@ -259,6 +336,116 @@ class Trainer:
                 f"{self.plan.steps}, and only whole epochs can be gone on from; choose another "
                 f"--name, or --max-steps {done} to keep it as it is"
             )
+
+    def _timed(self, work: Callable[[], T]) -> tuple[T, list[float]]:
+        """Return what the work returns, and each rank's seconds for it."""
+        distributed.barrier()
+        start = time.perf_counter()
+        result = work()
+        if self.world.device.type == "cuda":
+            torch.cuda.synchronize(self.world.device)
+        elapsed_s = time.perf_counter() - start
+        of_ranks = torch.zeros(self.world.world_size, dtype=torch.float64)
+        of_ranks[self.world.rank] = elapsed_s
+        of_ranks = of_ranks.to(self.world.device)
+        distributed.all_reduce(of_ranks)
+        return result, of_ranks.tolist()
+
+    def _train_epoch(self, epoch: int, num_steps: int) -> tuple[list[float], float | None]:
+        """Take the epoch's steps; return each step's loss over all ranks, and the accuracy."""
+        self.step.ddp.train()
+        self.score.reset()
+        config, place = self.config, self.world
+        seed = seed_everything(config.seed, epoch + 1, place.rank)
+        sampler = epoch_sampler(self.splits.train, place.rank, place.world_size, config.seed, epoch)
+        generator = torch.Generator().manual_seed(seed)
+        loader = self._loader(
+            self.splits.train, sampler=sampler, drop_last=True, generator=generator
+        )
+        losses_here = []
+        for step, batch in enumerate(islice(loader, num_steps)):
+            for group in self.step.optimizer.param_groups:
+                group["lr"] = self.rate(epoch, step)
+            losses_here.append(self.step.run(*self._to_device(batch)).detach())
+        own = torch.stack(losses_here).double()
+        losses = own.clone()
+        distributed.all_reduce(losses)
+        if not losses.isfinite().all():
+            self._refuse_divergence(epoch, own)
+        correct, judged = self._sums(self.score.correct, self.score.judged)
+        accuracy = correct / judged if judged else None
+        return (losses / self.world.world_size).tolist(), accuracy
+
+    def _refuse_divergence(self, epoch: int, own: torch.Tensor) -> NoReturn:
+        """End a run whose losses, of shape (num_steps,) on each rank, are not all finite.
+
+        Raises:
+            DivergedError: Always; it names the ranks whose loss was the first.
+        """
+        bad = (~own.isfinite()).nonzero().flatten().tolist()
+        first = {"step": bad[0] if bad else None, "loss": f"{own[bad[0]]:g}" if bad else ""}
+        ends = self.world.control.exchange_all("diverged", first | {"host": hostname()})
+        step = min(end["step"] for end in ends if end["step"] is not None)
+        ranks = [rank for rank, end in enumerate(ends) if end["step"] == step]
+        who = f"rank {ranks[0]} on {ends[ranks[0]]['host']}"
+        if len(ranks) == len(ends) > 1:
+            hosts = ", ".join(dict.fromkeys(end["host"] for end in ends))
+            who = f"all {len(ends)} ranks on {hosts}"
+        raise DivergedError(
+            f"{who}: the loss is {ends[ranks[0]]['loss']} in step {step + 1} of epoch {epoch + 1}; "
+            "lower --lr, or look at the data of that step",
+            *ranks,
+        )
+
+    def _loader(self, dataset: Any, **options: Any) -> DataLoader[Any]:
+        return DataLoader(
+            dataset,
+            batch_size=self.batch.local_batch,
+            num_workers=self.config.num_workers,
+            pin_memory=self.world.device.type == "cuda",
+            **options,
+        )
+
+    def _to_device(self, batch: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, targets = (part.to(self.world.device, non_blocking=True) for part in batch)
+        return inputs, targets
+
+    @torch.no_grad()
+    def _validate(self) -> tuple[float, float | None]:
+        """Return loss and accuracy over the whole validation set, each item counted once.
+
+        Raises:
+            DivergedError: The loss is not finite.
+        """
+        model = self.step.ddp.module.eval()
+        # Running statistics differ between ranks after a step; every rank judges rank 0's model.
+        for buffer in model.buffers():
+            distributed.broadcast(buffer, 0)
+        num_items = len(self.splits.validation)  # type: ignore[arg-type]
+        own = validation_indices(num_items, self.world.rank, self.world.world_size)
+        self.score.reset()
+        loss = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        for batch in self._loader(Subset(self.splits.validation, own)):
+            inputs, targets = self._to_device(batch)
+            with self.step.autocast():
+                loss += self.score(model(inputs), targets).double() * len(inputs)
+        total, correct, judged = self._sums(loss, self.score.correct, self.score.judged)
+        if not math.isfinite(total):  # on all ranks alike
+            raise DivergedError(f"the validation loss is {total:g}; lower --lr")
+        return total / num_items, correct / judged if judged else None
+
+    def _sums(self, *values: torch.Tensor | float) -> list[float]:
+        """Return values summed over all ranks."""
+        own = [torch.as_tensor(value, device=self.world.device).double() for value in values]
+        totals = torch.stack(own)
+        distributed.all_reduce(totals)
+        return [float(total) for total in totals.tolist()]
+
+    def _largest(self, value: int | None) -> int | None:
+        """Return the largest value of all ranks, None if no rank knows its own."""
+        own = torch.tensor(value or 0, device=self.world.device)
+        distributed.all_reduce(own, distributed.ReduceOp.MAX)
+        return int(own.item()) or None
 
     def record(self, base: Path) -> Training:
         """Return the run as results hold it, its files named from a folder above them.
@@ -377,29 +564,6 @@ def _refuse_beyond(device: torch.device, needed: Mapping[str, int], joined: worl
     memory.refuse_beyond(room, needed, device)
 
 
-def _make_step(
-    config: TrainConfig,
-    workload: workloads.Workload,
-    device: torch.device,
-    lr: float,
-    score: Score,
-) -> TrainStep:
-    """Return the update that a run takes, of a model that is alike on all ranks."""
-    seed_everything(config.seed)
-    step_config = StepConfig(
-        precision=config.precision,
-        bucket_cap_mb=config.bucket_cap_mb,
-        accumulation=config.accumulation,
-        optimizer=config.optimizer,
-        lr=lr,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-    )
-    # How it is trained is the run's to say, how it is wrapped the workload's own.
-    own = replace(workload, optimizer=None, scheduler=None, step=None)
-    return TrainStep(workload.build().to(device), score, step_config, device, own)
-
-
 @contextlib.contextmanager
 def _advising(device: torch.device, pieces: int, local_batch: int) -> Iterator[None]:
     """Say what helps where a device has no room for an update."""
@@ -480,7 +644,7 @@ def train(harness: Harness, *, seed: int | None = None, **options: Any) -> None:
             [trainer.rank_s[number][harness.world.rank] for number in counted],
             scaling=trainer.batch.scaling,
             sample_unit=trainer.workload.sample_unit,
-            samples_per_step=trainer.epochs.samples_per_step,
+            samples_per_step=trainer.samples_per_step,
             training=trainer.record(base),
             checks={"parameters_equal": True},
             details=trainer.in_force | {BASIS: basis.to_dict()},
