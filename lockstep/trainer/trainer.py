@@ -62,7 +62,7 @@ from lockstep.trainer.plan import (
     Batch,
     TrainConfig,
     case_folder,
-    plan_epoch,
+    epoch_steps,
     rate_factor,
     scaled_lr,
     validation_indices,
@@ -178,11 +178,9 @@ class Trainer:
         _check_memory(config, self.workload, self.batch.local_batch, joined)
         source = config.data, Path(config.data_root)
         self.splits = data.load(*source, self.workload, config.augment, config.num_synthetic)
-        self.plan = plan_epoch(
-            len(self.splits.train),  # type: ignore[arg-type]
-            joined.world_size,
-            self.batch.local_batch,
-        )
+        num_samples = len(self.splits.train)  # type: ignore[arg-type]
+        # Updates of an epoch.
+        self.num_steps = epoch_steps(num_samples, joined.world_size, self.batch.local_batch)
         self.lr = scaled_lr(config.lr, config.lr_scale, self.batch.global_batch, config.base_batch)
         # In a mixed cluster the device of another rank may be older.
         lacks = unsupported(config.precision, joined.device) or ""
@@ -234,15 +232,15 @@ class Trainer:
 
     def rate(self, epoch: int, step: int) -> float:
         """Return the learning rate of an update, epoch and update counted from 0."""
-        return self.lr * rate_factor(self.config, epoch, step, self.plan.steps)
+        return self.lr * rate_factor(self.config, epoch, step, self.num_steps)
 
     def _remaining_steps(self) -> int:
         limit = self.config.max_steps
-        return self.plan.steps if limit is None else max(0, limit - len(self.step_losses))
+        return self.num_steps if limit is None else max(0, limit - len(self.step_losses))
 
     def _epoch(self, epoch: int, is_warmup: bool) -> Epoch:
         memory.reset_peak(self.device)
-        num_steps = min(self.plan.steps, self._remaining_steps())
+        num_steps = min(self.num_steps, self._remaining_steps())
         work = partial(self._train_epoch, epoch, num_steps)
         (losses, train_accuracy), rank_s = self._timed(work)
         (val_loss, val_accuracy), val_s = self._timed(self._validate)
@@ -330,10 +328,10 @@ class Trainer:
         self.rank_s, self.in_force = state["rank_s"], state["in_force"]
         self._step_bytes = int(state["step_bytes"])
         done = len(self.step_losses)
-        if self._remaining_steps() and done % self.plan.steps:
+        if self._remaining_steps() and done % self.num_steps:
             raise ValueError(
                 f"{self.folder} stopped after {done} updates, within an epoch of "
-                f"{self.plan.steps}, and only whole epochs can be gone on from; choose another "
+                f"{self.num_steps}, and only whole epochs can be gone on from; choose another "
                 f"--name, or --max-steps {done} to keep it as it is"
             )
 
@@ -460,7 +458,7 @@ class Trainer:
         last, best = files.pop(LAST, None), files.pop(BEST, None)
         return Training(
             **{name: getattr(config, name) for name in AS_ASKED},
-            samples_per_epoch=self.plan.samples * self.workload.samples_per_item,
+            samples_per_epoch=self.num_steps * self.samples_per_step,
             lr=self.lr,
             schedule=config.scheduler,
             device_name=str(provenance.rank_facts(*place)["device_name"]),
@@ -639,7 +637,7 @@ def train(harness: Harness, *, seed: int | None = None, **options: Any) -> None:
         optimizer = type(trainer.step.optimizer).__name__
         source = "synthetic" if config.data == "synthetic" else "real"
         basis = Basis(source, times_input=True, optimizer=optimizer)
-        size = replace(harness.size, steps_per_round=trainer.plan.steps)
+        size = replace(harness.size, steps_per_round=trainer.num_steps)
         replace(harness, size=size, goal=None).record(
             [trainer.rank_s[number][harness.world.rank] for number in counted],
             scaling=trainer.batch.scaling,

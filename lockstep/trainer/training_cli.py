@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import click
 
@@ -27,13 +27,13 @@ from lockstep.core import factors, journal, studies
 from lockstep.core.formats import counted, listed
 from lockstep.core.processes import die_with_parent
 from lockstep.core.record import KEY, Epoch
-from lockstep.core.sizes import LR_SCALES, MAX_COUNT, OPTIMIZERS, PRECISIONS, SCHEDULERS, case_id
+from lockstep.core.sizes import MAX_COUNT, case_id
 from lockstep.measure.loading import download
 from lockstep.measure.loading.download import SOURCES
 from lockstep.ranks.placement import is_launched, placement, refuse_apart
 from lockstep.ranks.process_group import usable_cores
 from lockstep.report.tracker.live import Silent, following
-from lockstep.trainer.plan import TRAJECTORY, Batch, TrainConfig, case_folder
+from lockstep.trainer.plan import CHOICES, TRAJECTORY, Batch, TrainConfig, case_folder
 
 STUDY = "train"
 # What is no factor of the study: the seed is the campaign's, the folders are the launch's.
@@ -68,52 +68,21 @@ KNOWN = {
 }
 
 
-# Fields of `TrainConfig` as options; those that choose from a few name them.
-HELP = {
-    "workload": "Model, as in `resnet18` or `mlp:width=64`.",
-    "data": "digits, synthetic, mnist or cifar10.",
-    "num_synthetic": "Synthetic items.",
-    "epochs": "How often the training set is gone through.",
-    "global_batch": "Samples per update over all ranks.",
-    "local_batch": "Samples per update and rank.",
-    "optimizer": "",
-    "lr": "Learning rate at --base-batch.",
-    "lr_scale": "How the rate follows the global batch.",
-    "base_batch": "Global batch --lr is for.",
-    "momentum": "Of SGD.",
-    "weight_decay": "",
-    "scheduler": "How the rate falls over the epochs.",
-    "warmup_epochs": "Epochs over which the rate first rises.",
-    "precision": "",
-    "accumulation": "Micro-batches per update.",
-    "bucket_cap_mb": "DDP's bucket size in MiB.",
-    "num_workers": "Loader processes per rank.",
-    "seed": "Of parameters, order and augmentation.",
-    "augment": "Crop and mirror training images at random.",
-    "max_steps": "Stop after so many updates; resumable where an epoch ends.",
-    "checkpoint_every": "Keep the parameters of every N-th epoch, too.",
-    "target_accuracy": "Note when the validation reaches this.",
-    "data_root": "Where downloads go.",
-}
-CHOICES = {
-    "optimizer": OPTIMIZERS, "lr_scale": LR_SCALES, "scheduler": SCHEDULERS,
-    "precision": PRECISIONS,
-}  # fmt: skip
-
-
 def _options_of_config(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add an option for each field of `TrainConfig` but its folder, with its default."""
-    for field in reversed([field for field in fields(TrainConfig) if field.name in HELP]):
+    hints = get_type_hints(TrainConfig, include_extras=True)
+    for field in reversed([field for field in fields(TrainConfig) if field.name != "folder"]):
         name, is_required = field.name, field.default is MISSING
         flags = {"num_workers": "--workers", "augment": "--augment/--no-augment"}
-        kind: Any = (*get_args(field.type), field.type)[0]  # of `int | None`, int
+        kind, *text = get_args(hints[name]) or [hints[name]]
+        kind = (*get_args(kind), kind)[0]  # of `int | None`, int
         option = click.option(
             flags.get(name, f"--{name.replace('_', '-')}"),
             name,
-            type=click.Choice(CHOICES[name]) if name in CHOICES else kind,
+            type=click.Choice(CHOICES[name]) if name in CHOICES and not is_required else kind,
             required=is_required,
             **({} if is_required else {"default": field.default, "show_default": True}),
-            help=HELP[name],
+            help=" ".join(text) or None,
         )
         command = option(command)
     return command
