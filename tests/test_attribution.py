@@ -425,7 +425,7 @@ def test_where_a_loader_may_set_the_pace_nothing_else_is_said_to_gain(interval, 
     gains = tuple(bound.Gain(change, 0.6, None) for change in ("perfect overlap", "input in time"))
     found = bound.Bound("communication", 1.0, None, 0.5, (exposed, waits), gains, None, (), 3, 10)
     lines = [line for line in card(found) if line.startswith("modelled")]
-    assert [CHANGES[change] in line for change, line in zip(modelled, lines, strict=True)] == [
+    assert [CHANGES[change][0] in line for change, line in zip(modelled, lines, strict=True)] == [
         True
     ] * len(modelled)
 
