@@ -1,6 +1,5 @@
 """The one training step: what it computes, what DDP makes of it, what the hardware refuses."""
 
-import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -137,19 +136,6 @@ def test_a_step_is_the_update_of_plain_sgd(one_rank: None) -> None:
     assert_same_weights(step, [parameter.detach() for parameter in model.parameters()])
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_the_loss_is_a_scalar_and_falls(one_rank: None, precision: str, accumulation: int) -> None:
-    torch.manual_seed(0)
-    workload = workloads.make("mlp:width=32")
-    batch = workload.make_batch(8, CPU, torch.Generator().manual_seed(1))
-    config = StepConfig(precision=precision, accumulation=accumulation, lr=0.3)
-    step = TrainStep(workload.build(), workload.loss, config, CPU)
-    losses = [step.run(*batch) for _ in range(8)]
-    assert losses[0].shape == ()
-    assert losses[-1] < 0.9 * losses[0]
-
-
 def test_bf16_computes_in_bf16_and_keeps_fp32_weights(one_rank: None) -> None:
     seen = []
     workload = workloads.make("mlp:width=8")
@@ -221,32 +207,13 @@ def test_what_the_hardware_lacks_is_refused_with_numbers(
     assert reason is None if refused is None else refused in str(reason)
 
 
-def test_a_precision_the_device_lacks_makes_no_step(one_rank: None) -> None:
-    with pytest.raises(RuntimeError, match="tf32 needs an NVIDIA GPU"):
-        take_steps("mlp:width=8", 4, StepConfig(precision="tf32"), 0)
-
-
-def test_bf16_is_flagged_where_the_cpu_has_no_instruction_for_it() -> None:
-    assert precisions.lacks_bf16(frozenset({"avx512f", "avx2"}))
-    assert not precisions.lacks_bf16(frozenset({"avx512f", "avx512_bf16"}))
-    assert not precisions.lacks_bf16(frozenset({"asimd", "bf16"}))
-    assert not precisions.lacks_bf16(frozenset())
-    assert not precisions.is_emulated("fp32", CPU)
-
-
 def test_an_emulated_precision_is_measured_only_where_it_is_asked_for(monkeypatch) -> None:
     monkeypatch.setattr(precisions, "_cpu_flags", lambda: frozenset({"avx2"}))
     assert "bf16" in precisions.unsupported_here(CPU, asked="fp32")
     assert "bf16" not in precisions.unsupported_here(CPU, asked="bf16")
-    monkeypatch.setattr(precisions, "_cpu_flags", lambda: frozenset({"avx512_bf16"}))
-    assert "bf16" not in precisions.unsupported_here(CPU, asked="fp32")
-
-
-def test_resnet18_sends_44_7_megabytes_of_gradients() -> None:
-    with torch.device("meta"):
-        model = workloads.make("resnet18").build()
-    assert train_step.gradient_bytes(model) == 4 * 11_181_642
-    assert round(train_step.gradient_bytes(model) / 1e6, 1) == 44.7
+    for known in ({"avx512f", "avx512_bf16"}, {"asimd", "bf16"}, set()):  # or nothing is known
+        monkeypatch.setattr(precisions, "_cpu_flags", lambda known=known: frozenset(known))
+        assert "bf16" not in precisions.unsupported_here(CPU, asked="fp32")
 
 
 def test_frozen_parameters_send_no_gradients() -> None:
@@ -265,17 +232,6 @@ def test_the_checksum_sees_one_bit_of_a_parameter_and_no_buffer() -> None:
         model[0].weight[0, 0] = torch.nextafter(model[0].weight[0, 0], torch.tensor(9.0))
     assert parameter_checksum(model) != before
     assert parameter_checksum(torch.nn.ParameterList([torch.tensor(1.0)])) != before
-
-
-def test_the_checksum_on_a_cpu_copies_no_parameter() -> None:
-    model = torch.nn.ParameterList([torch.zeros(2**20)])
-    tracemalloc.start()
-    try:
-        parameter_checksum(model)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 2**20  # of the 4 MiB
 
 
 @pytest.mark.slow

@@ -354,9 +354,7 @@ def test_a_run_stopped_within_an_epoch_is_kept_and_not_gone_on_from(tmp_path: Pa
 
 
 def test_a_model_that_predicts_no_classes_has_no_accuracy() -> None:
-    regression = workloads.Workload(
-        "own", lambda: torch.nn.Linear(2, 2), lambda *_: None, torch.nn.functional.mse_loss
-    )  # type: ignore[arg-type, return-value]
+    regression: Any = SimpleNamespace(loss=torch.nn.functional.mse_loss)
     score = trainer.Score(regression)
     assert score(torch.ones(3, 2), torch.ones(3, 2)) == 0
     assert score.judged == 0
@@ -467,14 +465,6 @@ def test_tasks_that_srun_started_without_a_launcher_do_not_each_train_alone(
 def test_the_commands_start_without_torch() -> None:
     code = "import sys, lockstep.trainer.training_cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-@pytest.mark.chaos
-@pytest.mark.slow
-def test_one_rank_trains_in_an_allocation_of_several_tasks(tmp_path: Path) -> None:
-    slurm = {"SLURM_JOB_ID": "5", "SLURM_NTASKS": "8"}
-    ended = run_command(tmp_path, train_command("--max-steps 1"), **slurm)
-    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.parametrize(
