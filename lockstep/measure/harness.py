@@ -405,22 +405,20 @@ class Harness:
             return self.size
         return replace(self.size, rounds=1, warmup_rounds=0, steps_per_round=1)
 
-    @property
-    def rounds(self) -> Rounds:
-        """What times the rounds of this case."""
-        is_first = self.number == 1 and self.measures
-        goal = self.goal if self.measures else None
-        return Rounds(self.world, str(self.number), self.plan, goal, is_first, self.case.slowdowns)
-
     def time(self, step: Step) -> list[float]:
         """Warm up, then time the rounds of a step: a fixed number, or batches until the goal.
 
         Returns:
             This rank's seconds per round, shape (num_rounds,); every rank has as many rounds.
         """
-        around = self.case.around
+        around, slowdowns = self.case.around, self.case.slowdowns
+        is_first = self.number == 1 and self.measures
+        goal = self.goal if self.measures else None
         with self.watched() as watch:
-            return replace(self.rounds, watch=watch).time(around(step) if around else step)
+            rounds = Rounds(
+                self.world, str(self.number), self.plan, goal, is_first, slowdowns, watch
+            )
+            return rounds.time(around(step) if around else step)
 
     @contextlib.contextmanager
     def watched(self) -> "Iterator[Telemetry]":

@@ -176,6 +176,7 @@ class WorkloadMeasurement(Measurement):
         """Return this rank's losses and parameters; of shards each rank has its own."""
         from lockstep.measure.step.train_step import parameter_checksum
 
+        super().run_check()
         last = self.step().item()
         checksum = None if self.step.is_sharded else parameter_checksum(self.ddp)
         return {"first": self._first_loss, "last": last, "parameters": checksum}
