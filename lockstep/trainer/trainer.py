@@ -76,8 +76,6 @@ STEPS = "steps.jsonl"
 # Fields that a record has of what was asked for, by the same name.
 AS_ASKED = ("data", "epochs", "optimizer", "warmup_epochs", "weight_decay", "accumulation",
     "augment", "seed", "target_accuracy")  # fmt: skip
-
-
 # Fields of `StepConfig` that a run has, by the same name.
 OF_STEP = ("precision", "bucket_cap_mb", "accumulation", "optimizer", "momentum", "weight_decay")
 
@@ -277,7 +275,12 @@ class Trainer:
         start, row = time.perf_counter(), self.rows[-1]
         model = self.step.ddp.module.state_dict()
         weights = {"model": model, "epoch": row.epoch, "accuracy": row.accuracy}
-        if best_row(self.rows) is row:
+        # The best accuracy; without accuracies, the lowest loss.
+        *before, last = [
+            (-math.inf if each.accuracy is None else each.accuracy, -each.validation_loss)
+            for each in self.rows
+        ]
+        if not before or last > max(before):
             self._write(BEST, weights)
         every = self.config.checkpoint_every
         if every and row.epoch % every == 0:
@@ -470,15 +473,6 @@ class Trainer:
         )
 
 
-def best_row(rows: Sequence[Epoch]) -> Epoch:
-    """Return the epoch of the best accuracy, without accuracies that of the lowest loss."""
-
-    def merit(row: Epoch) -> tuple[float, float]:
-        return (-math.inf if row.accuracy is None else row.accuracy, -row.validation_loss)
-
-    return max(rows, key=merit)
-
-
 def time_to(target: float | None, rows: Sequence[Epoch]) -> float | None:
     """Return the seconds of training to the end of the first epoch that reached an accuracy.
 
@@ -512,17 +506,12 @@ def read_checkpoint(
     """Return the checkpoint to go on from; None for a run from the start.
 
     Raises:
-        ValueError: The run that is there had other options, or was written by an older version.
+        ValueError: The run that is there had other options.
     """
     path = Path(config.folder) / LAST
     if not path.exists():
         return None
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    if "epochs" not in state:
-        raise ValueError(
-            f"{path} was written by an older version, which alone goes on with it; choose another "
-            "--name"
-        )
     usual = {field.name: field.default for field in fields(TrainConfig)}  # of newer options
     known = usual | state["trajectory"]
     for name, wanted in trajectory(config, batch, joined).items():
