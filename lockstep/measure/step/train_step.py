@@ -335,23 +335,22 @@ def gradient_bytes(model: nn.Module) -> int:
 
 
 def buckets(ddp: DistributedDataParallel) -> dict[str, Any]:
-    """Return what a record holds of DDP's all-reduce: its buckets, its bytes and its settings."""
-    return {
-        "bucket_bytes": bucket_bytes(ddp),
-        "gradient_bytes": gradient_bytes(ddp),
-        DDP_SETTINGS: ddp_settings(ddp),
-    }
+    """Return what a record holds of DDP's all-reduce: its buckets, its bytes and its settings.
 
-
-def ddp_settings(ddp: DistributedDataParallel) -> dict[str, Any]:
-    """Return the settings of DDP in force, defaults among them; None where it does not tell."""
+    Settings are those in force, defaults among them; None where DDP does not tell.
+    """
     facts = ddp._get_ddp_logging_data()  # noqa: SLF001
     cap_bytes = facts.get("bucket_cap_bytes")
     switches = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters")
-    return {
+    settings = {
         "bucket_cap_mb": cap_bytes / MIB if cap_bytes else None,
         **{name: getattr(ddp, name, None) for name in switches},
         "comm_hook": facts.get("comm_hook") or None,
+    }
+    return {
+        "bucket_bytes": bucket_bytes(ddp),
+        "gradient_bytes": gradient_bytes(ddp),
+        DDP_SETTINGS: settings,
     }
 
 
