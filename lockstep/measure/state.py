@@ -104,7 +104,7 @@ def _facts() -> dict[str, _Fact]:
         "environment": _Fact(_environment, _put_environment),
         "collectives": _Fact(
             lambda: {name: getattr(distributed, name) for name in COLLECTIVES},
-            lambda functions: [setattr(distributed, *pair) for pair in functions.items()],
+            vars(distributed).update,
         ),
         "process_group": _Fact(distributed.is_initialized),
         "python_threads": _Fact(_threads),

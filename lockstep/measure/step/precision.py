@@ -68,12 +68,10 @@ def is_emulated(precision: str, device: torch.device) -> bool:
 
     A CPU whose flags cannot be read (no /proc/cpuinfo) is not accused.
     """
-    return precision == "bf16" and device.type == "cpu" and lacks_bf16(_cpu_flags())
-
-
-def lacks_bf16(cpu_flags: frozenset[str]) -> bool:
-    """Tell whether a CPU's instruction sets (as in /proc/cpuinfo) are known and lack bf16."""
-    return bool(cpu_flags) and not cpu_flags & _CPU_FLAGS_BF16
+    if precision != "bf16" or device.type != "cpu":
+        return False
+    flags = _cpu_flags()
+    return bool(flags) and not flags & _CPU_FLAGS_BF16
 
 
 def _cpu_flags() -> frozenset[str]:
