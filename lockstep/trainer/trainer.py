@@ -39,6 +39,7 @@ from lockstep.core.record import (
     LOADER_SETTINGS,
     Basis,
     Checkpoints,
+    Data,
     Epoch,
     Training,
 )
@@ -624,7 +625,7 @@ def train(harness: Harness, *, seed: int | None = None, **options: Any) -> None:
         numbers = range(len(trainer.rows))
         counted = [number for number in numbers if not trainer.rows[number].is_warmup] or numbers
         optimizer = type(trainer.step.optimizer).__name__
-        source = "synthetic" if config.data == "synthetic" else "real"
+        source: Data = "synthetic" if config.data == "synthetic" else "real"
         basis = Basis(source, times_input=True, optimizer=optimizer)
         size = replace(harness.size, steps_per_round=trainer.num_steps)
         replace(harness, size=size, goal=None).record(
