@@ -174,11 +174,12 @@ def test_batches_that_do_not_divide_are_refused(tmp_path):
         ({"lr_scale": "cubic"}, "lr_scale"),
         ({"epochs": 0}, "epochs"),
         ({"lr": float("nan")}, "lr"),
+        ({"accumulation": 0}, "accumulation"),
     ],
 )
-def test_a_run_that_cannot_be_trained_is_refused(tmp_path, changes, says):
+def test_a_run_that_cannot_be_trained_is_refused_before_a_rank_starts(tmp_path, changes, says):
     with pytest.raises(ValueError, match=says):
-        config(tmp_path, **changes)
+        cli.Run(config(tmp_path, **changes), tmp_path / "run", 1).ladder()
 
 
 @pytest.mark.parametrize(("rule", "lr"), [("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)])

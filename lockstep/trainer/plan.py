@@ -8,15 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from lockstep.core.sizes import (
-    DATA,
-    LR_SCALES,
-    OPTIMIZERS,
-    PRECISIONS,
-    SCHEDULERS,
-    case_digest,
-    local_batch_of,
-)
+from lockstep.core.sizes import case_digest, local_batch_of
 
 STEP_DECAY = 0.1
 # What a run must share with the one it resumes, or its loss would be another's.
@@ -25,16 +17,6 @@ TRAJECTORY = (
     "scheduler", "precision", "accumulation", "seed", "augment", "num_synthetic", "optimizer",
     "warmup_epochs",
 )  # fmt: skip
-
-CHOICES = {
-    "data": DATA, "optimizer": OPTIMIZERS, "scheduler": SCHEDULERS, "lr_scale": LR_SCALES,
-    "precision": PRECISIONS,
-}  # fmt: skip
-_LEAST = {
-    "epochs": 1, "global_batch": 1, "local_batch": 1, "base_batch": 1, "max_steps": 1,
-    "checkpoint_every": 1, "warmup_epochs": 0,
-}  # fmt: skip
-_NUMBERS = ("lr", "momentum", "weight_decay", "bucket_cap_mb", "target_accuracy")
 
 
 @dataclass(frozen=True)
@@ -73,31 +55,18 @@ class TrainConfig:
     folder: str = "results"
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be trained.
+        """Refuse values that do not go together; `core.factors` says which each may have.
 
         Raises:
-            ValueError: An option's value is not allowed.
+            ValueError: Both batches are given, or none; or no epoch follows the warm-up.
         """
-        for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(
-                    f"no {name} {getattr(self, name)!r}; choose from {', '.join(allowed)}"
-                )
         if (self.global_batch is None) == (self.local_batch is None):
             raise ValueError("give either the global batch or the local batch, not both or none")
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
         if self.warmup_epochs >= self.epochs:
             raise ValueError(
                 f"warmup_epochs={self.warmup_epochs} leaves none of {self.epochs} epochs; warm up "
                 "over fewer, or train longer"
             )
-        for name in _NUMBERS:
-            value = getattr(self, name)
-            if value is not None and not math.isfinite(value):
-                raise ValueError(f"{name} must be a finite number, got {value}")
 
     @property
     def num_moments(self) -> int:

@@ -27,13 +27,13 @@ from lockstep.core import factors, journal, studies
 from lockstep.core.formats import counted, listed
 from lockstep.core.processes import die_with_parent
 from lockstep.core.record import KEY, Epoch
-from lockstep.core.sizes import MAX_COUNT, case_id
+from lockstep.core.sizes import LR_SCALES, MAX_COUNT, OPTIMIZERS, PRECISIONS, SCHEDULERS, case_id
 from lockstep.measure.loading import download
 from lockstep.measure.loading.download import SOURCES
 from lockstep.ranks.placement import is_launched, placement, refuse_apart
 from lockstep.ranks.process_group import usable_cores
 from lockstep.report.tracker.live import Silent, following
-from lockstep.trainer.plan import CHOICES, TRAJECTORY, Batch, TrainConfig, case_folder
+from lockstep.trainer.plan import TRAJECTORY, Batch, TrainConfig, case_folder
 
 STUDY = "train"
 # What is no factor of the study: the seed is the campaign's, the folders are the launch's.
@@ -68,6 +68,12 @@ KNOWN = {
 }
 
 
+CHOICES = {
+    "optimizer": OPTIMIZERS, "lr_scale": LR_SCALES, "scheduler": SCHEDULERS,
+    "precision": PRECISIONS,
+}  # fmt: skip
+
+
 def _options_of_config(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add an option for each field of `TrainConfig` but its folder, with its default."""
     hints = get_type_hints(TrainConfig, include_extras=True)
@@ -79,7 +85,7 @@ def _options_of_config(command: Callable[..., Any]) -> Callable[..., Any]:
         option = click.option(
             flags.get(name, f"--{name.replace('_', '-')}"),
             name,
-            type=click.Choice(CHOICES[name]) if name in CHOICES and not is_required else kind,
+            type=click.Choice(CHOICES[name]) if name in CHOICES else kind,
             required=is_required,
             **({} if is_required else {"default": field.default, "show_default": True}),
             help=" ".join(text) or None,
@@ -186,7 +192,6 @@ class Run:
             ValueError: An option has a value that is not allowed, or the batch does not divide.
         """
         config = self.config
-        Batch.of(config, self.world_size)
         name, _ = workloads.parse(config.workload)
         if name not in workloads.TABLE and ":" not in name:
             workloads.builder_of(config.workload)  # a model of torchvision, or a wrong name
@@ -202,6 +207,7 @@ class Run:
             if value is not None and name not in NO_FACTORS and usual.get(name) != value
         }
         factors.check(given)
+        Batch.of(config, self.world_size)
         campaign = Campaign.model_validate({
             "schema": 1,
             "name": self.folder.name,
