@@ -62,7 +62,7 @@ class TrainConfig:
         """
         if (self.global_batch is None) == (self.local_batch is None):
             raise ValueError("give either the global batch or the local batch, not both or none")
-        if self.warmup_epochs >= self.epochs:
+        if 0 < self.epochs <= self.warmup_epochs:
             raise ValueError(
                 f"warmup_epochs={self.warmup_epochs} leaves none of {self.epochs} epochs; warm up "
                 "over fewer, or train longer"
