@@ -1,7 +1,8 @@
 import pytest
 
+from lockstep import workloads
 from lockstep.measure.harness import Harness
-from lockstep.measure.step.step_cases import measure_training
+from lockstep.measure.step.step_cases import build_step
 
 
 @pytest.mark.cases("accumulation")
@@ -14,11 +15,13 @@ def test_accumulation(
     local_batch: int,
 ) -> None:
     """What does accumulation save, and what does forgetting no_sync() cost?"""
-    measure_training(
+    model = workloads.make(workload)
+    with build_step(
         lockstep,
-        workload=workload,
+        model,
+        local_batch,
         precision=precision,
         accumulation=accumulation,
         no_sync=no_sync,
-        local_batch=local_batch,
-    )
+    ) as step:
+        lockstep.measure(step, samples=step.samples, ddp=step.ddp, unit=model.sample_unit)

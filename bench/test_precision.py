@@ -1,7 +1,8 @@
 import pytest
 
+from lockstep import workloads
 from lockstep.measure.harness import Harness
-from lockstep.measure.step.step_cases import measure_training
+from lockstep.measure.step.step_cases import build_step
 
 
 @pytest.mark.cases("precision")
@@ -12,9 +13,6 @@ def test_precision(
     local_batch: int,
 ) -> None:
     """What does a lower precision gain, and does the step still train?"""
-    measure_training(
-        lockstep,
-        workload=workload,
-        precision=precision,
-        local_batch=local_batch,
-    )
+    model = workloads.make(workload)
+    with build_step(lockstep, model, local_batch, precision=precision) as step:
+        lockstep.measure(step, samples=step.samples, ddp=step.ddp, unit=model.sample_unit)

@@ -1,7 +1,8 @@
 import pytest
 
+from lockstep import workloads
 from lockstep.measure.harness import Harness
-from lockstep.measure.step.step_cases import measure_training
+from lockstep.measure.step.step_cases import build_step
 
 
 @pytest.mark.cases("sensitivity")
@@ -13,10 +14,8 @@ def test_sensitivity(
     precision: str,
 ) -> None:
     """Which of bucket size, batch and precision matters most, over all 27 settings?"""
-    measure_training(
-        lockstep,
-        workload=workload,
-        bucket_cap_mb=bucket_cap_mb,
-        local_batch=local_batch,
-        precision=precision,
-    )
+    model = workloads.make(workload)
+    with build_step(
+        lockstep, model, local_batch, precision=precision, bucket_cap_mb=bucket_cap_mb
+    ) as step:
+        lockstep.measure(step, samples=step.samples, ddp=step.ddp, unit=model.sample_unit)

@@ -26,6 +26,6 @@ def test_train(
     seed: int | None,
 ) -> None:
     """How long does a training take, and how well does the model do afterwards?"""
-    from lockstep.trainer.cases import train
+    from lockstep.trainer.trainer import train
 
     train(lockstep, **lockstep.factors)  # its arguments, by name

@@ -1,7 +1,8 @@
 import pytest
 
+from lockstep import workloads
 from lockstep.measure.harness import Harness
-from lockstep.measure.step.step_cases import measure_training
+from lockstep.measure.step.step_cases import build_step
 
 
 @pytest.mark.cases("weak")
@@ -12,9 +13,6 @@ def test_weak_scaling(
     local_batch: int,
 ) -> None:
     """What does each added rank cost when every rank keeps its own batch?"""
-    measure_training(
-        lockstep,
-        workload=workload,
-        precision=precision,
-        local_batch=local_batch,
-    )
+    model = workloads.make(workload)
+    with build_step(lockstep, model, local_batch, precision=precision) as step:
+        lockstep.measure(step, samples=step.samples, ddp=step.ddp, unit=model.sample_unit)

@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lockstep.measure.explain.explanation import explain as explain
+    from lockstep.measure.explain import explain as explain
     from lockstep.report.columns import read as read
 
 __all__ = ["__version__", "explain", "read"]
@@ -29,7 +29,7 @@ def __getattr__(name: str) -> Any:
         return read
     if name == "explain":
         try:
-            from lockstep.measure.explain.explanation import explain
+            from lockstep.measure.explain import explain
         except ModuleNotFoundError as error:
             lacks = f"lockstep.explain needs {error.name}, which this Python lacks"
             raise ImportError(f"{lacks}; pip install '/path/to/checkout[bench]'") from None

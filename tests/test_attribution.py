@@ -100,13 +100,6 @@ def test_at_one_rank_nothing_is_called_communication():
     assert "exposed" not in causes
 
 
-def test_the_longer_steps_of_ranks_that_are_slow_in_turn_are_imbalance():
-    own = [[0.9, 1.1, 0.9, 0.9] * 2, [1.1, 0.9, 0.9, 0.9] * 2]
-    found = lost("weak", BASE, (1.1, {"full": steady(1.1, 2), "own": own}))
-    assert seconds_of(found)["imbalance"] == pytest.approx(0.1)
-    assert seconds_of(found)["exposed"] == pytest.approx(0.0)
-
-
 @pytest.mark.parametrize("repeats", [(0,), (0, 1), (0, 1, 2)])
 def test_a_reason_is_what_the_card_shows_however_many_launches_there_are(repeats):
     series = ladder("weak", [(1, *BASE), (2, 1.4, two(1.2, 1.4))])
@@ -265,11 +258,6 @@ def test_a_larger_cause_that_is_not_shown_is_named_beside_the_one_that_is():
     assert replace(found, shares=(open_,)).larger_unshown is None
 
 
-def test_few_turns_are_not_enough_evidence():
-    here = {"full": np.array([[1.0, 1.5], [1.0, 1.5]]), "own": np.array([[1.0, 0.8], [0.7, 1.0]])}
-    assert bound.judge([here]).kind == "open"
-
-
 @pytest.mark.slow
 def test_intervals_of_turns_hold_the_truth_as_often_as_they_say():
     draw, means = np.random.default_rng(2), {"full": [1.2, 1.2], "own": [1.0, 1.0]}
@@ -382,20 +370,6 @@ def test_a_column_of_exposed_communication_has_ddps_own_work_as_it_says_and_the_
     assert "DDP's own work" in POINTS["exposed_communication_s"].meaning
 
 
-def test_without_the_all_reduce_alone_no_overlap_is_known():
-    (point,) = table([ladder("weak", [(2, 1.1, two(0.9, 1.1))])])
-    assert (point["all_reduce_s"], point["overlap"]) == (None, None)
-    assert point["exposed_communication_s"] == pytest.approx(0.2)
-
-
-def test_nothing_that_is_lost_has_no_cause():
-    series = ladder("weak", [(1, 1.3, BASE[1]), (2, 1.25, two(1.1, 1.25))])
-    for row, factor in zip(series.base.rows, (1.0, 1.3, 1.6), strict=True):
-        row.step_s = factor
-    kind, named = why(series)
-    assert (kind, bool(named)) == ("open", True)
-
-
 @pytest.mark.parametrize("step_s", [1.3, 1.8])
 def test_a_headline_has_the_step_of_the_rounds_and_the_share_of_the_table(step_s):
     draw = np.random.default_rng(1)
@@ -404,14 +378,6 @@ def test_a_headline_has_the_step_of_the_rounds_and_the_share_of_the_table(step_s
     share = f"{percent(found.named[0].seconds / found.step_s)} %"
     assert share in first and any(share in line for line in lines)
     assert number(step_s * 1e3) in first
-
-
-@pytest.mark.parametrize(("step_s", "hidden_s"), [(2.5, 1.25), (2.0, 1.0), (0.5, 0.25)])
-def test_no_change_is_said_to_make_a_step_of_rounds_shorter_than_its_computing(step_s, hidden_s):
-    turns = {name: np.array(steady(value, 2)) for name, value in (("full", 2.0), ("own", 1.0))}
-    found = bound.judge([turns]).of_rounds(step_s, None)  # half of the 2 s is communication
-    gains = {gain.change: gain.step_s for gain in found.gains}
-    assert gains["perfect overlap"] == hidden_s
 
 
 @pytest.mark.parametrize(
@@ -424,7 +390,7 @@ def test_where_a_loader_may_set_the_pace_nothing_else_is_said_to_gain(interval, 
     gains = tuple(bound.Gain(change, 0.6, None) for change in ("perfect overlap", "input in time"))
     found = bound.Bound("communication", 1.0, None, 0.5, (exposed, waits), gains, None, (), 3, 10)
     lines = [line for line in card(found) if line.startswith("modelled")]
-    assert [CHANGES[change] in line for change, line in zip(modelled, lines, strict=True)] == [
+    assert [CHANGES[change][0] in line for change, line in zip(modelled, lines, strict=True)] == [
         True
     ] * len(modelled)
 

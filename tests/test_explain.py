@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import lockstep
+from lockstep.measure import explain as explanation
 from lockstep.measure.causes.card import KINDS as BOUND
-from lockstep.measure.explain import explanation
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
@@ -373,7 +373,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 import lockstep
 from lockstep.measure.causes.card import KINDS as BOUND
-from lockstep.measure.explain import explanation
+from lockstep.measure import explain as explanation
 
 explanation.PATIENCE_S = 2.0
 distributed.init_process_group("gloo")

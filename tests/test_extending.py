@@ -20,13 +20,15 @@ NAMES = """
 MEASURED = '''
 import pytest
 
-from lockstep.measure.step.step_cases import measure_training
+from lockstep import workloads
+from lockstep.measure.step.step_cases import build_step
 
 
 @pytest.mark.cases("stride")
 def test_stride(lockstep, workload, precision, local_batch):
     """What does a stride cost?"""
-    measure_training(lockstep, workload=workload, precision=precision, local_batch=local_batch)
+    with build_step(lockstep, workloads.make(workload), local_batch, precision=precision) as step:
+        lockstep.measure(step, samples=step.samples, ddp=step.ddp)
 '''
 
 

@@ -19,7 +19,7 @@ from lockstep.core.flags import flag
 from lockstep.core.record import KEY
 from lockstep.measure import harness
 from lockstep.measure.batches import Goal
-from lockstep.measure.harness import Harness, OwnStep, Part
+from lockstep.measure.harness import Harness, Measurement, Part
 from lockstep.measure.loop_variants import Loop, halved
 from lockstep.report.load.reading import gather
 from lockstep.workloads import trees
@@ -44,11 +44,15 @@ TURNS = 8
 )
 def test_the_rank_that_the_others_wait_for_is_named(own_s, slow):
     own_s = [[one * (1 + 0.001 * (turn % 2)) for turn in range(TURNS)] for one in own_s]
-    found = harness.straggler_flags(own_s, list("abcd"))
-    assert [(one.values["rank"], one.values["ratio"]) for one in found] == (
-        [(slow[0], pytest.approx(slow[1]))] if slow else []
+
+    def found(num_turns):
+        parts = [Part([1.0], variant_s={"own": rank[:num_turns]}) for rank in own_s]
+        return [one.values for one in harness.find_flags(parts, list("abcd"))]
+
+    assert [(one["rank"], one["host"], one["ratio"]) for one in found(TURNS)] == (
+        [(slow[0], "abcd"[slow[0]], pytest.approx(slow[1]))] if slow else []
     )
-    assert harness.straggler_flags([rank[:2] for rank in own_s], list("abcd")) == []
+    assert found(2) == []
 
 
 @pytest.fixture
@@ -118,15 +122,15 @@ IDS, LABELS, PART = zeros(30).long(), zeros(30).long(), {"box": zeros(5, 4), "of
 )
 def test_a_batch_that_holds_other_samples_than_are_given_is_seen(only_rank, batch, samples, items):
     assert trees.other_items(batch, samples) == items
-    loop = Loop(print, [], [batch])
-    assert loop.has_batch()
-    own = OwnStep(print, samples, [batch], None, None, "weak", "samples", {})
-    flags = [] if items is None else [{"kind": "other-samples", "samples": samples, "items": items}]
-    assert [each.to_dict() for each in own.contradiction(loop)] == flags
-    assert (
-        replace(own, unit="tokens").contradiction(loop)
-        == own.contradiction(loop)[: len(trees.parts(batch)) == samples]
-    )
+
+    def flags(unit):
+        own = Measurement(print, samples, [batch], unit=unit)
+        assert own.problem(1) == ""  # draws the first batch
+        return [each.to_dict() for each in own.contradiction()]
+
+    seen = [] if items is None else [{"kind": "other-samples", "samples": samples, "items": items}]
+    assert flags("samples") == seen
+    assert flags("tokens") == seen[: len(trees.parts(batch)) == samples]
 
 
 def test_of_what_a_step_holds_only_the_number_of_its_parts_is_no_number_of_samples():
@@ -135,12 +139,12 @@ def test_of_what_a_step_holds_only_the_number_of_its_parts_is_no_number_of_sampl
     def step(batch=None):
         return pair, average
 
-    own = OwnStep(step, 2, None, None, None, "weak", "rows", {})
-    assert [each.values["items"] for each in own.contradiction(own.loop())] == [256]
+    own = Measurement(step, 2, unit="rows")
+    assert [each.values["items"] for each in own.contradiction()] == [256]
     other = replace(own, step=partial(print, pair))
-    assert [each.kind for each in other.contradiction(other.loop())] == ["other-samples"]
-    assert not replace(own, samples=256).contradiction(own.loop())
-    assert not replace(own, samples=300).contradiction(own.loop())
+    assert [each.kind for each in other.contradiction()] == ["other-samples"]
+    assert not replace(own, samples=256).contradiction()
+    assert not replace(own, samples=300).contradiction()
 
 
 def test_half_of_a_dataclass_is_half_of_its_tensors():
@@ -148,11 +152,18 @@ def test_half_of_a_dataclass_is_half_of_its_tensors():
     assert (half.rows.shape, half.labels.shape, half.name) == ((128, 64), (128,), "digits")
 
 
+class Once:
+    batches = iter([1, 2])
+
+    def __iter__(self):
+        return self.batches
+
+
 def test_batches_that_hold_none_are_refused_and_used_up_ones_named(only_rank):
     with pytest.raises(ValueError, match="batches holds no batch"):
         only_rank.measure(print, samples=1, batches=[])
-    loop = Loop(lambda batch: None, [], iter([1, 2]))
-    assert loop.has_batch()
+    loop = Loop(lambda batch: None, [], Once())
+    assert loop.problem() == ""
     loop.drawing()()
     with pytest.raises(RuntimeError, match="used up at step 2; give a DataLoader"):
         loop.drawing()()
@@ -160,7 +171,7 @@ def test_batches_that_hold_none_are_refused_and_used_up_ones_named(only_rank):
 
 def test_a_wrapper_with_no_sync_and_no_buckets_is_no_ddp_model():
     fsdp = SimpleNamespace(no_sync=nullcontext)
-    own = OwnStep(print, 1, None, fsdp, None, "weak", "samples", {})
+    own = Measurement(print, 1, ddp=fsdp)
     assert "SimpleNamespace" in own.problem(2)
     assert not replace(own, ddp=None).problem(2)
 
@@ -169,28 +180,19 @@ def test_a_wrapper_with_no_sync_and_no_buckets_is_no_ddp_model():
 def test_no_half_batch_is_tried_of_a_step_that_reaches_what_is_compiled():
     model = torch.nn.Linear(1, 1)
     compiled = torch.compile(model)
-    own = OwnStep(lambda batch: compiled(batch), 1, [zeros(2, 1)], None, None, "weak", "rows", {})
-    assert not own.loop().can_halve
-    assert replace(own, step=lambda batch: model(batch)).loop().can_halve
+    own = Measurement(lambda batch: compiled(batch), 1, [zeros(2, 1)])
+    assert not own.loop.can_halve
+    assert replace(own, step=lambda batch: model(batch)).loop.can_halve
 
 
-def test_a_single_round_has_no_margin_and_no_infinite_one_either():
-    goal = Goal(margin=0.01, confidence=0.99)
-    assert harness.goal_flags([[1.0]], goal) == [flag("no-margin", goal=0.01)]
-
-
-def test_a_rank_that_a_cpu_quota_held_back_is_named_with_its_host():
+def test_what_a_ranks_part_shows_against_the_result_is_flagged_with_its_host():
     held, hardly = ({"elapsed_s": 2.0, "throttled_s": held_s} for held_s in (0.5, 0.01))
-    parts = [Part([1.0]), Part([1.0], telemetry=hardly), Part([1.0], telemetry=held)]
-    assert harness.quota_flags(parts, ["a", "b", "c"]) == [
-        flag("cpu-quota", rank=2, host="c", held_s=0.5)
-    ]
-
-
-def test_a_device_that_held_its_clocks_back_is_named_with_its_host():
-    hot = Part([1.0], slowdowns=["hardware slowdown", "power brake"])
-    assert harness.slowdown_flags([Part([1.0]), hot], ["a", "b"]) == [
-        flag("throttled", rank=1, host="b", reasons=["hardware slowdown", "power brake"])
+    hot = ["hardware slowdown", "power brake"]
+    parts = [Part([1.0], slowdowns=hot), Part([1.0], telemetry=hardly), Part([1.0], telemetry=held)]
+    assert list(harness.find_flags(parts, ["a", "b", "c"], Goal(margin=0.01, confidence=0.99))) == [
+        flag("no-margin", goal=0.01),  # of a single round, and no infinite one
+        flag("throttled", rank=0, host="a", reasons=hot),
+        flag("cpu-quota", rank=2, host="c", held_s=0.5),
     ]
 
 
@@ -302,7 +304,8 @@ SLIPS = """
 import pytest
 import torch
 from torch import distributed, nn
-from lockstep.measure.step.step_cases import measure_training
+from lockstep import workloads
+from lockstep.measure.step.step_cases import build_step
 from lockstep.workloads import Workload
 
 def of_last_rank(asked):
@@ -327,9 +330,9 @@ negative = lambda: make(samples_per_item=-1)
 @pytest.mark.cases("weak")
 @pytest.mark.parametrize("slip", ["half", "one_more", "floats", "no_unit", "negative", "healthy"])
 def test_slip(lockstep, slip, workload, precision, local_batch):
-    measure_training(
-        lockstep, workload=f"slips:{slip}", precision=precision, local_batch=local_batch
-    )
+    model = workloads.make(f"slips:{slip}")
+    with build_step(lockstep, model, local_batch, precision=precision) as step:
+        lockstep.measure(step, samples=step.samples, ddp=step.ddp, unit=model.sample_unit)
 """
 
 

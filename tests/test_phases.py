@@ -10,7 +10,7 @@ from data.report_samples import document, record, write
 from torch import nn
 
 from lockstep.core.record import KEY
-from lockstep.measure.step import step_cases, train_step, variants
+from lockstep.measure.step import step_cases, variants
 from lockstep.measure.step.train_step import StepConfig, TrainStep
 from lockstep.report.columns import table
 from lockstep.report.compute.evaluation import evaluate
@@ -55,7 +55,7 @@ def test_with_a_smaller_cap_the_first_all_reduce_begins_earlier(group):
         for _ in range(3):
             step.run(batch, batch)
         own = variants.without_sync(step.ddp, lambda step=step, batch=batch: step.run(batch, batch))
-        found[cap] = step_cases._bucket_starts(step, own)
+        found[cap] = step_cases.bucket_starts(step, own)
     assert found[1]["first_reduce_s"] < NAP_S
     assert 2 * NAP_S < found[100]["first_reduce_s"] < 3 * NAP_S
     assert [len(found[cap]["bucket_lead_s"]) for cap in (1, 100)] == [3, 1]
@@ -124,7 +124,7 @@ def test_a_step_of_the_workloads_own_has_no_phases_that_we_know(run_ranks, tmp_p
 
 
 def test_phases_of_accumulated_batches_add_up():
-    marks = train_step.Marks(CPU)
+    marks = variants.Marks(CPU)
     for _ in range(5):  # one untimed, then two turns of two steps
         marks.begin()
         for name in ("forward", "backward", "forward", "backward", "optimizer"):

@@ -11,8 +11,7 @@ from torch import nn
 
 from lockstep.core.files import MIB
 from lockstep.machine import memory
-from lockstep.measure.explain.snapshot import Snapshot
-from lockstep.measure.reach import reach
+from lockstep.measure.reach import Snapshot, reach
 
 STEPS = 5
 num_taken = 0

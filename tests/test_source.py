@@ -27,11 +27,13 @@ def mine() -> Workload:
 """
 CASES = """
 import pytest
-from lockstep.measure.step.step_cases import measure_training
+from lockstep import workloads
+from lockstep.measure.step.step_cases import build_step
 
 @pytest.mark.cases("accumulation")
 def test_mine(lockstep, workload, precision, accumulation, no_sync, local_batch):
-    measure_training(lockstep, workload=workload, precision=precision, local_batch=local_batch)
+    with build_step(lockstep, workloads.make(workload), local_batch, precision=precision) as step:
+        lockstep.measure(step, samples=step.samples, ddp=step.ddp)
 """
 # Another host's name, as a resumed job on another node has it.
 MOVED = "import socket\nsocket.gethostname = lambda: 'node-b'\n"

@@ -22,7 +22,8 @@ import pytest
 import torch
 from torch import distributed
 from torch.utils.data import DataLoader, TensorDataset
-from lockstep.measure.step.step_cases import measure_training
+from lockstep import workloads
+from lockstep.measure.step.step_cases import build_step
 
 KEPT = []
 LOADER = DataLoader(TensorDataset(torch.ones(8)), num_workers=1, persistent_workers=True)
@@ -75,7 +76,8 @@ SLIPS = {
 )
 def test_case(lockstep, number, slip, workload, precision, local_batch):
     first = drawn()
-    measure_training(lockstep, workload=workload, precision=precision, local_batch=local_batch)
+    with build_step(lockstep, workloads.make(workload), local_batch, precision=precision) as step:
+        lockstep.measure(step, samples=step.samples, ddp=step.ddp)
     with open("drawn.txt", "a") as file:
         file.write(f"{os.environ['RANK']} {first}\\n")
     SLIPS[slip]()

@@ -168,7 +168,8 @@ def test_what_halving_cannot_mend_names_what_else_helps(batch, more_collectives,
 HUNGRY = """
 import pytest, torch
 from torch import distributed, nn
-from lockstep.measure.step.step_cases import measure_training
+from lockstep import workloads
+from lockstep.measure.step.step_cases import build_step
 from lockstep.workloads import Workload
 
 def hungry():
@@ -182,7 +183,8 @@ def hungry():
 
 @pytest.mark.cases("weak")
 def test_hungry(lockstep, workload, precision, local_batch):
-    measure_training(lockstep, workload=workload, precision=precision, local_batch=local_batch)
+    with build_step(lockstep, workloads.make(workload), local_batch, precision=precision) as step:
+        lockstep.measure(step, samples=step.samples, ddp=step.ddp)
 """
 
 

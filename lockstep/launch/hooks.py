@@ -170,7 +170,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     rows = studies.rows(study, _settings(metafunc.config).size)
     mark = getattr(pytest.mark, study)
     params = [pytest.param(*row.values(), id=sizes.case_id(row), marks=[mark]) for row in rows]
-    # What is set on request is no argument of the test; `measure_training` finds it in the case.
+    # What is set on request is no argument of the test; `build_step` finds it in the case.
     asked = studies.STUDIES[study].on_request
     metafunc.fixturenames.extend({*rows[0]} & {*asked} - {*metafunc.fixturenames})
     metafunc.parametrize(list(rows[0]), params)

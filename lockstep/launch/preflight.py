@@ -116,7 +116,7 @@ def _refuse_difference(
 
 def gather_unsupported(world: World, control: Control, asked: str) -> dict[str, str]:
     """Return precision -> why the first rank that lacks it cannot measure it; equal on all."""
-    from lockstep.measure.step.train_step import unsupported_here
+    from lockstep.measure.step.precision import unsupported_here
 
     there = control.exchange_all("unsupported", unsupported_here(world.device, asked))
     return {name: reason for rank in reversed(there) for name, reason in rank.items()}

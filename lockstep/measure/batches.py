@@ -68,13 +68,26 @@ class Rounds:
         gc.collect()  # what the last case left is not this one's peak
         memory.reset_peak(self.world.device)
         begun = time.monotonic()
-        own_round_s = self._batch(step, warmup=self.plan.warmup_rounds)
+        if self.plan.warmup_rounds:
+            self._run(step, self.plan.warmup_rounds)
+        batch = self._batch(step)
+        own_round_s = batch
         if self.goal is None:
             return own_round_s
+        goal, left_s = self.goal, self.world.control.left_s
         seen = [[] for _ in range(self.world.world_size)]  # type: list[list[float]]
-        batch = own_round_s
         for number in range(1, MAX_BATCHES):
-            if not self._wants_more(number, batch, seen, time.monotonic() - begun):
+            batch_s = time.monotonic() - begun
+
+            def wants_more(batches: list[list[float]], batch_s: float = batch_s) -> bool:
+                """Decide on rank 0, which knows all ranks' rounds."""
+                for rounds, more in zip(seen, batches, strict=True):
+                    rounds.extend(more)
+                rest_s = left_s()
+                has_time = rest_s is None or rest_s > 2 * batch_s
+                return has_time and goal.margin_of(seen) > goal.margin
+
+            if not self._settle(f"more {number}", batch, wants_more):
                 break
             begun = time.monotonic()
             batch = self._batch(step)
@@ -88,46 +101,23 @@ class Rounds:
         """
         left_s = self.world.control.left_s()
         limit_s = WARM_UP_S if left_s is None else min(WARM_UP_S, left_s / 4)
-        wanted = self.plan.warmup_rounds + self.plan.rounds
         begun = time.monotonic()
         self._run(step, 1)
         first_s = time.monotonic() - begun
-        room = int(limit_s / max(first_s, 1e-9))
-        more = min(wanted, room) - 1
+        wanted = self.plan.warmup_rounds + self.plan.rounds
+        more = min(wanted, int(limit_s / max(first_s, 1e-9))) - 1
         self._run(step, self._settle("warm up", more, lambda given: given[0]))
 
     def _run(self, step: Step, rounds: int) -> list[float]:
         steps = self.plan.steps_per_round
         return timing.time_rounds(self.world, step, rounds=rounds, steps_per_round=steps)
 
-    def _batch(self, step: Step, warmup: int = 0) -> list[float]:
-        if warmup:
-            self._run(step, warmup)
+    def _batch(self, step: Step) -> list[float]:
         with self.watch:
             round_s = self._run(step, self.plan.rounds)
-            self.slowdowns.update(
-                nvidia.slowdowns(self.world.device)
-            )  # before the device cools down
+            # Before the device cools down.
+            self.slowdowns.update(nvidia.slowdowns(self.world.device))
         return round_s
-
-    def _wants_more(
-        self, number: int, batch: list[float], seen: list[list[float]], batch_s: float
-    ) -> bool:
-        """Return whether another batch is to come, as rank 0 decides.
-
-        Batches count from 1. On rank 0 `seen` holds all ranks' rounds of those before, and the
-        latest is added.
-        """
-
-        def judge(batches: list[list[float]]) -> bool:
-            assert self.goal is not None
-            for rounds, more in zip(seen, batches, strict=True):
-                rounds.extend(more)
-            left_s = self.world.control.left_s()
-            has_time = left_s is None or left_s > 2 * batch_s
-            return has_time and self.goal.margin_of(seen) > self.goal.margin
-
-        return bool(self._settle(f"more {number}", batch, judge))
 
     def _settle(self, name: str, value: Any, judge: Callable[[list[Any]], Any]) -> Any:
         return self.world.control.settle_all(f"{self.case}/{name}", value, judge)

@@ -1,11 +1,11 @@
-"""What a test measures with: timed rounds, and a place for what they gave.
+"""What a test measures with: timed rounds, and the one way in which a step becomes a case.
 
-What one rank measured, and the result that rank 0 makes of all ranks'.
-
-How a user's own step is measured: `lockstep.measure(step, ...)` in a test of theirs.
+`Harness` is the fixture `lockstep`; `Measurement` is how any step is measured by it; `make_record`
+makes the result of a case, on rank 0, from what every rank measured.
 """
 
 import contextlib
+import math
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -22,18 +22,19 @@ from lockstep.machine.memory import Peak, Room
 from lockstep.measure import timing
 from lockstep.measure.batches import Goal, Rounds, Step
 from lockstep.measure.causes.division import late_input, slow_rank
-from lockstep.measure.step.variants import draw_order, plan_turns, time_in_turns, waits
+from lockstep.measure.step import variants
 from lockstep.ranks.process_group import World, refuse_in_case
 
 if TYPE_CHECKING:
     import torch
 
     from lockstep.machine.telemetry import Telemetry
-    from lockstep.measure.loop_variants import Loop
 
 
 # Of the time; a quota that is hardly ever reached changes no median.
 QUOTA_SHARE = 0.01
+# Units of which a batch's tensors hold one an item; it may have many tokens.
+ITEMS = ("samples", "images", "rows", "examples", "sequences")
 
 
 @dataclass(frozen=True)
@@ -99,39 +100,39 @@ class Case:
     go_on: Callable[[Mapping[str, Any]], None] | None = None
     around: Callable[[Step], Step] | None = None
 
-    def hand_over(self, device: "torch.device", **measured: Any) -> None:
-        """Take what this rank measured, and what was seen of it while it did: fields of `Part`."""
-        peak = self.peak or memory.peak(device)
-        self.part = Part(
-            slowdowns=sorted(self.slowdowns),
-            peak_bytes=peak.used_bytes,
-            peak_reserved_bytes=peak.reserved_bytes,
-            telemetry=self.telemetry,
-            **measured,
-        )
-
 
 def make_record(
-    harness: "Harness", parts: Sequence[Part], said: Mapping[str, Any], found: Mapping[str, Any]
+    harness: "Harness", parts: Sequence[Part], given: Mapping[str, Any], found: Mapping[str, Any]
 ) -> CaseRecord:
     """Return the record of a case, on rank 0.
 
     Args:
         harness: What the launch knows of the case.
         parts: What every rank measured.
-        said: Further fields of `CaseRecord`; flags add to those of the launch.
+        given: Further fields of `CaseRecord`; flags add to those of the launch.
         found: Those that were concluded from all parts.
 
     Raises:
         ValueError: A count, a unit or a round is wrong, see `record.problem`.
     """
-    details = said.get("details", {}) | found.get("details", {}) | _timed(parts)
-    if "rank_variant_s" in details:
+    measured = {
+        "rank_variant_s": of_all([part.variant_s for part in parts]),
+        "rank_phase_s": of_all([part.phase_s for part in parts]),
+        "telemetry": telemetry.columns([part.telemetry for part in parts]),
+    }
+    details = {
+        **given.get("details", {}),
+        **found.get("details", {}),
+        **{name: value for name, value in measured.items() if value},
+    }
+    if measured["rank_variant_s"]:
         details["order_seed"] = harness.case.order_seed
-    against = [*harness.flags, *said.get("flags", []), *_seen(parts, harness)]
-    known = {**said, **found, **(harness.facts or {})}
+    flags = [*harness.flags, *given.get("flags", [])]
+    if harness.case.waits:
+        flags.append(flag("own-waits", collectives=harness.case.waits))
+    flags += find_flags(parts, harness.rank_hosts, harness.goal if harness.measures else None)
     case_record = CaseRecord(
-        **known
+        **{**given, **found, **(harness.facts or {})}
         | {
             "study": harness.study,
             "world_size": harness.world.world_size,
@@ -142,36 +143,13 @@ def make_record(
             "peak_memory_bytes": [part.peak_bytes for part in parts],
             "peak_reserved_bytes": [part.peak_reserved_bytes for part in parts],
             "rank_hosts": list(harness.rank_hosts),
-            "flags": [each.to_dict() for each in against],
+            "flags": [each.to_dict() for each in flags],
             "details": details,
         }
     )
     if wrong := problem(case_record):
         raise ValueError(f"the result cannot be kept: {wrong}")
     return case_record
-
-
-def _timed(parts: Sequence[Part]) -> dict[str, Any]:
-    """Return what the parts hold beside their rounds."""
-    timed = {
-        "rank_variant_s": of_all([part.variant_s for part in parts]),
-        "rank_phase_s": of_all([part.phase_s for part in parts]),
-        "telemetry": telemetry.columns([part.telemetry for part in parts]),
-    }
-    return {name: known for name, known in timed.items() if known}
-
-
-def _seen(parts: Sequence[Part], harness: "Harness") -> Iterator[Flag]:
-    hosts = harness.rank_hosts
-    if harness.case.waits:
-        yield flag("own-waits", collectives=harness.case.waits)
-    variant_s = of_all([part.variant_s for part in parts])
-    yield from straggler_flags(variant_s.get("own", []), hosts)
-    yield from late_input_flags(variant_s, hosts)
-    if harness.measures:
-        yield from goal_flags([part.round_s for part in parts], harness.goal)
-    yield from slowdown_flags(parts, hosts)
-    yield from quota_flags(parts, hosts)
 
 
 def of_all(ranks: Sequence[Mapping[str, list[float]]]) -> dict[str, list[list[float]]]:
@@ -185,82 +163,84 @@ def step_s(parts: Sequence[Part], steps_per_round: int) -> float:
     return median(metrics.slowest_rank([part.round_s for part in parts])) / steps_per_round
 
 
-def slowdown_flags(parts: Sequence[Part], hosts: Sequence[str]) -> list[Flag]:
-    """Name the devices whose clocks were held back when the rounds ended."""
-    return [
-        flag("throttled", rank=rank, host=hosts[rank], reasons=list(part.slowdowns))
-        for rank, part in enumerate(parts)
-        if part.slowdowns
-    ]
-
-
-def quota_flags(parts: Sequence[Part], hosts: Sequence[str]) -> list[Flag]:
-    """Name the ranks whose group a CPU quota held back while their rounds were timed."""
-    found = []
+def find_flags(
+    parts: Sequence[Part], hosts: Sequence[str], goal: Goal | None = None
+) -> Iterator[Flag]:
+    """Yield what all ranks' parts show against a result, with the ranks and hosts at fault."""
+    variant_s = of_all([part.variant_s for part in parts])
+    if slow := slow_rank(variant_s.get("own", [])):
+        yield flag("straggler", rank=slow.rank, host=hosts[slow.rank], ratio=slow.ratio)
+    if late := late_input(variant_s):
+        yield flag("late-input", host=hosts[late.rank], **asdict(late))
+    if goal is not None:
+        rounds = len(parts[0].round_s)
+        if rounds < 2:
+            yield flag("no-margin", goal=goal.margin)
+        else:
+            margin = goal.margin_of([part.round_s for part in parts])
+            if margin > goal.margin:
+                yield flag("wide-margin", margin=margin, rounds=rounds, goal=goal.margin)
+    for rank, part in enumerate(parts):
+        if part.slowdowns:
+            yield flag("throttled", rank=rank, host=hosts[rank], reasons=list(part.slowdowns))
     for rank, part in enumerate(parts):
         held_s, elapsed_s = (part.telemetry.get(n, 0.0) for n in ("throttled_s", "elapsed_s"))
         if held_s > QUOTA_SHARE * elapsed_s:
-            found.append(flag("cpu-quota", rank=rank, host=hosts[rank], held_s=held_s))
-    return found
+            yield flag("cpu-quota", rank=rank, host=hosts[rank], held_s=held_s)
 
 
-def straggler_flags(own_s: Sequence[Sequence[float]], hosts: Sequence[str]) -> list[Flag]:
-    """Name the rank whose own steps, shape (num_ranks, num_turns), the other ranks wait for."""
-    slow = slow_rank(own_s)
-    return (
-        [flag("straggler", rank=slow.rank, host=hosts[slow.rank], ratio=slow.ratio)] if slow else []
-    )
-
-
-def late_input_flags(
-    variant_s: Mapping[str, list[list[float]]], hosts: Sequence[str]
-) -> list[Flag]:
-    """Name the rank whose batches alone come late, by the turns of `divide`."""
-    late = late_input(variant_s)
-    return [flag("late-input", host=hosts[late.rank], **asdict(late))] if late else []
-
-
-def goal_flags(rank_round_s: list[list[float]], goal: Goal | None) -> list[Flag]:
-    """Flag rounds that are less precise than asked for; shape (num_ranks, num_rounds)."""
-    if goal is None:
-        return []
-    rounds = len(rank_round_s[0])
-    if rounds < 2:
-        return [flag("no-margin", goal=goal.margin)]
-    margin = goal.margin_of(rank_round_s)
-    if margin <= goal.margin:
-        return []
-    return [flag("wide-margin", margin=margin, rounds=rounds, goal=goal.margin)]
-
-
-# Units of which a batch's tensors hold one an item; it may have many tokens.
-ITEMS = ("samples", "images", "rows", "examples", "sequences")
-
-
-@dataclass(frozen=True)
-class OwnStep:
-    """What a user gives to be measured: the arguments of `Harness.measure`."""
+@dataclass
+class Measurement:
+    """How a step becomes a case; the fields are the arguments of `Harness.measure`."""
 
     step: Callable[..., Any]
     samples: int
-    batches: Iterable[Any] | None
-    ddp: Any
-    check: Callable[[], Any] | None
-    scaling: str
-    unit: str
-    factors: Mapping[str, Any]
+    batches: Iterable[Any] | None = None
+    ddp: Any = None
+    check: Callable[[], Any] | None = None
+    scaling: str = "weak"
+    unit: str = "samples"
+    factors: Mapping[str, Any] = field(default_factory=dict)
 
-    def loop(self) -> "Loop":
-        """Return the step with what it draws batches of."""
+    def __post_init__(self) -> None:
+        """Find out what the step reaches."""
         from lockstep.measure.loop_variants import Loop
         from lockstep.measure.reach import reach
 
-        models = [self.ddp] if _is_ddp(self.ddp) else []
         compiled = reach(step=self.step, model=self.ddp, batches=self.batches).compiled
-        return Loop(self.step, models, self.batches, can_halve=not compiled)
+        models = [self.ddp] if _is_ddp(self.ddp) else []
+        self.loop = Loop(self.step, models, self.batches, can_halve=not compiled)
+
+    def measure(self, harness: "Harness") -> list[float]:
+        """Measure the step on every rank, keep the result, and return this rank's rounds."""
+        world = harness.world
+        refuse_in_case(world, harness.rank_hosts, self.problem(world.world_size))
+        if self.batches is not None:
+            # Workers deliver a batch each, and then a step waits for them: rounds of single steps
+            # would be quick and slow in turn, and their median one of the two.
+            workers = max(1, self.loop.most_workers(world, str(harness.number)))
+            steps = math.ceil(harness.size.steps_per_round / workers) * workers
+            harness = replace(harness, size=replace(harness.size, steps_per_round=steps))
+        round_s = harness.time(self.timed_step())
+        checked = self.run_check()
+        step_s = median(round_s) / harness.plan.steps_per_round
+        variant_s, phase_s = self.time_variants(harness, step_s)
+        facts = self.facts(harness)
+        study, factors = facts.pop("study", harness.study), harness.factors | dict(self.factors)
+        replace(harness, study=study, factors=factors).record(
+            round_s,
+            variant_s=variant_s,
+            phase_s=phase_s,
+            own={"samples": self.samples, "check": checked},
+            conclude=self.conclude,
+            scaling=self.scaling,
+            sample_unit=self.unit,
+            **facts,
+        )
+        return round_s
 
     def problem(self, world_size: int) -> str:
-        """Return what cannot be measured of it; empty where all can."""
+        """Return why this rank cannot measure it; empty where it can."""
         if self.scaling not in ("weak", "strong"):
             return f"scaling={self.scaling!r} is not weak or strong"
         if type(self.samples) is not int or self.samples < 1:
@@ -274,91 +254,91 @@ class OwnStep:
                 f"ddp={type(self.ddp).__name__} is no DistributedDataParallel model; wrap it, or "
                 "leave ddp out"
             )
-        return ""
+        return self.loop.problem()
 
-    def contradiction(self, loop: "Loop") -> list[Flag]:
-        """Return a flag where a batch that is seen holds another number of items than is said."""
+    def timed_step(self) -> Step:
+        """Return what the rounds are made of."""
+        return self.step if self.batches is None else self.loop.drawing()
+
+    def run_check(self) -> Any:
+        """Check the step once its rounds are timed; return what rank 0 is to know of this rank."""
+        answer = None if self.check is None else self.check()
+        if answer is not None and not answer:  # NumPy and torch have a False of their own
+            raise RuntimeError(f"the check of the measured step returned {answer}")
+
+    def time_variants(
+        self, harness: "Harness", step_s: float
+    ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+        """Time the variants of the step in turns, to say where its time goes.
+
+        Returns:
+            This rank's seconds per step of each variant, shape (num_turns,), by name; and those of
+            each phase of the whole step, where they are known. Both are empty where nothing is
+            measured, no causes are asked for, or ranks wait for each other in their own steps.
+        """
+        world, case = harness.world, str(harness.number)
+        # Without DDP the variants of one rank are known at most.
+        if not (harness.times_causes and (_is_ddp(self.ddp) or world.world_size == 1)):
+            return {}, {}
+        harness.case.peak = memory.peak(harness.device)  # what follows is no part of the case
+        ways = self.loop.variants()
+        if self.waits_for_others(harness, ways["own"]):
+            return {}, {}
+        harness.case.order_seed = variants.draw_order(world, case)
+        self.loop.keep_what_works(world, ways, case)
+        workers = self.loop.most_workers(world, case)
+        slowest_s = world.control.settle_all(f"{case}/step", step_s, max)
+        plan = variants.plan_turns(harness.plan, ways, harness.device, workers, slowest_s)
+        return self.loop.time_in_turns(world, ways, plan, harness.case.order_seed), {}
+
+    def waits_for_others(self, harness: "Harness", own: Step) -> bool:
+        """Note whether ranks wait for each other in a step without gradient synchronisation.
+
+        Every rank calls equally many collectives, or the case fails: so all ranks agree on this.
+        """
+        harness.case.waits = variants.waits(own) if harness.world.world_size > 1 else 0
+        return harness.case.waits > 0
+
+    def facts(self, harness: "Harness") -> dict[str, Any]:
+        """Return further fields of `CaseRecord`."""
+        from lockstep.measure.step.train_step import buckets
+
+        details: dict[str, Any] = {BASIS: Basis().to_dict()}
+        if _is_ddp(self.ddp):
+            details |= buckets(self.ddp)
+        details |= self.loop.settings
+        return {
+            "study": self.scaling,
+            "workload": harness.name,
+            "flags": self.contradiction(),
+            "checks": {} if self.check is None else {"own_check": True},
+            "details": details,
+        }
+
+    def contradiction(self) -> list[Flag]:
+        """Return a flag where the tensors of a batch hold another number of items than given."""
         from lockstep.workloads.trees import seen_items
 
-        items = seen_items(self.step, loop.first, self.samples, one_each=self.unit in ITEMS)
+        one_each = self.unit in ITEMS
+        items = seen_items(self.step, self.loop.first, self.samples, one_each=one_each)
         return [flag("other-samples", samples=self.samples, items=items)] if items else []
 
+    def conclude(self, parts: Sequence[Part]) -> dict[str, Any]:
+        """Return on rank 0 the fields that follow from all ranks, or raise where they are wrong.
 
-def measure_own_step(harness: "Harness", own: OwnStep) -> list[float]:
-    """Measure a step on every rank, and keep the result; see `Harness.measure`."""
-    loop = own.loop()
-    problem = own.problem(harness.world.world_size)
-    problem = problem or loop.problem()
-    refuse_in_case(harness.world, harness.rank_hosts, problem)
-    if own.batches is not None:
-        harness = _in_bursts(harness, loop)
-    round_s = harness.time(own.step if own.batches is None else loop.drawing())
-    _check(own)
-    step_s = median(round_s) / harness.plan.steps_per_round
-    variant_s = _time_own_variants(harness, own, loop, step_s)
-    factors = harness.factors | dict(own.factors)
-    replace(harness, study=own.scaling, factors=factors).record(
-        round_s,
-        variant_s=variant_s,
-        own=own.samples,
-        conclude=_batches,
-        workload=harness.name,
-        scaling=own.scaling,
-        sample_unit=own.unit,
-        flags=own.contradiction(loop),
-        checks={} if own.check is None else {"own_check": True},
-        details={BASIS: Basis().to_dict(), **_buckets(own.ddp), **loop.settings},
-    )
-    return round_s
-
-
-def _in_bursts(harness: "Harness", loop: "Loop") -> "Harness":
-    """Return it with rounds of whole bursts: workers deliver together, then a step waits for them.
-
-    Rounds of single steps would be quick and slow in turn, and their median one of the two.
-    """
-    together = max(1, loop.most_workers(harness.world, str(harness.number)))
-    steps = -(-harness.size.steps_per_round // together) * together
-    return replace(harness, size=replace(harness.size, steps_per_round=steps))
-
-
-def _check(own: OwnStep) -> None:
-    answer = None if own.check is None else own.check()
-    if answer is not None and not answer:  # NumPy and torch have a False of their own
-        raise RuntimeError(f"the check of the measured step returned {answer}")
-
-
-def _time_own_variants(
-    harness: "Harness", own: OwnStep, loop: "Loop", step_s: float
-) -> dict[str, list[float]]:
-    """Time the variants that are known: without DDP those of one rank at most."""
-    is_known = _is_ddp(own.ddp) or harness.world.world_size == 1
-    if not (harness.measures and harness.causes and is_known):
-        return {}
-    return harness.time_variants(loop.variants(), loop, step_s)
+        The batches of a user's step need not be equal on all ranks.
+        """
+        batches = [part.own["samples"] for part in parts]
+        return {
+            "samples_per_step": sum(batches),
+            "local_batch": batches[0] if len(set(batches)) == 1 else None,
+            "global_batch": sum(batches),
+        }
 
 
 def _is_ddp(ddp: Any) -> bool:
     """Tell DDP, compiled too, from another wrapper that has a `no_sync` and no buckets: FSDP."""
     return hasattr(ddp, "_get_ddp_logging_data")
-
-
-def _buckets(ddp: Any) -> dict[str, Any]:
-    if not _is_ddp(ddp):
-        return {}
-    from lockstep.measure.step.train_step import buckets
-
-    return buckets(ddp)
-
-
-def _batches(parts: Sequence[Part]) -> dict[str, Any]:
-    """Return the batches of a user's own step, which need not be equal on all ranks."""
-    batches = [part.own for part in parts]
-    return {
-        "samples_per_step": sum(batches),
-        "local_batch": batches[0] if len(set(batches)) == 1 else None,
-        "global_batch": sum(batches),
-    }
 
 
 @dataclass(frozen=True)
@@ -414,18 +394,16 @@ class Harness:
         return not self.benchmark.disabled
 
     @property
+    def times_causes(self) -> bool:
+        """Whether the variants of a step are timed, after its rounds."""
+        return self.measures and self.causes
+
+    @property
     def plan(self) -> Size:
         """Rounds and steps of this case."""
         if self.measures:
             return self.size
         return replace(self.size, rounds=1, warmup_rounds=0, steps_per_round=1)
-
-    @property
-    def rounds(self) -> Rounds:
-        """What times the rounds of this case."""
-        is_first = self.number == 1 and self.measures
-        goal = self.goal if self.measures else None
-        return Rounds(self.world, str(self.number), self.plan, goal, is_first, self.case.slowdowns)
 
     def time(self, step: Step) -> list[float]:
         """Warm up, then time the rounds of a step: a fixed number, or batches until the goal.
@@ -433,9 +411,14 @@ class Harness:
         Returns:
             This rank's seconds per round, shape (num_rounds,); every rank has as many rounds.
         """
-        around = self.case.around
+        around, slowdowns = self.case.around, self.case.slowdowns
+        is_first = self.number == 1 and self.measures
+        goal = self.goal if self.measures else None
         with self.watched() as watch:
-            return replace(self.rounds, watch=watch).time(around(step) if around else step)
+            rounds = Rounds(
+                self.world, str(self.number), self.plan, goal, is_first, slowdowns, watch
+            )
+            return rounds.time(around(step) if around else step)
 
     @contextlib.contextmanager
     def watched(self) -> "Iterator[Telemetry]":
@@ -448,41 +431,6 @@ class Harness:
                 if self.case.telemetry_file:
                     name = f"{self.name}[{case_id(self.factors)}]"
                     watch.timeline.append_to(self.case.telemetry_file, name)
-
-    def time_variants(
-        self,
-        variants: Mapping[str, Step],
-        loop: "Loop | None" = None,
-        own_s: float | None = None,
-    ) -> dict[str, list[float]]:
-        """Time the variants of a step in turns, after its rounds, to say where its time goes.
-
-        Args:
-            variants: Those of `lockstep.measure.causes.division`, by name; equal on all ranks.
-            loop: What they are variants of, where the step is the user's own.
-            own_s: Seconds of a step of the user's own on this rank.
-
-        Returns:
-            This rank's seconds per step, shape (num_turns,), by name; empty where nothing is
-            measured, no causes are asked for, or ranks wait for each other in their own steps.
-        """
-        if not (self.measures and self.causes):
-            return {}
-        self.case.peak = memory.peak(self.device)  # what follows is no part of the case
-        # Every rank calls equally many collectives, or the case fails: so all agree on this.
-        self.case.waits = waits(variants["own"]) if self.world.world_size > 1 else 0
-        if self.case.waits:
-            return {}
-        case, ways = str(self.number), dict(variants)
-        self.case.order_seed = draw_order(self.world, case)
-        if loop is None:
-            plan = plan_turns(self.plan, ways, self.device, 0)
-            return time_in_turns(self.world, ways, plan, self.case.order_seed)
-        loop.keep_what_works(self.world, ways, case)
-        workers = loop.most_workers(self.world, case)
-        slowest_s = self.world.control.settle_all(f"{case}/step", own_s, max)
-        plan = plan_turns(self.plan, ways, self.device, workers, slowest_s)
-        return loop.time_in_turns(self.world, ways, plan, self.case.order_seed)
 
     def measure(
         self,
@@ -521,8 +469,10 @@ class Harness:
             ValueError: `scaling` is neither weak nor strong, or a count is not 1 or more.
             RuntimeError: The check returned what is false, or another rank refuses its arguments.
         """
-        own = OwnStep(step, samples, batches, ddp, check, scaling, unit, factors or {})
-        return measure_own_step(self, own)
+        kind = getattr(step, "lockstep_measurement", Measurement)
+        given = kind(step, samples, batches, ddp, check, scaling, unit, factors or {})
+        round_s: list[float] = given.measure(self)
+        return round_s
 
     def record(
         self,
@@ -538,7 +488,7 @@ class Harness:
 
         Args:
             round_s: What `time` returned.
-            variant_s: What `time_variants` returned.
+            variant_s: Seconds per step of each variant, shape (num_turns,), by name.
             phase_s: Seconds of each phase in the turns of the whole step, where they are known.
             own: What else `conclude` is to know of this rank, as JSON can hold it.
             conclude: Called on rank 0 with what every rank has handed over.
@@ -553,22 +503,26 @@ class Harness:
                 "test, and parametrize it"
             )
         # A launch that ends makes no case for the tests that still run.
-        self.case.measured_by = self.benchmark
-        self.case.hand_over(
-            self.device,
+        case = self.case
+        case.measured_by = self.benchmark
+        peak = case.peak or memory.peak(self.device)
+        case.part = Part(
             round_s=round_s,
             variant_s=dict(variant_s or {}),
             phase_s=dict(phase_s or {}),
+            slowdowns=sorted(case.slowdowns),
+            peak_bytes=peak.used_bytes,
+            peak_reserved_bytes=peak.reserved_bytes,
             own=own,
+            telemetry=case.telemetry,
         )
-        self.case.conclude = lambda parts: self._conclude(parts, conclude, facts)
+
+        def make_result(parts: Sequence[Part]) -> None:
+            """Make the record of all ranks' parts, and show its rounds to pytest-benchmark."""
+            case_record = make_record(self, parts, facts, conclude(parts) if conclude else {})
+            self.benchmark.extra_info[KEY] = case_record.to_dict()
+            self.clock.show(case_record.round_s, self.benchmark)
+
+        case.conclude = make_result
         if self.world.rank > 0:  # or pytest-benchmark would warn that its fixture was not used
             self.clock.show(round_s, self.benchmark)
-
-    def _conclude(
-        self, parts: Sequence[Part], conclude: Conclusion | None, facts: Mapping[str, Any]
-    ) -> None:
-        """Make the record of all ranks' parts, and show its rounds to pytest-benchmark."""
-        case_record = make_record(self, parts, facts, conclude(parts) if conclude else {})
-        self.benchmark.extra_info[KEY] = case_record.to_dict()
-        self.clock.show(case_record.round_s, self.benchmark)

@@ -33,7 +33,7 @@ WARM_UP = 3
 
 @dataclass
 class Loop:
-    """A step of the user's, and what it is to be run on.
+    """A step of the user's, and the batches that it runs on.
 
     Attributes:
         step: One optimizer update; takes a batch where there are batches.
@@ -42,7 +42,7 @@ class Loop:
         can_halve: Whether half of a batch may be tried; torch.compile would from then on compile
             for any size.
         num_steps: Taken so far.
-        draw_s: What each step that drew its batch waited for it.
+        draw_s: Seconds that each step which drew its batch waited for it.
         first: The first batch, once it is drawn.
     """
 
@@ -62,13 +62,6 @@ class Loop:
         self._next: dict[str, int] = {}
         self.first: tuple[Any, ...] = ()
 
-    def has_batch(self) -> bool:
-        """Draw the batch that is kept, and tell whether there is one, or none is needed."""
-        if self.stream is not None:
-            self.first = tuple(islice(self.stream, 1))
-            self._kept.extend(self.first)
-        return self.stream is None or bool(self.first)
-
     def problem(self) -> str:
         """Return why its batches cannot be measured with, or nothing; draws the first of them."""
         if isinstance(self.batches, Iterator):
@@ -76,17 +69,20 @@ class Loop:
                 f"batches is a {type(self.batches).__name__}, whose batches are gone once drawn; "
                 "give the loader itself"
             )
+        if self.stream is None:
+            return ""
         try:
-            return "" if self.has_batch() else "batches holds no batch; give a loader that does"
+            self.first = tuple(islice(self.stream, 1))
         except Exception as error:  # noqa: BLE001, the other ranks are to hear of it
             return f"batches cannot be drawn from: {type(error).__name__}: {error}"
+        self._kept.extend(self.first)
+        return "" if self.first else "batches holds no batch; give a loader that does"
 
-    def next_batch(self) -> tuple[Any, ...]:
-        """Draw a batch.
+    def drawing(self) -> Step:
+        """Return a step that draws its batch; it raises RuntimeError where there is none left."""
+        return self._take(self._draw)
 
-        Raises:
-            RuntimeError: There is none left.
-        """
+    def _draw(self) -> tuple[Any, ...]:
         begun = time.perf_counter()
         for batch in self.stream or ():
             self.draw_s.append(time.perf_counter() - begun)
@@ -97,51 +93,43 @@ class Loop:
             "that can be gone over again"
         )
 
-    def drawing(self) -> Step:
-        """Return a step that draws its batch."""
-        return self._take(self.next_batch)
-
     @property
-    def num_workers(self) -> int:
-        """Processes that fetch batches."""
-        return self.batches.num_workers if isinstance(self.batches, DataLoader) else 0
+    def loader(self) -> "DataLoader[Any] | None":
+        """The batches, where they come from a DataLoader."""
+        return self.batches if isinstance(self.batches, DataLoader) else None
 
     @property
     def settings(self) -> dict[str, Any]:
         """What a DataLoader was given, as a case's details name it."""
-        if not isinstance(self.batches, DataLoader):
-            return {}
-        return {LOADER_SETTINGS: loader_settings(self.batches)}
+        return {LOADER_SETTINGS: loader_settings(self.loader)} if self.loader else {}
 
-    def most_workers(self, world: "World", of: str) -> int:
-        """Return the processes of the rank that has most, equal on all ranks; a collective call.
+    def most_workers(self, world: "World", case: str) -> int:
+        """Return the workers of the rank that has most, equal on all ranks; a collective call.
 
-        `of` names the case: a rank that failed before this call would answer the wrong one next.
+        A rank that failed in `case` before this call would answer the wrong case next.
         """
-        return int(world.control.settle_all(f"{of}/workers", self.num_workers, max))
-
-    def drop_fetched(self) -> None:
-        """Draw as many batches as workers may have fetched while no step asked for one."""
-        if self.stream is not None and isinstance(self.batches, DataLoader):
-            ahead = self.num_workers * (self.batches.prefetch_factor or 0)
-            deque(islice(self.stream, ahead), maxlen=0)
+        num_workers = self.loader.num_workers if self.loader else 0
+        return int(world.control.settle_all(f"{case}/workers", num_workers, max))
 
     def variants(self) -> dict[str, Step]:
         """Warm up, and return the variants of the step by name, see `measure.causes.division`."""
         self._rewind(1)
+        own = self._keeping("own")
         for _ in range(WARM_UP):
-            self._keeping("own")()
-        found = {"own": self.alone(self._keeping("own")), **self._reduce()}
-        if self.stream is None:
-            return {"full": self._of_each(variants.with_sync, self._keeping("full")), **found}
-        found["full"] = self._of_each(variants.with_sync, self.drawing())
-        found["resident"] = self._of_each(variants.with_sync, self._keeping("resident"))
-        if self.can_halve and halved(self._kept[0]) is not None:
-            found["half"] = self.alone(self._keeping("half"))
-        return found
+            own()
+        whole = self._keeping("full") if self.stream is None else self.drawing()
+        steps = {"full": self._of_each(variants.with_sync, whole), "own": self._alone(own)}
+        if sending := [ddp for ddp in self.models if variants.sends_buckets(ddp)]:
+            reductions = [variants.reduce_buckets(ddp) for ddp in sending]
+            steps["reduce"] = lambda: [reduction() for reduction in reductions]
+        if self.stream is not None:
+            steps["resident"] = self._of_each(variants.with_sync, self._keeping("resident"))
+            if self.can_halve and halved(self._kept[0]) is not None:
+                steps["half"] = self._alone(self._keeping("half"))
+        return steps
 
     def keep_what_works(
-        self, world: "World", ways: dict[str, Step], of: str, reset: Step = lambda: None
+        self, world: "World", ways: dict[str, Step], case: str, reset: Step = lambda: None
     ) -> None:
         """Leave out what a rank does not have, such as half of a batch that its step can take.
 
@@ -150,7 +138,7 @@ class Loop:
 
         def keep_shared() -> None:
             shared = world.control.settle_all(
-                f"{of}/ways", list(ways), lambda given: sorted(set(given[0]).intersection(*given))
+                f"{case}/ways", list(ways), lambda given: sorted(set(given[0]).intersection(*given))
             )
             for name in set(ways) - set(shared):
                 del ways[name]
@@ -171,44 +159,43 @@ class Loop:
         """Return the seconds of each turn; those of steps that draw batches follow each other.
 
         A loader's workers would fetch during the turns of the others what these have to wait for.
-        The others take the batches of the last lap of them, in their order. Plan and seed, which is
-        that of their order, are equal on all ranks.
+        The others take the batches of the last lap, in their order. Plan and seed, which is
+        that of the turns' order, are equal on all ranks.
         """
         if "resident" not in ways:
             return variants.time_in_turns(world, ways, plan, seed)
-        laps = math.ceil(plan.blocks / LAP)
-        found: dict[str, list[float]] = {}
-        for lap in range(laps):
+        turns: dict[str, list[float]] = {}
+        for lap in range(math.ceil(plan.blocks / LAP)):
             some = replace(plan, blocks=min(LAP, plan.blocks - lap * LAP))
-            for name, seconds in self._lap(world, ways, some, seed + lap).items():
-                found.setdefault(name, []).extend(seconds)
-        return found
+            for name, seconds in self._time_lap(world, ways, some, seed + lap).items():
+                turns.setdefault(name, []).extend(seconds)
+        return turns
 
-    def _lap(
+    def _time_lap(
         self, world: "World", ways: Mapping[str, Step], plan: Plan, seed: int
     ) -> dict[str, list[float]]:
-        full, drops = ways["full"], iter([self.drop_fetched])
+        full, is_first = ways["full"], iter([True])
 
         def untimed() -> None:
-            for drop in drops:  # in a turn, lest workers fetch again before the next one
-                drop()
+            # Workers have fetched ahead while no step asked for a batch. These are dropped within
+            # a turn, lest workers fetch again before the next one.
+            if next(is_first, False) and self.loader and self.stream:
+                ahead = self.loader.num_workers * (self.loader.prefetch_factor or 0)
+                deque(islice(self.stream, ahead), maxlen=0)
             full()
 
-        _, *drawing = timing.time_turns(world, [untimed, *[full] * plan.blocks], plan.full_steps)
+        steps = plan.full_steps
+        _, *drawing = timing.time_turns(world, [untimed, *[full] * plan.blocks], steps)
+        waits = self.draw_s[-plan.blocks * steps :]
         self._rewind(plan.blocks * plan.steps)
         others = {name: step for name, step in ways.items() if name != "full"}
-        rest = variants.time_in_turns(world, others, plan, seed)
-        found = {"full": [taken_s for taken_s, _ in drawing], "draw": self._draws_s(plan)}
-        return found | rest
+        return {
+            "full": [taken_s for taken_s, _ in drawing],
+            "draw": [fmean(waits[at : at + steps]) for at in range(0, len(waits), steps)],
+            **variants.time_in_turns(world, others, plan, seed),
+        }
 
-    def _draws_s(self, plan: Plan) -> list[float]:
-        """Return what a step of each of the last turns waited for its batch; shape (blocks,)."""
-        steps = plan.full_steps
-        last = self.draw_s[-plan.blocks * steps :]
-        return [fmean(last[at : at + steps]) for at in range(0, len(last), steps)]
-
-    def alone(self, step: Step) -> Step:
-        """Return a step in which no model synchronises its gradients."""
+    def _alone(self, step: Step) -> Step:
         return self._of_each(variants.without_sync, step)
 
     def _of_each(self, way: Callable[[Any, Step], Step], step: Step) -> Step:
@@ -219,11 +206,8 @@ class Loop:
         first = max(len(self._kept) - num_steps, 0) - 1
         self._next = dict.fromkeys(("full", "resident", "own", "half"), first)
         if self.stream is not None and self.can_halve:
-            halves = map(halved, self._kept)
-            self._halves = [
-                whole if half is None else half
-                for whole, half in zip(self._kept, halves, strict=True)
-            ]
+            halves = [(whole, halved(whole)) for whole in self._kept]
+            self._halves = [whole if half is None else half for whole, half in halves]
 
     def _keeping(self, name: str) -> Step:
         """Return a step of a variant on the batches that are kept, one after the other."""
@@ -242,10 +226,6 @@ class Loop:
             self.step(*batch())
 
         return take
-
-    def _reduce(self) -> dict[str, Step]:
-        each = [variants.reduce_buckets(ddp) for ddp in self.models if variants.sends_buckets(ddp)]
-        return {"reduce": lambda: [one() for one in each]} if each else {}
 
 
 def apart(batches: Iterable[Any]) -> Iterable[Any]:

@@ -91,13 +91,21 @@ def _facts() -> dict[str, _Fact]:
         "flush_denormal": _Fact(_flushes_denormal, torch.set_flush_denormal),
         "collector": _Fact(lambda: [gc.isenabled(), *gc.get_threshold()], _put_collector),
         "folder": _Fact(_folder, os.chdir),
-        "priority": _Fact(_priority, lambda nice: os.setpriority(os.PRIO_PROCESS, 0, nice)),
+        "priority": _Fact(
+            lambda: os.getpriority(os.PRIO_PROCESS, 0),
+            lambda nice: os.setpriority(os.PRIO_PROCESS, 0, nice),
+        ),
         "signals": _Fact(_signals, _put_signals),
         "profiler": _Fact(sys.getprofile, sys.setprofile),
         "tracer": _Fact(sys.gettrace, sys.settrace),
-        "random": _Fact(_random, _put_random, is_silent=True),
+        "random": _Fact(
+            _random, lambda states: [put(state) for put, state in states], is_silent=True
+        ),
         "environment": _Fact(_environment, _put_environment),
-        "collectives": _Fact(_collectives, _put_collectives),
+        "collectives": _Fact(
+            lambda: {name: getattr(distributed, name) for name in COLLECTIVES},
+            vars(distributed).update,
+        ),
         "process_group": _Fact(distributed.is_initialized),
         "python_threads": _Fact(_threads),
     }
@@ -108,15 +116,6 @@ def _facts() -> dict[str, _Fact]:
     if hasattr(os, "sched_getaffinity"):
         facts["affinity"] = _Fact(lambda: sorted(os.sched_getaffinity(0)), _put_affinity)
     return facts
-
-
-def _collectives() -> dict[str, Any]:
-    return {name: getattr(distributed, name) for name in COLLECTIVES}
-
-
-def _put_collectives(functions: dict[str, Any]) -> None:
-    for name, function in functions.items():
-        setattr(distributed, name, function)
 
 
 def _backends() -> dict[str, Any]:
@@ -170,10 +169,6 @@ def _folder() -> str | None:
         return None
 
 
-def _priority() -> int:
-    return os.getpriority(os.PRIO_PROCESS, 0)
-
-
 def _signals() -> dict[str, Any]:
     # A DataLoader with workers sets SIGCHLD's once, to hear of those that die.
     return {
@@ -199,11 +194,6 @@ def _random() -> list[tuple[Callable[[Any], object], Any]]:
     if torch.cuda.is_initialized():
         found.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
     return found
-
-
-def _put_random(states: list[tuple[Callable[[Any], object], Any]]) -> None:
-    for put, state in states:
-        put(state)
 
 
 def _environment() -> dict[str, str]:
@@ -276,7 +266,12 @@ class State:
 
     def left_behind(self) -> list[LeftBehind]:
         """Put back what can be, and return all that differs, as values that JSON knows."""
-        return [*self._differences(), *self._leaks()]
+        left, after = list(self._differences()), _memory()
+        return left + [
+            LeftBehind(kind, before, after[kind], is_restored=False)
+            for kind, before in self._memory.items()
+            if after.get(kind, 0) - before > LEAK_BYTES
+        ]
 
     def is_under(self, left: LeftBehind) -> bool:
         """Tell whether the case began with what an earlier one had left."""
@@ -287,24 +282,25 @@ class State:
     def _differences(self) -> Iterator[LeftBehind]:
         for name, fact in self._facts.items():
             before, after = self._before[name], fact.read()
-            is_equal = not fact.is_silent and after == before
-            if is_equal or (
-                name == "python_threads" and not ([name for name in after if name not in before])
-            ):
+            if name == "python_threads":
+                is_equal = set(after) <= set(before)  # one that has ended is not left behind
+            else:
+                is_equal = not fact.is_silent and after == before
+            if is_equal:
                 continue
             if fact.write:
                 with contextlib.suppress(OSError, TypeError, ValueError):  # as of a lost folder
                     fact.write(before)
-            is_import = self._is_first and name == "environment" and _is_import(before, after)
+            # What the first case imports may set new variables.
+            is_import = (
+                self._is_first
+                and name == "environment"
+                and before.items() <= after.items()
+                and not any(map(steers_torch, after.keys() - before.keys()))
+            )
             if not (fact.is_silent or is_import):
                 is_restored = fact.write is not None and fact.read() == before
                 yield LeftBehind(name, _plain(before, after), _plain(after, before), is_restored)
-
-    def _leaks(self) -> Iterator[LeftBehind]:
-        after = _memory()
-        for kind, before in self._memory.items():
-            if after.get(kind, 0) - before > LEAK_BYTES:
-                yield LeftBehind(kind, before, after[kind], is_restored=False)
 
 
 class Earlier:
@@ -325,36 +321,25 @@ class Earlier:
         Each is the kind of a flag with its values.
         """
         under = [pair for pair in self._in_place if state.is_under(pair[1])]
-        stays = [
-            left_behind
-            for left_behind in left
-            if not left_behind.is_restored and left_behind.kind not in HARMLESS
+        self._in_place = under + [
+            (case, each) for each in left if not each.is_restored and each.kind not in HARMLESS
         ]
-        self._in_place = [*under, *((case, left_behind) for left_behind in stays)]
-        return [
-            *(
-                {"kind": "ran-under", "case": by, "what": left_behind.kind,
-                 "before": left_behind.before, "after": left_behind.after}
-                for by, left_behind in under
-            ),
-            *self._busy(case),
+        flags: list[dict[str, Any]] = [
+            {"kind": "ran-under", "case": by, "what": each.kind, "before": each.before,
+             "after": each.after}
+            for by, each in under
         ]  # fmt: skip
-
-    def _busy(self, case: str) -> Iterator[dict[str, Any]]:
         now, elapsed_s = _workers(), time.monotonic() - self._begun_s
         for key, (name, spent_s) in now.items():
             by = self._started_by.setdefault(key, "" if key in self._at_start else case)
             cores = (spent_s - self._at_start.get(key, ("", spent_s))[1]) / elapsed_s
             if by not in ("", case) and cores > BUSY_CORES:
                 what = f"{key[0]} {name}"
-                yield {"kind": "ran-beside", "case": by, "what": what, "cores": round(cores, 2)}
+                flags.append(
+                    {"kind": "ran-beside", "case": by, "what": what, "cores": round(cores, 2)}
+                )
         self._started_by = {key: self._started_by[key] for key in now}
-
-
-def _is_import(before: dict[str, str], after: dict[str, str]) -> bool:
-    """Tell whether variables differ as by what a case imports: new ones that steer no torch."""
-    added = after.keys() - before.keys()
-    return before.items() <= after.items() and not any(map(steers_torch, added))
+        return flags
 
 
 def _plain(value: Any, other: Any) -> Any:

@@ -30,8 +30,12 @@ def time_rounds(
     """Return this rank's seconds per round, shape (num_rounds,)."""
     clock = _event_round if world.device.type == "cuda" else _host_round
     gc.collect()
+    round_s = []
     with collector_paused():
-        return [_round(world, clock, step, steps_per_round) for _ in range(rounds)]
+        for _ in range(rounds):
+            _enter(world)
+            round_s.append(clock(step, steps_per_round))
+    return round_s
 
 
 def time_turns(
@@ -105,11 +109,6 @@ def _queued_s(device: "torch.device") -> float | None:
     return None
 
 
-def _round(world: "World", clock: Callable[..., float], step: Callable[[], Any], n: int) -> float:
-    _enter(world)
-    return clock(step, n)
-
-
 def _enter(world: "World") -> None:
     meet(world)
     synchronise(world.device)
@@ -169,8 +168,5 @@ class ReplayClock:
     def show(self, round_s: list[float], benchmark: Any) -> None:
         """Let pytest-benchmark's fixture, whose timer this is, see the rounds of a case."""
         self.load(round_s)
-        benchmark.pedantic(_nothing, rounds=len(round_s), iterations=1)
-
-
-def _nothing() -> None:
-    """Take no time: the replayed clock already knows how long the round took."""
+        # What is called takes no time: the clock already knows how long each round took.
+        benchmark.pedantic(lambda: None, rounds=len(round_s), iterations=1)

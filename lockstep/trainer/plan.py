@@ -6,15 +6,9 @@ Needs no torch: the command checks a run here before it starts any rank.
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from lockstep.core.sizes import (
-    DATA,
-    LR_SCALES,
-    OPTIMIZERS,
-    SCHEDULERS,
-    case_digest,
-    local_batch_of,
-)
+from lockstep.core.sizes import case_digest, local_batch_of
 
 STEP_DECAY = 0.1
 # What a run must share with the one it resumes, or its loss would be another's.
@@ -24,101 +18,55 @@ TRAJECTORY = (
     "warmup_epochs",
 )  # fmt: skip
 
-_CHOICES = {
-    "data": DATA, "optimizer": OPTIMIZERS, "scheduler": SCHEDULERS, "lr_scale": LR_SCALES
-}  # fmt: skip
-_LEAST = {
-    "epochs": 1, "global_batch": 1, "local_batch": 1, "base_batch": 1, "max_steps": 1,
-    "checkpoint_every": 1, "warmup_epochs": 0,
-}  # fmt: skip
-_NUMBERS = ("lr", "momentum", "weight_decay", "bucket_cap_mb", "target_accuracy")
-
 
 @dataclass(frozen=True)
 class TrainConfig:
     """One training run; all but the two folders and the seed are factors of the study `train`.
 
-    Attributes:
-        workload: The model, as `lockstep.workloads.make` takes it.
-        data: One of `sizes.DATA`.
-        num_synthetic: Items of the synthetic data set.
-        epochs: How often the training set is gone through.
-        global_batch: Samples over all ranks per update; None if `local_batch` is given.
-        local_batch: Samples per rank per update; None if `global_batch` is given.
-        lr: Learning rate at `base_batch`.
-        lr_scale: How the rate follows the global batch, one of `sizes.LR_SCALES`.
-        base_batch: The global batch `lr` was chosen for.
-        optimizer: One of `sizes.OPTIMIZERS`.
-        weight_decay: L2 penalty of SGD and Adam, decoupled from the gradient in AdamW.
-        scheduler: How the rate falls over the epochs, one of `sizes.SCHEDULERS`.
-        warmup_epochs: Epochs over which the rate first rises to `lr`, a little each update.
-        precision: One of `sizes.PRECISIONS`.
-        accumulation: Micro-batches per update.
-        bucket_cap_mb: DDP's bucket size in MiB; None leaves its default.
-        num_workers: Loader processes per rank; 0 loads in the rank itself.
-        seed: Seed of parameters, order and augmentation.
-        augment: Whether training images are cropped and mirrored at random.
-        max_steps: Stop after so many updates; None runs all epochs. A run that this stopped within
-            an epoch is not resumed.
-        checkpoint_every: Keep the parameters after every so many epochs; None keeps the last and
-            the best alone.
-        target_accuracy: The validation accuracy whose time is noted; None for none.
-        data_root: Where downloads go, a folder all ranks see.
-        folder: Where this run's files go, a folder all ranks see.
+    What a field is, is what the help of `lockstep run train` says of it.
     """
 
-    workload: str
-    data: str
-    num_synthetic: int = 1024
-    epochs: int = 1
-    global_batch: int | None = None
-    local_batch: int | None = None
+    workload: Annotated[str, "Model, as in `resnet18` or `mlp:width=64`."]
+    data: Annotated[str, "digits, synthetic, mnist or cifar10."]
+    num_synthetic: Annotated[int, "Synthetic items."] = 1024
+    epochs: Annotated[int, "How often the training set is gone through."] = 1
+    global_batch: Annotated[int | None, "Samples per update over all ranks."] = None
+    local_batch: Annotated[int | None, "Samples per update and rank."] = None
     optimizer: str = "sgd"
-    lr: float = 0.01
-    lr_scale: str = "none"
-    base_batch: int = 256
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-    scheduler: str = "none"
-    warmup_epochs: int = 0
+    lr: Annotated[float, "Learning rate at --base-batch."] = 0.01
+    lr_scale: Annotated[str, "How the rate follows the global batch."] = "none"
+    base_batch: Annotated[int, "Global batch --lr is for."] = 256
+    momentum: Annotated[float, "Of SGD."] = 0.9
+    weight_decay: Annotated[float, "L2 penalty; decoupled from the gradient in AdamW."] = 0.0
+    scheduler: Annotated[str, "How the rate falls over the epochs."] = "none"
+    warmup_epochs: Annotated[int, "Epochs over which the rate first rises."] = 0
     precision: str = "fp32"
-    accumulation: int = 1
-    bucket_cap_mb: float | None = None
-    num_workers: int = 0
-    seed: int = 0
-    augment: bool = False
-    max_steps: int | None = None
-    checkpoint_every: int | None = None
-    target_accuracy: float | None = None
-    data_root: str = "data"
+    accumulation: Annotated[int, "Micro-batches per update."] = 1
+    bucket_cap_mb: Annotated[float | None, "DDP's bucket size in MiB."] = None
+    num_workers: Annotated[int, "Loader processes per rank."] = 0
+    seed: Annotated[int, "Of parameters, order and augmentation."] = 0
+    augment: Annotated[bool, "Crop and mirror training images at random."] = False
+    max_steps: Annotated[
+        int | None, "Stop after so many updates; resumable where an epoch ends."
+    ] = None
+    checkpoint_every: Annotated[int | None, "Keep the parameters of every N-th epoch, too."] = None
+    target_accuracy: Annotated[float | None, "Note when the validation reaches this."] = None
+    data_root: Annotated[str, "Where downloads go."] = "data"
     folder: str = "results"
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be trained.
+        """Refuse values that do not go together; `core.factors` says which each may have.
 
         Raises:
-            ValueError: An option's value is not allowed.
+            ValueError: Both batches are given, or none; or no epoch follows the warm-up.
         """
-        for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(
-                    f"no {name} {getattr(self, name)!r}; choose from {', '.join(allowed)}"
-                )
         if (self.global_batch is None) == (self.local_batch is None):
             raise ValueError("give either the global batch or the local batch, not both or none")
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
-        if self.warmup_epochs >= self.epochs:
+        if 0 < self.epochs <= self.warmup_epochs:
             raise ValueError(
                 f"warmup_epochs={self.warmup_epochs} leaves none of {self.epochs} epochs; warm up "
                 "over fewer, or train longer"
             )
-        for name in _NUMBERS:
-            value = getattr(self, name)
-            if value is not None and not math.isfinite(value):
-                raise ValueError(f"{name} must be a finite number, got {value}")
 
     @property
     def num_moments(self) -> int:
@@ -154,23 +102,8 @@ class Batch:
         return cls(local, local * world_size, scaling)
 
 
-@dataclass(frozen=True)
-class EpochPlan:
-    """What an epoch takes, and what does not fill a last batch.
-
-    Attributes:
-        steps: Updates per epoch.
-        samples: Samples trained on per epoch, over all ranks.
-        dropped: Samples of the data set that no rank takes.
-    """
-
-    steps: int
-    samples: int
-    dropped: int
-
-
-def plan_epoch(num_samples: int, world_size: int, local_batch: int) -> EpochPlan:
-    """Return the plan of an epoch in which the last, incomplete batch is dropped.
+def epoch_steps(num_samples: int, world_size: int, local_batch: int) -> int:
+    """Return the updates of an epoch in which the last, incomplete batch is dropped.
 
     Raises:
         ValueError: The data set does not fill one global batch.
@@ -181,8 +114,7 @@ def plan_epoch(num_samples: int, world_size: int, local_batch: int) -> EpochPlan
             f"{num_samples} samples do not fill one global batch of {local_batch * world_size}; "
             "choose a smaller batch or fewer ranks"
         )
-    samples = steps * local_batch * world_size
-    return EpochPlan(steps, samples, num_samples - samples)
+    return steps
 
 
 def scaled_lr(lr: float, rule: str, global_batch: int, base_batch: int) -> float:

@@ -5,6 +5,8 @@ Rank 0 writes into a folder all ranks see: `steps.jsonl` (a line per update), an
 
 Runs with the same seed give equal losses on a CPU. On a GPU cuDNN may choose algorithms that
 differ in the last digits; `torch.use_deterministic_algorithms` would forbid them, at their speed.
+
+As a case an epoch is a round, and a half-trained case goes on where it was.
 """
 
 import contextlib
@@ -12,51 +14,131 @@ import io
 import json
 import math
 import os
+import random
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
+import numpy as np
 import torch
 from torch import distributed
+from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 from lockstep import workloads
 from lockstep.core.errors import RankError
 from lockstep.core.files import write_atomically
 from lockstep.core.processes import hostname
-from lockstep.core.record import LOADER_SETTINGS, Checkpoints, Epoch, Training
-from lockstep.machine import memory, provenance
+from lockstep.core.record import (
+    BASIS,
+    LOADER_SETTINGS,
+    Basis,
+    Checkpoints,
+    Data,
+    Epoch,
+    Training,
+)
+from lockstep.core.sizes import case_id
+from lockstep.machine import memory, nvidia, provenance
+from lockstep.measure.harness import Harness
 from lockstep.measure.loading import data
+from lockstep.measure.loading.data import loader_settings
+from lockstep.measure.step.precision import unsupported
+from lockstep.measure.step.step_cases import facts_of, precision_flags, skip_unless_supported
 from lockstep.measure.step.train_step import (
     SETTLED_STEPS,
     StepConfig,
     TrainStep,
     buckets,
     parameter_checksum,
-    unsupported,
 )
 from lockstep.ranks import process_group as world
-from lockstep.trainer.epochs import EpochRunner, Score, seed_everything
 from lockstep.trainer.plan import (
     TRAJECTORY,
     Batch,
     TrainConfig,
-    plan_epoch,
+    case_folder,
+    epoch_steps,
     rate_factor,
     scaled_lr,
+    validation_indices,
 )
 from lockstep.workloads.costs import batch_bytes, model_bytes
 
+T = TypeVar("T")
 LAST = "checkpoint.pt"
 BEST = "best.pt"
 STEPS = "steps.jsonl"
 # Fields that a record has of what was asked for, by the same name.
 AS_ASKED = ("data", "epochs", "optimizer", "warmup_epochs", "weight_decay", "accumulation",
     "augment", "seed", "target_accuracy")  # fmt: skip
+# Fields of `StepConfig` that a run has, by the same name.
+OF_STEP = ("precision", "bucket_cap_mb", "accumulation", "optimizer", "momentum", "weight_decay")
+
+
+class DivergedError(RankError):
+    """The loss of a step is not finite on some rank."""
+
+
+class Score:
+    """A workload's loss that also counts right predictions, on the device, without waiting.
+
+    Attributes:
+        correct: Right predictions since the last reset.
+        judged: Predictions since the last reset; 0 where targets are not classes.
+
+    Raises:
+        ValueError: The workload has no loss.
+    """
+
+    def __init__(self, workload: workloads.Workload) -> None:
+        if workload.loss is None:
+            raise ValueError(
+                f"workload {workload.name} has a step and no loss, which training runs need"
+            )
+        self._loss = workload.loss
+        self.reset()
+
+    def reset(self) -> None:
+        """Count from zero again."""
+        self.correct: torch.Tensor | int = 0
+        self.judged = 0
+
+    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the loss of outputs (..., K) for classes (...) or for targets of their shape."""
+        if not targets.is_floating_point() and outputs.ndim == targets.ndim + 1:
+            self.correct = self.correct + (outputs.detach().argmax(dim=-1) == targets).sum()
+            self.judged += targets.numel()
+        return self._loss(outputs, targets)
+
+
+def seed_everything(seed: int, epoch: int = 0, rank: int = 0) -> int:
+    """Seed python, numpy and torch for an epoch of a rank (epoch 0: the model); return the seed."""
+    mixed = int(np.random.SeedSequence([seed, epoch, rank]).generate_state(1)[0])
+    random.seed(mixed)
+    np.random.seed(mixed)  # noqa: NPY002 - what a user's own workload may draw from
+    torch.manual_seed(mixed)
+    return mixed
+
+
+def epoch_sampler(
+    dataset: Any, rank: int, world_size: int, seed: int, epoch: int
+) -> "DistributedSampler[Any]":
+    """Return a rank's share of an epoch.
+
+    Rank r takes every world_size-th sample of one order that depends on seed and epoch alone, so
+    the union of all ranks' k-th batches is the same at every world size.
+    """
+    sampler: DistributedSampler[Any] = DistributedSampler(
+        dataset, num_replicas=world_size, rank=rank, seed=seed, drop_last=True
+    )
+    sampler.set_epoch(epoch)
+    return sampler
 
 
 class Trainer:
@@ -95,18 +177,25 @@ class Trainer:
         _check_memory(config, self.workload, self.batch.local_batch, joined)
         source = config.data, Path(config.data_root)
         self.splits = data.load(*source, self.workload, config.augment, config.num_synthetic)
-        self.plan = plan_epoch(
-            len(self.splits.train),  # type: ignore[arg-type]
-            joined.world_size,
-            self.batch.local_batch,
-        )
+        num_samples = len(self.splits.train)  # type: ignore[arg-type]
+        # Updates of an epoch.
+        self.num_steps = epoch_steps(num_samples, joined.world_size, self.batch.local_batch)
         self.lr = scaled_lr(config.lr, config.lr_scale, self.batch.global_batch, config.base_batch)
-        _refuse_unsupported(config.precision, joined)
-        score = Score(self.workload)
-        self.step = _make_step(config, self.workload, self.device, self.lr, score)
-        self.epochs = EpochRunner(
-            config, joined, self.batch, self.workload, self.splits, self.step, score, self.rate
+        # In a mixed cluster the device of another rank may be older.
+        lacks = unsupported(config.precision, joined.device) or ""
+        if reason := next(filter(None, joined.control.exchange_all("precision", lacks)), None):
+            raise RuntimeError(reason)
+        self.score = Score(self.workload)
+        seed_everything(config.seed)  # the model is alike on all ranks
+        settings = {name: getattr(config, name) for name in OF_STEP}
+        # How it is trained is the run's to say, how it is wrapped the workload's own.
+        own = replace(self.workload, optimizer=None, scheduler=None, step=None)
+        model = self.workload.build().to(self.device)
+        self.step = TrainStep(
+            model, self.score, StepConfig(**settings, lr=self.lr), self.device, own
         )
+        # Samples of one update, over all ranks.
+        self.samples_per_step = self.batch.global_batch * self.workload.samples_per_item
         self.rows: list[Epoch] = []
         self.rank_s: list[list[float]] = []
         self.step_losses: list[float] = []
@@ -142,35 +231,39 @@ class Trainer:
 
     def rate(self, epoch: int, step: int) -> float:
         """Return the learning rate of an update, epoch and update counted from 0."""
-        return self.lr * rate_factor(self.config, epoch, step, self.plan.steps)
+        return self.lr * rate_factor(self.config, epoch, step, self.num_steps)
 
     def _remaining_steps(self) -> int:
         limit = self.config.max_steps
-        return self.plan.steps if limit is None else max(0, limit - len(self.step_losses))
+        return self.num_steps if limit is None else max(0, limit - len(self.step_losses))
 
     def _epoch(self, epoch: int, is_warmup: bool) -> Epoch:
         memory.reset_peak(self.device)
-        num_steps = min(self.plan.steps, self._remaining_steps())
-        work = partial(self.epochs.train, epoch, num_steps)
-        (losses, train_accuracy), rank_s = self.epochs.timed(work)
-        (val_loss, val_accuracy), val_s = self.epochs.timed(self.epochs.validate)
+        num_steps = min(self.num_steps, self._remaining_steps())
+        work = partial(self._train_epoch, epoch, num_steps)
+        (losses, train_accuracy), rank_s = self._timed(work)
+        (val_loss, val_accuracy), val_s = self._timed(self._validate)
         self.step_losses += losses
-        taken = len(self.step_losses) - self._num_restored
-        self.in_force |= _in_force(self.step, self.epochs, taken)
+        in_force = buckets(self.step.ddp) | {
+            LOADER_SETTINGS: loader_settings(self._loader(self.splits.train))
+        }
+        if len(self.step_losses) - self._num_restored < SETTLED_STEPS:
+            del in_force["bucket_bytes"]  # DDP has yet to settle on them
+        self.in_force |= in_force
         self.rank_s.append(rank_s)
         train_s = max(rank_s)
         return Epoch(
             epoch=epoch + 1,
             steps=num_steps,
             time_s=train_s,
-            samples_per_s=num_steps * self.epochs.samples_per_step / train_s,
+            samples_per_s=num_steps * self.samples_per_step / train_s,
             lr=self.rate(epoch, num_steps - 1),
             loss=sum(losses) / len(losses),
             validation_loss=val_loss,
             accuracy=val_accuracy,
             train_accuracy=train_accuracy,
             validation_s=max(val_s),
-            peak_memory_bytes=self.epochs.largest(memory.peak(self.device).used_bytes),
+            peak_memory_bytes=self._largest(memory.peak(self.device).used_bytes),
             is_warmup=is_warmup,
             ended=datetime.now(UTC).isoformat(timespec="seconds"),
         )
@@ -183,7 +276,12 @@ class Trainer:
         start, row = time.perf_counter(), self.rows[-1]
         model = self.step.ddp.module.state_dict()
         weights = {"model": model, "epoch": row.epoch, "accuracy": row.accuracy}
-        if best_row(self.rows) is row:
+        # The best accuracy; without accuracies, the lowest loss.
+        *before, last = [
+            (-math.inf if each.accuracy is None else each.accuracy, -each.validation_loss)
+            for each in self.rows
+        ]
+        if not before or last > max(before):
             self._write(BEST, weights)
         every = self.config.checkpoint_every
         if every and row.epoch % every == 0:
@@ -234,12 +332,122 @@ class Trainer:
         self.rank_s, self.in_force = state["rank_s"], state["in_force"]
         self._step_bytes = int(state["step_bytes"])
         done = len(self.step_losses)
-        if self._remaining_steps() and done % self.plan.steps:
+        if self._remaining_steps() and done % self.num_steps:
             raise ValueError(
                 f"{self.folder} stopped after {done} updates, within an epoch of "
-                f"{self.plan.steps}, and only whole epochs can be gone on from; choose another "
+                f"{self.num_steps}, and only whole epochs can be gone on from; choose another "
                 f"--name, or --max-steps {done} to keep it as it is"
             )
+
+    def _timed(self, work: Callable[[], T]) -> tuple[T, list[float]]:
+        """Return what the work returns, and each rank's seconds for it."""
+        distributed.barrier()
+        start = time.perf_counter()
+        result = work()
+        if self.world.device.type == "cuda":
+            torch.cuda.synchronize(self.world.device)
+        elapsed_s = time.perf_counter() - start
+        of_ranks = torch.zeros(self.world.world_size, dtype=torch.float64)
+        of_ranks[self.world.rank] = elapsed_s
+        of_ranks = of_ranks.to(self.world.device)
+        distributed.all_reduce(of_ranks)
+        return result, of_ranks.tolist()
+
+    def _train_epoch(self, epoch: int, num_steps: int) -> tuple[list[float], float | None]:
+        """Take the epoch's steps; return each step's loss over all ranks, and the accuracy."""
+        self.step.ddp.train()
+        self.score.reset()
+        config, place = self.config, self.world
+        seed = seed_everything(config.seed, epoch + 1, place.rank)
+        sampler = epoch_sampler(self.splits.train, place.rank, place.world_size, config.seed, epoch)
+        generator = torch.Generator().manual_seed(seed)
+        loader = self._loader(
+            self.splits.train, sampler=sampler, drop_last=True, generator=generator
+        )
+        losses_here = []
+        for step, batch in enumerate(islice(loader, num_steps)):
+            for group in self.step.optimizer.param_groups:
+                group["lr"] = self.rate(epoch, step)
+            losses_here.append(self.step.run(*self._to_device(batch)).detach())
+        own = torch.stack(losses_here).double()
+        losses = own.clone()
+        distributed.all_reduce(losses)
+        if not losses.isfinite().all():
+            self._refuse_divergence(epoch, own)
+        correct, judged = self._sums(self.score.correct, self.score.judged)
+        accuracy = correct / judged if judged else None
+        return (losses / self.world.world_size).tolist(), accuracy
+
+    def _refuse_divergence(self, epoch: int, own: torch.Tensor) -> NoReturn:
+        """End a run whose losses, of shape (num_steps,) on each rank, are not all finite.
+
+        Raises:
+            DivergedError: Always; it names the ranks whose loss was the first.
+        """
+        bad = (~own.isfinite()).nonzero().flatten().tolist()
+        first = {"step": bad[0] if bad else None, "loss": f"{own[bad[0]]:g}" if bad else ""}
+        ends = self.world.control.exchange_all("diverged", first | {"host": hostname()})
+        step = min(end["step"] for end in ends if end["step"] is not None)
+        ranks = [rank for rank, end in enumerate(ends) if end["step"] == step]
+        who = f"rank {ranks[0]} on {ends[ranks[0]]['host']}"
+        if len(ranks) == len(ends) > 1:
+            hosts = ", ".join(dict.fromkeys(end["host"] for end in ends))
+            who = f"all {len(ends)} ranks on {hosts}"
+        raise DivergedError(
+            f"{who}: the loss is {ends[ranks[0]]['loss']} in step {step + 1} of epoch {epoch + 1}; "
+            "lower --lr, or look at the data of that step",
+            *ranks,
+        )
+
+    def _loader(self, dataset: Any, **options: Any) -> DataLoader[Any]:
+        return DataLoader(
+            dataset,
+            batch_size=self.batch.local_batch,
+            num_workers=self.config.num_workers,
+            pin_memory=self.world.device.type == "cuda",
+            **options,
+        )
+
+    def _to_device(self, batch: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, targets = (part.to(self.world.device, non_blocking=True) for part in batch)
+        return inputs, targets
+
+    @torch.no_grad()
+    def _validate(self) -> tuple[float, float | None]:
+        """Return loss and accuracy over the whole validation set, each item counted once.
+
+        Raises:
+            DivergedError: The loss is not finite.
+        """
+        model = self.step.ddp.module.eval()
+        # Running statistics differ between ranks after a step; every rank judges rank 0's model.
+        for buffer in model.buffers():
+            distributed.broadcast(buffer, 0)
+        num_items = len(self.splits.validation)  # type: ignore[arg-type]
+        own = validation_indices(num_items, self.world.rank, self.world.world_size)
+        self.score.reset()
+        loss = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        for batch in self._loader(Subset(self.splits.validation, own)):
+            inputs, targets = self._to_device(batch)
+            with self.step.autocast():
+                loss += self.score(model(inputs), targets).double() * len(inputs)
+        total, correct, judged = self._sums(loss, self.score.correct, self.score.judged)
+        if not math.isfinite(total):  # on all ranks alike
+            raise DivergedError(f"the validation loss is {total:g}; lower --lr")
+        return total / num_items, correct / judged if judged else None
+
+    def _sums(self, *values: torch.Tensor | float) -> list[float]:
+        """Return values summed over all ranks."""
+        own = [torch.as_tensor(value, device=self.world.device).double() for value in values]
+        totals = torch.stack(own)
+        distributed.all_reduce(totals)
+        return [float(total) for total in totals.tolist()]
+
+    def _largest(self, value: int | None) -> int | None:
+        """Return the largest value of all ranks, None if no rank knows its own."""
+        own = torch.tensor(value or 0, device=self.world.device)
+        distributed.all_reduce(own, distributed.ReduceOp.MAX)
+        return int(own.item()) or None
 
     def record(self, base: Path) -> Training:
         """Return the run as results hold it, its files named from a folder above them.
@@ -254,7 +462,7 @@ class Trainer:
         last, best = files.pop(LAST, None), files.pop(BEST, None)
         return Training(
             **{name: getattr(config, name) for name in AS_ASKED},
-            samples_per_epoch=self.plan.samples * self.workload.samples_per_item,
+            samples_per_epoch=self.num_steps * self.samples_per_step,
             lr=self.lr,
             schedule=config.scheduler,
             device_name=str(provenance.rank_facts(*place)["device_name"]),
@@ -264,15 +472,6 @@ class Trainer:
             checkpoints=Checkpoints(last=last, best=best, kept=list(files.values())),
             steps_file=str((self.folder / STEPS).relative_to(base)),
         )
-
-
-def best_row(rows: Sequence[Epoch]) -> Epoch:
-    """Return the epoch of the best accuracy, without accuracies that of the lowest loss."""
-
-    def merit(row: Epoch) -> tuple[float, float]:
-        return (-math.inf if row.accuracy is None else row.accuracy, -row.validation_loss)
-
-    return max(rows, key=merit)
 
 
 def time_to(target: float | None, rows: Sequence[Epoch]) -> float | None:
@@ -308,17 +507,12 @@ def read_checkpoint(
     """Return the checkpoint to go on from; None for a run from the start.
 
     Raises:
-        ValueError: The run that is there had other options, or was written by an older version.
+        ValueError: The run that is there had other options.
     """
     path = Path(config.folder) / LAST
     if not path.exists():
         return None
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    if "epochs" not in state:
-        raise ValueError(
-            f"{path} was written by an older version, which alone goes on with it; choose another "
-            "--name"
-        )
     usual = {field.name: field.default for field in fields(TrainConfig)}  # of newer options
     known = usual | state["trajectory"]
     for name, wanted in trajectory(config, batch, joined).items():
@@ -329,14 +523,6 @@ def read_checkpoint(
                 "resume with the same options, or choose another --name"
             )
     return state
-
-
-def _in_force(step: TrainStep, runner: EpochRunner, num_taken: int) -> dict[str, Any]:
-    """Return what the loader and DDP do, with its buckets once it settled on them."""
-    found = buckets(step.ddp) | {LOADER_SETTINGS: runner.loader_settings}
-    if num_taken < SETTLED_STEPS:
-        del found["bucket_bytes"]
-    return found
 
 
 def _check_memory(
@@ -366,36 +552,6 @@ def _refuse_beyond(device: torch.device, needed: Mapping[str, int], joined: worl
     memory.refuse_beyond(room, needed, device)
 
 
-def _refuse_unsupported(precision: str, joined: world.World) -> None:
-    """Refuse what a rank's hardware cannot compute: in a mixed cluster one may be older."""
-    own = unsupported(precision, joined.device) or ""
-    if reason := next(filter(None, joined.control.exchange_all("precision", own)), None):
-        raise RuntimeError(reason)
-
-
-def _make_step(
-    config: TrainConfig,
-    workload: workloads.Workload,
-    device: torch.device,
-    lr: float,
-    score: Score,
-) -> TrainStep:
-    """Return the update that a run takes, of a model that is alike on all ranks."""
-    seed_everything(config.seed)
-    step_config = StepConfig(
-        precision=config.precision,
-        bucket_cap_mb=config.bucket_cap_mb,
-        accumulation=config.accumulation,
-        optimizer=config.optimizer,
-        lr=lr,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-    )
-    # How it is trained is the run's to say, how it is wrapped the workload's own.
-    own = replace(workload, optimizer=None, scheduler=None, step=None)
-    return TrainStep(workload.build().to(device), score, step_config, device, own)
-
-
 @contextlib.contextmanager
 def _advising(device: torch.device, pieces: int, local_batch: int) -> Iterator[None]:
     """Say what helps where a device has no room for an update."""
@@ -421,4 +577,65 @@ def check_equal_parameters(checksums: Sequence[str]) -> None:
             f"rank {odd[0]} ended with other parameters than rank 0; gradients were not "
             "synchronised, so do not use this run",
             *odd,
+        )
+
+
+def train(harness: Harness, *, seed: int | None = None, **options: Any) -> None:
+    """Train a model on the ranks of this launch, and keep how that went.
+
+    Its files lie beside the launch's journal. A case that was begun before goes on after the last
+    epoch that was saved, and ends as it would have without a break. The time that a case may take
+    counts anew with each epoch.
+
+    Args:
+        harness: The case's view of the launch.
+        seed: Of parameters, order and augmentation; the launch's by default.
+        options: Of `TrainConfig`: workload, data, either global_batch or local_batch, and others.
+
+    Raises:
+        ValueError: That cannot be trained at this world size.
+        RuntimeError: The loss is not finite, a device has no room, the data is not to be had, or
+            the ranks end with unequal parameters.
+    """
+    skip_unless_supported(harness, options.get("precision", "fp32"))
+    with contextlib.ExitStack() as stack:
+        if harness.case.folder is None:  # nothing is kept
+            temporary = tempfile.TemporaryDirectory(prefix="lockstep-train-")
+            base = Path(stack.enter_context(temporary))
+        else:
+            base = harness.case.folder
+        least = {} if harness.measures else {"epochs": 1, "max_steps": 1, "warmup_epochs": 0}
+        config = TrainConfig(
+            **options | least,
+            seed=harness.seed if seed is None else seed,
+            data_root=str(harness.data_root),
+            folder=str(base / case_folder(f"{harness.name}[{case_id(harness.factors)}]")),
+        )
+
+        def note(row: Epoch) -> None:
+            if harness.case.go_on:
+                harness.case.go_on({"kind": "epoch", "row": asdict(row)})
+
+        trainer = Trainer(config, harness.world, note)
+        with harness.watched() as watch:
+            with watch:
+                trainer.train()
+            harness.case.slowdowns.update(nvidia.slowdowns(harness.device))
+        # The first epoch of each process warms up, and is no round where there are others.
+        numbers = range(len(trainer.rows))
+        counted = [number for number in numbers if not trainer.rows[number].is_warmup] or numbers
+        optimizer = type(trainer.step.optimizer).__name__
+        source: Data = "synthetic" if config.data == "synthetic" else "real"
+        basis = Basis(source, times_input=True, optimizer=optimizer)
+        size = replace(harness.size, steps_per_round=trainer.num_steps)
+        replace(harness, size=size, goal=None).record(
+            [trainer.rank_s[number][harness.world.rank] for number in counted],
+            scaling=trainer.batch.scaling,
+            sample_unit=trainer.workload.sample_unit,
+            samples_per_step=trainer.samples_per_step,
+            training=trainer.record(base),
+            checks={"parameters_equal": True},
+            details=trainer.in_force | {BASIS: basis.to_dict()},
+            flags=precision_flags(harness.device, config.precision),
+            **facts_of(harness, trainer.workload, config.precision, trainer.batch.local_batch),
         )

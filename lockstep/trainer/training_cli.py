@@ -9,11 +9,11 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, get_args, get_type_hints
 
 import click
 
@@ -34,11 +34,11 @@ from lockstep.ranks.placement import is_launched, placement, refuse_apart
 from lockstep.ranks.process_group import usable_cores
 from lockstep.report.tracker.live import Silent, following
 from lockstep.trainer.plan import TRAJECTORY, Batch, TrainConfig, case_folder
-from lockstep.trainer.verify import CURVE_TOLERANCE, MIN_ACCURACY, Check, compare
 
 STUDY = "train"
 # What is no factor of the study: the seed is the campaign's, the folders are the launch's.
 NO_FACTORS = ("seed", "data_root", "folder")
+DEFAULTS = {field.name: field.default for field in fields(TrainConfig)}
 MEGA, MOST_SIZES = 1e6, 12
 # An error of a rank -> the exit code of `lockstep run train`; any other is the machine's failure.
 EXIT_CODES = {"ValueError": 2, "NoRoomError": 2, "DivergedError": 1}
@@ -68,6 +68,32 @@ KNOWN = {
 }
 
 
+CHOICES = {
+    "optimizer": OPTIMIZERS, "lr_scale": LR_SCALES, "scheduler": SCHEDULERS,
+    "precision": PRECISIONS,
+}  # fmt: skip
+
+
+def _options_of_config(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add an option for each field of `TrainConfig` but its folder, with its default."""
+    hints = get_type_hints(TrainConfig, include_extras=True)
+    for field in reversed([field for field in fields(TrainConfig) if field.name != "folder"]):
+        name, is_required = field.name, field.default is MISSING
+        flags = {"num_workers": "--workers", "augment": "--augment/--no-augment"}
+        kind, *text = get_args(hints[name]) or [hints[name]]
+        kind = (*get_args(kind), kind)[0]  # of `int | None`, int
+        option = click.option(
+            flags.get(name, f"--{name.replace('_', '-')}"),
+            name,
+            type=click.Choice(CHOICES[name]) if name in CHOICES else kind,
+            required=is_required,
+            **({} if is_required else {"default": field.default, "show_default": True}),
+            help=" ".join(text) or None,
+        )
+        command = option(command)
+    return command
+
+
 @click.command(
     epilog="""\b
 Examples:
@@ -86,66 +112,7 @@ Examples:
     show_default=True,
     help="Ranks to start on this machine; under torchrun or srun, theirs.",
 )
-@click.option("--workload", required=True, help="Model, as in `resnet18` or `mlp:width=64`.")
-@click.option("--data", required=True, help="digits, synthetic, mnist or cifar10.")
-@click.option("--data-root", default="data", show_default=True, help="Where downloads go.")
-@click.option("--num-synthetic", default=1024, show_default=True, help="Synthetic items.")
-@click.option("--epochs", default=1, show_default=True)
-@click.option("--global-batch", type=int, help="Samples per update over all ranks.")
-@click.option("--local-batch", type=int, help="Samples per update and rank.")
-@click.option("--optimizer", type=click.Choice(OPTIMIZERS), default="sgd", show_default=True)
-@click.option("--lr", default=0.01, show_default=True, help="Learning rate at --base-batch.")
-@click.option(
-    "--lr-scale",
-    type=click.Choice(LR_SCALES),
-    default="none",
-    show_default=True,
-    help="How the rate follows the global batch.",
-)
-@click.option("--base-batch", default=256, show_default=True, help="Global batch --lr is for.")
-@click.option("--momentum", default=0.9, show_default=True, help="Of SGD.")
-@click.option("--weight-decay", default=0.0, show_default=True)
-@click.option(
-    "--scheduler",
-    type=click.Choice(SCHEDULERS),
-    default="none",
-    show_default=True,
-    help="How the rate falls over the epochs.",
-)
-@click.option(
-    "--warmup-epochs",
-    default=0,
-    show_default=True,
-    help="Epochs over which the rate first rises.",
-)
-@click.option(
-    "--precision",
-    type=click.Choice(PRECISIONS),
-    default="fp32",
-    show_default=True,
-)
-@click.option("--accumulation", default=1, show_default=True, help="Micro-batches per update.")
-@click.option("--bucket-cap-mb", type=float, help="DDP's bucket size in MiB.")
-@click.option(
-    "--workers", "num_workers", default=0, show_default=True, help="Loader processes per rank."
-)
-@click.option("--seed", default=0, show_default=True)
-@click.option(
-    "--augment/--no-augment",
-    default=False,
-    show_default=True,
-    help="Crop and mirror training images at random.",
-)
-@click.option(
-    "--max-steps", type=int, help="Stop after so many updates; resumable where an epoch ends."
-)
-@click.option(
-    "--checkpoint-every",
-    type=int,
-    metavar="N",
-    help="Keep the parameters of every N-th epoch, too.",
-)
-@click.option("--target-accuracy", type=float, help="Note when the validation reaches this.")
+@_options_of_config
 @click.option("--results", default="results", show_default=True, help="Folder of all runs.")
 @click.option("--name", default="run", show_default=True, help="Folder of this run below it.")
 @click.option("--repeat", default=0, show_default=True, help="Which of several equal runs.")
@@ -187,7 +154,7 @@ def train(
         _train_as_rank(run, resume=resume)
         return
     refuse_apart(os.environ)
-    block = run.launch(resume=resume)
+    block = run.train(resume=resume)
     if sizes := block["details"].get("bucket_bytes"):
         named = listed((f"{size / MEGA:.3g}" for size in sizes), MOST_SIZES)
         click.echo(f"{counted(len(sizes), 'gradient bucket')} of {named} MB")
@@ -213,53 +180,53 @@ class Run:
     threads_per_rank: int | None = None
     timeout_s: float = 300.0
 
-    def campaign(self) -> Campaign:
-        """Return the campaign.
+    @property
+    def launch(self) -> Launch:
+        """The one launch."""
+        return Launch(self.world_size, self.repeat)
+
+    def ladder(self) -> Ladder:
+        """Return the ladder of one launch, with its threads settled.
 
         Raises:
             ValueError: An option has a value that is not allowed, or the batch does not divide.
         """
-        Batch.of(self.config, self.world_size)
-        name, _ = workloads.parse(self.config.workload)
+        config = self.config
+        name, _ = workloads.parse(config.workload)
         if name not in workloads.TABLE and ":" not in name:
-            workloads.builder_of(self.config.workload)  # a model of torchvision, or a wrong name
-        usual = {field.name: field.default for field in fields(TrainConfig)}
-        # As a report tells runs of synthetic data apart.
-        if self.config.data == "synthetic":
-            del usual["num_synthetic"]
+            workloads.builder_of(config.workload)  # a model of torchvision, or a wrong name
+        # A factor that is set on request is left out at its default, but where a report tells runs
+        # of synthetic data apart.
         on_request = studies.STUDIES[STUDY].on_request
+        usual = {name: value for name, value in DEFAULTS.items() if name in on_request}
+        if config.data == "synthetic":
+            usual.pop("num_synthetic", None)
         given = {
             name: (value,)
-            for name, value in vars(self.config).items()
-            if value is not None
-            and name not in NO_FACTORS
-            and not (name in on_request and usual.get(name) == value)
+            for name, value in vars(config).items()
+            if value is not None and name not in NO_FACTORS and usual.get(name) != value
         }
         factors.check(given)
-        keys = {
+        Batch.of(config, self.world_size)
+        campaign = Campaign.model_validate({
             "schema": 1,
             "name": self.folder.name,
             "studies": (STUDY,),
             "world_sizes": (self.world_size,),
             "repeats": 1,
             "size": "laptop",
-            "seed": self.config.seed,
+            "seed": config.seed,
             "device": self.device,
             "threads_per_rank": self.threads_per_rank,
             "case_budget": float(MAX_COUNT),  # an epoch may take as long as it does
             "factors": given,
-        }
-        return Campaign.model_validate(keys)
-
-    def ladder(self) -> Ladder:
-        """Return the ladder of one launch, with its threads settled."""
-        campaign = self.campaign()
-        options = f"--data-root={self.config.data_root}", f"--comm-timeout={self.timeout_s:g}"
+        })  # fmt: skip
+        options = f"--data-root={config.data_root}", f"--comm-timeout={self.timeout_s:g}"
         ladder = Ladder(campaign, self.folder, options=options)
         before = (ladder.results.claimed() or {}).get("threads_per_rank")
         return replace(ladder, campaign=with_threads(campaign, before, usable_cores()))
 
-    def launch(self, *, resume: bool = False, is_quiet: bool = False) -> dict[str, Any]:
+    def train(self, *, resume: bool = False, is_quiet: bool = False) -> dict[str, Any]:
         """Train with ranks on this machine, and return the record of the case.
 
         Raises:
@@ -270,38 +237,40 @@ class Run:
         sys.path.append(str(Path.cwd()))  # where ranks, of `python -m`, find the user's workload
         ladder = self.ladder()
         chosen, _ = within_local_gpus(ladder.campaign)
-        launch = Launch(self.world_size, self.repeat)
-        with self.claimed(replace(ladder, campaign=chosen), launch, resume=resume) as ladder:
-            watcher = nullcontext(Silent()) if is_quiet else following(self.folder)
-            show = (lambda _: None) if is_quiet else show_epoch
-            seen = len(_epochs(ladder, launch))
-            with watcher as tracker:
+        watcher = nullcontext(Silent()) if is_quiet else following(self.folder)
+        with (
+            self.claimed(replace(ladder, campaign=chosen), resume=resume) as ladder,
+            watcher as tracker,
+        ):
+            seen = len(_epochs(ladder, self.launch))
 
-                def advance(launch: Launch, _: Outcome) -> None:
-                    nonlocal seen
-                    for row in (rows := _epochs(ladder, launch))[seen:]:
-                        show(row)
-                    if len(rows) > seen:
-                        seen = len(rows)
-                        tracker.send(0)
+            def advance(launch: Launch, _: Outcome) -> None:
+                nonlocal seen
+                rows = _epochs(ladder, launch)
+                if len(rows) > seen:
+                    if not is_quiet:
+                        for row in rows[seen:]:
+                            show_epoch(row)
+                    seen = len(rows)
+                    tracker.send(0)
 
-                outcome = ladder.run(launch, advance)
-                tracker.send()
-            return block_of(ladder, launch, outcome)
+            outcome = ladder.run(self.launch, advance)
+            tracker.send()
+            return block_of(ladder, self.launch, outcome)
 
     @contextmanager
-    def claimed(self, ladder: Ladder, launch: Launch, *, resume: bool) -> Iterator[Ladder]:
+    def claimed(self, ladder: Ladder, *, resume: bool) -> Iterator[Ladder]:
         """Hold the folder for this run, which goes on from the checkpoint that it may hold.
 
         Raises:
             ValueError: The folder holds a run that this one may not go on with.
         """
         with only_driver(self.folder, otherwise="choose another --name") as lock:
-            self._prepare(ladder, launch, resume=resume)
-            ladder.results.claim(ladder.campaign, [launch])
+            self._prepare(ladder, resume=resume)
+            ladder.results.claim(ladder.campaign, [self.launch])
             yield replace(ladder, lock=lock)
 
-    def _prepare(self, ladder: Ladder, launch: Launch, *, resume: bool) -> None:
+    def _prepare(self, ladder: Ladder, *, resume: bool) -> None:
         """Place the run that the folder holds where the launch goes on with it."""
         if (self.folder / "checkpoint.pt").exists():
             raise ValueError(
@@ -315,39 +284,31 @@ class Run:
         if then is None:
             return
         if trained:
-            self._refuse_another(then)
-        now = json.loads(json.dumps(ladder.campaign.facts()))
-        journal_file = ladder.results.journal(launch.name)
-        is_same = {**then, **now} == then
+            # With other options its loss or its times would be others.
+            given = {name: values[0] for name, values in then["factors"].items()}
+            before = DEFAULTS | given
+            before |= {"seed": then["seed"], "world_size": then["world_sizes"][0]}
+            now = vars(self.config) | {"world_size": self.world_size}
+            # A rate that falls with the share of epochs done would not be the same in a longer run.
+            falls = () if self.config.scheduler == "none" else ("epochs",)
+            for name in (*TRAJECTORY, "local_batch", *falls, "world_size"):
+                if before[name] != now[name]:
+                    raise ValueError(
+                        f"{self.folder} was trained with {name}={before[name]}, not {now[name]}; "
+                        "resume with the same options, or choose another --name"
+                    )
+        journal_file = ladder.results.journal(self.launch.name)
+        is_same = {**then, **json.loads(json.dumps(ladder.campaign.facts()))} == then
         if is_same and (journal_file.exists() or not trained):
             return
         # More epochs are another case, which goes on where this one has come to.
         (row,) = studies.rows(STUDY, ladder.campaign.measured_size())
         place = journal_file.parent / case_folder(f"test_{STUDY}[{case_id(row)}]")
-        for path in (journal_file, ladder.results.result_file(launch.name)):
+        for path in (journal_file, ladder.results.result_file(self.launch.name)):
             path.unlink(missing_ok=True)
         if trained and trained[0].parent != place:
             place.parent.mkdir(parents=True, exist_ok=True)
             trained[0].parent.rename(place)
-
-    def _refuse_another(self, then: Mapping[str, Any]) -> None:
-        """Refuse to go on with a run of other options, for its loss or its times would be others.
-
-        Raises:
-            ValueError: An option differs from that of the run in the folder.
-        """
-        usual = {field.name: field.default for field in fields(TrainConfig)}
-        given = {name: values[0] for name, values in then["factors"].items()}
-        before = usual | given | {"seed": then["seed"], "world_size": then["world_sizes"][0]}
-        now = vars(self.config) | {"world_size": self.world_size}
-        # A rate that falls with the share of epochs done would not be the same in a longer run.
-        falls = () if self.config.scheduler == "none" else ("epochs",)
-        for name in (*TRAJECTORY, "local_batch", *falls, "world_size"):
-            if before[name] != now[name]:
-                raise ValueError(
-                    f"{self.folder} was trained with {name}={before[name]}, not {now[name]}; "
-                    "resume with the same options, or choose another --name"
-                )
 
 
 def _epochs(ladder: Ladder, launch: Launch) -> list[Epoch]:
@@ -374,43 +335,36 @@ def block_of(ladder: Ladder, launch: Launch, outcome: Outcome) -> dict[str, Any]
         SystemExit: The loss is not finite.
     """
     log = ladder.results.log_file(launch.name)
-    document = ladder.results.result(launch.name) or {}
     if outcome.failed:
-        _end(outcome.failed[-1], log)
+        failed = outcome.failed[-1]
+        if not failed.get("causes"):
+            raise RuntimeError(f"{failed.get('reason')}; its output: {log}")
+        cause = failed["causes"][0]  # of the first rank at fault
+        line = (cause["error"].strip().splitlines() or ["it did not answer in time"])[0]
+        kind, _, message = line.partition(": ")
+        kind = kind.rpartition(".")[2]
+        text = message if kind in AGREED else f"rank {cause['rank']} on {cause['host']}: {line}"
+        code = EXIT_CODES.get(kind, 3)
+        if code == 2:
+            raise ValueError(text)
+        if code == 1:
+            click.echo(f"Error: {text}", err=True)
+            sys.exit(code)
+        raise RuntimeError(f"{text}; its output: {log}")
     if not outcome.complete:
         words = outcome.ended.facts.words if outcome.ended else "the launch did not end"
         raise RuntimeError(f"{words}; its output: {log}")
+    document = ladder.results.result(launch.name) or {}
     if not document["benchmarks"]:
         raise RuntimeError(str(document[KEY]["skipped"][0]["reason"]))
     block: dict[str, Any] = document["benchmarks"][0]["extra_info"][KEY]
     return block
 
 
-def _end(failed: Mapping[str, Any], log: Path) -> NoReturn:
-    """End with what the first rank at fault has met."""
-    causes = failed.get("causes")
-    if not causes:
-        raise RuntimeError(f"{failed.get('reason')}; its output: {log}")
-    cause = causes[0]
-    line = (cause["error"].strip().splitlines() or ["it did not answer in time"])[0]
-    kind, _, message = line.partition(": ")
-    kind = kind.rpartition(".")[2]
-    text = message if kind in AGREED else f"rank {cause['rank']} on {cause['host']}: {line}"
-    code = EXIT_CODES.get(kind, 3)
-    if code == 2:
-        raise ValueError(text)
-    if code == 1:
-        click.echo(f"Error: {text}", err=True)
-        sys.exit(code)
-    raise RuntimeError(f"{text}; its output: {log}")
-
-
 def _train_as_rank(run: Run, *, resume: bool) -> None:
     """Be one rank of a launch that torchrun or srun started; rank 0 keeps the campaign's folder."""
-    ladder = run.ladder()
-    launch, is_first = Launch(run.world_size, run.repeat), placement().rank == 0
-    holding = run.claimed(ladder, launch, resume=resume) if is_first else nullcontext(ladder)
-    with holding as ladder:
+    ladder, launch, is_first = run.ladder(), run.launch, placement().rank == 0
+    with run.claimed(ladder, resume=resume) if is_first else nullcontext(ladder) as ladder:
         # torchrun has started this process already.
         command = ladder.command(launch)[len(launcher.torchrun(run.world_size)) :]
         paths = filter(None, [str(content.IMPORTABLE_FROM), os.environ.get("PYTHONPATH"), "."])
@@ -431,9 +385,62 @@ def _train_as_rank(run: Run, *, resume: bool) -> None:
         outcome = ladder.outcome(launch)
         if not outcome.failed and not outcome.complete:
             raise RuntimeError(f"training ended with exit code {code}; its output: {path}")
-        block = block_of(ladder, launch, outcome)
-        for row in block["training"]["rows"]:
+        for row in block_of(ladder, launch, outcome)["training"]["rows"]:
             show_epoch(Epoch(**row))
+
+
+MIN_ACCURACY = 0.95
+# Ranks sum gradients in another order, which 144 steps amplify: about 10^-7 on CPUs. A gradient
+# summed instead of averaged, a sample taken twice or another learning rate is off by far more.
+CURVE_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Check:
+    """A claim about a run at a world size, and whether it holds.
+
+    Attributes:
+        name: accuracy, curve or parameters.
+        found: What the run shows, in words.
+    """
+
+    name: str
+    world_size: int
+    passed: bool
+    found: str
+
+
+def compare(
+    runs: Mapping[int, Mapping[str, Any]], min_accuracy: float | None = MIN_ACCURACY
+) -> list[Check]:
+    """Judge runs of equal global batch, in ascending world size.
+
+    Args:
+        runs: World size -> the run's `accuracy` at the end, `step_losses` and `parameters_equal`.
+        min_accuracy: What the validation accuracy must reach; None for whatever it is.
+    """
+    baseline = runs[min(runs)]["step_losses"]
+    checks = []
+    for world_size, run in sorted(runs.items()):
+        losses, accuracy, is_equal = (
+            run["step_losses"], run["accuracy"], run["parameters_equal"]
+        )  # fmt: skip
+        if min_accuracy is not None:
+            text = f"{accuracy:.4f}, at least {min_accuracy:g} wanted"
+            checks.append(Check("accuracy", world_size, accuracy >= min_accuracy, text))
+        if len(losses) != len(baseline) or not baseline:
+            text, is_near = f"{len(losses)} steps, not {len(baseline)}", False
+        else:
+            differences = [abs(a - b) for a, b in zip(losses, baseline, strict=True)]
+            share = max(differences) / baseline[0]
+            # Not the largest alone: a NaN may compare as smaller.
+            is_near = all(each <= CURVE_TOLERANCE * baseline[0] for each in differences)
+            text = f"largest difference of a step {share:.1e} of the first loss, "
+            text += f"{CURVE_TOLERANCE:g} allowed"
+        checks.append(Check("curve", world_size, is_near, text))
+        text = f"{'equal' if is_equal else 'not equal'} on {world_size} rank(s)"
+        checks.append(Check("parameters", world_size, is_equal, text))
+    return checks
 
 
 @click.command(
@@ -465,7 +472,12 @@ def verify(world_sizes: str, workload: str | None, device: str | None, as_json: 
         Batch.of(TrainConfig(**asked), world_size)
     if absent := launcher.missing_packages():
         raise RuntimeError(absent)
-    device = device or _device_for(max(sizes))
+    num_gpus = launcher.num_gpus()
+    if device is None and 0 < num_gpus < max(sizes):
+        device = "cpu"
+        click.echo(
+            f"Verifying on the CPU: {max(sizes)} ranks need as many GPUs, of {num_gpus}.", err=True
+        )
     with tempfile.TemporaryDirectory(prefix="lockstep-verify-") as folder:
         runs = {size: _verification_run(asked, folder, size, device) for size in sizes}
     checks = compare(runs, None if workload else MIN_ACCURACY)
@@ -476,24 +488,13 @@ def verify(world_sizes: str, workload: str | None, device: str | None, as_json: 
         sys.exit(1)
 
 
-def _device_for(world_size: int) -> str | None:
-    """Return the CPU where the GPUs are too few for all ranks; None for what ranks choose."""
-    num_gpus = launcher.num_gpus()
-    if not 0 < num_gpus < world_size:
-        return None
-    click.echo(
-        f"Verifying on the CPU: {world_size} ranks need as many GPUs, of {num_gpus}.", err=True
-    )
-    return "cpu"
-
-
 def _verification_run(
     asked: dict[str, Any], folder: str, world_size: int, device: str | None
 ) -> dict[str, Any]:
     run = Run(TrainConfig(**asked), Path(folder) / f"world{world_size}", world_size, device=device)
-    block = run.launch(is_quiet=True)
+    block = run.train(is_quiet=True)
     training = block["training"]
-    steps = run.folder / "launches" / Launch(world_size, 0).name / training["steps_file"]
+    steps = run.folder / "launches" / run.launch.name / training["steps_file"]
     lines = steps.read_text(encoding="utf-8").splitlines()
     return {
         "accuracy": training["rows"][-1]["accuracy"],

@@ -2,16 +2,19 @@
 
 import pytest
 
+from lockstep import workloads
 from lockstep.measure.batches import Rounds
-from lockstep.measure.step.step_cases import measure_training
+from lockstep.measure.step.step_cases import build_step
 
 pytestmark = [pytest.mark.cases("weak"), pytest.mark.parametrize("turn", range(4))]
 
 
 def test_warmed(lockstep, workload, precision, local_batch, turn):
-    measure_training(lockstep, workload=workload, precision=precision, local_batch=local_batch)
+    with build_step(lockstep, workloads.make(workload), local_batch, precision=precision) as step:
+        lockstep.measure(step, samples=step.samples, ddp=step.ddp)
 
 
 def test_cold(monkeypatch, lockstep, workload, precision, local_batch, turn):
     monkeypatch.setattr(Rounds, "warm_up", lambda self, step: None)
-    measure_training(lockstep, workload=workload, precision=precision, local_batch=local_batch)
+    with build_step(lockstep, workloads.make(workload), local_batch, precision=precision) as step:
+        lockstep.measure(step, samples=step.samples, ddp=step.ddp)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from cluster import IMAGE, SHARED, STATE, TESTBED, USUAL_STATE, as_user, need_image
 
-from lockstep.measure.step.train_step import is_emulated
+from lockstep.measure.step.precision import is_emulated
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 

@@ -1,27 +1,20 @@
 """What bounds a step: shares of its causes with intervals, and what a change would gain.
 
-It is said of one point, by the turns of its variants (`division`), with those of its baseline
+It is judged for one point, by the turns of its variants (`division`), with those of its baseline
 where there is one: what ranks that share a machine cost each other beyond waits for a core, such as
-memory bandwidth, shows only against a baseline.
-With several launches a launch gives one value and the intervals are over launches; with fewer they
-are over turns, and hold for these launches alone.
+memory bandwidth, shows only against a baseline. With several launches a launch gives one value and
+the intervals are over launches; with fewer they are over turns, and hold for these launches alone.
 
 Noise takes a difference of variants below 0, and the others then add up to more than the step. What
 is below 0 takes nothing of a step, and the rest is scaled to it (`Bound.excess`).
 
-Whether a step takes another time at the end of its turns than at their beginning.
-
 A slow first minute, of caches that fill or kernels that are compiled, is no cause of what the steps
-after it lose. So causes are told of the turns after the change alone, and the change by itself.
-
-Which gradient bucket is not hidden: a timeline of DDP's all-reduce behind the backward.
+after it lose. So causes are judged by the turns after a change alone, and the change is reported by
+itself (`settled`).
 
 DDP reduces its buckets one after the other, each once its last gradient is ready. With the time
 that a bucket is ready before the end of the backward, and its share of the time that all buckets
-take alone, the timeline says what of each lies behind that end. The share of a bucket is that of
-its bytes: what a message costs however small it is, is spread alike.
-
-What causes of a step's time are called, in every card, table and figure.
+take alone, by bytes, a timeline gives what of each lies behind that end (`Buckets`).
 """
 
 import math
@@ -188,6 +181,16 @@ KINDS: dict[LostCause, Kind] = {
     "fixed": "launch",
     "contention": "contention",
     "ddp": "launch",
+}
+Cause = Literal["exposed", "imbalance", "input", "fixed", "contention", "own", "ddp"]
+NAMES: dict[Cause, str] = {
+    "exposed": "exposed communication",
+    "imbalance": "waiting for slow ranks",
+    "input": "waiting for input",
+    "fixed": "fixed cost of a step",
+    "contention": "sharing cores and memory",
+    "own": "own work",
+    "ddp": "DDP's own work",
 }
 CONFIDENCE = 0.95
 # So much of a step may be lost in all where it is called bound by its computing.
@@ -396,14 +399,20 @@ def judge(
     found = of(launches, bases, buckets, confidence)
     step_s = found["step"].seconds
     shares = _shares(found, _in_one_turn(pooled, _pooled_base(bases), found))
-    taken = {share.cause: found[share.cause].seconds for share in shares}
-    taken |= {share.cause: share.seconds for share in shares if share.cause == "fixed"}
-    compute_s = max(step_s - sum(taken.values()), 0.0)
+    # A fixed cost that is not shown is part of computing; of other causes all is taken out.
+    taken = [share.seconds if share.cause == "fixed" else found[share.cause].seconds
+             for share in shares]  # fmt: skip
+    compute_s = max(step_s - sum(taken), 0.0)
     excess = (compute_s + sum(share.seconds for share in shares)) / step_s - 1
     fits = 1 / (1 + excess)
     shares = [_scaled(share, fits) for share in shares]
+    kind: Kind = "compute" if division.HALF in pooled else "own"
+    if shown := [share for share in shares if share.is_shown]:
+        kind = KINDS[shown[0].cause]
+    elif (lost := found["lost"].interval) is None or lost[1] >= LITTLE * step_s:
+        kind = "open"
     return Bound(
-        kind=_kind(shares, found["lost"], step_s, division.HALF in pooled),
+        kind=kind,
         step_s=step_s,
         interval=found["step"].interval,
         compute_s=compute_s * fits,
@@ -450,14 +459,21 @@ def quantities(turns: Turns, base: Base | None, buckets: Buckets | None) -> dict
         (np.clip(found[cause], 0.0, found["own"]) if cause == "fixed" else found[cause]
          for cause in KINDS if cause in found), np.zeros(()),
     )  # fmt: skip
+    saved = None
+    if "exposed" in found and "reduce" in found:
+        if buckets is None:  # as if nothing were hidden
+            saved = np.minimum(found["exposed"], found["reduce"]) * (1 - 1 / LINK_SPEED)
+        else:
+            faster_s = buckets.saved_s(found["reduce"], LINK_SPEED)
+            saved = np.minimum(found["exposed"], faster_s)
     changes: dict[Change, Array | None] = {
         "even ranks": found.get("imbalance"),
         "perfect overlap": found.get("exposed"),
         "captured step": whole if "fixed" in found else None,
-        "link twice as fast": _saved(found, buckets),
+        "link twice as fast": saved,
         "input in time": found.get("input"),
     }
-    return found | {change: saved for change, saved in changes.items() if saved is not None}
+    return found | {change: gain for change, gain in changes.items() if gain is not None}
 
 
 def _against(
@@ -479,55 +495,35 @@ def _against(
     return {name: value for name, value in found.items() if share < 1 or name not in UNSHARED}
 
 
-def _saved(found: Mapping[str, Array], buckets: Buckets | None) -> Array | None:
-    """Return what links of `LINK_SPEED` save; of no known buckets as if nothing were hidden."""
-    if "exposed" not in found or "reduce" not in found:
-        return None
-    if buckets is None:
-        return np.minimum(found["exposed"], found["reduce"]) * (1 - 1 / LINK_SPEED)
-    return np.minimum(found["exposed"], buckets.saved_s(found["reduce"], LINK_SPEED))
-
-
 def _over_turns(
     launches: Sequence[Turns], bases: Sequence[Base], buckets: Buckets | None, confidence: float
 ) -> dict[str, Amount]:
-    """Return each quantity with its bootstrap interval over turns."""
-    turns = pool(launches)
-    base = _pooled_base(bases)
+    """Return each quantity with its bootstrap interval over turns.
+
+    It is the percentile interval, widened for few turns as Student's t is over the normal's. The
+    variance of a sample, from which the turns are drawn, is too small by (n - 1) / n.
+    """
+    turns, base = pool(launches), _pooled_base(bases)
     exact = quantities(turns, base, buckets)
     num_turns = turns[division.FULL].shape[-1]
     if num_turns < FEWEST_TURNS:
         return {name: Amount(float(value)) for name, value in exact.items()}
-    sampled = _sampled(turns, base, buckets)
-    return {
-        name: Amount(float(value), _bootstrap(sampled[name], float(value), confidence, num_turns))
-        for name, value in exact.items()
-    }
-
-
-def _sampled(turns: Turns, base: Base | None, buckets: Buckets | None) -> dict[str, Array]:
-    """Return each quantity of the bootstrap's samples, shape (RESAMPLES,)."""
     chunks = []
     for seed in range(RESAMPLES // CHUNK):
         drawn = division.resample(turns, CHUNK, 2 * seed)
-        held = (
-            Base(division.resample(base.turns, CHUNK, 2 * seed + 1), base.share) if base else None
-        )
-        found = quantities(drawn, held, buckets)
-        chunks.append({name: np.broadcast_to(value, (CHUNK,)) for name, value in found.items()})
-    return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
-
-
-def _bootstrap(samples: Array, centre: float, confidence: float, num_turns: int) -> Interval:
-    """Return the percentile interval, widened for few turns as Student's t is over the normal's.
-
-    The variance of a sample, from which the turns are drawn, is too small by (n - 1) / n.
-    """
+        held = base and Base(division.resample(base.turns, CHUNK, 2 * seed + 1), base.share)
+        sampled = quantities(drawn, held, buckets)
+        chunks.append({name: np.broadcast_to(value, (CHUNK,)) for name, value in sampled.items()})
     tail, freedom = (1 - confidence) / 2, num_turns - 1
     border = metrics.student_quantile(freedom, confidence)
     wider = (num_turns / freedom) ** 0.5 * border / NormalDist().inv_cdf(1 - tail)
-    low, high = np.nanquantile(samples, (tail, 1 - tail))
-    return centre + wider * (float(low) - centre), centre + wider * (float(high) - centre)
+    amounts = {}
+    for name, value in exact.items():
+        samples, centre = np.concatenate([chunk[name] for chunk in chunks]), float(value)
+        low, high = (float(end) for end in np.nanquantile(samples, (tail, 1 - tail)))
+        interval = centre + wider * (low - centre), centre + wider * (high - centre)
+        amounts[name] = Amount(centre, interval)
+    return amounts
 
 
 def _over_launches(
@@ -542,17 +538,13 @@ def _over_launches(
         quantities(turns, bases[min(index, len(bases) - 1)] if bases else None, buckets)
         for index, turns in enumerate(launches)
     ]
-    return {
-        name: _mean([float(one[name]) for one in each], confidence)
-        for name in each[0]
-        if all(name in one for one in each)
-    }
-
-
-def _mean(values: Sequence[float], confidence: float) -> Amount:
-    middle = sum(values) / len(values)
-    half = metrics.half_width(values, confidence)
-    return Amount(middle, (middle - half, middle + half))
+    amounts = {}
+    for name in each[0]:
+        if all(name in found for found in each):
+            values = [float(found[name]) for found in each]
+            middle, half = sum(values) / len(values), metrics.half_width(values, confidence)
+            amounts[name] = Amount(middle, (middle - half, middle + half))
+    return amounts
 
 
 def _shares(found: Mapping[str, Amount], in_one_turn: Mapping[LostCause, bool]) -> list[Share]:
@@ -635,15 +627,6 @@ def _in_one_turn(
     return {cause: not all(one[cause] >= whole[cause] / 2 for one in without) for cause in causes}
 
 
-def _kind(shares: Sequence[Share], lost: Amount, step_s: float, has_half: bool) -> Kind:
-    shown = [share for share in shares if share.is_shown]
-    if shown:
-        return KINDS[shown[0].cause]
-    if not lost.interval or lost.interval[1] >= LITTLE * step_s:
-        return "open"
-    return "compute" if has_half else "own"
-
-
 def _gains(found: Mapping[str, Amount], compute_s: float, fits: float) -> Iterator[Gain]:
     """Yield the step after each change, no shorter than what the change leaves of it.
 
@@ -672,15 +655,3 @@ def _bucket_exposure(
     whole_s = float(modelled_s.sum())
     scale = exposed / whole_s if whole_s else 0.0
     return tuple((scale * modelled_s).tolist())
-
-
-Cause = Literal["exposed", "imbalance", "input", "fixed", "contention", "own", "ddp"]
-NAMES: dict[Cause, str] = {
-    "exposed": "exposed communication",
-    "imbalance": "waiting for slow ranks",
-    "input": "waiting for input",
-    "fixed": "fixed cost of a step",
-    "contention": "sharing cores and memory",
-    "own": "own work",
-    "ddp": "DDP's own work",
-}

@@ -11,10 +11,8 @@ from lockstep.measure.causes.bound import (
     NAMES,
     Bound,
     Change,
-    Gain,
     Kind,
     LostCause,
-    Share,
 )
 from lockstep.measure.causes.division import LateInput
 
@@ -30,20 +28,14 @@ KINDS: dict[Kind, str] = {
     "compute": "compute",
     "own": "own work",
 }  # fmt: skip
-CHANGES: dict[Change, str] = {
-    "even ranks": "no rank slower than the others",
-    "link twice as fast": "links twice as fast",
-    "perfect overlap": "communication wholly hidden",
-    "captured step": "no fixed cost (a captured step, at best)",
-    "input in time": "every batch there in time",
-}
-# What a change takes away, or a part of it; modelled only where that is shown.
-TAKEN_AWAY: dict[Change, LostCause] = {
-    "even ranks": "imbalance",
-    "link twice as fast": "exposed",
-    "perfect overlap": "exposed",
-    "captured step": "fixed",
-    "input in time": "input",
+# What each change is called, and the cause that it takes away, all or a part; modelled only where
+# that cause is shown.
+CHANGES: dict[Change, tuple[str, LostCause]] = {
+    "even ranks": ("no rank slower than the others", "imbalance"),
+    "link twice as fast": ("links twice as fast", "exposed"),
+    "perfect overlap": ("communication wholly hidden", "exposed"),
+    "captured step": ("no fixed cost (a captured step, at best)", "fixed"),
+    "input in time": ("every batch there in time", "input"),
 }
 # Another campaign: in the folder of this one, other factors would be refused.
 MORE = "lockstep run --name tuning"
@@ -149,7 +141,14 @@ def _table(bound: Bound) -> list[str]:
     if not _has_interval(bound):
         return []
     times = [("compute", bound.compute_s, "")]
-    times += [(NAMES[share.cause], share.seconds, _interval(share)) for share in bound.shares]
+    for share in bound.shares:
+        text = "no interval"
+        if share.interval:
+            low, high = (max(end, 0.0) for end in share.interval)
+            shown = "" if share.is_shown or low > 0 else ", not shown"
+            shown = ", most of it in one turn" if share.in_one_turn else shown
+            text = f"{_ms(low)} to {_ms(high)} ms{shown}"
+        times.append((NAMES[share.cause], share.seconds, text))
     return [
         f"  {name:<26}{_ms(seconds):>9} ms {percent(seconds / bound.step_s):>6} %   {more}".rstrip()
         for name, seconds, more in times
@@ -159,15 +158,6 @@ def _table(bound: Bound) -> list[str]:
 
 def _has_interval(bound: Bound) -> bool:
     return any(share.interval for share in bound.shares)
-
-
-def _interval(share: Share) -> str:
-    if share.interval is None:
-        return "no interval"
-    low, high = (max(end, 0.0) for end in share.interval)
-    shown = "" if share.is_shown or low > 0 else ", not shown"
-    shown = ", most of it in one turn" if share.in_one_turn else shown
-    return f"{_ms(low)} to {_ms(high)} ms{shown}"
 
 
 def slow_text(bound: Bound, hosts: Sequence[str]) -> str:
@@ -205,28 +195,23 @@ def _gains(bound: Bound) -> list[str]:
     Where a loader may set the pace, nothing else is shown to make a step shorter.
     """
     shown = {share.cause for share in bound.named}
-    if _may_wait_for_input(bound):
-        shown &= {"input"}
+    for share in bound.shares:
+        # It is not shown that a step hardly waits for its input.
+        most = share.interval[1] if share.interval else share.seconds
+        if share.cause == "input" and most >= NOTABLE * bound.step_s:
+            shown &= {"input"}
     worth = sorted(
-        (gain for gain in bound.gains if TAKEN_AWAY[gain.change] in shown and gain.step_s > 0),
+        (gain for gain in bound.gains if CHANGES[gain.change][1] in shown and gain.step_s > 0),
         key=lambda gain: gain.step_s,
     )
-    return [_row("modelled", _gain(gain, bound)) for gain in worth[:3]]
-
-
-def _may_wait_for_input(bound: Bound) -> bool:
-    """Tell whether it is not shown that a step hardly waits for its input."""
-    waits = next((share for share in bound.shares if share.cause == "input"), None)
-    if waits is None:
-        return False
-    most = waits.interval[1] if waits.interval else waits.seconds
-    return bool(most >= NOTABLE * bound.step_s)
-
-
-def _gain(gain: Gain, bound: Bound) -> str:
-    span = f" ({_ms(gain.interval[0])} to {_ms(gain.interval[1])})" if gain.interval else ""
-    times = number(bound.step_s / gain.step_s)
-    return f"{CHANGES[gain.change]}: {_ms(bound.step_s)} -> {_ms(gain.step_s)} ms{span}, {times}x"
+    rows = []
+    for gain in worth[:3]:
+        span = f" ({_ms(gain.interval[0])} to {_ms(gain.interval[1])})" if gain.interval else ""
+        now, then = _ms(bound.step_s), _ms(gain.step_s)
+        times = number(bound.step_s / gain.step_s)
+        text = f"{CHANGES[gain.change][0]}: {now} -> {then} ms{span}, {times}x"
+        rows.append(_row("modelled", text))
+    return rows
 
 
 def _trust(bound: Bound) -> str:

@@ -1,32 +1,22 @@
-"""The one training step that every case measures and the trainer takes.
+"""The one training step that every case measures and the trainer takes: `TrainStep.run`.
 
 A step is one optimizer update over the local batch: forward, backward with the exchange of
 gradients that its strategy needs, and the update, by SGD unless asked otherwise, or the workload
 brings its own. Nothing of ours in it synchronises with the host, so steps run freely until the
 caller stops the clock.
 
-Where a model's parameters lie, on every rank or in shards, and which activations are kept.
-
 DDP holds the whole model on every rank. FSDP2 holds a shard of each parameter and gathers one block
 of the model at a time (Zhao et al., PyTorch FSDP, arXiv:2304.11277). Activation checkpointing keeps
 the input of a block alone and computes the rest again in the backward (Chen et al., Training Deep
 Nets with Sublinear Memory Cost, arXiv:1604.06174); batch norm then counts each batch twice in its
 running statistics, which no loss of training reads.
-
-The phases of a training step, marked where each ends while the step runs freely.
-
-A mark is a reading of the host's clock, on a GPU an event on the current stream that nobody waits
-for: what it takes is read once the step is over, so nothing in a step synchronises.
 """
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
-from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -37,189 +27,12 @@ from torch.utils.checkpoint import checkpoint
 from lockstep.core.files import MIB
 from lockstep.core.record import DDP_SETTINGS
 from lockstep.core.sizes import PRECISIONS, STRATEGIES
-from lockstep.measure import timing
+from lockstep.measure.step.precision import set_precision_switches, unsupported
 from lockstep.workloads import Workload, trees
 
-
-def wrap(model: nn.Module, config: "StepConfig", device: torch.device, own: Workload | None) -> Any:
-    """Return a model whose backward synchronises gradients, as the strategy does it.
-
-    For DDP the model is on the device already; FSDP moves it there block by block.
-
-    Raises:
-        ValueError: The strategy cannot do what is asked, or the model has no block to compute
-            again.
-    """
-    if reason := find_unsuited(config, own):
-        raise ValueError(reason)
-    modules = blocks(model, own)
-    if config.activation_checkpointing:
-        deep = [block for block in modules if any(True for _ in block.children())]
-        if not deep:
-            raise ValueError(
-                "activation_checkpointing needs blocks of several layers, and the model has none "
-                "in an nn.Sequential or nn.ModuleList; name them by Workload(blocks=...)"
-            )
-        for block in deep:
-            # Within FSDP's hooks, which gather the parameters for both computations.
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-    return _fsdp(model, modules, device) if is_sharded(config) else _ddp(model, config, device, own)
-
-
-def is_sharded(config: "StepConfig") -> bool:
-    """Return whether a rank holds a shard of each parameter and not the whole."""
-    return config.strategy == "fsdp"
-
-
-def find_unsuited(config: "StepConfig", own: Workload | None) -> str:
-    """Return why FSDP cannot take a step, which needs what DDP alone has; else nothing."""
-    asked = {
-        "bucket_cap_mb": config.bucket_cap_mb is not None,
-        "a workload with ddp=": bool(own and own.ddp),
-        "a workload with comm_hook=": bool(own and own.comm_hook),
-        # Only a fused optimizer steps without asking the host, and none of SGD takes shards.
-        "fp16": config.precision == "fp16",
-    }
-    found = [name for name, is_asked in asked.items() if is_asked]
-    if not (found and is_sharded(config)):
-        return ""
-    return f"strategy=fsdp does not go with {' and '.join(found)}; measure that with strategy=ddp"
-
-
-def blocks(model: nn.Module, own: Workload | None = None) -> list[nn.Module]:
-    """Return the parts that a workload names, or those of a model's outermost containers."""
-    if own and own.blocks:
-        return list(own.blocks(model))
-    if isinstance(model, nn.Sequential | nn.ModuleList):
-        return list(model.children())
-    return [block for child in model.children() for block in blocks(child)]
-
-
-@contextlib.contextmanager
-def without_sync(wrapped: Any) -> Iterator[None]:
-    """Keep the gradients of what is computed within on this rank."""
-    if hasattr(wrapped, "no_sync"):
-        with wrapped.no_sync():
-            yield
-        return
-    wrapped.set_requires_gradient_sync(False)
-    try:
-        yield
-    finally:
-        wrapped.set_requires_gradient_sync(True)
-
-
-def _ddp(
-    model: nn.Module, config: "StepConfig", device: torch.device, own: Workload | None
-) -> DistributedDataParallel:
-    # Passed only when asked for: an explicit cap also changes DDP's small first bucket.
-    cap = dict(own.ddp if own else {})
-    if config.bucket_cap_mb is not None:
-        cap["bucket_cap_mb"] = config.bucket_cap_mb
-    if device.type == "cuda":
-        cap.setdefault("device_ids", [device])
-    made = DistributedDataParallel(model, **cap)
-    if own and own.comm_hook:
-        made.register_comm_hook(None, own.comm_hook)
-    return made
-
-
-def _fsdp(model: nn.Module, modules: list[nn.Module], device: torch.device) -> Any:
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import fully_shard
-
-    world = distributed.group.WORLD
-    assert world is not None
-    mesh = DeviceMesh.from_group(world, device.type)
-    for block in modules:
-        if any(True for _ in block.parameters()):
-            fully_shard(block, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
-
-
-Step = Callable[[], Any]
-# A phase, and when it ended.
-Mark = tuple[str, Any]
-
-
-@dataclass
-class Marks:
-    """When the phases of steps ended.
-
-    Attributes:
-        device: On whose clock.
-        of_steps: The marks of each step, behind that of its beginning.
-    """
-
-    device: "torch.device"
-    of_steps: list[list[Mark]] = field(default_factory=list)
-
-    def marking(self, step: "TrainStep", whole: Step) -> Step:
-        """Return a step that marks its phases."""
-
-        def marked() -> None:
-            self.begin()
-            step.on_phase = self.end
-            try:
-                whole()
-            finally:
-                step.on_phase = unmarked
-
-        return marked
-
-    def begin(self) -> None:
-        """Note that a step begins."""
-        self.of_steps.append([("", timing.mark(self.device))])
-
-    def end(self, phase: str) -> None:
-        """Note that a phase ends."""
-        self.of_steps[-1].append((phase, timing.mark(self.device)))
-
-    def last_s(self, phase: str) -> list[float]:
-        """Return the seconds of a phase in each step that has it; where it comes again, the last.
-
-        The device must be synchronised before.
-        """
-        found = [dict(self._seconds(marks)) for marks in self.of_steps]
-        return [step[phase] for step in found if phase in step]
-
-    def in_turns(self, num_turns: int) -> dict[str, list[float]]:
-        """Return the seconds a step of each phase, shape (num_turns,), by its name.
-
-        What ran before the turns, a step fewer than there are turns, is left out. The device must
-        be synchronised before.
-        """
-        if num_turns == 0:
-            return {}
-        steps = [self._phases(marks) for marks in self.of_steps[len(self.of_steps) % num_turns :]]
-        size = len(steps) // num_turns
-        turns = [steps[first : first + size] for first in range(0, len(steps), size)]
-        return {name: [fmean(step[name] for step in turn) for turn in turns] for name in steps[0]}
-
-    def _phases(self, marks: list[Mark]) -> dict[str, float]:
-        """Return the seconds of each phase of a step; one that comes again adds up."""
-        found: dict[str, float] = {}
-        for phase, seconds in self._seconds(marks):
-            found[phase] = found.get(phase, 0.0) + seconds
-        return found
-
-    def _seconds(self, marks: list[Mark]) -> list[tuple[str, float]]:
-        return [
-            (phase, timing.between_s(self.device, before, end))
-            for (_, before), (phase, end) in pairwise(marks)
-        ]
-
-
-def unmarked(_phase: str) -> None:
-    """Note nothing: what a step tells where nobody asks."""
-
-
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-# NVIDIA, CUDA C++ Programming Guide, compute capabilities: Ampere brought TF32 and BF16.
-_AMPERE = (8, 0)
 # Steps after which DDP has its final buckets, see `bucket_bytes`.
 SETTLED_STEPS = 3
-_CPU_FLAGS_BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
 
 
 @dataclass(frozen=True)
@@ -264,6 +77,10 @@ class StepConfig:
             raise ValueError(f"accumulation must be at least 1, got {self.accumulation}")
         if self.bucket_cap_mb is not None and self.bucket_cap_mb <= 0:
             raise ValueError(f"bucket_cap_mb must be positive, got {self.bucket_cap_mb}")
+
+
+def unmarked(_phase: str) -> None:
+    """Note nothing: what a step tells where nobody asks."""
 
 
 class TrainStep:
@@ -341,49 +158,36 @@ class TrainStep:
         self.optimizer.zero_grad(set_to_none=True)
         if pieces == 1:
             # A step of a fraction of a millisecond notices every operation that is not needed.
-            loss = self._micro_step(inputs, targets, is_last=True)
+            loss = self._forward_backward(inputs, targets)
         else:
-            loss = self._accumulate(trees.pieces((inputs, targets), pieces))
-        self._update()
+            losses = []
+            for number, batch in enumerate(trees.pieces((inputs, targets), pieces), 1):
+                is_silent = self.config.no_sync and number < pieces
+                with without_sync(self.ddp) if is_silent else contextlib.nullcontext():
+                    losses.append(self._forward_backward(*batch).detach())
+            loss = torch.stack(losses).sum()
+        if self._is_scaled:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
         if self.scheduler:
             self.scheduler.step()
         self.on_phase("optimizer")
         return loss
 
-    def _update(self) -> None:
-        if not self._is_scaled:
-            self.optimizer.step()
-            return
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-
-    def _accumulate(self, batches: Sequence[tuple[Any, Any]]) -> torch.Tensor:
-        last = len(batches) - 1
-        losses = [
-            self._micro_step(*batch, is_last=index == last).detach()
-            for index, batch in enumerate(batches)
-        ]
-        return torch.stack(losses).sum()
-
-    def _micro_step(self, inputs: Any, targets: Any, is_last: bool) -> torch.Tensor:
-        # Contexts that do nothing would be a percent of the shortest steps.
-        if is_last or not self.config.no_sync:
-            return self._pass(inputs, targets)
-        with without_sync(self.ddp):
-            return self._pass(inputs, targets)
-
-    def _pass(self, inputs: Any, targets: Any) -> torch.Tensor:
+    def _forward_backward(self, inputs: Any, targets: Any) -> torch.Tensor:
         if self.config.precision in _AUTOCAST:
             with self.autocast():
-                loss = self._loss(inputs, targets)
-        else:
-            loss = self._loss(inputs, targets)
+                loss = self._forward(inputs, targets)
+        else:  # a context that does nothing would be a percent of the shortest steps
+            loss = self._forward(inputs, targets)
         self.on_phase("forward")
         torch.autograd.backward(self.scaler.scale(loss) if self._is_scaled else loss)
         self.on_phase("backward")
         return loss
 
-    def _loss(self, inputs: Any, targets: Any) -> torch.Tensor:
+    def _forward(self, inputs: Any, targets: Any) -> torch.Tensor:
         assert self.loss is not None
         loss = self.loss(trees.called(self.ddp, inputs), targets)
         pieces = self.config.accumulation
@@ -417,76 +221,95 @@ def _optimizer(
     return optimizer
 
 
-def set_precision_switches(precision: str) -> None:
-    """Set torch's global matrix-product and convolution precision for one of `sizes.PRECISIONS`.
+def wrap(model: nn.Module, config: "StepConfig", device: torch.device, own: Workload | None) -> Any:
+    """Return a model whose backward synchronises gradients, as the strategy does it.
 
-    Only tf32 lets single-precision products run in TF32; all others demand full fp32 for what
-    autocast leaves in fp32.
+    For DDP the model is on the device already; FSDP moves it there block by block.
+
+    Raises:
+        ValueError: The strategy cannot do what is asked, or the model has no block to compute
+            again.
     """
-    allow_tf32 = precision == "tf32"
-    torch.set_float32_matmul_precision("high" if allow_tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = allow_tf32
+    if reason := find_unsuited(config, own):
+        raise ValueError(reason)
+    modules = blocks(model, own)
+    if config.activation_checkpointing:
+        deep = [block for block in modules if any(True for _ in block.children())]
+        if not deep:
+            raise ValueError(
+                "activation_checkpointing needs blocks of several layers, and the model has none "
+                "in an nn.Sequential or nn.ModuleList; name them by Workload(blocks=...)"
+            )
+        for block in deep:
+            # Within FSDP's hooks, which gather the parameters for both computations.
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    if is_sharded(config):
+        return _shard(model, modules, device)
+    options = dict(own.ddp if own else {})
+    if config.bucket_cap_mb is not None:  # an explicit cap also changes DDP's small first bucket
+        options["bucket_cap_mb"] = config.bucket_cap_mb
+    if device.type == "cuda":
+        options.setdefault("device_ids", [device])
+    ddp = DistributedDataParallel(model, **options)
+    if own and own.comm_hook:
+        ddp.register_comm_hook(None, own.comm_hook)
+    return ddp
+
+
+def _shard(model: nn.Module, blocks_of_model: list[nn.Module], device: torch.device) -> Any:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    group = distributed.group.WORLD
+    assert group is not None
+    mesh = DeviceMesh.from_group(group, device.type)
+    for block in blocks_of_model:
+        if any(True for _ in block.parameters()):
+            fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def is_sharded(config: "StepConfig") -> bool:
+    """Return whether a rank holds a shard of each parameter and not the whole."""
+    return config.strategy == "fsdp"
+
+
+def find_unsuited(config: "StepConfig", own: Workload | None) -> str:
+    """Return why FSDP cannot take a step, which needs what DDP alone has; else nothing."""
+    asked = {
+        "bucket_cap_mb": config.bucket_cap_mb is not None,
+        "a workload with ddp=": bool(own and own.ddp),
+        "a workload with comm_hook=": bool(own and own.comm_hook),
+        # Only a fused optimizer steps without asking the host, and none of SGD takes shards.
+        "fp16": config.precision == "fp16",
+    }
+    found = [name for name, is_asked in asked.items() if is_asked]
+    if not (found and is_sharded(config)):
+        return ""
+    return f"strategy=fsdp does not go with {' and '.join(found)}; measure that with strategy=ddp"
+
+
+def blocks(model: nn.Module, own: Workload | None = None) -> list[nn.Module]:
+    """Return the parts that a workload names, or those of a model's outermost containers."""
+    if own and own.blocks:
+        return list(own.blocks(model))
+    if isinstance(model, nn.Sequential | nn.ModuleList):
+        return list(model.children())
+    return [block for child in model.children() for block in blocks(child)]
 
 
 @contextlib.contextmanager
-def keeping_precision_switches() -> Iterator[None]:
-    """Put back afterwards what `set_precision_switches` sets, so that a case leaves nothing."""
-    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+def without_sync(wrapped: Any) -> Iterator[None]:
+    """Keep the gradients of what is computed within on this rank."""
+    if hasattr(wrapped, "no_sync"):
+        with wrapped.no_sync():
+            yield
+        return
+    wrapped.set_requires_gradient_sync(False)
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(products)
-        torch.backends.cudnn.allow_tf32 = convolutions
-
-
-def unsupported(precision: str, device: torch.device) -> str | None:
-    """Return why this rank's hardware cannot compute in a precision, or None if it can."""
-    if device.type != "cuda":
-        return refusal(precision, None)
-    if torch.version.hip:
-        return (
-            "tf32 needs an NVIDIA GPU; this rank runs on an AMD GPU"
-            if precision == "tf32"
-            else None
-        )
-    return refusal(precision, torch.cuda.get_device_capability(device))
-
-
-def refusal(precision: str, capability: tuple[int, int] | None) -> str | None:
-    """Return why an NVIDIA GPU of a compute capability, or a CPU (None), lacks a precision."""
-    if precision == "fp16" and capability is None:
-        return "fp16 needs a GPU; this rank runs on a CPU, which has no fp16 path worth measuring"
-    # A CPU may compute bf16 (see `is_emulated`); TF32 exists on NVIDIA GPUs only.
-    exempt = ("fp32", "fp16") if capability else ("fp32", "bf16")
-    if precision in exempt or (capability is not None and capability >= _AMPERE):
-        return None
-    here = f"capability {capability[0]}.{capability[1]}" if capability else "a CPU"
-    return (
-        f"{precision} needs an NVIDIA GPU of compute capability 8.0 or newer; "
-        f"this rank runs on {here}"
-    )
-
-
-def is_emulated(precision: str, device: torch.device) -> bool:
-    """Tell whether the device computes a precision in software.
-
-    A CPU whose flags cannot be read (no /proc/cpuinfo) is not accused.
-    """
-    return precision == "bf16" and device.type == "cpu" and lacks_bf16(_cpu_flags())
-
-
-def lacks_bf16(cpu_flags: frozenset[str]) -> bool:
-    """Tell whether a CPU's instruction sets (as in /proc/cpuinfo) are known and lack bf16."""
-    return bool(cpu_flags) and not cpu_flags & _CPU_FLAGS_BF16
-
-
-def _cpu_flags() -> frozenset[str]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return frozenset()
-    flags = (line for line in lines if line.lower().startswith(("flags", "features")))
-    return frozenset(next(flags, "").partition(":")[2].split())
+        wrapped.set_requires_gradient_sync(True)
 
 
 def bucket_bytes(ddp: DistributedDataParallel) -> list[int]:
@@ -512,39 +335,23 @@ def gradient_bytes(model: nn.Module) -> int:
 
 
 def buckets(ddp: DistributedDataParallel) -> dict[str, Any]:
-    """Return what a record holds of DDP's all-reduce: its buckets, its bytes and its settings."""
-    return {
-        "bucket_bytes": bucket_bytes(ddp),
-        "gradient_bytes": gradient_bytes(ddp),
-        DDP_SETTINGS: ddp_settings(ddp),
-    }
+    """Return what a record holds of DDP's all-reduce: its buckets, its bytes and its settings.
 
-
-def ddp_settings(ddp: DistributedDataParallel) -> dict[str, Any]:
-    """Return the settings of DDP in force, defaults among them; None where it does not tell."""
+    Settings are those in force, defaults among them; None where DDP does not tell.
+    """
     facts = ddp._get_ddp_logging_data()  # noqa: SLF001
     cap_bytes = facts.get("bucket_cap_bytes")
     switches = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters")
-    return {
+    settings = {
         "bucket_cap_mb": cap_bytes / MIB if cap_bytes else None,
         **{name: getattr(ddp, name, None) for name in switches},
         "comm_hook": facts.get("comm_hook") or None,
     }
-
-
-def unsupported_here(device: torch.device, asked: str) -> dict[str, str]:
-    """Return precision -> why this rank's hardware cannot measure it.
-
-    A precision that a CPU emulates takes minutes a step; it is measured only where it is asked for.
-    """
-    reasons = {precision: unsupported(precision, device) for precision in PRECISIONS}
-    for precision in PRECISIONS:
-        if precision != asked and is_emulated(precision, device):
-            reasons[precision] = (
-                f"this CPU computes {precision} in software; --precision {precision} measures it "
-                "all the same"
-            )
-    return {precision: reason for precision, reason in reasons.items() if reason}
+    return {
+        "bucket_bytes": bucket_bytes(ddp),
+        "gradient_bytes": gradient_bytes(ddp),
+        DDP_SETTINGS: settings,
+    }
 
 
 def parameter_checksum(model: nn.Module) -> str:

@@ -4,13 +4,18 @@
 together; a block of turns runs each variant as often, in an order drawn anew in every run and equal
 on all ranks, so that what slows the machine for a while slows no variant more than the others, and
 what comes in every n-th step falls on each.
+
+`Marks` note where the phases of a step end while it runs freely: a reading of the host's clock, on
+a GPU an event on the current stream that nobody waits for, so nothing in a step synchronises.
 """
 
 import math
 import random
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from lockstep.core.sizes import Size
@@ -20,6 +25,7 @@ from lockstep.ranks.process_group import num_collectives
 if TYPE_CHECKING:
     import torch
 
+    from lockstep.measure.step.train_step import TrainStep
     from lockstep.ranks.process_group import World
 
 Step = Callable[[], Any]
@@ -211,8 +217,6 @@ def bucket_leads(ddp: Any, own: Step) -> list[float]:
         Seconds, shape (num_buckets,), in the order in which the buckets are reduced; the median
         over steps.
     """
-    from statistics import median
-
     from lockstep.measure.step.train_step import bucket_bytes
 
     trained = [each for each in ddp.parameters() if each.requires_grad]
@@ -264,3 +268,69 @@ def _fill(leads: Sequence[tuple[float, int]], buckets: Sequence[int]) -> list[fl
             held += more
         found.append(lead)
     return found
+
+
+@dataclass
+class Marks:
+    """When the phases of steps ended.
+
+    Attributes:
+        device: On whose clock.
+        of_steps: The marks of each step, behind that of its beginning.
+    """
+
+    device: "torch.device"
+    of_steps: list[list[tuple[str, Any]]] = field(default_factory=list)
+
+    def marking(self, step: "TrainStep", whole: Step) -> Step:
+        """Return a step that marks its phases."""
+
+        def marked() -> None:
+            self.begin()
+            before, step.on_phase = step.on_phase, self.end
+            try:
+                whole()
+            finally:
+                step.on_phase = before
+
+        return marked
+
+    def begin(self) -> None:
+        """Note that a step begins."""
+        self.of_steps.append([("", timing.mark(self.device))])
+
+    def end(self, phase: str) -> None:
+        """Note that a phase ends."""
+        self.of_steps[-1].append((phase, timing.mark(self.device)))
+
+    def last_s(self, phase: str) -> list[float]:
+        """Return the seconds of a phase in each step that has it; where it comes again, the last.
+
+        The device must be synchronised before.
+        """
+        found = [dict(self._seconds(marks)) for marks in self.of_steps]
+        return [step[phase] for step in found if phase in step]
+
+    def in_turns(self, num_turns: int) -> dict[str, list[float]]:
+        """Return the seconds a step of each phase, shape (num_turns,), by its name.
+
+        What ran before the turns, a step fewer than there are turns, is left out. The device must
+        be synchronised before.
+        """
+        if num_turns == 0:
+            return {}
+        steps = []
+        for marks in self.of_steps[len(self.of_steps) % num_turns :]:
+            seconds: dict[str, float] = {}
+            for phase, taken_s in self._seconds(marks):  # one that comes again adds up
+                seconds[phase] = seconds.get(phase, 0.0) + taken_s
+            steps.append(seconds)
+        size = len(steps) // num_turns
+        turns = [steps[first : first + size] for first in range(0, len(steps), size)]
+        return {name: [fmean(step[name] for step in turn) for turn in turns] for name in steps[0]}
+
+    def _seconds(self, marks: list[tuple[str, Any]]) -> list[tuple[str, float]]:
+        return [
+            (phase, timing.between_s(self.device, before, end))
+            for (_, before), (phase, end) in pairwise(marks)
+        ]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from lockstep.core import formats
 from lockstep.core.formats import counted, number, percent, percent_span, ratio, span
 from lockstep.report.compute import alternatives, learning
-from lockstep.report.compute.learning import Learned, Pooled, Targets
+from lockstep.report.compute.learning import Learned, Targets
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.page import parts
 
@@ -105,22 +105,26 @@ def _line(series: Series, point: Point, learned: Learned, first: Point | None) -
     nodes = {row.num_nodes for row in point.rows}
     alone = len(series.points) == 1 and series.main is None
     memory = point.peak_memory_bytes
+    over_first = reached = formats.DASH
+    if first and not (first.blocked_by or point.blocked_by):
+        over_first = ratio(point.rate / first.rate)
+    if learned.target is not None:
+        reached = f"{learned.num_reached} of {point.num_launches} runs"
+        if learned.reached_s:
+            reached = number(learned.reached_s.value)
+    accuracy, best = learned.accuracy, learned.best
     return [
         str(point.world_size), "" if nodes == {1} else parts.shown(point.rows[0].num_nodes),
         runs(point, learned), number(learned.epoch_s.value), span(learned.epoch_s.interval),
         number(point.throughput_samples_per_s),
         *((formats.DASH if alone else parts.allowed(point, text)) for text in (
             ratio(point.speedup), percent(point.parallel_efficiency))),
-        _over(first, point),
-        *_accuracy(learned.accuracy), _accuracy(learned.best)[0], _reached(learned, point),
+        over_first,
+        percent(accuracy.value) if accuracy else formats.DASH,
+        percent_span(accuracy.interval) if accuracy else formats.DASH,
+        percent(best.value) if best else formats.DASH, reached,
         number(memory / parts.GIGA) if memory else formats.DASH,
     ]  # fmt: skip
-
-
-def _over(first: Point | None, point: Point) -> str:
-    if first is None or first.blocked_by or point.blocked_by:
-        return formats.DASH
-    return ratio(point.rate / first.rate)
 
 
 def runs(point: Point, learned: Learned) -> str:
@@ -128,20 +132,6 @@ def runs(point: Point, learned: Learned) -> str:
     count = point.num_launches
     text = "" if learned.num_seeds == count else f" ({counted(learned.num_seeds, 'seed')})"
     return f"{count}{text}"
-
-
-def _accuracy(pooled: Pooled | None) -> tuple[str, str]:
-    if pooled is None:
-        return formats.DASH, formats.DASH
-    return percent(pooled.value), percent_span(pooled.interval)
-
-
-def _reached(learned: Learned, point: Point) -> str:
-    if learned.target is None:
-        return formats.DASH
-    if learned.reached_s is None:
-        return f"{learned.num_reached} of {point.num_launches} runs"
-    return number(learned.reached_s.value)
 
 
 def sentence(series: Series, targets: Targets) -> str:

@@ -1,15 +1,26 @@
-"""The panel of training runs: what each size and setting reaches, from a CPU to many nodes."""
+"""The panel of training runs: what each size and setting reaches, and how, over epochs and time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from lockstep.core import formats
-from lockstep.core.formats import counted
+from lockstep.core.formats import counted, number
+from lockstep.core.record import Epoch
 from lockstep.core.studies import TITLES
 from lockstep.report.compute import learning
-from lockstep.report.compute.scaling import Series
-from lockstep.report.page import training_figures
-from lockstep.report.page.parts import Figure, Panel, flagged, panel, shown, table
+from lockstep.report.compute.learning import Curve, Targets
+from lockstep.report.compute.scaling import Point, Series
+from lockstep.report.page.parts import (
+    MAX_CURVES,
+    Figure,
+    Panel,
+    ends,
+    flagged,
+    panel,
+    shown,
+    table,
+)
 from lockstep.report.words import training_words
 
 LEAD = (
@@ -22,13 +33,18 @@ NOTE = (
 )
 
 
+ACCURACY, LOSS = "Validation accuracy (%)", "Validation loss"
+BAND = "Line: mean over runs; band: its 95 % interval over seeds."
+SECONDS = " Time of training, validation and checkpoints left aside."
+
+
 def training_panel(study: str, series: Sequence[Series]) -> Panel:
     """Return the panel of training runs."""
     own = training_words.ordered(series)
     targets = learning.targets(own)
     names = training_words.varied(own)
     made = panel(study, TITLES[study], lead=[LEAD])
-    made["figures"] = training_figures.figures(own, targets)
+    made["figures"] = figures(own, targets)
     lines = training_words.cells(own, targets)
     rows = [
         [*(shown(curve.row.factors.get(name)) for name in names), *line, flagged(point)]
@@ -69,5 +85,70 @@ def headlines(series: Sequence[Series]) -> list[dict[str, Any]]:
 def top_figure(series: Sequence[Series]) -> Figure | None:
     """Return the accuracy over epochs, for beside the headlines; None where none is known."""
     own = training_words.ordered(series)
-    made = training_figures.figures(own, learning.targets(own)) if own else []
+    made = figures(own, learning.targets(own)) if own else []
     return made[0] | {"id": "top-accuracy"} if made else None
+
+
+def figures(series: Sequence[Series], targets: Targets) -> list[Figure]:
+    """Return accuracy over epochs and time, with a goal that all share, and loss over epochs."""
+    names = training_words.varied(series)
+    points = [
+        (", ".join(filter(None, [label, counted(point.world_size, "rank")])), point)
+        for curve in series
+        for label in [training_words.label(curve, names)]
+        for point in curve.points
+    ]
+    goals = {targets.get(learning.learns(curve)) for curve in series}
+    lines = [
+        {"y": goal, "label": training_words.percent_of(goal)} for goal in goals if len(goals) == 1
+        and goal is not None
+    ]  # fmt: skip
+    right, loss = attrgetter("accuracy"), attrgetter("validation_loss")
+    made = [
+        _figure("train-accuracy", ACCURACY, points, right, lines, whole=True),
+        _figure("train-accuracy-time", ACCURACY, points, right, lines, whole=False),
+        _figure("train-loss", LOSS, points, loss, [], whole=True),
+    ]
+    return [one for one in made if one]
+
+
+def _figure(
+    key: str,
+    ylabel: str,
+    points: Sequence[tuple[str, Point]],
+    value: Callable[[Epoch], float | None],
+    lines: list[dict[str, Any]],
+    *,
+    whole: bool,
+) -> Figure | None:
+    """Return a figure of the first points whose runs know the value; None where none does."""
+    known = [(name, learning.curve(point.rows, value)) for name, point in points]
+    drawn = [(name, curve) for name, curve in known if len(curve.epochs) > 1]
+    if not drawn:
+        return None
+    first = drawn[:MAX_CURVES]
+    against = "epochs" if whole else "time"
+    left_out = f" The first {len(first)} of {len(drawn)}." if len(drawn) > len(first) else ""
+    described = "; ".join(f"{name}: {number(c.values[-1].value)} at last" for name, c in first)
+    return {
+        "kind": "band", "id": key, "title": f"{ylabel.partition(' (')[0]} over {against}",
+        "xlabel": "Epoch" if whole else "Training time (s)", "ylabel": ylabel, "whole": whole,
+        "percent": ylabel is ACCURACY, "lines": lines,
+        "series": [_curve(name, curve, is_share=ylabel is ACCURACY, whole=whole)
+                   for name, curve in first],
+        "note": BAND + ("" if whole else SECONDS) + left_out,
+        "desc": f"{ylabel} against {against}. {described}.",
+    }  # fmt: skip
+
+
+def _curve(name: str, curve: Curve, *, is_share: bool, whole: bool) -> dict[str, Any]:
+    """Return a curve of a figure; the interval of a share ends where shares do."""
+    bands = [ends(pooled.interval) for pooled in curve.values]
+    if is_share:
+        bands = [band and [max(band[0], 0.0), min(band[1], 1.0)] for band in bands]
+    return {
+        "label": name or formats.DASH,
+        "x": curve.epochs if whole else curve.elapsed_s,
+        "y": [pooled.value for pooled in curve.values],
+        "band": bands,
+    }

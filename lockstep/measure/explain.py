@@ -4,12 +4,9 @@ For about a minute the ranks run variants of the step in turns (`lockstep.measur
 agree on how many through the store, and rank 0 judges them. Whatever the step changes is put back
 after every few turns and at the end, so training goes on as if nobody had asked.
 
-What `lockstep.explain` found: a record, and the card that rank 0 prints of it.
-
-How the ranks of a user's own script meet: through the store of its process group.
-
-Not by a collective: where one rank alone explains its step, the others are in an all-reduce of
-their training, which would take the ranks' messages for gradients.
+Ranks meet through the store of the script's process group, not by a collective: where one rank
+alone explains its step, the others are in an all-reduce of their training, which would take the
+ranks' messages for gradients.
 """
 
 import json
@@ -37,14 +34,13 @@ from lockstep.machine.provenance import lockstep_version
 from lockstep.measure.causes.bound import Bound, Buckets, Kind, judge
 from lockstep.measure.causes.card import MILLI, NEXT_OWN, card
 from lockstep.measure.causes.division import LAP
-from lockstep.measure.explain.snapshot import Snapshot
-from lockstep.measure.loop_variants import Loop, Step
-from lockstep.measure.reach import Reached, reach
+from lockstep.measure.loop_variants import Loop
+from lockstep.measure.reach import Reached, Snapshot, reach
 from lockstep.measure.step import variants
 from lockstep.measure.step.train_step import bucket_bytes
 from lockstep.measure.step.variants import RUN, Plan
 from lockstep.ranks.control import Control, LostError, refuse_silent
-from lockstep.ranks.placement import Placement, find_ranks_per_node
+from lockstep.ranks.placement import find_ranks_per_node
 from lockstep.ranks.process_group import World, has_group
 from lockstep.workloads.trees import seen_items
 
@@ -55,55 +51,44 @@ SIZES = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE
 _meetings = count()
 
 
-@dataclass(frozen=True)
-class Met:
-    """The ranks of a script."""
+def meet(device: torch.device, problem: str) -> tuple[World, tuple[str, ...]]:
+    """Wait for all ranks of the script; return them and their hosts.
 
-    world: World
-    hosts: tuple[str, ...]
-
-
-def meet(device: "torch.device", problem: str) -> Met:
-    """Wait for all ranks of the script, and refuse on all of them what one cannot do.
-
-    `problem` says why this rank cannot; empty where it can.
+    `problem` says why this rank cannot measure; empty where it can.
 
     Raises:
         ValueError: This rank, or another one, cannot.
         RuntimeError: A rank did not come.
     """
-    import torch
-
     control = _control()
+    late, todo = "did not come to lockstep.explain within", "call it on every rank, not on one"
     try:
-        told = control.exchange("explain", {"host": hostname(), "problem": problem})
+        ranks = control.exchange("explain", {"host": hostname(), "problem": problem})
     except LostError as error:
-        raise RuntimeError(
-            f"rank 0 did not come to lockstep.explain within {3 * PATIENCE_S:g} s; call it on "
-            "every rank, not on one"
-        ) from error
-    _refuse(told)
-    hosts = tuple(each["host"] for each in told)
+        raise RuntimeError(f"rank 0 {late} {3 * PATIENCE_S:g} s; {todo}") from error
+    refuse_silent(ranks, f"{late} {PATIENCE_S:g} s; {todo}")
+    for rank, each in enumerate(ranks):
+        if each["problem"]:
+            where = f"rank {rank} on {each['host']}: " if len(ranks) > 1 else ""
+            raise ValueError(f"{where}{each['problem']}")
+    hosts = tuple(each["host"] for each in ranks)
     on_host = [rank for rank, host in enumerate(hosts) if host == hosts[control.rank]]
-    place = Placement(
+    world = World(
         rank=control.rank,
         local_rank=on_host.index(control.rank),
         world_size=control.world_size,
         ranks_per_node=max(hosts.count(host) for host in hosts),
-    )
-    world = World(
-        **vars(place),
         device=device,
         backend=torch.distributed.get_backend() if has_group() else "none",
         threads_per_rank=torch.get_num_threads(),
         control=control,
         group_timeout_s=PATIENCE_S,
     )
-    return Met(world, hosts)
+    return world, hosts
 
 
 def _control() -> Control:
-    """Return what tells the ranks apart and each other; a process without a group is alone."""
+    """Return what the ranks exchange through; a process without a group is alone."""
     from torch import distributed
 
     if not has_group():
@@ -120,27 +105,8 @@ def _control() -> Control:
     return Control(own, distributed.get_rank(), distributed.get_world_size(), PATIENCE_S)
 
 
-def _refuse(told: list[Any]) -> None:
-    """Refuse what one rank cannot do.
-
-    Raises:
-        ValueError: A rank has a problem.
-        RankError: A rank did not come.
-    """
-    refuse_silent(
-        told,
-        f"did not come to lockstep.explain within {PATIENCE_S:g} s; call it on every rank, not on "
-        "one",
-    )
-    for rank, each in enumerate(told):
-        if each["problem"]:
-            where = f"rank {rank} on {each['host']}: " if len(told) > 1 else ""
-            raise ValueError(f"{where}{each['problem']}")
-
-
 SCHEMA = 1
 NoteKind = Literal["alone", "drawn", "collectives"]
-LOST = {"drawn"}
 # Then it is asked again.
 NEXT: dict[Kind, str] = NEXT_OWN | {
     "own": "batches=loader, to see its fixed cost and its input as well; or profile one rank",
@@ -218,112 +184,88 @@ class Explanation:
 
     def summary(self) -> dict[str, Any]:
         """Return the record without the seconds of single turns."""
-        found = {"schema": SCHEMA, "lockstep": lockstep_version(), "torch": torch.__version__}
-        return found | {name: value for name, value in asdict(self).items() if name != TURNS}
+        record = self.to_dict()
+        del record["rank_variant_s"]
+        return record
 
     def to_dict(self) -> dict[str, Any]:
         """Return the whole record."""
-        return self.summary() | {TURNS: self.rank_variant_s}
+        versions = {"lockstep": lockstep_version(), "torch": torch.__version__}
+        return {"schema": SCHEMA, **versions, **asdict(self)}
 
 
-TURNS = "rank_variant_s"
-
-
-def make_explanation(met: Met, parts: Sequence[Part], seconds: float) -> Explanation:
+def make_explanation(
+    world: World, hosts: tuple[str, ...], parts: Sequence[Part], seconds: float
+) -> Explanation:
     """Return what all ranks' parts come to."""
     names = [name for name in parts[0].turns if all(name in part.turns for part in parts)]
     turns = {name: [part.turns[name] for part in parts] for name in names}
+    buckets = None
+    if parts[0].bucket_lead_s and len(parts) > 1:
+        # Each is as late as on the rank where it is latest: the others wait.
+        lead_s = [min(leads) for leads in zip(*(part.bucket_lead_s for part in parts), strict=True)]
+        buckets = Buckets(parts[0].bucket_bytes, lead_s)
     arrays = {name: np.array(each) for name, each in turns.items()}
-    bound = judge([arrays], buckets=_bucket_record(parts), again=parts[0].again)
-    notes = _notes(parts)
-    if any(note.kind == "collectives" for note in notes):
+    bound = judge([arrays], buckets=buckets, again=parts[0].again)
+    notes = []
+    if len(parts) == 1:
+        notes.append(Note("alone"))
+    if drawn := sorted({name for part in parts for name in part.drawn}):
+        notes.append(Note("drawn", tuple(drawn)))
+    collectives = max(part.collectives for part in parts)
+    if collectives and len(parts) > 1:
+        notes.append(Note("collectives", count=collectives))
         bound = replace(
             bound, kind="open", compute_s=bound.step_s, shares=(), gains=(), slow=None, late=None,
             exposed_bucket_s=(), rare=None, drift=None,
         )  # fmt: skip
     samples = [part.samples for part in parts if part.samples is not None]
-    is_known = len(samples) == len(parts)
+    device = world.device
     return Explanation(
         bound=bound,
         notes=tuple(notes),
-        hosts=met.hosts,
-        device=_device_name(met.world.device),
+        hosts=hosts,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         num_steps=parts[0].num_steps,
         seconds=seconds,
         order_seed=parts[0].order_seed,
         again=parts[0].again,
-        samples_per_s=sum(samples) / bound.step_s if is_known else None,
+        samples_per_s=sum(samples) / bound.step_s if len(samples) == len(parts) else None,
         rank_variant_s=turns,
     )
 
 
-def _bucket_record(parts: Sequence[Part]) -> Buckets | None:
-    """Return the buckets, each as late as on the rank where it is latest: the others wait."""
-    if not parts[0].bucket_lead_s or len(parts) == 1:
-        return None
-    lead_s = [min(leads) for leads in zip(*(part.bucket_lead_s for part in parts), strict=True)]
-    return Buckets(parts[0].bucket_bytes, lead_s)
-
-
-def _notes(parts: Sequence[Part]) -> list[Note]:
-    drawn = sorted({name for part in parts for name in part.drawn})
-    most = max(part.collectives for part in parts)
-    notes = {
-        Note("alone"): len(parts) == 1,
-        Note("drawn", tuple(drawn)): drawn,
-        Note("collectives", count=most): most and len(parts) > 1,
-    }
-    return [note for note, holds in notes.items() if holds]
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-
-
 def lines(explanation: Explanation, kept: str) -> list[str]:
     """Return the card; `kept` says where the record is, or why nowhere, if one was asked for."""
-    found = [_describe_measured(explanation), *_causes(explanation)]
-    found += [f"note      {_note_text(note)}" for note in explanation.notes]
-    return found + ([f"record    {kept}"] if kept else [])
-
-
-def _causes(explanation: Explanation) -> list[str]:
-    if any(note.kind == "collectives" for note in explanation.notes):
-        step = f"{number(explanation.bound.step_s * MILLI)} ms"
-        return [
-            "No cause is told: ranks wait for each other even where no gradients are synchronised. "
-            f"A step takes {step}."
-        ]
-    return card(explanation.bound, explanation.hosts, NEXT)
-
-
-def _describe_measured(explanation: Explanation) -> str:
     hosts = counted(len(set(explanation.hosts)), "host")
     ranks = counted(len(explanation.hosts), "rank")
-    steps = counted(explanation.num_steps, "step")
-    rate = explanation.samples_per_s
+    rate, kinds = explanation.samples_per_s, {note.kind for note in explanation.notes}
     speed = "" if rate is None else f", {number(rate)} samples/s"
-    return (
-        f"lockstep: {ranks} on {hosts} ({explanation.device}){speed}; {steps} in "
-        f"{number(explanation.seconds)} s, put back{_but(explanation.notes)}"
-    )
-
-
-def _but(notes: Sequence[Note]) -> str:
-    return " but for what the notes say" if {note.kind for note in notes} & LOST else ""
-
-
-def _note_text(note: Note) -> str:
-    """Return a note as a sentence."""
-    names = listed(note.names)
-    return {
-        "alone": "one rank communicates with nobody; ask again under torchrun or srun with more",
-        "drawn": f"the step may have drawn from {names}, which cannot be put back; give a step "
-        "that holds one batch, or batches=loader",
-        "collectives": f"a step has {counted(note.count, 'collective')} beside its gradients', as "
-        "SyncBatchNorm or an all_reduce of the loss: take them out to ask; and use no_sync() "
-        "where the step sets require_backward_grad_sync",
-    }[note.kind]
+    exception = " but for what the notes say" if "drawn" in kinds else ""
+    text = [
+        f"lockstep: {ranks} on {hosts} ({explanation.device}){speed}; "
+        f"{counted(explanation.num_steps, 'step')} in {number(explanation.seconds)} s, put "
+        f"back{exception}"
+    ]
+    if "collectives" in kinds:
+        text.append(
+            "No cause is told: ranks wait for each other even where no gradients are synchronised. "
+            f"A step takes {number(explanation.bound.step_s * MILLI)} ms."
+        )
+    else:
+        text += card(explanation.bound, explanation.hosts, NEXT)
+    for note in explanation.notes:
+        sentence = {
+            "alone": "one rank communicates with nobody; ask again under torchrun or srun with "
+            "more",
+            "drawn": f"the step may have drawn from {listed(note.names)}, which cannot be put "
+            "back; give a step that holds one batch, or batches=loader",
+            "collectives": f"a step has {counted(note.count, 'collective')} beside its "
+            "gradients', as SyncBatchNorm or an all_reduce of the loss: take them out to ask; and "
+            "use no_sync() where the step sets require_backward_grad_sync",
+        }[note.kind]
+        text.append(f"note      {sentence}")
+    return text + ([f"record    {kept}"] if kept else [])
 
 
 OUT = "lockstep-explain.json"
@@ -378,12 +320,31 @@ def explain(
     try:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             loop = Loop(step, models, batches, can_halve=not reached.compiled)
-            met = meet(device, _problem(loop, seconds, samples, out) or _too_large(snapshot.left))
-            part = _measured(met.world, loop, seconds, lambda: _reset(snapshot, reached))
+            problem = _problem(loop, seconds, samples, out) or _too_large(snapshot.left)
+            world, hosts = meet(device, problem)
+            part = _measure(world, loop, seconds, lambda: _reset(snapshot, reached))
     finally:
         snapshot.restore()
     part = replace(part, drawn=reached.iterators, samples=samples)
-    return _concluded(met, part, time.monotonic() - begun, out)
+    took_s, shown = time.monotonic() - begun, list[Explanation]()
+
+    def judge_parts(parts: list[dict[str, Any]]) -> dict[str, Any]:  # on rank 0
+        shown.append(make_explanation(world, hosts, [Part(**each) for each in parts], took_s))
+        return shown[0].summary()
+
+    summary = world.control.settle_all("turns", vars(part), judge_parts)
+    for explanation in shown:
+        kept = ""
+        if out is not None:
+            try:
+                text = json.dumps(explanation.to_dict(), indent=1)
+                Path(out).write_text(f"{text}\n", encoding="utf-8")
+                kept = str(out)
+            except OSError as error:  # a full disk must not end a training
+                kept = f"not kept: {error}"
+        print("\n".join(lines(explanation, kept)), flush=True)  # noqa: T201, what it is called for
+    world.control.part()
+    return dict(json.loads(json.dumps(summary)))  # as other ranks have it, also where there is none
 
 
 def _device(in_ddp: Sequence[nn.Module], models: Sequence[nn.Module]) -> torch.device:
@@ -408,7 +369,11 @@ def _problem(loop: Loop, seconds: Any, samples: Any, out: str | Path | None) -> 
             "no model in DistributedDataParallel is reached from step; give it as model=, or "
             "wrap it: other strategies cannot be explained yet"
         )
-    if any(map(_is_unrecorded, loop.models)):
+    # DDP has yet to record its static graph, which no snapshot can take back.
+    if any(
+        ddp.static_graph and not ddp._static_graph_delay_allreduce_enqueued  # noqa: SLF001
+        for ddp in loop.models
+    ):
         return "a model with static_graph=True has taken no step; take one before you ask"
     if out is not None and not Path(out).absolute().parent.is_dir():
         return f"out={str(out)!r} lies in no folder that exists; make it, or choose another"
@@ -416,11 +381,6 @@ def _problem(loop: Loop, seconds: Any, samples: Any, out: str | Path | None) -> 
     if samples and not problem and (items := seen_items(loop.step, loop.first, samples)):
         problem = f"samples={samples}, but the tensors of a batch hold {items} items each"
     return problem
-
-
-def _is_unrecorded(ddp: DistributedDataParallel) -> bool:
-    """Tell whether DDP has yet to record its static graph, which no snapshot can take back."""
-    return ddp.static_graph and not ddp._static_graph_delay_allreduce_enqueued  # noqa: SLF001
 
 
 def _world_size() -> int:
@@ -449,7 +409,7 @@ def _stand_still(*_: Any, **__: Any) -> None:
     pass
 
 
-def _measured(world: World, loop: Loop, seconds: float, reset: Callable[[], None]) -> Part:
+def _measure(world: World, loop: Loop, seconds: float, reset: Callable[[], None]) -> Part:
     """Run the variants of a loop in turns for a while; all ranks as often."""
     begun = time.monotonic()
     reset()
@@ -458,87 +418,39 @@ def _measured(world: World, loop: Loop, seconds: float, reset: Callable[[], None
     if inner:  # a rank would wait in a half for one that fails there
         ways.pop("half", None)
     loop.keep_what_works(world, ways, "explain", reset)
-    leads, sizes = _buckets(loop, ways["own"])
-    plan = _plan(world, loop, ways, seconds)
-    laps = _laps(plan, ways)
+    leads, sizes = list[float](), list[int]()
+    if len(loop.models) == 1:
+        ddp = loop.models[0]
+        leads, sizes = variants.bucket_leads(ddp, ways["own"]), bucket_bytes(ddp)
+    # The steps of a turn, and the turns between two restorations, follow from one of each.
+    workers = loop.most_workers(world, "explain")
+    found = loop.time_in_turns(world, ways, Plan(1, 1, workers), seed=0)
+    once = {name: found[name][0] for name in ways}
+    plan = Plan(**world.control.settle_all("plan", once, partial(_plan, seconds, workers)))
+    steps = sum(plan.full_steps if name == "full" else plan.steps for name in {*ways} - {"reduce"})
+    laps = max(round(CHUNK_STEPS / (plan.blocks * steps)), 1)
     order = variants.draw_order(world, "explain")
     turns: dict[str, list[float]] = defaultdict(list)
     for lap in count(1):
         now = time.monotonic()
         if lap % laps == 1 or laps == 1:
             reset()
-        found = loop.time_in_turns(world, ways, plan, seed=order + lap)
-        for name, taken_s in found.items():
+        for name, taken_s in loop.time_in_turns(world, ways, plan, seed=order + lap).items():
             turns[name] += taken_s
-        took = time.monotonic() - now
-        has_time = time.monotonic() + took - begun < seconds and len(turns["own"]) < MOST_TURNS
-        if not world.control.settle_all("more", has_time or lap < LEAST_LAPS, _first):
+        took_s = time.monotonic() - now
+        has_time = time.monotonic() + took_s - begun < seconds and len(turns["own"]) < MOST_TURNS
+        goes_on = has_time or lap < LEAST_LAPS
+        if not world.control.settle_all("more", goes_on, lambda of_ranks: of_ranks[0]):
             break
     return Part(dict(turns), leads, sizes, inner, loop.num_steps, order, laps * plan.blocks)
 
 
-def _laps(plan: Plan, ways: Mapping[str, Step]) -> int:
-    """Return how many laps come between two restorations."""
-    steps = sum(plan.full_steps if name == "full" else plan.steps for name in {*ways} - {"reduce"})
-    return max(round(CHUNK_STEPS / (plan.blocks * steps)), 1)
-
-
-def _buckets(loop: Loop, own: Step) -> tuple[list[float], list[int]]:
-    """Return when each bucket is ready, and its bytes; nothing where several models have some."""
-    if len(loop.models) != 1:
-        return [], []
-    return variants.bucket_leads(loop.models[0], own), bucket_bytes(loop.models[0])
-
-
-def _first(of_ranks: list[Any]) -> Any:
-    """Return rank 0's value, whose clock counts."""
-    return of_ranks[0]
-
-
-def _plan(world: World, loop: Loop, ways: Mapping[str, Step], seconds: float) -> Plan:
-    """Agree on the steps of a turn, and on the turns between two restorations."""
-    workers = loop.most_workers(world, "explain")
-    found = loop.time_in_turns(world, ways, Plan(1, 1, workers), seed=0)  # one of each
-    once = {name: found[name][0] for name in ways}
-    return Plan(**world.control.settle_all("plan", once, partial(_planned, seconds, workers)))
-
-
-def _planned(seconds: float, workers: int, of_ranks: list[dict[str, float]]) -> dict[str, int]:
+def _plan(seconds: float, workers: int, of_ranks: list[dict[str, float]]) -> dict[str, int]:
     slowest = {name: max(each[name] for each in of_ranks) for name in of_ranks[0]}
     steps = min(max(round(LEAST_TURN_S / slowest["full"]), 1), MOST_STEPS)
     full_steps = Plan(1, steps, workers).full_steps
     block_s = steps * sum(slowest.values()) + (full_steps - steps) * slowest["full"]
     fitting = int(seconds / (LEAST_LAPS * block_s))
     blocks = next((each for each in (LAP, RUN) if each <= fitting), LEAST_BLOCKS)
-    return {
-        "blocks": blocks, "steps": steps, "workers": workers,
-        "run": RUN if blocks > LEAST_BLOCKS else 1,
-    }  # fmt: skip
-
-
-def _concluded(met: Met, part: Part, took_s: float, out: str | Path | None) -> dict[str, Any]:
-    """Judge on rank 0 what all ranks measured, show it there, and return it everywhere."""
-    shown: list[Explanation] = []
-
-    def judge(parts: list[dict[str, Any]]) -> dict[str, Any]:
-        shown.append(make_explanation(met, [Part(**each) for each in parts], took_s))
-        return shown[0].summary()
-
-    control = met.world.control
-    summary = control.settle_all("turns", vars(part), judge)
-    for explanation in shown:
-        text = "\n".join(lines(explanation, _keep(explanation, out)))
-        print(text, flush=True)  # noqa: T201, what it is called for
-    control.part()
-    return dict(json.loads(json.dumps(summary)))  # as other ranks have it, also where there is none
-
-
-def _keep(explanation: Explanation, out: str | Path | None) -> str:
-    """Write the record and return where it is; a full disk must not end a training."""
-    if out is None:
-        return ""
-    try:
-        Path(out).write_text(json.dumps(explanation.to_dict(), indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        return f"not kept: {error}"
-    return str(out)
+    run = RUN if blocks > LEAST_BLOCKS else 1
+    return {"blocks": blocks, "steps": steps, "workers": workers, "run": run}
