@@ -724,11 +724,13 @@ def test_a_case_that_would_choose_its_own_rounds_is_refused(run_ranks, tmp_path,
 
 
 def test_two_measured_tests_of_one_name_are_refused():
-    one, two = (SimpleNamespace(name="test_x", nodeid=f"{file}.py::test_x") for file in "ab")
-    other = SimpleNamespace(name="test_x[1]", nodeid="a.py::test_x[1]")
-    launch_options.refuse_one_name([one, other, one])
+    def item(file, name="test_x"):
+        return SimpleNamespace(name=name, nodeid=f"{file}.py::{name}", obj=None)
+
+    one, other = item("a"), item("a", "test_x[1]")
+    launch_options.refuse_tests([], [one, other, one], 1)
     with pytest.raises(ValueError, match=r"^a.py::test_x and b.py::test_x have one name"):
-        launch_options.refuse_one_name([one, other, two])
+        launch_options.refuse_tests([], [one, other, item("b")], 1)
 
 
 HUNDRED = """

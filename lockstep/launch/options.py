@@ -1,15 +1,14 @@
 """The options of a launch: what a user may ask of pytest, checked, and equal on all ranks.
 
-What a session refuses: options that several ranks cannot take, or that would have no effect.
-
-Each refusal rests on the command line and the installed plugins, which are equal on all ranks.
+Options that several ranks cannot take, or that would have no effect, are refused. Each refusal
+rests on the command line and the installed plugins, which are equal on all ranks.
 """
 
 import argparse
 import inspect
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -209,8 +208,14 @@ def read(option: Any) -> Settings:
     Raises:
         ValueError: An option's value is not allowed.
     """
-    size_name = option.size or _default_size(option.device)
+    size_name = option.size
+    if size_name is None:
+        import torch
+
+        has_gpu = option.device == "cuda" or (option.device is None and torch.cuda.is_available())
+        size_name = "node" if has_gpu else "laptop"
     timeout_s, budget_s = _limits(option)
+    margin = option.benchmark_precision
     return Settings(
         size_name=size_name,
         size=sizes.adapt(sizes.find(size_name), **_changes(option)),
@@ -225,7 +230,7 @@ def read(option: Any) -> Settings:
         resume=option.resume,
         skip_failed=option.skip_failed,
         after=option.after,
-        goal=_goal(option),
+        goal=None if margin is None else Goal(margin, option.benchmark_confidence),
         part=part(option),
         stop_file=option.stop_file,
         causes=not (option.no_causes or option.torch_trace),
@@ -242,16 +247,32 @@ def check(option: Any) -> None:
     Raises:
         ValueError: The first such option.
     """
-    for judge in (_changes, _labels, part, _limits, _seeds, _files):
-        judge(option)
+    # What a count may be is the same in every size.
+    sizes.adapt(sizes.find("smoke"), **_changes(option))
+    _labels(option)
+    part(option)
+    _limits(option)
+    for name, seed in (("--seed", option.seed), ("--order-seed", option.order_seed)):
+        if seed is not None and not 0 <= seed < MAX_SEED:
+            raise ValueError(f"{name} {seed} is not from 0 to {MAX_SEED - 1}")
+    # Sessions that measure nothing may leave pytest-benchmark out.
+    path, result = option.journal, getattr(option, "benchmark_json", None)
+    if option.torch_trace and (path or result):
+        raise ValueError(
+            "--torch-trace slows the steps that it sees, so nothing is kept of them; leave out "
+            "--journal and --benchmark-json"
+        )
+    for name, given in (("--journal", path), ("--benchmark-json", result)):
+        if given and not given.name:
+            raise ValueError(f"{name} {given} names no file; give the path of one")
+    if path and result and os.path.realpath(path) == os.path.realpath(result):
+        raise ValueError(f"--journal and --benchmark-json are both {path}; give each its own file")
 
 
 def _changes(option: Any) -> dict[str, Any]:
-    """Return what the options change in the size, checked."""
+    """Return what the options change in the size."""
     changes = {name: getattr(option, name) for name in sizes.CHANGES}
-    changes["factors"] = tuple(factors.read(option.set).items())
-    sizes.adapt(sizes.find("smoke"), **changes)  # what a count may be is the same in every size
-    return changes
+    return changes | {"factors": tuple(factors.read(option.set).items())}
 
 
 def _limits(option: Any) -> tuple[float, float]:
@@ -269,35 +290,6 @@ def _limits(option: Any) -> tuple[float, float]:
             f"--case-budget {budget_s:g} is not above the {timeout_s:g} s of --comm-timeout"
         )
     return float(timeout_s), float(budget_s)
-
-
-def _goal(option: Any) -> Goal | None:
-    margin = option.benchmark_precision
-    return None if margin is None else Goal(margin, option.benchmark_confidence)
-
-
-def _seeds(option: Any) -> None:
-    for name in ("seed", "order_seed"):
-        seed = getattr(option, name)
-        if seed is not None and not 0 <= seed < MAX_SEED:
-            flag = name.replace("_", "-")
-            raise ValueError(f"--{flag} {seed} is not from 0 to {MAX_SEED - 1}")
-
-
-def _files(option: Any) -> None:
-    """Refuse what names no file, and one file for both: the JSON would replace the journal."""
-    # Sessions that measure nothing may leave pytest-benchmark out.
-    path, result = option.journal, getattr(option, "benchmark_json", None)
-    if option.torch_trace and (path or result):
-        raise ValueError(
-            "--torch-trace slows the steps that it sees, so nothing is kept of them; leave out "
-            "--journal and --benchmark-json"
-        )
-    for name, given in (("--journal", path), ("--benchmark-json", result)):
-        if given and not given.name:
-            raise ValueError(f"{name} {given} names no file; give the path of one")
-    if path and result and os.path.realpath(path) == os.path.realpath(result):
-        raise ValueError(f"--journal and --benchmark-json are both {path}; give each its own file")
 
 
 def _labels(option: Any) -> dict[str, str]:
@@ -335,14 +327,6 @@ def _journal_path(option: Any) -> Path | None:
         return Path(option.benchmark_json).with_suffix(".journal.jsonl")
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     return UNNAMED / stamp / "journal.jsonl"
-
-
-def _default_size(device: str | None) -> str:
-    """Return the size that suits the device: node where there is a GPU, laptop elsewhere."""
-    import torch
-
-    has_gpu = device == "cuda" or (device is None and torch.cuda.is_available())
-    return "node" if has_gpu else "laptop"
 
 
 WORKERS = "each rank's workers would join as that rank"
@@ -383,14 +367,9 @@ def refuse_options(config: pytest.Config) -> None:
     Raises:
         ValueError: The first such option, why, and what to do.
     """
-    for name, why, instead in _given(config):
-        raise ValueError(f"{name} is not for several ranks: {why}; {instead}")
-
-
-def _given(config: pytest.Config) -> Iterator[tuple[str, str, str]]:
-    for dest, refusal in REFUSED_OPTIONS.items():
+    for dest, (name, why, instead) in REFUSED_OPTIONS.items():
         if config.getoption(dest, None):
-            yield refusal
+            raise ValueError(f"{name} is not for several ranks: {why}; {instead}")
 
 
 def refuse_ignored(config: pytest.Config) -> None:
@@ -445,43 +424,23 @@ def refuse_tests(
     """Refuse tests whose rounds or results would be of no use.
 
     Raises:
-        ValueError: One times by itself, or two that are measured share a name.
-    """
-    refuse_own_rounds(items, world_size)
-    refuse_one_name(measured)
-
-
-def refuse_own_rounds(items: Iterable[pytest.Item], world_size: int) -> None:
-    """Refuse cases that time with pytest-benchmark's fixture: each rank would choose its rounds.
-
-    Raises:
-        ValueError: The first such case.
+        ValueError: One times with pytest-benchmark's fixture, whose rounds each rank would choose
+            for itself, or two that are measured share a name.
     """
     for item in items:
         is_case = item.get_closest_marker("cases") is not None
-        if (is_case or world_size > 1) and "benchmark" in _parameters(item):
+        function: Any = getattr(item, "obj", None)
+        parameters = inspect.signature(function).parameters if callable(function) else ()
+        if (is_case or world_size > 1) and "benchmark" in parameters:
             raise ValueError(
                 f"{item.nodeid} asks for `benchmark`, whose rounds each rank would choose for "
                 "itself; ask for `lockstep` and time with lockstep.time(step)"
             )
-
-
-def refuse_one_name(items: Iterable[pytest.Item]) -> None:
-    """Refuse measured tests that share a name, by which a result is known.
-
-    Raises:
-        ValueError: The first two of them.
-    """
     seen: dict[str, str] = {}
-    for item in items:
+    for item in measured:
         other = seen.setdefault(item.name, item.nodeid)
         if other != item.nodeid:
             raise ValueError(
                 f"{other} and {item.nodeid} have one name, by which a result is known; give one of "
                 "them another"
             )
-
-
-def _parameters(item: pytest.Item) -> Iterable[str]:
-    function: Any = getattr(item, "obj", None)
-    return inspect.signature(function).parameters if callable(function) else ()
