@@ -23,11 +23,11 @@ GROUPS = {
             "Show the page of a recorded campaign, in seconds.",
         ),
         "run": (
-            "lockstep.campaign.local.run_cli:run",
+            "lockstep.campaign.run_cli:run",
             "Measure a campaign; or: run train, run verify, run data.",
         ),
         "diagnose": (
-            "lockstep.campaign.local.diagnose_cli:diagnose",
+            "lockstep.campaign.run_cli:diagnose",
             "Answer one question about scaling, in about five minutes.",
         ),
     },

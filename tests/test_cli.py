@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from commands import BOUNDED
 
-from lockstep.campaign.local.run_cli import _with_tests
+from lockstep.campaign.run_cli import _with_tests
 from lockstep.core.launch_block import failure_gist
 
 ROOT = Path(__file__).parents[1]

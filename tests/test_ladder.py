@@ -20,13 +20,12 @@ import commands
 import pytest
 from commands import BOUNDED
 
+from lockstep.campaign import ladder, launcher
 from lockstep.campaign.campaign import Campaign, Launch, plan
 from lockstep.campaign.folder import Outcome
-from lockstep.campaign.local import ladder, launcher, run_plan
-from lockstep.campaign.local.ladder import Ladder
-from lockstep.campaign.local.launcher import Ended
+from lockstep.campaign.ladder import Ended, Ladder
 from lockstep.campaign.next import Facts, gather, mark
-from lockstep.core import journal
+from lockstep.core import journal, processes
 from lockstep.core.journal import Journal
 from lockstep.core.record import KEY, SCHEMA_VERSION
 
@@ -163,10 +162,10 @@ def test_the_command_of_a_launch(tmp_path):
 
 
 def test_step_times_are_medians_over_rounds_divided_by_steps(rungs):
-    assert ladder.step_times(rungs) == {}
+    assert rungs.step_times([W1, W2]) == {}
     keep(rungs, W1, ("case", "a"))
     keep(rungs, W2, ("case", "a"), ("case", "b"))
-    assert ladder.step_times(rungs) == {"a": {1: [0.25], 2: [0.25]}, "b": {2: [0.25]}}
+    assert rungs.step_times([W1, W2]) == {"a": {1: [0.25], 2: [0.25]}, "b": {2: [0.25]}}
 
 
 def test_a_result_that_its_journal_is_ahead_of_is_made_again(rungs):
@@ -215,7 +214,7 @@ def test_a_result_with_nothing_measured_keeps_no_campaign_out(rungs, text):
 def test_one_driver_at_a_time(tmp_path):
     script = (
         "import sys; from pathlib import Path\n"
-        "from lockstep.campaign.local.ladder import only_driver\n"
+        "from lockstep.campaign.ladder import only_driver\n"
         "with only_driver(Path(sys.argv[1])): print('alone')"
     )
 
@@ -254,7 +253,7 @@ def test_a_driver_on_another_host_is_refused_by_its_name(tmp_path):
 def test_what_a_killed_driver_left_is_waited_for(tmp_path):
     script = (
         "import os, subprocess, sys; from pathlib import Path\n"
-        "from lockstep.campaign.local.ladder import only_driver\n"
+        "from lockstep.campaign.ladder import only_driver\n"
         "with only_driver(Path(sys.argv[1])) as lock:\n"
         "    left = subprocess.Popen(['sleep', '3'], pass_fds=[lock], stdout=2)\n"
         "    print(left.pid, flush=True)\n"
@@ -264,22 +263,21 @@ def test_what_a_killed_driver_left_is_waited_for(tmp_path):
     orphan = subprocess.run(
         command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, **BOUNDED
     )
-    assert ladder._runs(orphan.stdout)
+    assert processes.runs(orphan.stdout)
     with ladder.only_driver(tmp_path):
-        assert not ladder._runs(orphan.stdout)
+        assert not processes.runs(orphan.stdout)
 
 
-def test_a_launch_that_does_not_end_is_killed_with_its_ranks(tmp_path, monkeypatch):
-    monkeypatch.setattr(ladder, "ORPHAN_S", 0.2)
+def test_a_launch_that_does_not_end_is_killed_with_its_ranks(tmp_path):
     script = "trap '' TERM; sleep 600 & echo $! >rank; while :; do wait; done"
     launch = subprocess.Popen(["sh", "-c", script], cwd=tmp_path)
     wait_until(lambda: (tmp_path / "rank").exists() and (tmp_path / "rank").read_text())
-    stopping = threading.Thread(target=ladder._stop, args=(launch,), daemon=True)
+    stopping = threading.Thread(target=processes.end_tree, args=(launch, 0.2), daemon=True)
     stopping.start()
     stopping.join(PATIENCE_S / 10)
     try:
         assert launch.returncode == -signal.SIGKILL
-        wait_until(lambda: not ladder._runs((tmp_path / "rank").read_text()))
+        wait_until(lambda: not processes.runs((tmp_path / "rank").read_text()))
     finally:
         launch.kill()
         with contextlib.suppress(ProcessLookupError):
@@ -553,7 +551,7 @@ def test_a_rank_that_dies_or_hangs_costs_its_case_alone(tmp_path, clean_environ)
         'size = "smoke"\nthreads_per_rank = 1\ncase_budget = 15\n'
     )
     code = (
-        "import sys; from lockstep.campaign.local.run_cli import run; "
+        "import sys; from lockstep.campaign.run_cli import run; "
         "sys.exit(run(standalone_mode=False))"
     )
     ended = subprocess.run(
@@ -603,15 +601,15 @@ def test_edited_tests_are_not_measured_into_a_folder_of_before(tmp_path, edit, k
     kept.close()
     test.write_text(test.read_text() + edit)
     if not is_refused:
-        assert run_plan.to_replace(rungs, (), replace=False) == []
+        assert rungs.to_replace((), replace=False) == []
         return
     with pytest.raises(ValueError, match="--replace"):
-        run_plan.to_replace(rungs, (), replace=False)
-    run_plan.set_aside(rungs, run_plan.to_replace(rungs, (), replace=True))
+        rungs.to_replace((), replace=False)
+    rungs.set_aside(rungs.to_replace((), replace=True))
     assert not rungs.results.launch(W1.name).exists()
     (aside,) = (rungs.folder / "replaced").glob(f"*/{W1.name}/journal.jsonl")
     assert journal.measured(aside)
-    assert run_plan.to_replace(rungs, (), replace=False) == []
+    assert rungs.to_replace((), replace=False) == []
 
 
 def test_a_launch_is_measured_again_by_its_name(tmp_path):
@@ -619,6 +617,6 @@ def test_a_launch_is_measured_again_by_its_name(tmp_path):
     for name in ("w1-r0", "w2-r0"):
         Journal(rungs.results.journal(name)).close()
     with pytest.raises(ValueError, match=r"no launch w9-r0; it holds w1-r0, w2-r0"):
-        run_plan.to_replace(rungs, ["w9-r0"], replace=False)
-    run_plan.set_aside(rungs, run_plan.to_replace(rungs, ["w2-r0"], replace=False))
+        rungs.to_replace(["w9-r0"], replace=False)
+    rungs.set_aside(rungs.to_replace(["w2-r0"], replace=False))
     assert rungs.results.names() == ["w1-r0"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.campaign.local import launcher
+from lockstep.campaign import launcher
 
 RANK = """
 import os
@@ -42,7 +42,7 @@ def test_the_suite_comes_first_on_the_path(own: Mapping[str, str]) -> None:
 
 
 def test_no_torch_is_needed() -> None:
-    code = "import sys, lockstep.campaign.local.launcher; sys.exit('torch' in sys.modules)"
+    code = "import sys, lockstep.campaign.launcher; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

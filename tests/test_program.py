@@ -17,11 +17,11 @@ import pytest
 from job_runs import JobRun, made, plain, seen
 from launched import environ
 
-from lockstep.campaign import floor
+from lockstep.campaign import command as table
+from lockstep.campaign import floor, run_cli
+from lockstep.campaign import program as programs
 from lockstep.campaign.campaign import Campaign, load, plan
-from lockstep.campaign.local import run_cli
-from lockstep.campaign.program import programs, table
-from lockstep.campaign.program.table import Command
+from lockstep.campaign.command import Command
 from lockstep.core import journal as journals
 from lockstep.core.processes import hostname
 from lockstep.core.record import KEY
@@ -193,8 +193,8 @@ def test_a_run_that_does_not_count_is_a_failed_case_with_its_kind(written, tmp_p
 
 
 def test_a_metric_is_the_last_match_or_a_path_into_the_last_json(tmp_path):
-    from lockstep.campaign.program import programs
-    from lockstep.campaign.program.programs import Run
+    from lockstep.campaign import program as programs
+    from lockstep.campaign.program import Run
 
     output = 'rate 1\nrate 2e3\n{"a": [{"b": 7}]}\nbye\n'
     metrics = [
@@ -206,7 +206,7 @@ def test_a_metric_is_the_last_match_or_a_path_into_the_last_json(tmp_path):
 
 
 def test_the_last_match_is_searched_at_the_end_of_a_long_output(tmp_path):
-    from lockstep.campaign.program import programs
+    from lockstep.campaign import program as programs
 
     line = f"echo rate 1; head -c {programs.MAX_OUTPUT_BYTES} /dev/zero; echo rate 2"
     ended = programs.run(["bash", "-c", line], tmp_path, ".", os.environ, PATIENCE_S)
@@ -216,8 +216,8 @@ def test_the_last_match_is_searched_at_the_end_of_a_long_output(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("wait", "is_late"), [("", False), ("; sleep 60", True)])
 def test_nothing_that_a_run_started_outlives_it(tmp_path, wait, is_late):
-    from lockstep.campaign.program import programs
-    from lockstep.campaign.program.programs import RunError
+    from lockstep.campaign import program as programs
+    from lockstep.campaign.program import RunError
 
     child = f"(trap '' TERM; echo $BASHPID >{tmp_path}/child; while :; do sleep 1; done) &"
     line = f"{child} until [ -s {tmp_path}/child ]; do sleep 0.05; done{wait}"
@@ -231,7 +231,7 @@ def test_nothing_that_a_run_started_outlives_it(tmp_path, wait, is_late):
 
 
 def test_the_digest_of_a_program_is_of_its_scripts_and_not_of_its_data(tmp_path):
-    from lockstep.campaign.program.programs import source_sha256
+    from lockstep.campaign.program import source_sha256
 
     line = "./solve mine.py in.dat >out.sh | tee log.sh"
     command = Command(line=line, workdir=str(tmp_path))

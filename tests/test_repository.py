@@ -198,7 +198,7 @@ def test_the_vocabulary_and_campaigns_load_neither_torch_nor_pytest():
     ended = run("-c", f"import {', '.join(without_torch())}, sys; print(*sys.modules)")
     assert ended.returncode == 0, ended.stderr
     loaded = set(ended.stdout.split())
-    assert "lockstep.campaign.local.ladder" in loaded
+    assert "lockstep.campaign.ladder" in loaded
     assert not loaded & {"torch", "torchvision", "numpy", "pytest", "_pytest"}
 
 
@@ -245,7 +245,7 @@ def test_the_measuring_path_is_more_than_its_ends():
     } <= found
     assert not found & {
         "lockstep/campaign/campaign.py",
-        "lockstep/campaign/local/ladder.py",
+        "lockstep/campaign/ladder.py",
         "lockstep/campaign/local/run_cli.py",
     }
 

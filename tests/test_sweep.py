@@ -6,7 +6,7 @@ import pytest
 from data.report_samples import document, record, write
 
 from lockstep.campaign import campaign
-from lockstep.campaign.questions import load_with
+from lockstep.campaign.campaign import load_with
 from lockstep.core import factors, sizes, studies
 from lockstep.report.compute.alternatives import rank
 from lockstep.report.compute.evaluation import evaluate

@@ -9,12 +9,12 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from lockstep.campaign.campaign import Campaign, Launch, LeftOut, differences
-from lockstep.campaign.program.table import START_S, Command
+from lockstep.campaign.command import START_S, Command
 from lockstep.core import files, journal, sizes
 from lockstep.core.record import KEY, check_schema
 
 if TYPE_CHECKING:
-    from lockstep.campaign.local.launcher import Ended
+    from lockstep.campaign.ladder import Ended
 
 # The time of a case without a limit of its own, as in launch/options.py.
 USUAL_BUDGET_S = 900.0

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Literal
 
 from lockstep.core import errors, journal
+from lockstep.core.errors import EXIT_STOPPED
 from lockstep.core.formats import one_line
 from lockstep.core.record import KEY
 
@@ -96,7 +97,6 @@ def how(exit_code: int) -> str:
         return f"signal {-exit_code}"
 
 
-EXIT_STOPPED = 75  # of a session that the stop file ended, see launch/ending.py
 MARK = "lockstep-next: "  # before the first line that a script reads
 Kind = Literal["done", "again", "failed", "stopped", "not-begun", "no-progress"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lockstep.before.screen.screening import Settings, num_repeats
 from lockstep.before.screen.search import Screening
-from lockstep.campaign.local import launcher
+from lockstep.campaign import launcher
 from lockstep.campaign.next import last_words
 from lockstep.core.processes import die_with_parent
 from lockstep.ranks.placement import integer

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from lockstep.campaign.campaign import Campaign, Launch
-from lockstep.campaign.job_cuts import Stage
+from lockstep.campaign.campaign import Campaign, Launch, Stage
 from lockstep.core.formats import clock
 from lockstep.slurm.site import Site
 
