@@ -23,8 +23,8 @@ from commands import BOUNDED
 from lockstep.campaign import ladder, launcher
 from lockstep.campaign.campaign import Campaign, Launch, plan
 from lockstep.campaign.folder import Outcome
-from lockstep.campaign.ladder import Ended, Ladder
-from lockstep.campaign.next import Facts, gather, mark
+from lockstep.campaign.ladder import Ladder
+from lockstep.campaign.next import Ended, Facts, gather, mark
 from lockstep.core import journal, processes
 from lockstep.core.journal import Journal
 from lockstep.core.record import KEY, SCHEMA_VERSION

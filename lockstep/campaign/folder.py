@@ -6,15 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockstep.campaign.campaign import Campaign, Launch, LeftOut, differences
 from lockstep.campaign.command import START_S, Command
+from lockstep.campaign.next import Ended
 from lockstep.core import files, journal, sizes
 from lockstep.core.record import KEY, check_schema
-
-if TYPE_CHECKING:
-    from lockstep.campaign.ladder import Ended
 
 # The time of a case without a limit of its own, as in launch/options.py.
 USUAL_BUDGET_S = 900.0
@@ -52,7 +50,7 @@ class Outcome:
     in_flight: str | None = None
     failed: tuple[dict[str, Any], ...] = ()
     complete: bool = False
-    ended: "Ended | None" = None
+    ended: Ended | None = None
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
 
 import psutil
 
@@ -23,7 +22,17 @@ from lockstep.campaign.campaign import Campaign, Launch, LeftOut, common_options
 from lockstep.campaign.floor import Missed, missed
 from lockstep.campaign.folder import USUAL_BUDGET_S, Folder, Outcome
 from lockstep.campaign.launcher import local_environment, pytest_command
-from lockstep.campaign.next import Facts, Next, decide, gather, mark, words_of
+from lockstep.campaign.next import (
+    Ended,
+    Hang,
+    HangKind,
+    LeftRank,
+    Next,
+    decide,
+    gather,
+    mark,
+    words_of,
+)
 from lockstep.core import journal, locks, processes
 from lockstep.core.formats import listed
 from lockstep.core.processes import hostname
@@ -33,58 +42,6 @@ POLL_S = 1.0
 ORPHAN_S = 60.0
 # The least time a rank has between two cases, as in launch/session.py.
 LEAST_PATIENCE_S = 60.0
-
-
-@dataclass(frozen=True)
-class LeftRank:
-    """A rank that still runs: its number, and whether its process is stopped, as by SIGSTOP."""
-
-    rank: int
-    is_stopped: bool
-
-
-@dataclass(frozen=True)
-class Hang:
-    """Where a launch brought nothing for so long that it was ended.
-
-    Attributes:
-        kind: Before its first case, in one, between two, or after its last one.
-        limit_s: How long it brought nothing.
-        ranks: Those that still ran, on this machine.
-        case: The case that ran, in one.
-    """
-
-    kind: Literal["start", "case", "between", "end"]
-    limit_s: float
-    ranks: tuple[LeftRank, ...]
-    case: str | None = None
-
-    def __str__(self) -> str:
-        late = {
-            "start": f"its ranks began no case within {self.limit_s:g} s",
-            "case": f"{self.case} did not end within {self.limit_s:g} s",
-            "between": f"its ranks began no further case within {self.limit_s:g} s",
-            "end": f"its ranks did not end within {self.limit_s:g} s of their last case",
-        }[self.kind]
-        who = ", ".join(
-            f"rank {left.rank}{' (its process is stopped)' if left.is_stopped else ''}"
-            for left in self.ranks
-        )
-        return f"{late}; {who or 'torchrun alone'} still ran"
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a session of a launch ended.
-
-    Attributes:
-        facts: Of the launch then.
-        hung: Where it hung, and was ended.
-    """
-
-    facts: Facts
-    exit_code: int = 0
-    hung: Hang | None = None
 
 
 @dataclass(frozen=True)
@@ -229,7 +186,7 @@ class Ladder:
             else:
                 limit_s = 2 * max(self.campaign.case_budget or USUAL_BUDGET_S, LEAST_PATIENCE_S)
             if time.monotonic() - seen_s > limit_s:
-                kind: Literal["start", "case", "between", "end"] = "end"
+                kind: HangKind = "end"
                 if outcome.in_flight:
                     kind = "case"
                 elif outcome.remaining:
