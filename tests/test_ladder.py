@@ -1,7 +1,6 @@
 """The local ladder: what is measured is never lost and never measured again."""
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -100,13 +99,6 @@ def test_a_launch_stands_as_its_journal_says(rungs, ends, expected):
     assert rungs.outcome(W1) == Outcome(W1.name)
 
 
-def test_a_launch_of_fewer_studies_than_now_asked_for_is_not_complete(rungs):
-    keep(rungs, W1, ("case", "a"), ("case", "b"), studies="strong")
-    assert rungs.outcome(W1).complete is False
-    keep(rungs, W1, ("case", "a"), ("case", "b"), studies="weak,collective,strong")
-    assert rungs.outcome(W1).complete is True
-
-
 def test_what_is_missing_is_in_the_order_of_the_plan(tmp_path):
     rungs = Ladder(campaign(repeats=3), tmp_path)
     launches = plan(rungs.campaign)
@@ -126,13 +118,6 @@ def test_a_folder_is_claimed_once_and_grows(rungs):
     rungs.claim()
     Ladder(campaign(repeats=4, world_sizes=[1, 2, 4]), rungs.folder).claim()
     assert len(json.loads(path.read_text())["launches"]) == 12
-
-
-def test_a_folder_in_which_nothing_was_measured_holds_nothing(rungs):
-    rungs.claim()
-    keep(rungs, plan(rungs.campaign)[0], ("fail", "a"))
-    Ladder(campaign(size="laptop"), rungs.folder).claim()
-    assert json.loads((rungs.folder / "campaign.json").read_text())["size"] == "laptop"
 
 
 def test_a_folder_of_another_campaign_is_refused_and_left_alone(rungs):
@@ -200,17 +185,6 @@ def test_measured_cases_that_only_a_result_has_are_never_written_over(rungs, lef
     assert contents(rungs.folder) == before
 
 
-@pytest.mark.parametrize(
-    "text", ["", '{"benchmarks": [', '{"benchmarks": []}', '{"benchmarks": 3}']
-)
-def test_a_result_with_nothing_measured_keeps_no_campaign_out(rungs, text):
-    result = rungs.results.result_file(W2.name)
-    result.parent.mkdir(parents=True)
-    result.write_text(text)
-    rungs.claim()
-    assert rungs.results.claimed()["name"] == rungs.campaign.name
-
-
 def test_one_driver_at_a_time(tmp_path):
     script = (
         "import sys; from pathlib import Path\n"
@@ -235,18 +209,6 @@ def test_one_driver_at_a_time(tmp_path):
         in refused.stderr
     )
     assert other().stdout == "alone\n"
-
-
-def test_a_driver_on_another_host_is_refused_by_its_name(tmp_path):
-    with (tmp_path / ".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        lock.write(f"{2**22 + 1} login1 lockstep run ladder.toml --to x")
-        lock.flush()
-        with (
-            pytest.raises(ValueError, match="on login1: lockstep run"),
-            ladder.only_driver(tmp_path),
-        ):
-            pytest.fail("it may live")
 
 
 @pytest.mark.slow

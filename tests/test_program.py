@@ -109,11 +109,6 @@ def test_a_table_that_could_not_be_measured_is_refused(changes, said):
         Campaign.model_validate(given | {"factors": factors, "command": {"line": "true"} | changes})
 
 
-@pytest.mark.parametrize(("line", "name"), [("-x --help", "program"), ("python a.py", "a.py")])
-def test_a_program_is_called_as_its_line_begins(tmp_path, line, name):
-    assert Command(line=line).beside(tmp_path / "c.toml").name == name
-
-
 def test_the_hosts_of_ranks_are_read_beside_what_srun_adds(tmp_path, monkeypatch):
     srun = tmp_path / "srun"
     srun.write_text(
@@ -203,14 +198,6 @@ def test_a_metric_is_the_last_match_or_a_path_into_the_last_json(tmp_path):
     ]
     command = Command.model_validate({"line": "true", "metrics": metrics})
     assert programs.values(command, Run(1.0, 0.0, output), {}) == {"rate": 2000.0, "b": 7.0}
-
-
-def test_the_last_match_is_searched_at_the_end_of_a_long_output(tmp_path):
-    from lockstep.campaign import program as programs
-
-    line = f"echo rate 1; head -c {programs.MAX_OUTPUT_BYTES} /dev/zero; echo rate 2"
-    ended = programs.run(["bash", "-c", line], tmp_path, ".", os.environ, PATIENCE_S)
-    assert ("rate 1" in ended.output, "rate 2" in ended.output) == (False, True)
 
 
 @pytest.mark.slow
