@@ -164,7 +164,7 @@ class Folder:
                 the JSON of a launch still has.
         """
         for key, (then, now) in self.held(campaign).items():
-            before, here = ("unset" if one is None else one for one in (then, now))
+            before, here = ("unset" if value is None else value for value in (then, now))
             raise ValueError(
                 f"{self.path} holds results measured with {key} {before}, now it is {here}; "
                 "measure as before, or keep both: give the campaign another name (--name of "
@@ -209,19 +209,18 @@ class Folder:
         for name, allowed in _CLAIM_TYPES.items():
             if name in stored and not isinstance(stored[name], allowed):
                 raise ValueError(f"{path}: not a campaign: {name} is {str(stored[name])[:80]!r}")
-        named = all(map(_has_name, stored.get("launches", ())))
+        named = all(
+            isinstance(launch, dict) and isinstance(launch.get("name"), str)
+            for launch in stored.get("launches", ())
+        )
         if not named or not files.are_texts(stored.get("studies", [])):
             raise ValueError(f"{path}: not a campaign: its launches or studies have no names")
         return stored
 
     def below_floor(self) -> list[LeftOut]:
-        """Return the claimed campaign's sizes that are left out for a smaller one's efficiency.
-
-        Raises:
-            ValueError: The file is no campaign of this format.
-        """
+        """Return the claimed campaign's sizes that are left out for a smaller one's efficiency."""
         left_out = (self.claimed() or {}).get("left_out", ())
-        return [LeftOut(**one) for one in left_out if one.get("kind") == "below_floor"]
+        return [LeftOut(**each) for each in left_out if each.get("kind") == "below_floor"]
 
 
 def longest_case_s(claimed: Mapping[str, Any]) -> float:
@@ -235,7 +234,3 @@ def longest_case_s(claimed: Mapping[str, Any]) -> float:
     except ValueError:  # of another version, whose limits are not known
         return math.inf
     return command.longest_s(size.rounds + size.warmup_rounds)
-
-
-def _has_name(launch: object) -> bool:
-    return isinstance(launch, dict) and isinstance(launch.get("name"), str)

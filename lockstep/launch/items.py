@@ -42,16 +42,12 @@ def study_of(item: pytest.Item) -> str:
 
 def params_of(item: pytest.Item) -> dict[str, Any]:
     """Return a case's parameters as JSON knows them, name -> value; a class by its name."""
-    callspec = getattr(item, "callspec", None)
-    return {name: _plain(value) for name, value in callspec.params.items()} if callspec else {}
-
-
-def _plain(value: object) -> object:
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, float) and math.isfinite(value):
-        return value
-    return str(getattr(value, "__name__", value))
+    params: dict[str, Any] = dict(item.callspec.params) if hasattr(item, "callspec") else {}
+    for name, value in params.items():
+        is_number = isinstance(value, float) and math.isfinite(value)
+        if not (value is None or is_number or isinstance(value, (bool, int, str))):
+            params[name] = str(getattr(value, "__name__", value))
+    return params
 
 
 def source_sha256(item: pytest.Item) -> str | None:

@@ -32,30 +32,18 @@ UNNAMED = Path("results") / "pytest"  # of sessions that name neither a journal 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line asks of a launch; equal on all ranks.
+    """What the command line asks of a launch; equal on all ranks. See `OPTIONS`.
 
     Attributes:
-        size_name: One of `sizes.SIZES`.
-        size: That size with the options' changes.
-        device: cpu, cuda, or None for CUDA where there is one.
+        size: The named size with the options' changes.
         timeout_s: Time-out of a collective and of the control plane.
         budget_s: Within this a case ends, its set-up and teardown included.
-        threads_per_rank: Threads of a rank; None for its share of the cores.
-        order_seed: Seed of the order of cases; None for one that rank 0 draws.
-        result_path: Where pytest-benchmark writes its JSON; None for nowhere.
-        journal_path: Where finished cases are kept; None keeps none.
-        resume: Leave out the cases the journal already holds.
-        skip_failed: With resume, leave out the one in flight, too, and those that failed since the
-            last session without it.
-        after: How the session before this one ended, which the case it had in flight failed with.
+        threads_per_rank: None for its share of the cores.
+        order_seed: None for one that rank 0 draws.
+        journal_path: None keeps no finished cases.
         goal: When a case has enough rounds; None for the fixed number.
         part: (K, N) for the K-th of N parts of the selected cases, K from 1; None for all.
-        stop_file: Once this file exists, the launch ends before its next case; None for never.
-        causes: Time the variants of a step, which say where its time goes.
-        data_root: Folder for data files.
         labels: What the launcher calls this launch (campaign, launch, repeat).
-        telemetry: Whether device and host are sampled while rounds are timed.
-        on_oom: `halve` measures a step that a rank has no memory for again with half the batch.
     """
 
     size_name: str
@@ -216,6 +204,14 @@ def read(option: Any) -> Settings:
         size_name = "node" if has_gpu else "laptop"
     timeout_s, budget_s = _limits(option)
     margin = option.benchmark_precision
+    journal_path = None
+    if not (option.benchmark_disable or option.torch_trace):
+        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+        journal_path = UNNAMED / stamp / "journal.jsonl"
+        if option.journal:
+            journal_path = Path(option.journal)
+        elif option.benchmark_json:
+            journal_path = Path(option.benchmark_json).with_suffix(".journal.jsonl")
     return Settings(
         size_name=size_name,
         size=sizes.adapt(sizes.find(size_name), **_changes(option)),
@@ -226,7 +222,7 @@ def read(option: Any) -> Settings:
         seed=option.seed,
         order_seed=option.order_seed,
         result_path=Path(option.benchmark_json) if option.benchmark_json else None,
-        journal_path=_journal_path(option),
+        journal_path=journal_path,
         resume=option.resume,
         skip_failed=option.skip_failed,
         after=option.after,
@@ -315,18 +311,6 @@ def part(option: Any) -> tuple[int, int] | None:
     if not 1 <= number <= num_parts:
         raise ValueError(f"--part {option.part!r} is not K/N with K from 1 to N, such as 3/27")
     return number, num_parts
-
-
-def _journal_path(option: Any) -> Path | None:
-    """Return where finished cases go: as asked, next to the JSON, or a folder of their own."""
-    if option.benchmark_disable or option.torch_trace:
-        return None
-    if option.journal:
-        return Path(option.journal)
-    if option.benchmark_json:
-        return Path(option.benchmark_json).with_suffix(".journal.jsonl")
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    return UNNAMED / stamp / "journal.jsonl"
 
 
 WORKERS = "each rank's workers would join as that rank"

@@ -205,23 +205,21 @@ def order_seed(control: Control, before: Before, chosen: int | None) -> int:
     return drawn if chosen is None else chosen
 
 
-@dataclass(frozen=True)
-class Now:
-    """What a session measures with that goes on with an earlier one's journal.
-
-    Attributes:
-        facts: What `measured_with` returned.
-        provenance: Of this session.
-        sources: Case -> digest of what it measures.
-    """
-
-    facts: dict[str, Any]
-    provenance: dict[str, Any]
-    sources: dict[str, str | None]
-
-
-def done_before(control: Control, path: Path, now: Now) -> Before:
+def done_before(
+    control: Control,
+    path: Path,
+    facts: Mapping[str, Any],
+    launch: Mapping[str, Any],
+    sources: Mapping[str, str | None],
+) -> Before:
     """Return what the journal to resume holds.
+
+    Args:
+        control: What ranks exchange through.
+        path: The journal.
+        facts: What `measured_with` returned.
+        launch: Provenance of this session.
+        sources: Case -> digest of what it measures.
 
     Rank 0 alone reads: a shared file system may show the others an older file.
 
@@ -231,7 +229,7 @@ def done_before(control: Control, path: Path, now: Now) -> Before:
     answer: dict[str, Any] = {}
     if control.rank == 0:
         try:
-            answer = asdict(resumable(path, now))
+            answer = asdict(resumable(path, facts, launch, sources))
         except ValueError as error:
             answer = {"refused": str(error)}
     answer = control.exchange("done", answer)[0]
@@ -240,7 +238,12 @@ def done_before(control: Control, path: Path, now: Now) -> Before:
     return Before(**answer)
 
 
-def resumable(path: Path, now: Now) -> Before:
+def resumable(
+    path: Path,
+    facts: Mapping[str, Any],
+    launch: Mapping[str, Any],
+    sources: Mapping[str, str | None],
+) -> Before:
     """Return what a journal holds that this session may go on with.
 
     Raises:
@@ -259,7 +262,7 @@ def resumable(path: Path, now: Now) -> Before:
                 "dict; the journal is corrupt, so measure into another folder"
             )
     # What went through JSON holds lists where we have tuples.
-    wanted = json.loads(json.dumps(pooling_facts(now.provenance) | now.facts))
+    wanted = json.loads(json.dumps({**pooling_facts(launch), **facts}))
     kept = pooling_facts(block["provenance"]) | block["measured_with"]
     for name in (name for name in wanted if kept.get(name) != wanted[name]):
         if name in MAY_BE_UNKNOWN and None in (kept.get(name), wanted[name]):
@@ -270,7 +273,7 @@ def resumable(path: Path, now: Now) -> Before:
         )
     for case, entry in journal.measured(path).items():
         record = entry.get("extra_info", {}).get(KEY, {})
-        then, source = record.get("workload_sha256"), now.sources.get(case)
+        then, source = record.get("workload_sha256"), sources.get(case)
         if then and source and then != source:  # one name would be two models
             raise ValueError(
                 f"{path} holds {case}, measured with another source of workload "

@@ -76,7 +76,7 @@ def shares(spans: Iterable[Span]) -> Shares | None:
     if not steps:
         return None
     whole = sum(end - begin for begin, end in steps)
-    every = _covered([one for part in ranges.values() for one in part], steps)
+    every = _covered([range_ for part in ranges.values() for range_ in part], steps)
     others = [range_ for part in PARTS if part != COMMUNICATION for range_ in ranges[part]]
     return Shares(
         num_steps=len(steps),

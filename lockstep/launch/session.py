@@ -167,9 +167,13 @@ class LaunchSession:
         self.flags += transport.flags
         before = preflight.Before()
         if settings.resume and settings.journal_path:
-            facts = preflight.measured_with(self.world, settings)
-            now = preflight.Now(facts, self.provenance, self.sources)
-            before = preflight.done_before(self.control, settings.journal_path, now)
+            before = preflight.done_before(
+                self.control,
+                settings.journal_path,
+                preflight.measured_with(self.world, settings),
+                self.provenance,
+                self.sources,
+            )
         self.order_seed = preflight.order_seed(self.control, before, settings.order_seed)
         ordered = sizes.shuffled(items, case_of, self.order_seed)
         self.order = [case_of(item) for item in ordered]
