@@ -8,8 +8,6 @@ Rank 0 alone prints and writes; another rank speaks of what it alone knows.
 """
 
 import argparse
-import difflib
-import re
 import sys
 import time
 import traceback
@@ -27,7 +25,7 @@ from lockstep.core.errors import EXIT_IO, EXIT_MACHINE, AgreedError
 from lockstep.core.formats import counted
 from lockstep.core.processes import hostname
 from lockstep.core.record import KEY, sized_name
-from lockstep.launch import leave_files, options
+from lockstep.launch import HOOKS, leave_files, options
 from lockstep.launch import session as sessions
 from lockstep.launch.items import case_of, is_measured, of_part, params_of, study_of
 from lockstep.launch.profiler import Tracing
@@ -36,6 +34,7 @@ from lockstep.launch.verdict import Ended, is_consequence
 from lockstep.measure.harness import Harness
 from lockstep.ranks.control import LostError
 from lockstep.ranks.placement import placement
+from lockstep.ranks.process_group import NO_GPU
 
 EXIT_USAGE = 4
 REFUSAL_S = 6.0  # rank 0 may still be importing torch
@@ -124,16 +123,13 @@ def pytest_configure(config: pytest.Config) -> None:
         for plugin in config.pluginmanager.get_plugins():
             if type(plugin).__name__ in WRITERS:
                 config.pluginmanager.unregister(plugin)
-    if config.pluginmanager.hasplugin("dsession") and not _is_alone():
+    try:
+        is_alone = placement().world_size == 1
+    except ValueError:  # which joining refuses
+        is_alone = False
+    if config.pluginmanager.hasplugin("dsession") and not is_alone:
         # pytest-xdist would start its workers before the ranks could refuse it.
         config.pluginmanager.unregister(name="dsession")
-
-
-def _is_alone() -> bool:
-    try:
-        return placement().world_size == 1
-    except ValueError:
-        return False
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -211,15 +207,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = config.stash.get(DESELECTED, [])
         if left_out or measured:
             options.refuse_selection(config, left_out, _settings(config).labels)
-        if measured:
-            if placement().world_size > 1:  # for hooks that came late
-                options.refuse_options(config)
-            options.refuse_ignored(config)
-        else:
-            if not items:
-                _refuse_keyword(config, left_out)
+        if not measured:
             return
-        chosen = of_part(measured, options.part(_option(config)))
+        if placement().world_size > 1:  # for hooks that came late
+            options.refuse_options(config)
+        options.refuse_ignored(config)
+        chosen = of_part(measured, _settings(config).part)
         if not config.option.collectonly and not _is_worker(config):
             chosen = _begin(config, chosen)
     except ImportError as error:
@@ -240,18 +233,6 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
     for item in items:
         if is_measured(item):
             item.config.stash.setdefault(DESELECTED, []).append(item)
-
-
-def _refuse_keyword(config: pytest.Config, left_out: list[pytest.Item]) -> None:
-    """Refuse a keyword that leaves no case, with the word that was perhaps meant."""
-    keyword = config.option.keyword
-    if not (left_out and keyword):
-        return
-    names = (item.nodeid for item in left_out)
-    known = sorted({word for name in names for word in re.findall(r"[A-Za-z]\w*", name)})
-    closest = difflib.get_close_matches(keyword, known, n=1)
-    hint = f"; closest: {closest[0]}" if closest else ""
-    refuse(ValueError(f"no case matches -k {keyword}{hint}; list all with --collect-only -q"))
 
 
 def _begin(config: pytest.Config, expected: list[pytest.Item]) -> list[pytest.Item]:
@@ -289,8 +270,9 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
         f"journal {settings.journal_path or '-'}",
     ]
     if w.device.type == "cpu" and settings.device is None:
-        came_late = config.stash.get(CAME_LATE, False)
-        lines.append(f"lockstep: {options.no_gpu(came_late=came_late)}")
+        # Hooks that came late lack the option until they are named.
+        named = f"-p {HOOKS} --device" if config.stash.get(CAME_LATE, False) else "--device"
+        lines.append(f"lockstep: {NO_GPU.replace('--device', named, 1)}")
     return lines + [f"lockstep: flag: {flag}" for flag in launch.flags]
 
 

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,8 @@ import pytest
 from lockstep.core import factors, sizes
 from lockstep.core.formats import counted
 from lockstep.core.record import OWN
-from lockstep.launch import HOOKS
 from lockstep.machine import provenance
 from lockstep.measure.batches import Goal
-from lockstep.ranks.process_group import NO_GPU
 
 MAX_SEED = 2**32
 MAX_LIMIT_S = 1e6  # more than any job has
@@ -185,11 +182,6 @@ def defaults() -> dict[str, Any]:
     }
 
 
-def no_gpu(*, came_late: bool) -> str:
-    """Say that the CPU is measured; hooks that came late lack the option until they are named."""
-    return NO_GPU.replace("--device", f"-p {HOOKS} --device", 1) if came_late else NO_GPU
-
-
 def read(option: Any) -> Settings:
     """Return what a command line asks for.
 
@@ -314,33 +306,32 @@ def part(option: Any) -> tuple[int, int] | None:
 
 
 WORKERS = "each rank's workers would join as that rank"
+OWN_LIST = "each rank keeps its own list of failures"
+DEBUGGER = "a rank in a debugger keeps the others waiting"
 # pytest's or a plugin's option -> why ranks cannot take it, and what to do
 REFUSED_OPTIONS = {
     "numprocesses": ("-n", WORKERS, "start more ranks"),
     "tx": ("--tx", WORKERS, "start more ranks"),  # which -n sets, too
-    "lf": ("--lf", "each rank keeps its own list of failures", "give --resume"),
-    "failedfirst": ("--ff", "each rank keeps its own list of failures", "give --resume"),
-    "stepwise": ("--sw", "each rank keeps its own list of failures", "give --resume"),
-    "usepdb": ("--pdb", "a rank in a debugger keeps the others waiting", "measure one rank"),
-    "trace": ("--trace", "a rank in a debugger keeps the others waiting", "measure one rank"),
+    "lf": ("--lf", OWN_LIST, "give --resume"),
+    "failedfirst": ("--ff", OWN_LIST, "give --resume"),
+    "stepwise": ("--sw", OWN_LIST, "give --resume"),
+    "usepdb": ("--pdb", DEBUGGER, "measure one rank"),
+    "trace": ("--trace", DEBUGGER, "measure one rank"),
 }
 # Options of pytest-benchmark about rounds, which are ours -> what to give instead
 FEWER_OR_MORE = "give --rounds, or --precision 1% for as many as that margin takes"
 LONGER = "give --steps-per-round"
-WARM = "give --warmup-rounds"
 PROFILED = "profile from outside, as with `py-spy record --subprocesses` or `nsys profile`"
 IGNORED = {
     "benchmark_min_time": LONGER,
     "benchmark_max_time": FEWER_OR_MORE,
     "benchmark_min_rounds": FEWER_OR_MORE,
     "benchmark_calibration_precision": LONGER,
-    "benchmark_warmup": WARM,
-    "benchmark_warmup_iterations": WARM,
+    **dict.fromkeys(("benchmark_warmup", "benchmark_warmup_iterations"), "give --warmup-rounds"),
     "benchmark_timer": "leave it out, for each rank times its rounds by time.perf_counter",
-    "benchmark_cprofile": PROFILED,
-    "benchmark_cprofile_loops": PROFILED,
-    "benchmark_cprofile_top": PROFILED,
-    "benchmark_cprofile_dump": PROFILED,
+    **dict.fromkeys(
+        (f"benchmark_cprofile{part}" for part in ("", "_loops", "_top", "_dump")), PROFILED
+    ),
 }
 IN_A_WORKER = "-n would measure several cases at once, each slowed down by the others; leave it out"
 
@@ -367,11 +358,6 @@ def refuse_ignored(config: pytest.Config) -> None:
         if config.getoption(dest, None) != getattr(usual, dest, None):
             option = f"--{dest.replace('_', '-')}"
             raise ValueError(f"{option} does nothing here, for rounds are fixed; {instead}")
-    if config.getoption("benchmark_histogram", None) and find_spec("pygal") is None:
-        raise ValueError(
-            "--benchmark-histogram draws with pygal, which this Python does not have; "
-            "pip install 'pytest-benchmark[histogram]', or leave it out and use lockstep report"
-        )
 
 
 def refuse_selection(

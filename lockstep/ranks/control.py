@@ -169,22 +169,14 @@ class Control:
         return settled
 
     def exchange(self, name: str, value: Any) -> list[Any]:
-        """Return every rank's value on every rank; None for a rank that did not answer.
+        """Return every rank's value on every rank, None for a silent one; raises as `settle` does.
 
         For what is exchanged once in a launch: what each rank reads grows with their number.
-
-        Raises:
-            LostError: As `settle` does.
         """
         return list(self.settle(name, value, list))
 
     def exchange_all(self, name: str, value: Any) -> list[Any]:
-        """Return every rank's value on every rank, as `exchange` does.
-
-        Raises:
-            LostError: As `settle` does.
-            OtherRankError: A rank did not answer.
-        """
+        """Return every rank's value on every rank; raises as `settle_all` does."""
         return list(self.settle_all(name, value, list))
 
     def left_s(self) -> float | None:
@@ -264,9 +256,10 @@ class Control:
             not _are_there(self.store, [f"{name}/all"], limits.of_others())
         ):
             self._silent = {0}
+            waited_s = time.monotonic() - begun
             raise LostError(
-                f"{self._me()}: rank 0 did not answer within {time.monotonic() - begun:.1f} s in "
-                f"exchange {name!r}; see rank 0's log, or give the ranks a longer time-out"
+                f"rank {self.rank} on {hostname()}: rank 0 did not answer within {waited_s:.1f} s "
+                f"in exchange {name!r}; see rank 0's log, or give the ranks a longer time-out"
             )
         silent, settled = json.loads(self.store.get(f"{name}/all"))
         return silent, settled
@@ -282,10 +275,9 @@ class Control:
             yield
         except DistNetworkError as error:
             reason = str(error).partition("\n")[0]
-            raise LostError(f"{self._me()} lost the store ({reason})") from error
-
-    def _me(self) -> str:
-        return f"rank {self.rank} on {hostname()}"
+            raise LostError(
+                f"rank {self.rank} on {hostname()} lost the store ({reason})"
+            ) from error
 
 
 def _are_there(store: "Store", keys: list[str], end: float) -> bool:
