@@ -7,33 +7,69 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from lockstep.campaign.campaign import (
+    DIAGNOSE_S,
+    QUESTIONS,
+    Campaign,
+    Launch,
+    LeftOut,
+    campaign_of,
+    load_with,
+    with_threads,
+    within_gpus,
+)
 from lockstep.core import launch_block
 from lockstep.core.formats import counted, listed
 from lockstep.core.sizes import PRECISIONS, SIZES
 
 if TYPE_CHECKING:
-    from lockstep.campaign.campaign import Campaign, Launch, LeftOut
     from lockstep.campaign.folder import Outcome
     from lockstep.campaign.ladder import Ladder
 
 
 def _numbers(ctx: click.Context, parameter: click.Parameter, text: str | None) -> list[int] | None:  # noqa: ARG001
-    if text is None:
-        return None
     try:
-        return [int(part) for part in text.split(",")]
+        return None if text is None else [int(part) for part in text.split(",")]
     except ValueError:
         raise click.BadParameter(f"{text!r} is not a list of numbers such as 1,2,4") from None
 
 
 def _words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> list[str] | None:  # noqa: ARG001
     return None if text is None else text.split(",")
+
+
+# key of a campaign that an option of its name sets over the file's -> what click is told of it
+KEYS: dict[str, dict[str, Any]] = {
+    "world_sizes": {"callback": _numbers, "metavar": "N,N"},
+    "repeats": {"type": int},
+    "size": {"type": click.Choice(list(SIZES))},
+    "device": {"type": click.Choice(["cpu", "cuda"])},
+    "studies": {"callback": _words, "metavar": "NAME,NAME"},
+    "tests": {"callback": _words, "metavar": "PATH,PATH"},
+    "workload": {},
+    "precision": {"type": click.Choice(PRECISIONS)},
+    **{key: {"type": int} for key in ("threads_per_rank", "global_batch", "local_batch")},
+    **{key: {"type": int} for key in ("rounds", "warmup_rounds", "order_seed")},
+    "on_oom": {"type": click.Choice(["halve"])},
+    "until_efficiency": {"type": float},
+    "name": {},
+}
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _with_keys(function: Function) -> Function:
+    """Give a command an option for each of `KEYS`, with the help that the campaign's file has."""
+    for key, options in reversed(KEYS.items()):
+        text = str(Campaign.model_fields[key].description)
+        help_ = f"{text[0].upper()}{text[1:]}."
+        function = click.option(f"--{key.replace('_', '-')}", help=help_, **options)(function)
+    return function
 
 
 @click.command()
@@ -46,18 +82,7 @@ def _words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
     show_default=True,
     help="Folder of results; the campaign's name is added.",
 )
-@click.option("--world-sizes", callback=_numbers, metavar="N,N", help="The ladder.")
-@click.option("--repeats", type=int, help="Launches of each world size.")
-@click.option("--size", type=click.Choice(list(SIZES)), help="How much to measure.")
-@click.option(
-    "--device", type=click.Choice(["cpu", "cuda"]), help="CUDA where there is one, by default."
-)
-@click.option(
-    "--studies",
-    callback=_words,
-    metavar="NAME,NAME",
-    help="The questions to answer.",
-)
+@_with_keys
 @click.option(
     "--set",
     "factors",
@@ -65,41 +90,6 @@ def _words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
     metavar="FACTOR=V,V",
     help="Values to compare, such as bucket_cap_mb=1,5,10; the end ranks them.",
 )
-@click.option(
-    "--tests",
-    callback=_words,
-    metavar="PATH,PATH",
-    help="Your own tests that ask for the fixture lockstep, in the place of studies.",
-)
-@click.option(
-    "--workload",
-    help="Model of every training study, e.g. mlp:width=512.",
-)
-@click.option(
-    "--precision",
-    type=click.Choice(PRECISIONS),
-    help="Where it is not the question; fp32 if unsaid.",
-)
-@click.option("--threads-per-rank", type=int, help="Cores over the largest world size, by default.")
-@click.option("--global-batch", type=int, help="Batch of all ranks in the strong study.")
-@click.option("--local-batch", type=int, help="Batch per rank in the other studies.")
-@click.option("--rounds", type=int, help="Timed rounds of a case; those of the size by default.")
-@click.option("--warmup-rounds", type=int, help="Untimed rounds before them.")
-@click.option(
-    "--on-oom",
-    type=click.Choice(["halve"]),
-    help="Measure a step that a rank has no memory for with half the batch: in strong, weak, "
-    "precision, bucket, sensitivity and accumulation.",
-)
-@click.option(
-    "--until-efficiency",
-    type=float,
-    help="End after the first world size whose parallel efficiency is below, such as 0.6.",
-)
-@click.option(
-    "--order-seed", type=int, help="Seed of the order of cases; drawn for each launch by default."
-)
-@click.option("--name", help="Name of the results folder.")
 @click.option(
     "--torch-trace",
     "traces",
@@ -150,7 +140,6 @@ def run(
       lockstep run smoke --torch-trace traces     what a few steps do, for ui.perfetto.dev
     """
     from lockstep.campaign import launcher
-    from lockstep.campaign.campaign import load_with, with_threads
     from lockstep.core.factors import parse
     from lockstep.ranks.process_group import usable_cores
 
@@ -167,12 +156,8 @@ def run(
     return launcher.trace(chosen, traces, click.echo, dry_run=dry_run)
 
 
-# The questions of `campaign.QUESTIONS`, without loading it; and one that needs a cluster.
-QUESTION_NAMES = ("strong", "straggler", "loader", "nodes")
-
-
 @click.command()
-@click.argument("question", type=click.Choice(QUESTION_NAMES))
+@click.argument("question", type=click.Choice([*QUESTIONS, "nodes"]))
 @click.option(
     "--to",
     "root",
@@ -206,7 +191,6 @@ def diagnose(
       lockstep diagnose loader --dry-run
     """
     from lockstep.campaign import launcher
-    from lockstep.campaign.campaign import DIAGNOSE_S, campaign_of
     from lockstep.ranks.process_group import usable_cores
 
     if question == "nodes":
@@ -222,7 +206,7 @@ def diagnose(
 
 
 def measure(
-    chosen: "Campaign",
+    chosen: Campaign,
     root: Path,
     *,
     dry_run: bool = False,
@@ -236,7 +220,6 @@ def measure(
     No launch is begun that would probably end later than `limit_s`.
     """
     from lockstep.campaign import launcher, progress
-    from lockstep.campaign.campaign import with_threads
     from lockstep.campaign.folder import Folder
     from lockstep.campaign.ladder import Ladder, only_driver
     from lockstep.ranks.process_group import usable_cores
@@ -281,9 +264,8 @@ def _with_tests(changes: dict[str, Any]) -> dict[str, Any]:
     return changes | {"studies": changes["studies"] or (), "name": changes["name"] or name}
 
 
-def within_local_gpus(campaign: "Campaign") -> "tuple[Campaign, list[LeftOut]]":
+def within_local_gpus(campaign: Campaign) -> tuple[Campaign, list[LeftOut]]:
     """Return what this machine's GPUs can measure of a campaign, and name the rest."""
-    from lockstep.campaign.campaign import within_gpus
     from lockstep.campaign.launcher import num_gpus
     from lockstep.ranks.process_group import NO_GPU
 
@@ -345,7 +327,7 @@ def _measure(ladder: "Ladder", limit_s: float, *, as_json: bool) -> int:
 
 
 def _outcomes(
-    ladder: "Ladder", missing: "list[Launch]", limit_s: float, expected_s: Mapping[str, float]
+    ladder: "Ladder", missing: list[Launch], limit_s: float, expected_s: Mapping[str, float]
 ) -> "list[Outcome]":
     """Make the launches, as long as another of the longest so far would end in time.
 
@@ -359,7 +341,7 @@ def _outcomes(
     begun_s, longest_s = time.monotonic(), 0.0
     with following(ladder.folder) as tracker, View(ladder, missing, expected_s) as view:
 
-        def advance(launch: "Launch", outcome: "Outcome") -> None:
+        def advance(launch: Launch, outcome: "Outcome") -> None:
             view.advance(launch, outcome)
             if trains:  # an epoch is known long before its launch has ended
                 tracker.send(0)
@@ -376,7 +358,7 @@ def _outcomes(
     return outcomes
 
 
-def _say_left(ladder: "Ladder", left: "list[Launch]") -> bool:
+def _say_left(ladder: "Ladder", left: list[Launch]) -> bool:
     """Print why launches are missing; return False if a second run could make any of them.
 
     Those beyond the floor are noted as left out for good.
@@ -410,7 +392,7 @@ def _show_verdict(folder: Path, factors: Collection[str]) -> None:
     click.echo("\n".join(["", *cards, "", *console.point_lines(results, series), ""]))
 
 
-def _facts(launch: "Launch", outcome: "Outcome") -> dict[str, Any]:
+def _facts(launch: Launch, outcome: "Outcome") -> dict[str, Any]:
     return {
         "launch": launch.name,
         "world_size": launch.world_size,
