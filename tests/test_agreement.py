@@ -91,26 +91,6 @@ keep(lockstep, lockstep.time(int))""",
 
 
 @pytest.mark.chaos
-def test_sends_and_receives_count_as_collectives_but_in_a_group_of_their_own(run_ranks, tmp_path):
-    pipeline = """\
-ones, rank = torch.ones(4), lockstep.world.rank
-if rank > 0:
-    distributed.recv(ones, rank - 1, group=group)
-if rank < 2:
-    distributed.send(ones, rank + 1, group=group)
-keep(lockstep, lockstep.time(int))"""
-    own = case("own", f"group = distributed.new_group()\n{pipeline}")
-    joint = case("joint", f"group = None\n{pipeline}")
-    head = "import torch\nfrom torch import distributed\n"
-    cases = head + CASES + own + joint
-    failed = the_failure(
-        run_ranks, tmp_path, cases, "--global-batch=63", ranks=3, measured="test_own"
-    )
-    said = r"rank 1 on \S+ \(cpu\) has called \d+ collectives since .* \(gloo counts sends and rec"
-    assert re.match(said, failed["reason"])
-
-
-@pytest.mark.chaos
 @pytest.mark.parametrize(
     ("found", "said"),
     [

@@ -396,51 +396,6 @@ def test_a_finished_campaign_is_left_as_it_is(killed):
     assert contents(folder / "results" / "ladder" / "launches") == before
 
 
-FAULTY = """
-import pytest
-
-@pytest.mark.cases("weak")
-def test_faulty(lockstep, workload, precision, local_batch):
-    lockstep.measure(lambda: None, samples=1)
-    assert lockstep.world.rank != 1, "a fault of rank 1"
-"""
-
-
-@pytest.mark.slow
-def test_a_case_that_fails_costs_no_other_and_is_explained(tmp_path, clean_environ):
-    for name in ("conftest.py", "pyproject.toml"):
-        shutil.copy(ROOT / name, tmp_path)
-    ignored = shutil.ignore_patterns("__pycache__")  # others write it meanwhile
-    for room in ("bench", "lockstep"):
-        shutil.copytree(ROOT / room, tmp_path / room, ignore=ignored)
-    (tmp_path / "bench" / "test_a_fault.py").write_text(FAULTY)
-    ended = subprocess.run(
-        [
-            *(sys.executable, "-m", "lockstep", "run", "smoke", "--name", "faulty"),
-            *("--studies", "weak", "--world-sizes", "2", "--json"),
-        ],
-        cwd=tmp_path,
-        env=clean_environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        **BOUNDED,
-    )
-    assert ended.returncode == 1, ended.stderr
-    (outcome,) = json.loads(ended.stdout)
-    assert (outcome["measured"], len(outcome["failed"]), outcome["complete"]) == (1, 1, False)
-    assert outcome["failed"][0]["causes"][0]["rank"] == 1
-    assert re.search(
-        r"bench/test_a_fault\.py::test_faulty\[workload=mlp\S+ failed: "
-        r"rank 1 on \S+ \(cpu.*\): AssertionError: a fault of rank 1$",
-        ended.stderr,
-        re.MULTILINE,
-    )
-    result = tmp_path / "results" / "faulty" / "launches" / "w2-r0" / "result.json"
-    (measured,) = json.loads(result.read_text())["benchmarks"]
-    assert measured["name"].startswith("test_weak_scaling[")
-
-
 @pytest.mark.chaos
 @pytest.mark.slow
 def test_a_launch_that_never_began_says_why(tmp_path, clean_environ):
@@ -495,13 +450,18 @@ def test_c_hangs(lockstep, workload, precision, local_batch):
     measure(lockstep)
 
 @pytest.mark.cases("weak")
-def test_d_last(lockstep, workload, precision, local_batch):
+def test_d_fails(lockstep, workload, precision, local_batch):
+    measure(lockstep)
+    assert lockstep.world.rank != 1, "a fault of rank 1"
+
+@pytest.mark.cases("weak")
+def test_e_last(lockstep, workload, precision, local_batch):
     measure(lockstep)
 """
 
 
 @pytest.mark.slow
-def test_a_rank_that_dies_or_hangs_costs_its_case_alone(tmp_path, clean_environ):
+def test_a_rank_that_dies_hangs_or_fails_costs_its_case_alone(tmp_path, clean_environ):
     for name in ("conftest.py", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     ignored = shutil.ignore_patterns("test_*", "__pycache__")
@@ -528,12 +488,21 @@ def test_a_rank_that_dies_or_hangs_costs_its_case_alone(tmp_path, clean_environ)
     assert ended.returncode == 1, ended.stderr
     (launch,) = json.loads(ended.stdout)
     assert launch["measured"] == 2
-    dies, hangs = launch["failed"]
-    assert "test_b_dies" in dies["case"]
+    ends = {
+        failed["case"].partition("::")[2].partition("[")[0]: failed for failed in launch["failed"]
+    }
+    assert list(ends) == ["test_b_dies", "test_c_hangs", "test_d_fails"]
+    dies, hangs, fails = ends.values()
+    assert fails["causes"][0]["rank"] == 1
+    assert re.search(
+        r"::test_d_fails\[workload=mlp\S+ failed: "
+        r"rank 1 on \S+ \(cpu.*\): AssertionError: a fault of rank 1$",
+        ended.stderr,
+        re.MULTILINE,
+    )
     assert dies["crashed"]
     # On a busy machine the other rank has waited too long by then, too.
     assert dies["reason"].startswith("crashed: rank 0 ended with SIGKILL")
-    assert "test_c_hangs" in hangs["case"]
     stacks = re.match(
         r"rank 1 on \S+ \(cpu\) did not answer in time; its stacks, if it could write them: (\S+)$",
         hangs["reason"].splitlines()[0],

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -749,72 +748,3 @@ def test_one_rank_goes_on_after_a_failure_unless_its_device_is_lost(
         ended.stdout,
     )
     assert bool(said) == (breaks == "yes")
-
-
-SILENT_RANK_0 = """
-import faulthandler
-import os
-import time
-import pytest
-import torch  # its import is to take none of the time that the ranks have to meet
-from lockstep.launch import preflight
-from lockstep.launch import session
-from lockstep.ranks import process_group as world
-
-session.MIN_PATIENCE_S = 0  # to see in seconds what else takes minutes
-PARTS = {
-    "join": (world, "join"),
-    "start": (preflight, "gather_provenance"),
-    "recovery": (world, "rebuild"),
-}
-part, is_rank_0 = os.environ["PART"], os.environ["RANK"] == "0"
-
-def silent(*arguments, **options):
-    faulthandler.cancel_dump_traceback_later()
-    time.sleep(24)
-    os._exit(9)
-
-def slow(act):
-    def late(*arguments, **options):
-        found = act(*arguments, **options)
-        time.sleep(2)
-        return found
-    return late
-
-if is_rank_0:
-    setattr(*PARTS[part], silent)
-if part == "start":  # so that rank 0 is lost in the second exchange
-    preflight.compare = slow(preflight.compare)
-if part == "join" and not is_rank_0:  # as from a slow disk
-    world.provenance.usable_cores = slow(world.provenance.usable_cores)
-
-@pytest.mark.cases("weak")
-def test_fails(lockstep, workload, precision, local_batch):
-    raise AssertionError("wrong")
-"""
-
-
-LOST_AT = {"join": 78, "start": 78, "recovery": 70}
-
-
-@pytest.fixture(scope="module")
-def without_rank_0(tmp_path_factory, run_ranks):
-    """How rank 1 ended where rank 0 was lost in a part of the launch; they mostly wait, at once."""
-
-    def launch(part):
-        folder = tmp_path_factory.mktemp(part)
-        arguments = [*own_cases(folder, SILENT_RANK_0), "--comm-timeout=3", "--case-budget=20"]
-        with store(folder) as (address, _):
-            own = {"LOCKSTEP_STORE": address, "LOCKSTEP_STORE_PREFIX": "launch", "PART": part}
-            return run_ranks([arguments] * 2, folder, PYTHONPATH=str(folder), **own)[1]
-
-    with ThreadPoolExecutor(len(LOST_AT)) as pool:
-        return dict(zip(LOST_AT, pool.map(launch, LOST_AT), strict=True))
-
-
-@pytest.mark.chaos
-@pytest.mark.parametrize("part", LOST_AT)
-def test_a_rank_0_lost_between_cases_is_named_before_patience_ends(without_rank_0, part):
-    one = without_rank_0[part]
-    assert one.returncode == LOST_AT[part], one.stderr
-    assert re.search(r"^lockstep: rank 1 on \S+: rank 0 did not answer within ", one.stderr, re.M)
