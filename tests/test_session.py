@@ -230,29 +230,13 @@ def collectives(run_ranks, tmp_path_factory):
 
 
 @pytest.mark.chaos
-def test_a_part_is_the_launch_and_resumes_as_one(run_ranks, tmp_path, collectives):
-    arguments = [*COLLECTIVE, "--part", "2/3", "--resume"]
-    ended = run_ranks([arguments] * 2, tmp_path)
+def test_a_part_is_the_launch(run_ranks, tmp_path, collectives):
+    ended = run_ranks([[*COLLECTIVE, "--part", "2/3"]] * 2, tmp_path)
     assert [rank.returncode for rank in ended] == [0, 0], ended[0].stdout
     document = json.loads((tmp_path / "out.json").read_text())
     assert [case_name(entry) for entry in document["benchmarks"]] == collectives[1::3]
     assert short(document[KEY]["expected"]) == collectives[1::3]
     assert (document[KEY]["complete"], document[KEY]["part"]) == (True, [2, 3])
-
-    lines = (tmp_path / "out.journal.jsonl").read_text().splitlines()
-    cut = tmp_path / "out.journal.jsonl"
-    cut.write_text("\n".join(lines[:-1]) + "\n")
-    ended = run_ranks([arguments] * 2, tmp_path)
-    assert [rank.returncode for rank in ended] == [0, 0], ended[0].stdout
-    assert " 1 passed" in ended[0].stdout
-    document = json.loads((tmp_path / "out.json").read_text())
-    assert [case_name(entry) for entry in document["benchmarks"]] == collectives[1::3]
-
-    (tmp_path / "out.json").unlink()
-    assert [rank.returncode for rank in run_ranks([arguments] * 2, tmp_path)] == [5, 5]
-    again = json.loads((tmp_path / "out.json").read_text())
-    assert again["benchmarks"] == document["benchmarks"]
-    assert again[KEY]["complete"] is True
 
 
 def stop_once_measured(folder, num_cases):
@@ -318,8 +302,9 @@ def test_every_rank_ends_as_rank_0_finds_the_stop_file(run_ranks, tmp_path):
     assert [rank.stdout + rank.stderr for rank in ended[1:]] == ["", ""]
 
 
-FAULTY = """
+MEASURE = """
 import os
+import time
 import pytest
 
 def measure(lockstep):
@@ -327,6 +312,8 @@ def measure(lockstep):
     lockstep.record(
         round_s, workload="none", scaling=None, sample_unit="samples", samples_per_step=1
     )
+"""
+FAULTY = """
 
 @pytest.mark.cases("strong")
 def test_good(lockstep, workload, precision, global_batch):
@@ -375,7 +362,7 @@ def faulty(tmp_path_factory, run_ranks):
     """Sessions of two ranks, each resumed where the last one was stopped by a failure."""
     folder = tmp_path_factory.mktemp("faulty")
     arguments = [
-        *own_cases(folder, FAULTY),
+        *own_cases(folder, MEASURE + FAULTY),
         *("--case-budget", "15", "--resume", "--skip-failed"),
     ]
     sessions = [run_ranks([arguments] * 2, folder, PYTHONPATH=str(folder)) for _ in range(3)]
@@ -521,7 +508,7 @@ def pytest_runtestloop():
 
 @pytest.mark.chaos
 def test_a_json_that_no_longer_fits_leaves_the_older_one(run_ranks, tmp_path):
-    arguments = own_cases(tmp_path, FAULTY)
+    arguments = own_cases(tmp_path, MEASURE + FAULTY)
     (tmp_path / "full.py").write_text(FULL_AT_THE_END)
     (tmp_path / "out.json").write_text("older")
     filled = [*arguments, "-k", "test_good", "-p", "full"]
@@ -629,17 +616,7 @@ def test_a_hundred_collective_cases_agree_on_their_rounds_until_a_precision(run_
 
 
 PARTING = """
-import os
-import time
-import pytest
-
 DOES = os.environ["DOES"].split()[int(os.environ["RANK"])]
-
-def measure(lockstep):
-    lockstep.record(
-        lockstep.time(lambda: None),
-        workload="none", scaling=None, sample_unit="samples", samples_per_step=1,
-    )
 
 @pytest.mark.cases("weak")
 def test_first(lockstep, request, workload, precision, local_batch):
@@ -660,7 +637,7 @@ def test_third(lockstep, workload, precision, local_batch):
 
 @pytest.mark.chaos
 def test_ranks_that_run_other_cases_end_alike_before_one_is_measured(run_ranks, tmp_path):
-    arguments = [*own_cases(tmp_path, PARTING), "--comm-timeout=3", "--case-budget=20"]
+    arguments = [*own_cases(tmp_path, MEASURE + PARTING), "--comm-timeout=3", "--case-budget=20"]
     with store(tmp_path) as (address, _):
         variables = {"LOCKSTEP_STORE": address, "LOCKSTEP_STORE_PREFIX": "launch"}
         ended = run_ranks(
@@ -680,10 +657,6 @@ def test_ranks_that_run_other_cases_end_alike_before_one_is_measured(run_ranks, 
 
 
 SLOW_DISK = """
-import os
-import time
-import pytest
-
 def slow(descriptor):
     os.fsync = fsync
     time.sleep(6)
@@ -692,17 +665,14 @@ fsync = os.fsync
 
 @pytest.mark.cases("weak")
 def test_slow_disk(lockstep, workload, precision, local_batch):
-    round_s = lockstep.time(lambda: None)
-    lockstep.record(
-        round_s, workload="none", scaling=None, sample_unit="samples", samples_per_step=1
-    )
+    measure(lockstep)
     os.fsync = slow  # of what is kept of this case, once all phases are over
 """
 
 
 @pytest.mark.chaos
 def test_a_disk_that_is_slow_after_a_case_costs_the_case_nothing(run_ranks, tmp_path):
-    arguments = [*own_cases(tmp_path, SLOW_DISK), "--comm-timeout=2", "--case-budget=4"]
+    arguments = [*own_cases(tmp_path, MEASURE + SLOW_DISK), "--comm-timeout=2", "--case-budget=4"]
     (ended,) = run_ranks([arguments], tmp_path, PYTHONPATH=str(tmp_path))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert " 1 passed" in ended.stdout
@@ -710,8 +680,6 @@ def test_a_disk_that_is_slow_after_a_case_costs_the_case_nothing(run_ranks, tmp_
 
 
 BROKEN_DEVICE = """
-import os
-import pytest
 from lockstep.launch import session
 
 def broken(device):
@@ -725,10 +693,7 @@ def test_fails(lockstep, workload, precision, local_batch):
 
 @pytest.mark.cases("weak")
 def test_next(lockstep, workload, precision, local_batch):
-    round_s = lockstep.time(lambda: None)
-    lockstep.record(
-        round_s, workload="none", scaling=None, sample_unit="samples", samples_per_step=1
-    )
+    measure(lockstep)
 """
 
 
@@ -737,7 +702,7 @@ def test_next(lockstep, workload, precision, local_batch):
 def test_one_rank_goes_on_after_a_failure_unless_its_device_is_lost(
     run_ranks, tmp_path, breaks, measured
 ):
-    arguments = own_cases(tmp_path, BROKEN_DEVICE)
+    arguments = own_cases(tmp_path, MEASURE + BROKEN_DEVICE)
     (ended,) = run_ranks([arguments], tmp_path, PYTHONPATH=str(tmp_path), BREAKS=breaks)
     assert ended.returncode == 1
     assert list(kept(tmp_path, "fail")) == ["test_fails"]

@@ -55,10 +55,13 @@ def source_sha256(item: pytest.Item) -> str | None:
     from lockstep.workloads import source
 
     own = None if _is_of_suite(item.path.resolve()) else item.path
-    spec = params_of(item).get("workload") if has_size(item) else None
-    if spec is None:
-        return source.of_file(own) if own else None
-    return source.sha256(workloads.make(spec), own)
+    if spec := _workload_of(item):
+        return source.sha256(workloads.make(spec), own)
+    return source.of_file(own) if own else None
+
+
+def _workload_of(item: pytest.Item) -> str | None:
+    return params_of(item).get("workload") if has_size(item) else None
 
 
 def own_file(items: Sequence[pytest.Item]) -> Path | None:
@@ -66,7 +69,7 @@ def own_file(items: Sequence[pytest.Item]) -> Path | None:
     from lockstep.workloads import source
 
     for item in items:
-        spec = params_of(item).get("workload") if has_size(item) else None
+        spec = _workload_of(item)
         builder = source.file_of(workloads.builder_of(spec)) if spec else None
         for path in (item.path.resolve(), (builder or item.path).resolve()):
             if not _is_of_suite(path):

@@ -141,10 +141,10 @@ class Control:
         count as an answer.
 
         Args:
-            name: Of the exchange, equal on all ranks; a name may be used again.
+            name: Equal on all ranks; a name may be used again.
             value: JSON-serialisable, not None, a few KiB at most.
-            judge: Called on rank 0 with every rank's value in the order of ranks, None for a rank
-                that did not answer; returns what JSON can hold.
+            judge: Gets every rank's value in the order of ranks, None for a silent one, on rank 0;
+                returns what JSON can hold.
             waits: How long the ranks wait while a case runs.
 
         Raises:
@@ -184,15 +184,10 @@ class Control:
         return None if self.deadline is None else self.deadline - time.monotonic()
 
     def part(self, patience_s: float = 0.0) -> list[int]:
-        """Wait until all ranks are here. Rank 0, whose process may hold the store, returns last.
+        """Wait until all ranks are here, and return those that did not come.
 
-        Where a rank was silent just before, the others do not wait for it again.
-
-        Args:
-            patience_s: How long a rank waits for rank 0 at least; rank 0 waits a third as long.
-
-        Returns:
-            The ranks that did not come.
+        Rank 0, whose process may hold the store, returns last. A rank that was silent just before
+        is not waited for again. A rank waits `patience_s` for rank 0 at least, rank 0 a third.
 
         Raises:
             LostError: Rank 0 did not come in time, or the store is gone.
@@ -204,10 +199,8 @@ class Control:
         with self._naming_a_lost_store():
             if self.rank > 0:
                 self.store.set(f"left/{self.rank}", "")
-                return sorted(self._silent)
-            others = [rank for rank in range(1, self.world_size) if rank not in self._silent]
-            if others:
-                keys = [f"left/{rank}" for rank in others]
+            elif others := set(range(1, self.world_size)) - self._silent:
+                keys = [f"left/{rank}" for rank in sorted(others)]
                 _are_there(self.store, keys, time.monotonic() + self._timeout_s)
         return sorted(self._silent)
 

@@ -102,7 +102,7 @@ def join(
 
 
 def _open_process_group(world: World, epoch: int) -> None:
-    """Make the process group of an epoch; its keys are its own, so no rank joins an older one."""
+    """Make the process group of an epoch, under keys of its own: no rank joins an older one."""
     from torch import distributed
 
     distributed.init_process_group(
@@ -145,10 +145,9 @@ def has_group() -> bool:
 
 
 def num_collectives() -> int:
-    """Return in how many collectives of the process group this rank has taken part, or will have.
+    """Return how many collectives of the process group this rank has called.
 
-    Those still under way count: a backend counts them as they are called, and gloo counts each
-    send and receive as one more.
+    Those still under way count, and gloo counts each send and receive as one more.
     """
     from torch import distributed
 
@@ -253,7 +252,7 @@ def _missing_interface(backend: str, environ: Mapping[str, str]) -> str:
 
 
 def _record_mend(key: str, environ: Mapping[str, str]) -> None:
-    """Leave the job's script the key that is to be mended, which `lockstep status` then names."""
+    """Leave the job's script the key to mend, which `lockstep status` names."""
     if "LOCKSTEP_MEND" in environ:
         with contextlib.suppress(OSError):  # its folder, on this node, is judged elsewhere
             Path(environ["LOCKSTEP_MEND"]).write_text(f"{key}\n")
