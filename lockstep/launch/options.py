@@ -1,7 +1,8 @@
 """The options of a launch: what a user may ask of pytest, checked, and equal on all ranks.
 
 Options that several ranks cannot take, or that would have no effect, are refused. Each refusal
-rests on the command line and the installed plugins, which are equal on all ranks.
+rests on the command line and the installed plugins, which are equal on all ranks. Functions raise
+ValueError for the first thing that they refuse: the fact, why, and what to do.
 """
 
 import argparse
@@ -183,11 +184,7 @@ def defaults() -> dict[str, Any]:
 
 
 def read(option: Any) -> Settings:
-    """Return what a command line asks for.
-
-    Raises:
-        ValueError: An option's value is not allowed.
-    """
+    """Return what a command line asks for."""
     size_name = option.size
     if size_name is None:
         import torch
@@ -204,37 +201,28 @@ def read(option: Any) -> Settings:
             journal_path = Path(option.journal)
         elif option.benchmark_json:
             journal_path = Path(option.benchmark_json).with_suffix(".journal.jsonl")
+    same = (
+        *("device", "threads_per_rank", "seed", "order_seed", "resume", "skip_failed", "after"),
+        *("stop_file", "data_root", "on_oom"),
+    )
     return Settings(
+        **{name: getattr(option, name) for name in same},
         size_name=size_name,
         size=sizes.adapt(sizes.find(size_name), **_changes(option)),
-        device=option.device,
         timeout_s=timeout_s,
         budget_s=budget_s,
-        threads_per_rank=option.threads_per_rank,
-        seed=option.seed,
-        order_seed=option.order_seed,
         result_path=Path(option.benchmark_json) if option.benchmark_json else None,
         journal_path=journal_path,
-        resume=option.resume,
-        skip_failed=option.skip_failed,
-        after=option.after,
         goal=None if margin is None else Goal(margin, option.benchmark_confidence),
         part=part(option),
-        stop_file=option.stop_file,
         causes=not (option.no_causes or option.torch_trace),
-        data_root=option.data_root,
         labels=_labels(option),
         telemetry=not (option.no_telemetry or option.torch_trace),
-        on_oom=option.on_oom,
     )
 
 
 def check(option: Any) -> None:
-    """Refuse a value that is not allowed, whatever is measured.
-
-    Raises:
-        ValueError: The first such option.
-    """
+    """Refuse a value that is not allowed, whatever is measured."""
     # What a count may be is the same in every size.
     sizes.adapt(sizes.find("smoke"), **_changes(option))
     _labels(option)
@@ -291,11 +279,7 @@ def _labels(option: Any) -> dict[str, str]:
 
 
 def part(option: Any) -> tuple[int, int] | None:
-    """Return (K, N) for the K-th of N parts, K from 1; None for all cases.
-
-    Raises:
-        ValueError: It is not written as `K/N`.
-    """
+    """Return (K, N) for the K-th of N parts, K from 1; None for all cases."""
     if option.part is None:
         return None
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", option.part)
@@ -337,22 +321,14 @@ IN_A_WORKER = "-n would measure several cases at once, each slowed down by the o
 
 
 def refuse_options(config: pytest.Config) -> None:
-    """Refuse options that several ranks cannot take.
-
-    Raises:
-        ValueError: The first such option, why, and what to do.
-    """
+    """Refuse options that several ranks cannot take."""
     for dest, (name, why, instead) in REFUSED_OPTIONS.items():
         if config.getoption(dest, None):
             raise ValueError(f"{name} is not for several ranks: {why}; {instead}")
 
 
 def refuse_ignored(config: pytest.Config) -> None:
-    """Refuse options of pytest-benchmark that would change nothing, or end in an error.
-
-    Raises:
-        ValueError: The first such option that has another value than its default.
-    """
+    """Refuse options of pytest-benchmark that would change nothing, or end in an error."""
     usual = config._parser.parse_known_args([])  # noqa: SLF001, pytest has no public name
     for dest, instead in IGNORED.items():
         if config.getoption(dest, None) != getattr(usual, dest, None):
@@ -366,9 +342,6 @@ def refuse_selection(
     """Refuse to leave out cases of a campaign's launch, which would then pass for complete.
 
     Without labels nobody planned the launch, and all may be left out.
-
-    Raises:
-        ValueError: A case of the launch's studies is left out.
     """
     studies = set(labels.get("studies", "").split(","))
     left_out = [
@@ -391,12 +364,7 @@ def refuse_selection(
 def refuse_tests(
     items: Iterable[pytest.Item], measured: Iterable[pytest.Item], world_size: int
 ) -> None:
-    """Refuse tests whose rounds or results would be of no use.
-
-    Raises:
-        ValueError: One times with pytest-benchmark's fixture, whose rounds each rank would choose
-            for itself, or two that are measured share a name.
-    """
+    """Refuse tests whose rounds or results would be of no use."""
     for item in items:
         is_case = item.get_closest_marker("cases") is not None
         function: Any = getattr(item, "obj", None)
