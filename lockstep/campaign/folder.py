@@ -55,7 +55,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Folder:
-    """The folder of a campaign's results."""
+    """The folder of a campaign's results.
+
+    Methods that read a journal or the claim raise ValueError where it is corrupt, and those that
+    take a launch's name where it is none.
+    """
 
     path: Path
 
@@ -65,11 +69,7 @@ class Folder:
         return self.path / "campaign.json"
 
     def launch(self, name: str) -> Path:
-        """Return where a launch keeps its files.
-
-        Raises:
-            ValueError: The name leads elsewhere, or would act on a terminal.
-        """
+        """Return where a launch keeps its files; a name may lead nowhere else."""
         if name in ("", ".", "..") or {"/", "\\"} & {*name} or not name.isprintable():
             raise ValueError(
                 f"{self.path}: {name[:80]!r} is no name of a launch; leave no slash and no control "
@@ -78,7 +78,7 @@ class Folder:
         return self.path / "launches" / name
 
     def journal(self, name: str) -> Path:
-        """Return the journal of a launch; this and the files below raise as `launch` does."""
+        """Return the journal of a launch."""
         return self.launch(name) / "journal.jsonl"
 
     def result_file(self, name: str) -> Path:
@@ -97,9 +97,6 @@ class Folder:
         """Return how far a launch has come, by its journal alone.
 
         A complete launch has measured all of the studies.
-
-        Raises:
-            ValueError: The journal is corrupt.
         """
         path = self.journal(name)
         if not path.exists() or not journal.current(journal.read(path)):
@@ -122,11 +119,7 @@ class Folder:
         return [each for each in launches if not self.outcome(each.name, campaign.studies).complete]
 
     def write_result(self, name: str) -> bool:
-        """Make a launch's JSON from its journal, and return whether a case of it has ended.
-
-        Raises:
-            ValueError: The journal is corrupt.
-        """
+        """Make a launch's JSON from its journal, and return whether a case of it has ended."""
         path = self.journal(name)
         has_ended = bool(journal.outcomes(path))
         if has_ended:
@@ -144,11 +137,7 @@ class Folder:
     def claim(
         self, campaign: Campaign, launches: Sequence[Launch], left_out: Sequence[LeftOut] = ()
     ) -> None:
-        """Write the campaign into the folder of its results, or refuse to mix it with another's.
-
-        Raises:
-            ValueError: As `refuse` does.
-        """
+        """Write the campaign into the folder of its results, or refuse to mix it with another's."""
         self.refuse(campaign, launches)
         facts = campaign.facts() | {
             "launches": [launch.facts() for launch in launches],
@@ -181,20 +170,13 @@ class Folder:
         """Return the keys in which what was measured differs from a campaign, then and now.
 
         Where no case was measured nothing is held: a typo can be mended.
-
-        Raises:
-            ValueError: A journal is corrupt.
         """
         if not any(journal.measured(self.journal(name)) for name in self.names()):
             return {}
         return differences(self.claimed() or campaign.facts(), campaign)
 
     def claimed(self) -> dict[str, Any] | None:
-        """Return the campaign that the folder's results were measured for, if there are any.
-
-        Raises:
-            ValueError: The file is no campaign of this format.
-        """
+        """Return the campaign that the folder's results were measured for, if there are any."""
         path = self.claim_file
         if not path.exists():
             return None

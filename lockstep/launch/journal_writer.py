@@ -73,14 +73,10 @@ class JournalWriter:
     def begin(
         self, expected: list[str], document: Mapping[str, Any], facts: Mapping[str, Any]
     ) -> None:
-        """Begin this session's part of the journal, on rank 0.
+        """Begin this session's part of the journal, on rank 0; raises as `open` does.
 
         `expected` has all cases of the launch; `document` has machine_info, commit_info, datetime
         and version of pytest-benchmark's JSON; `facts` are what the launch says of itself.
-
-        Raises:
-            AgreedError: It is no journal.
-            RankError: Rank 0 cannot write it.
         """
 
         def write_head() -> None:

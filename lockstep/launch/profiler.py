@@ -49,10 +49,9 @@ class Shares:
     """What of the traced steps each part takes; parts may run beside each other.
 
     Attributes:
-        num_steps: Steps that were traced.
-        step_s: Mean of their seconds, with what the profiler adds to each operation.
-        parts: Part -> fraction of the time in which it ran, of those that torch has marked: of
-            FSDP2 it does not mark the forward pass.
+        step_s: Mean of the steps, with what the profiler adds to each operation.
+        parts: Part -> fraction of the time in which it ran, where torch marks it (not the forward
+            pass of FSDP2).
         exposed: Fraction in which communication ran and no other part did.
         rest: Fraction in which none of them ran.
     """

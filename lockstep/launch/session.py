@@ -183,13 +183,7 @@ class LaunchSession:
         return chosen
 
     def open_journal(self, expected: list[str], document: dict[str, Any]) -> None:
-        """Begin this session's part of the journal.
-
-        The document is the head of pytest-benchmark's JSON.
-
-        Raises:
-            OSError: The journal cannot be written.
-        """
+        """Begin this session's part of the journal; `document` heads pytest-benchmark's JSON."""
         settings = self.settings
         facts = {
             **settings.labels,
