@@ -26,7 +26,7 @@ def lockstep(request: pytest.FixtureRequest, benchmark: Any) -> "Harness":
     """
     from lockstep.launch import hooks
 
-    return hooks.harness_of(request.node, benchmark)
+    return request.config.stash[hooks.SESSION].harness(request.node, benchmark)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -31,7 +31,6 @@ from lockstep.launch.items import case_of, is_measured, of_part, params_of, stud
 from lockstep.launch.profiler import Tracing
 from lockstep.launch.session import LaunchSession
 from lockstep.launch.verdict import Ended, is_consequence
-from lockstep.measure.harness import Harness
 from lockstep.ranks.control import LostError
 from lockstep.ranks.placement import placement
 from lockstep.ranks.process_group import NO_GPU
@@ -213,7 +212,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             options.refuse_options(config)
         options.refuse_ignored(config)
         chosen = of_part(measured, _settings(config).part)
-        if not config.option.collectonly and not _is_worker(config):
+        # A worker of pytest-xdist has a workerinput.
+        if not config.option.collectonly and not hasattr(config, "workerinput"):
             chosen = _begin(config, chosen)
     except ImportError as error:
         todo = 'pip install "/path/to/checkout[bench]" brings what measuring needs'
@@ -296,13 +296,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         launch.begin(case_of(item))
         if launch.ending:
             raise item.session.Interrupted(launch.ending.reason)
-    elif is_measured(item) and _is_worker(item.config):
+    elif is_measured(item) and hasattr(item.config, "workerinput"):
         pytest.fail(options.IN_A_WORKER, pytrace=False)
-
-
-def _is_worker(config: pytest.Config) -> bool:
-    """Return whether this process is one of those that pytest-xdist shares the cases out to."""
-    return hasattr(config, "workerinput")
 
 
 def _launch_of(item: pytest.Item) -> LaunchSession | None:
@@ -413,11 +408,6 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
         finally:
             if launch is not None:
                 launch.leave(session.config)
-
-
-def harness_of(item: pytest.Item, benchmark: Any) -> Harness:
-    """Return what a case measures with: the world, the rounds, and a place for its record."""
-    return item.config.stash[SESSION].harness(item, benchmark)
 
 
 def _settings(config: pytest.Config) -> options.Settings:

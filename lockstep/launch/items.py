@@ -83,11 +83,7 @@ def _is_of_suite(path: Path) -> bool:
 
 
 def of_part(items: list[pytest.Item], part: tuple[int, int] | None) -> list[pytest.Item]:
-    """Return the K-th of N parts of the items: every N-th from the K-th on.
-
-    Raises:
-        ValueError: That part holds nothing.
-    """
+    """Return the K-th of N parts of the items, every N-th from the K-th on; refuse an empty one."""
     if part is None:
         return items
     number, num_parts = part

@@ -333,13 +333,10 @@ def _connect(rank: int, host: str, port: int, timeout_s: float, *, serves: bool)
 
 
 def _wait_for_port(host: str, port: int, timeout_s: float) -> None:
-    """Wait until a port of another host takes connections, as torch would for three times as long.
+    """Wait until a port of another host takes connections; raise OSError where it takes none.
 
     A host that refuses may serve it soon. One that has no address, or does not answer, is not
-    waited for.
-
-    Raises:
-        OSError: It takes none.
+    waited for. torch would wait for three times as long.
     """
     began = time.monotonic()
     while True:
