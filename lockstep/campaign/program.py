@@ -47,7 +47,7 @@ from lockstep.core.formats import last_line
 from lockstep.core.journal import Journal
 from lockstep.core.launch_block import FailureCause
 from lockstep.core.processes import THREAD_VARIABLES, die_with_parent, hostname
-from lockstep.core.record import KEY, SCHEMA_VERSION, CaseRecord, problem, sized_name
+from lockstep.core.record import KEY, CaseRecord, problem, sized_name
 from lockstep.machine import provenance
 
 EXIT_FAILED, EXIT_USAGE, EXIT_ENDED = 1, 4, 143
@@ -586,7 +586,6 @@ class Driver:
         given, path = self.given, self.given.journal
         is_resumed = given.resume and bool(journal.current(journal.read(path)))
         block = journal.rebuild(path)[KEY] if is_resumed else {}
-        flight = block.get("in_flight")
         for case, entry in journal.measured(path).items() if is_resumed else ():
             if entry["extra_info"][KEY]["workload_sha256"] != self.source:
                 raise ValueError(
@@ -609,13 +608,10 @@ class Driver:
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "provenance": provenance_of(self.start, threads, given.device, given.seed),
         }
-        kept.append({
-            "kind": "launch", "schema": SCHEMA_VERSION, "resumed": is_resumed,
-            "skips_failed": given.skip_failed, "expected": expected,
-            "document": document(), "launch": facts,
-        })  # fmt: skip
-        if flight and given.skip_failed:
-            kept.append(journal.crash(flight, given.after))
+        kept.begin_session(
+            {"expected": expected, "document": document(), "launch": facts},
+            resume=given.resume, skip_failed=given.skip_failed, after=given.after,
+        )  # fmt: skip
         return seed
 
     def _end_of(self, case: Case, position: int) -> dict[str, Any]:

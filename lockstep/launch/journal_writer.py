@@ -7,11 +7,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep.core import journal
 from lockstep.core.errors import AgreedError, RankError
 from lockstep.core.flags import flag
 from lockstep.core.journal import Journal
-from lockstep.core.record import KEY, SCHEMA_VERSION
+from lockstep.core.record import KEY
 from lockstep.launch.options import Settings
 from lockstep.launch.verdict import Verdict
 from lockstep.machine import telemetry
@@ -80,23 +79,12 @@ class JournalWriter:
         """
 
         def write_head() -> None:
-            if self.journal is None:
-                return
-            path, resume = self.journal.path, self.settings.resume
-            flight = journal.in_flight(path)
-            self.journal.append(
-                {
-                    "kind": "launch",
-                    "schema": SCHEMA_VERSION,
-                    "resumed": resume and bool(journal.current(journal.read(path))),
-                    "skips_failed": self.settings.skip_failed,
-                    "expected": expected,
-                    "document": document,
-                    "launch": facts,
-                }
-            )
-            if flight and resume and self.settings.skip_failed:
-                self.append(journal.crash(flight, self.settings.after))
+            if self.journal is not None:
+                asked = self.settings
+                self.journal.begin_session(
+                    {"expected": expected, "document": document, "launch": facts},
+                    resume=asked.resume, skip_failed=asked.skip_failed, after=asked.after,
+                )  # fmt: skip
 
         if path := self.settings.journal_path:
             self._agree("head of --journal", path, write_head)
