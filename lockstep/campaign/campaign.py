@@ -237,17 +237,27 @@ class Campaign(BaseModel):
         default=None, description="seed of the order of cases; drawn for each launch by default"
     )
     size: Literal["smoke", "laptop", "node", "cluster"] = Field(description="how much to measure")
-    device: Literal["cpu", "cuda"] | None = Field(default=None, description="cuda if there is one")
+    device: Literal["cpu", "cuda"] | None = Field(
+        default=None, description="CUDA where there is one, by default"
+    )
     threads_per_rank: Count | None = Field(
         default=None, description="threads of a rank; the cores over the largest world size"
     )
-    workload: str | None = Field(default=None, description="model of every training study")
-    precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = Field(
-        default=None, description="precision where it is not the question"
+    workload: str | None = Field(
+        default=None, description="model of every training study, such as mlp:width=512"
     )
-    global_batch: Count | None = Field(default=None, description="batch of all ranks, strong study")
-    local_batch: Count | None = Field(default=None, description="batch per rank, other studies")
-    rounds: Count | None = Field(default=None, description="timed rounds of a case")
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = Field(
+        default=None, description="precision where it is not the question; fp32 by default"
+    )
+    global_batch: Count | None = Field(
+        default=None, description="batch of all ranks in the strong study"
+    )
+    local_batch: Count | None = Field(
+        default=None, description="batch per rank in the other studies"
+    )
+    rounds: Count | None = Field(
+        default=None, description="timed rounds of a case; those of the size by default"
+    )
     warmup_rounds: Annotated[StrictInt, Field(ge=0, le=MAX_COUNT)] | None = Field(
         default=None, description="untimed rounds before them"
     )
