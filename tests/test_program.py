@@ -188,27 +188,24 @@ def test_a_run_that_does_not_count_is_a_failed_case_with_its_kind(written, tmp_p
 
 
 def test_a_metric_is_the_last_match_or_a_path_into_the_last_json(tmp_path):
-    from lockstep.campaign import program as programs
-    from lockstep.campaign.program import Run
-
     output = 'rate 1\nrate 2e3\n{"a": [{"b": 7}]}\nbye\n'
     metrics = [
         {"name": "rate", "unit": "x/s", "regex": "rate ([0-9e]+)"},
         {"name": "b", "unit": "K", "json": "a.0.b"},
     ]
     command = Command.model_validate({"line": "true", "metrics": metrics})
-    assert programs.values(command, Run(1.0, 0.0, output), {}) == {"rate": 2000.0, "b": 7.0}
+    assert programs.values(command, programs.Run(1.0, 0.0, output), {}) == {
+        "rate": 2000.0,
+        "b": 7.0,
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("wait", "is_late"), [("", False), ("; sleep 60", True)])
 def test_nothing_that_a_run_started_outlives_it(tmp_path, wait, is_late):
-    from lockstep.campaign import program as programs
-    from lockstep.campaign.program import RunError
-
     child = f"(trap '' TERM; echo $BASHPID >{tmp_path}/child; while :; do sleep 1; done) &"
     line = f"{child} until [ -s {tmp_path}/child ]; do sleep 0.05; done{wait}"
-    with pytest.raises(RunError) if is_late else contextlib.nullcontext():
+    with pytest.raises(programs.RunError) if is_late else contextlib.nullcontext():
         limit_s = 3.0 if is_late else PATIENCE_S
         programs.run(["bash", "-c", line], tmp_path, ".", os.environ, limit_s)
     deadline = time.monotonic() + 10
@@ -218,16 +215,14 @@ def test_nothing_that_a_run_started_outlives_it(tmp_path, wait, is_late):
 
 
 def test_the_digest_of_a_program_is_of_its_scripts_and_not_of_its_data(tmp_path):
-    from lockstep.campaign.program import source_sha256
-
     line = "./solve mine.py in.dat >out.sh | tee log.sh"
     command = Command(line=line, workdir=str(tmp_path))
     changes = {}
     for name in ("solve", "mine.py", "in.dat", "out.sh", "log.sh"):
-        before = source_sha256(command)
+        before = programs.source_sha256(command)
         (tmp_path / name).write_text(name)
         (tmp_path / name).chmod(0o755 if name == "solve" else 0o644)
-        changes[name] = source_sha256(command) != before
+        changes[name] = programs.source_sha256(command) != before
     assert [name for name, is_other in changes.items() if is_other] == ["solve", "mine.py"]
 
 
