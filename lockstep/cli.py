@@ -23,11 +23,11 @@ GROUPS = {
             "Show the page of a recorded campaign, in seconds.",
         ),
         "run": (
-            "lockstep.campaign.local.run_cli:run",
+            "lockstep.campaign.run_cli:run",
             "Measure a campaign; or: run train, run verify, run data.",
         ),
         "diagnose": (
-            "lockstep.campaign.local.diagnose_cli:diagnose",
+            "lockstep.campaign.run_cli:diagnose",
             "Answer one question about scaling, in about five minutes.",
         ),
     },
@@ -269,15 +269,11 @@ def main() -> None:
         click.echo(f"Error: {one_line(str(error))}", err=True)
         sys.exit(EXIT_INPUT)
     except (RuntimeError, OSError) as error:
-        click.echo(f"Error: {one_line(_said(error))}", err=True)
+        text = str(error)
+        if isinstance(error, OSError) and error.filename is not None and error.strerror:
+            text = f"{error.filename}: {error.strerror}"
+        click.echo(f"Error: {one_line(text)}", err=True)
         sys.exit(EXIT_MACHINE)
     except MemoryError:
         click.echo("Error: there is not enough memory for this; give less, or free some", err=True)
         sys.exit(EXIT_MACHINE)
-
-
-def _said(error: Exception) -> str:
-    """Return what an error says; of the system's, which file it is about and why."""
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)

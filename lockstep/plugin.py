@@ -26,41 +26,32 @@ def lockstep(request: pytest.FixtureRequest, benchmark: Any) -> "Harness":
     """
     from lockstep.launch import hooks
 
-    return hooks.harness_of(request.node, benchmark)
+    return request.config.stash[hooks.SESSION].harness(request.node, benchmark)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    # Before a plugin opens its file: later it would have to be taken out, which few of them bear.
-    if _is_further_rank():
-        leave_files(config)
-
-
-def _is_further_rank() -> bool:
-    """Return whether a launcher started this session as a rank above 0, with rank 0's options."""
+    # Before a plugin opens its file: few plugins can be taken out later.
     by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     launcher = os.environ.get("LOCKSTEP_LAUNCHER", "torchrun" if by_torchrun else "")
-    if not launcher:
-        return False
-    from lockstep.ranks.placement import VARIABLES
+    if launcher:
+        from lockstep.ranks.placement import VARIABLES
 
-    rank, *_ = VARIABLES.get(launcher, [""])
-    return os.environ.get(rank, "0") != "0"
+        rank, *_ = VARIABLES.get(launcher, [""])
+        if os.environ.get(rank, "0") != "0":  # a rank above 0 has rank 0's options
+            leave_files(config)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.pluginmanager.hasplugin(HOOKS) or not any(map(_asks_for_it, items)):
+    asked = any(FIXTURE in getattr(item, "fixturenames", ()) for item in items)
+    if config.pluginmanager.hasplugin(HOOKS) or not asked:
         return
     config.pluginmanager.import_plugin(HOOKS)
     from lockstep.launch import hooks
 
     config.stash[hooks.CAME_LATE] = True
     hooks.pytest_collection_modifyitems(config, items)  # pytest has listed these hooks already
-
-
-def _asks_for_it(item: pytest.Item) -> bool:
-    return FIXTURE in getattr(item, "fixturenames", ())
 
 
 @pytest.hookimpl(trylast=True)  # after pytest-benchmark's table

@@ -8,7 +8,6 @@ import pytest
 from test_session import errors, own_cases
 
 from lockstep.core import journal
-from lockstep.core.record import KEY
 
 pytestmark = pytest.mark.slow
 
@@ -45,19 +44,6 @@ def the_failure(run_ranks, folder, cases, *options, ranks=2, measured="test_good
     assert list(entries(folder)) == [measured]
     (failed,) = (one for one in journal.read(folder / "out.journal.jsonl") if one["kind"] == "fail")
     return failed
-
-
-@pytest.mark.chaos
-def test_a_case_may_time_twice_and_each_rank_is_heard_each_time(run_ranks, tmp_path):
-    twice = case("twice", """\
-lockstep.time(lambda: None)
-own_s = 0.05 if lockstep.world.rank == 1 else 0.0
-keep(lockstep, lockstep.time(lambda: time.sleep(own_s)))""")  # fmt: skip
-    arguments = own_cases(tmp_path, CASES + twice)
-    ended = run_ranks([arguments] * 2, tmp_path, PYTHONPATH=str(tmp_path))
-    assert [rank.returncode for rank in ended] == [0, 0], ended[0].stdout
-    block = entries(tmp_path)["test_twice"]["extra_info"][KEY]
-    assert min(block["rank_round_s"][1]) >= 0.05
 
 
 @pytest.mark.chaos
@@ -105,26 +91,6 @@ keep(lockstep, lockstep.time(int))""",
 
 
 @pytest.mark.chaos
-def test_sends_and_receives_count_as_collectives_but_in_a_group_of_their_own(run_ranks, tmp_path):
-    pipeline = """\
-ones, rank = torch.ones(4), lockstep.world.rank
-if rank > 0:
-    distributed.recv(ones, rank - 1, group=group)
-if rank < 2:
-    distributed.send(ones, rank + 1, group=group)
-keep(lockstep, lockstep.time(int))"""
-    own = case("own", f"group = distributed.new_group()\n{pipeline}")
-    joint = case("joint", f"group = None\n{pipeline}")
-    head = "import torch\nfrom torch import distributed\n"
-    cases = head + CASES + own + joint
-    failed = the_failure(
-        run_ranks, tmp_path, cases, "--global-batch=63", ranks=3, measured="test_own"
-    )
-    said = r"rank 1 on \S+ \(cpu\) has called \d+ collectives since .* \(gloo counts sends and rec"
-    assert re.match(said, failed["reason"])
-
-
-@pytest.mark.chaos
 @pytest.mark.parametrize(
     ("found", "said"),
     [
@@ -144,41 +110,6 @@ lockstep.benchmark.extra_info["x"] = {found}""",
     failed = the_failure(run_ranks, tmp_path, CASES + unfit + good)
     assert "::test_unfit[" in failed["case"]
     assert said in failed["reason"]
-
-
-@pytest.mark.chaos
-def test_what_is_put_into_a_record_after_the_case_is_not_written(run_ranks, tmp_path):
-    late = """
-@pytest.fixture
-def late(lockstep):
-    yield
-    lockstep.benchmark.extra_info["x"] = float("nan")
-"""
-    good = case("good", "keep(lockstep, lockstep.time(int))")
-    spoilt = good.replace("good(lockstep", "spoilt(late, lockstep")
-    arguments = own_cases(tmp_path, CASES + late + spoilt + good)
-    ended = run_ranks([arguments] * 2, tmp_path, PYTHONPATH=str(tmp_path))
-    assert [rank.returncode for rank in ended] == [0, 0], ended[0].stdout
-    assert list(entries(tmp_path)) == ["test_spoilt", "test_good"]
-    assert "x" not in entries(tmp_path)["test_spoilt"]["extra_info"]
-
-
-@pytest.mark.chaos
-def test_errors_that_are_each_others_cause_fail_their_case_alone(run_ranks, tmp_path):
-    ring = case(
-        "ring",
-        """\
-try:
-    raise ValueError("first")
-except ValueError as first:
-    try:
-        raise OSError("second") from first
-    except OSError as second:
-        raise first from second""",
-    )
-    good = case("good", "keep(lockstep, lockstep.time(int))")
-    failed = the_failure(run_ranks, tmp_path, CASES + ring + good, "--case-budget=20", ranks=1)
-    assert "::test_ring[" in failed["case"]
 
 
 def test_what_one_rank_cannot_measure_all_refuse_and_say(run_ranks, tmp_path):

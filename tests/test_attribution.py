@@ -239,7 +239,7 @@ def test_a_single_rank_waits_for_nobody_and_no_base_makes_it_compute_more_than_i
 
 
 def test_the_next_step_of_a_card_measures_the_same_model_beside_the_results():
-    from lockstep.campaign.local.run_cli import run
+    from lockstep.campaign.run_cli import run
 
     (found,) = verdict_card.judge_all([ladder("weak", [(1, *BASE), (2, 1.4, two(1.0, 1.4))])], 0.9)
     command, _, _ = found.advice.partition("  ")

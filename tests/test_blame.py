@@ -13,6 +13,7 @@ from lockstep.launch.verdict import NO_CASE, Ended, Facts, Verdict
 from lockstep.ranks.control import LostError
 
 RANKS = [{"host": f"n{rank // 4}", "device": f"cuda:{rank % 4}"} for rank in range(12)]
+FACTS = Facts(RANKS, "", 60.0, 2.5, None)
 PASSED = asdict(Ended())
 
 
@@ -28,15 +29,12 @@ def skipped(reason):
     return asdict(Ended("skipped", reason))
 
 
-def test_a_rank_is_named_with_its_host_and_device():
-    assert verdict.describe_rank(5, RANKS) == "rank 5 on n1 (cuda:1)"
+RESET = lost(RuntimeError("[gloo/transport/tcp/pair.cc:547] Broken pipe"))
 
 
 @pytest.mark.parametrize(
     ("found", "lines"),
     [
-        ([], []),
-        ([PASSED, PASSED], []),
         ([PASSED, failed("ValueError: no")], ["rank 1 on n0 (cuda:1): ValueError: no"]),
         (
             [None, PASSED],
@@ -46,25 +44,20 @@ def test_a_rank_is_named_with_its_host_and_device():
             ],
         ),
         (
-            [PASSED, skipped("no bf16")],
-            ["rank 1 on n0 (cuda:1) skips, but not all ranks do: no bf16"],
-        ),
-        (
-            [
-                lost(RuntimeError("[gloo/pair.cc:547] Connection closed")),
-                skipped("x"),
-                failed("own"),
-            ],
+            [RESET, skipped("x"), failed("own")],
             [
                 "rank 2 on n0 (cuda:2): own",
                 "rank 1 on n0 (cuda:1) skips, but not all ranks do: x",
-                "rank 0 on n0 (cuda:0): [gloo/pair.cc:547] Connection closed",
+                "rank 0 on n0 (cuda:0): [gloo/transport/tcp/pair.cc:547] Broken pipe",
             ],
         ),
     ],
 )
 def test_what_a_rank_did_itself_comes_before_what_it_suffered(found, lines):
-    assert verdict.describe_failure(found, RANKS, Path("here/out.jsonl")).splitlines() == lines
+    facts = replace(FACTS, journal_path=Path("here/out.jsonl"))
+    assert Verdict.of_phase(found, facts).reason.splitlines() == lines
+    without_journal = Verdict.of_phase(found, FACTS).reason.splitlines()
+    assert without_journal == [line.partition("; its stacks")[0] for line in lines]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +78,7 @@ def test_what_only_comes_of_others_is_told_by_the_error(error, expected):
 def test_causes_are_records_with_the_error_alone():
     own = Ended("failed", "a traceback\nKeyError: 1", "KeyError: 1")
     ends = [lost(LostError("rank 0 is silent")), None, PASSED, asdict(own), skipped("no bf16")]
-    found = verdict.find_causes(ends, RANKS)
+    found = Verdict.of_phase(ends, FACTS).causes
     assert found[0] == FailureCause(3, "n0", "cuda:3", "fault", "KeyError: 1")
     assert [(cause.rank, cause.kind, cause.error) for cause in found[1:]] == [
         (1, "silence", ""),
@@ -94,29 +87,15 @@ def test_causes_are_records_with_the_error_alone():
     ]
 
 
-def test_no_stacks_are_promised_without_a_journal():
-    assert (
-        verdict.describe_failure([None], RANKS, None)
-        == "rank 0 on n0 (cuda:0) did not answer in time"
-    )
-
-
-@pytest.mark.parametrize(("num_failed", "last"), [(8, "rank 7 on "), (12, "and 4 ranks more")])
-def test_no_more_ranks_are_named_than_anybody_reads(num_failed, last):
-    lines = verdict.describe_failure([failed("x")] * num_failed, RANKS, None).splitlines()
-    assert len(lines) == min(num_failed, verdict.MAX_BLAMED + 1)
+@pytest.mark.parametrize(("num_lost", "last"), [(7, "rank 6 on "), (11, "and 4 ranks more")])
+def test_a_culprit_comes_first_and_no_more_ranks_are_named_than_anybody_reads(num_lost, last):
+    own = failed("DataLoader worker (pid 7) exited")
+    lines = Verdict.of_phase([RESET] * num_lost + [own], FACTS).reason.splitlines()
+    assert lines[0].endswith(": DataLoader worker (pid 7) exited")
+    assert len(lines) == min(num_lost + 1, verdict.MAX_BLAMED + 1)
     assert lines[-1].startswith(last)
 
 
-def test_a_culprit_comes_first_however_many_ranks_it_left_waiting():
-    reset = lost(RuntimeError("[gloo/transport/tcp/pair.cc:547] Broken pipe"))
-    own = failed("DataLoader worker (pid 7) exited")
-    lines = verdict.describe_failure([reset] * 11 + [own], RANKS, None).splitlines()
-    assert lines[0] == "rank 11 on n2 (cuda:3): DataLoader worker (pid 7) exited"
-    assert lines[-1] == "and 4 ranks more"
-
-
-FACTS = Facts(RANKS, "", 60.0, 2.5, None)
 WENT_WELL = PASSED | {"collectives": 3, "left": [], "next": "x", "case": "x", "free_bytes": 9}
 
 
@@ -141,7 +120,7 @@ def at(*cases):
     ],
 )
 def test_ranks_at_two_cases_are_out_of_step_and_silent_ones_are_lost(cases, code, ending):
-    settled = verdict.of_leaving(cases, FACTS)
+    settled = Verdict.of_leaving(cases, FACTS)
     assert (settled.code, settled.ending[: len(ending)]) == (code, ending)
     assert (settled.code is None) == (settled.outcome == "passed" and not settled.ending)
 
@@ -159,7 +138,7 @@ def test_ranks_at_two_cases_are_out_of_step_and_silent_ones_are_lost(cases, code
 )
 def test_a_phase_comes_to_what_its_worst_rank_does(given, outcome, code, words):
     facts = replace(FACTS, case="x")
-    for judge in (verdict.of_phase, verdict.of_set_up, verdict.of_leaving):
+    for judge in (Verdict.of_phase, Verdict.of_set_up, Verdict.of_leaving):
         settled = judge(given, facts)
         assert (settled.outcome, settled.code) == (outcome, code)
         assert settled.reason.startswith(words)
@@ -167,33 +146,26 @@ def test_a_phase_comes_to_what_its_worst_rank_does(given, outcome, code, words):
 
 
 def test_set_up_finds_the_least_room_and_ranks_that_run_another_case_after_all():
-    room = verdict.of_set_up(ends({}, {"free_bytes": 5}, {}), FACTS).room
+    room = Verdict.of_set_up(ends({}, {"free_bytes": 5}, {}), FACTS).room
     assert (room.rank, room.host, room.free_bytes) == (1, "n0", 5)
-    settled = verdict.of_set_up(ends({}, {"case": "y"}), FACTS)
+    settled = Verdict.of_set_up(ends({}, {"case": "y"}), FACTS)
     assert (settled.outcome, settled.code) == ("failed", 76)
 
 
 def test_a_rank_without_its_process_group_makes_all_build_it_again():
     gone = ends({}, {"left": [{"kind": "process_group"}]})
-    assert verdict.of_leaving(gone, FACTS).needs_group
-    assert not verdict.of_leaving(ends({}, {}), FACTS).needs_group
+    assert Verdict.of_leaving(gone, FACTS).needs_group
+    assert not Verdict.of_leaving(ends({}, {}), FACTS).needs_group
 
 
 @pytest.mark.parametrize(
-    ("counts", "expected"),
-    [
-        ([7, 7, 7], ""),
-        ([7, None, 7], ""),
-        (
-            [7, 8, 7],
-            "rank 1 on n0 (cuda:1) has called 8 collectives since the ranks last joined, "
-            "rank 0 on n0 (cuda:0) 7; every rank must call the same ones "
-            "(gloo counts sends and receives, too, but in a group of their own from new_group)",
-        ),
-        ([None, 7, 6], "rank 2 on n0 (cuda:2) has called 6 collectives since the ranks last "),
-    ],
+    ("counts", "odd"), [([7, 7, 7], None), ([7, None, 7], None), ([7, 8, 7], 1), ([None, 7, 6], 2)]
 )
-def test_a_rank_that_called_other_collectives_is_named(counts, expected):
+def test_a_rank_that_called_other_collectives_is_named(counts, odd):
     found = [None if count is None else {"collectives": count} for count in counts]
-    assert verdict.describe_uneven(found, RANKS).startswith(expected)
-    assert bool(verdict.describe_uneven(found, RANKS)) == bool(expected)
+    words = FACTS.uneven(found)
+    assert (
+        words.startswith(f"rank {odd} on n0 (cuda:{odd}) has called {counts[odd]}")
+        if odd
+        else (words == "")
+    )

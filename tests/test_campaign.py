@@ -74,17 +74,6 @@ def test_a_file_is_read(file):
     assert loaded.num_cases() == 1
 
 
-def test_options_win_over_the_file_and_none_leaves_it(file):
-    loaded = campaign.load(file(TOML), repeats=7, world_sizes=[4], name=None)
-    assert (loaded.repeats, loaded.world_sizes, loaded.name) == (7, (4,), "test")
-
-
-def test_cases_of_one_launch():
-    smoke = campaign.load("smoke")
-    # strong, weak, 4 precisions, 4 caps, 3 accumulations, 5 loaders, 5 collectives at 2 sizes
-    assert smoke.num_cases() == 1 + 1 + 4 + 4 + 3 + 5 + 10
-
-
 @pytest.mark.parametrize(
     ("change", "names"),
     [
@@ -202,12 +191,3 @@ def test_a_launch_cut_by_case_holds_every_case_once(file):
     assert len(parts) == len(campaign.plan(chosen)) * chosen.num_cases()
     assert len({launch.name for launch in parts}) == len(parts)
     assert {launch.num_parts for launch in parts} == {chosen.num_cases()}
-
-
-def test_a_part_is_named_so_that_names_sort_by_it():
-    assert Launch(2, 0, 3, 27).name == "w2-r0-p03"
-    assert list(campaign.own_options(Launch(2, 0, 3, 27))) == [
-        "--label=launch=w2-r0-p03",
-        "--label=repeat=0",
-        "--part=3/27",
-    ]

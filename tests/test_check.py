@@ -16,8 +16,8 @@ from planted import CLEAN, PLANTED, always, cited, measured, ranks, table
 from planted_errors import PLANTED as ERRORS
 from planted_errors import WARNED
 
+from lockstep.campaign import run_cli
 from lockstep.campaign.campaign import Campaign
-from lockstep.campaign.local import run_cli
 from lockstep.core.flags import WORDS
 from lockstep.core.record import (
     Basis,

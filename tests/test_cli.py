@@ -1,6 +1,5 @@
 """The command `lockstep`, started as a user starts it: help, plans, and how bad input ends."""
 
-import json
 import re
 import shlex
 import subprocess
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 from commands import BOUNDED
 
-from lockstep.campaign.local.run_cli import _with_tests
+from lockstep.campaign.run_cli import _with_tests
 from lockstep.core.record import failure_gist
 
 ROOT = Path(__file__).parents[1]
@@ -77,11 +76,6 @@ def test_bad_input_is_refused_in_one_sentence(refusals, line):
     assert_one_sentence(refusals[line], REFUSED[line])
 
 
-@pytest.mark.slow
-def test_a_refusal_leaves_nothing_behind(refusals, folder):
-    assert {path.name for path in folder.iterdir()} == set(BAD_TOML)
-
-
 @pytest.mark.chaos
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -145,15 +139,6 @@ def test_a_dry_run_prints_the_launches_and_touches_nothing(tmp_path):
     assert len(commands) == 4
     assert all("--size=smoke" in shlex.split(command) for command in commands)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_dry_run_can_be_read_by_a_program(tmp_path):
-    ended = lockstep("run smoke --dry-run --json --to 'a folder'", tmp_path)
-    plan = json.loads(ended.stdout)
-    assert plan["folder"] == "a folder/smoke"
-    assert set(plan["launches"]) == {"w1-r0", "w2-r0"}
-    assert plan["launches"]["w2-r0"][0] == sys.executable
-    assert "a folder/smoke/launches/w2-r0/journal.jsonl" in plan["launches"]["w2-r0"]
 
 
 def test_tests_of_this_folder_are_named_after_it(tmp_path, monkeypatch):

@@ -7,9 +7,9 @@ import pytest
 from commands import run
 from data.report_samples import document, record, write
 
-from lockstep.campaign.local import progress, run_cli
-from lockstep.campaign.local.diagnose_cli import NAMES, diagnose
-from lockstep.campaign.questions import QUESTIONS, campaign_of
+from lockstep.campaign import progress, run_cli
+from lockstep.campaign.campaign import campaign_of
+from lockstep.campaign.run_cli import diagnose
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
 from lockstep.report.words import loader_card
@@ -41,7 +41,6 @@ def test_what_needs_several_ranks_is_refused_on_one_gpu(name):
 
 
 def test_two_nodes_are_a_question_for_slurm():
-    assert set(NAMES) == {*QUESTIONS, "nodes"}
     with pytest.raises(ValueError, match="lockstep submit nodes --site"):
         run(diagnose, "nodes")
 
@@ -62,7 +61,7 @@ def test_no_launch_is_begun_that_would_end_too_late(monkeypatch, tmp_path):
         folder=tmp_path,
         campaign=SimpleNamespace(studies=()),
     )
-    assert run_cli._outcomes(ladder, [0, 1, 2, 3, 4], 350) == [0, 1, 2]
+    assert run_cli._outcomes(ladder, [0, 1, 2, 3, 4], 350, {}) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from lockstep.before.doctor import cluster_checks, doctor_cli
 from lockstep.before.doctor import machine_checks as machine
 from lockstep.before.doctor.cluster_checks import Diagnosis, examine
 from lockstep.before.doctor.machine_checks import CHECKS, Subject, check
-from lockstep.campaign.local import launcher
+from lockstep.campaign import launcher
 from lockstep.core.processes import hostname
 from lockstep.image.inspection import Record, write_record
 from lockstep.slurm import associations

@@ -15,7 +15,7 @@ def impatient(tmp_path):
     """A copy of the suite whose driver and ranks wait less long where they measure nothing."""
     suite(tmp_path)
     for name, was, limit_s in [
-        ("campaign/local/ladder.py", "LEAST_PATIENCE_S = 60.0", PATIENCE_S),
+        ("campaign/ladder.py", "LEAST_PATIENCE_S = 60.0", PATIENCE_S),
         ("launch/session.py", "MIN_PATIENCE_S = 60.0", BUDGET_S),
     ]:
         path = tmp_path / "lockstep" / name

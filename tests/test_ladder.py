@@ -1,7 +1,6 @@
 """The local ladder: what is measured is never lost and never measured again."""
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -20,13 +19,12 @@ import commands
 import pytest
 from commands import BOUNDED
 
+from lockstep.campaign import ladder, launcher
 from lockstep.campaign.campaign import Campaign, Launch, plan
 from lockstep.campaign.folder import Outcome
-from lockstep.campaign.local import ladder, launcher, run_plan
-from lockstep.campaign.local.ladder import Ladder
-from lockstep.campaign.local.launcher import Ended
-from lockstep.campaign.next import Facts, gather, mark
-from lockstep.core import journal
+from lockstep.campaign.ladder import Ladder
+from lockstep.campaign.next import Ended, Facts, gather, mark
+from lockstep.core import journal, processes
 from lockstep.core.journal import Journal
 from lockstep.core.record import KEY, SCHEMA_VERSION
 
@@ -101,13 +99,6 @@ def test_a_launch_stands_as_its_journal_says(rungs, ends, expected):
     assert rungs.outcome(W1) == Outcome(W1.name)
 
 
-def test_a_launch_of_fewer_studies_than_now_asked_for_is_not_complete(rungs):
-    keep(rungs, W1, ("case", "a"), ("case", "b"), studies="strong")
-    assert rungs.outcome(W1).complete is False
-    keep(rungs, W1, ("case", "a"), ("case", "b"), studies="weak,collective,strong")
-    assert rungs.outcome(W1).complete is True
-
-
 def test_what_is_missing_is_in_the_order_of_the_plan(tmp_path):
     rungs = Ladder(campaign(repeats=3), tmp_path)
     launches = plan(rungs.campaign)
@@ -127,13 +118,6 @@ def test_a_folder_is_claimed_once_and_grows(rungs):
     rungs.claim()
     Ladder(campaign(repeats=4, world_sizes=[1, 2, 4]), rungs.folder).claim()
     assert len(json.loads(path.read_text())["launches"]) == 12
-
-
-def test_a_folder_in_which_nothing_was_measured_holds_nothing(rungs):
-    rungs.claim()
-    keep(rungs, plan(rungs.campaign)[0], ("fail", "a"))
-    Ladder(campaign(size="laptop"), rungs.folder).claim()
-    assert json.loads((rungs.folder / "campaign.json").read_text())["size"] == "laptop"
 
 
 def test_a_folder_of_another_campaign_is_refused_and_left_alone(rungs):
@@ -163,10 +147,10 @@ def test_the_command_of_a_launch(tmp_path):
 
 
 def test_step_times_are_medians_over_rounds_divided_by_steps(rungs):
-    assert ladder.step_times(rungs) == {}
+    assert rungs.step_times([W1, W2]) == {}
     keep(rungs, W1, ("case", "a"))
     keep(rungs, W2, ("case", "a"), ("case", "b"))
-    assert ladder.step_times(rungs) == {"a": {1: [0.25], 2: [0.25]}, "b": {2: [0.25]}}
+    assert rungs.step_times([W1, W2]) == {"a": {1: [0.25], 2: [0.25]}, "b": {2: [0.25]}}
 
 
 def test_a_result_that_its_journal_is_ahead_of_is_made_again(rungs):
@@ -201,21 +185,10 @@ def test_measured_cases_that_only_a_result_has_are_never_written_over(rungs, lef
     assert contents(rungs.folder) == before
 
 
-@pytest.mark.parametrize(
-    "text", ["", '{"benchmarks": [', '{"benchmarks": []}', '{"benchmarks": 3}']
-)
-def test_a_result_with_nothing_measured_keeps_no_campaign_out(rungs, text):
-    result = rungs.results.result_file(W2.name)
-    result.parent.mkdir(parents=True)
-    result.write_text(text)
-    rungs.claim()
-    assert rungs.results.claimed()["name"] == rungs.campaign.name
-
-
 def test_one_driver_at_a_time(tmp_path):
     script = (
         "import sys; from pathlib import Path\n"
-        "from lockstep.campaign.local.ladder import only_driver\n"
+        "from lockstep.campaign.ladder import only_driver\n"
         "with only_driver(Path(sys.argv[1])): print('alone')"
     )
 
@@ -238,23 +211,11 @@ def test_one_driver_at_a_time(tmp_path):
     assert other().stdout == "alone\n"
 
 
-def test_a_driver_on_another_host_is_refused_by_its_name(tmp_path):
-    with (tmp_path / ".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        lock.write(f"{2**22 + 1} login1 lockstep run ladder.toml --to x")
-        lock.flush()
-        with (
-            pytest.raises(ValueError, match="on login1: lockstep run"),
-            ladder.only_driver(tmp_path),
-        ):
-            pytest.fail("it may live")
-
-
 @pytest.mark.slow
 def test_what_a_killed_driver_left_is_waited_for(tmp_path):
     script = (
         "import os, subprocess, sys; from pathlib import Path\n"
-        "from lockstep.campaign.local.ladder import only_driver\n"
+        "from lockstep.campaign.ladder import only_driver\n"
         "with only_driver(Path(sys.argv[1])) as lock:\n"
         "    left = subprocess.Popen(['sleep', '3'], pass_fds=[lock], stdout=2)\n"
         "    print(left.pid, flush=True)\n"
@@ -264,22 +225,21 @@ def test_what_a_killed_driver_left_is_waited_for(tmp_path):
     orphan = subprocess.run(
         command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, **BOUNDED
     )
-    assert ladder._runs(orphan.stdout)
+    assert processes.runs(orphan.stdout)
     with ladder.only_driver(tmp_path):
-        assert not ladder._runs(orphan.stdout)
+        assert not processes.runs(orphan.stdout)
 
 
-def test_a_launch_that_does_not_end_is_killed_with_its_ranks(tmp_path, monkeypatch):
-    monkeypatch.setattr(ladder, "ORPHAN_S", 0.2)
+def test_a_launch_that_does_not_end_is_killed_with_its_ranks(tmp_path):
     script = "trap '' TERM; sleep 600 & echo $! >rank; while :; do wait; done"
     launch = subprocess.Popen(["sh", "-c", script], cwd=tmp_path)
     wait_until(lambda: (tmp_path / "rank").exists() and (tmp_path / "rank").read_text())
-    stopping = threading.Thread(target=ladder._stop, args=(launch,), daemon=True)
+    stopping = threading.Thread(target=processes.end_tree, args=(launch, 0.2), daemon=True)
     stopping.start()
     stopping.join(PATIENCE_S / 10)
     try:
         assert launch.returncode == -signal.SIGKILL
-        wait_until(lambda: not ladder._runs((tmp_path / "rank").read_text()))
+        wait_until(lambda: not processes.runs((tmp_path / "rank").read_text()))
     finally:
         launch.kill()
         with contextlib.suppress(ProcessLookupError):
@@ -436,51 +396,6 @@ def test_a_finished_campaign_is_left_as_it_is(killed):
     assert contents(folder / "results" / "ladder" / "launches") == before
 
 
-FAULTY = """
-import pytest
-
-@pytest.mark.cases("weak")
-def test_faulty(lockstep, workload, precision, local_batch):
-    lockstep.measure(lambda: None, samples=1)
-    assert lockstep.world.rank != 1, "a fault of rank 1"
-"""
-
-
-@pytest.mark.slow
-def test_a_case_that_fails_costs_no_other_and_is_explained(tmp_path, clean_environ):
-    for name in ("conftest.py", "pyproject.toml"):
-        shutil.copy(ROOT / name, tmp_path)
-    ignored = shutil.ignore_patterns("__pycache__")  # others write it meanwhile
-    for room in ("bench", "lockstep"):
-        shutil.copytree(ROOT / room, tmp_path / room, ignore=ignored)
-    (tmp_path / "bench" / "test_a_fault.py").write_text(FAULTY)
-    ended = subprocess.run(
-        [
-            *(sys.executable, "-m", "lockstep", "run", "smoke", "--name", "faulty"),
-            *("--studies", "weak", "--world-sizes", "2", "--json"),
-        ],
-        cwd=tmp_path,
-        env=clean_environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        **BOUNDED,
-    )
-    assert ended.returncode == 1, ended.stderr
-    (outcome,) = json.loads(ended.stdout)
-    assert (outcome["measured"], len(outcome["failed"]), outcome["complete"]) == (1, 1, False)
-    assert outcome["failed"][0]["causes"][0]["rank"] == 1
-    assert re.search(
-        r"bench/test_a_fault\.py::test_faulty\[workload=mlp\S+ failed: "
-        r"rank 1 on \S+ \(cpu.*\): AssertionError: a fault of rank 1$",
-        ended.stderr,
-        re.MULTILINE,
-    )
-    result = tmp_path / "results" / "faulty" / "launches" / "w2-r0" / "result.json"
-    (measured,) = json.loads(result.read_text())["benchmarks"]
-    assert measured["name"].startswith("test_weak_scaling[")
-
-
 @pytest.mark.chaos
 @pytest.mark.slow
 def test_a_launch_that_never_began_says_why(tmp_path, clean_environ):
@@ -535,13 +450,18 @@ def test_c_hangs(lockstep, workload, precision, local_batch):
     measure(lockstep)
 
 @pytest.mark.cases("weak")
-def test_d_last(lockstep, workload, precision, local_batch):
+def test_d_fails(lockstep, workload, precision, local_batch):
+    measure(lockstep)
+    assert lockstep.world.rank != 1, "a fault of rank 1"
+
+@pytest.mark.cases("weak")
+def test_e_last(lockstep, workload, precision, local_batch):
     measure(lockstep)
 """
 
 
 @pytest.mark.slow
-def test_a_rank_that_dies_or_hangs_costs_its_case_alone(tmp_path, clean_environ):
+def test_a_rank_that_dies_hangs_or_fails_costs_its_case_alone(tmp_path, clean_environ):
     for name in ("conftest.py", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     ignored = shutil.ignore_patterns("test_*", "__pycache__")
@@ -553,7 +473,7 @@ def test_a_rank_that_dies_or_hangs_costs_its_case_alone(tmp_path, clean_environ)
         'size = "smoke"\nthreads_per_rank = 1\ncase_budget = 15\n'
     )
     code = (
-        "import sys; from lockstep.campaign.local.run_cli import run; "
+        "import sys; from lockstep.campaign.run_cli import run; "
         "sys.exit(run(standalone_mode=False))"
     )
     ended = subprocess.run(
@@ -568,12 +488,21 @@ def test_a_rank_that_dies_or_hangs_costs_its_case_alone(tmp_path, clean_environ)
     assert ended.returncode == 1, ended.stderr
     (launch,) = json.loads(ended.stdout)
     assert launch["measured"] == 2
-    dies, hangs = launch["failed"]
-    assert "test_b_dies" in dies["case"]
+    ends = {
+        failed["case"].partition("::")[2].partition("[")[0]: failed for failed in launch["failed"]
+    }
+    assert list(ends) == ["test_b_dies", "test_c_hangs", "test_d_fails"]
+    dies, hangs, fails = ends.values()
+    assert fails["causes"][0]["rank"] == 1
+    assert re.search(
+        r"::test_d_fails\[workload=mlp\S+ failed: "
+        r"rank 1 on \S+ \(cpu.*\): AssertionError: a fault of rank 1$",
+        ended.stderr,
+        re.MULTILINE,
+    )
     assert dies["crashed"]
     # On a busy machine the other rank has waited too long by then, too.
     assert dies["reason"].startswith("crashed: rank 0 ended with SIGKILL")
-    assert "test_c_hangs" in hangs["case"]
     stacks = re.match(
         r"rank 1 on \S+ \(cpu\) did not answer in time; its stacks, if it could write them: (\S+)$",
         hangs["reason"].splitlines()[0],
@@ -603,15 +532,15 @@ def test_edited_tests_are_not_measured_into_a_folder_of_before(tmp_path, edit, k
     kept.close()
     test.write_text(test.read_text() + edit)
     if not is_refused:
-        assert run_plan.to_replace(rungs, (), replace=False) == []
+        assert rungs.to_replace((), replace=False) == []
         return
     with pytest.raises(ValueError, match="--replace"):
-        run_plan.to_replace(rungs, (), replace=False)
-    run_plan.set_aside(rungs, run_plan.to_replace(rungs, (), replace=True))
+        rungs.to_replace((), replace=False)
+    rungs.set_aside(rungs.to_replace((), replace=True))
     assert not rungs.results.launch(W1.name).exists()
     (aside,) = (rungs.folder / "replaced").glob(f"*/{W1.name}/journal.jsonl")
     assert journal.measured(aside)
-    assert run_plan.to_replace(rungs, (), replace=False) == []
+    assert rungs.to_replace((), replace=False) == []
 
 
 def test_a_launch_is_measured_again_by_its_name(tmp_path):
@@ -619,6 +548,6 @@ def test_a_launch_is_measured_again_by_its_name(tmp_path):
     for name in ("w1-r0", "w2-r0"):
         Journal(rungs.results.journal(name)).close()
     with pytest.raises(ValueError, match=r"no launch w9-r0; it holds w1-r0, w2-r0"):
-        run_plan.to_replace(rungs, ["w9-r0"], replace=False)
-    run_plan.set_aside(rungs, run_plan.to_replace(rungs, ["w2-r0"], replace=False))
+        rungs.to_replace(["w9-r0"], replace=False)
+    rungs.set_aside(rungs.to_replace(["w2-r0"], replace=False))
     assert rungs.results.names() == ["w1-r0"]

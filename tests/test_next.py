@@ -79,10 +79,6 @@ def test_a_case_that_failed_in_an_earlier_run_is_measured_again_in_this_one(
     assert session(tmp_path, ("fail", "b"), skips_failed=True).num_left == 0
 
 
-def test_a_launch_without_a_journal_has_not_begun(tmp_path: Path) -> None:
-    assert gather(tmp_path, mark(tmp_path), WORDS) == Facts(WORDS)
-
-
 def test_stacks_of_this_session_are_named(tmp_path: Path) -> None:
     before = mark(tmp_path)
     (tmp_path / "stacks").mkdir()

@@ -152,20 +152,6 @@ def test_plain_pytest_ends_with_a_card_of_each_test_of_ones_own(repository):
 
 
 @pytest.mark.slow
-def test_where_no_report_can_be_made_the_cards_alone_are_missing(repository):
-    hidden = "import sys; sys.modules['pydantic'] = None; import pytest; sys.exit(pytest.main())"
-    options = ("benchmarks", "--device", "cpu", "-p", "lockstep.launch.hooks")
-    variables = environ(repository)
-    ended = subprocess.run(
-        [sys.executable, "-c", hidden, *options], cwd=repository, env=variables,
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "on 1 rank:" not in ended.stdout
-    assert "lockstep: for a page: lockstep report" in ended.stdout
-
-
-@pytest.mark.slow
 def test_the_option_that_plain_pytest_names_for_the_cpu_is_one_that_it_takes(repository):
     ended = run(sys.executable, repository, "pytest", "benchmarks", CUDA_VISIBLE_DEVICES="")
     (option,) = re.findall(r"measured; (.*--device cpu) says", ended.stdout)

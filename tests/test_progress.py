@@ -2,8 +2,7 @@ from datetime import UTC, datetime
 
 from lockstep.campaign.campaign import Campaign, Launch, plan
 from lockstep.campaign.folder import Folder
-from lockstep.campaign.local.progress import TimeLeft, short_names
-from lockstep.campaign.local.run_plan import estimate
+from lockstep.campaign.progress import TimeLeft, estimate, short_names
 from lockstep.core.journal import Journal
 from lockstep.core.processes import hostname
 
@@ -67,7 +66,7 @@ def stamp(at_s):
 def test_the_time_left_falls_and_follows_the_launches_of_each_size():
     left = TimeLeft([Launch(size, repeat) for repeat in range(2) for size in (1, 2)], 0.0)
     assert left.left_s(5.0) is None
-    left.advance(0.5)
+    left.share = 0.5
     assert left.left_s(10.0) == 20 * 4 - 10
     left.end(20.0)
     left.end(60.0)  # two ranks take twice as long

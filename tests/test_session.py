@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -128,23 +127,6 @@ def test_pytest_benchmark_compares_our_files(torchrun):
         assert entry["name"] in ended.stdout
 
 
-@pytest.mark.slow
-def test_pytest_benchmark_does_not_take_two_world_sizes_for_one_test(measured):
-    files = [measured / "fp32" / "launches" / f"w{size}-r0" / "result.json" for size in (1, 2)]
-    found = [json.loads(path.read_text())["benchmarks"] for path in files]
-    ended = subprocess.run(
-        [sys.executable, "-m", "pytest_benchmark", "compare", *files, "--group-by", "fullname"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
-    # A table of each test: were two sizes one test, the second would show its time over the first.
-    for size, entries in zip((1, 2), found, strict=True):
-        for entry in entries:
-            assert entry["name"].endswith(f"-world_size={size}]")
-            assert f"benchmark '{entry['fullname']}': 1 tests" in ended.stdout
-    assert ended.stdout.count(": 1 tests") == sum(map(len, found))
-
-
 @pytest.mark.chaos
 def test_one_process_measures_into_a_folder_of_its_own(run_ranks, tmp_path):
     (ended,) = run_ranks([[*SMOKE, "-m", "weak or collective", "-k", "weak or 4096"]], tmp_path)
@@ -221,21 +203,6 @@ def test_a_batch_that_three_ranks_cannot_share_is_refused_also_under_srun(run_ra
     assert documents(tmp_path) == []
 
 
-@pytest.mark.chaos
-def test_caps_beyond_the_gradients_are_one_and_the_same_bucket(run_ranks, tmp_path):
-    arguments = [
-        *(*SMOKE, "-m", "bucket", "-k", "50 or 100", "--benchmark-json", "out.json"),
-        *("--workload", "resnet18", "--local-batch", "2"),
-        *("--rounds", "2", "--warmup-rounds", "1", "--steps-per-round", "1"),
-    ]
-    ended = run_ranks([arguments] * 2, tmp_path)
-    assert [rank.returncode for rank in ended] == [0, 0], ended[0].stdout
-    document = json.loads((tmp_path / "out.json").read_text())
-    fifty, hundred = (entry["extra_info"][KEY]["details"] for entry in document["benchmarks"])
-    # ResNet-18 has 11 181 642 parameters of 4 bytes at 10 classes: 42.7 MiB, less than either cap.
-    assert fifty["bucket_bytes"] == hundred["bucket_bytes"] == [4 * 11_181_642]
-
-
 @given(st.integers(1, 60), st.integers(1, 90))
 def test_the_parts_hold_every_case_once(num_cases, num_parts):
     items = list(range(num_cases))
@@ -263,39 +230,13 @@ def collectives(run_ranks, tmp_path_factory):
 
 
 @pytest.mark.chaos
-def test_a_part_is_the_launch_and_resumes_as_one(run_ranks, tmp_path, collectives):
-    arguments = [*COLLECTIVE, "--part", "2/3", "--resume"]
-    ended = run_ranks([arguments] * 2, tmp_path)
+def test_a_part_is_the_launch(run_ranks, tmp_path, collectives):
+    ended = run_ranks([[*COLLECTIVE, "--part", "2/3"]] * 2, tmp_path)
     assert [rank.returncode for rank in ended] == [0, 0], ended[0].stdout
     document = json.loads((tmp_path / "out.json").read_text())
     assert [case_name(entry) for entry in document["benchmarks"]] == collectives[1::3]
     assert short(document[KEY]["expected"]) == collectives[1::3]
     assert (document[KEY]["complete"], document[KEY]["part"]) == (True, [2, 3])
-
-    lines = (tmp_path / "out.journal.jsonl").read_text().splitlines()
-    cut = tmp_path / "out.journal.jsonl"
-    cut.write_text("\n".join(lines[:-1]) + "\n")
-    ended = run_ranks([arguments] * 2, tmp_path)
-    assert [rank.returncode for rank in ended] == [0, 0], ended[0].stdout
-    assert " 1 passed" in ended[0].stdout
-    document = json.loads((tmp_path / "out.json").read_text())
-    assert [case_name(entry) for entry in document["benchmarks"]] == collectives[1::3]
-
-    (tmp_path / "out.json").unlink()
-    assert [rank.returncode for rank in run_ranks([arguments] * 2, tmp_path)] == [5, 5]
-    again = json.loads((tmp_path / "out.json").read_text())
-    assert again["benchmarks"] == document["benchmarks"]
-    assert again[KEY]["complete"] is True
-
-
-@pytest.mark.chaos
-def test_ranks_of_other_parts_are_refused(run_ranks, tmp_path):
-    zero, one = run_ranks(
-        [[*COLLECTIVE, "--part", "1/2"], [*COLLECTIVE, "--part", "2/2"]], tmp_path
-    )
-    (sentence,) = errors(zero)
-    assert sentence.startswith("ERROR: rank 1 collected other cases than rank 0 (5 against 5), ")
-    assert (zero.returncode, one.returncode) == (4, 4)
 
 
 def stop_once_measured(folder, num_cases):
@@ -361,8 +302,9 @@ def test_every_rank_ends_as_rank_0_finds_the_stop_file(run_ranks, tmp_path):
     assert [rank.stdout + rank.stderr for rank in ended[1:]] == ["", ""]
 
 
-FAULTY = """
+MEASURE = """
 import os
+import time
 import pytest
 
 def measure(lockstep):
@@ -370,6 +312,8 @@ def measure(lockstep):
     lockstep.record(
         round_s, workload="none", scaling=None, sample_unit="samples", samples_per_step=1
     )
+"""
+FAULTY = """
 
 @pytest.mark.cases("strong")
 def test_good(lockstep, workload, precision, global_batch):
@@ -418,7 +362,7 @@ def faulty(tmp_path_factory, run_ranks):
     """Sessions of two ranks, each resumed where the last one was stopped by a failure."""
     folder = tmp_path_factory.mktemp("faulty")
     arguments = [
-        *own_cases(folder, FAULTY),
+        *own_cases(folder, MEASURE + FAULTY),
         *("--case-budget", "15", "--resume", "--skip-failed"),
     ]
     sessions = [run_ranks([arguments] * 2, folder, PYTHONPATH=str(folder)) for _ in range(3)]
@@ -488,44 +432,6 @@ def test_what_failed_leaves_no_timings_and_what_ended_is_measured_once(faulty):
     )
 
 
-# The options of plugins that write, as these have them; installed is what counts.
-PLUGINS = """
-from pathlib import Path
-
-def pytest_addoption(parser):
-    parser.addoption("--html", dest="htmlpath")
-    parser.addoption("--json-report", action="store_true")
-    parser.addoption("--json-report-file", default=".report.json")
-
-def pytest_configure(config):
-    if config.option.htmlpath:
-        Path(config.option.htmlpath).touch()
-    if config.option.json_report:
-        Path(config.option.json_report_file).touch()
-"""
-
-
-@pytest.mark.chaos
-def test_rank_0_alone_writes_for_other_plugins_and_the_others_end_well(run_ranks, tmp_path):
-    (tmp_path / "plugins.py").write_text(PLUGINS)
-    ended = run_ranks(
-        [
-            [
-                *(*SMOKE, "-m", "collective", "-k", "broadcast and 4096", "-p", "plugins"),
-                *(f"--junitxml={rank}.xml", f"--html={rank}.html", f"--log-file={rank}.log"),
-                *("--json-report", f"--json-report-file={rank}.report"),
-            ]
-            for rank in range(2)
-        ],
-        tmp_path,
-        PYTHONPATH=f"{tmp_path}:{ROOT}",
-    )
-    assert [rank.returncode for rank in ended] == [0, 0], ended[1].stderr
-    assert ended[1].stdout + ended[1].stderr == ""
-    written = sorted(path.name for path in tmp_path.glob("[01].*"))
-    assert written == ["0.html", "0.log", "0.report", "0.xml"]
-
-
 def own_cases(folder, text):
     """Put a file of cases beside a copy of the suite, and return the start of a session of it."""
     for name in ("conftest.py", "pyproject.toml"):
@@ -535,65 +441,6 @@ def own_cases(folder, text):
         shutil.copytree(ROOT / room, folder / room, ignore=ignored)
     (folder / "bench" / "test_own.py").write_text(text)
     return ["-m", "pytest", "bench/test_own.py", "--size", "smoke", "--benchmark-json", "out.json"]
-
-
-TOO_LONG = """
-import pytest
-
-def measure(lockstep, **details):
-    rounds = lockstep.time(lambda: None)
-    lockstep.record(
-        rounds, workload="none", scaling=None, sample_unit="none", samples_per_step=1,
-        details=details,
-    )
-
-@pytest.mark.cases("strong")
-def test_long(lockstep, workload, precision, global_batch):
-    measure(lockstep, trace="y" * 64 * 2**20)
-
-@pytest.mark.cases("strong")
-def test_deep(lockstep, workload, precision, global_batch):
-    found = {}
-    for _ in range(5000):
-        found = {"deeper": found}
-    measure(lockstep, **found)
-
-@pytest.mark.cases("strong")
-def test_good(lockstep, workload, precision, global_batch):
-    measure(lockstep)
-"""
-
-
-@pytest.mark.chaos
-def test_what_the_journal_cannot_keep_fails_its_case_on_all_ranks(run_ranks, tmp_path):
-    arguments = own_cases(tmp_path, TOO_LONG)
-    ended = run_ranks([arguments] * 2, tmp_path, PYTHONPATH=str(tmp_path))
-    assert [rank.returncode for rank in ended] == [1, 1], ended[0].stdout
-    failed = kept(tmp_path, "fail")
-    assert list(failed) == ["test_long", "test_deep"]
-    for name, said in (
-        (
-            "test_long",
-            "recorded: 64 MiB are too long for a line of the journal, which must stay below 64 MiB",
-        ),
-        ("test_deep", "RecursionError"),
-    ):
-        assert said in failed[name]["reason"]
-    document = json.loads((tmp_path / "out.json").read_text())
-    assert [entry["name"].partition("[")[0] for entry in document["benchmarks"]] == ["test_good"]
-
-
-@pytest.mark.chaos
-def test_a_journal_whose_launch_lacks_its_facts_is_refused_on_all_ranks(run_ranks, tmp_path):
-    kept = journal.Journal(tmp_path / "out.journal.jsonl")
-    head = {"kind": "launch", "schema": 1, "resumed": False, "document": {}, "launch": {}}
-    kept.append(head | {"expected": ["x"]})
-    kept.append({"kind": "fail", "case": "x", "reason": "r"})
-    kept.close()
-    ended = run_ranks([[*COLLECTIVE, "--resume"]] * 2, tmp_path)
-    (error,) = errors(ended[0])
-    assert re.search(r"a launch line has provenance 'None', which is no dict; the journal i", error)
-    assert [rank.returncode for rank in ended] == [4, 4]
 
 
 @pytest.mark.chaos
@@ -661,7 +508,7 @@ def pytest_runtestloop():
 
 @pytest.mark.chaos
 def test_a_json_that_no_longer_fits_leaves_the_older_one(run_ranks, tmp_path):
-    arguments = own_cases(tmp_path, FAULTY)
+    arguments = own_cases(tmp_path, MEASURE + FAULTY)
     (tmp_path / "full.py").write_text(FULL_AT_THE_END)
     (tmp_path / "out.json").write_text("older")
     filled = [*arguments, "-k", "test_good", "-p", "full"]
@@ -703,16 +550,9 @@ def test_own(benchmark, lockstep, collective, message_bytes):
 """
 
 
-PLAIN = """
-def test_own(benchmark):
-    benchmark(lambda: None)
-"""
-
-
 @pytest.mark.chaos
-@pytest.mark.parametrize("text", [OWN_ROUNDS, PLAIN], ids=["case", "plain"])
-def test_a_case_that_would_choose_its_own_rounds_is_refused(run_ranks, tmp_path, text):
-    arguments = own_cases(tmp_path, text)
+def test_a_case_that_would_choose_its_own_rounds_is_refused(run_ranks, tmp_path):
+    arguments = own_cases(tmp_path, OWN_ROUNDS)
     zero, one = run_ranks([arguments] * 2, tmp_path, PYTHONPATH=str(tmp_path))
     (error,) = errors(zero)
     assert re.search(
@@ -724,11 +564,13 @@ def test_a_case_that_would_choose_its_own_rounds_is_refused(run_ranks, tmp_path,
 
 
 def test_two_measured_tests_of_one_name_are_refused():
-    one, two = (SimpleNamespace(name="test_x", nodeid=f"{file}.py::test_x") for file in "ab")
-    other = SimpleNamespace(name="test_x[1]", nodeid="a.py::test_x[1]")
-    launch_options.refuse_one_name([one, other, one])
+    def item(file, name="test_x"):
+        return SimpleNamespace(name=name, nodeid=f"{file}.py::{name}", obj=None)
+
+    one, other = item("a"), item("a", "test_x[1]")
+    launch_options.refuse_tests([], [one, other, one], 1)
     with pytest.raises(ValueError, match=r"^a.py::test_x and b.py::test_x have one name"):
-        launch_options.refuse_one_name([one, other, two])
+        launch_options.refuse_tests([], [one, other, item("b")], 1)
 
 
 HUNDRED = """
@@ -774,17 +616,7 @@ def test_a_hundred_collective_cases_agree_on_their_rounds_until_a_precision(run_
 
 
 PARTING = """
-import os
-import time
-import pytest
-
 DOES = os.environ["DOES"].split()[int(os.environ["RANK"])]
-
-def measure(lockstep):
-    lockstep.record(
-        lockstep.time(lambda: None),
-        workload="none", scaling=None, sample_unit="samples", samples_per_step=1,
-    )
 
 @pytest.mark.cases("weak")
 def test_first(lockstep, request, workload, precision, local_batch):
@@ -805,7 +637,7 @@ def test_third(lockstep, workload, precision, local_batch):
 
 @pytest.mark.chaos
 def test_ranks_that_run_other_cases_end_alike_before_one_is_measured(run_ranks, tmp_path):
-    arguments = [*own_cases(tmp_path, PARTING), "--comm-timeout=3", "--case-budget=20"]
+    arguments = [*own_cases(tmp_path, MEASURE + PARTING), "--comm-timeout=3", "--case-budget=20"]
     with store(tmp_path) as (address, _):
         variables = {"LOCKSTEP_STORE": address, "LOCKSTEP_STORE_PREFIX": "launch"}
         ended = run_ranks(
@@ -825,10 +657,6 @@ def test_ranks_that_run_other_cases_end_alike_before_one_is_measured(run_ranks, 
 
 
 SLOW_DISK = """
-import os
-import time
-import pytest
-
 def slow(descriptor):
     os.fsync = fsync
     time.sleep(6)
@@ -837,17 +665,14 @@ fsync = os.fsync
 
 @pytest.mark.cases("weak")
 def test_slow_disk(lockstep, workload, precision, local_batch):
-    round_s = lockstep.time(lambda: None)
-    lockstep.record(
-        round_s, workload="none", scaling=None, sample_unit="samples", samples_per_step=1
-    )
+    measure(lockstep)
     os.fsync = slow  # of what is kept of this case, once all phases are over
 """
 
 
 @pytest.mark.chaos
 def test_a_disk_that_is_slow_after_a_case_costs_the_case_nothing(run_ranks, tmp_path):
-    arguments = [*own_cases(tmp_path, SLOW_DISK), "--comm-timeout=2", "--case-budget=4"]
+    arguments = [*own_cases(tmp_path, MEASURE + SLOW_DISK), "--comm-timeout=2", "--case-budget=4"]
     (ended,) = run_ranks([arguments], tmp_path, PYTHONPATH=str(tmp_path))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert " 1 passed" in ended.stdout
@@ -855,8 +680,6 @@ def test_a_disk_that_is_slow_after_a_case_costs_the_case_nothing(run_ranks, tmp_
 
 
 BROKEN_DEVICE = """
-import os
-import pytest
 from lockstep.launch import session
 
 def broken(device):
@@ -870,10 +693,7 @@ def test_fails(lockstep, workload, precision, local_batch):
 
 @pytest.mark.cases("weak")
 def test_next(lockstep, workload, precision, local_batch):
-    round_s = lockstep.time(lambda: None)
-    lockstep.record(
-        round_s, workload="none", scaling=None, sample_unit="samples", samples_per_step=1
-    )
+    measure(lockstep)
 """
 
 
@@ -882,7 +702,7 @@ def test_next(lockstep, workload, precision, local_batch):
 def test_one_rank_goes_on_after_a_failure_unless_its_device_is_lost(
     run_ranks, tmp_path, breaks, measured
 ):
-    arguments = own_cases(tmp_path, BROKEN_DEVICE)
+    arguments = own_cases(tmp_path, MEASURE + BROKEN_DEVICE)
     (ended,) = run_ranks([arguments], tmp_path, PYTHONPATH=str(tmp_path), BREAKS=breaks)
     assert ended.returncode == 1
     assert list(kept(tmp_path, "fail")) == ["test_fails"]
@@ -893,72 +713,3 @@ def test_one_rank_goes_on_after_a_failure_unless_its_device_is_lost(
         ended.stdout,
     )
     assert bool(said) == (breaks == "yes")
-
-
-SILENT_RANK_0 = """
-import faulthandler
-import os
-import time
-import pytest
-import torch  # its import is to take none of the time that the ranks have to meet
-from lockstep.launch import preflight
-from lockstep.launch import session
-from lockstep.ranks import process_group as world
-
-session.MIN_PATIENCE_S = 0  # to see in seconds what else takes minutes
-PARTS = {
-    "join": (world, "join"),
-    "start": (preflight, "gather_provenance"),
-    "recovery": (world, "rebuild"),
-}
-part, is_rank_0 = os.environ["PART"], os.environ["RANK"] == "0"
-
-def silent(*arguments, **options):
-    faulthandler.cancel_dump_traceback_later()
-    time.sleep(24)
-    os._exit(9)
-
-def slow(act):
-    def late(*arguments, **options):
-        found = act(*arguments, **options)
-        time.sleep(2)
-        return found
-    return late
-
-if is_rank_0:
-    setattr(*PARTS[part], silent)
-if part == "start":  # so that rank 0 is lost in the second exchange
-    preflight.compare = slow(preflight.compare)
-if part == "join" and not is_rank_0:  # as from a slow disk
-    world.provenance.usable_cores = slow(world.provenance.usable_cores)
-
-@pytest.mark.cases("weak")
-def test_fails(lockstep, workload, precision, local_batch):
-    raise AssertionError("wrong")
-"""
-
-
-LOST_AT = {"join": 78, "start": 78, "recovery": 70}
-
-
-@pytest.fixture(scope="module")
-def without_rank_0(tmp_path_factory, run_ranks):
-    """How rank 1 ended where rank 0 was lost in a part of the launch; they mostly wait, at once."""
-
-    def launch(part):
-        folder = tmp_path_factory.mktemp(part)
-        arguments = [*own_cases(folder, SILENT_RANK_0), "--comm-timeout=3", "--case-budget=20"]
-        with store(folder) as (address, _):
-            own = {"LOCKSTEP_STORE": address, "LOCKSTEP_STORE_PREFIX": "launch", "PART": part}
-            return run_ranks([arguments] * 2, folder, PYTHONPATH=str(folder), **own)[1]
-
-    with ThreadPoolExecutor(len(LOST_AT)) as pool:
-        return dict(zip(LOST_AT, pool.map(launch, LOST_AT), strict=True))
-
-
-@pytest.mark.chaos
-@pytest.mark.parametrize("part", LOST_AT)
-def test_a_rank_0_lost_between_cases_is_named_before_patience_ends(without_rank_0, part):
-    one = without_rank_0[part]
-    assert one.returncode == LOST_AT[part], one.stderr
-    assert re.search(r"^lockstep: rank 1 on \S+: rank 0 did not answer within ", one.stderr, re.M)

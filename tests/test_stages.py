@@ -10,11 +10,11 @@ from data.job_samples import campaign_of, site_of, small
 from job_runs import STUBS, JobRun, environ_of, made, plain
 from pydantic import ValidationError
 
+from lockstep.campaign import stages as local_stages
+from lockstep.campaign.campaign import Stage
 from lockstep.campaign.folder import Folder
-from lockstep.campaign.job_cuts import Stage
-from lockstep.campaign.local import local_stages
-from lockstep.campaign.local.local_stages import Stages
-from lockstep.slurm.associations import Limit, excesses
+from lockstep.campaign.stages import Stages
+from lockstep.slurm.associations import Limit
 from lockstep.slurm.client import State
 from lockstep.slurm.status.sent import Job, Results
 from lockstep.slurm.status.standing import Standing
@@ -322,7 +322,7 @@ def test_all_tasks_of_a_stage_have_one_limit(monkeypatch):
     monkeypatch.setattr(local_stages, "time", clock)
     monkeypatch.setattr(local_stages.os, "killpg", lambda *_: None)
     tasks = [SimpleNamespace(pid=-1, wait=wait)] * 2
-    assert list(local_stages._waited(tasks, 10.0)) == [0, 0]
+    assert local_stages._wait(tasks, 10.0) == 0
     assert limits[:2] == [10.0, 4.0]
 
 

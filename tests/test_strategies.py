@@ -8,7 +8,7 @@ import torch
 from data.report_samples import document, record, write
 from launched import printed_by_two
 
-from lockstep.campaign.questions import load_with
+from lockstep.campaign.campaign import load_with
 from lockstep.core import factors, sizes, studies
 from lockstep.measure.step import step_cases
 from lockstep.measure.step.train_step import StepConfig

@@ -6,7 +6,7 @@ import pytest
 from data.report_samples import document, record, write
 
 from lockstep.campaign import campaign
-from lockstep.campaign.questions import load_with
+from lockstep.campaign.campaign import load_with
 from lockstep.core import factors, sizes, studies
 from lockstep.report.compute.alternatives import rank
 from lockstep.report.compute.evaluation import evaluate
@@ -115,22 +115,6 @@ def test_settings_that_made_the_same_buckets_are_no_choice(tmp_path):
     (found,) = rank(series_of(load([tmp_path]).rows), ["bucket_cap_mb"])
     assert found.is_one
     assert [place.kind for place in found.places] == ["best", "same_buckets"]
-
-
-def test_only_what_ran_the_same_workload_at_the_largest_size_is_ranked(tmp_path):
-    for size, ran in ((1, (("mlp", 1), ("mlp", 5), ("gpt", 1))), (2, (("mlp", 1), ("gpt", 1)))):
-        cases = {
-            f"test_bucket_size[{name}-{cap}]": record(
-                "bucket", size, workload=name, factors={"bucket_cap_mb": cap}
-            )
-            for name, cap in ran
-        }
-        write(tmp_path, document(f"w{size}-r0", size, cases))
-    found = rank(series_of(load([tmp_path]).rows), ["bucket_cap_mb"])
-    assert [(one.workload, [place.kind for place in one.places], one.absent) for one in found] == [
-        ("mlp", ["alone"], ({"bucket_cap_mb": 5},)),
-        ("gpt", ["alone"], ()),
-    ]
 
 
 @pytest.mark.parametrize(

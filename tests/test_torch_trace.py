@@ -47,27 +47,6 @@ def test_what_lies_between_timed_steps_is_no_part_of_them():
     assert (found.exposed, found.rest) == pytest.approx((0.25, 0.75))
 
 
-@pytest.mark.slow
-def test_every_rank_leaves_a_trace_of_three_steps_and_no_result(tmp_path):
-    ended = traced(tmp_path)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "3 steps of " in ended.stdout
-    assert not (tmp_path / "results").exists()
-    paths = sorted((tmp_path / "traces").glob("*.gz"))
-    assert [path.name[-14:] for path in paths] == ["-w2-r0.json.gz", "-w2-r1.json.gz"]
-    for path in paths:
-        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-        names = {event.get("name", "") for event in events}
-        steps = {name for name in names if name.startswith("ProfilerStep#")}
-        assert len(steps) == 3
-        assert {"DistributedDataParallel.forward", "gloo:all_reduce"} <= names
-    kept = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("traces/*.shares.json"))]
-    assert [(one["world_size"], one["rank"], one["num_steps"]) for one in kept] == [
-        *((2, 0, 3), (2, 1, 3)),
-    ]
-    assert all(0 < one["parts"]["forward"] < 1 for one in kept)
-
-
 def test_a_traced_session_takes_no_file_for_results(tmp_path):
     ended = traced(tmp_path, "--journal=here.jsonl", num_ranks=1)
     assert ended.returncode == 4
@@ -85,6 +64,10 @@ def test_a_campaign_is_traced_at_each_size_and_measures_nothing(tmp_path):
     assert not (tmp_path / "results").exists()
     names = sorted(path.name for path in tmp_path.glob("traces/*.shares.json"))
     ranks = ("-w1-r0", "-w2-r0", "-w2-r1")
+    events = json.loads(gzip.decompress(next(tmp_path.glob("traces/*-w2-r1.json.gz")).read_bytes()))
+    seen = {event.get("name", "") for event in events["traceEvents"]}
+    assert len({name for name in seen if name.startswith("ProfilerStep#")}) == 3
+    assert {"DistributedDataParallel.forward", "gloo:all_reduce"} <= seen
     assert [name[name.rindex("-w") :] for name in names] == [f"{one}.shares.json" for one in ranks]
 
 

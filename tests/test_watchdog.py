@@ -129,14 +129,6 @@ def test_an_empty_file_and_an_empty_folder_are_removed(folder):
     second.close()  # a second time does no harm
 
 
-def test_a_file_that_another_rank_removed_is_no_error(folder):
-    watchdog = Watchdog(folder)
-    folder.unlink()
-    folder.parent.rmdir()
-    watchdog.close()
-    assert not folder.parent.exists()
-
-
 def test_a_file_of_the_same_name_that_is_anothers_stays(folder):
     first = Watchdog(folder)
     folder.unlink()
@@ -145,12 +137,6 @@ def test_a_file_of_the_same_name_that_is_anothers_stays(folder):
     assert folder.exists()
     second.close()
     assert not folder.exists()
-
-
-def test_what_stands_in_the_file_stays(folder):
-    folder.write_text("stacks of an earlier launch")
-    Watchdog(folder).close()
-    assert folder.read_text() == "stacks of an earlier launch"
 
 
 def settings(timeout_s):

@@ -1,15 +1,14 @@
 """A campaign: the launches that answer one question, read from a TOML file.
 
-`make docs` publishes its JSON Schema.
-
-The options of a launch: what a campaign tells pytest, or the driver of a program.
+`make docs` publishes its JSON Schema. Here is also what a campaign tells pytest, or the driver of a
+program, in the options of each launch, and which campaign answers a question of `diagnose`.
 """
 
 import json
 import math
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import product
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -29,16 +29,16 @@ from pydantic import (
 )
 
 from lockstep import content, workloads
-from lockstep.campaign.job_cuts import Count, Jobs
-from lockstep.campaign.program.table import Command
+from lockstep.campaign.command import Command
 from lockstep.core import factors, inputs, sizes
-from lockstep.core.formats import listed
+from lockstep.core.formats import listed, parse_limit
 from lockstep.core.record import OWN
 from lockstep.core.sizes import CHANGES, MAX_COUNT, Size
 from lockstep.core.studies import NAMES, STEPS, STUDIES, rows
 
 # Each is a folder, looked at every time; a campaign of more is never finished.
 MAX_LAUNCHES = 10_000
+MAX_NAME = 64  # characters of a campaign's name
 
 if TYPE_CHECKING:
     Asked = str
@@ -46,6 +46,168 @@ else:
     Asked = Literal[(*NAMES, "command")]
 Value = StrictBool | StrictInt | StrictFloat | str
 IDENTITY = ("size", *CHANGES, "seed", "device", "threads_per_rank")
+
+
+Count = Annotated[StrictInt, Field(ge=1, le=MAX_COUNT)]
+Floor = Annotated[StrictFloat, Field(gt=0, allow_inf_nan=False)]
+
+MINUTE_S = 60
+YEAR_S = 365 * 24 * 3600
+# Jobs that one continues another: more hold a place in the queue for nothing.
+MAX_CHAIN = 50
+
+
+def _check_limit(duration: str) -> str:
+    # Slurm counts limits in minutes, and takes 0 for no limit (sbatch(1), --time).
+    if parse_limit(duration) < MINUTE_S:
+        raise ValueError("shorter than a minute, which Slurm cannot limit; give 00:01:00 or more")
+    if parse_limit(duration) > YEAR_S:
+        raise ValueError("longer than a year; write [days-]HH:MM:SS")
+    return duration
+
+
+def _check_shell(text: str) -> str:
+    if "\r" in text or "\0" in text:
+        raise ValueError("a carriage return or NUL breaks a shell script; leave it out")
+    return text
+
+
+Duration = Annotated[
+    str,
+    Field(pattern=r"^([0-9]+-)?[0-9]{1,2}:[0-5][0-9]:[0-5][0-9]$"),
+    AfterValidator(_check_limit),
+]
+
+
+class Stage(BaseModel):
+    """A job of the user's own, before or after those that measure."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$",
+        description="its job is called CAMPAIGN-NAME: letters, digits and . _ -",
+    )
+    command: Annotated[str, Field(min_length=1), AfterValidator(_check_shell)] = Field(
+        description="shell lines that each task runs, in the site's image or environment; "
+        "$LOCKSTEP_RESULTS is the folder of results"
+    )
+    when: Literal["before", "after"] = Field(
+        default="before", description="before the jobs that measure, or after them"
+    )
+    dependency: Literal["afterok", "afternotok", "afterany", "after", "singleton"] = Field(
+        default="afterok",
+        description="before: the others begin once it has ended well, ended at all (afterany) or "
+        "begun (after); after: it begins once the others have ended well, one of them badly, ended "
+        "at all, or begun; singleton: not beside an earlier job of its name",
+    )
+    time: Duration | None = Field(
+        default=None, description="its limit, [days-]HH:MM:SS; the site's by default"
+    )
+    nodes: Count = Field(default=1, description="its nodes")
+    tasks_per_node: Count = Field(default=1, description="how often each node runs the command")
+    cpus_per_task: Count | None = Field(
+        default=None, description="CPUs of a task; a node's over its tasks by default"
+    )
+    gpus: StrictBool = Field(default=False, description="give each node as many GPUs as tasks")
+    folder: str | None = Field(
+        default=None, description="where it runs; from where the jobs are sent by default"
+    )
+
+    @model_validator(mode="after")
+    def _can_begin(self) -> Self:
+        if self.when == "before" and self.dependency == "afternotok":
+            raise ValueError(
+                f'stage {self.name}: with when = "before" afternotok would measure only where it '
+                'failed; choose "afterok" or "afterany"'
+            )
+        return self
+
+
+class Jobs(BaseModel):
+    """What goes into one allocation on a cluster, and what into jobs of its own."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    allocation: Literal["ladder", "job", "array"] = Field(
+        default="ladder",
+        description="of each repeat: one allocation for the whole ladder, one job per world size, "
+        "each after the smaller one, or array elements of one case each",
+    )
+    share_job: StrictBool = Field(
+        default=False,
+        description="keep all repeats in the jobs of one, where a centre wants few jobs; repeats "
+        "on the same nodes are not independent",
+    )
+    is_machine: StrictBool = Field(
+        default=False,
+        description="the nodes of the one job are the machine that verdicts are about, not a "
+        "sample of it: compare and check --targets judge repeats that share a job",
+    )
+    max_running: Count | None = Field(
+        default=None, description="elements of the arrays that run at once; all by default"
+    )
+    chain: Annotated[StrictInt, Field(ge=1, le=MAX_CHAIN)] = Field(
+        default=1,
+        description="jobs in the place of one, each of which goes on where the one before it was "
+        "cut by its time limit or preempted",
+    )
+    time: Duration | None = Field(
+        default=None, description="limit of one job, [days-]HH:MM:SS; the site's by default"
+    )
+    launch_time: Duration | None = Field(
+        default=None,
+        description="limit of one launch, [days-]HH:MM:SS; then a job asks for their sum",
+    )
+    preflight: StrictBool = Field(
+        default=False, description="check the nodes in a job before the others"
+    )
+    screen: StrictBool = Field(
+        default=False,
+        description="let that job fail, and the others not begin, where a node, device or link of "
+        "it is slower than the rest",
+    )
+    min_all_reduce_gb_per_s: Floor | None = Field(
+        default=None,
+        description="least bus bandwidth of an all-reduce over all ranks of the largest size, "
+        "of 64 MiB on GPUs and 4 MiB on CPUs: below it the screening fails, too",
+    )
+    collect: StrictBool = Field(
+        default=False, description="collect and report in a job after the others"
+    )
+    stage: tuple[Stage, ...] = Field(
+        default=(), description="jobs of your own before or after, such as preprocess and evaluate"
+    )
+
+    @model_validator(mode="after")
+    def _check_combination(self) -> Self:
+        if self.time is not None and self.launch_time is not None:
+            raise ValueError("time and launch_time both set a job's limit; keep one")
+        if self.max_running is not None and self.allocation != "array":
+            raise ValueError(f'max_running is for allocation = "array", not {self.allocation!r}')
+        if self.share_job and self.allocation == "array":
+            raise ValueError('share_job is for allocation = "ladder" or "job", not "array"')
+        if self.screen and not self.preflight:
+            raise ValueError("screen is a part of the preflight; set preflight = true")
+        if self.min_all_reduce_gb_per_s is not None and not self.screen:
+            raise ValueError(
+                "min_all_reduce_gb_per_s is a part of the screening; set screen = true"
+            )
+        if self.chain > 1 and self.allocation == "array":
+            raise ValueError('chain is for allocation = "ladder" or "job", not "array"')
+        ours = ("preflight", "collect", "nsys", "ncu")
+        names = Counter([*(stage.name for stage in self.stage), *ours])
+        for name in (name for name, count in names.items() if count > 1):
+            raise ValueError(f"two jobs would be called {name!r}; give the stage another name")
+        return self
+
+    def placed(self) -> Self:
+        """Return them with each stage's folder absolute: jobs start elsewhere."""
+        stages = (
+            stage.model_copy(update={"folder": str(Path(stage.folder or "").absolute())})
+            for stage in self.stage
+        )
+        return self.model_copy(update={"stage": tuple(stages)})
 
 
 class Campaign(BaseModel):
@@ -75,17 +237,27 @@ class Campaign(BaseModel):
         default=None, description="seed of the order of cases; drawn for each launch by default"
     )
     size: Literal["smoke", "laptop", "node", "cluster"] = Field(description="how much to measure")
-    device: Literal["cpu", "cuda"] | None = Field(default=None, description="cuda if there is one")
+    device: Literal["cpu", "cuda"] | None = Field(
+        default=None, description="CUDA where there is one, by default"
+    )
     threads_per_rank: Count | None = Field(
         default=None, description="threads of a rank; the cores over the largest world size"
     )
-    workload: str | None = Field(default=None, description="model of every training study")
-    precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = Field(
-        default=None, description="precision where it is not the question"
+    workload: str | None = Field(
+        default=None, description="model of every training study, such as mlp:width=512"
     )
-    global_batch: Count | None = Field(default=None, description="batch of all ranks, strong study")
-    local_batch: Count | None = Field(default=None, description="batch per rank, other studies")
-    rounds: Count | None = Field(default=None, description="timed rounds of a case")
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = Field(
+        default=None, description="precision where it is not the question; fp32 by default"
+    )
+    global_batch: Count | None = Field(
+        default=None, description="batch of all ranks in the strong study"
+    )
+    local_batch: Count | None = Field(
+        default=None, description="batch per rank in the other studies"
+    )
+    rounds: Count | None = Field(
+        default=None, description="timed rounds of a case; those of the size by default"
+    )
     warmup_rounds: Annotated[StrictInt, Field(ge=0, le=MAX_COUNT)] | None = Field(
         default=None, description="untimed rounds before them"
     )
@@ -145,19 +317,20 @@ class Campaign(BaseModel):
             )
         if ("command" in self.studies) != (self.command is not None):
             raise ValueError('studies = ["command"] and a table [command] belong together')
+        return self
+
+    @model_validator(mode="after")
+    def _has_its_factors(self) -> Self:
         if self.command is not None:
-            return self._with_program(self.command)
+            if len(self.studies) > 1:
+                raise ValueError('a program is a campaign of its own; keep studies = ["command"]')
+            if self.jobs.preflight:
+                raise ValueError("preflight measures by torch; set it to false for a program")
+            self.command.check(self.factors, max(self.world_sizes))
+            return self
         for name in self.factors:
             if not any(factors.has(study, [name], self.measured_size()) for study in self.studies):
                 raise ValueError(f"none of the studies {list(self.studies)} has a factor {name!r}")
-        return self
-
-    def _with_program(self, command: Command) -> Self:
-        if len(self.studies) > 1:
-            raise ValueError('a program is a campaign of its own; keep studies = ["command"]')
-        if self.jobs.preflight:
-            raise ValueError("preflight measures by torch; set it to false for a program")
-        command.check(self.factors, max(self.world_sizes))
         return self
 
     @field_validator("factors")
@@ -318,62 +491,51 @@ def load(source: str, **changes: Any) -> Campaign:
         changes["factors"] = factors.kept(plain.factors, studies, plain.measured_size())
     campaign = inputs.load(source, Campaign, built_in(), **changes)
     path = built_in().get(source, Path(source))
-    _check(campaign, _where(changes) or str(path))
-    tests = tuple(_absolute(test, path) for test in campaign.tests)
+    given = (key for key in ("workload", "global_batch", "world_sizes") if changes.get(key))
+    where = ", ".join(f"--{key.replace('_', '-')}" for key in given) or str(path)
+    try:
+        _check_launches(campaign)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    tests = []
+    for test in campaign.tests:  # absolute, for jobs that start elsewhere
+        file, colons, case = test.partition("::")
+        if not Path(file).exists():
+            raise ValueError(
+                f"{path}: tests: there is no file or folder {file}; name one from here"
+            )
+        tests.append(f"{Path(file).absolute()}{colons}{case}")
     command = campaign.command and campaign.command.beside(path)
-    placed = {"tests": tests, "command": command, "jobs": campaign.jobs.placed()}
+    placed = {"tests": tuple(tests), "command": command, "jobs": campaign.jobs.placed()}
     return campaign.model_copy(update=placed)
 
 
-def _absolute(test: str, path: Path) -> str:
-    """Return a test's file or folder, with what follows its `::`, for jobs that start elsewhere."""
-    file, colons, case = test.partition("::")
-    if not Path(file).exists():
-        raise ValueError(f"{path}: tests: there is no file or folder {file}; name one from here")
-    return f"{Path(file).absolute()}{colons}{case}"
-
-
-def _where(changes: Mapping[str, Any]) -> str:
-    """Return the options that may have given what `_check` refuses; empty where the file did."""
-    given = (key for key in ("workload", "global_batch", "world_sizes") if changes.get(key))
-    return ", ".join(f"--{key.replace('_', '-')}" for key in given)
-
-
-def _check(campaign: Campaign, where: str) -> None:
+def _check_launches(campaign: Campaign) -> None:
     """Refuse before the first launch what a launch would refuse."""
-    try:
-        for study in (one for one in campaign.studies if one in STUDIES):
-            cases = rows(study, campaign.measured_size())
-            for batch in filter(None, {row.get("global_batch") for row in cases}):
-                for world_size in campaign.world_sizes:
-                    sizes.local_batch_of(batch, world_size)
-        for spec in campaign.factors.get("workload", filter(None, [campaign.workload])):
-            _check_workload(str(spec))
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-
-
-def _check_workload(spec: str) -> None:
-    # Making a workload loads torch, which a login node lacks and a plain name does not need.
-    name, options = workloads.parse(spec)
-    if (options or name not in workloads.TABLE) and find_spec("torch"):
-        workloads.make(spec)
+    for study in (study for study in campaign.studies if study in STUDIES):
+        cases = rows(study, campaign.measured_size())
+        for batch in filter(None, {row.get("global_batch") for row in cases}):
+            for world_size in campaign.world_sizes:
+                sizes.local_batch_of(batch, world_size)
+    for spec in campaign.factors.get("workload", filter(None, [campaign.workload])):
+        # Making a workload loads torch, which a login node lacks and a plain name does not need.
+        name, options = workloads.parse(str(spec))
+        if (options or name not in workloads.TABLE) and find_spec("torch"):
+            workloads.make(str(spec))
 
 
 def differences(stored: Mapping[str, Any], campaign: Campaign) -> dict[str, tuple[Any, Any]]:
     """Return the keys in which results already there were measured otherwise."""
-    then, now = _as_measured(stored), _as_measured(campaign.facts())
+    then, now = (
+        # A program's folder may move.
+        {**facts, "command": facts.get("command") and {**facts["command"], "workdir": None}}
+        for facts in (stored, campaign.facts())
+    )
     return {
         key: (then.get(key), now[key])  # older files know fewer keys
         for key in ("tests", "factors", "command", *IDENTITY)
         if (then.get(key) or None) != (now[key] or None)
     }
-
-
-def _as_measured(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts without where a program runs: a folder may move."""
-    command = facts.get("command")
-    return {**facts, "command": command and {**command, "workdir": None}}
 
 
 def with_threads(campaign: Campaign, before: int | None, cores: int) -> Campaign:
@@ -390,7 +552,17 @@ def with_threads(campaign: Campaign, before: int | None, cores: int) -> Campaign
 def common_options(campaign: Campaign) -> Iterator[str]:
     """Yield the options in every launch of a campaign: of pytest, or of a program's driver."""
     if campaign.command:
-        yield f"--table={json.dumps(_table(campaign, campaign.command))}"
+        size = campaign.measured_size()
+        table = {
+            "command": campaign.command.model_dump(
+                mode="json", by_alias=True, exclude_defaults=True
+            ),
+            "factors": campaign.factors,
+            "rounds": size.rounds,
+            "warmup_rounds": size.warmup_rounds,
+            "most_ranks": max(campaign.world_sizes),
+        }
+        yield f"--table={json.dumps(table)}"
     elif campaign.studies:
         yield from ("-m", " or ".join(campaign.studies))
     for name in IDENTITY:
@@ -409,21 +581,94 @@ def common_options(campaign: Campaign) -> Iterator[str]:
     yield f"--label=studies={','.join(campaign.studies or [OWN])}"
 
 
-def _table(campaign: Campaign, command: Command) -> dict[str, Any]:
-    """Return the options of a program's driver, as JSON holds them."""
-    size = campaign.measured_size()
-    return {
-        "command": command.model_dump(mode="json", by_alias=True, exclude_defaults=True),
-        "factors": campaign.factors,
-        "rounds": size.rounds,
-        "warmup_rounds": size.warmup_rounds,
-        "most_ranks": max(campaign.world_sizes),
-    }
-
-
 def own_options(launch: Launch) -> Iterator[str]:
     """Yield the options of pytest in one launch alone."""
     yield f"--label=launch={launch.name}"
     yield f"--label=repeat={launch.repeat}"
     if launch.part is not None:
         yield f"--part={launch.part}/{launch.num_parts}"
+
+
+# A point's ranks on CPUs: more of them share caches and memory, which is no answer.
+MOST_CPU_RANKS = 4
+DIAGNOSE_S = 300.0  # a question is answered within about that
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a user asks, and what is measured for it.
+
+    Attributes:
+        from_one: Whether one rank is measured, too, to compare with.
+        ranks: Fewest ranks that can answer.
+        cpu_rounds: Rounds on CPUs; those of the size where None. On GPUs a round is longer than
+            one step, and those of the size tell enough.
+    """
+
+    text: str
+    study: Literal["strong", "weak", "loader"]
+    from_one: bool = False
+    ranks: int = 2
+    cpu_rounds: int | None = None
+
+
+QUESTIONS = {
+    "strong": Question("more GPUs do not help", "strong", from_one=True),
+    "straggler": Question("one rank, GPU or node may hold the others up", "weak", cpu_rounds=40),
+    "loader": Question("the step may wait for its data", "loader", ranks=1),
+}
+
+
+def campaign_of(
+    name: str, *, num_gpus: int, cores: int, device: str | None, workload: str | None
+) -> Campaign:
+    """Return what to measure for a question on this machine.
+
+    `num_gpus` is 0 where its CPUs are to be measured.
+
+    Raises:
+        ValueError: The machine has fewer GPUs than the question needs ranks.
+    """
+    asked = QUESTIONS[name]
+    if 0 < num_gpus < asked.ranks:
+        raise ValueError(
+            f"{name} needs {asked.ranks} GPUs and ranks see {num_gpus}; ask where there are more, "
+            "or pass --device cpu"
+        )
+    most = int(1 << (num_gpus or max(asked.ranks, min(cores, MOST_CPU_RANKS))).bit_length() - 1)
+    return Campaign.model_validate(
+        {
+            "schema": 1,
+            "name": f"diagnose-{name}",
+            "studies": [asked.study],
+            "world_sizes": sorted({1, most} if asked.from_one else {most}),
+            "size": "node" if num_gpus else "laptop",
+            "rounds": None if num_gpus else asked.cpu_rounds,
+            "device": device,
+            "workload": workload,
+        }
+    )
+
+
+def load_with(source: str, values: Mapping[str, Sequence[Value]], **changes: Any) -> Campaign:
+    """Read a campaign and set values of factors over it.
+
+    Without studies in the changes, the one that varies the least else is asked: of the campaign's
+    where they have the factors. Without a name, the factors become part of it, since their results
+    do not mix with the campaign's own. A program has its study.
+
+    Raises:
+        ValueError: As `load`; or no study has the factors.
+    """
+    if not values:
+        return load(source, **changes)
+    if changes.get("tests"):
+        raise ValueError("--set is about studies; parametrize tests of your own by pytest")
+    plain = load(source, **changes)
+    if plain.command is None:
+        factors.check(values)
+        if changes.get("studies") is None:
+            asked = factors.study_of(list(values), plain.studies, plain.measured_size())
+            changes["studies"] = (asked,)
+    changes["name"] = changes.get("name") or "-".join([plain.name, *values])[:MAX_NAME]
+    return load(source, **changes, factors=dict(values))

@@ -42,9 +42,12 @@ def missed(launches: Path, world_size: int, floor: float) -> Missed | None:
     Raises:
         ValueError: What is measured cannot be read.
     """
-    found = efficiencies(launches)
-    low = [size for size, value in found.items() if size < world_size and value < floor]
-    return Missed(min(low), found[min(low)], floor) if low else None
+    below = [
+        Missed(size, value, floor)
+        for size, value in sorted(efficiencies(launches).items())
+        if size < world_size and value < floor
+    ]
+    return below[0] if below else None
 
 
 def left_out(launches: Path, claimed: Mapping[str, Any]) -> set[str]:

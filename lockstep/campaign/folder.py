@@ -6,15 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockstep.campaign.campaign import Campaign, Launch, LeftOut, differences
-from lockstep.campaign.program.table import START_S, Command
+from lockstep.campaign.command import START_S, Command
+from lockstep.campaign.next import Ended
 from lockstep.core import files, journal, sizes
 from lockstep.core.record import KEY, check_schema
-
-if TYPE_CHECKING:
-    from lockstep.campaign.local.launcher import Ended
 
 # The time of a case without a limit of its own, as in launch/options.py.
 USUAL_BUDGET_S = 900.0
@@ -52,12 +50,16 @@ class Outcome:
     in_flight: str | None = None
     failed: tuple[dict[str, Any], ...] = ()
     complete: bool = False
-    ended: "Ended | None" = None
+    ended: Ended | None = None
 
 
 @dataclass(frozen=True)
 class Folder:
-    """The folder of a campaign's results."""
+    """The folder of a campaign's results.
+
+    Methods that read a journal or the claim raise ValueError where it is corrupt, and those that
+    take a launch's name where it is none.
+    """
 
     path: Path
 
@@ -67,11 +69,7 @@ class Folder:
         return self.path / "campaign.json"
 
     def launch(self, name: str) -> Path:
-        """Return where a launch keeps its files.
-
-        Raises:
-            ValueError: The name leads elsewhere, or would act on a terminal.
-        """
+        """Return where a launch keeps its files; a name may lead nowhere else."""
         if name in ("", ".", "..") or {"/", "\\"} & {*name} or not name.isprintable():
             raise ValueError(
                 f"{self.path}: {name[:80]!r} is no name of a launch; leave no slash and no control "
@@ -80,7 +78,7 @@ class Folder:
         return self.path / "launches" / name
 
     def journal(self, name: str) -> Path:
-        """Return the journal of a launch; this and the files below raise as `launch` does."""
+        """Return the journal of a launch."""
         return self.launch(name) / "journal.jsonl"
 
     def result_file(self, name: str) -> Path:
@@ -99,9 +97,6 @@ class Folder:
         """Return how far a launch has come, by its journal alone.
 
         A complete launch has measured all of the studies.
-
-        Raises:
-            ValueError: The journal is corrupt.
         """
         path = self.journal(name)
         if not path.exists() or not journal.current(journal.read(path)):
@@ -124,11 +119,7 @@ class Folder:
         return [each for each in launches if not self.outcome(each.name, campaign.studies).complete]
 
     def write_result(self, name: str) -> bool:
-        """Make a launch's JSON from its journal, and return whether a case of it has ended.
-
-        Raises:
-            ValueError: The journal is corrupt.
-        """
+        """Make a launch's JSON from its journal, and return whether a case of it has ended."""
         path = self.journal(name)
         has_ended = bool(journal.outcomes(path))
         if has_ended:
@@ -146,11 +137,7 @@ class Folder:
     def claim(
         self, campaign: Campaign, launches: Sequence[Launch], left_out: Sequence[LeftOut] = ()
     ) -> None:
-        """Write the campaign into the folder of its results, or refuse to mix it with another's.
-
-        Raises:
-            ValueError: As `refuse` does.
-        """
+        """Write the campaign into the folder of its results, or refuse to mix it with another's."""
         self.refuse(campaign, launches)
         facts = campaign.facts() | {
             "launches": [launch.facts() for launch in launches],
@@ -166,7 +153,7 @@ class Folder:
                 the JSON of a launch still has.
         """
         for key, (then, now) in self.held(campaign).items():
-            before, here = ("unset" if one is None else one for one in (then, now))
+            before, here = ("unset" if value is None else value for value in (then, now))
             raise ValueError(
                 f"{self.path} holds results measured with {key} {before}, now it is {here}; "
                 "measure as before, or keep both: give the campaign another name (--name of "
@@ -183,20 +170,13 @@ class Folder:
         """Return the keys in which what was measured differs from a campaign, then and now.
 
         Where no case was measured nothing is held: a typo can be mended.
-
-        Raises:
-            ValueError: A journal is corrupt.
         """
         if not any(journal.measured(self.journal(name)) for name in self.names()):
             return {}
         return differences(self.claimed() or campaign.facts(), campaign)
 
     def claimed(self) -> dict[str, Any] | None:
-        """Return the campaign that the folder's results were measured for, if there are any.
-
-        Raises:
-            ValueError: The file is no campaign of this format.
-        """
+        """Return the campaign that the folder's results were measured for, if there are any."""
         path = self.claim_file
         if not path.exists():
             return None
@@ -211,19 +191,18 @@ class Folder:
         for name, allowed in _CLAIM_TYPES.items():
             if name in stored and not isinstance(stored[name], allowed):
                 raise ValueError(f"{path}: not a campaign: {name} is {str(stored[name])[:80]!r}")
-        named = all(map(_has_name, stored.get("launches", ())))
+        named = all(
+            isinstance(launch, dict) and isinstance(launch.get("name"), str)
+            for launch in stored.get("launches", ())
+        )
         if not named or not files.are_texts(stored.get("studies", [])):
             raise ValueError(f"{path}: not a campaign: its launches or studies have no names")
         return stored
 
     def below_floor(self) -> list[LeftOut]:
-        """Return the claimed campaign's sizes that are left out for a smaller one's efficiency.
-
-        Raises:
-            ValueError: The file is no campaign of this format.
-        """
+        """Return the claimed campaign's sizes that are left out for a smaller one's efficiency."""
         left_out = (self.claimed() or {}).get("left_out", ())
-        return [LeftOut(**one) for one in left_out if one.get("kind") == "below_floor"]
+        return [LeftOut(**each) for each in left_out if each.get("kind") == "below_floor"]
 
 
 def longest_case_s(claimed: Mapping[str, Any]) -> float:
@@ -237,7 +216,3 @@ def longest_case_s(claimed: Mapping[str, Any]) -> float:
     except ValueError:  # of another version, whose limits are not known
         return math.inf
     return command.longest_s(size.rounds + size.warmup_rounds)
-
-
-def _has_name(launch: object) -> bool:
-    return isinstance(launch, dict) and isinstance(launch.get("name"), str)

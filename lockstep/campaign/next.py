@@ -1,17 +1,14 @@
-"""What follows when a session of a launch has ended: one rule, on a laptop and in a job.
+"""What follows when a session of a launch has ended, and why it ended.
 
 A launch is measured by one session after another, each under one torchrun or srun. Whatever ends
 a session, the cases that are left follow in the next one, as long as each brings the launch
-further.
+further. `lockstep run` calls `decide`. A job's script runs `python3 -m lockstep.campaign.next`
+where its ranks run, where there may be no more than Python's own library.
 
-`lockstep run` calls `decide`. A job's script runs `python3 -m lockstep.campaign.next` where its
-ranks run; there is no more than Python's own library.
-
-Why a launch ended, by what its ranks have kept and the words of the programs that took part.
-
-A process that is killed leaves no record: its launcher's output is all there is. The table below is
-the one place that reads such output. Once cases run, they write into it, too: then only what
-launchers alone say counts, and of that what comes last.
+Why a session ended is what its ranks have kept, or else the words of the programs that took part:
+a process that is killed leaves no record. The table below is the one place that reads such output.
+Once cases run, they write into it, too: then only what launchers alone print counts, and of that
+what comes last.
 """
 
 import argparse
@@ -24,6 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from lockstep.core import errors, journal
+from lockstep.core.errors import EXIT_STOPPED
 from lockstep.core.formats import one_line
 from lockstep.core.record import KEY
 
@@ -96,7 +94,6 @@ def how(exit_code: int) -> str:
         return f"signal {-exit_code}"
 
 
-EXIT_STOPPED = 75  # of a session that the stop file ended, see launch/ending.py
 MARK = "lockstep-next: "  # before the first line that a script reads
 Kind = Literal["done", "again", "failed", "stopped", "not-begun", "no-progress"]
 
@@ -135,6 +132,61 @@ class Next:
 
     kind: Kind
     options: tuple[str, ...] = ()
+
+
+HangKind = Literal["start", "case", "between", "end"]
+
+
+@dataclass(frozen=True)
+class LeftRank:
+    """A rank that still runs: its number, and whether its process is stopped, as by SIGSTOP."""
+
+    rank: int
+    is_stopped: bool
+
+
+@dataclass(frozen=True)
+class Hang:
+    """Where a launch brought nothing for so long that it was ended.
+
+    Attributes:
+        kind: Before its first case, in one, between two, or after its last one.
+        limit_s: How long it brought nothing.
+        ranks: Those that still ran, on this machine.
+        case: The case that ran, in one.
+    """
+
+    kind: HangKind
+    limit_s: float
+    ranks: tuple[LeftRank, ...]
+    case: str | None = None
+
+    def __str__(self) -> str:
+        late = {
+            "start": f"its ranks began no case within {self.limit_s:g} s",
+            "case": f"{self.case} did not end within {self.limit_s:g} s",
+            "between": f"its ranks began no further case within {self.limit_s:g} s",
+            "end": f"its ranks did not end within {self.limit_s:g} s of their last case",
+        }[self.kind]
+        who = ", ".join(
+            f"rank {left.rank}{' (its process is stopped)' if left.is_stopped else ''}"
+            for left in self.ranks
+        )
+        return f"{late}; {who or 'torchrun alone'} still ran"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a session of a launch ended.
+
+    Attributes:
+        facts: Of the launch then.
+        hung: Where it hung, and was ended.
+    """
+
+    facts: Facts
+    exit_code: int = 0
+    hung: Hang | None = None
 
 
 def decide(facts: Facts) -> Next:
@@ -204,7 +256,14 @@ def gather(folder: Path, before: Mark, words: str, *, is_stop_asked: bool = Fals
     Raises:
         ValueError: The journal is corrupt.
     """
-    facts = Facts(words + _late_ranks(folder, before.time_s), is_stop_asked=is_stop_asked)
+    late = [  # ranks write their stacks for a case that takes too long
+        str(file)
+        for file in sorted(folder.glob("stacks/*"))
+        if file.stat().st_mtime >= before.time_s and file.stat().st_size
+    ]
+    if late:
+        words += f"; the case took too long, stacks: {', '.join(late)}"
+    facts = Facts(words, is_stop_asked=is_stop_asked)
     path = folder / "journal.jsonl"
     entries = journal.read(path) if path.exists() else []
     heads = [i for i, entry in enumerate(entries) if entry.get("kind") == "launch"]
@@ -222,13 +281,6 @@ def gather(folder: Path, before: Mark, words: str, *, is_stop_asked: bool = Fals
     )
 
 
-def _late_ranks(folder: Path, begun_s: int) -> str:
-    """Return which ranks have written their stacks since, for a case that took too long."""
-    stacks = [file for file in sorted(folder.glob("stacks/*")) if file.stat().st_mtime >= begun_s]
-    late = ", ".join(str(file) for file in stacks if file.stat().st_size)
-    return f"; the case took too long, stacks: {late}" if late else ""
-
-
 # What a job's output adds to how srun ended.
 _ADDED: dict[Kind, str] = {
     "done": "",
@@ -242,7 +294,16 @@ _ADDED: dict[Kind, str] = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print what follows a session under srun, a line each: kind, words for people, options."""
-    given = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(prog="lockstep.campaign.next", description=main.__doc__)
+    parser.add_argument("folder", type=Path, help="of the launch")
+    parser.add_argument("--num-lines", type=int, required=True, help="of its journal before")
+    parser.add_argument("--num-log-bytes", type=int, required=True, help="of its log before")
+    parser.add_argument(
+        "--began", type=int, required=True, help="seconds since the epoch, as the log's disk counts"
+    )
+    parser.add_argument("--exit-code", type=int, required=True, help="of srun")
+    parser.add_argument("--stop-file", type=Path, required=True)
+    given = parser.parse_args(arguments)
     before = Mark(given.num_lines, given.num_log_bytes, given.began)
     ended = f"srun ended with {given.exit_code}"
     try:
@@ -257,22 +318,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         lines = [MARK + following.kind, words, *following.options]
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="lockstep.campaign.next", description=main.__doc__)
-    parser.add_argument("folder", type=Path, help="of the launch")
-    parser.add_argument("--num-lines", type=int, required=True, help="of its journal before")
-    parser.add_argument("--num-log-bytes", type=int, required=True, help="of its log before")
-    parser.add_argument(
-        "--began",
-        type=int,
-        required=True,
-        help="seconds since the epoch, as the log's file system counts",
-    )
-    parser.add_argument("--exit-code", type=int, required=True, help="of srun")
-    parser.add_argument("--stop-file", type=Path, required=True)
-    return parser
 
 
 if __name__ == "__main__":

@@ -7,6 +7,10 @@ import contextlib
 import sys
 from pathlib import Path
 
+# How a session ends, beside pytest's own codes: a rank or the store is lost, its files cannot be
+# written, it ended in order for the stop file, ranks are out of step, the machine cannot measure.
+EXIT_LOST, EXIT_IO, EXIT_STOPPED, EXIT_OUT_OF_STEP, EXIT_MACHINE = 70, 74, 75, 76, 78
+
 
 class RankError(RuntimeError):
     """What went wrong on some ranks, which the message names as the cause."""

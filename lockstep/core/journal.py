@@ -86,6 +86,24 @@ class Journal:
         self._write(entry)
         os.fsync(self._file.fileno())
 
+    def begin_session(
+        self, head: Mapping[str, Any], *, resume: bool, skip_failed: bool, after: str
+    ) -> None:
+        """Begin a session of a launch; one that leaves out failed cases ends the one in flight.
+
+        Args:
+            head: The cases as `expected`, the head of pytest-benchmark's JSON as `document`, and
+                what the launch says of itself as `launch`.
+            resume: Whether the session goes on with what is there.
+            skip_failed: Whether it leaves out what has failed.
+            after: How the session before it ended.
+        """
+        flight = in_flight(self.path)
+        facts = {"resumed": resume and bool(current(read(self.path))), "skips_failed": skip_failed}
+        self.append({"kind": "launch", "schema": SCHEMA_VERSION, **facts, **head})
+        if flight and resume and skip_failed:
+            self.append(crash(flight, after))
+
     def begin(self, case: str) -> None:
         """Note that a case is in flight, for a reader after a crash; the disk is not waited for.
 

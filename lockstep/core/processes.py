@@ -126,6 +126,34 @@ def end_groups(processes: "Sequence[subprocess.Popen[bytes]]", grace_s: float) -
                 process.wait(grace_s)
 
 
+def end_tree(process: "subprocess.Popen[bytes]", grace_s: float) -> None:
+    """End a process: ask it, and after `grace_s` kill it with all that it started."""
+    import psutil  # which a job's own Python may lack
+
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        with suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(process.pid).children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
+        process.kill()
+        process.wait()
+
+
+def runs(pid: str) -> bool:
+    """Return whether a process of this host runs; a zombie, or what is no number, does not."""
+    import psutil
+
+    try:
+        return bool(psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE)
+    except (ValueError, psutil.NoSuchProcess):
+        return False
+
+
 # What NCCL, RCCL, gloo and the libraries below them read: libfabric, the plugin of AWS that joins
 # NCCL to it, UCX and ROCm's runtime. A job hands all of it on into an image.
 COMMUNICATION_PREFIXES = (

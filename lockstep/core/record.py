@@ -365,6 +365,11 @@ class Provenance:
     ranks: list[RankFacts] | None = about("What each rank ran on, in rank order.")
 
 
+def name_rank(rank: int, host: str, device: str) -> str:
+    """Return a rank with its host and device."""
+    return f"rank {rank} on {host} ({device})"
+
+
 @dataclass(frozen=True)
 class FailureCause:
     """What one rank met where a case failed."""
@@ -380,11 +385,6 @@ class FailureCause:
         "Its error without the traceback, or why it skips; empty for no answer.", default=""
     )
 
-    @property
-    def who(self) -> str:
-        """The rank with its host and device."""
-        return f"rank {self.rank} on {self.host} ({self.device})"
-
     def sentence(self, reason: str | None = None, stacks: str = "") -> str:
         """Return what the rank met.
 
@@ -392,13 +392,14 @@ class FailureCause:
             reason: What pytest shows of it, which may be a traceback; else the error's first line.
             stacks: Where the stacks of a silent rank may lie.
         """
+        who = name_rank(self.rank, self.host, self.device)
         if self.kind == "silence":
-            return f"{self.who} did not answer in time{stacks}"
+            return f"{who} did not answer in time{stacks}"
         if reason is None:
             reason = next(iter(self.error.strip().splitlines()), "it gave no reason")
         if self.kind == "skip":
-            return f"{self.who} skips, but not all ranks do: {reason}"
-        return f"{self.who}: {reason}"
+            return f"{who} skips, but not all ranks do: {reason}"
+        return f"{who}: {reason}"
 
 
 def failure_gist(failed: Mapping[str, Any]) -> str:

@@ -8,86 +8,65 @@ Rank 0 alone prints and writes; another rank speaks of what it alone knows.
 """
 
 import argparse
-import difflib
-import re
 import sys
 import time
 import traceback
 import warnings
 from collections.abc import Generator
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
 from lockstep.core import errors, journal, sizes, studies
-from lockstep.core.errors import AgreedError
+from lockstep.core.errors import EXIT_IO, EXIT_MACHINE, AgreedError
 from lockstep.core.formats import counted
 from lockstep.core.processes import hostname
 from lockstep.core.record import KEY, sized_name
-from lockstep.launch import leave_files, options, session, verdict
-from lockstep.launch import session as launch_session
+from lockstep.launch import HOOKS, leave_files, options
+from lockstep.launch import session as sessions
 from lockstep.launch.items import case_of, is_measured, of_part, params_of, study_of
 from lockstep.launch.profiler import Tracing
-from lockstep.launch.session import EXIT_IO, EXIT_MACHINE, EXIT_USAGE
-from lockstep.launch.verdict import Ended
-from lockstep.measure.harness import Harness
+from lockstep.launch.session import LaunchSession
+from lockstep.launch.verdict import Ended, is_consequence
 from lockstep.ranks.control import LostError
-from lockstep.ranks.placement import Placement, placement
+from lockstep.ranks.placement import placement
+from lockstep.ranks.process_group import NO_GPU
 
+EXIT_USAGE = 4
 REFUSAL_S = 6.0  # rank 0 may still be importing torch
 # Plugins of pytest that write a file without being asked.
 WRITERS = ("LFPlugin", "NFPlugin", "StepwisePlugin")
 
 
-def _place() -> Placement | None:
-    """Return this rank's place; None where joining will refuse what its launcher has set."""
-    try:
-        return placement()
-    except ValueError:
-        return None
-
-
-def is_voice() -> bool:
+def is_rank_0() -> bool:
     """Return whether this rank prints, whichever launcher started it."""
-    place = _place()
-    return place is None or place.rank == 0  # somebody must say what is refused
-
-
-def is_alone() -> bool:
-    """Return whether there is no other rank."""
-    place = _place()
-    return place is not None and place.world_size == 1
-
-
-def silence(config: pytest.Config) -> None:
-    """Leave printing and writing to rank 0."""
-    config.pluginmanager.unregister(name="terminalreporter")
-    leave_results(config)
-    for plugin in config.pluginmanager.get_plugins():
-        if type(plugin).__name__ in WRITERS:
-            config.pluginmanager.unregister(plugin)
+    try:
+        return placement().rank == 0
+    except ValueError:  # joining refuses what the launcher has set, and somebody must say so
+        return True
 
 
 def leave_results(config: pytest.Config) -> None:
     """Leave pytest-benchmark's files and tables to rank 0."""
-    benchmarks = config.pluginmanager.get_plugin("pytest-benchmark")
+    benchmarks: Any = config.pluginmanager.get_plugin("pytest-benchmark")
     if benchmarks is not None:
         benchmarks.json = benchmarks.save = benchmarks.autosave = benchmarks.compare = None
         benchmarks.quiet = True
 
 
 def refuse(error: ValueError) -> NoReturn:
-    """End the session with one sentence, said by rank 0 alone."""
-    if is_voice():
+    """End the session with one sentence, which rank 0 alone prints."""
+    if is_rank_0():
         raise pytest.UsageError(str(error)) from error
     end_session(error, EXIT_USAGE)
 
 
 def end_session(error: Exception, returncode: int) -> NoReturn:
     """End the session of this rank with a code; rank 0 says why."""
-    if not is_voice():
+    if not is_rank_0():
         rank, named = placement().rank, getattr(error, "ranks", ())
         if rank in named:  # no other rank may know it
             errors.say(str(error))
@@ -111,7 +90,7 @@ def say_own(words: str) -> None:
 # True where these hooks came after the command line was read.
 CAME_LATE = pytest.StashKey[bool]()
 SETTINGS = pytest.StashKey[options.Settings]()
-SESSION = pytest.StashKey[session.LaunchSession]()
+SESSION = pytest.StashKey[LaunchSession]()
 SKIPPED = pytest.StashKey[list[str]]()
 DESELECTED = pytest.StashKey[list[pytest.Item]]()
 # The case that follows an item; None after the last.
@@ -126,7 +105,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    if not is_voice():
+    if not is_rank_0():
         leave_files(config)
 
 
@@ -137,9 +116,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cases(study): parametrize from the named size")
     if folder := getattr(config.option, "torch_trace", None):
         config.pluginmanager.register(Tracing(folder))
-    if not is_voice():
-        silence(config)
-    if config.pluginmanager.hasplugin("dsession") and not is_alone():
+    if not is_rank_0():
+        config.pluginmanager.unregister(name="terminalreporter")
+        leave_results(config)
+        for plugin in config.pluginmanager.get_plugins():
+            if type(plugin).__name__ in WRITERS:
+                config.pluginmanager.unregister(plugin)
+    try:
+        is_alone = placement().world_size == 1
+    except ValueError:  # which joining refuses
+        is_alone = False
+    if config.pluginmanager.hasplugin("dsession") and not is_alone:
         # pytest-xdist would start its workers before the ranks could refuse it.
         config.pluginmanager.unregister(name="dsession")
 
@@ -147,7 +134,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     # Where -p names this plugin, it is configured before pytest-benchmark is.
-    if not is_voice():
+    if not is_rank_0():
         leave_results(session.config)
 
 
@@ -165,7 +152,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker("cases")
     if marker is None:
         return
-    _tolerate_warnings(metafunc.config)
+    if SETTINGS not in metafunc.config.stash:  # the first measured case
+        # A warning of another release of torch is no reason to lose a measurement.
+        metafunc.config.addinivalue_line("filterwarnings", "default")
+        warnings.simplefilter("default")  # the collection is already under the file's filters
     (study,) = marker.args
     rows = studies.rows(study, _settings(metafunc.config).size)
     mark = getattr(pytest.mark, study)
@@ -176,20 +166,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(list(rows[0]), params)
 
 
-def _tolerate_warnings(config: pytest.Config) -> None:
-    """Show warnings, for one of another release of torch is no reason to lose a measurement."""
-    if SETTINGS not in config.stash:  # the first measured case
-        config.addinivalue_line("filterwarnings", "default")
-        warnings.simplefilter("default")  # the collection is already under the file's filters
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """Let a silenced rank say what it cannot collect, for its end would be an exit code alone."""
     report = yield
-    if report.outcome == "failed" and not is_voice():
+    if report.outcome == "failed" and not is_rank_0():
         lines = [line for line in str(report.longrepr).splitlines() if line.startswith("E  ")]
         say_own(f"cannot collect {report.nodeid}: {lines[-1][1:].strip() if lines else 'error'}")
     elif report.outcome == "skipped":
@@ -203,7 +186,7 @@ def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> N
     if isinstance(excinfo.value, pytest.Session.Interrupted):
         return  # the launch ends in order, and rank 0 says why
     words = f"ended the session: {excinfo.typename}: {excinfo.value}".rstrip(": ")
-    if is_voice():
+    if is_rank_0():
         if code is not None:  # of pytest.exit in a case, which pytest prints
             errors.note(str(excinfo.value))
     elif code not in (EXIT_USAGE, EXIT_MACHINE):
@@ -223,15 +206,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = config.stash.get(DESELECTED, [])
         if left_out or measured:
             options.refuse_selection(config, left_out, _settings(config).labels)
-        if measured:
-            if placement().world_size > 1:  # for hooks that came late
-                options.refuse_options(config)
-            options.refuse_ignored(config)
-        else:
-            _explain_empty(config, items)
+        if not measured:
             return
-        chosen = of_part(measured, options.part(_option(config)))
-        if not config.option.collectonly and not _is_worker(config):
+        if placement().world_size > 1:  # for hooks that came late
+            options.refuse_options(config)
+        options.refuse_ignored(config)
+        chosen = of_part(measured, _settings(config).part)
+        # A worker of pytest-xdist has a workerinput.
+        if not config.option.collectonly and not hasattr(config, "workerinput"):
             chosen = _begin(config, chosen)
     except ImportError as error:
         todo = 'pip install "/path/to/checkout[bench]" brings what measuring needs'
@@ -253,29 +235,23 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
             item.config.stash.setdefault(DESELECTED, []).append(item)
 
 
-def _explain_empty(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuse a keyword that leaves no case, with the word that was perhaps meant."""
-    left_out = config.stash.get(DESELECTED, [])
-    keyword = config.option.keyword
-    if items or not (left_out and keyword):
-        return
-    names = (item.nodeid for item in left_out)
-    known = sorted({word for name in names for word in re.findall(r"[A-Za-z]\w*", name)})
-    closest = difflib.get_close_matches(keyword, known, n=1)
-    hint = f"; closest: {closest[0]}" if closest else ""
-    refuse(ValueError(f"no case matches -k {keyword}{hint}; list all with --collect-only -q"))
-
-
 def _begin(config: pytest.Config, expected: list[pytest.Item]) -> list[pytest.Item]:
     """Join the other ranks and return the cases that are left to measure."""
     # There is one timer, the watchdog's; pytest's own plugin would cancel it at each failure.
     if config.pluginmanager.hasplugin("faulthandler"):
         config.pluginmanager.unregister(name="faulthandler")
-    launch = config.stash[SESSION] = session.join(_settings(config))
+    launch = config.stash[SESSION] = sessions.join(_settings(config))
     chosen = launch.prepare(expected)
-    launch.open_journal([case_of(item) for item in expected], _document(config))
-    if launch.keeper.folder:
-        errors.keep_in(launch.keeper.folder, launch.world.rank)
+    benchmarks: Any = config.pluginmanager.get_plugin("pytest-benchmark")
+    document = {  # the head of pytest-benchmark's JSON, as its own hooks make it
+        "machine_info": benchmarks.get_machine_info() | {"node": hostname()},
+        "commit_info": config.hook.pytest_benchmark_generate_commit_info(config=config),
+        "datetime": datetime.now(UTC).isoformat(),
+        "version": version("pytest-benchmark"),
+    }
+    launch.open_journal([case_of(item) for item in expected], document)
+    if launch.writer.folder:
+        errors.keep_in(launch.writer.folder, launch.world.rank)
     for item in chosen:
         item.add_marker(pytest.mark.benchmark(timer=launch.clock, group=study_of(item)))
     return chosen
@@ -294,15 +270,16 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
         f"journal {settings.journal_path or '-'}",
     ]
     if w.device.type == "cpu" and settings.device is None:
-        came_late = config.stash.get(CAME_LATE, False)
-        lines.append(f"lockstep: {options.no_gpu(came_late=came_late)}")
+        # Hooks that came late lack the option until they are named.
+        named = f"-p {HOOKS} --device" if config.stash.get(CAME_LATE, False) else "--device"
+        lines.append(f"lockstep: {NO_GPU.replace('--device', named, 1)}")
     return lines + [f"lockstep: flag: {flag}" for flag in launch.flags]
 
 
 def results_of_session(config: pytest.Config) -> Path | None:
     """Return where rank 0 keeps what was measured; None where the caller has named a place."""
     launch = config.stash.get(SESSION, None)
-    path = launch and launch.keeper.journal and launch.settings.journal_path
+    path = launch and launch.writer.journal and launch.settings.journal_path
     unnamed = path and path.parent.parent == options.UNNAMED and journal.outcomes(path)
     return path.parent if path and unnamed else None
 
@@ -316,19 +293,14 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     launch = _launch_of(item)
     if launch is not None:
-        launch.cases.begin(case_of(item))
+        launch.begin(case_of(item))
         if launch.ending:
             raise item.session.Interrupted(launch.ending.reason)
-    elif is_measured(item) and _is_worker(item.config):
+    elif is_measured(item) and hasattr(item.config, "workerinput"):
         pytest.fail(options.IN_A_WORKER, pytrace=False)
 
 
-def _is_worker(config: pytest.Config) -> bool:
-    """Return whether this process is one of those that pytest-xdist shares the cases out to."""
-    return hasattr(config, "workerinput")
-
-
-def _launch_of(item: pytest.Item) -> session.LaunchSession | None:
+def _launch_of(item: pytest.Item) -> LaunchSession | None:
     return item.config.stash.get(SESSION, None) if is_measured(item) else None
 
 
@@ -338,30 +310,37 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     launch = _launch_of(item)
-    if launch is not None:
-        _settle(launch, item, report, _ended(report, call.excinfo))
-        if call.excinfo:
-            _forget(call.excinfo.value)
-        if launch.ending:
-            item.session.shouldstop = launch.ending.reason
+    if launch is None:
+        return report
+    reason = _reason(report)
+    if report.outcome != "failed":
+        ended = Ended(report.outcome, reason)
+    elif call.excinfo is None:  # as where a case passed that was to fail
+        ended = Ended.with_words(reason)
+    else:
+        error = call.excinfo
+        ended = Ended("failed", reason, error.exconly(), is_consequence(error.value))
+    _settle(launch, item, report, ended)
+    if call.excinfo:
+        _forget(call.excinfo.value)
+    if launch.ending:
+        item.session.shouldstop = launch.ending.reason
     return report
 
 
 def _settle(
-    launch: session.LaunchSession, item: pytest.Item, report: pytest.TestReport, ended: Ended
+    launch: LaunchSession, item: pytest.Item, report: pytest.TestReport, ended: Ended
 ) -> None:
     """Give a phase of the case, which has ended on this rank, the outcome that holds on all."""
     benchmark: Any = getattr(item, "funcargs", {}).get("benchmark")
-    cases = launch.cases
     if report.when == "setup":
-        settled = cases.end_set_up(ended)
+        settled = launch.end_set_up(ended)
     elif report.when == "call":
-        has_part = cases.current.part is not None
-        if ended.outcome == "passed" and launch.settings.journal_path and not has_part:
+        if ended.outcome == "passed" and launch.settings.journal_path and not launch.current.part:
             ended = Ended.with_words("it recorded nothing; call lockstep.measure")
-        settled = cases.end_call(ended, lambda: _entry(launch, item, benchmark))
+        settled = launch.end_call(ended, lambda: _entry(launch, item, benchmark))
     else:
-        settled = cases.leave(ended, item.stash[NEXT])
+        settled = launch.leave_case(ended, item.stash[NEXT])
     if settled.outcome == "failed":
         if benchmark is not None and benchmark.stats:
             benchmark.has_error = True
@@ -371,19 +350,7 @@ def _settle(
     report.outcome = settled.outcome
 
 
-def _ended(report: pytest.TestReport, excinfo: pytest.ExceptionInfo[BaseException] | None) -> Ended:
-    """Return how a phase ended on this rank."""
-    reason = _reason(report)
-    if report.outcome != "failed":
-        return Ended(report.outcome, reason)
-    if excinfo is None:  # as where a case passed that was to fail
-        return Ended.with_words(reason)
-    return Ended("failed", reason, excinfo.exconly(), verdict.is_consequence(excinfo.value))
-
-
-def _entry(
-    launch: session.LaunchSession, item: pytest.Item, benchmark: Any
-) -> tuple[dict[str, Any], str]:
+def _entry(launch: LaunchSession, item: pytest.Item, benchmark: Any) -> tuple[dict[str, Any], str]:
     """Return what the journal is to keep of a case that passed, and why it cannot, if so."""
     if benchmark is None or not benchmark.stats:  # under --benchmark-disable
         return {}, ""
@@ -420,8 +387,8 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
     """Make the JSON from the journal's records: failed cases out, a resumed launch's in."""
     launch = config.stash.get(SESSION, None)
-    if launch is not None and launch.keeper.journal is not None:
-        rebuilt = journal.rebuild(launch.keeper.journal.path)
+    if launch is not None and launch.writer.journal is not None:
+        rebuilt = journal.rebuild(launch.writer.journal.path)
         output_json |= {"benchmarks": rebuilt["benchmarks"], KEY: rebuilt[KEY]}
 
 
@@ -429,9 +396,9 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
     launch = session.config.stash.get(SESSION, None)
     skipped = session.config.stash.get(SKIPPED, [])
-    if launch is None and skipped and not is_voice():
+    if launch is None and skipped and not is_rank_0():
         say_own(f"skips all that it could measure: {skipped[0]}")
-    if launch is not None and not launch_session.write_json(session.config, launch):
+    if launch is not None and not launch.write_json(session.config):
         session.exitstatus = EXIT_IO
     # That nothing was measured is a warning, which as an error would hide what failed.
     with warnings.catch_warnings():
@@ -440,12 +407,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
             return (yield)
         finally:
             if launch is not None:
-                launch_session.leave(session.config, launch)
-
-
-def harness_of(item: pytest.Item, benchmark: Any) -> Harness:
-    """Return what a case measures with: the world, the rounds, and a place for its record."""
-    return item.config.stash[SESSION].harness(item, benchmark)
+                launch.leave(session.config)
 
 
 def _settings(config: pytest.Config) -> options.Settings:
@@ -459,17 +421,3 @@ def _option(config: pytest.Config) -> Any:
     if not config.stash.get(CAME_LATE, False):
         return config.option
     return argparse.Namespace(**vars(config.option) | options.defaults())
-
-
-def _document(config: pytest.Config) -> dict[str, Any]:
-    """Return the head of pytest-benchmark's JSON, as its own hooks make it."""
-    benchmarks: Any = config.pluginmanager.get_plugin("pytest-benchmark")
-    commit_info = config.hook.pytest_benchmark_generate_commit_info(config=config)
-    from pytest_benchmark import __version__
-
-    return {
-        "machine_info": benchmarks.get_machine_info() | {"node": hostname()},
-        "commit_info": commit_info,
-        "datetime": datetime.now(UTC).isoformat(),
-        "version": __version__,
-    }

@@ -42,16 +42,12 @@ def study_of(item: pytest.Item) -> str:
 
 def params_of(item: pytest.Item) -> dict[str, Any]:
     """Return a case's parameters as JSON knows them, name -> value; a class by its name."""
-    callspec = getattr(item, "callspec", None)
-    return {name: _plain(value) for name, value in callspec.params.items()} if callspec else {}
-
-
-def _plain(value: object) -> object:
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, float) and math.isfinite(value):
-        return value
-    return str(getattr(value, "__name__", value))
+    params: dict[str, Any] = dict(item.callspec.params) if hasattr(item, "callspec") else {}
+    for name, value in params.items():
+        is_number = isinstance(value, float) and math.isfinite(value)
+        if not (value is None or is_number or isinstance(value, (bool, int, str))):
+            params[name] = str(getattr(value, "__name__", value))
+    return params
 
 
 def source_sha256(item: pytest.Item) -> str | None:
@@ -59,10 +55,13 @@ def source_sha256(item: pytest.Item) -> str | None:
     from lockstep.workloads import source
 
     own = None if _is_of_suite(item.path.resolve()) else item.path
-    spec = params_of(item).get("workload") if has_size(item) else None
-    if spec is None:
-        return source.of_file(own) if own else None
-    return source.sha256(workloads.make(spec), own)
+    if spec := _workload_of(item):
+        return source.sha256(workloads.make(spec), own)
+    return source.of_file(own) if own else None
+
+
+def _workload_of(item: pytest.Item) -> str | None:
+    return params_of(item).get("workload") if has_size(item) else None
 
 
 def own_file(items: Sequence[pytest.Item]) -> Path | None:
@@ -70,7 +69,7 @@ def own_file(items: Sequence[pytest.Item]) -> Path | None:
     from lockstep.workloads import source
 
     for item in items:
-        spec = params_of(item).get("workload") if has_size(item) else None
+        spec = _workload_of(item)
         builder = source.file_of(workloads.builder_of(spec)) if spec else None
         for path in (item.path.resolve(), (builder or item.path).resolve()):
             if not _is_of_suite(path):
@@ -84,11 +83,7 @@ def _is_of_suite(path: Path) -> bool:
 
 
 def of_part(items: list[pytest.Item], part: tuple[int, int] | None) -> list[pytest.Item]:
-    """Return the K-th of N parts of the items: every N-th from the K-th on.
-
-    Raises:
-        ValueError: That part holds nothing.
-    """
+    """Return the K-th of N parts of the items, every N-th from the K-th on; refuse an empty one."""
     if part is None:
         return items
     number, num_parts = part

@@ -1,18 +1,17 @@
 """The options of a launch: what a user may ask of pytest, checked, and equal on all ranks.
 
-What a session refuses: options that several ranks cannot take, or that would have no effect.
-
-Each refusal rests on the command line and the installed plugins, which are equal on all ranks.
+Options that several ranks cannot take, or that would have no effect, are refused. Each refusal
+rests on the command line and the installed plugins, which are equal on all ranks. Functions raise
+ValueError for the first thing that they refuse: the fact, why, and what to do.
 """
 
 import argparse
 import inspect
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,8 @@ import pytest
 from lockstep.core import factors, sizes
 from lockstep.core.formats import counted
 from lockstep.core.record import OWN
-from lockstep.launch import HOOKS
 from lockstep.machine import provenance
 from lockstep.measure.batches import Goal
-from lockstep.ranks.process_group import NO_GPU
 
 MAX_SEED = 2**32
 MAX_LIMIT_S = 1e6  # more than any job has
@@ -33,30 +30,18 @@ UNNAMED = Path("results") / "pytest"  # of sessions that name neither a journal 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line asks of a launch; equal on all ranks.
+    """What the command line asks of a launch; equal on all ranks. See `OPTIONS`.
 
     Attributes:
-        size_name: One of `sizes.SIZES`.
-        size: That size with the options' changes.
-        device: cpu, cuda, or None for CUDA where there is one.
+        size: The named size with the options' changes.
         timeout_s: Time-out of a collective and of the control plane.
         budget_s: Within this a case ends, its set-up and teardown included.
-        threads_per_rank: Threads of a rank; None for its share of the cores.
-        order_seed: Seed of the order of cases; None for one that rank 0 draws.
-        result_path: Where pytest-benchmark writes its JSON; None for nowhere.
-        journal_path: Where finished cases are kept; None keeps none.
-        resume: Leave out the cases the journal already holds.
-        skip_failed: With resume, leave out the one in flight, too, and those that failed since the
-            last session without it.
-        after: How the session before this one ended, which the case it had in flight failed with.
+        threads_per_rank: None for its share of the cores.
+        order_seed: None for one that rank 0 draws.
+        journal_path: None keeps no finished cases.
         goal: When a case has enough rounds; None for the fixed number.
         part: (K, N) for the K-th of N parts of the selected cases, K from 1; None for all.
-        stop_file: Once this file exists, the launch ends before its next case; None for never.
-        causes: Time the variants of a step, which say where its time goes.
-        data_root: Folder for data files.
         labels: What the launcher calls this launch (campaign, launch, repeat).
-        telemetry: Whether device and host are sampled while rounds are timed.
-        on_oom: `halve` measures a step that a rank has no memory for again with half the batch.
     """
 
     size_name: str
@@ -198,60 +183,72 @@ def defaults() -> dict[str, Any]:
     }
 
 
-def no_gpu(*, came_late: bool) -> str:
-    """Say that the CPU is measured; hooks that came late lack the option until they are named."""
-    return NO_GPU.replace("--device", f"-p {HOOKS} --device", 1) if came_late else NO_GPU
-
-
 def read(option: Any) -> Settings:
-    """Return what a command line asks for.
+    """Return what a command line asks for."""
+    size_name = option.size
+    if size_name is None:
+        import torch
 
-    Raises:
-        ValueError: An option's value is not allowed.
-    """
-    size_name = option.size or _default_size(option.device)
+        has_gpu = option.device == "cuda" or (option.device is None and torch.cuda.is_available())
+        size_name = "node" if has_gpu else "laptop"
     timeout_s, budget_s = _limits(option)
+    margin = option.benchmark_precision
+    journal_path = None
+    if not (option.benchmark_disable or option.torch_trace):
+        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+        journal_path = UNNAMED / stamp / "journal.jsonl"
+        if option.journal:
+            journal_path = Path(option.journal)
+        elif option.benchmark_json:
+            journal_path = Path(option.benchmark_json).with_suffix(".journal.jsonl")
+    same = (
+        *("device", "threads_per_rank", "seed", "order_seed", "resume", "skip_failed", "after"),
+        *("stop_file", "data_root", "on_oom"),
+    )
     return Settings(
+        **{name: getattr(option, name) for name in same},
         size_name=size_name,
         size=sizes.adapt(sizes.find(size_name), **_changes(option)),
-        device=option.device,
         timeout_s=timeout_s,
         budget_s=budget_s,
-        threads_per_rank=option.threads_per_rank,
-        seed=option.seed,
-        order_seed=option.order_seed,
         result_path=Path(option.benchmark_json) if option.benchmark_json else None,
-        journal_path=_journal_path(option),
-        resume=option.resume,
-        skip_failed=option.skip_failed,
-        after=option.after,
-        goal=_goal(option),
+        journal_path=journal_path,
+        goal=None if margin is None else Goal(margin, option.benchmark_confidence),
         part=part(option),
-        stop_file=option.stop_file,
         causes=not (option.no_causes or option.torch_trace),
-        data_root=option.data_root,
         labels=_labels(option),
         telemetry=not (option.no_telemetry or option.torch_trace),
-        on_oom=option.on_oom,
     )
 
 
 def check(option: Any) -> None:
-    """Refuse a value that is not allowed, whatever is measured.
-
-    Raises:
-        ValueError: The first such option.
-    """
-    for judge in (_changes, _labels, part, _limits, _seeds, _files):
-        judge(option)
+    """Refuse a value that is not allowed, whatever is measured."""
+    # What a count may be is the same in every size.
+    sizes.adapt(sizes.find("smoke"), **_changes(option))
+    _labels(option)
+    part(option)
+    _limits(option)
+    for name, seed in (("--seed", option.seed), ("--order-seed", option.order_seed)):
+        if seed is not None and not 0 <= seed < MAX_SEED:
+            raise ValueError(f"{name} {seed} is not from 0 to {MAX_SEED - 1}")
+    # Sessions that measure nothing may leave pytest-benchmark out.
+    path, result = option.journal, getattr(option, "benchmark_json", None)
+    if option.torch_trace and (path or result):
+        raise ValueError(
+            "--torch-trace slows the steps that it sees, so nothing is kept of them; leave out "
+            "--journal and --benchmark-json"
+        )
+    for name, given in (("--journal", path), ("--benchmark-json", result)):
+        if given and not given.name:
+            raise ValueError(f"{name} {given} names no file; give the path of one")
+    if path and result and os.path.realpath(path) == os.path.realpath(result):
+        raise ValueError(f"--journal and --benchmark-json are both {path}; give each its own file")
 
 
 def _changes(option: Any) -> dict[str, Any]:
-    """Return what the options change in the size, checked."""
+    """Return what the options change in the size."""
     changes = {name: getattr(option, name) for name in sizes.CHANGES}
-    changes["factors"] = tuple(factors.read(option.set).items())
-    sizes.adapt(sizes.find("smoke"), **changes)  # what a count may be is the same in every size
-    return changes
+    return changes | {"factors": tuple(factors.read(option.set).items())}
 
 
 def _limits(option: Any) -> tuple[float, float]:
@@ -271,35 +268,6 @@ def _limits(option: Any) -> tuple[float, float]:
     return float(timeout_s), float(budget_s)
 
 
-def _goal(option: Any) -> Goal | None:
-    margin = option.benchmark_precision
-    return None if margin is None else Goal(margin, option.benchmark_confidence)
-
-
-def _seeds(option: Any) -> None:
-    for name in ("seed", "order_seed"):
-        seed = getattr(option, name)
-        if seed is not None and not 0 <= seed < MAX_SEED:
-            flag = name.replace("_", "-")
-            raise ValueError(f"--{flag} {seed} is not from 0 to {MAX_SEED - 1}")
-
-
-def _files(option: Any) -> None:
-    """Refuse what names no file, and one file for both: the JSON would replace the journal."""
-    # Sessions that measure nothing may leave pytest-benchmark out.
-    path, result = option.journal, getattr(option, "benchmark_json", None)
-    if option.torch_trace and (path or result):
-        raise ValueError(
-            "--torch-trace slows the steps that it sees, so nothing is kept of them; leave out "
-            "--journal and --benchmark-json"
-        )
-    for name, given in (("--journal", path), ("--benchmark-json", result)):
-        if given and not given.name:
-            raise ValueError(f"{name} {given} names no file; give the path of one")
-    if path and result and os.path.realpath(path) == os.path.realpath(result):
-        raise ValueError(f"--journal and --benchmark-json are both {path}; give each its own file")
-
-
 def _labels(option: Any) -> dict[str, str]:
     for label in option.label:
         if "=" not in label:
@@ -311,11 +279,7 @@ def _labels(option: Any) -> dict[str, str]:
 
 
 def part(option: Any) -> tuple[int, int] | None:
-    """Return (K, N) for the K-th of N parts, K from 1; None for all cases.
-
-    Raises:
-        ValueError: It is not written as `K/N`.
-    """
+    """Return (K, N) for the K-th of N parts, K from 1; None for all cases."""
     if option.part is None:
         return None
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", option.part)
@@ -325,90 +289,51 @@ def part(option: Any) -> tuple[int, int] | None:
     return number, num_parts
 
 
-def _journal_path(option: Any) -> Path | None:
-    """Return where finished cases go: as asked, next to the JSON, or a folder of their own."""
-    if option.benchmark_disable or option.torch_trace:
-        return None
-    if option.journal:
-        return Path(option.journal)
-    if option.benchmark_json:
-        return Path(option.benchmark_json).with_suffix(".journal.jsonl")
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    return UNNAMED / stamp / "journal.jsonl"
-
-
-def _default_size(device: str | None) -> str:
-    """Return the size that suits the device: node where there is a GPU, laptop elsewhere."""
-    import torch
-
-    has_gpu = device == "cuda" or (device is None and torch.cuda.is_available())
-    return "node" if has_gpu else "laptop"
-
-
 WORKERS = "each rank's workers would join as that rank"
+OWN_LIST = "each rank keeps its own list of failures"
+DEBUGGER = "a rank in a debugger keeps the others waiting"
 # pytest's or a plugin's option -> why ranks cannot take it, and what to do
 REFUSED_OPTIONS = {
     "numprocesses": ("-n", WORKERS, "start more ranks"),
     "tx": ("--tx", WORKERS, "start more ranks"),  # which -n sets, too
-    "lf": ("--lf", "each rank keeps its own list of failures", "give --resume"),
-    "failedfirst": ("--ff", "each rank keeps its own list of failures", "give --resume"),
-    "stepwise": ("--sw", "each rank keeps its own list of failures", "give --resume"),
-    "usepdb": ("--pdb", "a rank in a debugger keeps the others waiting", "measure one rank"),
-    "trace": ("--trace", "a rank in a debugger keeps the others waiting", "measure one rank"),
+    "lf": ("--lf", OWN_LIST, "give --resume"),
+    "failedfirst": ("--ff", OWN_LIST, "give --resume"),
+    "stepwise": ("--sw", OWN_LIST, "give --resume"),
+    "usepdb": ("--pdb", DEBUGGER, "measure one rank"),
+    "trace": ("--trace", DEBUGGER, "measure one rank"),
 }
 # Options of pytest-benchmark about rounds, which are ours -> what to give instead
 FEWER_OR_MORE = "give --rounds, or --precision 1% for as many as that margin takes"
 LONGER = "give --steps-per-round"
-WARM = "give --warmup-rounds"
 PROFILED = "profile from outside, as with `py-spy record --subprocesses` or `nsys profile`"
 IGNORED = {
     "benchmark_min_time": LONGER,
     "benchmark_max_time": FEWER_OR_MORE,
     "benchmark_min_rounds": FEWER_OR_MORE,
     "benchmark_calibration_precision": LONGER,
-    "benchmark_warmup": WARM,
-    "benchmark_warmup_iterations": WARM,
+    **dict.fromkeys(("benchmark_warmup", "benchmark_warmup_iterations"), "give --warmup-rounds"),
     "benchmark_timer": "leave it out, for each rank times its rounds by time.perf_counter",
-    "benchmark_cprofile": PROFILED,
-    "benchmark_cprofile_loops": PROFILED,
-    "benchmark_cprofile_top": PROFILED,
-    "benchmark_cprofile_dump": PROFILED,
+    **dict.fromkeys(
+        (f"benchmark_cprofile{part}" for part in ("", "_loops", "_top", "_dump")), PROFILED
+    ),
 }
 IN_A_WORKER = "-n would measure several cases at once, each slowed down by the others; leave it out"
 
 
 def refuse_options(config: pytest.Config) -> None:
-    """Refuse options that several ranks cannot take.
-
-    Raises:
-        ValueError: The first such option, why, and what to do.
-    """
-    for name, why, instead in _given(config):
-        raise ValueError(f"{name} is not for several ranks: {why}; {instead}")
-
-
-def _given(config: pytest.Config) -> Iterator[tuple[str, str, str]]:
-    for dest, refusal in REFUSED_OPTIONS.items():
+    """Refuse options that several ranks cannot take."""
+    for dest, (name, why, instead) in REFUSED_OPTIONS.items():
         if config.getoption(dest, None):
-            yield refusal
+            raise ValueError(f"{name} is not for several ranks: {why}; {instead}")
 
 
 def refuse_ignored(config: pytest.Config) -> None:
-    """Refuse options of pytest-benchmark that would change nothing, or end in an error.
-
-    Raises:
-        ValueError: The first such option that has another value than its default.
-    """
+    """Refuse options of pytest-benchmark that would change nothing, or end in an error."""
     usual = config._parser.parse_known_args([])  # noqa: SLF001, pytest has no public name
     for dest, instead in IGNORED.items():
         if config.getoption(dest, None) != getattr(usual, dest, None):
             option = f"--{dest.replace('_', '-')}"
             raise ValueError(f"{option} does nothing here, for rounds are fixed; {instead}")
-    if config.getoption("benchmark_histogram", None) and find_spec("pygal") is None:
-        raise ValueError(
-            "--benchmark-histogram draws with pygal, which this Python does not have; "
-            "pip install 'pytest-benchmark[histogram]', or leave it out and use lockstep report"
-        )
 
 
 def refuse_selection(
@@ -417,9 +342,6 @@ def refuse_selection(
     """Refuse to leave out cases of a campaign's launch, which would then pass for complete.
 
     Without labels nobody planned the launch, and all may be left out.
-
-    Raises:
-        ValueError: A case of the launch's studies is left out.
     """
     studies = set(labels.get("studies", "").split(","))
     left_out = [
@@ -442,46 +364,21 @@ def refuse_selection(
 def refuse_tests(
     items: Iterable[pytest.Item], measured: Iterable[pytest.Item], world_size: int
 ) -> None:
-    """Refuse tests whose rounds or results would be of no use.
-
-    Raises:
-        ValueError: One times by itself, or two that are measured share a name.
-    """
-    refuse_own_rounds(items, world_size)
-    refuse_one_name(measured)
-
-
-def refuse_own_rounds(items: Iterable[pytest.Item], world_size: int) -> None:
-    """Refuse cases that time with pytest-benchmark's fixture: each rank would choose its rounds.
-
-    Raises:
-        ValueError: The first such case.
-    """
+    """Refuse tests whose rounds or results would be of no use."""
     for item in items:
         is_case = item.get_closest_marker("cases") is not None
-        if (is_case or world_size > 1) and "benchmark" in _parameters(item):
+        function: Any = getattr(item, "obj", None)
+        parameters = inspect.signature(function).parameters if callable(function) else ()
+        if (is_case or world_size > 1) and "benchmark" in parameters:
             raise ValueError(
                 f"{item.nodeid} asks for `benchmark`, whose rounds each rank would choose for "
                 "itself; ask for `lockstep` and time with lockstep.time(step)"
             )
-
-
-def refuse_one_name(items: Iterable[pytest.Item]) -> None:
-    """Refuse measured tests that share a name, by which a result is known.
-
-    Raises:
-        ValueError: The first two of them.
-    """
     seen: dict[str, str] = {}
-    for item in items:
+    for item in measured:
         other = seen.setdefault(item.name, item.nodeid)
         if other != item.nodeid:
             raise ValueError(
                 f"{other} and {item.nodeid} have one name, by which a result is known; give one of "
                 "them another"
             )
-
-
-def _parameters(item: pytest.Item) -> Iterable[str]:
-    function: Any = getattr(item, "obj", None)
-    return inspect.signature(function).parameters if callable(function) else ()

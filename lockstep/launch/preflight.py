@@ -3,12 +3,10 @@
 Every refusal is raised on all ranks alike: AgreedError for what was asked, RuntimeError for what
 the machine did.
 
-The links that NCCL uses in a launch: its own word, from the log of an untimed warm-up.
-
-NCCL reads NCCL_DEBUG once, as it starts. Told INFO of its start alone, it writes as it connects and
-never in a collective, so what is measured is not slower. Who asks for more than warnings keeps what
-they asked for; who asks for warnings finds those of the start on the terminal, later ones in the
-file beside the journal.
+Which links NCCL uses is read from its own log of an untimed warm-up. NCCL reads NCCL_DEBUG once, as
+it starts. With INFO of its start alone it writes as it connects and never in a collective, so what
+is measured is not slower. A user's own NCCL_DEBUG above WARN stays as it is; below that the
+warnings of the start go to the terminal, later ones to the file beside the journal.
 """
 
 import hashlib
@@ -17,7 +15,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +33,6 @@ from lockstep.ranks.process_group import World
 if TYPE_CHECKING:
     from lockstep.launch.options import Settings
 
-
 # More than ranks may be apart in starting to answer; dates of results and of Slurm then disagree.
 MAX_CLOCK_OFFSET_S = 60.0
 
@@ -47,79 +44,52 @@ def compare(control: Control, case_ids: Sequence[str], settings: "Settings") -> 
         AgreedError: The first difference, and the rank that has it.
         RuntimeError: A rank did not answer, or runs in another image or other software.
     """
-    mine = {"digest": _digest(case_ids, settings), "software": provenance.rank_software()}
-    there = control.exchange_all("collected", mine)
-    for rank, found in enumerate(there):
-        _refuse_software(rank, found["software"], there[0]["software"])
-    if all(found["digest"] == there[0]["digest"] for found in there):
+    # Paths may differ where hosts mount them apart.
+    options = asdict(settings)
+    for name in ("data_root", "stop_file", "after"):
+        del options[name]
+    for name in ("journal_path", "result_path"):
+        options[name] = options[name] is not None
+    own = [list(case_ids), options]
+    digest = hashlib.sha256(json.dumps(own, default=str).encode()).hexdigest()
+    software = provenance.rank_software()
+    answers = control.exchange_all("collected", {"digest": digest, "software": software})
+    for rank, answer in enumerate(answers):
+        theirs, of_rank_0 = answer["software"], answers[0]["software"]
+        for name in (name for name in of_rank_0 if theirs.get(name) != of_rank_0[name]):
+            raise RankError(
+                f"rank {rank} runs with {name} {theirs.get(name)}, rank 0 with {of_rank_0[name]}; "
+                "start every rank from the same image and checkout",
+                rank,
+            )
+    if all(answer["digest"] == answers[0]["digest"] for answer in answers):
         return
     # Only now the long lists, to name what differs.
-    lists = control.exchange_all("collected/cases", [list(case_ids), _comparable(settings)])
-    for rank, (ids, options) in enumerate(lists):
-        _refuse_difference(rank, ids, lists[0][0], options, lists[0][1])
-
-
-def _refuse_software(rank: int, own: Mapping[str, Any], of_rank_0: Mapping[str, Any]) -> None:
-    for name in (name for name in of_rank_0 if own.get(name) != of_rank_0[name]):
-        raise RankError(
-            f"rank {rank} runs with {name} {own.get(name)}, rank 0 with {of_rank_0[name]}; start "
-            "every rank from the same image and checkout",
-            rank,
-        )
-
-
-def _digest(case_ids: Sequence[str], settings: "Settings") -> str:
-    content = json.dumps([list(case_ids), _comparable(settings)], default=str)
-    return hashlib.sha256(content.encode()).hexdigest()
-
-
-def _comparable(settings: "Settings") -> dict[str, Any]:
-    """Return the settings that must be equal; paths may differ where hosts mount them apart."""
-    paths = ("journal_path", "result_path")
-    facts = asdict(settings) | {name: getattr(settings, name) is not None for name in paths}
-    return {name: facts[name] for name in facts if name not in ("data_root", "stop_file", "after")}
-
-
-def refuse_shared_devices(ranks: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse two ranks on one GPU, which NCCL cannot serve and no number could be trusted of.
-
-    Raises:
-        RuntimeError: Two ranks have the same GPU.
-    """
-    seen: dict[str, int] = {}
-    for rank, facts in enumerate(ranks):
-        if (uuid := facts["gpu_uuid"]) and seen.setdefault(uuid, rank) != rank:
-            raise RankError(
-                f"ranks {seen[uuid]} and {rank} on {facts['host']} share one GPU ({uuid}); start "
-                "one rank per GPU",
-                *(seen[uuid], rank),
+    answers = control.exchange_all("collected/cases", own)
+    ids_0, options_0 = answers[0]
+    for rank, (ids, options) in enumerate(answers):
+        if ids != ids_0:
+            differing = sorted(set(ids) ^ set(ids_0)) or ["the order of cases"]
+            raise AgreedError(
+                f"rank {rank} collected other cases than rank 0 ({len(ids)} against {len(ids_0)}), "
+                f"the first difference is {differing[0]}; give every rank the same files and "
+                "options",
+                rank,
             )
-
-
-def _refuse_difference(
-    rank: int, ids: list[str], ids_0: list[str], options: dict[str, Any], options_0: dict[str, Any]
-) -> None:
-    if ids != ids_0:
-        differing = sorted(set(ids) ^ set(ids_0)) or ["the order of cases"]
-        raise AgreedError(
-            f"rank {rank} collected other cases than rank 0 ({len(ids)} against {len(ids_0)}), "
-            f"the first difference is {differing[0]}; give every rank the same files and options",
-            rank,
-        )
-    for name in (name for name in options_0 if options[name] != options_0[name]):
-        raise AgreedError(
-            f"rank {rank} has {name} {options[name]}, rank 0 has {options_0[name]}; "
-            "give every rank the same options",
-            rank,
-        )
+        for name in (name for name in options_0 if options[name] != options_0[name]):
+            raise AgreedError(
+                f"rank {rank} has {name} {options[name]}, rank 0 has {options_0[name]}; "
+                "give every rank the same options",
+                rank,
+            )
 
 
 def gather_unsupported(world: World, control: Control, asked: str) -> dict[str, str]:
     """Return precision -> why the first rank that lacks it cannot measure it; equal on all."""
     from lockstep.measure.step.precision import unsupported_here
 
-    there = control.exchange_all("unsupported", unsupported_here(world.device, asked))
-    return {name: reason for rank in reversed(there) for name, reason in rank.items()}
+    answers = control.exchange_all("unsupported", unsupported_here(world.device, asked))
+    return {name: reason for rank in reversed(answers) for name, reason in rank.items()}
 
 
 def gather_provenance(
@@ -132,13 +102,24 @@ def gather_provenance(
         control: What ranks exchange through.
         seed: Of parameters and data.
         project: The file of an own test or workload, if any.
+
+    Raises:
+        RankError: Two ranks have the same GPU.
     """
     own = provenance.rank_facts(world.rank, world.local_rank, world.device)
     ranks = control.exchange_all("provenance", own | {"clock_s": time.time()})
-    for rank in ranks:  # all were let go at once by the exchange before
-        rank["clock_offset_s"] = round(rank["clock_s"] - ranks[0]["clock_s"], 3)
-    ranks = [{name: rank[name] for name in rank if name != "clock_s"} for rank in ranks]
-    refuse_shared_devices(ranks)
+    # The exchange before has let all ranks go at once.
+    clocks_s = [rank.pop("clock_s") for rank in ranks]
+    seen: dict[str, int] = {}
+    for rank, facts in enumerate(ranks):
+        facts["clock_offset_s"] = round(clocks_s[rank] - clocks_s[0], 3)
+        # NCCL cannot serve two ranks of one GPU.
+        if (uuid := facts["gpu_uuid"]) and seen.setdefault(uuid, rank) != rank:
+            raise RankError(
+                f"ranks {seen[uuid]} and {rank} on {facts['host']} share one GPU ({uuid}); start "
+                "one rank per GPU",
+                *(seen[uuid], rank),
+            )
     # Rank 0's view of the software counts for all; hashing the image once is enough.
     launch = provenance.launch_facts(seed, sys.argv, project) if world.rank == 0 else {}
     launch = control.exchange("software", launch)[0]
@@ -150,13 +131,14 @@ def gather_provenance(
 
 def cores_beside(ranks: Sequence[Mapping[str, Any]], rank: int) -> int:
     """Return how many cores the ranks on one rank's host may run on together."""
-    there = (other["cores"] for other in ranks if other["host"] == ranks[rank]["host"])
-    return len(set[int]().union(*there))
+    cores = (other["cores"] for other in ranks if other["host"] == ranks[rank]["host"])
+    return len(set[int]().union(*cores))
 
 
 def launch_flags(facts: dict[str, Any]) -> list[Flag]:
     """Return what is known against any result of a launch from its provenance."""
     flags = []
+    environ = facts["environment"]
     for host in sorted({rank["host"] for rank in facts["ranks"]}):
         ranks = [rank for rank in facts["ranks"] if rank["host"] == host]
         cores = cores_beside(ranks, 0)
@@ -165,42 +147,26 @@ def launch_flags(facts: dict[str, Any]) -> list[Flag]:
             flags.append(flag("oversubscribed", threads=threads, cores=cores))
     if len(facts["device_names"]) > 1:
         flags.append(flag("mixed-devices", devices=list(facts["device_names"])))
-    if facts["environment"].get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
+    if environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
         flags.append(flag("debug-detail"))
-    flags += _log_flag(facts["environment"])
-    flags += _dropped_flag(facts.get("dropped_environment", []))
-    flags += _clock_flags(facts["ranks"])
+    # Alone, NCCL's INFO writes of its start only, and TRACE of every call ("Environment Variables",
+    # NCCL user guide).
+    level = environ.get("NCCL_DEBUG", "").upper()
+    chosen = environ.get("NCCL_DEBUG_SUBSYS", "")
+    has_calls = bool({*chosen.upper().split(",")} & {"ALL", "COLL"})
+    if level == "TRACE" or (level == "INFO" and has_calls):
+        text = f"NCCL_DEBUG={level}" + (f" NCCL_DEBUG_SUBSYS={chosen}" if has_calls else "")
+        flags.append(flag("nccl-log", settings=text))
+    if dropped := sorted(filter(steers_torch, facts.get("dropped_environment", []))):
+        flags.append(flag("dropped-environment", names=dropped))
+    flags += [  # of dates; each rank times its own durations
+        flag("clock-off", host=rank["host"], offset_s=rank["clock_offset_s"])
+        for rank in facts["ranks"]
+        if abs(rank["clock_offset_s"]) > MAX_CLOCK_OFFSET_S
+    ]
     if facts["git_dirty"]:
         flags.append(flag("git-dirty"))
     return sorted(dict.fromkeys(flags), key=str)
-
-
-def _clock_flags(ranks: Sequence[Mapping[str, Any]]) -> Iterator[Flag]:
-    """Yield the hosts whose clocks are off: durations are not, for each rank times its own."""
-    for rank in ranks:
-        if abs(rank["clock_offset_s"]) > MAX_CLOCK_OFFSET_S:
-            yield flag("clock-off", host=rank["host"], offset_s=rank["clock_offset_s"])
-
-
-def _dropped_flag(names: Sequence[str]) -> Iterator[Flag]:
-    """Yield the settings of torch that a job's script made and the image did not get."""
-    dropped = sorted(filter(steers_torch, names))
-    if dropped:
-        yield flag("dropped-environment", names=dropped)
-
-
-def _log_flag(environ: Mapping[str, str]) -> Iterator[Flag]:
-    """Yield what is to be said of NCCL's log, where each collective writes into it.
-
-    Without a choice of its own NCCL's INFO tells of starting alone ("Environment Variables", NCCL
-    user guide), and TRACE of every call whatever is chosen.
-    """
-    level = environ.get("NCCL_DEBUG", "").upper()
-    chosen = environ.get("NCCL_DEBUG_SUBSYS", "")
-    told = set(chosen.upper().split(",")) & {"ALL", "COLL"}
-    if level == "TRACE" or (level == "INFO" and told):
-        text = f"NCCL_DEBUG={level}" + (f" NCCL_DEBUG_SUBSYS={chosen}" if told else "")
-        yield flag("nccl-log", settings=text)
 
 
 def measured_with(world: World, settings: "Settings") -> dict[str, Any]:
@@ -239,23 +205,21 @@ def order_seed(control: Control, before: Before, chosen: int | None) -> int:
     return drawn if chosen is None else chosen
 
 
-@dataclass(frozen=True)
-class Now:
-    """What a session measures with that goes on with an earlier one's journal.
-
-    Attributes:
-        facts: What `measured_with` returned.
-        provenance: Of this session.
-        sources: Case -> digest of what it measures.
-    """
-
-    facts: dict[str, Any]
-    provenance: dict[str, Any]
-    sources: dict[str, str | None]
-
-
-def done_before(control: Control, path: Path, now: Now) -> Before:
+def done_before(
+    control: Control,
+    path: Path,
+    facts: Mapping[str, Any],
+    launch: Mapping[str, Any],
+    sources: Mapping[str, str | None],
+) -> Before:
     """Return what the journal to resume holds.
+
+    Args:
+        control: What ranks exchange through.
+        path: The journal.
+        facts: What `measured_with` returned.
+        launch: Provenance of this session.
+        sources: Case -> digest of what it measures.
 
     Rank 0 alone reads: a shared file system may show the others an older file.
 
@@ -265,7 +229,7 @@ def done_before(control: Control, path: Path, now: Now) -> Before:
     answer: dict[str, Any] = {}
     if control.rank == 0:
         try:
-            answer = asdict(_resumable(path, now))
+            answer = asdict(resumable(path, facts, launch, sources))
         except ValueError as error:
             answer = {"refused": str(error)}
     answer = control.exchange("done", answer)[0]
@@ -274,7 +238,17 @@ def done_before(control: Control, path: Path, now: Now) -> Before:
     return Before(**answer)
 
 
-def _resumable(path: Path, now: Now) -> Before:
+def resumable(
+    path: Path,
+    facts: Mapping[str, Any],
+    launch: Mapping[str, Any],
+    sources: Mapping[str, str | None],
+) -> Before:
+    """Return what a journal holds that this session may go on with.
+
+    Raises:
+        ValueError: As `done_before` does.
+    """
     done = journal.outcomes(path)
     if case := journal.in_flight(path):
         done[case] = "begin"
@@ -288,45 +262,39 @@ def _resumable(path: Path, now: Now) -> Before:
                 "dict; the journal is corrupt, so measure into another folder"
             )
     # What went through JSON holds lists where we have tuples.
-    wanted = json.loads(json.dumps(pooling_facts(now.provenance) | now.facts))
-    found = pooling_facts(block["provenance"]) | block["measured_with"]
-    for name in (name for name in wanted if found.get(name) != wanted[name]):
-        if name in MAY_BE_UNKNOWN and None in (found.get(name), wanted[name]):
+    wanted = json.loads(json.dumps({**pooling_facts(launch), **facts}))
+    kept = pooling_facts(block["provenance"]) | block["measured_with"]
+    for name in (name for name in wanted if kept.get(name) != wanted[name]):
+        if name in MAY_BE_UNKNOWN and None in (kept.get(name), wanted[name]):
             continue
         raise ValueError(
-            f"{path} was measured with {name} {found.get(name)}, now it is {wanted[name]}; "
+            f"{path} was measured with {name} {kept.get(name)}, now it is {wanted[name]}; "
             "results that differ in it are not pooled: measure into another folder"
         )
-    _refuse_other_source(path, now.sources)
-    settled = journal.settled(path)
-    left = {case: kind for case, kind in done.items() if kind == "begin"}
-    return Before(settled | left, block.get("order_seed"))
-
-
-def _refuse_other_source(path: Path, sources: Mapping[str, str | None]) -> None:
-    """Refuse to go on where what a case measures was edited since; one name would be two models."""
     for case, entry in journal.measured(path).items():
         record = entry.get("extra_info", {}).get(KEY, {})
-        then, now = record.get("workload_sha256"), sources.get(case)
-        if then and now and then != now:
+        then, source = record.get("workload_sha256"), sources.get(case)
+        if then and source and then != source:  # one name would be two models
             raise ValueError(
                 f"{path} holds {case}, measured with another source of workload "
-                f"{record.get('workload')} (workload_sha256 {then[:12]}, now {now[:12]}); put the "
-                "source back, or measure into another folder"
+                f"{record.get('workload')} (workload_sha256 {then[:12]}, now {source[:12]}); put "
+                "the source back, or measure into another folder"
             )
+    in_flight = {case: kind for case, kind in done.items() if kind == "begin"}
+    return Before(journal.settled(path) | in_flight, block.get("order_seed"))
 
 
 FOLDER = "nccl"
 # A message of several channels, so that all of them connect.
 WARM_UP_ITEMS = 2**22
-# Levels that tell of failures alone.
+# Levels that write of failures alone.
 QUIET = ("", "VERSION", "WARN")
 MAX_LINKS = 4096
 
 
 @dataclass(frozen=True)
 class Transport:
-    """What the ranks' logs say together."""
+    """What the ranks' logs say together: facts of the provenance, and flags."""
 
     facts: dict[str, Any] = field(default_factory=dict)
     flags: tuple[Flag, ...] = ()
@@ -364,8 +332,15 @@ def gather(world: World, hosts: Sequence[str], folder: Path | None) -> Transport
     """
     if world.backend != "nccl" or world.world_size == 1 or folder is None:
         return Transport()
+    import torch
+    from torch import distributed
+
     path = listen(folder, world.rank)
-    _warm_up(world)
+    try:
+        distributed.all_reduce(torch.zeros(WARM_UP_ITEMS, device=world.device))
+        torch.cuda.synchronize(world.device)
+    except RuntimeError as error:  # which the first case will name
+        sys.stderr.write(f"lockstep: the warm-up of NCCL failed: {error}\n")
     return settle(world, hosts, nccl_log.read(path) if path else NcclLog())
 
 
@@ -373,44 +348,29 @@ def settle(world: World, hosts: Sequence[str], log: NcclLog) -> Transport:
     """Return what the logs of all ranks say, equal on all; the argument is this rank's."""
     for warning in log.warnings:
         sys.stderr.write(f"lockstep: rank {world.rank}: NCCL warns: {warning}\n")
+
+    def merge(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        logs = []
+        for answer in answers:
+            given = answer["log"]
+            names = ("networks", "adapters", "warnings", "settings")
+            lists = {name: tuple(given[name]) for name in names}
+            links = tuple(Link(**link) for link in given["links"])
+            logs.append(NcclLog(given["version"], links=links, **lists))
+        merged = nccl_log.merged(logs)
+        if not merged.links:
+            return {"facts": {}, "flags": []}
+        fabrics = sorted({name for answer in answers for name in answer["fabrics"]})
+        facts = {
+            "nccl_log": merged.version,
+            "networks": list(merged.networks),
+            "adapters": list(merged.adapters),
+            "transports": merged.transports,
+            "links": [list(asdict(link).values()) for link in merged.links[:MAX_LINKS]],
+        }
+        findings = nccl_log.findings(merged, hosts, fabrics)
+        return {"facts": facts, "flags": [finding.to_dict() for finding in findings]}
+
     own = {"log": asdict(log), "fabrics": network.fabrics()}
-    settled = world.control.settle_all("transport", own, lambda there: _conclude(there, hosts))
+    settled = world.control.settle_all("transport", own, merge)
     return Transport(settled["facts"], tuple(map(flags.read, settled["flags"])))
-
-
-def _conclude(there: Sequence[dict[str, Any]], hosts: Sequence[str]) -> dict[str, Any]:
-    """Return facts and flags of all ranks' logs, as JSON holds them."""
-    log = nccl_log.merged(_log(each["log"]) for each in there)
-    fabrics = sorted({name for each in there for name in each["fabrics"]})
-    if not log.links:
-        return {"facts": {}, "flags": []}
-    found = nccl_log.findings(log, hosts, fabrics)
-    return {
-        "facts": {
-            "nccl_log": log.version,
-            "networks": list(log.networks),
-            "adapters": list(log.adapters),
-            "transports": log.transports,
-            "links": [list(asdict(link).values()) for link in log.links[:MAX_LINKS]],
-        },
-        "flags": [one.to_dict() for one in found],
-    }
-
-
-def _log(given: dict[str, Any]) -> NcclLog:
-    """Return a log that went through JSON."""
-    links = tuple(Link(**link) for link in given["links"])
-    lists = {name: tuple(given[name]) for name in ("networks", "adapters", "warnings", "settings")}
-    return NcclLog(given["version"], links=links, **lists)
-
-
-def _warm_up(world: World) -> None:
-    """Let all ranks connect; a failure is left for the first case to name."""
-    import torch
-    from torch import distributed
-
-    try:
-        distributed.all_reduce(torch.zeros(WARM_UP_ITEMS, device=world.device))
-        torch.cuda.synchronize(world.device)
-    except RuntimeError as error:
-        sys.stderr.write(f"lockstep: the warm-up of NCCL failed: {error}\n")

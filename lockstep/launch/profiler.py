@@ -49,10 +49,9 @@ class Shares:
     """What of the traced steps each part takes; parts may run beside each other.
 
     Attributes:
-        num_steps: Steps that were traced.
-        step_s: Mean of their seconds, with what the profiler adds to each operation.
-        parts: Part -> fraction of the time in which it ran, of those that torch has marked: of
-            FSDP2 it does not mark the forward pass.
+        step_s: Mean of the steps, with what the profiler adds to each operation.
+        parts: Part -> fraction of the time in which it ran, where torch marks it (not the forward
+            pass of FSDP2).
         exposed: Fraction in which communication ran and no other part did.
         rest: Fraction in which none of them ran.
     """
@@ -76,7 +75,7 @@ def shares(spans: Iterable[Span]) -> Shares | None:
     if not steps:
         return None
     whole = sum(end - begin for begin, end in steps)
-    every = _covered([one for part in ranges.values() for one in part], steps)
+    every = _covered([range_ for part in ranges.values() for range_ in part], steps)
     others = [range_ for part in PARTS if part != COMMUNICATION for range_ in ranges[part]]
     return Shares(
         num_steps=len(steps),

@@ -141,10 +141,10 @@ class Control:
         count as an answer.
 
         Args:
-            name: Of the exchange, equal on all ranks; a name may be used again.
+            name: Equal on all ranks; a name may be used again.
             value: JSON-serialisable, not None, a few KiB at most.
-            judge: Called on rank 0 with every rank's value in the order of ranks, None for a rank
-                that did not answer; returns what JSON can hold.
+            judge: Gets every rank's value in the order of ranks, None for a silent one, on rank 0;
+                returns what JSON can hold.
             waits: How long the ranks wait while a case runs.
 
         Raises:
@@ -169,22 +169,14 @@ class Control:
         return settled
 
     def exchange(self, name: str, value: Any) -> list[Any]:
-        """Return every rank's value on every rank; None for a rank that did not answer.
+        """Return every rank's value on every rank, None for a silent one; raises as `settle` does.
 
         For what is exchanged once in a launch: what each rank reads grows with their number.
-
-        Raises:
-            LostError: As `settle` does.
         """
         return list(self.settle(name, value, list))
 
     def exchange_all(self, name: str, value: Any) -> list[Any]:
-        """Return every rank's value on every rank, as `exchange` does.
-
-        Raises:
-            LostError: As `settle` does.
-            OtherRankError: A rank did not answer.
-        """
+        """Return every rank's value on every rank; raises as `settle_all` does."""
         return list(self.settle_all(name, value, list))
 
     def left_s(self) -> float | None:
@@ -192,15 +184,10 @@ class Control:
         return None if self.deadline is None else self.deadline - time.monotonic()
 
     def part(self, patience_s: float = 0.0) -> list[int]:
-        """Wait until all ranks are here. Rank 0, whose process may hold the store, returns last.
+        """Wait until all ranks are here, and return those that did not come.
 
-        Where a rank was silent just before, the others do not wait for it again.
-
-        Args:
-            patience_s: How long a rank waits for rank 0 at least; rank 0 waits a third as long.
-
-        Returns:
-            The ranks that did not come.
+        Rank 0, whose process may hold the store, returns last. A rank that was silent just before
+        is not waited for again. A rank waits `patience_s` for rank 0 at least, rank 0 a third.
 
         Raises:
             LostError: Rank 0 did not come in time, or the store is gone.
@@ -212,10 +199,8 @@ class Control:
         with self._naming_a_lost_store():
             if self.rank > 0:
                 self.store.set(f"left/{self.rank}", "")
-                return sorted(self._silent)
-            others = [rank for rank in range(1, self.world_size) if rank not in self._silent]
-            if others:
-                keys = [f"left/{rank}" for rank in others]
+            elif others := set(range(1, self.world_size)) - self._silent:
+                keys = [f"left/{rank}" for rank in sorted(others)]
                 _are_there(self.store, keys, time.monotonic() + self._timeout_s)
         return sorted(self._silent)
 
@@ -264,9 +249,10 @@ class Control:
             not _are_there(self.store, [f"{name}/all"], limits.of_others())
         ):
             self._silent = {0}
+            waited_s = time.monotonic() - begun
             raise LostError(
-                f"{self._me()}: rank 0 did not answer within {time.monotonic() - begun:.1f} s in "
-                f"exchange {name!r}; see rank 0's log, or give the ranks a longer time-out"
+                f"rank {self.rank} on {hostname()}: rank 0 did not answer within {waited_s:.1f} s "
+                f"in exchange {name!r}; see rank 0's log, or give the ranks a longer time-out"
             )
         silent, settled = json.loads(self.store.get(f"{name}/all"))
         return silent, settled
@@ -282,10 +268,9 @@ class Control:
             yield
         except DistNetworkError as error:
             reason = str(error).partition("\n")[0]
-            raise LostError(f"{self._me()} lost the store ({reason})") from error
-
-    def _me(self) -> str:
-        return f"rank {self.rank} on {hostname()}"
+            raise LostError(
+                f"rank {self.rank} on {hostname()} lost the store ({reason})"
+            ) from error
 
 
 def _are_there(store: "Store", keys: list[str], end: float) -> bool:

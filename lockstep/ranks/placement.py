@@ -97,7 +97,8 @@ def _refuse_without_srun(environ: Mapping[str, str], hint: str) -> None:
     An interactive shell may be the one task of a step, with the variables of the whole allocation.
     """
     num_tasks = environ.get("SLURM_NTASKS", "1")
-    if "SLURM_JOB_ID" in environ and _tasks_of_step(environ) == "1" != num_tasks:
+    is_alone = environ.get("SLURM_STEP_NUM_TASKS", "1") == "1"
+    if "SLURM_JOB_ID" in environ and is_alone and num_tasks != "1":
         raise ValueError(
             f"SLURM_NTASKS={num_tasks}, but this process is task 0 of 1; {hint}, or unset "
             "SLURM_NTASKS to measure one rank"
@@ -110,17 +111,12 @@ def refuse_apart(environ: Mapping[str, str]) -> None:
     Raises:
         ValueError: srun started several, and no variable says that they are ranks.
     """
-    num_tasks = _tasks_of_step(environ)
+    num_tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
     if "SLURM_JOB_ID" in environ and num_tasks != "1":
         raise ValueError(
             f"srun started {num_tasks} tasks, but LOCKSTEP_LAUNCHER is not set, so each would "
             "work alone; set LOCKSTEP_LAUNCHER=slurm, or start one task"
         )
-
-
-def _tasks_of_step(environ: Mapping[str, str]) -> str:
-    """Return how many tasks srun started together; a process in no step is alone."""
-    return environ.get("SLURM_STEP_NUM_TASKS", "1")
 
 
 def _ranks_per_node(environ: Mapping[str, str], name: str, size: int) -> int:

@@ -77,10 +77,15 @@ def join(
         ValueError: The launcher's variables are wrong, or an option's value is not allowed.
         RuntimeError: There are fewer GPUs than ranks on this host, or the ranks do not meet.
     """
-    place = _taken_place(environ)
+    import torch
+
+    place = placement(environ)
+    if "TORCHELASTIC_RUN_ID" in environ:  # torchrun's agent, which may be killed before its ranks
+        die_with_parent()
     if device not in (None, "cpu", "cuda"):
         raise ValueError(f"device {device!r} is not cpu or cuda")
-    threads = _taken_threads(threads_per_rank, place.ranks_per_node, environ)
+    threads = _threads(threads_per_rank, place.ranks_per_node, environ)
+    torch.set_num_threads(threads)
     control = Control(_store(place, timeout_s, environ), place.rank, place.world_size, timeout_s)
     own_device = _device(device, place.local_rank, control, timeout_s, environ)
     backend = "nccl" if own_device.type == "cuda" else "gloo"
@@ -96,23 +101,8 @@ def join(
     return joined
 
 
-def _taken_place(environ: Mapping[str, str]) -> Placement:
-    place = placement(environ)
-    if "TORCHELASTIC_RUN_ID" in environ:  # torchrun's agent, which may be killed before its ranks
-        die_with_parent()
-    return place
-
-
-def _taken_threads(asked: int | None, ranks_per_node: int, environ: Mapping[str, str]) -> int:
-    import torch
-
-    threads = _threads(asked, ranks_per_node, environ)
-    torch.set_num_threads(threads)
-    return threads
-
-
 def _open_process_group(world: World, epoch: int) -> None:
-    """Make the process group of an epoch; its keys are its own, so no rank joins an older one."""
+    """Make the process group of an epoch, under keys of its own: no rank joins an older one."""
     from torch import distributed
 
     distributed.init_process_group(
@@ -155,10 +145,9 @@ def has_group() -> bool:
 
 
 def num_collectives() -> int:
-    """Return in how many collectives of the process group this rank has taken part, or will have.
+    """Return how many collectives of the process group this rank has called.
 
-    Those still under way count: a backend counts them as they are called, and gloo counts each
-    send and receive as one more.
+    Those still under way count, and gloo counts each send and receive as one more.
     """
     from torch import distributed
 
@@ -180,22 +169,17 @@ def leave() -> None:
 def _threads(asked: int | None, ranks_per_node: int, environ: Mapping[str, str]) -> int:
     if asked is not None and asked < 1:
         raise ValueError(f"threads_per_rank={asked} is not 1 or more")
-    if given := asked or _threads_of_user(environ):
-        return given
+    if asked:
+        return asked
+    # torchrun sets OMP_NUM_THREADS to 1 itself where several ranks share a node and it is not set.
+    first = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    of_user = int(first) if first.isdecimal() else 0
+    if of_user and not (of_user == 1 and "TORCHELASTIC_RUN_ID" in environ):
+        return of_user
     if environ.get("LOCKSTEP_LAUNCHER") == "slurm" and "SLURM_CPUS_PER_TASK" in environ:
         # Under srun the usable cores may already be one task's own.
         return integer(environ, "SLURM_CPUS_PER_TASK")
     return max(1, usable_cores() // ranks_per_node)
-
-
-def _threads_of_user(environ: Mapping[str, str]) -> int:
-    """Return the threads that the user's OMP_NUM_THREADS asks for; 0 where it says nothing.
-
-    torchrun sets it to 1 itself where several ranks share a node and it is not set.
-    """
-    first = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    threads = int(first) if first.isdecimal() else 0
-    return 0 if threads == 1 and "TORCHELASTIC_RUN_ID" in environ else threads
 
 
 def _device(
@@ -207,17 +191,34 @@ def _device(
 ) -> "torch.device":
     """Take this rank's device, once all ranks are here and each has one."""
     import torch
+    from torch import distributed
 
+    num_visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
     is_cpu = asked == "cpu" or not torch.cuda.is_available()
-    problem = "" if asked == "cpu" else _missing_gpu(asked, local_rank)
     backend = "gloo" if is_cpu else "nccl"
-    problem = problem or _missing_backend(backend)
+    is_built = {"gloo": distributed.is_gloo_available, "nccl": distributed.is_nccl_available}
+    problem = ""
+    if asked != "cpu" and local_rank >= num_visible and (asked or num_visible):
+        problem = (
+            f"local rank {local_rank} needs GPU {local_rank}, but {num_visible} are visible on "
+            "this host; start one rank per GPU, or pass --device cpu"
+        )
+    elif not is_built[backend]():
+        instead = "" if is_cpu else ", or pass --device cpu"
+        problem = (
+            f"torch {torch.__version__} is built without {backend}; install one with it{instead}"
+        )
     if problem and asked == "cuda":
         _record_mend("device", environ)
     problem = problem or _missing_interface(backend, environ)
     answers = control.exchange("join", {"host": hostname(), "problem": problem})
     try:
-        _refuse_apart(answers, timeout_s)
+        refuse_silent(
+            answers, f"did not join within {timeout_s:g} s; look whether its process and node run"
+        )
+        for rank, given in enumerate(answers):
+            if given["problem"]:
+                raise RankError(f"rank {rank} on {given['host']}: {given['problem']}", rank)
     except RankError:
         # Or rank 0 might take the store along before all have read the answers.
         with contextlib.suppress(LostError):
@@ -228,45 +229,6 @@ def _device(
     own_device = torch.device("cuda", local_rank)
     torch.cuda.set_device(own_device)
     return own_device
-
-
-def _refuse_apart(answers: list[dict[str, str] | None], timeout_s: float) -> None:
-    """Refuse ranks that cannot measure together.
-
-    Raises:
-        RankError: Some did not join, or have a problem.
-    """
-    refuse_silent(
-        answers, f"did not join within {timeout_s:g} s; look whether its process and node run"
-    )
-    for rank, given in enumerate(answers):
-        if given and given["problem"]:
-            raise RankError(f"rank {rank} on {given['host']}: {given['problem']}", rank)
-
-
-def _missing_gpu(asked: str | None, local_rank: int) -> str:
-    """Return what is wrong if this rank's GPU is not there, else nothing."""
-    import torch
-
-    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if local_rank < visible or (asked is None and not visible):
-        return ""
-    return (
-        f"local rank {local_rank} needs GPU {local_rank}, but {visible} are visible on this "
-        "host; start one rank per GPU, or pass --device cpu"
-    )
-
-
-def _missing_backend(backend: str) -> str:
-    """Return what is wrong if this rank's torch is built without a backend, else nothing."""
-    import torch
-    from torch import distributed
-
-    is_built_in = {"gloo": distributed.is_gloo_available, "nccl": distributed.is_nccl_available}
-    if is_built_in[backend]():
-        return ""
-    instead = "" if backend == "gloo" else ", or pass --device cpu"
-    return f"torch {torch.__version__} is built without {backend}; install one with it{instead}"
 
 
 def _missing_interface(backend: str, environ: Mapping[str, str]) -> str:
@@ -282,7 +244,7 @@ def _missing_interface(backend: str, environ: Mapping[str, str]) -> str:
         is_here = set(named.split(",")) <= {"", *here}
     else:
         names = tuple(part.partition(":")[0] for part in named.removeprefix("=").split(","))
-        is_here = named.startswith("^") or any(one.startswith(names) for one in here)
+        is_here = named.startswith("^") or any(name.startswith(names) for name in here)
     if is_here:
         return ""
     _record_mend(variable, environ)
@@ -290,7 +252,7 @@ def _missing_interface(backend: str, environ: Mapping[str, str]) -> str:
 
 
 def _record_mend(key: str, environ: Mapping[str, str]) -> None:
-    """Leave the job's script the key that is to be mended, which `lockstep status` then names."""
+    """Leave the job's script the key to mend, which `lockstep status` names."""
     if "LOCKSTEP_MEND" in environ:
         with contextlib.suppress(OSError):  # its folder, on this node, is judged elsewhere
             Path(environ["LOCKSTEP_MEND"]).write_text(f"{key}\n")
@@ -310,43 +272,36 @@ def _store(place: Placement, timeout_s: float, environ: Mapping[str, str]) -> "S
     if place.world_size == 1:
         return distributed.HashStore()
     serves = False
-    if "LOCKSTEP_STORE" in environ:
-        host, port = _address(environ["LOCKSTEP_STORE"])
+    if (address := environ.get("LOCKSTEP_STORE")) is not None:
+        host, _, text = address.rpartition(":")
+        port = int(text) if host and text.isdecimal() else 0
+        if port not in PORTS:
+            raise ValueError(f"LOCKSTEP_STORE={address!r} is not HOST:PORT; unset it")
         prefix = environ.get("LOCKSTEP_STORE_PREFIX", "")
         if not prefix:  # the keys of an earlier launch would answer for ranks of this one
             raise ValueError("LOCKSTEP_STORE is set without LOCKSTEP_STORE_PREFIX; unset it")
     else:
-        _check_meeting(place, environ)
+        missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environ]
+        if missing:
+            is_torchrun = environ.get("LOCKSTEP_LAUNCHER", "torchrun") == "torchrun"
+            todo = "set them to rank 0's host and a free port"
+            raise ValueError(
+                f"world size {place.world_size} but {' and '.join(missing)} not set; "
+                f"{'start with torchrun' if is_torchrun else todo}, or unset the launcher's "
+                "variables"
+            )
+        text = environ["MASTER_PORT"]
+        if not (text.isdecimal() and int(text) in PORTS):
+            raise ValueError(
+                f"MASTER_PORT={text[:SHOWN_CHARACTERS]!r} is not a port from 1 to 65535; set it to "
+                "a free one"
+            )
         host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
         prefix = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         # torchrun's agent serves the store itself; under other launchers rank 0 does.
         serves = place.rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     store = _connect(place.rank, host, port, timeout_s, serves=serves)
     return distributed.PrefixStore(f"lockstep/{prefix}", store)
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not (host and port.isdecimal() and int(port) in PORTS):
-        raise ValueError(f"LOCKSTEP_STORE={text!r} is not HOST:PORT; unset it")
-    return host, int(port)
-
-
-def _check_meeting(place: Placement, environ: Mapping[str, str]) -> None:
-    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environ]
-    if missing:
-        is_torchrun = environ.get("LOCKSTEP_LAUNCHER", "torchrun") == "torchrun"
-        todo = "start with torchrun" if is_torchrun else "set them to rank 0's host and a free port"
-        raise ValueError(
-            f"world size {place.world_size} but {' and '.join(missing)} not set; {todo}, or unset "
-            "the launcher's variables"
-        )
-    port = environ["MASTER_PORT"]
-    if not (port.isdecimal() and int(port) in PORTS):
-        raise ValueError(
-            f"MASTER_PORT={port[:SHOWN_CHARACTERS]!r} is not a port from 1 to 65535; set it to a "
-            "free one"
-        )
 
 
 def _connect(rank: int, host: str, port: int, timeout_s: float, *, serves: bool) -> "Store":
@@ -378,13 +333,10 @@ def _connect(rank: int, host: str, port: int, timeout_s: float, *, serves: bool)
 
 
 def _wait_for_port(host: str, port: int, timeout_s: float) -> None:
-    """Wait until a port of another host takes connections, as torch would for three times as long.
+    """Wait until a port of another host takes connections; raise OSError where it takes none.
 
     A host that refuses may serve it soon. One that has no address, or does not answer, is not
-    waited for.
-
-    Raises:
-        OSError: It takes none.
+    waited for. torch would wait for three times as long.
     """
     began = time.monotonic()
     while True:

@@ -23,12 +23,7 @@ EXIT_MACHINE = 3
 
 
 def serve(host: str, address_file: Path, life: IO[bytes]) -> None:
-    """Serve a store until `life` ends.
-
-    Args:
-        host: Name of this machine, as the ranks will look it up.
-        address_file: Where `HOST:PORT` is written as soon as ranks may connect.
-        life: What is read until its end.
+    """Serve a store until `life` ends; `HOST:PORT` is written as soon as ranks may connect.
 
     Raises:
         RuntimeError: No port can be had, or the name does not lead to this machine.
@@ -47,9 +42,7 @@ def serve(host: str, address_file: Path, life: IO[bytes]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve as the command line asks; what the machine refuses is one line and exit code 3."""
-    parser = argparse.ArgumentParser(
-        prog="lockstep.ranks.store", description="Serve a store for ranks."
-    )
+    parser = argparse.ArgumentParser(prog="lockstep.ranks.store", description=serve.__doc__)
     parser.add_argument("--host", required=True, help="this machine's name, as ranks look it up")
     parser.add_argument("--address-file", required=True, type=Path, help="where HOST:PORT goes")
     asked = parser.parse_args(arguments)

@@ -61,14 +61,16 @@ class Watchdog:
         if self._speaker:
             self._speaker.cancel()
             self._speaker = None
-        if words:
-            self._speaker = threading.Timer(after_s, self._speak, (words,))
-            self._speaker.name, self._speaker.daemon = "lockstep-watchdog", True
-            self._speaker.start()
+        if not words:
+            return
 
-    def _speak(self, words: str) -> None:
-        os.write(self._stderr, f"\nlockstep: {words}\n".encode(errors="replace"))
-        errors.note(words)
+        def speak() -> None:
+            os.write(self._stderr, f"\nlockstep: {words}\n".encode(errors="replace"))
+            errors.note(words)
+
+        self._speaker = threading.Timer(after_s, speak)
+        self._speaker.name, self._speaker.daemon = "lockstep-watchdog", True
+        self._speaker.start()
 
     def disarm(self) -> None:
         """Count no longer."""
@@ -96,8 +98,11 @@ class Watchdog:
                 os.close(self._stderr)
             own = os.fstat(self._file.fileno())
             self._file.close()
-            if self._path is not None and not own.st_size:
-                _remove(self._path, own)
+            if self._path is None or own.st_size:
+                return
+            if os.path.samestat(own, self._path.stat()):  # its name may be another's by now
+                self._path.unlink()
+                self._path.parent.rmdir()  # with the last of them
 
 
 def _guard_end(end_s: float) -> None:
@@ -119,10 +124,3 @@ def _count_in_kernel(after_s: float) -> None:
     """Let the kernel end this process later, or not where 0, unless it uses SIGALRM itself."""
     if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
         signal.setitimer(signal.ITIMER_REAL, after_s)
-
-
-def _remove(path: Path, own: os.stat_result) -> None:
-    """Remove a file unless its name is another's by now, and its folder with the last of them."""
-    if os.path.samestat(own, path.stat()):
-        path.unlink()
-        path.parent.rmdir()

@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from lockstep import content
-from lockstep.campaign.job_cuts import Duration
+from lockstep.campaign.campaign import Duration
 from lockstep.core import inputs
 from lockstep.core.processes import INTERFACE_NAMES
 from lockstep.report.tracker.tracked import Tracker

@@ -18,11 +18,11 @@ from typing import Any, get_args, get_type_hints
 import click
 
 from lockstep import content, workloads
+from lockstep.campaign import launcher
 from lockstep.campaign.campaign import Campaign, Launch, with_threads
 from lockstep.campaign.folder import Outcome
-from lockstep.campaign.local import launcher
-from lockstep.campaign.local.ladder import Ladder, only_driver
-from lockstep.campaign.local.run_cli import within_local_gpus
+from lockstep.campaign.ladder import Ladder, only_driver
+from lockstep.campaign.run_cli import within_local_gpus
 from lockstep.core import factors, journal, studies
 from lockstep.core.formats import counted, listed
 from lockstep.core.processes import die_with_parent

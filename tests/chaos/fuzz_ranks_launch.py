@@ -2,7 +2,7 @@
 
 A rank then costs tenths of a second, so that thousands of launches can be made. The supervisor ends
 the other ranks soon after one has died, as torchrun and srun do, and starts the launch again as
-`lockstep.campaign.local.ladder` does.
+`lockstep.campaign.ladder` does.
 """
 
 import atexit

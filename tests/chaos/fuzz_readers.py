@@ -95,7 +95,7 @@ def _read_journal(folder: Path) -> None:
         lambda: journal.outcomes(path),
         lambda: journal.in_flight(path),
         lambda: json.dumps(journal.rebuild(path), allow_nan=False),
-        lambda: preflight._resumable(path, preflight.Now(MEASURED_WITH, provenance(), {})),
+        lambda: preflight.resumable(path, MEASURED_WITH, provenance(), {}),
         lambda: here.outcome(LAUNCH, ("weak",)),
         lambda: here.write_result(LAUNCH),
         lambda: collection._rank_hours(Results(folder)),

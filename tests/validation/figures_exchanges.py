@@ -7,7 +7,7 @@ case of the size `cluster` has; the store counts what it hands to each of them.
 import resource
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from unittest import mock
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-    from lockstep.launch.session import Cases
+    from lockstep.launch.session import LaunchSession
 
 WORLD_SIZES = (8, 64, 256)
 NUM_CASES = 2
@@ -83,25 +83,25 @@ def count(world_size: int) -> Counted:
         ranks = [_cases(rank, store, world_size) for rank, store in enumerate(stores)]
         list(pool.map(_first, ranks))
         before = [store.bytes_read for store in stores]
-        met = sum(ranks[0].launch.control._uses.values())
+        met = sum(ranks[0].control._uses.values())
         list(pool.map(_further, ranks))
-        met = sum(ranks[0].launch.control._uses.values()) - met
+        met = sum(ranks[0].control._uses.values()) - met
     read = [(store.bytes_read - was) / NUM_CASES for store, was in zip(stores, before, strict=True)]
     return Counted(world_size, met / NUM_CASES, read[0], max(read[1:]), sum(read))
 
 
-def _first(cases: "Cases") -> None:
+def _first(cases: "LaunchSession") -> None:
     cases.begin("case 0")
     _case(cases, 0)
 
 
-def _further(cases: "Cases") -> None:
+def _further(cases: "LaunchSession") -> None:
     for number in range(1, NUM_CASES + 1):
         cases.begin(f"case {number}")
         _case(cases, number)
 
 
-def _case(cases: "Cases", number: int) -> None:
+def _case(cases: "LaunchSession", number: int) -> None:
     """Go through one case as a training case does, without its steps."""
     from lockstep.core import sizes
     from lockstep.launch.verdict import Ended
@@ -115,48 +115,36 @@ def _case(cases: "Cases", number: int) -> None:
     )
     cases.current.conclude = lambda parts: None
     cases.end_call(Ended(), lambda: ({"kind": "case", "case": f"case {number}"}, ""))
-    cases.leave(Ended(), f"case {number + 1}")
+    cases.leave_case(Ended(), f"case {number + 1}")
 
 
-def _cases(rank: int, store: CountingStore, world_size: int) -> "Cases":
+def _cases(rank: int, store: CountingStore, world_size: int) -> "LaunchSession":
     import torch
 
-    from lockstep.launch.session import Cases
+    from lockstep.launch.session import LaunchSession
     from lockstep.ranks.control import Control
 
     settings = SimpleNamespace(
         budget_s=TIMEOUT_S, timeout_s=TIMEOUT_S, journal_path=None, stop_file=None
     )
-    host = {"host": "node0001.cluster", "device": "cuda:0"}
-    launch = SimpleNamespace(
-        settings=settings,
-        world=SimpleNamespace(
-            rank=rank,
-            world_size=world_size,
-            ranks_per_node=8,
-            device=torch.device("cpu"),
-            backend="gloo",
-        ),
+    place = SimpleNamespace(
+        rank=rank,
+        world_size=world_size,
+        ranks_per_node=8,
+        device=torch.device("cpu"),
+        backend="gloo",
         control=Control(store, rank, world_size, TIMEOUT_S),  # type: ignore[arg-type]
-        provenance={"ranks": [host] * world_size},
-        keeper=SimpleNamespace(
-            broken="",
-            folder=None,
-            telemetry_file=None,
-            keep=lambda end: None,
-            note_begin=lambda case: None,
-        ),
-        watchdog=mock.Mock(),
-        is_voice=rank == 0,
-        patience_s=TIMEOUT_S,
-        ending=None,
-        end=_fail,
     )
-    return Cases(launch)  # type: ignore[arg-type]
-
-
-def _fail(code: int, reason: str) -> None:
-    raise RuntimeError(f"{code}: {reason}")
+    host = {"host": "node0001.cluster", "device": "cuda:0"}
+    launch = LaunchSession(
+        settings,  # type: ignore[arg-type]
+        place,  # type: ignore[arg-type]
+        mock.Mock(),
+        mock.Mock(),
+        provenance={"ranks": [host] * world_size},
+    )
+    launch.control.bounded = nullcontext
+    return launch
 
 
 @contextmanager

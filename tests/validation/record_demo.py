@@ -19,7 +19,7 @@ from namespaces import linked  # noqa: E402
 
 from lockstep.campaign.campaign import Campaign, common_options, own_options, plan  # noqa: E402  # noqa: E402
 from lockstep.campaign.folder import Folder  # noqa: E402
-from lockstep.campaign.local.launcher import local_environment  # noqa: E402
+from lockstep.campaign.launcher import local_environment  # noqa: E402
 from lockstep.report.load import recorded  # noqa: E402
 
 US_PER_ITEM = 2000

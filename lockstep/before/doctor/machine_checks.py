@@ -21,7 +21,7 @@ import psutil
 
 from lockstep.before.lint import variables
 from lockstep.before.lint.shell import split_words
-from lockstep.campaign.local import launcher
+from lockstep.campaign import launcher
 from lockstep.core import findings, processes
 from lockstep.core.processes import COMMUNICATION_PREFIXES, INTERFACE_NAMES, steers_torch
 from lockstep.machine import network, nvidia

@@ -156,7 +156,7 @@ def _on_this_machine(num_ranks: int | None, settings: "Settings") -> "Screening"
     """
     from lockstep.before.screen.screening import num_repeats
     from lockstep.before.screen.search import Screening
-    from lockstep.campaign.local import launcher
+    from lockstep.campaign import launcher
     from lockstep.campaign.next import last_words
     from lockstep.ranks.process_group import usable_cores
 

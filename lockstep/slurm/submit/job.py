@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
-from lockstep.campaign.campaign import Campaign, Launch, common_options, plan
-from lockstep.campaign.job_cuts import Stage
-from lockstep.campaign.local.traced_run import FEW_STEPS, refuse_program
+from lockstep.campaign.campaign import Campaign, Launch, Stage, common_options, plan
+from lockstep.campaign.launcher import FEW_STEPS, refuse_program
 from lockstep.core.formats import clock, parse_limit
 from lockstep.slurm.site import Site
 from lockstep.slurm.submit.job_spec import (

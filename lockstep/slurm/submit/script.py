@@ -255,7 +255,7 @@ def render(job: JobSpec, site: Site) -> str:
             str(content.IMPORTABLE_FROM),
             sys.executable,
             "-m",
-            "lockstep.campaign.program.driver",
+            "lockstep.campaign.program",
         ),
         "staged": _stages(job, site),
         "sacct": accounting.SHELL_COMMAND,

@@ -1,22 +1,20 @@
 """How ranks are started on this machine: the command before theirs, and their environment.
 
-Needs no torch.
+Needs no torch. A session that traces steps by torch.profiler is started here, too: it is no launch
+of a ladder, for nothing of it is kept.
 """
 
-import contextlib
 import os
+import shlex
 import socket
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
-
-import psutil
 
 from lockstep import content
-from lockstep.campaign.next import Facts
+from lockstep.campaign.campaign import Campaign, common_options
 from lockstep.core import processes
 from lockstep.ranks.placement import STORE_VARIABLES, VARIABLES
 
@@ -31,89 +29,15 @@ COUNT_TIMEOUT_S = 300.0
 TORCHRUN_OPTIONS = "PET_"
 
 
-@dataclass(frozen=True)
-class LeftRank:
-    """A rank that still runs: its number, and whether its process is stopped, as by SIGSTOP."""
-
-    rank: int
-    is_stopped: bool
-
-    def __str__(self) -> str:
-        return f"rank {self.rank}{' (its process is stopped)' if self.is_stopped else ''}"
-
-
-@dataclass(frozen=True)
-class Hang:
-    """Where a launch brought nothing for so long that it was ended.
-
-    Attributes:
-        kind: Before its first case, in one, between two, or after its last one.
-        limit_s: How long it brought nothing.
-        ranks: Those that still ran, on this machine.
-        case: The case that ran, in one.
-    """
-
-    kind: Literal["start", "case", "between", "end"]
-    limit_s: float
-    ranks: tuple[LeftRank, ...]
-    case: str | None = None
-
-    def __str__(self) -> str:
-        missed = {
-            "start": "its ranks began no case within {} s",
-            "case": f"{self.case} did not end within {{}} s",
-            "between": "its ranks began no further case within {} s",
-            "end": "its ranks did not end within {} s of their last case",
-        }
-        who = ", ".join(map(str, self.ranks)) or "torchrun alone"
-        return f"{missed[self.kind].format(f'{self.limit_s:g}')}; {who} still ran"
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a session of a launch ended.
-
-    Attributes:
-        facts: Of the launch then.
-        hung: Where it hung, and was ended.
-    """
-
-    facts: Facts
-    exit_code: int = 0
-    hung: Hang | None = None
-
-
-def left_ranks(torchrun_pid: int) -> tuple[LeftRank, ...]:
-    """Return which ranks of a launch on this machine still run."""
-    with contextlib.suppress(psutil.Error):
-        children = psutil.Process(torchrun_pid).children()
-        return tuple(sorted(_as_ranks(children), key=lambda left: left.rank))
-    return ()
-
-
-def _as_ranks(running: list[psutil.Process]) -> Iterator[LeftRank]:
-    for process in running:
-        with contextlib.suppress(psutil.Error):
-            rank = process.environ().get("RANK", "")
-            if rank.isdecimal():
-                yield LeftRank(int(rank), process.status() == psutil.STATUS_STOPPED)
-
-
 def missing_packages() -> str:
     """Return in words what ranks lack in this Python; nothing where they can measure."""
-    absent = [name for name in NEEDED if find_spec(name) is None]
-    if not absent:
-        return _in_the_way()
-    return (
-        f"no {', '.join(absent)} for this Python ({sys.executable}), so no rank can measure; "
-        "pip install '/path/to/checkout[bench]'"
-    )
-
-
-def _in_the_way() -> str:
-    """Return which file of the user's hides a package; nothing where none does."""
-    for name in NEEDED:
-        spec = find_spec(name)
+    specs = {name: find_spec(name) for name in NEEDED}
+    if absent := [name for name, spec in specs.items() if spec is None]:
+        return (
+            f"no {', '.join(absent)} for this Python ({sys.executable}), so no rank can measure; "
+            "pip install '/path/to/checkout[bench]'"
+        )
+    for name, spec in specs.items():  # a file of the user's may hide a package
         if spec is not None and spec.submodule_search_locations is None:
             return f"{spec.origin} hides the package {name}, so no rank can measure; rename it"
     return ""
@@ -153,9 +77,10 @@ def torchrun(nproc: int) -> list[str]:
     return [sys.executable, *launcher, f"--nproc-per-node={nproc}", *ranks]
 
 
-def program_driver(world_size: int) -> list[str]:
-    """Return the start of a command: what runs a program at so many ranks."""
-    return [sys.executable, "-m", "lockstep.campaign.program.driver", f"--world-size={world_size}"]
+def pytest_command(campaign: Campaign, world_size: int) -> list[str]:
+    """Return the start of a command: what measures a campaign's tests at so many ranks."""
+    measured = campaign.tests or [str(content.ROOT / "bench")]
+    return [*torchrun(world_size), "-m", "pytest", *measured, "-p", "lockstep.launch.hooks"]
 
 
 def local_environment(environ: Mapping[str, str], threads_per_rank: int) -> dict[str, str]:
@@ -175,3 +100,51 @@ def local_environment(environ: Mapping[str, str], threads_per_rank: int) -> dict
         "OMP_NUM_THREADS": str(threads_per_rank),
         "PYTHONPATH": os.pathsep.join(paths),
     }
+
+
+# A trace is a window of a few steps, a whole run's would be gigabytes; so few show nothing of
+# efficiency, so every size is traced.
+FEW_STEPS = {
+    "rounds": 2, "warmup_rounds": 2, "steps_per_round": 3, "repeats": 1, "until_efficiency": None,
+}  # fmt: skip
+
+
+def refuse_program(campaign: Campaign) -> None:
+    """Refuse to trace a campaign that measures a program.
+
+    Raises:
+        ValueError: It does.
+    """
+    if campaign.command:
+        raise ValueError(
+            f"{campaign.name} runs a program, in which torch.profiler sees no step; choose a "
+            "campaign of studies or tests"
+        )
+
+
+def trace(
+    campaign: Campaign, folder: Path, say: Callable[[str], None], *, dry_run: bool = False
+) -> int:
+    """Trace each case at each world size, the smallest first; return the command's exit code.
+
+    Args:
+        campaign: Whose cases, with the threads of a rank.
+        folder: Where the traces go, and what of a step each part takes as JSON.
+        say: Gets each command of a dry run, and which sessions failed.
+        dry_run: Start nothing.
+    """
+    few, failed = campaign.model_copy(update=FEW_STEPS), 0
+    for world_size in sorted(few.world_sizes):
+        options = ["-q", *common_options(few), f"--torch-trace={folder.absolute()}"]
+        command = [*pytest_command(few, world_size), *options]
+        if dry_run:
+            say(shlex.join(command))
+            continue
+        environ = local_environment(os.environ, campaign.threads_per_rank or 1)
+        ended = subprocess.run(
+            command, env=environ, preexec_fn=processes.die_with_parent, check=False
+        )
+        if ended.returncode:
+            say(f"not all cases were traced: torchrun ended with {ended.returncode}, see above")
+            failed = 1
+    return failed

@@ -1,4 +1,4 @@
-"""The commands of the measuring room that a login node can start: `lockstep run`."""
+"""The commands that measure on this machine: `lockstep run` and `lockstep diagnose`."""
 
 import dataclasses
 import json
@@ -7,34 +7,69 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from lockstep.campaign.campaign import (
+    DIAGNOSE_S,
+    QUESTIONS,
+    Campaign,
+    Launch,
+    LeftOut,
+    campaign_of,
+    load_with,
+    with_threads,
+    within_gpus,
+)
 from lockstep.core import record
-from lockstep.core.formats import counted
+from lockstep.core.formats import counted, listed
 from lockstep.core.sizes import PRECISIONS, SIZES
 
 if TYPE_CHECKING:
-    from lockstep.campaign.campaign import Campaign, Launch, LeftOut
     from lockstep.campaign.folder import Outcome
-    from lockstep.campaign.local.ladder import Ladder
-    from lockstep.campaign.local.run_plan import Needed
+    from lockstep.campaign.ladder import Ladder
 
 
 def _numbers(ctx: click.Context, parameter: click.Parameter, text: str | None) -> list[int] | None:  # noqa: ARG001
-    if text is None:
-        return None
     try:
-        return [int(part) for part in text.split(",")]
+        return None if text is None else [int(part) for part in text.split(",")]
     except ValueError:
         raise click.BadParameter(f"{text!r} is not a list of numbers such as 1,2,4") from None
 
 
 def _words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> list[str] | None:  # noqa: ARG001
     return None if text is None else text.split(",")
+
+
+# key of a campaign that an option of its name sets over the file's -> what click is told of it
+KEYS: dict[str, dict[str, Any]] = {
+    "world_sizes": {"callback": _numbers, "metavar": "N,N"},
+    "repeats": {"type": int},
+    "size": {"type": click.Choice(list(SIZES))},
+    "device": {"type": click.Choice(["cpu", "cuda"])},
+    "studies": {"callback": _words, "metavar": "NAME,NAME"},
+    "tests": {"callback": _words, "metavar": "PATH,PATH"},
+    "workload": {},
+    "precision": {"type": click.Choice(PRECISIONS)},
+    **{key: {"type": int} for key in ("threads_per_rank", "global_batch", "local_batch")},
+    **{key: {"type": int} for key in ("rounds", "warmup_rounds", "order_seed")},
+    "on_oom": {"type": click.Choice(["halve"])},
+    "until_efficiency": {"type": float},
+    "name": {},
+}
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _with_keys(function: Function) -> Function:
+    """Give a command an option for each of `KEYS`, with the help that the campaign's file has."""
+    for key, options in reversed(KEYS.items()):
+        text = str(Campaign.model_fields[key].description)
+        help_ = f"{text[0].upper()}{text[1:]}."
+        function = click.option(f"--{key.replace('_', '-')}", help=help_, **options)(function)
+    return function
 
 
 @click.command()
@@ -47,18 +82,7 @@ def _words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
     show_default=True,
     help="Folder of results; the campaign's name is added.",
 )
-@click.option("--world-sizes", callback=_numbers, metavar="N,N", help="The ladder.")
-@click.option("--repeats", type=int, help="Launches of each world size.")
-@click.option("--size", type=click.Choice(list(SIZES)), help="How much to measure.")
-@click.option(
-    "--device", type=click.Choice(["cpu", "cuda"]), help="CUDA where there is one, by default."
-)
-@click.option(
-    "--studies",
-    callback=_words,
-    metavar="NAME,NAME",
-    help="The questions to answer.",
-)
+@_with_keys
 @click.option(
     "--set",
     "factors",
@@ -66,41 +90,6 @@ def _words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
     metavar="FACTOR=V,V",
     help="Values to compare, such as bucket_cap_mb=1,5,10; the end ranks them.",
 )
-@click.option(
-    "--tests",
-    callback=_words,
-    metavar="PATH,PATH",
-    help="Your own tests that ask for the fixture lockstep, in the place of studies.",
-)
-@click.option(
-    "--workload",
-    help="Model of every training study, e.g. mlp:width=512.",
-)
-@click.option(
-    "--precision",
-    type=click.Choice(PRECISIONS),
-    help="Where it is not the question; fp32 if unsaid.",
-)
-@click.option("--threads-per-rank", type=int, help="Cores over the largest world size, by default.")
-@click.option("--global-batch", type=int, help="Batch of all ranks in the strong study.")
-@click.option("--local-batch", type=int, help="Batch per rank in the other studies.")
-@click.option("--rounds", type=int, help="Timed rounds of a case; those of the size by default.")
-@click.option("--warmup-rounds", type=int, help="Untimed rounds before them.")
-@click.option(
-    "--on-oom",
-    type=click.Choice(["halve"]),
-    help="Measure a step that a rank has no memory for with half the batch: in strong, weak, "
-    "precision, bucket, sensitivity and accumulation.",
-)
-@click.option(
-    "--until-efficiency",
-    type=float,
-    help="End after the first world size whose parallel efficiency is below, such as 0.6.",
-)
-@click.option(
-    "--order-seed", type=int, help="Seed of the order of cases; drawn for each launch by default."
-)
-@click.option("--name", help="Name of the results folder.")
 @click.option(
     "--torch-trace",
     "traces",
@@ -150,33 +139,74 @@ def run(
       lockstep run --workload mine:tabular        a model of your own, in mine.py of this folder
       lockstep run smoke --torch-trace traces     what a few steps do, for ui.perfetto.dev
     """
-    from lockstep.campaign.questions import load_with
+    from lockstep.campaign import launcher
     from lockstep.core.factors import parse
+    from lockstep.ranks.process_group import usable_cores
 
     sys.path.append(str(Path.cwd()))  # where ranks, of `python -m`, find a workload of the user's
     chosen = load_with(campaign, parse(factors), **_with_tests(changes))
-    if traces is not None:
-        return _trace(chosen, traces, dry_run=dry_run)
-    return measure(
-        chosen, root, dry_run=dry_run, as_json=as_json, replace=replace, replaced=replaced
-    )
-
-
-def _trace(chosen: "Campaign", folder: Path, *, dry_run: bool) -> int:
-    """Trace a campaign's cases, and return the command's exit code."""
-    from lockstep.campaign.campaign import with_threads
-    from lockstep.campaign.local import launcher, traced_run
-    from lockstep.ranks.process_group import usable_cores
-
-    traced_run.refuse_program(chosen)
+    if traces is None:
+        return measure(
+            chosen, root, dry_run=dry_run, as_json=as_json, replace=replace, replaced=replaced
+        )
+    launcher.refuse_program(chosen)
     if absent := launcher.missing_packages():
         raise RuntimeError(absent)
     chosen, _ = within_local_gpus(with_threads(chosen, None, usable_cores()))
-    return traced_run.trace(chosen, folder, click.echo, dry_run=dry_run)
+    return launcher.trace(chosen, traces, click.echo, dry_run=dry_run)
+
+
+@click.command()
+@click.argument("question", type=click.Choice([*QUESTIONS, "nodes"]))
+@click.option(
+    "--to",
+    "root",
+    type=click.Path(path_type=Path, file_okay=False),
+    default="results",
+    show_default=True,
+    help="Folder of results; diagnose-QUESTION is added.",
+)
+@click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), help="CUDA where there is one, by default."
+)
+@click.option("--workload", help="Model that is trained, e.g. mlp:width=512.")
+@click.option("-n", "--dry-run", is_flag=True, help="Print the launches without starting them.")
+def diagnose(
+    question: str, root: Path, device: str | None, workload: str | None, *, dry_run: bool
+) -> int:
+    """Answer QUESTION in about five minutes: measure what tells, and end with a card.
+
+    No launch is begun that would probably end later; one that runs is not cut short.
+
+    \b
+    strong     more GPUs do not help
+    straggler  one rank, GPU or node may hold the others up
+    loader     the step may wait for its data
+    nodes      two nodes are slower than one (says how to ask on Slurm)
+
+    \b
+    Examples:
+      lockstep diagnose strong
+      lockstep diagnose straggler --device cpu --workload mlp
+      lockstep diagnose loader --dry-run
+    """
+    from lockstep.campaign import launcher
+    from lockstep.ranks.process_group import usable_cores
+
+    if question == "nodes":
+        raise ValueError(
+            "nodes compares one node with two, which takes Slurm: lockstep submit nodes --site "
+            "site.toml, and once its jobs have ended, lockstep report results/nodes"
+        )
+    num_gpus = 0 if device == "cpu" or launcher.missing_packages() else launcher.num_gpus()
+    campaign = campaign_of(
+        question, num_gpus=num_gpus, cores=usable_cores(), device=device, workload=workload
+    )
+    return measure(campaign, root, dry_run=dry_run, limit_s=DIAGNOSE_S)
 
 
 def measure(
-    chosen: "Campaign",
+    chosen: Campaign,
     root: Path,
     *,
     dry_run: bool = False,
@@ -189,36 +219,41 @@ def measure(
 
     No launch is begun that would probably end later than `limit_s`.
     """
-    from lockstep.campaign.campaign import with_threads
+    from lockstep.campaign import launcher, progress
     from lockstep.campaign.folder import Folder
-    from lockstep.campaign.local import ladder as ladders
-    from lockstep.campaign.local import launcher, run_plan
+    from lockstep.campaign.ladder import Ladder, only_driver
     from lockstep.ranks.process_group import usable_cores
 
     before = Folder(folder := root / chosen.name).claimed() or {}
     chosen = with_threads(chosen, before.get("threads_per_rank"), usable_cores())
     if not replace:
-        ladders.Ladder(chosen, folder).refuse()
+        Ladder(chosen, folder).refuse()
     # A program brings its own packages, and says itself what it computes on.
     is_program = chosen.command is not None
     absent = "" if is_program else launcher.missing_packages()
     if absent and not dry_run:
         raise RuntimeError(absent)
     chosen, left_out = (chosen, []) if absent or is_program else within_local_gpus(chosen)
-    ladder = ladders.Ladder(chosen, folder, tuple(left_out))
+    ladder = Ladder(chosen, folder, tuple(left_out))
     if dry_run:
-        run_plan.to_replace(ladder, replaced, replace=replace)
-        run_plan.show(ladder, as_json=as_json)
+        ladder.to_replace(replaced, replace=replace)
+        progress.show(ladder, as_json=as_json)
         return 0
-    with ladders.only_driver(folder, on_wait=_say_waiting) as lock:
+    wait = "Waiting for the launch that a killed run left behind to end."
+    with only_driver(folder, on_wait=lambda: _say(wait)) as lock:
         ladder = dataclasses.replace(ladder, lock=lock)
-        run_plan.set_aside(ladder, run_plan.to_replace(ladder, replaced, replace=replace))
+        if launches := ladder.to_replace(replaced, replace=replace):
+            _say(f"Moved to {ladder.set_aside(launches)}: {listed(launches, 3)}")
         ladder.claim()
         try:
             return _measure(ladder, limit_s, as_json=as_json)
         except KeyboardInterrupt:
-            click.echo(f"{folder} keeps what is measured; the same command goes on.", err=True)
+            _say(f"{folder} keeps what is measured; the same command goes on.")
             raise
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
 
 
 def _with_tests(changes: dict[str, Any]) -> dict[str, Any]:
@@ -229,47 +264,45 @@ def _with_tests(changes: dict[str, Any]) -> dict[str, Any]:
     return changes | {"studies": changes["studies"] or (), "name": changes["name"] or name}
 
 
-def within_local_gpus(campaign: "Campaign") -> "tuple[Campaign, list[LeftOut]]":
+def within_local_gpus(campaign: Campaign) -> tuple[Campaign, list[LeftOut]]:
     """Return what this machine's GPUs can measure of a campaign, and name the rest."""
-    from lockstep.campaign.campaign import within_gpus
-    from lockstep.campaign.local.launcher import num_gpus
+    from lockstep.campaign.launcher import num_gpus
     from lockstep.ranks.process_group import NO_GPU
 
     if campaign.device == "cpu":  # torch takes seconds to load: not where it is not asked
         return campaign, []
     seen = num_gpus()
     if campaign.device is None and not seen:
-        click.echo(NO_GPU, err=True)
+        _say(NO_GPU)
     chosen, left_out = within_gpus(campaign, seen)
     for size in left_out:
-        click.echo(
+        _say(
             f"Left out: world size {size.world_size}, which needs as many GPUs, and ranks see "
-            f"{size.num_gpus} on this machine; --device cpu measures it on the CPU.",
-            err=True,
+            f"{size.num_gpus} on this machine; --device cpu measures it on the CPU."
         )
     return chosen, left_out
 
 
-def _say_waiting() -> None:
-    click.echo("Waiting for the launch that a killed run left behind to end.", err=True)
-
-
 def _measure(ladder: "Ladder", limit_s: float, *, as_json: bool) -> int:
-    from lockstep.campaign.local import local_stages, run_plan
-    from lockstep.campaign.local.ladder import only_skip
+    from lockstep.campaign import progress
+    from lockstep.campaign.stages import Stages
 
     missing = ladder.missing()
-    run_plan.announce(ladder, len(missing))
+    _say(progress.summary(ladder.campaign, len(missing)))
+    if warning := ladder.other_commit():
+        _say(warning)
     ladder.write_results()
-    stages = local_stages.Stages(ladder.campaign.jobs.stage, ladder.results, _say)
-    if missing and not stages.before():
-        click.echo("Nothing was measured, for a stage before it failed.", err=True)
-        stages.after(is_well=False, has_measured=True)
-        return 1
-    needed = run_plan.estimate(ladder.campaign, ladder.folder, missing) if missing else None
+    stages = Stages(ladder.campaign.jobs.stage, ladder.results, _say)
+    expected_s: Mapping[str, float] = {}
     if missing:
-        click.echo(run_plan.expected(needed), err=True)
-    outcomes = _outcomes(ladder, missing, limit_s, needed)
+        if not stages.before():
+            _say("Nothing was measured, for a stage before it failed.")
+            stages.after(is_well=False, has_measured=True)
+            return 1
+        needed = progress.estimate(ladder.campaign, ladder.folder, missing)
+        _say(progress.expected(needed))
+        expected_s = needed.launches if needed else {}
+    outcomes = _outcomes(ladder, missing, limit_s, expected_s)
     if as_json:
         rows = [_facts(*pair) for pair in zip(missing, outcomes, strict=False)]
         click.echo(json.dumps(rows, indent=1))
@@ -277,63 +310,56 @@ def _measure(ladder: "Ladder", limit_s: float, *, as_json: bool) -> int:
     incomplete = [outcome for outcome in outcomes if not outcome.complete]
     for outcome in outcomes:
         _explain(ladder, outcome)
-    click.echo(f"Results: {ladder.folder}", err=True)
+    _say(f"Results: {ladder.folder}")
     is_all = is_end and not incomplete
     is_well = stages.after(is_well=is_all, has_measured=bool(outcomes))
     if incomplete:
-        click.echo("The same command goes on with what is left.", err=True)
-    elif is_all and (reason := only_skip(ladder)):
+        _say("The same command goes on with what is left.")
+    elif is_all and (reason := ladder.only_skip()):
         why = f"for every case was skipped ({reason})"
-        click.echo(f"Nothing was measured, {why}; change the campaign to measure here", err=True)
+        _say(f"Nothing was measured, {why}; change the campaign to measure here")
         return 1
     has_results = is_all or any(outcome.measured for outcome in outcomes)
     if has_results and not as_json:
         _show_verdict(ladder.folder, ladder.campaign.factors)
-    click.echo(f"Next: lockstep report {shlex.quote(str(ladder.folder))}", err=True)
+    _say(f"Next: lockstep report {shlex.quote(str(ladder.folder))}")
     return 0 if is_well and not incomplete else 1
 
 
-def _say(text: str) -> None:
-    click.echo(text, err=True)
-
-
 def _outcomes(
-    ladder: "Ladder", missing: "list[Launch]", limit_s: float, needed: "Needed | None" = None
+    ladder: "Ladder", missing: list[Launch], limit_s: float, expected_s: Mapping[str, float]
 ) -> "list[Outcome]":
     """Make the launches, as long as another of the longest so far would end in time.
 
     Once a world size has missed the campaign's floor, none of a larger one is made.
     """
-    from lockstep.campaign.local.progress import View
+    from lockstep.campaign.progress import View
     from lockstep.report.tracker.live import following
 
     trains = "train" in ladder.campaign.studies
     outcomes: list[Outcome] = []
-    begun, longest_s = time.monotonic(), 0.0
-    with (
-        following(ladder.folder) as tracker,
-        View(ladder, missing, needed.launches if needed else {}) as view,
-    ):
+    begun_s, longest_s = time.monotonic(), 0.0
+    with following(ladder.folder) as tracker, View(ladder, missing, expected_s) as view:
 
-        def advance(launch: "Launch", outcome: "Outcome") -> None:
+        def advance(launch: Launch, outcome: "Outcome") -> None:
             view.advance(launch, outcome)
             if trains:  # an epoch is known long before its launch has ended
                 tracker.send(0)
 
         for launch in missing:
-            now = time.monotonic()
-            if now - begun + longest_s > limit_s or ladder.missed(launch):
+            now_s = time.monotonic()
+            if now_s - begun_s + longest_s > limit_s or ladder.missed(launch):
                 break
             view.begin(launch)
             outcomes.append(ladder.run(launch, advance))
             view.end(outcomes[-1])
             tracker.send()
-            longest_s = max(longest_s, time.monotonic() - now)
+            longest_s = max(longest_s, time.monotonic() - now_s)
     return outcomes
 
 
-def _say_left(ladder: "Ladder", left: "list[Launch]") -> bool:
-    """Say why launches were not made, and return whether none of them is for another time.
+def _say_left(ladder: "Ladder", left: list[Launch]) -> bool:
+    """Print why launches are missing; return False if a second run could make any of them.
 
     Those beyond the floor are noted as left out for good.
     """
@@ -366,7 +392,7 @@ def _show_verdict(folder: Path, factors: Collection[str]) -> None:
     click.echo("\n".join(["", *cards, "", *console.point_lines(results, series), ""]))
 
 
-def _facts(launch: "Launch", outcome: "Outcome") -> dict[str, Any]:
+def _facts(launch: Launch, outcome: "Outcome") -> dict[str, Any]:
     return {
         "launch": launch.name,
         "world_size": launch.world_size,
@@ -382,17 +408,16 @@ def _facts(launch: "Launch", outcome: "Outcome") -> dict[str, Any]:
 
 def _explain(ladder: "Ladder", outcome: "Outcome") -> None:
     log, ended = ladder.results.log_file(outcome.name), outcome.ended
+    words = ended.facts.words if ended else ""
     if outcome.complete:
         if ended and ended.exit_code:
-            why = f"complete, but it did not end well: {ended.facts.words}"
-            click.echo(f"{outcome.name} is {why}; its output: {log}", err=True)
+            why = f"complete, but it did not end well: {words}"
+            _say(f"{outcome.name} is {why}; its output: {log}")
         return
     for failed in outcome.failed:
-        click.echo(
-            f"{outcome.name}: {failed['case']} failed: {record.failure_gist(failed)}",
-            err=True,
-        )
-    # Where each case has ended, their reasons say it all.
+        gist = record.failure_gist(failed)
+        _say(f"{outcome.name}: {failed['case']} failed: {gist}")
+    # Where each case has ended, their reasons are enough.
     is_cut = outcome.remaining or not outcome.failed
-    why = f": {ended.facts.words}" if ended and is_cut else ""
-    click.echo(f"{outcome.name} is not complete{why}; its output: {log}", err=True)
+    why = f": {words}" if ended and is_cut else ""
+    _say(f"{outcome.name} is not complete{why}; its output: {log}")

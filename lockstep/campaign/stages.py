@@ -8,18 +8,15 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from lockstep.campaign.campaign import Stage
 from lockstep.campaign.folder import Folder
-from lockstep.campaign.job_cuts import Stage
 from lockstep.core import files, processes
 from lockstep.core.formats import parse_limit
-from lockstep.core.processes import die_with_parent
 
-Say = Callable[[str], None]
 TIMED_OUT = 124  # as timeout(1) ends
 SIGNALLED = 128  # as a shell says it, the signal added
 ENDING_S = 10.0  # that a stage has to end in order
@@ -30,12 +27,12 @@ class Stages:
     """The stages of a campaign on this machine.
 
     Attributes:
-        say: Told what begins, what does not, and how it ended.
+        say: Gets what begins, what does not, and how it ended.
     """
 
     stages: tuple[Stage, ...]
     folder: Folder
-    say: Say
+    say: Callable[[str], None]
 
     def __post_init__(self) -> None:
         """Refuse what only jobs can do.
@@ -60,8 +57,11 @@ class Stages:
 
     def is_done(self, stage: Stage) -> bool:
         """Return whether a stage has ended well, and is still as it was then."""
-        end = self._ended(stage)
-        return end.get("exit_code") == 0 and end.get("stage") == stage.model_dump(mode="json")
+        try:
+            end = files.parse(files.content(self.log(stage).with_name("end.json")))
+        except ValueError:
+            return False  # it has not run yet
+        return bool(end == {"stage": stage.model_dump(mode="json"), "exit_code": 0})
 
     def before(self) -> bool:
         """Run what comes first, each after the one before it, and return whether to measure."""
@@ -100,7 +100,21 @@ class Stages:
         log = self.log(stage)
         log.parent.mkdir(parents=True, exist_ok=True)
         self.say(f"stage {stage.name}: begins, its output: {log}")
-        code = max(_codes(stage, self.folder.path, log))
+        with log.open("ab") as output:
+            tasks = [
+                subprocess.Popen(
+                    ["/bin/bash", "-c", stage.command],
+                    cwd=stage.folder,
+                    env=os.environ | {"LOCKSTEP_RESULTS": str(self.folder.path.resolve())},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    preexec_fn=processes.die_with_parent,
+                    start_new_session=True,
+                )
+                for _ in range(stage.nodes * stage.tasks_per_node)
+            ]
+            code = _wait(tasks, parse_limit(stage.time) if stage.time else None)
         end = {"stage": stage.model_dump(mode="json"), "exit_code": code}
         files.write_atomically(log.with_name("end.json"), json.dumps(end))
         if code:
@@ -108,45 +122,17 @@ class Stages:
             self.say(f"stage {stage.name}: it ended with {code}{late}; see {log}")
         return code == 0
 
-    def _ended(self, stage: Stage) -> dict[str, Any]:
-        try:
-            end = files.parse(files.content(self.log(stage).with_name("end.json")))
-        except ValueError:
-            return {}  # it has not run yet
-        return end if isinstance(end, dict) else {}
 
-
-def _codes(stage: Stage, results: Path, log: Path) -> list[int]:
-    """Return the exit code of each task of a stage."""
-    environ = os.environ | {"LOCKSTEP_RESULTS": str(results.resolve())}
-    limit_s = parse_limit(stage.time) if stage.time else None
-    with log.open("ab") as output:
-        tasks = [
-            subprocess.Popen(
-                ["/bin/bash", "-c", stage.command],
-                cwd=stage.folder,
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                preexec_fn=die_with_parent,
-                start_new_session=True,
-            )
-            for _ in range(stage.nodes * stage.tasks_per_node)
-        ]
-        return list(_waited(tasks, limit_s))
-
-
-def _waited(tasks: list[subprocess.Popen[bytes]], limit_s: float | None) -> Iterator[int]:
-    """Yield each task's exit code; what is left of them is ended, whatever ends the wait."""
-    deadline = time.monotonic() + (limit_s or 0)
+def _wait(tasks: "list[subprocess.Popen[bytes]]", limit_s: float | None) -> int:
+    """Return the highest exit code; what is left of the tasks is ended, whatever ends the wait."""
+    deadline_s = time.monotonic() + (limit_s or 0)
+    codes = []
     try:
         for task in tasks:
-            try:
-                code = task.wait(limit_s and max(0.0, deadline - time.monotonic()))
-                yield code if code >= 0 else SIGNALLED - code
-            except subprocess.TimeoutExpired:
-                yield TIMED_OUT
-                return
+            code = task.wait(limit_s and max(0.0, deadline_s - time.monotonic()))
+            codes.append(code if code >= 0 else SIGNALLED - code)
+    except subprocess.TimeoutExpired:
+        codes.append(TIMED_OUT)
     finally:
         processes.end_groups(tasks, ENDING_S)
+    return max(codes)

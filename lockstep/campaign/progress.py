@@ -1,28 +1,171 @@
-"""What a person sees while a ladder is measured: a bar with the time left, and the points so far.
+"""What a person sees of a ladder: what would be started, how long it takes, and how far it is.
 
-Where the output is no terminal, one plain line per launch.
+How long launches will take is told by how long others took: nothing is guessed where none did. On a
+terminal a bar with the time left and the points so far; elsewhere one plain line per launch.
 """
 
+import json
+import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
 from statistics import fmean, median
 from types import MappingProxyType
-from typing import Self
+from typing import Any, Self
 
+import click
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.campaign.campaign import Launch, plan
-from lockstep.campaign.folder import Outcome
-from lockstep.campaign.local.ladder import Ladder, step_times
+from lockstep.campaign.campaign import Campaign, Launch, plan
+from lockstep.campaign.folder import Folder, Outcome
+from lockstep.campaign.ladder import Ladder
+from lockstep.campaign.stages import Stages
+from lockstep.core import journal
 from lockstep.core.formats import counted, in_words
+from lockstep.core.processes import hostname
 
+# Between two launches of one run lies no more than a start; a longer gap is another run.
+LONGEST_START_S = 300.0
 MAX_ROWS = 12
 # case -> world size -> seconds per step of each launch
 Times = dict[str, dict[int, list[float]]]
+
+
+@dataclass(frozen=True)
+class Needed:
+    """What launches will take.
+
+    Attributes:
+        launches: Launch -> seconds.
+        source: The folder whose launches say so.
+        is_own: Whether that is the campaign's own.
+    """
+
+    launches: Mapping[str, float]
+    source: Path
+    is_own: bool
+
+
+def estimate(campaign: Campaign, folder: Path, launches: Sequence[Launch]) -> Needed | None:
+    """Return what launches will take; None where no launch like them was made on this host.
+
+    Those of the campaign itself count; without any, those of the newest other one beside it that
+    is of the same size and studies.
+
+    Raises:
+        ValueError: A journal of the campaign itself is corrupt.
+    """
+    alike = []
+    facts = campaign.facts()
+    for claim in folder.parent.glob("*/campaign.json"):
+        with suppress(ValueError, OSError):
+            other = Folder(claim.parent).claimed() or {}
+            keys = ("size", "studies", "tests", "workload", "device", "command")
+            if claim.parent != folder and all(other.get(key) == facts[key] for key in keys):
+                alike.append((claim.stat().st_mtime, claim.parent))
+    for path in (folder, *(path for _, path in sorted(alike, reverse=True))):
+        sessions: list[_Session] = []
+        # What is wrong with another campaign's journal is no reason not to measure this one.
+        with suppress(*() if path == folder else (ValueError, OSError)):
+            sessions = [session for session in _sessions(Folder(path)) if session.num_cases]
+        if not sessions:
+            continue
+        # From the end of one launch to the first line of the next.
+        in_order = sorted(sessions, key=lambda session: session.begun_s)
+        gaps = [after.begun_s - before.ended_s for before, after in pairwise(in_order)]
+        start_s = median([gap for gap in gaps if 0 <= gap <= LONGEST_START_S] or [0.0])
+        needed = {}
+        for launch in launches:
+            own = [one for one in sessions if one.world_size == launch.world_size] or sessions
+            outcome = Folder(folder).outcome(launch.name)
+            num_cases = campaign.num_cases() or max(session.num_cases for session in own)
+            left = max(0, num_cases - outcome.measured - outcome.skipped)
+            case_s = fmean((one.ended_s - one.begun_s) / one.num_cases for one in own)
+            needed[launch.name] = start_s + left * case_s
+        return Needed(needed, path, path == folder)
+    return None
+
+
+@dataclass(frozen=True)
+class _Session:
+    """A session of a launch that was made here: when its first and last lines were written."""
+
+    world_size: int
+    begun_s: float
+    ended_s: float
+    num_cases: int
+
+
+def _sessions(folder: Folder) -> Iterator[_Session]:
+    """Yield the sessions that this host made, as far as their lines have times."""
+    for name in folder.names():
+        block: list[Mapping[str, Any]] = []
+        for entry in [*journal.read(folder.journal(name)), {"kind": "launch"}]:
+            if entry.get("kind") == "launch":
+                with suppress(AttributeError, IndexError, KeyError, TypeError, ValueError):
+                    head = block[0]["launch"]
+                    if head["provenance"]["ranks"][0]["host"] == hostname():
+                        times = [datetime.fromisoformat(block[i]["time"]) for i in (0, -1)]
+                        begun_s, ended_s = (time.timestamp() for time in times)
+                        num_cases = sum(line.get("kind") in journal.ENDS for line in block)
+                        yield _Session(int(head["world_size"]), begun_s, ended_s, num_cases)
+                block = []
+            block.append(entry)
+
+
+def show(ladder: Ladder, *, as_json: bool) -> None:
+    """Print what would be started: the stages and the launches, or all of it as JSON."""
+    missing = ladder.missing()
+    commands = {launch.name: ladder.command(launch) for launch in missing}
+    needed = estimate(ladder.campaign, ladder.folder, missing)
+    stages = Stages(ladder.campaign.jobs.stage, ladder.results, click.echo)
+    if as_json:
+        facts = {
+            "folder": str(ladder.folder),
+            "launches": commands,
+            "expected_s": needed and sum(needed.launches.values()),
+            "stages": [stage.name for stage in stages.stages],
+        }
+        click.echo(json.dumps(facts, indent=1))
+        return
+    click.echo(summary(ladder.campaign, len(missing)))
+    if missing:
+        click.echo(expected(needed))
+    for stage in stages.of("before"):
+        click.echo(f"# stage {stage.name}{', done' if stages.is_done(stage) else ''}")
+        click.echo(stage.command)
+    for command in commands.values():
+        click.echo(shlex.join(command))
+    for stage in stages.of("after"):
+        click.echo(f"# stage {stage.name}, {stage.dependency}\n{stage.command}")
+
+
+def expected(needed: Needed | None) -> str:
+    """Return how long the launches will take, as far as anything tells."""
+    if needed is None:
+        return "No campaign like it has run here: how long it takes is said after the first case."
+    whose = "this campaign's" if needed.is_own else f"{needed.source}'s"
+    total_s = sum(needed.launches.values())
+    return f"About {in_words(total_s)}, by how long {whose} launches took here."
+
+
+def summary(campaign: Campaign, num_missing: int) -> str:
+    """Return in a line what is to be measured."""
+    ladder = ", ".join(map(str, campaign.world_sizes))
+    cases = counted(campaign.num_cases(), "case") if campaign.studies else "all cases"
+    return (
+        f"{campaign.name}: {', '.join(campaign.studies or campaign.tests)} at world size {ladder}, "
+        f"{cases} a launch, "
+        f"{counted(campaign.repeats, 'repeat')}; {counted(num_missing, 'launch')} to make"
+    )
 
 
 class TimeLeft:
@@ -44,25 +187,21 @@ class TimeLeft:
         self._durations: dict[int, list[float]] = {}
         self._begun_s = begun_s
         self._expected_s = expected_s
-        self._share = 0.0
-
-    def advance(self, share: float) -> None:
-        """Note which share of the running launch's cases has ended."""
-        self._share = share
+        self.share = 0.0  # of the running launch's cases, which has ended
 
     def end(self, now_s: float) -> None:
         """Note that the running launch has ended, and the next one begins."""
         launch = self._left.pop(0)
         self._durations.setdefault(launch.world_size, []).append(now_s - self._begun_s)
-        self._begun_s, self._share = now_s, 0.0
+        self._begun_s, self.share = now_s, 0.0
 
     def left_s(self, now_s: float) -> float | None:
         """Return the seconds that are left; None while nothing tells them."""
         known = [duration for durations in self._durations.values() for duration in durations]
         spent_s = now_s - self._begun_s
-        if not known and not self._share and not self._expected_s:
+        if not known and not self.share and not self._expected_s:
             return None
-        usual = fmean(known) if known else spent_s / (self._share or 1.0)
+        usual = fmean(known) if known else spent_s / (self.share or 1.0)
         expected = [
             fmean(
                 self._durations.get(launch.world_size, [self._expected_s.get(launch.name, usual)])
@@ -119,7 +258,7 @@ class View:
         self._done = 0
         self._live = Live(console=self._console, refresh_per_second=1, transient=True)
         settled = [launch for launch in plan(ladder.campaign) if launch not in launches]
-        self._times = step_times(ladder, settled)
+        self._times = ladder.step_times(settled)
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -141,25 +280,24 @@ class View:
         new = max(0, outcome.measured + len(outcome.failed) - self._already[launch.name])
         total = self._num_cases - outcome.skipped - self._already[launch.name]
         if self._ladder.campaign.studies and total > 0:
-            self._time_left.advance(min(1.0, new / total))
+            self._time_left.share = min(1.0, new / total)
         self._show(self._done + new, outcome.skipped)
         if self._live.is_started:
-            self._draw(_merged(self._times, step_times(self._ladder, [launch])))
+            self._draw(_merge(self._times, self._ladder.step_times([launch])))
         elif new and not self._has_told:
             self._has_told = True
-            first = _first(step_times(self._ladder, [launch]))
+            first = _first(self._ladder.step_times([launch]))
             text = f"launch {launch.name}{first}{self._left_in_words()}"
             self._console.print(text, highlight=False, soft_wrap=True)
 
     def end(self, outcome: Outcome) -> None:
         """Count a launch as made and show its points."""
-        launch = self._left[0]
         own = self._num_cases - outcome.skipped if self._ladder.campaign.studies else 1
         self._done += max(0, own - self._already[outcome.name])
-        self._left = self._left[1:]
+        times = self._ladder.step_times([self._left.pop(0)])
+        self._times = _merge(self._times, times)
         self._time_left.end(time.monotonic())
         self._show(self._done, outcome.skipped)
-        self._times = _merged(self._times, step_times(self._ladder, [launch]))
         if self._live.is_started:
             self._draw(self._times)
             return
@@ -201,12 +339,14 @@ class View:
         return table
 
 
-def _merged(one: Times, other: Times) -> Times:
+def _merge(times: Times, more: Times) -> Times:
     """Return the times of both."""
-    merged = {case: {size: list(times) for size, times in own.items()} for case, own in one.items()}
-    for case, own in other.items():
-        for size, times in own.items():
-            merged.setdefault(case, {}).setdefault(size, []).extend(times)
+    merged: Times = {}
+    for part in (times, more):
+        for case, by_size in part.items():
+            for size, step_s in by_size.items():
+                own = merged.setdefault(case, {})
+                own[size] = [*own.get(size, []), *step_s]
     return merged
 
 
@@ -224,10 +364,11 @@ def short_names(cases: list[str]) -> dict[str, str]:
 
 def _first(times: Times) -> str:
     """Return the first step time of a launch in words; empty where a case has none."""
-    found = ((case, step_s) for case, by_size in times.items() for step_s in by_size.values())
-    case, step_s = next(found, ("", []))
-    what = f": {short_names(list(times))[case].strip()}" if step_s else ""
-    return what and f"{what} takes {_cell(step_s).partition(' ')[0]} ms a step"
+    for case, by_size in times.items():
+        for step_s in by_size.values():
+            name = short_names(list(times))[case].strip()
+            return f": {name} takes {_cell(step_s).partition(' ')[0]} ms a step"
+    return ""
 
 
 def _cell(step_s: list[float]) -> str:
