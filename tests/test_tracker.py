@@ -21,7 +21,7 @@ from lockstep.core.record import KEY as RECORD
 from lockstep.report.columns import table
 from lockstep.report.compute.evaluation import evaluate_folder
 from lockstep.report.tracker import export_cli, live, sending, stores, tracked
-from lockstep.report.tracker.from_launches import of_campaign
+from lockstep.report.tracker.runs import read_runs
 from lockstep.report.tracker.stores import LARGEST_BATCH
 from lockstep.report.tracker.tracked import metric_name
 
@@ -50,7 +50,7 @@ def lines(folder, name="w2-r1"):
 
 
 def launch(folder, name):
-    return next(run for run in of_campaign(folder).runs if run.name == name)
+    return next(run for run in read_runs(folder).runs if run.name == name)
 
 
 def send(folder, tracker, **options):
@@ -173,7 +173,7 @@ def test_a_training_in_flight_is_a_run_with_its_epochs_so_far(folder):
     ]  # fmt: skip
     entries[0]["expected"] += [CASE, CASE.replace("seed=0", "seed=1")]
     write([*entries, *epochs])
-    run = next(run for run in of_campaign(folder).runs if run.kind == "training")
+    run = next(run for run in read_runs(folder).runs if run.kind == "training")
     losses = [(m.step, m.value, m.time_ms) for m in run.metrics if m.name == "train_loss"]
     assert losses == [(1, 1.0, 1795420801000), (2, 0.5, 1795420802000)]
     assert (run.name, run.status) == ("w2-r1 seed=0", "KILLED")
@@ -284,8 +284,8 @@ def test_a_folder_without_a_run_is_not_called_sent(folder, tmp_path):
 def test_a_campaign_is_one_run_whichever_launch_is_readable(folder):
     with serving() as tracker:
         send(folder, tracker)
-        first = min(of_campaign(folder).runs, key=lambda run: (run.started_ms, run.name)).started_ms
-        (name,) = {r.name for r in of_campaign(folder).runs
+        first = min(read_runs(folder).runs, key=lambda run: (run.started_ms, run.name)).started_ms
+        (name,) = {r.name for r in read_runs(folder).runs
                    if (r.kind, r.started_ms) == ("launch", first)}  # fmt: skip
         shutil.rmtree(folder / "launches" / name)
         assert send(folder, tracker).kind == "sent"
