@@ -11,8 +11,8 @@ from data.report_samples import document, provenance, record, strong_tree, write
 from lockstep.core.formats import DASH
 from lockstep.report.compare import compared_page, outcome
 from lockstep.report.compare.compare_cli import compare as command
-from lockstep.report.compare.comparison import compare, compare_all
-from lockstep.report.compare.judging import Comparison, Judged
+from lockstep.report.compare.comparison import Comparison, compare, compare_all
+from lockstep.report.compare.judging import Judged
 from lockstep.report.load.reading import load
 from lockstep.report.page.render import MARK, html
 

@@ -10,7 +10,7 @@ from figures_compare import ONE_NOISY, false_claims, power
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.report.compare import compare_wording, comparison, outcome
+from lockstep.report.compare import comparison, outcome
 from lockstep.report.compare.comparison import compare
 from lockstep.report.compare.judging import SLOWER, judge, launches_needed
 from lockstep.report.compute.statistics import t_quantile
@@ -383,7 +383,7 @@ def test_peak_memory_is_compared_where_both_sides_mean_the_same_by_it(
     assert point["memory_ratio"] == ratio
     assert (point["a_peak_memory_bytes"], point["b_peak_memory_bytes"]) == (800, b)
     cells = ["not-enough-evidence", "1", "1 + 1", "1.000", "-", "0.500" if ratio else "-"]
-    lines = compare_wording.text(made, ("a", "b"), compare_wording.Form(is_markdown=True))
+    lines = outcome.text(made, ("a", "b"), outcome.Form(is_markdown=True))
     assert any(line.startswith(f"| {' | '.join(cells)} |") for line in lines)
 
 

@@ -11,7 +11,7 @@ from statistics import median
 from lockstep.core.formats import TIME_UNITS
 from lockstep.core.studies import IMPORTED, LADDERS, OTHER, WITHOUT_COST
 from lockstep.report.check.checker import Finding, errors
-from lockstep.report.compare.judging import Comparison
+from lockstep.report.compare.comparison import Comparison
 from lockstep.report.compute import alternatives, quantities, replicates
 from lockstep.report.compute.scaling import Point, Series, series_of
 from lockstep.report.compute.statistics import Interval, log_interval, median_rate, welch
