@@ -1,14 +1,11 @@
-"""What `lockstep predict` prints without --at, as a record.
+"""What `lockstep predict` prints: records, and their text."""
 
-The text of `lockstep predict`: from the records of a prediction to English and tables.
-"""
-
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from lockstep.core.formats import in_words, listed, number, percent, ratio, span, trimmed
-from lockstep.report.check.evidence import blocked, of_break
+from lockstep.report.check.evidence import of_break
 from lockstep.report.compute.scaling import Series
 from lockstep.report.predict.models import (
     COEFFICIENTS,
@@ -36,22 +33,37 @@ def record(
     advice: Recommendation,
     level: float,
 ) -> dict[str, Any]:
-    """Return the measured sizes, the ways to continue the curve, and what is recommended."""
+    """Return the measured sizes, the ways to continue the curve, and what is recommended.
+
+    Times of the points are in seconds.
+    """
     step = next_step(series)
+    gains = {q: gain for _, q, gain in marginal_efficiencies(ladder.sizes, ladder.rates)}
+    times = ladder.times_s.tolist()
+    peak = None  # of the Universal Scalability Law, where its beta was found
+    if len(ladder.sizes) > len(COEFFICIENTS):
+        usl = fit_usl(ladder.sizes, ladder.rates)
+        interval = usl.interval("beta")
+        peak = peak_size(usl) if interval and interval[0] > 0 else None
     return {
         "case": ladder.case, "origin": ladder.origin, "metric": ladder.metric, "unit": ladder.unit,
         "fixed_work": ladder.fixed, "assumed_work": ladder.assumed, "time_of": ladder.time_noun,
-        "points": point_records(series, ladder),
-        "models": [
+        "points": [
             {
-                "model": candidate.rule,
-                "error": candidate.error,
-                "held_out": dict(candidate.held_out),
+                "world_size": p.world_size, "value": ladder.value(p.world_size, p.rate),
+                "speedup": p.speedup, "parallel_efficiency": p.parallel_efficiency,
+                "karp_flatt": karp_flatt(p.speedup, p.world_size / series.baseline),
+                "marginal_efficiency": gains.get(p.world_size), "time_s": time_s,
+                "overhead_s": time_s - times[0] if ladder.fixed == "local" else None,
             }
-            for candidate in ranked
+            for p, time_s in zip(series.points, times, strict=True)
+        ],
+        "models": [
+            {"model": each.rule, "error": each.error, "held_out": dict(each.held_out)}
+            for each in ranked
         ],
         "chosen": ranked[0].rule if ranked else None,
-        "peak_world_size": peak(ladder),
+        "peak_world_size": peak,
         "breaks": [
             {"world_size": break_.world_size, "kind": break_.kind, "what": of_break(break_)}
             for break_ in ladder.breaks
@@ -61,32 +73,6 @@ def record(
         "diminishing_returns": diminishing(series),
         "next_step": asdict(step) | {"text": step.text},
     }  # fmt: skip
-
-
-def point_records(series: Series, ladder: Ladder) -> list[dict[str, Any]]:
-    """Return each measured size with its ratios; times in seconds."""
-    gains = {q: gain for _, q, gain in marginal_efficiencies(ladder.sizes, ladder.rates)}
-    times = ladder.times_s.tolist()
-    local = ladder.fixed == "local"
-    return [
-        {
-            "world_size": p.world_size, "value": ladder.value(p.world_size, p.rate),
-            "speedup": p.speedup, "parallel_efficiency": p.parallel_efficiency,
-            "karp_flatt": karp_flatt(p.speedup, p.world_size / series.baseline),
-            "marginal_efficiency": gains.get(p.world_size),
-            "time_s": time_s, "overhead_s": time_s - times[0] if local else None,
-        }
-        for p, time_s in zip(series.points, times, strict=True)
-    ]  # fmt: skip
-
-
-def peak(ladder: Ladder) -> float | None:
-    """Return where throughput is largest by the law of `models`, where its beta was found."""
-    if len(ladder.sizes) <= len(COEFFICIENTS):
-        return None
-    usl = fit_usl(ladder.sizes, ladder.rates)
-    interval = usl.interval("beta")
-    return peak_size(usl) if interval and interval[0] > 0 else None
 
 
 MEANINGS = {
@@ -142,94 +128,70 @@ def _assumed(ladder: Ladder) -> list[str]:
     ]
 
 
-def _points(series: Series, ladder: Ladder) -> list[str]:
+def text(
+    series: Series, ladder: Ladder, ranked: Sequence[Candidate], found: Mapping[str, Any]
+) -> list[str]:
+    """Return in words what a record holds: sizes, ways to continue the curve, what is recommended.
+
+    Args:
+        series: The ladder's.
+        ladder: What the record is of.
+        ranked: The rules, the chosen one first; none where the sizes are too few.
+        found: The record.
+    """
     kept = "the work of all ranks" if ladder.fixed == "global" else "the work of each rank"
     name = f"{name_of(series)} [{series.row.origin}]"
     lines = [f"{name}: {ladder.metric} in {ladder.unit}; {kept} is fixed", *_assumed(ladder)]
     header = ["ranks", ladder.metric, "speed-up", "efficiency %"]
     rows = [[*header, "Karp-Flatt", "gain %", "overhead %"]]
-    for point_record in point_records(series, ladder):
-        over = point_record["overhead_s"]
-        fraction = point_record["karp_flatt"]
+    for point in found["points"]:
+        over, fraction = point["overhead_s"], point["karp_flatt"]
         rows.append([
-            str(point_record["world_size"]),
-            number(point_record["value"], 4),
-            ratio(point_record["speedup"]),
-            percent(point_record["parallel_efficiency"]),
+            str(point["world_size"]), number(point["value"], 4), ratio(point["speedup"]),
+            percent(point["parallel_efficiency"]),
             number(None) if fraction is None else f"{fraction:.4f}",
-            percent(point_record["marginal_efficiency"]),
+            percent(point["marginal_efficiency"]),
             percent(over / ladder.times_s[0] if over is not None else None),
         ])  # fmt: skip
-    lines += numbers(rows)
-    lines.append("gain: of speed-up per rank added since the size before")
+    lines += [*numbers(rows), "gain: of speed-up per rank added since the size before"]
     if ladder.fixed == "local":
         lines.append(
             f"overhead: what the time of a {ladder.time_noun} has over the baseline's "
             f"{in_words(float(ladder.times_s[0]))}, as the work of a rank is the same"
         )
-    return lines
-
-
-def _rules(ranked: Sequence[Candidate]) -> list[str]:
-    held_out = listed(ranked[0].held_out)
-    tried = (
-        f"at {held_out}, each held out, and on published ladders"
-        if held_out
-        else ("on published ladders, since no size of this one could be held out")
-    )
-    lines = [f"rules to continue the curve; error: the mean one doubling on, {tried}"]
-    for index, candidate in enumerate(ranked):
-        mark = "*" if index == 0 else " "
+    if ranked:
+        held_out = listed(ranked[0].held_out)
+        tried = "on published ladders, since no size of this one could be held out"
+        tried = f"at {held_out}, each held out, and on published ladders" if held_out else tried
+        lines += ["", f"rules to continue the curve; error: the mean one doubling on, {tried}"]
+        lines += [
+            f"{'*' if each is ranked[0] else ' '} {each.rule:8} error {percent(each.error):>5} %   "
+            f"{MEANINGS[each.rule]}"
+            for each in ranked
+        ]
+        lines.append(f"* chosen by that error: {ranked[0].rule}")
+        peak = found["peak_world_size"]
+        if peak is None:
+            lines.append(
+                "no peak: the Universal Scalability Law's beta is not identifiable from these sizes"
+            )
+        elif peak > FARTHEST * ladder.sizes[-1]:
+            lines.append(f"no peak within {FARTHEST} times the sizes measured")
+        else:
+            lines.append(f"peak by the Universal Scalability Law: {number(peak)} ranks")
+    lines += ["", *(f"break at {each['world_size']}: {each['what']}" for each in found["breaks"])]
+    expected, origin = found["expected"], ORIGINS[ladder.origin]
+    if expected["refused"]:
+        lines.append(f"{expected['at']} ranks are not predicted: {expected['refused']}")
+    else:
         lines.append(
-            f"{mark} {candidate.rule:8} error {percent(candidate.error):>5} %   "
-            f"{MEANINGS[candidate.rule]}"
+            f"expected at {expected['at']} (predicted, not measured): "
+            f"{number(expected['value'], 4)} {expected['unit']}, "
+            f"{trimmed(100 * expected['level'])} % interval "
+            f"{span((expected['low'], expected['high']))}{origin}"
         )
-    return [*lines, f"* chosen by that error: {ranked[0].rule}"]
-
-
-def _peak_text(peak: float | None, ladder: Ladder) -> str:
-    if peak is None:
-        return "no peak: the Universal Scalability Law's beta is not identifiable from these sizes"
-    if peak > FARTHEST * ladder.sizes[-1]:
-        return f"no peak within {FARTHEST} times the sizes measured"
-    return f"peak by the Universal Scalability Law: {number(peak)} ranks"
-
-
-def _advice(series: Series, ladder: Ladder, advice: Recommendation, level: float) -> list[str]:
-    size = "none" if advice.world_size is None else str(advice.world_size)
-    lines = [f"break at {break_.world_size}: {of_break(break_)}" for break_ in ladder.breaks]
-    lines.append(_next(ladder, level))
-    given = ORIGINS[ladder.origin]
-    lines.append(f"recommended: {size} ({advice.rule}): {advice.why}{given}")
-    lines += [verdict] if (verdict := diminishing(series)) else []
-    return [*lines, next_step(series).text]
-
-
-def _next(ladder: Ladder, level: float) -> str:
-    """Say what twice the largest size would give, or why that is not predicted."""
-    prediction = predict(ladder, FARTHEST * ladder.sizes[-1], level)
-    if prediction.refusal:
-        return f"{prediction.at} ranks are not predicted: {prediction.refusal.text}"
-    assert prediction.low is not None and prediction.high is not None
-    return (
-        f"expected at {prediction.at} (predicted, not measured): "
-        f"{number(prediction.value, 4)} {prediction.unit}, {trimmed(100 * level)} % interval "
-        f"{span((prediction.low, prediction.high))}{ORIGINS[ladder.origin]}"
-    )
-
-
-def blocked_text(ladder: Ladder, rules: Sequence[str]) -> str:
-    """Return that nothing is concluded from a series that errors of the check touch."""
-    return f"{ladder.case}: nothing is predicted or recommended, {blocked(rules)}"
-
-
-def text(
-    series: Series,
-    ladder: Ladder,
-    ranked: Sequence[Candidate],
-    advice: Recommendation,
-    level: float,
-) -> list[str]:
-    """Return the measured sizes, the ways to continue the curve, and what is recommended."""
-    ways = ["", *_rules(ranked), _peak_text(peak(ladder), ladder)] if ranked else []
-    return [*_points(series, ladder), *ways, "", *_advice(series, ladder, advice, level)]
+    advice = found["recommendation"]
+    size = "none" if advice["world_size"] is None else str(advice["world_size"])
+    lines.append(f"recommended: {size} ({advice['rule']}): {advice['why']}{origin}")
+    lines += [found["diminishing_returns"]] if found["diminishing_returns"] else []
+    return [*lines, found["next_step"]["text"]]

@@ -41,7 +41,6 @@ from lockstep.report.compute.scaling import WIDEST, Point, Series
 from lockstep.report.compute.statistics import t_quantile
 from lockstep.report.load.results import Results
 from lockstep.report.predict import models
-from lockstep.report.predict import models as rules
 from lockstep.report.predict.models import BETWEEN, LEAST_KNOWN, RULES, TOLERANCE, Array
 
 if TYPE_CHECKING:
@@ -389,7 +388,7 @@ def inner_errors(ladder: Ladder) -> list[float]:
     found = []
     for index in range(1, len(ladder.sizes) - 1):
         sides = slice(index - 1, index + 2, 2)
-        rate = rules.between(ladder.sizes[sides], ladder.rates[sides], ladder.sizes[index])
+        rate = models.between(ladder.sizes[sides], ladder.rates[sides], ladder.sizes[index])
         found.append(abs(math.log(rate) - math.log(ladder.rates[index])))
     return found
 
@@ -487,9 +486,9 @@ def _continued(ladder: Ladder, at: int, learned: Learned) -> tuple[str, float, f
         return best.rule, best.error, RULES[best.rule](*_known(ladder, len(sizes)), at)
     if at < sizes[0]:
         error = _candidate("level", ladder, learned).error
-        return "level", error, rules.level(sizes[:1], rates[:1], at)
+        return "level", error, models.level(sizes[:1], rates[:1], at)
     error = _error(inner_errors(ladder), learned.errors[BETWEEN])
-    return BETWEEN, error, rules.between(sizes, rates, at)
+    return BETWEEN, error, models.between(sizes, rates, at)
 
 
 def _steepest(ladder: Ladder, at: int) -> float:
