@@ -115,7 +115,7 @@ def test_a_ladder_without_noise_is_continued(scaling):
     found = predict(ladder(amdahl(0.02, (1, 2, 4, 8)), scaling=scaling), 16)
     assert found.value == pytest.approx(100 / (0.02 + 0.98 / 16), rel=1e-6)
     assert found.model == "amdahl"
-    assert found.unit == "images/s" and found.metric == "throughput"
+    assert (found.ladder.unit, found.ladder.metric) == ("images/s", "throughput")
     assert found.low < found.value < found.high
 
 

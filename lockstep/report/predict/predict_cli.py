@@ -87,7 +87,7 @@ def predict(
     code = 0
     if at is not None:
         found = prediction.predict(ladder, at, level, force)
-        record, texts = found.record(), predict_record.prediction_text(found, ladder)
+        record, texts = found.record(), predict_record.prediction_text(found)
         code = 1 if found.refusal else 0
     elif wrong:
         rules = list(dict.fromkeys(finding.rule for finding in wrong))

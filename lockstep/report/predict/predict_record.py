@@ -98,23 +98,24 @@ def name_of(series: Series) -> str:
     return f"{series.row.study} {series.label}" if measured else series.label
 
 
-def prediction_text(prediction: Prediction, ladder: Ladder) -> list[str]:
+def prediction_text(prediction: Prediction) -> list[str]:
     """Return what is predicted of one size, or why it is not."""
+    ladder, at = prediction.ladder, prediction.at
     if prediction.refusal:
         return [f"not predicted: {prediction.refusal.text}", *_assumed(ladder)]
-    assert prediction.low is not None and prediction.high is not None
-    used = ladder.sizes[used_from(ladder) :] if prediction.at > ladder.sizes[-1] else ladder.sizes
+    assert prediction.low is not None
+    assert prediction.high is not None
+    used = ladder.sizes[used_from(ladder) :] if at > ladder.sizes[-1] else ladder.sizes
     lines = [
-        f"{ladder.case}: {number(prediction.value, 4)} {prediction.unit} at {prediction.at} "
-        f"({prediction.metric}; predicted, not measured{ORIGINS[ladder.origin]})",
+        f"{ladder.case}: {number(prediction.value, 4)} {ladder.unit} at {at} "
+        f"({ladder.metric}; predicted, not measured{ORIGINS[ladder.origin]})",
         f"{trimmed(100 * prediction.level)} % interval: "
-        f"{span((prediction.low, prediction.high))} {prediction.unit}",
+        f"{span((prediction.low, prediction.high))} {ladder.unit}",
         f"rule: {prediction.model}, {MEANINGS[prediction.model or '']}, from {listed(used)}",
     ]
-    if prediction.at in ladder.sizes:
-        rate = ladder.rates[ladder.sizes.index(prediction.at)]
-        there = number(ladder.value(prediction.at, rate), 4)
-        lines.append(f"{ladder.origin} there: {there} {prediction.unit}")
+    if at in ladder.sizes:
+        there = number(ladder.value(at, ladder.rates[ladder.sizes.index(at)]), 4)
+        lines.append(f"{ladder.origin} there: {there} {ladder.unit}")
     return [*lines, *_assumed(ladder), *(f"warning: {warning}" for warning in prediction.warnings)]
 
 

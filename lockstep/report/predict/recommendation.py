@@ -86,31 +86,36 @@ def recommend(series: Series, criterion: Criterion, samples: float | None = None
     Raises:
         ValueError: A deadline or budget is asked for, and the run's length is not known.
     """
-    if criterion.limit is None:
-        best = max(series.points, key=lambda p: (p.rate, -p.world_size))
-        return Recommendation(criterion.text, best.world_size, _speedup(best))
+    rule, limit = criterion.text, criterion.limit
+
+    def speedup(point: Point) -> str:
+        span = point.speedup_interval
+        return f"speed-up {point.speedup:.2f}" + (f" ({ratio_span(span)})" if span else "")
+
+    if limit is None:
+        fastest = max(series.points, key=lambda p: (p.rate, -p.world_size))
+        return Recommendation(rule, fastest.world_size, speedup(fastest))
     if criterion.kind == "efficiency":
-        return _efficient(series, criterion, criterion.limit)
+        good = [p for p in series.points if p.parallel_efficiency >= limit]
+        if not good:  # of a layout that has no baseline of its own
+            best = max(series.points, key=lambda p: p.parallel_efficiency)
+            return Recommendation(rule, None, f"at best {_efficiency(best, limit)}")
+        why = f"{_efficiency(good[-1], limit)}, {speedup(good[-1])}"
+        return Recommendation(rule, good[-1].world_size, why)
     times = _run_times_s(series, samples)
     if criterion.kind == "deadline":
-        good = sorted(size for size, time_s in times.items() if time_s <= criterion.limit)
-        if not good:
-            return Recommendation(
-                criterion.text, None, f"the fastest takes {in_words(min(times.values()))}"
-            )
-        return Recommendation(criterion.text, good[0], f"takes {in_words(times[good[0]])}")
-    return _in_budget(times, criterion, criterion.limit)
-
-
-def _efficient(series: Series, criterion: Criterion, least: float) -> Recommendation:
-    good = [p for p in series.points if p.parallel_efficiency >= least]
-    if not good:  # of a layout that has no baseline of its own
-        best = max(series.points, key=lambda p: p.parallel_efficiency)
-        return Recommendation(criterion.text, None, f"at best {_efficiency(best, least)}")
-    last = good[-1]
-    return Recommendation(
-        criterion.text, last.world_size, f"{_efficiency(last, least)}, {_speedup(last)}"
-    )
+        in_time = [size for size in sorted(times) if times[size] <= limit]
+        if not in_time:
+            return Recommendation(rule, None, f"the fastest takes {in_words(min(times.values()))}")
+        return Recommendation(rule, in_time[0], f"takes {in_words(times[in_time[0]])}")
+    hours = {size: size * time_s / SECONDS_PER_HOUR for size, time_s in times.items()}
+    affordable = [size for size in times if hours[size] <= limit]
+    if not affordable:
+        least = trimmed(min(hours.values()))
+        return Recommendation(rule, None, f"the cheapest costs {least} device-hours")
+    size = min(affordable, key=lambda size: (times[size], size))
+    why = f"{trimmed(hours[size])} device-hours, {in_words(times[size])}"
+    return Recommendation(rule, size, why)
 
 
 def _efficiency(point: Point, floor: float) -> str:
@@ -120,11 +125,6 @@ def _efficiency(point: Point, floor: float) -> str:
         return text
     text += f" (95 % interval {percent_span(span)} %"
     return text + (", which straddles the floor)" if span[0] < floor <= span[1] else ")")
-
-
-def _speedup(point: Point) -> str:
-    span = point.speedup_interval
-    return f"speed-up {point.speedup:.2f}" + (f" ({ratio_span(span)})" if span else "")
 
 
 def _run_times_s(series: Series, samples: float | None) -> dict[int, float]:
@@ -146,17 +146,6 @@ def _run_times_s(series: Series, samples: float | None) -> dict[int, float]:
             "choose the rule efficiency or fastest"
         )
     return times
-
-
-def _in_budget(times: dict[int, float], criterion: Criterion, limit: float) -> Recommendation:
-    hours = {size: size * time_s / SECONDS_PER_HOUR for size, time_s in times.items()}
-    good = [size for size in times if hours[size] <= limit]
-    if not good:
-        least = trimmed(min(hours.values()))
-        return Recommendation(criterion.text, None, f"the cheapest costs {least} device-hours")
-    best = min(good, key=lambda size: (times[size], size))
-    why = f"{trimmed(hours[best])} device-hours, {in_words(times[best])}"
-    return Recommendation(criterion.text, best, why)
 
 
 def diminishing(series: Series) -> str | None:
