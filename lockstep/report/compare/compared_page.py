@@ -103,12 +103,12 @@ def page(
             {
                 "title": f"{name} against {called[0]}",
                 "of": outcome.difference(made),
-                "kind": found.kind,
-                "text": outcome.sentence(found, made.margin),
+                "kind": summary.kind,
+                "text": outcome.sentence(summary, made.margin),
                 "short": "",
                 "others": [],
             }
-            for made, found, name in zip(comparisons, outcomes, called[1:], strict=True)
+            for made, summary, name in zip(comparisons, outcomes, called[1:], strict=True)
         ],
         "tiles": _tiles(outcomes[0], comparisons[0]) if len(outcomes) == 1 else [],
         "figure": figure,
@@ -150,12 +150,12 @@ def _cautions(comparisons: Sequence[Comparison]) -> str | None:
     return " ".join(said) or None
 
 
-def _tiles(found: outcome.Outcome, made: Comparison) -> list[dict[str, str]]:
+def _tiles(summary: outcome.Outcome, made: Comparison) -> list[dict[str, str]]:
     """Return how many points are of which kind, and the strongest of each."""
-    least = outcome.seen(found)
+    least = outcome.seen(summary)
     notes = {
         kind: f"up to {change(points[0][1].ratio)} %, on {counted(points[0][0].world_size, 'rank')}"
-        for kind, points in ((SLOWER, found.slower), (FASTER, found.faster)) if points
+        for kind, points in ((SLOWER, summary.slower), (FASTER, summary.faster)) if points
     }  # fmt: skip
     notes |= {
         SAME: f"within {100 * made.margin:g} %",
@@ -167,12 +167,12 @@ def _tiles(found: outcome.Outcome, made: Comparison) -> list[dict[str, str]]:
     return [
         {
             "label": short.capitalize(),
-            "value": f"{found.counts[kind]} of {found.total}",
-            "note": notes.get(kind, "") if found.counts[kind] else "",
+            "value": f"{summary.counts[kind]} of {summary.total}",
+            "note": notes.get(kind, "") if summary.counts[kind] else "",
             "href": "",
         }
         for kind, (short, _) in outcome.KINDS.items()
-        if kind in usual or found.counts[kind]
+        if kind in usual or summary.counts[kind]
     ]
 
 
@@ -291,10 +291,10 @@ def _around(
             columns = ("Quantity" if unit else "Time", "Ranks", f"{a} ({unit_of_sides})",
                 f"{b} ({unit_of_sides})", f"{of}{suffix}", f"95 % interval{suffix}",
                 "Case")  # fmt: skip
-            found = table(aside.caption, columns, aside.rows, 1, "--json", note=aside.note,
+            shown = table(aside.caption, columns, aside.rows, 1, "--json", note=aside.note,
                 folded=True, prints=True)  # fmt: skip
-            found["columns"][-1]["text"] = True
-            beside["tables"].append(found)
+            shown["columns"][-1]["text"] = True
+            beside["tables"].append(shown)
     judged = panel("method", "How it is judged", lead=[*outcome.rule(comparisons), *MEANING])
     judged["notes"] = noted((m.sides[1], m.look.sentence) for m in comparisons if m.has_interval)
     flags = panel("flags", "Flags", notes=noted(("", t) for t in outcome.flag_notes(comparisons)))
@@ -489,10 +489,10 @@ def _points(
         for made, points in zip(comparisons, sides, strict=True)
         if points
     )
-    found = table(title, columns, rows, note=note, finding=finding, prints=True)
-    for column in found["columns"]:
+    points = table(title, columns, rows, note=note, finding=finding, prints=True)
+    for column in points["columns"]:
         column["text"] = column["label"] == "Case"
-    return found
+    return points
 
 
 def _rate(rows: Sequence[Row], unit: str) -> str:

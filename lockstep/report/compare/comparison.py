@@ -292,14 +292,14 @@ def compare(
     pairs = [
         Pair(mine.case, mine.world_size, sides[0][mine], sides[1][theirs]) for mine, theirs in keys
     ]
-    rows = [row for pair in pairs for row in pair.a], [row for pair in pairs for row in pair.b]
-    launches = (
-        [one for one in a.launches if one.name in {row.launch for row in rows[0]}],
-        [one for one in b.launches if one.name in {row.launch for row in rows[1]}],
-    )
-    _refuse_differences(pairs, a, b, launches, allowed)
     pairs.sort(key=lambda pair: pair.world_size)
     rows = [row for pair in pairs for row in pair.a], [row for pair in pairs for row in pair.b]
+    names = [{row.launch for row in side} for side in rows]
+    launches = (
+        [launch for launch in a.launches if launch.name in names[0]],
+        [launch for launch in b.launches if launch.name in names[1]],
+    )
+    _refuse_differences(pairs, a, b, launches, allowed)
     look = history.look(rows, (a, b))
     share = look.share / comparisons * (1 - CONFIDENCE)  # of all looks' and comparisons' claims
     judged, error = _judge_pairs(pairs, margin, findings, share)
@@ -519,7 +519,7 @@ def environment(
 
 def _facts(launches: Sequence[Launch], rows: Iterable[Row]) -> dict[str, dict[str, Any]]:
     """Return fact -> its values over a side's launches and points, by their text."""
-    found: dict[str, dict[str, Any]] = {}
+    facts: dict[str, dict[str, Any]] = {}
     for launch in launches:
         provenance = launch.provenance or launch.about
         slurm = provenance.get("slurm") or {}
@@ -532,7 +532,7 @@ def _facts(launches: Sequence[Launch], rows: Iterable[Row]) -> dict[str, dict[st
             | {f"variable {name}": value for name, value in variables.items()}
         )
         for name, value in values.items():
-            found.setdefault(name, {})[str(value)] = value
+            facts.setdefault(name, {})[str(value)] = value
     for row in rows:
         settings = {DDP_SETTINGS: "DDP", LOADER_SETTINGS: "loader"}
         values = {
@@ -544,32 +544,32 @@ def _facts(launches: Sequence[Launch], rows: Iterable[Row]) -> dict[str, dict[st
             values[name] = getattr(row, name)
         values[f"source of {row.case.partition('[')[0]}"] = row.workload_sha256
         for name, value in values.items():
-            found.setdefault(name, {})[str(value)] = value
-    return {name: dict(sorted(values.items())) for name, values in found.items()}
+            facts.setdefault(name, {})[str(value)] = value
+    return {name: dict(sorted(values.items())) for name, values in facts.items()}
 
 
 def _cautions(
     launches: tuple[Sequence[Launch], Sequence[Launch]], pairs: Sequence[Pair]
 ) -> list[Caution]:
     """Return what a reader must know before the points."""
-    found = []
+    cautions = []
     names = ("launch", "campaign", "started", "part")
     a, b = (
         {tuple(str(launch.facts.get(name)) for name in names) for launch in side if launch.facts}
         for side in launches
     )
     if a & b:
-        found.append(Caution("copies", {"count": len(a & b)}))
+        cautions.append(Caution("copies", {"count": len(a & b)}))
     begun = [list(filter(None, map(replicates.begun, side))) for side in launches]
     ahead = replicates.lead(list(product(*begun)))
     if abs(ahead) > replicates.MOST_APART:
         first, last = ("A", "B") if ahead > 0 else ("B", "A")
         share = "all" if abs(ahead) == 1 else "most"
-        found.append(Caution("not-in-turn", {"first": first, "last": last, "share": share}))
+        cautions.append(Caution("not-in-turn", {"first": first, "last": last, "share": share}))
     for name, side in (("A", [pair.a for pair in pairs]), ("B", [pair.b for pair in pairs])):
         if count := sum(map(replicates.in_one_job, side)):
-            found.append(Caution("one-job", {"side": name, "count": count}))
-    return found
+            cautions.append(Caution("one-job", {"side": name, "count": count}))
+    return cautions
 
 
 def times(pair: Pair) -> list[dict[str, Any]]:
@@ -619,21 +619,21 @@ def other_quantities(
         Quantity -> a, b: the values of a report; difference: b - a; low, high: its Welch
         interval at 95 %, None where no spread is known; not corrected for the number of points.
     """
-    found: dict[str, dict[str, float | None]] = {}
+    known: dict[str, dict[str, float | None]] = {}
     left = NOT_OF_SPEED if OF_SPEED.issuperset(blocked_by) else ()
     for name in left if blocked_by else quantities.NAMES:
         values = [quantities.values(rows, name) for rows in (pair.a, pair.b)]
         if all(values):
             a, b = (quantities.centre(side, name) for side in values)
-            found[name] = {"a": a, "b": b, "difference": b - a, "low": None, "high": None}
+            known[name] = {"a": a, "b": b, "difference": b - a, "low": None, "high": None}
             mine, theirs = (quantities.units(rows, name) for rows in (pair.a, pair.b))
             # A difference is the logarithm of a ratio of exponentials.
             test = welch([math.exp(v) for v in theirs], [math.exp(v) for v in mine])
             if test is not None and test.error:
                 gap = fmean(theirs) - fmean(mine)
                 half = t_quantile(test.freedom, CONFIDENCE) * test.error
-                found[name] |= {"low": gap - half, "high": gap + half}
-    return found
+                known[name] |= {"low": gap - half, "high": gap + half}
+    return known
 
 
 def document(comparison: Comparison, names: tuple[str, str]) -> dict[str, Any]:

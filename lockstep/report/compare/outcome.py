@@ -165,33 +165,33 @@ def difference(comparison: Comparison) -> str:
     return f"With {joined(named)}"
 
 
-def sentence(found: Outcome, margin: float) -> str:
+def sentence(summary: Outcome, margin: float) -> str:
     """Say what points come to: the strongest claims, then how many points are of which kind."""
     claims = {
         "differs": " and ".join(
-            _claim(points, is_named=found.total > 1)
-            for points in (found.slower, found.faster)
+            _claim(points, is_named=summary.total > 1)
+            for points in (summary.slower, summary.faster)
             if points
         ),
         "same": f"no point differs by more than {100 * margin:g} %",
         "blocked": "no verdict",
         "unshown": "no difference is shown",
-    }[found.kind]
-    least = seen(found)
+    }[summary.kind]
+    least = seen(summary)
     noise = f"nine times of ten a change of {least} or more would have been seen"
     noise = noise if least else "no change would have been seen"
     counts = {
-        text.format(margin=100 * margin, seen=noise): found.counts[kind]
+        text.format(margin=100 * margin, seen=noise): summary.counts[kind]
         for kind, (_, text) in KINDS.items()
-        if found.counts[kind]
+        if summary.counts[kind]
     }
     if len(counts) == 1:
-        which = "The one point is" if found.total == 1 else f"All {found.total} points are"
+        which = "The one point is" if summary.total == 1 else f"All {summary.total} points are"
         return f"{claims}. {which} {next(iter(counts))}."
     (text, first), *rest = counts.items()
     verb = "is" if first == 1 else "are"
     parts = [f"{first} {verb} {text}", *(f"{count} {other}" for other, count in rest)]
-    return f"{claims}. Of {counted(found.total, 'point')}, {joined(parts)}."
+    return f"{claims}. Of {counted(summary.total, 'point')}, {joined(parts)}."
 
 
 def _claim(points: Sequence[JudgedPair], *, is_named: bool) -> str:
@@ -213,18 +213,18 @@ def _claim(points: Sequence[JudgedPair], *, is_named: bool) -> str:
     return f"{counted(sizes[0], 'rank')} {verb} {much} {judged.verdict} {span}{where}"
 
 
-def seen(found: Outcome) -> str:
+def seen(summary: Outcome) -> str:
     """Return the smallest change that the noisy points would have shown; empty where none would."""
-    least = found.smallest_change
+    least = summary.smallest_change
     return "" if least is None or least > MOST_CHANGE else f"{100 * least:.2g} %"
 
 
 def advice(comparison: Comparison) -> str:
     """Say the one thing to do next."""
-    found = outcome(comparison.points)
+    summary = outcome(comparison.points)
     a, b = comparison.sides
     cautions = {caution.kind for caution in comparison.cautions}
-    if found.counts[BLOCKED]:
+    if summary.counts[BLOCKED]:
         return "Mend what lockstep check says blocks the points, then compare again."
     if "copies" in cautions:
         return f"Measure {b} again: launches that both sides hold say nothing of a difference."
@@ -234,16 +234,16 @@ def advice(comparison: Comparison) -> str:
         ONE_JOB: f"Measure the repeats of {a} and of {b} in several jobs: share_job = false.",
     }
     for kind, text in unknown.items():
-        if found.counts[kind]:
+        if summary.counts[kind]:
             return text
-    if found.kind == "differs" and "not-in-turn" in cautions:
+    if summary.kind == "differs" and "not-in-turn" in cautions:
         return f"Measure {a} and {b} in turn, {a} {b} {b} {a}: so far it may be a drift."
-    if found.kind == "differs":
+    if summary.kind == "differs":
         names = [fact(name) for name in notable(comparison)]
         if len(names) > 1:
             return f"Change back one of {listed(names, 4)} and measure again, to tell which it is."
         return f"See where the time of {b} goes now: lockstep report."
-    if not found.counts[UNKNOWN]:
+    if not summary.counts[UNKNOWN]:
         return "Nothing: what could have been seen is not there."
     noisy = [judged for _, judged in comparison.points if judged.verdict == UNKNOWN]
     spread = max(judged.spread or 0.0 for judged in noisy)
@@ -302,21 +302,21 @@ def side_by_side(comparisons: Sequence[Comparison]) -> list[Line]:
             launches = tuple(sorted(row.launch for row in pair.a))
             key = pair.case, pair.world_size, launches
             made.setdefault(key, [None] * len(comparisons))[index] = pair, judged
-    found = [Line(tuple(cells)) for cells in made.values()]
-    return sorted(found, key=lambda line: line.pair.world_size)
+    rows = [Line(tuple(cells)) for cells in made.values()]
+    return sorted(rows, key=lambda line: line.pair.world_size)
 
 
 def flagged(comparisons: Sequence[Comparison]) -> dict[tuple[str, str], dict[Any, Pair]]:
     """Return letter of a campaign and flag -> its points, those of the common base once."""
-    found: dict[tuple[str, str], dict[Any, Pair]] = {}
+    flags: dict[tuple[str, str], dict[Any, Pair]] = {}
     for comparison in comparisons:
         letters = dict(zip("AB", comparison.sides, strict=True))
         for pair, _ in comparison.points:
             for side, flag in pair.flags:
                 launches = tuple(sorted(row.launch for row in (pair.a if side == "A" else pair.b)))
-                points = found.setdefault((letters[side], str(flag)), {})
+                points = flags.setdefault((letters[side], str(flag)), {})
                 points.setdefault((pair.case, pair.world_size, launches), pair)
-    return found
+    return flags
 
 
 def flag_notes(comparisons: Sequence[Comparison]) -> list[str]:
@@ -386,10 +386,10 @@ def asides(comparison: Comparison) -> list[Aside]:
     shares, spent = [], []
     for pair, judged in comparison.points:
         ranks = str(pair.world_size)
-        for name, found in other_quantities(pair, judged.blocked_by).items():
-            low, high = found["low"], found["high"]
+        for name, quantity in other_quantities(pair, judged.blocked_by).items():
+            low, high = quantity["low"], quantity["high"]
             span = percent_span(None if low is None or high is None else (low, high))
-            cells = [percent(found[key]) for key in ("a", "b", "difference")]
+            cells = [percent(quantity[key]) for key in ("a", "b", "difference")]
             shares.append([name, ranks, *cells, span, pair.label])
         for time in times(pair) if not judged.blocked_by else ():
             goal = time["accuracy"]
@@ -454,14 +454,14 @@ def text(comparison: Comparison, names: tuple[str, str], form: Form) -> list[str
             "{:.3f} to {:.3f}".format(*judged.interval) if judged.interval else DASH,
             memory(pair, judged), f"{pair.label}{why}",
         ])  # fmt: skip
-    found = outcome(comparison.points)
+    summary = outcome(comparison.points)
     parts = [
         form.listed([
             f"{a}: {names[0]}", f"{b}: {names[1]}",
             f"ratio: rate of {b} / rate of {a}; above 1, {b} is faster",
             f"memory: peak of {b} / peak of {a}, of the rank that needs most; not judged",
         ]),
-        form.listed([f"{difference(comparison)}: {sentence(found, comparison.margin)}"]),
+        form.listed([f"{difference(comparison)}: {sentence(summary, comparison.margin)}"]),
         form.listed([*circumstances, *cautions]),
         form.table(points),
         form.listed(rule([comparison])),

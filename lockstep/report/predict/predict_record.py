@@ -130,7 +130,7 @@ def _assumed(ladder: Ladder) -> list[str]:
 
 
 def text(
-    series: Series, ladder: Ladder, ranked: Sequence[Candidate], found: Mapping[str, Any]
+    series: Series, ladder: Ladder, ranked: Sequence[Candidate], record: Mapping[str, Any]
 ) -> list[str]:
     """Return in words what a record holds: sizes, ways to continue the curve, what is recommended.
 
@@ -138,14 +138,14 @@ def text(
         series: The ladder's.
         ladder: What the record is of.
         ranked: The rules, the chosen one first; none where the sizes are too few.
-        found: The record.
+        record: The record.
     """
     kept = "the work of all ranks" if ladder.fixed == "global" else "the work of each rank"
     name = f"{name_of(series)} [{series.row.origin}]"
     lines = [f"{name}: {ladder.metric} in {ladder.unit}; {kept} is fixed", *_assumed(ladder)]
     header = ["ranks", ladder.metric, "speed-up", "efficiency %"]
     rows = [[*header, "Karp-Flatt", "gain %", "overhead %"]]
-    for point in found["points"]:
+    for point in record["points"]:
         over, fraction = point["overhead_s"], point["karp_flatt"]
         rows.append([
             str(point["world_size"]), number(point["value"], 4), ratio(point["speedup"]),
@@ -171,7 +171,7 @@ def text(
             for each in ranked
         ]
         lines.append(f"* chosen by that error: {ranked[0].rule}")
-        peak = found["peak_world_size"]
+        peak = record["peak_world_size"]
         if peak is None:
             lines.append(
                 "no peak: the Universal Scalability Law's beta is not identifiable from these sizes"
@@ -180,8 +180,8 @@ def text(
             lines.append(f"no peak within {FARTHEST} times the sizes measured")
         else:
             lines.append(f"peak by the Universal Scalability Law: {number(peak)} ranks")
-    lines += ["", *(f"break at {each['world_size']}: {each['what']}" for each in found["breaks"])]
-    expected, origin = found["expected"], ORIGINS[ladder.origin]
+    lines += ["", *(f"break at {each['world_size']}: {each['what']}" for each in record["breaks"])]
+    expected, origin = record["expected"], ORIGINS[ladder.origin]
     if expected["refused"]:
         lines.append(f"{expected['at']} ranks are not predicted: {expected['refused']}")
     else:
@@ -191,8 +191,8 @@ def text(
             f"{trimmed(100 * expected['level'])} % interval "
             f"{span((expected['low'], expected['high']))}{origin}"
         )
-    advice = found["recommendation"]
+    advice = record["recommendation"]
     size = "none" if advice["world_size"] is None else str(advice["world_size"])
     lines.append(f"recommended: {size} ({advice['rule']}): {advice['why']}{origin}")
-    lines += [found["diminishing_returns"]] if found["diminishing_returns"] else []
-    return [*lines, found["next_step"]["text"]]
+    lines += [record["diminishing_returns"]] if record["diminishing_returns"] else []
+    return [*lines, record["next_step"]["text"]]
