@@ -74,10 +74,9 @@ def predict(
     from lockstep.report.check.evidence import blocked
     from lockstep.report.load.reading import load
     from lockstep.report.predict import predict_record, prediction
-    from lockstep.report.predict.recommendation import parse, recommend
     from lockstep.report.words.lines import sentence
 
-    criterion = parse(rule or RULE)
+    criterion = predict_record.parse(rule or RULE)
     results = load([path])
     terminal.say_unread(results)
     series = _choose(results, case)
@@ -97,7 +96,7 @@ def predict(
     else:
         is_enough = len(ladder.sizes) >= prediction.LEAST_SIZES
         ranked = prediction.candidates(ladder) if is_enough else []
-        advice = recommend(series, criterion, samples)
+        advice = predict_record.recommend(series, criterion, samples)
         record = predict_record.record(series, ladder, ranked, advice, level)
         texts = predict_record.text(series, ladder, ranked, record)
     if as_json:
