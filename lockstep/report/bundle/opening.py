@@ -59,9 +59,12 @@ def write_archive(path: Path, name: str, files: Mapping[str, Source]) -> int:
             for inside, source in sorted(held.items()):
                 info = tarfile.TarInfo(f"{name}/{inside}")
                 info.mode = 0o644
-                is_text = isinstance(source, bytes)
-                info.size = len(source) if is_text else source.stat().st_size
-                with io.BytesIO(source) if is_text else source.open("rb") as content:
+                if isinstance(source, bytes):
+                    info.size = len(source)
+                    tar.addfile(info, io.BytesIO(source))
+                    continue
+                info.size = source.stat().st_size
+                with source.open("rb") as content:
                     tar.addfile(info, content)
         part.replace(path)
     finally:

@@ -399,12 +399,12 @@ def _match(
             kept = frozenset((name, str(v)) for name, v in factors.items() if name not in left_out)
             placed = None if "layout" in allowed else key.layout
             groups.setdefault((test, key.world_size, kept, placed), ([], []))[index].append(key)
-    for (_, world_size, *_), (mine, theirs) in groups.items():
+    for identity, (mine, theirs) in groups.items():
         rest = [key for key in mine if key not in b], [key for key in theirs if key not in a]
         if len(mine) == len(theirs) == 1:
             pairs[mine[0]] = theirs[0]
         elif all(rest):
-            ambiguous.append(Ambiguous(world_size, *([str(key) for key in side] for side in rest)))
+            ambiguous.append(Ambiguous(identity[1], *([str(key) for key in side] for side in rest)))
     return [(key, pairs[key]) for key in a if key in pairs], ambiguous
 
 
@@ -505,7 +505,8 @@ def environment(
     sides = [_facts(*side) for side in zip(launches, rows, strict=True)]
     names = dict.fromkeys([*sides[0], *sides[1]])
     places = {name: place for place, name in enumerate(FIRST_FACTS)}
-    differing, equal = {}, []
+    differing: dict[str, tuple[list[Any], list[Any]]] = {}
+    equal = []
     for name in sorted(names, key=lambda name: places.get(name, len(places))):
         # A version that did not record a fact leaves it unknown; a variable is not set.
         unset = {} if name.startswith(("variable ", "source of ")) else {"None": None}

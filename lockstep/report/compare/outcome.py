@@ -99,9 +99,11 @@ def outcome(points: Sequence[JudgedPair]) -> Outcome:
     changes = [judged.smallest_change for _, judged in points if counted_as(judged) == UNKNOWN]
     finite = [change for change in changes if change is not None]
     least = max(finite) if finite and len(finite) == len(changes) else None
-    kind = "differs" if slower or faster else {(BLOCKED,): "blocked", (SAME,): "same"}.get(
-        tuple(counts), "unshown"
-    )  # fmt: skip
+    kind = "unshown"
+    if slower or faster:
+        kind = "differs"
+    elif len(counts) == 1:
+        kind = {BLOCKED: "blocked", SAME: "same"}.get(next(iter(counts)), kind)
     return Outcome(kind, counts, slower, faster, least)
 
 
@@ -383,7 +385,8 @@ class Aside:
 
 def asides(comparison: Comparison) -> list[Aside]:
     """Return what points have beside their speed: shares, and the times of trainings."""
-    shares, spent = [], []
+    shares: list[list[str]] = []
+    spent: list[list[str]] = []
     for pair, judged in comparison.points:
         ranks = str(pair.world_size)
         for name, quantity in other_quantities(pair, judged.blocked_by).items():

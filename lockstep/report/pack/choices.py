@@ -346,7 +346,7 @@ def jobs(results: Results) -> dict[str, Any] | None:
         values = (account.get(name) for account in of)
         return [value for value in values if isinstance(value, int | float)]
 
-    outcomes = []
+    outcomes: list[dict[str, Any]] = []
     for state in dict.fromkeys(str(account.get("state")) for account in known):
         own = [account for account in known if str(account.get("state")) == state]
         node_hours = math.fsum(numbers(own, "node_hours"))

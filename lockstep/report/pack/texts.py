@@ -77,7 +77,7 @@ def document(
     devices = listed(results.device_names, 4) or formats.DASH
     planned = results.campaign.get("launches") or []
     mfu = [row.mfu for row in production.rows if row.mfu is not None]
-    context = {
+    context: dict[str, Any] = {
         "work": work, "chosen": chosen, "production": production, "row": row, "plan": plan,
         "jobs": jobs, "noun": noun, "goal": f"{100 * threshold:.0f} %",
         "campaign": {"name": None} | results.campaign, "on_cpus": results.on_cpus,
@@ -126,12 +126,12 @@ def document(
         loader=FileSystemLoader(FOLDER), undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= {
+    environment.filters.update({
         "counted": counted, "listed": listed, "number": number, "percent": percent,
         "percent_span": percent_span, "in_words": in_words, "exact": exact,
         "milliseconds": lambda value: number(value, scale=MILLI),
         "gigabytes": lambda value: number(value, scale=1 / GIGA),
-    }  # fmt: skip
+    })  # fmt: skip
     macros = environment.get_template("parts.j2").make_module(context)
 
     def sentences(name: str, *arguments: object) -> list[str]:

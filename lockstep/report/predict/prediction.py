@@ -234,7 +234,8 @@ def ladder_of(series: Series, facts: dict[str, Any], findings: "Iterable[Finding
     is_measured = row.origin == "measured"
     metric = "throughput" if is_measured else str(facts.get("metric") or "throughput")
     unit = f"{row.sample_unit or 'samples'}/s" if is_measured else str(facts.get("unit") or "")
-    scale, value_work = 1.0, None
+    scale = 1.0
+    value_work: Fixed | None = None
     if metric != "throughput":
         scale, value_work = 1 / TIME_UNITS.get(unit, 1.0), fixed
         if base.time_s is not None:

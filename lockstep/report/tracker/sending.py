@@ -174,8 +174,12 @@ def send(
             sent.num_runs = len(runs) - len(left)
             if left:
                 _check_time(until_s)
-                make = HttpStore if tracker.kind == "http" else MlflowStore
-                _deliver(left, make(sent.uri, tracker.key, timeout_s), known, sent, until_s)
+                store: HttpStore | MlflowStore = (
+                    HttpStore(sent.uri, tracker.key, timeout_s)
+                    if tracker.kind == "http"
+                    else MlflowStore(sent.uri, tracker.key, timeout_s)
+                )
+                _deliver(left, store, known, sent, until_s)
     except LateError:
         sent.kind = "late"
     except OutOfReachError as error:
