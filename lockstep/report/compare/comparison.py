@@ -562,7 +562,7 @@ def _cautions(
     if a & b:
         cautions.append(Caution("copies", {"count": len(a & b)}))
     begun = [list(filter(None, map(replicates.begun, side))) for side in launches]
-    ahead = replicates.lead(list(product(*begun)))
+    ahead = replicates.lead(list(product(begun[0], begun[1])))
     if abs(ahead) > replicates.MOST_APART:
         first, last = ("A", "B") if ahead > 0 else ("B", "A")
         share = "all" if abs(ahead) == 1 else "most"

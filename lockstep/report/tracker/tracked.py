@@ -228,8 +228,9 @@ def find(folder: Path) -> Tracker | None:
     for path in (site, submitted, used):
         if not path.is_file():
             continue
-        table = inputs.table(site, "tracker") if path is site else _json(path)
-        if table := table.get("tracker") if path is submitted else table:
+        document = inputs.table(site, "tracker") if path is site else _json(path)
+        table = document.get("tracker") if path is submitted else document
+        if table:
             return _checked(table, str(path)).beside(folder)
     return None
 
