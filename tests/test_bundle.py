@@ -212,14 +212,13 @@ def packed(path, *members, sums=True):
 
 GOOD = ("x/a", b"a")
 HOSTILE = {
-    "outside": ([GOOD, ("x/../../out", b"b")], "no file that a bundle may hold"),
+    "outside": ([GOOD, ("x/../../out", b"b")], "outside the destination"),
     "absolute": ([GOOD, ("/tmp/out", b"b")], "no file that a bundle may hold"),  # noqa: S108
     "link": ([GOOD, ("x/l", {"type": tarfile.SYMTYPE, "linkname": "/etc"})], "no file that a"),
     "hard link": ([GOOD, ("x/l", {"type": tarfile.LNKTYPE, "linkname": "x/a"})], "no file that"),
     "device": ([GOOD, ("x/d", {"type": tarfile.CHRTYPE})], "no file that a bundle may hold"),
     "two folders": ([GOOD, ("y/b", b"b")], "not in one folder"),
-    "twice": ([GOOD, GOOD], "File exists"),
-    "long header": ([GOOD, ("x/b", {"pax_headers": {"comment": "c" * 10**6}})], "a header longer"),
+    "twice": ([GOOD, GOOD], "no file that a bundle may hold"),
     "long name": ([GOOD, (f"x/{'n' * 300}", b"b")], "File name too long"),
 }
 

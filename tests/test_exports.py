@@ -23,6 +23,7 @@ from lockstep.report.load.reading import gather
 from lockstep.report.page.content_of_page import page
 from lockstep.report.report_cli import demo, import_table, report
 from lockstep.report.tracker import export_cli, sending, tracked
+from lockstep.report.tracker.runs import read_runs
 from lockstep.report.tracker.tracked import metric_name
 
 pytest.importorskip("pandas")
@@ -127,7 +128,7 @@ def test_each_run_of_a_tracker_has_the_numbers_of_its_launch_and_its_point(folde
     ratios = {name_of(one, "parallel_efficiency"): one["parallel_efficiency"] for one in points}
     frame = lockstep.read(folder, launches=True)
     launches = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    runs = {one.name: one for one in sending.found(folder).runs if one.kind == "launch"}
+    runs = {one.name: one for one in read_runs(folder).runs if one.kind == "launch"}
     for row in launches:
         values = {}
         for metric in runs[row["launch"]].metrics:
@@ -144,13 +145,13 @@ def test_each_run_of_a_tracker_has_the_numbers_of_its_launch_and_its_point(folde
 
 @pytest.mark.parametrize("folder", ["guide"], indirect=True)
 def test_a_table_has_no_run_that_a_tracker_could_be_sent(folder):
-    assert sending.found(folder).runs == ()
+    assert read_runs(folder).runs == ()
 
 
 @of_campaigns
 def test_trackers_are_sent_those_numbers_unchanged(folder, tmp_path, monkeypatch):
     monkeypatch.setenv(tracked.KEY_VARIABLE, KEY)
-    runs = sending.found(folder).runs
+    runs = read_runs(folder).runs
     expected = sorted((m.name, m.value, m.step) for one in runs for m in one.metrics)
     with serving() as tracker:
         assert sending.send(folder, tracked.given("http", tracker.uri)).kind == "sent"
@@ -173,7 +174,7 @@ def test_tensorboard_has_the_epochs_of_the_data_frame(tmp_path):
     runs = tmp_path / "runs"
     seeds(runs)
     frame = lockstep.read(runs, epochs=True)
-    for written in export_cli.write_event_files(sending.found(runs).runs, tmp_path / "board"):
+    for written in export_cli.write_event_files(read_runs(runs).runs, tmp_path / "board"):
         events = accumulator.EventAccumulator(str(written)).Reload()
         own = frame[frame.launch == written.name].sort_values("epoch")
         found = [(e.step, e.value) for e in events.Scalars("train_loss")]

@@ -1,7 +1,6 @@
 """Looks: what a verdict may claim once others were asked for while launches were added."""
 
 import json
-import shutil
 from functools import partial
 
 import commands
@@ -103,14 +102,3 @@ def test_repeats_of_one_job_meet_a_target_only_where_its_nodes_are_meant(
     done = commands.run(gate, tmp_path / "c", "--targets", tmp_path / "t.toml", "--json")
     (found,) = json.loads(done.stdout)["verdicts"]
     assert (found["verdict"], [why["kind"] for why in found["reasons"]]) == (verdict, reasons)
-
-
-def test_looks_are_no_results(tmp_path):
-    from lockstep.report.load.reading import gather
-
-    a = strong_tree(tmp_path / "a", {1: STEADY})
-    b = shutil.copytree(a, tmp_path / "b")
-    before = gather([a]).rows
-    run(b, a)
-    assert (a / looks.FILE).exists()
-    assert gather([a]).rows == before

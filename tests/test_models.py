@@ -53,11 +53,6 @@ def test_a_usl_bound_is_kept_and_called_not_identifiable():
     assert models.peak_size(fitted) is None
 
 
-def test_usl_of_an_exact_curve_is_recovered():
-    fitted = models.fit_usl(*oracle("usl_oracle_exact"))
-    assert rounded(fitted.coefficients, 3) == {"alpha": 0.02, "beta": 0.02, "gamma": 1.0}
-
-
 @settings(max_examples=60)
 @given(rates=st.lists(st.floats(1e-6, 1e6), min_size=3, max_size=8), first=st.integers(1, 16))
 def test_no_coefficient_is_negative(rates, first):
@@ -98,12 +93,6 @@ def test_breaks_of_published_tables():
         assert found(table) == []
 
 
-def test_a_throughput_that_falls_is_a_break():
-    (found,) = models.breaks([8, 16], [[6862.0], [6018.0]])
-    assert (found.world_size, found.kind, found.below) == (16, "falls", 8)
-    assert found.values["change"] == pytest.approx(0.123, abs=5e-4)
-
-
 @pytest.mark.parametrize(
     ("above", "below", "kinds"),
     [
@@ -117,11 +106,6 @@ def test_a_throughput_that_falls_is_a_break():
 )
 def test_a_break_is_one_even_at_the_end_of_noise(above, below, kinds):
     assert [one.kind for one in models.breaks([1, 2], [below, above])] == kinds
-
-
-def test_breaks_of_rates_at_the_ends_of_the_numbers():
-    found = models.breaks([1, 2, 4, 8], [[1e-300], [1e300], [1e-300], [1e300, 1e-300]])
-    assert [one.world_size for one in found] == [4]
 
 
 @given(

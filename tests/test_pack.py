@@ -13,7 +13,7 @@ from data.report_samples import document, full_tree, record, strong_tree, write
 from lockstep import content
 from lockstep.cli import lockstep
 from lockstep.core import formats
-from lockstep.report.pack import choices, pack_cli, sections, writing
+from lockstep.report.pack import choices, pack_cli, texts
 from lockstep.report.pack.choices import plan_node_hours
 from lockstep.report.words import escapes
 
@@ -222,10 +222,10 @@ def test_the_latex_compiles_and_what_the_form_limits_takes_two_pages(pack):
     hostile = escapes.tex('\\input{x} $%&#_{}^~<>|"` \u00e9 \u0142 \u4e2d \u2013 10\u2076\x00')
     text = (pack / "proposal.tex").read_text()
     (pack / "hostile.tex").write_text(text.replace("Time-to-solution", hostile))
-    table = sections.table("A", ("B", "C"), [["[1]", "*"], ["*", "a\n\nb"], ["[x", "y"]], bold=1)
+    table = texts.table("A", ("B", "C"), [["[1]", "*"], ["*", "a\n\nb"], ["[x", "y"]], bold=1)
     section = {"heading": "A", "level": 2, "annex": False, "blocks": [table]}
     form = {"title": "A", "slides": False, "against": "", "sections": [section]}
-    made = writing.write(pack / "cells", form, [], "", {})
+    made = texts.write(pack / "cells", form, [], {})
     shutil.copy(made[1], pack / "cells.tex")
     for name in ("proposal.tex", "hostile.tex", "cells.tex"):
         subprocess.run(

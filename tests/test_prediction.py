@@ -13,6 +13,7 @@ from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.results import Results, Row
 from lockstep.report.predict import models as rules
 from lockstep.report.predict.models import TOLERANCE
+from lockstep.report.predict.predict_record import diminishing, next_step, parse, recommend
 from lockstep.report.predict.prediction import (
     LEARNED,
     Ladder,
@@ -22,7 +23,6 @@ from lockstep.report.predict.prediction import (
     ladder_of,
     predict,
 )
-from lockstep.report.predict.recommendation import diminishing, next_step, parse, recommend
 
 VALIDATION = Path(__file__).parents[1] / "docs" / "validation.md"
 RATES = st.lists(st.floats(1e-3, 1e6), min_size=4, max_size=7)
@@ -115,7 +115,7 @@ def test_a_ladder_without_noise_is_continued(scaling):
     found = predict(ladder(amdahl(0.02, (1, 2, 4, 8)), scaling=scaling), 16)
     assert found.value == pytest.approx(100 / (0.02 + 0.98 / 16), rel=1e-6)
     assert found.model == "amdahl"
-    assert found.unit == "images/s" and found.metric == "throughput"
+    assert (found.ladder.unit, found.ladder.metric) == ("images/s", "throughput")
     assert found.low < found.value < found.high
 
 

@@ -23,6 +23,8 @@ from lockstep.ranks import process_group
 from lockstep.report.load.reading import load
 from lockstep.report.tracker import sending
 from lockstep.trainer import plan, trainer
+from lockstep.report.tracker.runs import read_runs
+from lockstep.trainer import epochs, plan, trainer
 from lockstep.trainer import training_cli as cli
 from lockstep.trainer.plan import Batch, TrainConfig, epoch_steps
 from lockstep.trainer.trainer import Trainer
@@ -273,7 +275,7 @@ def test_a_longer_run_goes_on_where_a_shorter_one_came_to(tmp_path):
     assert len(row.training.rows) == 4
     assert run_command(tmp_path, train_command("--max-steps 1 --name other")).returncode == 0
     assert len(load([tmp_path / "results"]).rows) == 2  # a folder of trainings
-    runs = sending.found(tmp_path / "results").runs
+    runs = read_runs(tmp_path / "results").runs
     assert {run.kind for run in runs} == {"campaign", "launch", "training"}
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lockstep.report.check.checker import check, errors
 from lockstep.report.columns import table
-from lockstep.report.compare import compare_wording
+from lockstep.report.compare import outcome
 from lockstep.report.compare.comparison import compare
 from lockstep.report.compare.comparison import document as compared
 from lockstep.report.compute import learning
@@ -238,7 +238,7 @@ def test_a_comparison_of_runs_has_times_and_the_difference_in_accuracy(tmp_path)
     accuracy = one["quantities"]["validation_accuracy"]
     assert accuracy["difference"] == pytest.approx(0.1)
     assert 0 < accuracy["low"] < 0.1 < accuracy["high"]
-    assert "to 80 %" in "\n".join(compare_wording.text(made, ("a", "b"), compare_wording.Form()))
+    assert "to 80 %" in "\n".join(outcome.text(made, ("a", "b"), outcome.Form()))
 
 
 @pytest.mark.parametrize("name", ["epochs", "final", "step_losses", "lr_rule"])

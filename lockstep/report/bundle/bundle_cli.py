@@ -54,10 +54,10 @@ def bundle(
         raise ValueError(f"{target} is there already; choose --to or pass --force")
     name = target.name.removesuffix(ENDING)
     with TemporaryDirectory(prefix="lockstep-bundle-") as stage:
-        files = _staged(source, Path(stage), name, point, licence)
+        files = _stage(source, Path(stage), name, point, licence)
         size = opening.write_archive(target, name, files)
         if point and size > describing.LARGEST_BYTES:
-            files = _staged(source, Path(stage, "less"), name, point, licence, less=True)
+            files = _stage(source, Path(stage, "less"), name, point, licence, is_whole=False)
             size = opening.write_archive(target, name, files)
     if point and size > describing.LARGEST_BYTES:
         target.unlink()
@@ -68,14 +68,19 @@ def bundle(
     click.echo(f"next: lockstep report {shlex.quote(click.format_filename(target))}")
 
 
-def _staged(
-    source: Path, stage: Path, name: str, point: str | None, licence: str | None, less: bool = False
-) -> "dict[str, Source]":
+def _stage(
+    source: Path, stage: Path, name: str, point: str | None, licence: str | None,
+    *, is_whole: bool = True,
+) -> "dict[str, Source]":  # fmt: skip
     """Return a bundle's files by their paths in it."""
+    from contextlib import chdir, redirect_stderr, redirect_stdout
+    from io import StringIO
+
     from lockstep.report.bundle import describing
     from lockstep.report.bundle.opening import DATA, PAGE
     from lockstep.report.compute.scaling import series_of
     from lockstep.report.load.reading import gather
+    from lockstep.report.report_cli import report
 
     stage.mkdir(exist_ok=True)
     data, results, rows = stage / DATA, gather([source]), None
@@ -83,37 +88,19 @@ def _staged(
         data.symlink_to(source)
     else:
         rows = describing.find(results, point)
-        chosen = rows[:1] if less else rows
-        describing.write(describing.documents(results, chosen, whole=not less), data)
+        describing.cut_out(results, rows if is_whole else rows[:1], data, is_whole=is_whole)
         results = gather([data])
         rows = [row for row in results.rows if row.case == rows[0].case]
-    described = describing.Described(name, results, series_of(results.split()[0]), rows)
-    files: dict[str, Source] = {f"{DATA}/{inside}": path for inside, path in _inside(data).items()}
-    files[PAGE] = _page(stage)
-    files |= describing.texts(described)
-    files["ro-crate-metadata.json"] = describing.crate(described, files, licence)
-    return files
-
-
-def _inside(folder: Path) -> dict[str, Path]:
-    """Return the files of a folder by their paths in it, without links and what is left out."""
-    found = {}
-    for root, _, names in os.walk(folder):
-        for name in names:
-            path = Path(root, name)
-            if path.is_file() and not path.is_symlink() and not name.startswith("."):
-                found[path.relative_to(folder).as_posix()] = path
-    return {name: path for name, path in found.items() if not name.endswith(LEFT_OUT)}
-
-
-def _page(stage: Path) -> bytes:
-    """Return the page as `lockstep report` makes it in an opened bundle's folder."""
-    from contextlib import chdir, redirect_stderr, redirect_stdout
-    from io import StringIO
-
-    from lockstep.report.bundle.opening import DATA, PAGE
-    from lockstep.report.report_cli import report
-
+    files: dict[str, Source] = {}
+    for root, _, names in os.walk(data):
+        for each in names:
+            path = Path(root, each)
+            is_own = path.is_file() and not path.is_symlink()
+            if is_own and not each.startswith(".") and not each.endswith(LEFT_OUT):
+                files[f"{DATA}/{path.relative_to(data).as_posix()}"] = path
+    # The page as `lockstep report` makes it in an opened bundle's folder.
     with chdir(stage), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         report.main([DATA, "--output", PAGE], prog_name="lockstep report", standalone_mode=False)
-    return (stage / PAGE).read_bytes()
+    files[PAGE] = (stage / PAGE).read_bytes()
+    series = series_of(results.split()[0])
+    return {**files, **describing.describe(name, results, series, rows, files, licence)}

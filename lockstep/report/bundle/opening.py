@@ -1,9 +1,7 @@
-"""Opening a bundle, which comes from strangers: bounded, and nothing outside its folder.
+"""The archive of a bundle: one tar.gz with checksums. The same files give the same bytes.
 
-Only files and folders of plain relative names are taken, up to a number and a size in all; links,
-devices and sparse files are refused, and so is every file whose checksum is not the one listed.
-
-One tar.gz with checksums: the same files give the same bytes.
+It comes from strangers: only files and folders inside its own folder are unpacked, up to a number
+and a size in all, and every file must have the checksum that is listed.
 """
 
 import functools
@@ -13,18 +11,24 @@ import io
 import os
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, chdir, contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from lockstep.core.formats import one_line
 
 SUMS = "SHA256SUMS"
-BLOCK = 2**20
+# Where a bundle has the results, and what a page of it is called.
+DATA = "data"
+PAGE = "report.html"
+ENDINGS = (".tar.gz", ".tgz")
+MAX_FILES = 100_000
+MAX_BYTES = 4 * 2**30
 # Of a file in an archive: what it holds, or where that lies.
 Source = bytes | Path
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def digest(source: Source) -> str:
@@ -52,44 +56,20 @@ def write_archive(path: Path, name: str, files: Mapping[str, Source]) -> int:
             gzip.GzipFile(fileobj=file, mode="wb", filename="", mtime=0) as stream,
             tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar,
         ):
-            for inside in sorted(held):
-                _add(tar, f"{name}/{inside}", held[inside])
+            for inside, source in sorted(held.items()):
+                info = tarfile.TarInfo(f"{name}/{inside}")
+                info.mode = 0o644
+                if isinstance(source, bytes):
+                    info.size = len(source)
+                    tar.addfile(info, io.BytesIO(source))
+                    continue
+                info.size = source.stat().st_size
+                with source.open("rb") as content:
+                    tar.addfile(info, content)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
     return path.stat().st_size
-
-
-def _add(tar: tarfile.TarFile, name: str, source: Source) -> None:
-    info = tarfile.TarInfo(name)
-    info.mode = 0o644
-    if isinstance(source, bytes):
-        info.size = len(source)
-        tar.addfile(info, io.BytesIO(source))
-        return
-    with source.open("rb") as file:
-        info.size = source.stat().st_size
-        tar.addfile(info, file)
-
-
-ENDINGS = (".tar.gz", ".tgz")
-MAX_FILES = 100_000
-MAX_BYTES = 4 * 2**30
-MAX_NAME = 400
-# Between the contents of two files; a header may claim any length, and tarfile reads all of it.
-MAX_HEADER = 2**16
-# tarfile reads so much ahead.
-AHEAD = 20 * tarfile.BLOCKSIZE
-# Where a bundle has the results, and what a page of it is called.
-DATA = "data"
-PAGE = "report.html"
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-def is_bundle(path: Path) -> bool:
-    """Return whether a path names an archive."""
-    return path.name.endswith(ENDINGS) and path.is_file()
 
 
 def of_bundles(name: str | None = None) -> Callable[[Command], Command]:
@@ -106,62 +86,45 @@ def of_bundles(name: str | None = None) -> Callable[[Command], Command]:
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
         def opened_first(*args: Any, **given: Any) -> Any:
-            archives = list(dict.fromkeys(filter(is_bundle, _paths(given))))
+            flat = [v for value in given.values() for v in (value if isinstance(value, tuple)
+                    else (value,)) if isinstance(v, Path)]  # fmt: skip
+            archives = [path for path in flat if path.name.endswith(ENDINGS) and path.is_file()]
+            archives = list(dict.fromkeys(archives))
             if not archives:
                 return command(*args, **given)
-            here = Path.cwd()
-            with _placed(archives, name) as links:
-                there = {key: _moved(key, value, here, links) for key, value in given.items()}
-                return command(*args, **there | _beside(given, here / archives[0]))
+            here, links = Path.cwd(), dict[Path, Path]()
+
+            def moved(key: str, value: Any) -> Any:
+                if isinstance(value, tuple):
+                    return tuple(moved(key, each) for each in value)
+                if isinstance(value, Path):
+                    return links.get(value, here / value)
+                # Options that take a built-in name, or a file.
+                is_file = key in ("work", "targets") and str(value).endswith(".toml")
+                return str(here / value) if is_file else value
+
+            with TemporaryDirectory(prefix="lockstep-bundles-") as place, ExitStack() as stack:
+                for number, archive in enumerate(archives):
+                    folder = stack.enter_context(opened(archive))
+                    lone = name if len(archives) == 1 else None
+                    # Two archives of one name lie apart.
+                    links[archive] = Path(str(number) if number else "", lone or archive.name)
+                    link = Path(place, links[archive])
+                    link.parent.mkdir(exist_ok=True)
+                    link.symlink_to(folder / DATA)
+                stack.enter_context(chdir(place))
+                there = {key: moved(key, value) for key, value in given.items()}
+                first = here / archives[0]
+                if "output" in given and given["output"] is None:
+                    there["output"] = first.with_name(PAGE)
+                if given.get("proposal") and given["to"] is None:
+                    stem = first.name.partition(".")[0]
+                    there["to"] = first.with_name(f"{stem}-{given['proposal']}")
+                return command(*args, **there)
 
         return opened_first  # type: ignore[return-value]
 
     return decorate
-
-
-@contextmanager
-def _placed(archives: Sequence[Path], name: str | None) -> Iterator[dict[Path, Path]]:
-    """Go to a folder in which each bundle's results have a link, and yield the links."""
-    links = {}
-    with TemporaryDirectory(prefix="lockstep-bundles-") as place, ExitStack() as stack:
-        for number, archive in enumerate(archives):
-            folder = stack.enter_context(opened(archive))
-            lone = name if len(archives) == 1 else None
-            # Two archives of one name lie apart.
-            links[archive] = Path(str(number) if number else "", lone or archive.name)
-            link = Path(place, links[archive])
-            link.parent.mkdir(exist_ok=True)
-            link.symlink_to(folder / DATA)
-        stack.enter_context(chdir(place))
-        yield links
-
-
-def _paths(given: Mapping[str, Any]) -> Iterator[Path]:
-    for value in given.values():
-        yield from (one for one in (value if isinstance(value, tuple) else (value,))
-                    if isinstance(one, Path))  # fmt: skip
-
-
-def _moved(key: str, value: Any, here: Path, links: Mapping[Path, Path]) -> Any:
-    """Return what an argument is called in another folder; a bundle has a link there."""
-    if isinstance(value, tuple):
-        return tuple(_moved(key, one, here, links) for one in value)
-    if isinstance(value, Path):
-        return links.get(value, here / value)
-    # Options that take a built-in name, or a file.
-    is_file = key in ("work", "targets") and str(value).endswith(".toml")
-    return str(here / value) if is_file else value
-
-
-def _beside(given: Mapping[str, Any], archive: Path) -> dict[str, Path]:
-    """Return where a page and a pack go by default."""
-    found = {}
-    if "output" in given and given["output"] is None:
-        found["output"] = archive.with_name(PAGE)
-    if given.get("proposal") and given["to"] is None:
-        stem = archive.name.partition(".")[0]
-        found["to"] = archive.with_name(f"{stem}-{given['proposal']}")
-    return found
 
 
 @contextmanager
@@ -172,88 +135,38 @@ def opened(archive: Path) -> Iterator[Path]:
         ValueError: It is no bundle, holds what no bundle has, or is damaged.
     """
     with TemporaryDirectory(prefix="lockstep-bundle-") as name:
-        folder = Path(name)
         try:
-            top = _unpack(archive, folder)
-        except (tarfile.TarError, EOFError, RecursionError, zlib.error, gzip.BadGzipFile) as error:
+            _unpack(archive, Path(name))
+        except (tarfile.TarError, EOFError, RecursionError, OSError, zlib.error) as error:
+            text = one_line(str(error))[:200]
+            raise ValueError(f"{archive}: no bundle, or cut short: {text}") from None
+        tops = list(Path(name).iterdir())
+        if len(tops) != 1 or not (tops[0] / SUMS).is_file():
             raise ValueError(
-                f"{archive}: no bundle, or cut short: {one_line(str(error))}"
-            ) from None
-        _verify(archive, folder / top)
-        yield folder / top
+                f"{archive}: no bundle: its files are not in one folder with {SUMS}; lockstep "
+                "bundle makes one"
+            )
+        _verify(archive, tops[0])
+        yield tops[0]
 
 
-class _Bounded:
-    """A stream that ends with an error where a header is longer than any bundle has."""
-
-    def __init__(self, stream: gzip.GzipFile, archive: Path) -> None:
-        self.left = MAX_HEADER + AHEAD
-        self._stream, self._archive = stream, archive
-
-    def read(self, size: int) -> bytes:
-        """Return up to so many bytes.
-
-        Raises:
-            ValueError: More than `left` were read.
-        """
-        block = self._stream.read(size)
-        self.left -= len(block)
-        if self.left < 0:
-            raise ValueError(f"{self._archive}: a header longer than {MAX_HEADER} bytes")
-        return block
-
-
-def _unpack(archive: Path, folder: Path) -> str:
-    """Unpack what is allowed and return the one folder that all of it is in."""
-    tops, count, total = set[str](), 0, 0
-    with (
-        gzip.open(archive) as packed,
-        tarfile.open(
-            fileobj=(bounded := _Bounded(packed, archive)),
-            mode="r|",  # type: ignore[call-overload]
-        ) as tar,
-    ):
+def _unpack(archive: Path, folder: Path) -> None:
+    names = set[str]()
+    total = 0
+    with tarfile.open(archive, "r|gz") as tar:
         for member in tar:
-            bounded.left = member.size + MAX_HEADER + AHEAD
-            count, total = count + 1, total + member.size
-            if count > MAX_FILES or total > MAX_BYTES:
+            total += member.size
+            if len(names) >= MAX_FILES or total > MAX_BYTES:
                 raise ValueError(
                     f"{archive}: more than {MAX_FILES} files or {MAX_BYTES // 2**30} GiB; unpack "
                     "it yourself, if you trust it"
                 )
-            parts = _parts(archive, member)
-            tops.add(parts[0])
-            if len(tops) > 1:
-                raise ValueError(f"{archive}: no bundle: its files are not in one folder")
-            if member.isreg():
-                _copy(tar.extractfile(member), folder.joinpath(*parts))
-    if not tops or not (folder / min(tops) / SUMS).is_file():
-        raise ValueError(f"{archive}: no bundle: it holds no {SUMS}; lockstep bundle makes one")
-    return tops.pop()
-
-
-def _parts(archive: Path, member: tarfile.TarInfo) -> tuple[str, ...]:
-    """Return the parts of a member's name, or refuse it."""
-    parts = PurePosixPath(member.name).parts
-    plain = member.isreg() or member.isdir()
-    strange = not parts or member.name.startswith("/") or ".." in parts or "\0" in member.name
-    if not plain or member.issparse() or strange or len(member.name) > MAX_NAME:
-        shown = one_line(member.name[:80])
-        raise ValueError(f"{archive}: {shown!r} is no file that a bundle may hold")
-    return parts
-
-
-def _copy(source: IO[bytes] | None, path: Path) -> None:
-    assert source is not None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("xb") as file:
-            while block := source.read(BLOCK):
-                file.write(block)
-    except OSError as error:
-        if error.errno is None or isinstance(error, gzip.BadGzipFile):
-            raise
-        raise ValueError(f"{one_line(path.name)} of the bundle: {error.strerror}") from None
+            is_plain = (member.isreg() and not member.issparse()) or member.isdir()
+            if not is_plain or member.name in names or member.name.startswith("/"):
+                shown = one_line(member.name[:80])
+                raise ValueError(f"{archive}: {shown!r} is no file that a bundle may hold")
+            names.add(member.name)
+            tar.extract(member, folder, filter="data")
 
 
 def _verify(archive: Path, folder: Path) -> None:

@@ -2,18 +2,12 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
 from lockstep.report.bundle import opening
-
-if TYPE_CHECKING:
-    from lockstep.report.check.checker import Finding
-    from lockstep.report.compare.judging import Comparison
-    from lockstep.report.load.results import Results
 
 EXAMPLES = """
 \b
@@ -40,7 +34,7 @@ be enough. A verdict is a look at the launches that there are, recorded in looks
 results: looks at more launches share what one look may claim wrongly.
 Exit code: 0 nothing is slower, 1 some point is slower or blocked, 2 the sides cannot be compared.
 """
-# Keys of pairing.MUST_AGREE, here so that --help needs no numpy; a test compares them.
+# Keys of comparison.MUST_AGREE, here so that --help needs no numpy; a test compares them.
 ALLOWABLE = ("workload", "scaling", "precision", "batch", "unit", "origin", "layout", "device",
              "training")  # fmt: skip
 
@@ -86,109 +80,47 @@ def compare(
     """
     from lockstep.report import looks
     from lockstep.report.check import checker
-    from lockstep.report.compare import comparison
+    from lockstep.report.compare import comparison, outcome
     from lockstep.report.compare.compared_page import page as compared_page
+    from lockstep.report.load.reading import load
+    from lockstep.report.load.results import Results
+    from lockstep.report.page import export_options, render
 
-    _refuse(page, as_markdown and as_json, force)
+    if as_markdown and as_json:
+        raise ValueError("--markdown and --json both want stdout; choose one")
+    if page is not None and page.suffix != ".html":
+        raise ValueError(f"--html {page} is no name of a page; give one that ends in .html")
+    if page is not None:
+        render.refuse_foreign(page, force, "--html", render.COMPARED)
     paths = (a, b, *others)
-    campaigns = _load(paths)
-    redacted = _redactor(campaigns, redact)
+    base, *rest = (load([path]) for path in paths)
+    campaigns = [base, *(comparison.renamed(base, results) for results in rest)]
+    both = Results(
+        launches=[launch for results in campaigns for launch in results.launches],
+        rows=[row for results in campaigns for row in results.rows],
+    )
+    redacted = export_options.redactor(both, {"redact": redact})
     findings = [checker.check(results) for results in campaigns]
-    names = _names(paths, redact)
+    # Where paths are left out, each side is called by the last part of its path.
+    names = [Path(os.path.abspath(p)).name if redact else str(p) for p in paths]  # noqa: PTH100
     history = looks.history("compare", paths)
     comparisons = comparison.compare_all(campaigns, names, margin, allowed, findings, history)
-    for one in comparisons:
-        one.look = history.record(one.look) if one.has_interval else one.look
-    for one in comparisons:  # before a long one is cut, in the middle of a name
-        one.environment = redacted(one.environment)
-    _say_problems(campaigns, findings)
-    for line in _lines(comparisons, names, as_markdown, as_json, redacted):
-        click.echo(line)
-    if page is not None:
-        command = _command(names, margin, allowed)
-        drawn = compared_page(comparisons, names, campaigns, findings, command)
-        _write(redacted(drawn), page, is_beside=as_json or as_markdown)
-    return 1 if any(one.slower or one.blocked for one in comparisons) else 0
-
-
-def _refuse(page: Path | None, both: bool, force: bool) -> None:
-    """Refuse two forms on stdout, and a page whose name may be that of results or others."""
-    from lockstep.report.page import render
-
-    if both:
-        raise ValueError("--markdown and --json both want stdout; choose one")
-    if page is None:
-        return
-    if page.suffix != ".html":
-        raise ValueError(f"--html {page} is no name of a page; give one that ends in .html")
-    render.refuse_foreign(page, force, "--html", render.COMPARED)
-
-
-def _load(paths: Sequence[Path]) -> "list[Results]":
-    """Return the campaigns, the cases of all by the names that the first gives them."""
-    from lockstep.report.compare import comparison
-    from lockstep.report.load.reading import load
-
-    first, *rest = (load([path]) for path in paths)
-    return [first, *(comparison.renamed(first, results) for results in rest)]
-
-
-def _say_problems(campaigns: "Sequence[Results]", findings: "Sequence[list[Finding]]") -> None:
-    """Say what of each side could not be read, and which errors check finds in it."""
-    from lockstep.report.check import checker
-    from lockstep.report.compare.comparison import LETTERS
-
-    for letter, campaign, of_side in zip(LETTERS, campaigns, findings, strict=False):
+    for made in comparisons:
+        made.look = history.record(made.look) if made.has_interval else made.look
+        made.environment = redacted(made.environment)  # before a name is cut in its middle
+    for letter, campaign, of_side in zip(comparison.LETTERS, campaigns, findings, strict=False):
         checker.say_unread(campaign)
         checker.say_errors(of_side, f"{letter}: ")
-
-
-def _write(page: dict[str, Any], target: Path, *, is_beside: bool) -> None:
-    """Write the page and say where; on standard error where it is beside what another reads."""
-    from lockstep.report.page import render
-
-    render.write(page, target, render.COMPARED)
-    click.echo(f"page: {click.format_filename(target)}", err=is_beside)
-
-
-def _lines(
-    comparisons: "list[Comparison]",
-    names: Sequence[str],
-    as_markdown: bool,
-    as_json: bool,
-    redacted: Callable[[Any], Any],
-) -> list[str]:
-    """Return what is printed: text, Markdown or JSON."""
-    from lockstep.report.compare import compare_wording, comparison
-
     if as_json:
         document = redacted(comparison.document_of_all(comparisons, names))
-        return [json.dumps(document, indent=1, allow_nan=False)]
-    return compare_wording.several(comparisons, names, compare_wording.Form(as_markdown, redacted))
-
-
-def _names(paths: Sequence[Path], is_redacted: bool) -> list[str]:
-    """Return what each side is called: its path, or where paths are left out its last part."""
-    if is_redacted:
-        return [Path(os.path.abspath(path)).name for path in paths]  # noqa: PTH100
-    return [str(path) for path in paths]
-
-
-def _command(names: Sequence[str], margin: float, allowed: Sequence[str]) -> str:
-    """Return the command line that makes this comparison again."""
-    import shlex
-
-    chosen = [word for name in allowed for word in ("--allow", name)]
-    return shlex.join(["lockstep", "compare", *names, "--margin", f"{margin:g}", *chosen])
-
-
-def _redactor(campaigns: "Sequence[Results]", is_on: bool) -> Callable[[Any], Any]:
-    """Return what takes the names of all campaigns out of plain data; if not on, nothing."""
-    from lockstep.report.load.redaction import Redactor
-    from lockstep.report.load.results import Results
-
-    if not is_on:
-        return lambda data: data
-    launches = [launch for results in campaigns for launch in results.launches]
-    rows = [row for results in campaigns for row in results.rows]
-    return Redactor(Results(launches=launches, rows=rows))
+        click.echo(json.dumps(document, indent=1, allow_nan=False))
+    else:
+        for line in outcome.several(comparisons, names, outcome.Form(as_markdown, redacted)):
+            click.echo(line)
+    if page is not None:
+        chosen = [word for name in allowed for word in ("--allow", name)]
+        command = ["lockstep", "compare", *names, "--margin", f"{margin:g}", *chosen]
+        drawn = compared_page(comparisons, names, campaigns, findings, shlex.join(command))
+        render.write(redacted(drawn), page, render.COMPARED)
+        click.echo(f"page: {click.format_filename(page)}", err=as_json or as_markdown)
+    return 1 if any(made.is_bad for made in comparisons) else 0

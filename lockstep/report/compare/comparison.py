@@ -3,31 +3,257 @@
 A point is a case at one world size on one layout; its ratio is the median of B's rates over that of
 A's, one rate per launch, so a ratio above 1 means that B is faster. The interval is of geometric
 means, over launches or, where a side has several, over Slurm jobs. `judging` has the rule.
+
+A case's name holds its factors, so results that differ in precision or batch share no name. Points
+of one name are paired first. Where `--allow` lets a factor differ, the others are paired by the
+rest of their identity: the test, the remaining factors and the world size. A pair is made only
+where one point of each side has that identity; points of which a side has several are ambiguous.
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from itertools import product
+from statistics import fmean, median
+from typing import Any, NamedTuple
 
 from lockstep.core import flags, formats, record
+from lockstep.core.flags import Flag
+from lockstep.core.record import DDP_SETTINGS, LOADER_SETTINGS
 from lockstep.report import looks
-from lockstep.report.check.checker import Finding, blocked_by
-from lockstep.report.compare import compare_wording, pairing
-from lockstep.report.compare.judging import (
-    BLOCKED,
-    MARGIN,
-    UNKNOWN,
-    Comparison,
-    Judged,
-    judge,
-    other_quantities,
+from lockstep.report.check.checker import NOT_OF_SPEED, OF_SPEED, Finding, blocked_by
+from lockstep.report.compare.judging import BLOCKED, MARGIN, SLOWER, UNKNOWN, Judged, judge
+from lockstep.report.compute import learning, quantities, replicates
+from lockstep.report.compute.replicates import independent
+from lockstep.report.compute.scaling import label
+from lockstep.report.compute.statistics import (
+    CONFIDENCE,
+    median_rate,
+    ratio_interval,
+    t_quantile,
+    welch,
 )
-from lockstep.report.compare.pairing import MUST_AGREE, Key, Pair
-from lockstep.report.compute import replicates
-from lockstep.report.compute.statistics import CONFIDENCE
-from lockstep.report.load.results import Launch, Results, Row
+from lockstep.report.load import layout
+from lockstep.report.load.layout import Layout
+from lockstep.report.load.results import Launch, Results, Row, largest
+from lockstep.report.load.training_runs import FACTORS
 
 LETTERS = "ABCDEF"
+# Factors of training runs that --allow lets differ under another name than `training`.
+NOT_OF_TRAINING = ("workload", "data", "precision", "global_batch", "local_batch")
+# What makes points incomparable, by the name under which `--allow` lets it differ.
+MUST_AGREE = {
+    "workload": ("study", "workload"),
+    "scaling": ("scaling",),
+    "precision": ("precision",),
+    "batch": ("local_batch", "global_batch", "samples_per_step"),
+    "unit": ("sample_unit", "metric"),
+    "origin": ("origin",),
+    "layout": ("num_nodes", "ranks_per_node"),
+    "device": ("device_names", "device"),
+    "training": tuple(name for name in FACTORS if name not in NOT_OF_TRAINING),
+}
+# Named first of what differs between the sides; the rest of the provenance follows.
+FIRST_FACTS = ("precision", "image_sha256", "driver", "cuda", "nccl", "torch", "device_names",
+    "project_commit", "project_dirty", "git_commit")  # fmt: skip
+# Facts of one launch alone, or that another fact says better.
+OWN_FACTS = {"ranks", "command", "hostname", "slurm", "environment", "image_path"}
+
+
+class Key(NamedTuple):
+    """What one side calls a point."""
+
+    case: str
+    world_size: int
+    layout: Layout = Layout()
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (f"{self.case} at {self.world_size}", self.layout.text)))
+
+
+Points = Mapping[Key, list[Row]]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A point that both sides hold.
+
+    Attributes:
+        a: Rows of A, one per launch.
+        b: Rows of B, whose case may have another name where a factor may differ.
+    """
+
+    case: str
+    world_size: int
+    a: list[Row]
+    b: list[Row]
+
+    @property
+    def rates(self) -> tuple[list[float], list[float]]:
+        """Work per second of each launch of A and of B."""
+        return [row.rate for row in self.a], [row.rate for row in self.b]
+
+    @property
+    def ratio(self) -> float:
+        """Median rate of B over that of A, as the points of a report are medians."""
+        a, b = map(median_rate, self.rates)
+        return b / a
+
+    @property
+    def peak_memory_bytes(self) -> tuple[int | None, int | None]:
+        """Peak memory of A and of B, of the rank that needs most."""
+        return largest(self.a, "peak_memory_bytes"), largest(self.b, "peak_memory_bytes")
+
+    @property
+    def memory_ratio(self) -> float | None:
+        """Peak memory of B over that of A; None where a side does not know it.
+
+        None also where one side alone knows what PyTorch reserved, as GPUs do: a CPU's peak is of
+        the process, a GPU's of tensors.
+        """
+        a, b = self.peak_memory_bytes
+        on_gpu = {bool(largest(side, "peak_reserved_bytes")) for side in (self.a, self.b)}
+        return b / a if a and b and len(on_gpu) == 1 else None
+
+    @property
+    def changed(self) -> dict[str, tuple[Any, Any]]:
+        """Factors that differ, with the values of A and of B, and the nodes where they do."""
+        a, b = self.a[0], self.b[0]
+        values = {
+            name: (a.factors[name], value) for name, value in b.factors.items()
+            if name in a.factors and str(a.factors[name]) != str(value)
+        }  # fmt: skip
+        if b.num_nodes not in (None, a.num_nodes):
+            values["num_nodes"] = a.num_nodes, b.num_nodes
+        return values
+
+    @property
+    def name(self) -> str:
+        """The study and what varies, for a reader; of a factor that differs, A's value."""
+        row = self.a[0]
+        return f"{row.study if row.origin == 'measured' else f'[{row.origin}]'} {label(row)}"
+
+    @property
+    def case_label(self) -> str:
+        """What varies, without what differs between A and B."""
+        parts = label(self.a[0]).split(", ")
+        changed = tuple(f"{name}=" for name in self.changed)
+        return ", ".join(part for part in parts if not part.startswith(changed)) or parts[0]
+
+    @property
+    def label(self) -> str:
+        """Its name, and B's value of each factor that differs."""
+        values = [
+            formats.counted(b, "node") if name == "num_nodes" else f"{name}={b}"
+            for name, (_, b) in self.changed.items()
+        ]
+        return f"{self.name} (B: {', '.join(values)})" if values else self.name
+
+    @property
+    def flags(self) -> list[tuple[str, Flag]]:
+        """Why a side's point is no evidence: (side, flag)."""
+        sides = (("A", self.a), ("B", self.b))
+        return list(
+            dict.fromkeys((s, flag) for s, rows in sides for row in rows for flag in row.flags)
+        )
+
+
+@dataclass(frozen=True)
+class Ambiguous:
+    """Points that are alike but for what may differ, several on a side."""
+
+    world_size: int
+    a: list[str]
+    b: list[str]
+
+
+# Kind of a caution -> in short.
+CAUTIONS = {
+    "copies": "both sides hold the same launches",
+    "not-in-turn": "not measured in turn",
+    "one-job": "repeats of one job alone",
+}
+
+
+@dataclass(frozen=True)
+class Caution:
+    """What makes a difference between the sides doubtful.
+
+    Attributes:
+        kind: One of `CAUTIONS`; of "one-job", the launches of a side's point ran in one Slurm job.
+    """
+
+    kind: str
+    values: Mapping[str, Any]
+
+    def sentence(self, sides: tuple[str, str] = ("A", "B")) -> str:
+        """Return the caution in words; `sides` are what A and B are called."""
+        (a, b), values = sides, self.values
+        names = dict(zip("AB", sides, strict=True))
+        if self.kind == "copies":
+            verb = "is" if values["count"] == 1 else "are"
+            return (
+                f"{formats.counted(values['count'], 'launch')} of {a} {verb} in {b} too: what both "
+                f"sides share says nothing about a difference; measure {b} again"
+            )
+        if self.kind == "one-job":
+            return (
+                f"the launches of {formats.counted(values['count'], 'point')} of "
+                f"{names[values['side']]} ran in one job each: a difference may be that of the "
+                "nodes; repeat in several jobs, or say is_machine = true under [jobs] of both "
+                "campaigns where these nodes are meant"
+            )
+        share = values["share"]
+        return (
+            f"{share} launches of {names[values['first']]} were made before {share} of "
+            f"{names[values['last']]}, so a drift of the machine would look like a difference; "
+            f"measure them in turn, {a} {b} {b} {a}, to rule it out"
+        )
+
+
+@dataclass
+class Comparison:
+    """Two sets of results side by side.
+
+    Attributes:
+        points: The common points, each with what the rule says of it.
+        error: Error rate at which the intervals are drawn; their level is 1 - error.
+        environment: Fact -> values of A and of B, where they differ.
+        ambiguous: Points that could be paired in more than one way, and were not.
+        allowing: What `--allow` would pair beyond these points: its key -> number of points.
+        sides: What A and B are called in texts; beside a third one, B may be C.
+        comparisons: How many are made with one base, each at its share of the false claims.
+        look: Which look at these launches this is, and what it may claim.
+    """
+
+    margin: float
+    points: list[tuple[Pair, Judged]]
+    error: float
+    environment: dict[str, tuple[list[Any], list[Any]]] = field(default_factory=dict)
+    same_facts: list[str] = field(default_factory=list)
+    cautions: list[Caution] = field(default_factory=list)
+    only_in_a: list[Key] = field(default_factory=list)
+    only_in_b: list[Key] = field(default_factory=list)
+    ambiguous: list[Ambiguous] = field(default_factory=list)
+    allowing: dict[str, int] = field(default_factory=dict)
+    sides: tuple[str, str] = ("A", "B")
+    comparisons: int = 1
+    look: looks.Look = field(default_factory=lambda: looks.UNRECORDED.look((), ()))
+
+    @property
+    def next_error(self) -> float:
+        """Error rate at which the next look would judge more launches."""
+        return self.error * self.look.next_share / self.look.share
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether some point was judged, so that this was a look."""
+        return any(judged.interval for _, judged in self.points)
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether B is slower at some point, or errors of the check forbid a verdict there."""
+        return any(judged.verdict in (SLOWER, BLOCKED) for _, judged in self.points)
 
 
 def compare(
@@ -48,32 +274,46 @@ def compare(
         ValueError: The sides have no point in common, or differ in what makes them incomparable.
     """
     b = renamed(a, b)
-    sides = pairing.points(a.rows, b.rows)
-    keys, ambiguous = pairing.matched(*sides, allowed)
+    sides = _points(a.rows, b.rows)
+    keys, ambiguous = _match(*sides, allowed)
+    allowing = {
+        name: more for name in MUST_AGREE
+        if (more := len(_match(*sides, {*allowed, name})[0]) - len(keys)) > 0
+    }  # fmt: skip
+    if not keys and ambiguous:
+        raise ValueError(f"A and B have no pair: {ambiguity(ambiguous)}")
     if not keys:
-        raise ValueError(pairing.nothing_common(*sides, allowed))
+        held = [formats.listed(map(str, side), 3) or "nothing" for side in sides]
+        hints = [f"pass --allow {name}" for name in allowing]
+        todo = " or ".join([*hints, "measure the same cases at the same world sizes"])
+        raise ValueError(
+            f"A and B have no point in common: A holds {held[0]}; B holds {held[1]}; {todo}"
+        )
     pairs = [
         Pair(mine.case, mine.world_size, sides[0][mine], sides[1][theirs]) for mine, theirs in keys
     ]
-    for pair in pairs:
-        _refuse_difference(pair, _facts_of(pair, a, b), allowed)
-    launches = _launches(a, [p.a for p in pairs]), _launches(b, [p.b for p in pairs])
-    _refuse_devices(launches, allowed)
     pairs.sort(key=lambda pair: pair.world_size)
     rows = [row for pair in pairs for row in pair.a], [row for pair in pairs for row in pair.b]
+    names = [{row.launch for row in side} for side in rows]
+    launches = (
+        [launch for launch in a.launches if launch.name in names[0]],
+        [launch for launch in b.launches if launch.name in names[1]],
+    )
+    _refuse_differences(pairs, a, b, launches, allowed)
     look = history.look(rows, (a, b))
-    judged = _judged_pairs(pairs, margin, findings, look.share / comparisons)
+    share = look.share / comparisons * (1 - CONFIDENCE)  # of all looks' and comparisons' claims
+    judged, error = _judge_pairs(pairs, margin, findings, share)
     if not (looks.is_machine(a) and looks.is_machine(b)):
-        judged = [(pair, _of_jobs(pair, one)) for pair, one in judged[0]], judged[1]
-    comparison = Comparison(margin, *judged, comparisons=comparisons, look=look)
-    comparison.environment, comparison.same_facts = pairing.environment(launches, rows)
-    comparison.cautions = pairing.cautions(launches, [(pair.a, pair.b) for pair in pairs])
-    comparison.ambiguous, comparison.allowing = ambiguous, pairing.allowing(*sides, allowed)
-    comparison.only_in_a, comparison.only_in_b = (
+        judged = [(pair, _leave_open_in_one_job(pair, one)) for pair, one in judged]
+    differing, same = environment(launches, rows)
+    only_in_a, only_in_b = (
         sorted((key for key in side if key not in paired), key=lambda key: key.world_size)
         for side, paired in zip(sides, map(set, zip(*keys, strict=True)), strict=True)
+    )
+    return Comparison(
+        margin, judged, error, differing, same, _cautions(launches, pairs), only_in_a, only_in_b,
+        ambiguous, allowing, comparisons=comparisons, look=look,
     )  # fmt: skip
-    return comparison
 
 
 def compare_all(
@@ -94,9 +334,9 @@ def compare_all(
     base, *others = campaigns
     made = []
     for number, other in enumerate(others, start=1):
-        found = findings[0], findings[number]
+        both = findings[0], findings[number]
         try:
-            comparison = compare(base, other, margin, allowed, found, len(others), history)
+            comparison = compare(base, other, margin, allowed, both, len(others), history)
         except ValueError as error:
             if len(others) == 1:
                 raise
@@ -105,48 +345,14 @@ def compare_all(
     return made
 
 
-def _judged_pairs(
-    pairs: Sequence[Pair],
-    margin: float,
-    findings: tuple[Sequence[Finding], Sequence[Finding]],
-    share: float,
-) -> tuple[list[tuple[Pair, Judged]], float]:
-    """Return each pair with what the rule says of it, and the family's error rate.
-
-    `share` is of the false claims that all looks and comparisons may make.
-    """
-    rules = [_blocked_by(pair, findings) for pair in pairs]
-    sound = [pair for pair, by in zip(pairs, rules, strict=True) if not by]
-    judged, error = judge([pair.units for pair in sound], margin, share * (1 - CONFIDENCE))
-    verdicts = iter(judged)
-    found = [
-        (pair, Judged(pair.ratio, None, BLOCKED, blocked_by=by) if by
-         else replace(next(verdicts), ratio=pair.ratio))
-        for pair, by in zip(pairs, rules, strict=True)
-    ]  # fmt: skip
-    return found, error
-
-
-def _of_jobs(pair: Pair, judged: Judged) -> Judged:
-    """Leave a point open where the repeats of a side share a job, which is not that of all."""
-    alone = any(map(replicates.in_one_job, (pair.a, pair.b)))
-    if judged.interval is None or not alone or replicates.in_one_job([*pair.a, *pair.b]):
-        return judged
-    return replace(judged, verdict=UNKNOWN, in_one_job=True)
-
-
-def _blocked_by(
-    pair: Pair, findings: tuple[Sequence[Finding], Sequence[Finding]]
-) -> tuple[str, ...]:
-    """Return the rules whose errors touch the results of either side."""
-    sides = zip(findings, (pair.a, pair.b), strict=True)
-    return tuple(dict.fromkeys(rule for side in sides for rule in blocked_by(*side)))
-
-
 def renamed(a: Results, b: Results) -> Results:
     """Return B; a lone table takes the name of A's lone table, since files name tables."""
     names = [{row.case for row in side.rows} for side in (a, b)]
-    if names[0] == names[1] or not all(map(_is_one_table, (a, b), names)):
+    is_table = all(
+        len(cases) == 1 and cases <= side.tables.keys()
+        for side, cases in zip((a, b), names, strict=True)
+    )
+    if names[0] == names[1] or not is_table:
         return b
     (to,), (own,) = names
     rows = [
@@ -156,68 +362,291 @@ def renamed(a: Results, b: Results) -> Results:
     return replace(b, rows=rows, tables={to: b.tables[own]})
 
 
-def _is_one_table(side: Results, cases: Collection[str]) -> bool:
-    return len(cases) == 1 and set(cases) <= side.tables.keys()
+def _points(a: Iterable[Row], b: Iterable[Row]) -> tuple[Points, Points]:
+    """Return the rows of each point of A and of B, by case, world size and layout.
+
+    What differs between launches of a point on one side separates the points of both; what is the
+    same on each side is what one compares for. A layout that a side does not know separates none.
+    """
+    sides: list[dict[tuple[str, int], list[Row]]] = [{}, {}]
+    for side, rows in zip(sides, (a, b), strict=True):
+        for row in rows:
+            side.setdefault((row.case, row.world_size), []).append(row)
+    made: tuple[dict[Key, list[Row]], dict[Key, list[Row]]] = ({}, {})
+    for points, side in zip(made, sides, strict=True):
+        for key, rows in side.items():
+            both = [each.get(key, []) for each in sides]
+            names = dict.fromkeys(name for each in both for name in layout.differing(each))
+            is_known = all(row.num_nodes for each in both for row in each)
+            for row in rows:
+                placed = layout.layout(row, names) if is_known else Layout()
+                points.setdefault(Key(*key, placed), []).append(row)
+    return made
 
 
-def _facts_of(pair: Pair, a: Results, b: Results) -> dict[str, tuple[set[Any], set[Any]]]:
-    """Return what must agree of a point: fact -> values of A and of B."""
-    found = {
-        name: ({getattr(row, name) for row in pair.a}, {getattr(row, name) for row in pair.b})
-        for names in MUST_AGREE.values()
-        for name in names
-        if name in Row.__slots__
-    }
-    metrics = [
-        {table.get("metric") for table in [side.tables.get(rows[0].case)] if table}
-        for side, rows in ((a, pair.a), (b, pair.b))
-    ]
-    return found | {"metric": (metrics[0], metrics[1])}
+def _match(
+    a: Points, b: Points, allowed: Collection[str]
+) -> tuple[list[tuple[Key, Key]], list[Ambiguous]]:
+    """Return the keys of A and B that belong together, in the order of A, and the ambiguous."""
+    pairs = {key: key for key in a if key in b}
+    ambiguous = []
+    left_out = {name for each in allowed for name in MUST_AGREE[each]}
+    groups: dict[tuple[Any, ...], tuple[list[Key], list[Key]]] = {}
+    for index, side in enumerate((a, b) if allowed else ()):
+        for key, rows in side.items():
+            factors = rows[0].factors
+            test = key.case.partition("[")[0] if factors else key.case
+            kept = frozenset((name, str(v)) for name, v in factors.items() if name not in left_out)
+            placed = None if "layout" in allowed else key.layout
+            groups.setdefault((test, key.world_size, kept, placed), ([], []))[index].append(key)
+    for identity, (mine, theirs) in groups.items():
+        rest = [key for key in mine if key not in b], [key for key in theirs if key not in a]
+        if len(mine) == len(theirs) == 1:
+            pairs[mine[0]] = theirs[0]
+        elif all(rest):
+            ambiguous.append(Ambiguous(identity[1], *([str(key) for key in side] for side in rest)))
+    return [(key, pairs[key]) for key in a if key in pairs], ambiguous
 
 
-def _refuse_difference(
-    pair: Pair, facts: Mapping[str, tuple[set[Any], set[Any]]], allowed: Collection[str]
+def ambiguity(points: Sequence[Ambiguous], sides: tuple[str, str] = ("A", "B")) -> str:
+    """Say which points of the sides could be paired in more than one way."""
+    return (
+        f"{formats.counted(len(points), 'point')} could be paired in several ways, such as "
+        f"{formats.listed(points[0].a, 3)} in {sides[0]} with {formats.listed(points[0].b, 3)} in "
+        f"{sides[1]}; give sides that hold one of each"
+    )
+
+
+def _refuse_differences(
+    pairs: Iterable[Pair],
+    a: Results,
+    b: Results,
+    launches: Sequence[Sequence[Launch]],
+    allowed: Collection[str],
 ) -> None:
-    for name, members in MUST_AGREE.items():
-        for fact in members if name not in allowed else ():
-            a, b = facts.get(fact, (set(), set()))
-            if a != b or len(a) > 1:
-                raise ValueError(
-                    f"{pair.case} at {pair.world_size} has {fact} {_shown(a)} in A and {_shown(b)} "
-                    f"in B, so its rates are not comparable; pass --allow {name} to compare all "
-                    "the same"
-                )
+    """Refuse pairs that differ in what makes their rates incomparable, and other devices."""
 
+    def listed(values: Collection[Any]) -> str:
+        texts = sorted("unknown" if value is None else str(value) for value in values)
+        return formats.listed(texts, 4) or "unknown"
 
-def _refuse_devices(launches: Sequence[Sequence[Launch]], allowed: Collection[str]) -> None:
-    a, b = (
+    for pair in pairs:
+        for allow, facts in MUST_AGREE.items():
+            for fact in facts if allow not in allowed else ():
+                if fact in Row.__slots__:
+                    mine, theirs = (
+                        {getattr(row, fact) for row in side} for side in (pair.a, pair.b)
+                    )
+                elif fact == "metric":
+                    tables = a.tables.get(pair.a[0].case), b.tables.get(pair.b[0].case)
+                    mine, theirs = ({table.get(fact)} if table else set() for table in tables)
+                else:
+                    continue
+                if mine != theirs or len(mine) > 1:
+                    raise ValueError(
+                        f"{pair.case} at {pair.world_size} has {fact} {listed(mine)} in A and "
+                        f"{listed(theirs)} in B, so its rates are not comparable; pass --allow "
+                        f"{allow} to compare all the same"
+                    )
+    devices = [
         {
             ", ".join(map(str, launch.provenance.get("device_names") or ["unknown devices"]))
             for launch in side
         }
         for side in launches
-    )
-    if "device" not in allowed and a != b and a and b:
+    ]
+    if "device" not in allowed and devices[0] != devices[1] and all(devices):
         raise ValueError(
-            f"A was measured on {_shown(a)} and B on {_shown(b)}, so a difference would be the "
-            "devices' own; pass --allow device to compare all the same"
+            f"A was measured on {listed(devices[0])} and B on {listed(devices[1])}, so a "
+            "difference would be the devices' own; pass --allow device to compare all the same"
         )
 
 
-def _launches(side: Results, points: Iterable[list[Row]]) -> list[Launch]:
-    """Return the launches that hold one of the points."""
-    names = {row.launch for rows in points for row in rows}
-    return [launch for launch in side.launches if launch.name in names]
+def _judge_pairs(
+    pairs: Sequence[Pair],
+    margin: float,
+    findings: tuple[Sequence[Finding], Sequence[Finding]],
+    allowed: float,
+) -> tuple[list[tuple[Pair, Judged]], float]:
+    """Return each pair with what the rule says of it, and the family's error rate."""
+    sides = [[(findings[0], pair.a), (findings[1], pair.b)] for pair in pairs]
+    rules = [tuple(dict.fromkeys(rule for s in both for rule in blocked_by(*s))) for both in sides]
+    rates = [
+        (independent(pair.a, pair.rates[0]), independent(pair.b, pair.rates[1]))
+        for pair, blocking in zip(pairs, rules, strict=True)
+        if not blocking
+    ]
+    judged, error = judge(rates, margin, allowed)
+    verdicts = iter(judged)
+    return [
+        (pair, Judged(pair.ratio, None, BLOCKED, blocked_by=blocking) if blocking
+         else replace(next(verdicts), ratio=pair.ratio))
+        for pair, blocking in zip(pairs, rules, strict=True)
+    ], error  # fmt: skip
 
 
-def _shown(values: Collection[Any]) -> str:
-    """Return the values of a fact for a sentence."""
-    texts = sorted("unknown" if value is None else str(value) for value in values)
-    return formats.listed(texts, 4) or "unknown"
+def _leave_open_in_one_job(pair: Pair, judged: Judged) -> Judged:
+    """Leave a point open where the repeats of a side share a job, which is not that of all."""
+    alone = any(map(replicates.in_one_job, (pair.a, pair.b)))
+    if judged.interval is None or not alone or replicates.in_one_job([*pair.a, *pair.b]):
+        return judged
+    return replace(judged, verdict=UNKNOWN, in_one_job=True)
+
+
+def environment(
+    launches: tuple[Sequence[Launch], Sequence[Launch]],
+    rows: tuple[Sequence[Row], Sequence[Row]],
+) -> tuple[dict[str, tuple[list[Any], list[Any]]], list[str]]:
+    """Return which facts of A and B differ, and which are equal.
+
+    Returns:
+        Fact -> values of A and of B, where they differ, and the facts that are known and equal.
+    """
+    sides = [_facts(*side) for side in zip(launches, rows, strict=True)]
+    names = dict.fromkeys([*sides[0], *sides[1]])
+    places = {name: place for place, name in enumerate(FIRST_FACTS)}
+    differing: dict[str, tuple[list[Any], list[Any]]] = {}
+    equal = []
+    for name in sorted(names, key=lambda name: places.get(name, len(places))):
+        # A version that did not record a fact leaves it unknown; a variable is not set.
+        unset = {} if name.startswith(("variable ", "source of ")) else {"None": None}
+        a, b = (side.get(name, unset) for side in sides)
+        if a.keys() != b.keys():
+            differing[name] = list(a.values()), list(b.values())
+        elif set(a) - {"None"}:
+            equal.append(name)
+    return differing, equal
+
+
+def _facts(launches: Sequence[Launch], rows: Iterable[Row]) -> dict[str, dict[str, Any]]:
+    """Return fact -> its values over a side's launches and points, by their text."""
+    facts: dict[str, dict[str, Any]] = {}
+    for launch in launches:
+        provenance = launch.provenance or launch.about
+        slurm = provenance.get("slurm") or {}
+        variables = provenance.get("environment") or {}
+        values = (
+            {name: value for name, value in provenance.items() if name not in OWN_FACTS}
+            | {"hosts": ", ".join(sorted(launch.named_hosts)) or launch.about.get("hosts")}
+            | {"cores_per_rank": layout.settings(provenance).get("cores_per_rank")}
+            | {"partition": slurm.get("SLURM_JOB_PARTITION")}
+            | {f"variable {name}": value for name, value in variables.items()}
+        )
+        for name, value in values.items():
+            facts.setdefault(name, {})[str(value)] = value
+    for row in rows:
+        settings = {DDP_SETTINGS: "DDP", LOADER_SETTINGS: "loader"}
+        values = {
+            f"{part} {name}": value
+            for key, part in settings.items()
+            for name, value in (row.details.get(key) or {}).items()
+        }
+        for name in ("num_nodes", "precision", "steps_per_round"):
+            values[name] = getattr(row, name)
+        values[f"source of {row.case.partition('[')[0]}"] = row.workload_sha256
+        for name, value in values.items():
+            facts.setdefault(name, {})[str(value)] = value
+    return {name: dict(sorted(values.items())) for name, values in facts.items()}
+
+
+def _cautions(
+    launches: tuple[Sequence[Launch], Sequence[Launch]], pairs: Sequence[Pair]
+) -> list[Caution]:
+    """Return what a reader must know before the points."""
+    cautions = []
+    names = ("launch", "campaign", "started", "part")
+    a, b = (
+        {tuple(str(launch.facts.get(name)) for name in names) for launch in side if launch.facts}
+        for side in launches
+    )
+    if a & b:
+        cautions.append(Caution("copies", {"count": len(a & b)}))
+    begun = [list(filter(None, map(replicates.begun, side))) for side in launches]
+    ahead = replicates.lead(list(product(begun[0], begun[1])))
+    if abs(ahead) > replicates.MOST_APART:
+        first, last = ("A", "B") if ahead > 0 else ("B", "A")
+        share = "all" if abs(ahead) == 1 else "most"
+        cautions.append(Caution("not-in-turn", {"first": first, "last": last, "share": share}))
+    for name, side in (("A", [pair.a for pair in pairs]), ("B", [pair.b for pair in pairs])):
+        if count := sum(map(replicates.in_one_job, side)):
+            cautions.append(Caution("one-job", {"side": name, "count": count}))
+    return cautions
+
+
+def times(pair: Pair) -> list[dict[str, Any]]:
+    """Return what the training runs of a point took: an epoch, and until an accuracy is reached.
+
+    The accuracy to reach is the one that both sides were given, else what every run of both comes
+    to.
+
+    Returns:
+        kind: epoch or target; a, b: median over runs, in seconds, None where a run does not reach
+        the accuracy; ratio: b / a; interval: Welch's at 95 %, over runs or jobs, not corrected for
+        the number of points; accuracy: the one to reach. Empty where a run trains nothing.
+    """
+    rows = [*pair.a, *pair.b]
+    if not all(row.training for row in rows):
+        return []
+    made = []
+    for accuracy in dict.fromkeys([None, learning.target(rows)]):
+        sides = []
+        for side in (pair.a, pair.b):
+            values = [
+                learning.epoch_s(row) if accuracy is None else learning.reached_s(row, accuracy)
+                for row in side
+            ]
+            sides.append((side, [value for value in values if value]))
+        a, b = (median(known) if len(known) == len(side) else None for side, known in sides)
+        ratio = interval = None
+        if a is not None and b is not None:
+            below, above = (independent(*side) for side in sides)
+            ratio, interval = b / a, ratio_interval(above, below)
+        kind = "epoch" if accuracy is None else "target"
+        made.append({"kind": kind, "a": a, "b": b, "ratio": ratio, "interval": interval,
+                     "accuracy": accuracy})  # fmt: skip
+    return made
+
+
+def other_quantities(
+    pair: Pair, blocked_by: Collection[str] = ()
+) -> dict[str, dict[str, float | None]]:
+    """Return what a point has in addition to its speed, where both sides know it.
+
+    Args:
+        pair: The point of both sides.
+        blocked_by: Rules of the check that forbid a verdict; those of speed leave the accuracy.
+
+    Returns:
+        Quantity -> a, b: the values of a report; difference: b - a; low, high: its Welch
+        interval at 95 %, None where no spread is known; not corrected for the number of points.
+    """
+    known: dict[str, dict[str, float | None]] = {}
+    left = NOT_OF_SPEED if OF_SPEED.issuperset(blocked_by) else ()
+    for name in left if blocked_by else quantities.NAMES:
+        values = [quantities.values(rows, name) for rows in (pair.a, pair.b)]
+        if all(values):
+            a, b = (quantities.centre(side, name) for side in values)
+            known[name] = {"a": a, "b": b, "difference": b - a, "low": None, "high": None}
+            mine, theirs = (quantities.units(rows, name) for rows in (pair.a, pair.b))
+            # A difference is the logarithm of a ratio of exponentials.
+            test = welch([math.exp(v) for v in theirs], [math.exp(v) for v in mine])
+            if test is not None and test.error:
+                gap = fmean(theirs) - fmean(mine)
+                half = t_quantile(test.freedom, CONFIDENCE) * test.error
+                known[name] |= {"low": gap - half, "high": gap + half}
+    return known
 
 
 def document(comparison: Comparison, names: tuple[str, str]) -> dict[str, Any]:
     """Return a comparison as `--json` prints it."""
+
+    def left_out(points: Iterable[Key]) -> list[dict[str, Any]]:
+        return [
+            {"case": point.case, "world_size": point.world_size,
+             "num_nodes": point.layout.num_nodes, "layout": point.layout.text}
+            for point in points
+        ]  # fmt: skip
+
     return {
         "schema": record.SCHEMA_VERSION,
         "a": names[0],
@@ -229,10 +658,10 @@ def document(comparison: Comparison, names: tuple[str, str]) -> dict[str, Any]:
         "environment": [
             {"fact": name, "a": a, "b": b} for name, (a, b) in comparison.environment.items()
         ],
-        "warnings": [compare_wording.caution(caution) for caution in comparison.cautions],
+        "warnings": [caution.sentence() for caution in comparison.cautions],
         "points": [_record(pair, judged) for pair, judged in comparison.points],
-        "only_in_a": [_only(point) for point in comparison.only_in_a],
-        "only_in_b": [_only(point) for point in comparison.only_in_b],
+        "only_in_a": left_out(comparison.only_in_a),
+        "only_in_b": left_out(comparison.only_in_b),
         "ambiguous": [asdict(ambiguous) for ambiguous in comparison.ambiguous],
     }
 
@@ -244,11 +673,6 @@ def document_of_all(comparisons: Sequence[Comparison], names: Sequence[str]) -> 
         for comparison, name in zip(comparisons, names[1:], strict=True)
     ]
     return made[0] if len(made) == 1 else {"schema": record.SCHEMA_VERSION, "comparisons": made}
-
-
-def _only(point: Key) -> dict[str, Any]:
-    found = {"case": point.case, "world_size": point.world_size}
-    return found | {"num_nodes": point.layout.num_nodes, "layout": point.layout.text}
 
 
 def _record(pair: Pair, judged: Judged) -> dict[str, Any]:
@@ -266,7 +690,7 @@ def _record(pair: Pair, judged: Judged) -> dict[str, Any]:
         "a_peak_memory_bytes": pair.peak_memory_bytes[0],
         "b_peak_memory_bytes": pair.peak_memory_bytes[1],
         "quantities": other_quantities(pair, judged.blocked_by),
-        "times": [] if judged.blocked_by else [asdict(time_) for time_ in pairing.times(pair)],
+        "times": [] if judged.blocked_by else times(pair),
         "flags": [
             {"side": side} | to_dict
             for side, flag in pair.flags

@@ -18,15 +18,10 @@ grows (`lockstep.report.looks`; `make statistics` prints what simulated campaign
 """
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
 
-from lockstep.report import looks
-from lockstep.report.check.checker import NOT_OF_SPEED, OF_SPEED
-from lockstep.report.compare.pairing import Ambiguous, Caution, Key, Pair
-from lockstep.report.compute import quantities
 from lockstep.report.compute.statistics import (
     CONFIDENCE,
     Interval,
@@ -37,7 +32,6 @@ from lockstep.report.compute.statistics import (
     welch,
 )
 
-Sides = tuple[str, str]
 MARGIN = 0.03
 FASTER, SLOWER, SAME, UNKNOWN = "faster", "slower", "same", "not-enough-evidence"
 BLOCKED = "blocked"
@@ -177,87 +171,3 @@ def launches_needed(spread: float, margin: float, error: float) -> int | None:
         if change is not None and change <= margin:
             return number
     return None
-
-
-@dataclass
-class Comparison:
-    """Two sets of results side by side.
-
-    Attributes:
-        points: The common points, each with what the rule says of it.
-        error: Error rate at which the intervals are drawn; their level is 1 - error.
-        environment: Fact -> values of A and of B, where they differ.
-        ambiguous: Points that could be paired in more than one way, and were not.
-        allowing: What `--allow` would pair beyond these points: its key -> number of points.
-        sides: What A and B are called in texts; beside a third one, B may be C.
-        comparisons: How many are made with one base, each at its share of the false claims.
-        look: Which look at these launches this is, and what it may claim.
-    """
-
-    margin: float
-    points: list[tuple[Pair, Judged]]
-    error: float
-    environment: dict[str, tuple[list[Any], list[Any]]] = field(default_factory=dict)
-    same_facts: list[str] = field(default_factory=list)
-    cautions: list[Caution] = field(default_factory=list)
-    only_in_a: list[Key] = field(default_factory=list)
-    only_in_b: list[Key] = field(default_factory=list)
-    ambiguous: list[Ambiguous] = field(default_factory=list)
-    allowing: dict[str, int] = field(default_factory=dict)
-    sides: Sides = ("A", "B")
-    comparisons: int = 1
-    look: looks.Look = field(default_factory=lambda: looks.UNRECORDED.look((), ()))
-
-    @property
-    def next_error(self) -> float:
-        """Error rate at which the next look would judge more launches."""
-        return self.error * self.look.next_share / self.look.share
-
-    @property
-    def has_interval(self) -> bool:
-        """Whether some point was judged, so that this was a look."""
-        return any(judged.interval for _, judged in self.points)
-
-    @property
-    def slower(self) -> bool:
-        """Whether B is slower at some point."""
-        return any(judged.verdict == SLOWER for _, judged in self.points)
-
-    @property
-    def blocked(self) -> bool:
-        """Whether errors of the check forbid a verdict at some point."""
-        return any(judged.verdict == BLOCKED for _, judged in self.points)
-
-
-def other_quantities(
-    pair: Pair, blocked_by: Collection[str] = ()
-) -> dict[str, dict[str, float | None]]:
-    """Return what a point has in addition to its speed, where both sides know it.
-
-    Args:
-        pair: The point of both sides.
-        blocked_by: Rules of the check that forbid a verdict; those of speed leave the accuracy.
-
-    Returns:
-        Quantity -> a, b: the values of a report; difference: b - a; low, high: its Welch
-        interval at 95 %, None where no spread is known; not corrected for the number of points.
-    """
-    found = {}
-    left = NOT_OF_SPEED if OF_SPEED.issuperset(blocked_by) else ()
-    for name in left if blocked_by else quantities.NAMES:
-        a, b = quantities.values(pair.a, name), quantities.values(pair.b, name)
-        if a and b:
-            sides = [quantities.units(rows, name) for rows in (pair.a, pair.b)]
-            here, there = (quantities.centre(one, name) for one in (a, b))
-            found[name] = {"a": here, "b": there, **_difference(*sides), "difference": there - here}
-    return found
-
-
-def _difference(a: Sequence[float], b: Sequence[float]) -> dict[str, float | None]:
-    # A difference is the logarithm of a ratio of exponentials, so the test of ratios serves it.
-    test = welch([math.exp(value) for value in b], [math.exp(value) for value in a])
-    gap = fmean(b) - fmean(a)
-    if test is None or test.error == 0:
-        return {"difference": gap, "low": None, "high": None}
-    half = t_quantile(test.freedom, CONFIDENCE) * test.error
-    return {"difference": gap, "low": gap - half, "high": gap + half}

@@ -38,7 +38,7 @@ from lockstep.report import looks
 from lockstep.report.check import checker
 from lockstep.report.check.checker import NOT_OF_SPEED, Finding, blocked_by, touching
 from lockstep.report.check.evidence import FLAGGED, blocked
-from lockstep.report.compare.judging import Comparison
+from lockstep.report.compare.comparison import Comparison
 from lockstep.report.compute import alternatives, quantities, replicates
 from lockstep.report.compute.scaling import Point, Series, series_of
 from lockstep.report.compute.statistics import (

@@ -14,7 +14,7 @@ jobs, and what forbids to hand results in as evidence, are read here too.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lockstep import content
 from lockstep.core import inputs
+from lockstep.core.formats import counted, listed
 from lockstep.core.inputs import MAX_RATE, SchemaVersion
 from lockstep.core.studies import LADDERS
 from lockstep.report.check.checker import Finding, errors
@@ -116,33 +117,8 @@ def programmes() -> dict[str, Path]:
     }
 
 
-# Tables that two pages hold; the rest is in the numbers.
-MAX_SERIES = 2
-
-
-@dataclass(frozen=True)
-class JobSize:
-    """The largest size that strong scaling speaks for, and the largest that weak scaling does.
-
-    Attributes:
-        strong: The largest point of the strong series that is shown to reach the threshold.
-        weak: The largest such point of the weak series beyond it, or None.
-    """
-
-    strong: Point | None
-    weak: Point | None
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """A step that both ladders measured: the same work on the same ranks.
-
-    Attributes:
-        ratio: The strong ladder's step time over the weak one's.
-    """
-
-    world_size: int
-    ratio: float
+MAX_SERIES = 2  # tables that two pages hold; the rest is in the numbers
+MAX_NAMED = 6  # launches, or flags, that an objection names
 
 
 @dataclass(frozen=True)
@@ -151,7 +127,13 @@ class Chosen:
 
     Attributes:
         strong: Series of strong scaling, at most two; that of the production point is one.
-        is_given: Whether the user named it; else it follows from the job size.
+        series: That of the production point.
+        is_given: Whether the user named the production point; else it follows from the job size.
+        largest_strong: The largest point of the first strong series that is shown to reach the
+            threshold; None where none is.
+        largest_weak: The largest such point of the first weak series beyond it.
+        agreements: Steps that both ladders measured, the same work on the same ranks: world_size,
+            and ratio, the strong ladder's step time over the weak one's.
     """
 
     strong: tuple[Series, ...]
@@ -160,8 +142,9 @@ class Chosen:
     series: Series
     production: Point
     is_given: bool
-    job_size: JobSize
-    agreements: tuple[Agreement, ...]
+    largest_strong: Point | None
+    largest_weak: Point | None
+    agreements: list[dict[str, Any]]
 
     @property
     def shown(self) -> list[Series]:
@@ -180,75 +163,58 @@ def choose(series: Sequence[Series], wanted: Production | None, threshold: float
     Raises:
         ValueError: Neither strong nor weak scaling was measured, or not the production point.
     """
-    ladders = {study: _ladders(series, study) for study in LADDERS}
+    # The longest first, since that is what was asked; another layout is no ladder of its own.
+    ladders = {
+        study: sorted(
+            (s for s in series
+             if s.row.origin == "measured" and s.row.study == study and s.main is None),
+            key=lambda curve: -len(curve.points),
+        )
+        for study in LADDERS
+    }  # fmt: skip
     if not any(ladders.values()):
         raise ValueError(
             "no strong or weak scaling was measured in these results, and a proposal rests on it; "
             "measure the studies strong and weak"
         )
-    named = _named(ladders[wanted.study], wanted) if wanted else None
-    strong, weak = (_shown(own, named and named[0]) for own in ladders.values())
-    size = _job_size(strong, weak, threshold)
+    named = None
+    if wanted:
+        points = [(curve, point) for curve in ladders[wanted.study] for point in curve.points]
+        named = next((both for both in points if both[1].world_size == wanted.world_size), None)
+        if named is None:
+            raise ValueError(
+                f"the production point, {wanted.study} at {wanted.world_size} ranks, was not "
+                f"measured; measured sizes are {sorted({p.world_size for _, p in points})}"
+            )
+    shown = []
+    for own in ladders.values():
+        longest, others = own[:MAX_SERIES], own[MAX_SERIES:]
+        if named and any(curve is named[0] for curve in others):
+            longest = [*longest[:-1], named[0]]
+        shown.append(tuple(longest))
+    strong, weak = shown
+    largest: list[Point | None] = []
+    for curves in shown:
+        good = [p for p in curves[0].good(threshold) if not p.blocked_by] if curves else []
+        largest.append(good[-1] if good else None)
+    largest_strong, largest_weak = largest
+    if largest_strong and largest_weak and largest_weak.world_size <= largest_strong.world_size:
+        largest_weak = None
     if named is None:
         first = (strong or weak)[0]
-        point = size.strong or (size.weak if not strong else None) or first.base
+        production = largest_strong or (largest_weak if not strong else None) or first.base
     else:
-        first, point = named
-    others = sum(map(len, ladders.values())) - len(strong) - len(weak)
-    return Chosen(
-        strong, weak, others, first, point, wanted is not None, size, _agreements(strong, weak)
-    )
-
-
-def _ladders(series: Sequence[Series], study: str) -> list[Series]:
-    measured = [s for s in series if s.row.origin == "measured" and s.row.study == study]
-    # The longest first, since that is what was asked; another layout is no ladder of its own.
-    return sorted((s for s in measured if s.main is None), key=lambda curve: -len(curve.points))
-
-
-def _shown(ladders: Sequence[Series], production: Series | None) -> tuple[Series, ...]:
-    """Return the longest ladders, the last of them for the one that production is of."""
-    longest, others = ladders[:MAX_SERIES], ladders[MAX_SERIES:]
-    if any(curve is production for curve in others):
-        return (*longest[:-1], *(curve for curve in others if curve is production))
-    return tuple(longest)
-
-
-def _named(ladders: Sequence[Series], wanted: Production) -> tuple[Series, Point]:
-    for curve in ladders:
-        for point in curve.points:
-            if point.world_size == wanted.world_size:
-                return curve, point
-    known = sorted({point.world_size for one in ladders for point in one.points})
-    raise ValueError(
-        f"the production point, {wanted.study} at {wanted.world_size} ranks, was not measured; "
-        f"measured sizes are {known}"
-    )
-
-
-def _job_size(strong: Sequence[Series], weak: Sequence[Series], threshold: float) -> JobSize:
-    first = _largest(strong[0], threshold) if strong else None
-    beyond = _largest(weak[0], threshold) if weak else None
-    if first and beyond and beyond.world_size <= first.world_size:
-        beyond = None
-    return JobSize(first, beyond)
-
-
-def _largest(series: Series, threshold: float) -> Point | None:
-    """Return the largest size above the baseline that is good, and no error forbids to say so."""
-    good = [point for point in series.good(threshold) if not point.blocked_by]
-    return good[-1] if good else None
-
-
-def _agreements(strong: Sequence[Series], weak: Sequence[Series]) -> tuple[Agreement, ...]:
-    """Compare the points that both ladders have: one step, measured twice."""
+        first, production = named
     steps = {_work(p): p.step_s for curve in weak for p in curve.points if p.step_s}
-    found = {
-        point.world_size: point.step_s / steps[_work(point)]
-        for curve in strong for point in curve.points
-        if point.step_s and _work(point) in steps
+    agreements = {
+        p.world_size: p.step_s / steps[_work(p)]
+        for curve in strong for p in curve.points if p.step_s and _work(p) in steps
     }  # fmt: skip
-    return tuple(Agreement(size, ratio) for size, ratio in found.items())
+    return Chosen(
+        strong, weak, sum(map(len, ladders.values())) - len(strong) - len(weak), first, production,
+        named is not None, largest_strong, largest_weak,
+        [{"world_size": size, "ratio": ratio} for size, ratio in agreements.items()],
+    )  # fmt: skip
 
 
 def _work(point: Point) -> tuple[object, ...]:
@@ -343,7 +309,7 @@ def _milestone(run: Run, work: Work, series: Series, production: Point) -> Miles
 
 
 def _measured_step(run: Run, series: Series, production: Point) -> tuple[float, Point]:
-    """Return the mean step on as many nodes, and where it was measured.
+    """Return the mean step time measured on as many nodes, and the point it comes from.
 
     The production point counts first, then the most ranks of its ladder on these nodes.
     """
@@ -359,36 +325,13 @@ def _measured_step(run: Run, series: Series, production: Point) -> tuple[float, 
     )
 
 
-GOOD = "COMPLETED"
+def jobs(results: Results) -> dict[str, Any] | None:
+    """Return how the campaign's jobs ended; None where accounting says nothing.
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """The jobs that ended in one state."""
-
-    state: str
-    num_jobs: int
-    node_hours: float
-
-
-@dataclass(frozen=True)
-class Outcomes:
-    """All jobs.
-
-    Attributes:
-        node_hours: What was allocated to all.
-        failed_share: Share of them in jobs that did not complete.
-        wait_s: Median and 90th percentile of the queue wait; None where it is not known.
-    """
-
-    outcomes: tuple[Outcome, ...]
-    node_hours: float
-    failed_share: float
-    wait_s: tuple[float, float] | None
-
-
-def outcomes(results: Results) -> Outcomes | None:
-    """Return how the jobs ended; None where accounting says nothing.
+    Returns:
+        outcomes: state, num_jobs and node_hours of the jobs that ended in each state; node_hours:
+        what was allocated to all; failed_share: the share of them in jobs that did not complete;
+        wait_s: median and 90th percentile of the queue wait, None where it is not known.
 
     Raises:
         ValueError: An accounting cannot be read.
@@ -398,80 +341,86 @@ def outcomes(results: Results) -> Outcomes | None:
     ]  # fmt: skip
     if not known:
         return None
-    states = dict.fromkeys(str(one.get("state")) for one in known)
-    made = tuple(_outcome(state, known) for state in states)
-    total = math.fsum(outcome.node_hours for outcome in made)
-    lost = math.fsum(outcome.node_hours for outcome in made if outcome.state != GOOD)
-    waits = sorted(_numbers(known, "queue_wait_s"))
-    return Outcomes(
-        made, total, lost / total if total else 0.0,
-        (_quantile(waits, 0.5), _quantile(waits, 0.9)) if waits else None,
-    )  # fmt: skip
 
+    def numbers(of: Iterable[dict[str, Any]], name: str) -> list[float]:
+        values = (account.get(name) for account in of)
+        return [value for value in values if isinstance(value, int | float)]
 
-def _outcome(state: str, known: Sequence[dict[str, Any]]) -> Outcome:
-    own = [one for one in known if str(one.get("state")) == state]
-    return Outcome(state, len(own), math.fsum(_numbers(own, "node_hours")))
-
-
-def _numbers(known: Iterable[dict[str, Any]], name: str) -> list[float]:
-    values = (one.get(name) for one in known)
-    return [value for value in values if isinstance(value, int | float)]
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the smallest value that so large a share of the values does not exceed."""
-    return ordered[max(math.ceil(share * len(ordered)) - 1, 0)]
-
-
-Kind = Literal["check", "flagged", "cpus", "left-out", "no-interval", "recorded", "example"]
+    outcomes: list[dict[str, Any]] = []
+    for state in dict.fromkeys(str(account.get("state")) for account in known):
+        own = [account for account in known if str(account.get("state")) == state]
+        node_hours = math.fsum(numbers(own, "node_hours"))
+        outcomes.append({"state": state, "num_jobs": len(own), "node_hours": node_hours})
+    total = math.fsum(each["node_hours"] for each in outcomes)
+    lost = math.fsum(each["node_hours"] for each in outcomes if each["state"] != "COMPLETED")
+    waits = sorted(numbers(known, "queue_wait_s"))
+    # The smallest value that so large a share of the values does not exceed.
+    quantiles = [waits[max(math.ceil(q * len(waits)) - 1, 0)] for q in (0.5, 0.9) if waits]
+    return {
+        "outcomes": outcomes, "node_hours": total, "failed_share": lost / total if total else 0.0,
+        "wait_s": quantiles or None,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Objection:
-    """One reason."""
+    """A reason against handing results in.
 
-    kind: Kind
-    finding: Finding | None = None
-    launches: tuple[str, ...] = ()
-    num_points: int = 0
-    flags: tuple[str, ...] = ()
+    Attributes:
+        text: A sentence without its full stop.
+        facts: What the pack's numbers hold of it beside the kind.
+    """
 
-    def record(self) -> dict[str, Any]:
-        """Return it as the pack's numbers hold it."""
-        known = {
-            "launches": list(self.launches), "num_points": self.num_points,
-            "flags": list(self.flags),
-        }  # fmt: skip
-        facts = {name: value for name, value in known.items() if value}
-        return {"kind": self.kind} | facts | (self.finding.record() if self.finding else {})
+    kind: Literal["check", "flagged", "cpus", "left-out", "no-interval", "recorded", "example"]
+    text: str
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 def objections(
     results: Results, chosen: Chosen, findings: Sequence[Finding], left_out: Sequence[Row],
     is_example: bool = False,
-) -> list[Objection]:  # fmt: skip
-    """Return all that speaks against handing results in; nothing where they are evidence."""
-    found = list(_objections(results, chosen, findings, left_out))
-    return [*found, Objection("example")] if is_example else found
-
-
-def _objections(
-    results: Results, chosen: Chosen, findings: Sequence[Finding], left_out: Sequence[Row]
-) -> Iterator[Objection]:
+) -> Iterator[Objection]:  # fmt: skip
+    """Yield all that speaks against handing results in; nothing where they are evidence."""
     if results.on_cpus:
-        yield Objection("cpus")
+        yield Objection(
+            "cpus",
+            "measured on CPUs, where ranks share cores and memory bandwidth: a functional test",
+        )
     if recorded.KEY in results.campaign:
-        yield Objection("recorded")
+        yield Objection(
+            "recorded",
+            "a recorded campaign that ships with Lockstep, not a measurement of the applicant",
+        )
     for finding in errors(findings):
-        yield Objection("check", finding=finding)
+        text = f"{finding.rule}: {finding.where}: {finding.message}"
+        yield Objection("check", text, finding.record())
     if left_out:
-        names = tuple(dict.fromkeys(row.launch for row in left_out))
-        yield Objection("left-out", launches=names, num_points=len({r.point for r in left_out}))
+        names = list(dict.fromkeys(row.launch for row in left_out))
+        num_points = len({row.point for row in left_out})
+        yield Objection(
+            "left-out",
+            f"{counted(len(names), 'launch')} may not be pooled with the others of "
+            f"{counted(num_points, 'point')}: {listed(names, MAX_NAMED)}",
+            {"launches": names, "num_points": num_points},
+        )
     alone = [p for p in chosen.points if not (p.step_interval or p.efficiency_interval)]
     if alone:
-        yield Objection("no-interval", num_points=len(alone))
+        yield Objection(
+            "no-interval",
+            f"{counted(len(alone), 'point')} without an interval, so that nobody knows how far "
+            "another launch would differ: measure 3 repeats or more",
+            {"num_points": len(alone)},
+        )
     flagged = [point for point in chosen.points if point.flags]
     if flagged:
-        kinds = tuple(dict.fromkeys(str(flag) for point in flagged for flag in point.flags))
-        yield Objection("flagged", num_points=len(flagged), flags=kinds)
+        kinds = list(dict.fromkeys(str(flag) for point in flagged for flag in point.flags))
+        yield Objection(
+            "flagged",
+            f"{counted(len(flagged), 'point')} flagged: {listed(kinds, MAX_NAMED)}",
+            {"num_points": len(flagged), "flags": kinds},
+        )
+    if is_example:
+        yield Objection(
+            "example",
+            "the planned runs are the example's that ships with Lockstep, not the applicant's",
+        )

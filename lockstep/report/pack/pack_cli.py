@@ -9,9 +9,6 @@ import click
 
 if TYPE_CHECKING:
     from lockstep.report.compute.evaluation import Evaluation
-    from lockstep.report.compute.scaling import Series
-    from lockstep.report.load.results import Results
-    from lockstep.report.pack.sections import Facts
 
 # The files of `reports/pack`.
 FORMS = ("eurohpc", "generic", "development", "paper", "slides")
@@ -82,92 +79,61 @@ def write(
     Returns:
         The exit code: 1 where something forbids the pack.
     """
-    from lockstep.report.pack import choices, sections, writing
-
-    facts = _facts(evaluation, threshold, pack)
-    if facts.against:
-        _say(facts, pack["despite"])
-        if not pack["despite"]:
-            return 1
-    programme = pack["proposal"]
-    first = paths[0].resolve()
-    folder = pack["to"] or first.with_name(f"{first.stem}-{programme}")
-    writing.refuse_foreign(folder, force)
-    document = sections.document(facts, choices.programmes()[programme])
-    numbers = _numbers(facts, evaluation.series, programme)
-    made = document, list(facts.figures.values()), sections.source(facts), numbers
-    for path in writing.write(folder, *redact(made)):
-        click.echo(click.format_filename(path))
-    if facts.plan is None:
-        click.echo("no milestones: give what you plan with --work, as --help shows", err=True)
-    return 0
-
-
-def _facts(evaluation: "Evaluation", threshold: float, pack: dict[str, Any]) -> "Facts":
-    from lockstep.report.pack import choices
-    from lockstep.report.pack.sections import Facts
+    from lockstep.report.columns import table
+    from lockstep.report.pack import choices, texts
+    from lockstep.report.page import by_study, plots
     from lockstep.report.words import verdict_card
 
     results, series = evaluation.results, evaluation.series
-    planned = choices.read_planned_runs(pack["work"])
-    chosen = choices.choose(series, planned.production, threshold)
+    work = choices.read_planned_runs(pack["work"])
+    chosen = choices.choose(series, work.production, threshold)
     # A copy without a change is no plan of the applicant's either.
-    is_example = bool(pack["work"]) and planned == choices.read_planned_runs("example")
-    against = choices.objections(
-        results, chosen, evaluation.findings, evaluation.left_out, is_example
+    is_example = bool(pack["work"]) and work == choices.read_planned_runs("example")
+    against = list(
+        choices.objections(results, chosen, evaluation.findings, evaluation.left_out, is_example)
     )
-    plan = choices.plan_node_hours(planned, chosen.series, chosen.production)
-    return Facts(
-        results, chosen, planned, plan, choices.outcomes(results), threshold,
-        _figures(results, chosen.shown, threshold), against, verdict_card.judge(series, threshold),
-    )  # fmt: skip
-
-
-def _figures(
-    results: "Results", shown: "Sequence[Series]", threshold: float
-) -> dict[str, dict[str, Any]]:
-    """Return the figure of efficiency of each ladder, as the page has it."""
-    from lockstep.report.page import by_study
-    from lockstep.report.words import method
-
-    panels = by_study.panels(results, shown, threshold, "GPU-hours")
-    method.put_basis(panels, results, shown)
-    specs = {spec["id"]: spec for panel in panels for spec in panel["figures"]}
-    return {name: specs[name] for name in FIGURES if name in specs}
-
-
-def _say(facts: "Facts", despite: bool) -> None:
-    from lockstep.report.pack import sections
-
-    for objection in facts.against:
-        click.echo(f"objection: {sections.describe_objection(objection)}", err=True)
-    if not despite:
+    for objection in against:
+        click.echo(f"objection: {objection.text}", err=True)
+    if against and not pack["despite"]:
         click.echo(
             "No pack is written. Mend what lockstep check names and measure again; --despite "
             "writes it, and says so in the text.",
             err=True,
         )
-
-
-def _numbers(facts: "Facts", series: "Sequence[Series]", programme: str) -> dict[str, Any]:
-    """Return every number of the text, the points as `lockstep report --json` has them."""
-    from lockstep.report.columns import table
-    from lockstep.report.pack import sections
-
-    point = facts.chosen.production
-    return {
+        return 1
+    plan = choices.plan_node_hours(work, chosen.series, chosen.production)
+    jobs = choices.jobs(results)
+    programme = pack["proposal"]
+    first = paths[0].resolve()
+    folder = pack["to"] or first.with_name(f"{first.stem}-{programme}")
+    texts.refuse_foreign(folder, force)
+    panels = by_study.panels(results, chosen.shown, threshold, "GPU-hours")
+    plots.put_basis(panels, results, chosen.shown)
+    drawn = {spec["id"]: spec for panel in panels for spec in panel["figures"]}
+    specs = [drawn[name] for name in FIGURES if name in drawn]
+    text = texts.document(
+        choices.programmes()[programme], results, chosen, work, plan, jobs, specs, against,
+        verdict_card.judge(series, threshold), threshold,
+    )  # fmt: skip
+    point = chosen.production
+    numbers = {
         "schema": 1,
         "programme": programme,
-        "threshold": facts.threshold,
+        "threshold": threshold,
         "points": table(series),
         "production": {
-            "case": facts.chosen.series.case,
+            "case": chosen.series.case,
             "world_size": point.world_size,
-            "time_of_1e6_samples_s": sections.time_of_samples_s(point),
-            "node_hours_of_1e6_samples": sections.node_hours_of_samples(point),
+            "time_of_1e6_samples_s": texts.time_of_samples_s(point),
+            "node_hours_of_1e6_samples": texts.node_hours_of_samples(point),
         },
-        "agreements": [asdict(agreement) for agreement in facts.chosen.agreements],
-        "budget": asdict(facts.plan) if facts.plan else None,
-        "jobs": asdict(facts.known) if facts.known else None,
-        "objections": [objection.record() for objection in facts.against],
+        "agreements": chosen.agreements,
+        "budget": asdict(plan) if plan else None,
+        "jobs": jobs,
+        "objections": [{"kind": each.kind} | each.facts for each in against],
     }
+    for path in texts.write(folder, *redact((text, specs, numbers))):
+        click.echo(click.format_filename(path))
+    if plan is None:
+        click.echo("no milestones: give what you plan with --work, as --help shows", err=True)
+    return 0

@@ -1,7 +1,6 @@
 """The command `lockstep predict`."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +11,6 @@ from lockstep.report.bundle import opening
 if TYPE_CHECKING:
     from lockstep.report.compute.scaling import Series
     from lockstep.report.load.results import Results
-    from lockstep.report.predict.prediction import Ladder
-    from lockstep.report.predict.recommendation import Criterion
 
 LARGEST_SIZE = 10_000_000
 RULE = "efficiency=0.7"
@@ -74,67 +71,54 @@ def predict(
     """
     from lockstep.report.check import checker
     from lockstep.report.check.checker import check, errors
-    from lockstep.report.predict import predict_record, prediction
-    from lockstep.report.predict.prediction import ladder_of
-    from lockstep.report.predict.recommendation import parse
-
-    criterion = parse(rule or RULE)
-    results = _loaded(path)
-    series = _chosen(results, case)
-    ladder = ladder_of(series, results.tables.get(series.case, {}), check(results))
-    wrong = errors(ladder.forbidding)
-    checker.say_errors(wrong)
-    if at is not None:
-        found = prediction.predict(ladder, at, level, force)
-        _print(found.record(), predict_record.prediction_text(found, ladder), as_json)
-        return 1 if found.refusal else 0
-    if wrong:
-        rules = list(dict.fromkeys(finding.rule for finding in wrong))
-        record = {"case": ladder.case, "recommendation": None, "blocked_by": rules}
-        _print(record, [predict_record.blocked_text(ladder, rules)], as_json)
-        return 1
-    _print(*_recommended(series, ladder, criterion, samples, level), as_json)
-    return 0
-
-
-def _loaded(path: Path) -> "Results":
-    from lockstep.report.check import checker
+    from lockstep.report.check.evidence import blocked
     from lockstep.report.load.reading import load
-
-    results = load([path])
-    checker.say_unread(results)
-    return results
-
-
-def _recommended(
-    series: "Series", ladder: "Ladder", criterion: "Criterion", samples: float | None, level: float
-) -> tuple[Mapping[str, object], list[str]]:
-    """Return the record and the text of all ways to continue a curve, and of the size to choose."""
     from lockstep.report.predict import predict_record, prediction
-    from lockstep.report.predict.prediction import LEAST_SIZES
-    from lockstep.report.predict.recommendation import recommend
-
-    ranked = prediction.candidates(ladder) if len(ladder.sizes) >= LEAST_SIZES else []
-    shown = series, ladder, ranked, recommend(series, criterion, samples), level
-    return predict_record.record(*shown), predict_record.text(*shown)
-
-
-def _print(record: Mapping[str, object], texts: list[str], as_json: bool) -> None:
     from lockstep.report.words.lines import sentence
 
+    criterion = predict_record.parse(rule or RULE)
+    results = load([path])
+    checker.say_unread(results)
+    series = _choose(results, case)
+    ladder = prediction.ladder_of(series, results.tables.get(series.case, {}), check(results))
+    wrong = errors(ladder.forbidding)
+    checker.say_errors(wrong)
+    code = 0
+    if at is not None:
+        found = prediction.predict(ladder, at, level, force)
+        record, texts = found.record(), predict_record.prediction_text(found)
+        code = 1 if found.refusal else 0
+    elif wrong:
+        rules = list(dict.fromkeys(finding.rule for finding in wrong))
+        record = {"case": ladder.case, "recommendation": None, "blocked_by": rules}
+        texts = [f"{ladder.case}: nothing is predicted or recommended, {blocked(rules)}"]
+        code = 1
+    else:
+        is_enough = len(ladder.sizes) >= prediction.LEAST_SIZES
+        ranked = prediction.candidates(ladder) if is_enough else []
+        advice = predict_record.recommend(series, criterion, samples)
+        record = predict_record.record(series, ladder, ranked, advice, level)
+        texts = predict_record.text(series, ladder, ranked, record)
     if as_json:
         click.echo(json.dumps(record, allow_nan=False))
-        return
+        return code
     for text in texts:
         for line in sentence(text) or [""]:
             click.echo(line)
+    return code
 
 
-def _chosen(results: "Results", case: str | None) -> "Series":
+def _choose(results: "Results", case: str | None) -> "Series":
     """Return the one series that a name, or a part of it, picks."""
     from lockstep.report.compute.scaling import series_of
     from lockstep.report.predict.predict_record import name_of
     from lockstep.report.predict.prediction import can_be_modelled
+
+    def listed(curves: "list[Series]") -> str:
+        # Semicolons, since names hold commas; a name that two have is given in full.
+        names = [name_of(curve) for curve in curves]
+        both = zip(curves, names, strict=True)
+        return "; ".join(curve.case if names.count(name) > 1 else name for curve, name in both)
 
     series = [curve for curve in series_of(results.rows) if can_be_modelled(curve)]
     if not series:
@@ -147,18 +131,8 @@ def _chosen(results: "Results", case: str | None) -> "Series":
     if len(matching) == 1:
         return matching[0]
     if not matching:
-        known = _names(series)
-        raise ValueError(f"no series has {wanted!r} in its name; choose --case from: {known}")
+        raise ValueError(
+            f"no series has {wanted!r} in its name; choose --case from: {listed(series)}"
+        )
     several = f"{len(matching)} series have {wanted!r} in their names" if case else "several series"
-    raise ValueError(f"{several}; choose one by --case: {_names(matching)}")
-
-
-def _names(series: "list[Series]") -> str:
-    """Return the names, separated by semicolons since they hold commas; a shared one in full."""
-    from lockstep.report.predict.predict_record import name_of
-
-    names = [name_of(curve) for curve in series]
-    return "; ".join(
-        curve.case if names.count(name) > 1 else name
-        for curve, name in zip(series, names, strict=True)
-    )
+    raise ValueError(f"{several}; choose one by --case: {listed(matching)}")

@@ -25,7 +25,7 @@ figures that docs/validation.md states, from the ladders of all sources but the 
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -37,11 +37,10 @@ from lockstep.core.formats import TIME_UNITS, counted, listed
 from lockstep.core.studies import LADDERS
 from lockstep.report.check.checker import check
 from lockstep.report.check.evidence import joined, of_break
-from lockstep.report.compute.scaling import WIDEST, Point, Series
+from lockstep.report.compute.scaling import WIDEST, Series
 from lockstep.report.compute.statistics import t_quantile
 from lockstep.report.load.results import Results
 from lockstep.report.predict import models
-from lockstep.report.predict import models as rules
 from lockstep.report.predict.models import BETWEEN, LEAST_KNOWN, RULES, TOLERANCE, Array
 
 if TYPE_CHECKING:
@@ -208,74 +207,52 @@ def can_be_modelled(series: Series) -> bool:
 def ladder_of(series: Series, facts: dict[str, Any], findings: "Iterable[Finding]" = ()) -> Ladder:
     """Return a series as predictions see it."""
     base, row = series.base, series.row
-    stated = _stated_work(series)
+    # What is fixed follows from the scaling, else from the batches.
+    stated: Fixed | None = None
+    if row.scaling is not None:
+        stated = "global" if row.scaling == "strong" else "local"
+    else:
+        batches = {
+            point.world_size: row.global_batch
+            for point in series.points for row in point.rows if row.global_batch
+        }  # fmt: skip
+        is_known = len(batches) == len(series.points) > 1
+        if is_known and len(set(batches.values())) == 1:
+            stated = "global"
+        elif is_known and len({batch / size for size, batch in batches.items()}) == 1:
+            stated = "local"
     fixed: Fixed = stated or "global"
-    assumed: Fixed | None = None if stated else fixed
-    measured = row.origin == "measured"
-    metric = "throughput" if measured else str(facts.get("metric") or "throughput")
-    unit = f"{row.sample_unit or 'samples'}/s" if measured else str(facts.get("unit") or "")
-    base_time = (1 if fixed == "global" else base.world_size) / base.rate
-    seconds, noun = _base_time(base, fixed, base_time)
-    scale, value_work = _value_scale(metric, unit, base, fixed)
+    work = 1 if fixed == "global" else base.world_size
+    base_time = seconds = work / base.rate
+    noun = "unit of a rank's work" if fixed == "local" else "unit of work"
+    if base.step_s is not None:
+        seconds, noun = base.step_s, "step"
+    elif base.time_s is not None and (fixed == "global" or base.rows[0].scaling == "weak"):
+        seconds, noun = base.time_s, "run"
+    elif base.time_s is not None:
+        seconds, noun = base.time_s * base.world_size, "run summed over its ranks"
+    is_measured = row.origin == "measured"
+    metric = "throughput" if is_measured else str(facts.get("metric") or "throughput")
+    unit = f"{row.sample_unit or 'samples'}/s" if is_measured else str(facts.get("unit") or "")
+    scale = 1.0
+    value_work: Fixed | None = None
+    if metric != "throughput":
+        scale, value_work = 1 / TIME_UNITS.get(unit, 1.0), fixed
+        if base.time_s is not None:
+            value_work = "local" if base.rows[0].scaling == "weak" else "global"
+        else:  # step times: with the local batch fixed, a step's work grows with the ranks
+            scale *= (base.step_s or 1.0) * base.rate / work
+    nodes = [{row.num_nodes for row in point.rows} for point in series.points]
+    known = [n for each in nodes for n in each if n and len(each) == 1]
     return Ladder(
         case=series.case, sizes=[p.world_size for p in series.points],
         rates=[p.rate for p in series.points], repeats=[p.rates for p in series.points],
-        nodes=_nodes(series), fixed=fixed, strong=row.scaling == "strong", metric=metric, unit=unit,
+        nodes=known if len(known) == len(nodes) else None, fixed=fixed,
+        strong=row.scaling == "strong", metric=metric, unit=unit,
         time_scale_s=seconds / base_time, time_noun=noun, value_scale=scale, value_work=value_work,
-        origin=row.origin, assumed=assumed, forbidding=forbidding(findings, series),
+        origin=row.origin, assumed=None if stated else fixed,
+        forbidding=forbidding(findings, series),
     )  # fmt: skip
-
-
-def _stated_work(series: Series) -> Fixed | None:
-    """Return what a series keeps by its scaling, else by its batches; None where neither tells."""
-    if series.row.scaling is not None:
-        return "global" if series.row.scaling == "strong" else "local"
-    batches = {
-        point.world_size: row.global_batch
-        for point in series.points
-        for row in point.rows
-        if row.global_batch
-    }
-    if len(batches) < len(series.points) or len(batches) < 2:
-        return None
-    if len(set(batches.values())) == 1:
-        return "global"
-    shares = {batch / size for size, batch in batches.items()}
-    return "local" if len(shares) == 1 else None
-
-
-def _base_time(base: Point, fixed: Fixed, base_time: float) -> tuple[float, str]:
-    """Return the baseline's time in seconds, and what it is the time of."""
-    if base.step_s is not None:
-        return base.step_s, "step"
-    scaling = base.rows[0].scaling
-    if base.time_s is not None and (fixed == "global" or scaling == "weak"):
-        return base.time_s, "run"
-    if base.time_s is not None:
-        return base.time_s * base.world_size, "run summed over its ranks"
-    return base_time, "unit of a rank's work" if fixed == "local" else "unit of work"
-
-
-def _value_scale(metric: str, unit: str, base: Point, fixed: Fixed) -> tuple[float, Fixed | None]:
-    """Return what turns a rate, or work / rate, into the table's value, and whose work that is."""
-    if metric == "throughput":
-        return 1.0, None
-    per_unit = 1 / TIME_UNITS.get(unit, 1.0)
-    if base.time_s is not None:
-        whole: Fixed = "local" if base.rows[0].scaling == "weak" else "global"
-        return per_unit, whole
-    # A table of step times: with the local batch fixed, a step's work grows with the ranks.
-    whole_work = 1 if fixed == "global" else base.world_size
-    return (base.step_s or 1.0) * base.rate / whole_work * per_unit, fixed
-
-
-def _nodes(series: Series) -> list[int] | None:
-    """Return the nodes at each size, or None where one is unknown or two launches differ."""
-    found = [{row.num_nodes for row in point.rows} for point in series.points]
-    if any(len(nodes) != 1 for nodes in found):
-        return None
-    known = [nodes.pop() for nodes in found]
-    return [n for n in known if n] if all(known) else None
 
 
 LEVEL = 0.9
@@ -324,37 +301,36 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is predicted of one size; without value, bounds and rule where it is refused.
+    """What is predicted of one size of a ladder; without value, bounds and rule if refused.
 
     Attributes:
-        assumed: Which work is taken as fixed, since nothing states it; None where it is stated.
+        level: Share of truths that the interval shall contain.
+        model: The rule.
         spread: s g of the module's formula, of the logarithm.
-        origin: Where the ladder's numbers come from: `measured`, `cited` or `target`.
     """
 
+    ladder: Ladder
     at: int
-    metric: str
-    unit: str
-    value: float | None
-    low: float | None
-    high: float | None
     level: float
-    model: str | None
-    refusal: Refusal | None
-    assumed: Fixed | None = None
+    refusal: Refusal | None = None
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    model: str | None = None
     spread: float | None = None
     warnings: tuple[str, ...] = ()
-    origin: str = "measured"
 
     def record(self) -> dict[str, Any]:
         """Return the machine-readable form."""
-        names = ("at", "metric", "unit", "value", "low", "high", "level", "model")
-        reason = self.refusal
-        return {name: getattr(self, name) for name in (*names, "assumed", "origin")} | {
+        ladder, reason = self.ladder, self.refusal
+        return {
+            "at": self.at, "metric": ladder.metric, "unit": ladder.unit, "value": self.value,
+            "low": self.low, "high": self.high, "level": self.level, "model": self.model,
+            "assumed": ladder.assumed, "origin": ladder.origin,
             "refused": reason.text if reason else None,
             "refusal": asdict(reason) if reason else None,
             "warnings": list(self.warnings),
-        }
+        }  # fmt: skip
 
 
 def candidates(ladder: Ladder, learned: Learned = LEARNED) -> list[Candidate]:
@@ -389,7 +365,7 @@ def inner_errors(ladder: Ladder) -> list[float]:
     found = []
     for index in range(1, len(ladder.sizes) - 1):
         sides = slice(index - 1, index + 2, 2)
-        rate = rules.between(ladder.sizes[sides], ladder.rates[sides], ladder.sizes[index])
+        rate = models.between(ladder.sizes[sides], ladder.rates[sides], ladder.sizes[index])
         found.append(abs(math.log(rate) - math.log(ladder.rates[index])))
     return found
 
@@ -424,82 +400,60 @@ def refusal(ladder: Ladder, at: int, force: bool) -> Refusal | None:
         return Refusal("below", at, sizes[:1])
     if at > FARTHEST * sizes[-1]:
         return Refusal("beyond", at, sizes[-1:], (FARTHEST * sizes[-1],))
-    return _found_by_check(ladder, at) or _broken(ladder, at)
+    return next(_obstacles(ladder, at), None)
 
 
-def _found_by_check(ladder: Ladder, at: int) -> Refusal | None:
-    """Return what the check has found that forbids a curve."""
-    for finding in ladder.forbidding:
+def _obstacles(ladder: Ladder, at: int) -> Iterator[Refusal]:
+    """Yield why no curve leads to a size: what the check finds, a break, a rate at its peak."""
+    for finding in ladder.forbidding[:1]:
         sizes = tuple(size for size in finding.world_sizes if size in ladder.sizes)
-        return Refusal(
-            "check",
-            at,
-            sizes or tuple(ladder.sizes),
-            (),
-            finding.rule,
-            finding.message,
+        yield Refusal(
+            "check", at, sizes or tuple(ladder.sizes), (), finding.rule, finding.message,
             finding.action,
-        )
-    return None
-
-
-def _broken(ladder: Ladder, at: int) -> Refusal | None:
-    """Return why no curve leads to a size: a break around it, or a rate that no longer grows."""
+        )  # fmt: skip
     for break_ in ladder.breaks:
         size, is_peak = break_.world_size, break_.kind in ("falls", "saturation")
         if break_.below < at < size or (is_peak and size == ladder.sizes[-1] < at):
-            return Refusal("break", at, (size,), fact=of_break(break_))
-    return None
+            yield Refusal("break", at, (size,), fact=of_break(break_))
+            return
 
 
 def predict(ladder: Ladder, at: int, level: float = LEVEL, force: bool = False) -> Prediction:
     """Predict one size, or say why not; by force also across a break and beyond all measured."""
     refused = refusal(ladder, at, force)
-    if refused:
-        return Prediction(
-            at, ladder.metric, ladder.unit, None, None, None, level, None, refused, ladder.assumed,
-            origin=ladder.origin,
-        )  # fmt: skip
-    return foretell(ladder, at, level, LEARNED)
+    return (
+        Prediction(ladder, at, level, refused) if refused else foretell(ladder, at, level, LEARNED)
+    )
 
 
 def foretell(ladder: Ladder, at: int, share: float, learned: Learned) -> Prediction:
     """Predict one size whatever speaks against it, by what was learned from other ladders."""
-    rule, error, rate = _continued(ladder, at, learned)
-    away = max(math.log2(at / ladder.sizes[-1]), math.log2(ladder.sizes[0] / at))
+    sizes, rates = ladder.sizes, ladder.rates
+    used = _known(ladder, len(sizes))
+    if at > sizes[-1]:
+        best = candidates(ladder, learned)[0]
+        rule, error, rate = best.rule, best.error, RULES[best.rule](*used, at)
+    elif at < sizes[0]:
+        rule, error = "level", _candidate("level", ladder, learned).error
+        rate = models.level(sizes[:1], rates[:1], at)
+    else:
+        rule, error = BETWEEN, _error(inner_errors(ladder), learned.errors[BETWEEN])
+        rate = models.between(sizes, rates, at)
+    away = max(math.log2(at / sizes[-1]), math.log2(sizes[0] / at))
     spread = math.hypot(error, ladder.noise) * (_distance(away) if away > 0 else 1)
     reach = math.exp(min(spread * learned.factor(share), WIDEST_LOG))
     highest = rate * reach
-    if at > ladder.sizes[-1]:
-        highest = min(highest, max(rate, _steepest(ladder, at)) * (1 + TOLERANCE))
-    value, *ends = (ladder.value(at, one) for one in (rate, rate / reach, highest))
-    return Prediction(
-        at, ladder.metric, ladder.unit, value, min(ends), max(ends), share, rule, None,
-        ladder.assumed, spread, tuple(_warnings(ladder, at)), ladder.origin,
-    )  # fmt: skip
-
-
-def _continued(ladder: Ladder, at: int, learned: Learned) -> tuple[str, float, float]:
-    """Return the rule that leads to a size, its error and the rate it gives there."""
-    sizes, rates = ladder.sizes, ladder.rates
-    if at > sizes[-1]:
-        best = candidates(ladder, learned)[0]
-        return best.rule, best.error, RULES[best.rule](*_known(ladder, len(sizes)), at)
-    if at < sizes[0]:
-        error = _candidate("level", ladder, learned).error
-        return "level", error, rules.level(sizes[:1], rates[:1], at)
-    error = _error(inner_errors(ladder), learned.errors[BETWEEN])
-    return BETWEEN, error, rules.between(sizes, rates, at)
-
-
-def _steepest(ladder: Ladder, at: int) -> float:
-    """Return the rate beyond the largest size by linear scaling, or the steepest one measured."""
-    slopes = [
-        (math.log(y) - math.log(x)) / math.log(q / p)
-        for (p, x), (q, y) in pairwise(zip(*_known(ladder, len(ladder.sizes)), strict=True))
-    ]
-    factor = max(1.0, *slopes) * math.log(at / ladder.sizes[-1])
-    return ladder.rates[-1] * math.exp(min(factor, WIDEST_LOG))
+    if at > sizes[-1]:  # no further than by linear scaling, or the steepest doubling measured
+        slopes = [
+            (math.log(y) - math.log(x)) / math.log(q / p)
+            for (p, x), (q, y) in pairwise(zip(*used, strict=True))
+        ]
+        factor = max(1.0, *slopes) * math.log(at / sizes[-1])
+        steepest = rates[-1] * math.exp(min(factor, WIDEST_LOG))
+        highest = min(highest, max(rate, steepest) * (1 + TOLERANCE))
+    value, *ends = (ladder.value(at, each) for each in (rate, rate / reach, highest))
+    warnings = tuple(_warnings(ladder, at))
+    return Prediction(ladder, at, share, None, value, min(ends), max(ends), rule, spread, warnings)
 
 
 @dataclass(frozen=True)
@@ -554,8 +508,7 @@ def _warnings(ladder: Ladder, at: int) -> list[str]:
             f"all sizes were measured within one node: if {at} ranks span nodes, the network "
             "between them is not in this value"
         )
-    against = (_found_by_check(ladder, at), _broken(ladder, at))
-    found += [reason.fact for reason in against if reason]
+    found += [reason.fact for reason in _obstacles(ladder, at)]
     if at > largest:
         found.append(
             f"no size measured shows whether the curve breaks between {largest} and {at}, as at a "

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from lockstep.report.tracker.sending import Sent
     from lockstep.report.tracker.tracked import Run, Tracker
 
 FOLDER = click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
@@ -39,7 +38,9 @@ def mlflow(folder: Path, to: str | None) -> int:
       lockstep export mlflow results/laptop
       lockstep export mlflow results/laptop --to sqlite:///all.db
     """
-    return _send(folder, "mlflow", to)
+    from lockstep.report.tracker import tracked
+
+    return _send(folder, tracked.given("mlflow", to))
 
 
 @export.command()
@@ -51,7 +52,9 @@ def http(folder: Path, to: str) -> int:
     `python -m pydoc lockstep.report.tracker.stores` describes its four requests. The
     key for the header X-API-Key is read from LOCKSTEP_TRACKER_KEY.
     """
-    return _send(folder, "http", to)
+    from lockstep.report.tracker import tracked
+
+    return _send(folder, tracked.given("http", to))
 
 
 @export.command()
@@ -64,10 +67,10 @@ def tensorboard(folder: Path, to: Path | None) -> None:
     Example:
       lockstep export tensorboard results/run
     """
-    from lockstep.report.tracker import sending
+    from lockstep.report.tracker.runs import read_runs
 
     target = to or folder / "tensorboard"
-    written = list(write_event_files(sending.found(folder).runs, target))
+    written = list(write_event_files(read_runs(folder).runs, target))
     if not written:
         raise ValueError(
             f"{folder} holds no training run; measure the study train, or give another"
@@ -94,32 +97,20 @@ def again(folder: Path) -> int:
             f"no tracker is known for {folder}; write a table [tracker] into the site file, or "
             "lockstep export"
         )
-    return _finish(folder, tracker)
+    return _send(folder, tracker)
 
 
-def _send(folder: Path, kind: str, to: str | None) -> int:
-    from lockstep.report.tracker import tracked
-
-    return _finish(folder, tracked.given(kind, to).beside(folder))
-
-
-def _finish(folder: Path, tracker: "Tracker") -> int:
+def _send(folder: Path, tracker: "Tracker") -> int:
     from lockstep.report.tracker import sending
 
     sent = sending.send(folder, tracker, is_asked=True)
-    _say(sent, folder)
     if sent.kind in ("unreadable", "empty"):
         raise ValueError(sent.why)
-    return 0 if sent.kind == "sent" else 3
-
-
-def _say(sent: "Sent", folder: Path) -> None:
-    from lockstep.report.tracker import sending
-
-    for text in sending.left_out(sent):
+    *left_out, end = sending.lines(sent, folder)
+    for text in left_out:
         click.echo(text, err=True)
-    if sent.kind not in ("unreadable", "empty"):
-        click.echo(sending.line(sent, folder), err=sent.kind != "sent")
+    click.echo(end, err=sent.kind != "sent")
+    return 0 if sent.kind == "sent" else 3
 
 
 def write_event_files(runs: "Iterable[Run]", folder: Path) -> Iterator[Path]:

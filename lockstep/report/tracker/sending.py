@@ -1,26 +1,28 @@
-"""Results to a tracker: what it lacks, once, in the order in which a run is made.
+"""Send a tracker what it lacks of results, once, in the order in which a run is made.
 
-The same for a campaign that is measured at this moment, one that was collected, and one of last
-year. Whatever stops it, it goes on where it stopped.
-
-What was sent to a tracker, in words.
+It is the same for a campaign that is being measured, one that was collected, and one of last year:
+whatever stops it, it goes on where it stopped.
 """
 
+import hashlib
+import json
 import math
+import re
 import shlex
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from lockstep.core import files, locks
+from lockstep.core.files import write_atomically
 from lockstep.core.formats import counted
-from lockstep.report.load.sources import trainings_below
 from lockstep.report.tracker import stores, tracked
-from lockstep.report.tracker.from_launches import of_campaign
-from lockstep.report.tracker.stores import OutOfReachError, RefusedError, Store
-from lockstep.report.tracker.tracked import EmptyError, Found, Run, Tracker
+from lockstep.report.tracker.runs import read_runs
+from lockstep.report.tracker.stores import HttpStore, MlflowStore, OutOfReachError, RefusedError
+from lockstep.report.tracker.tracked import EmptyError, Entry, Run, Tracker
 
 # While something is measured, no tracker is waited for longer than this.
 LIVE_TIMEOUT_S = 2.0
@@ -61,20 +63,75 @@ class Sent:
     unread: tuple[str, ...] = ()
 
 
-def found(folder: Path) -> Found:
-    """Return the runs of a campaign's folder, or of the trainings in a folder of such folders.
+class Confirmed:
+    """What one tracker has confirmed of a folder's runs: `tracker/RUN.json`, one entry a tracker.
+
+    The results are on disk before anything is sent, so only what was confirmed is kept here.
+    """
+
+    def __init__(self, folder: Path, tracker: Tracker) -> None:
+        self.folder = folder / tracked.FOLDER
+        self.name = f"{tracker.kind} {tracker.uri}"
+
+    def entry(self, run: Run) -> Entry:
+        """Return what is confirmed of a run; nothing where the file is lost or of another run."""
+        try:
+            return Entry(**self._stored(run)[self.name])
+        except (KeyError, TypeError):
+            return Entry(run.key)
+
+    def keep(self, run: Run, entry: Entry) -> None:
+        """Put what is confirmed of a run on disk."""
+        text = json.dumps(self._stored(run) | {self.name: asdict(entry)}, indent=1)
+        write_atomically(self._path(run), text)
+
+    def under_first_key(self, run: Run) -> Run:
+        """Return a campaign's run under the key that it was first sent by.
+
+        The key has the time of the first launch: another where that launch can no longer be read.
+        """
+        path = self.folder / "campaign.txt"
+        kept = files.text(path) if path.is_file() else ""
+        if kept.rpartition("/")[0] == run.experiment:
+            return replace(run, key=kept)
+        write_atomically(path, run.key)
+        return run
+
+    def _path(self, run: Run) -> Path:
+        digest = hashlib.sha256(run.key.encode()).hexdigest()[:8]
+        return self.folder / f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', run.name)[:60]}-{digest}.json"
+
+    def _stored(self, run: Run) -> dict[str, Any]:
+        try:
+            document = files.parse(files.content(self._path(run)))
+        except ValueError:
+            return {}
+        return document if isinstance(document, dict) else {}
+
+
+class BusyError(ValueError):
+    """Another command sends the same results, or writes the same database."""
+
+
+@contextmanager
+def only_writer(folder: Path, tracker: Tracker, wait_s: float) -> Iterator[None]:
+    """Hold the locks of a folder's entries, and of the database that is written.
 
     Raises:
-        EmptyError: It holds neither.
-        ValueError: What it holds cannot be read.
+        BusyError: Another holds one for longer than `wait_s`.
+        OSError: The folder, or the database's, cannot be written.
     """
-    runs: list[Run] = []
-    unread: list[str] = []
-    for training in trainings_below(folder) or [folder]:
-        there = of_campaign(training)
-        runs += there.runs
-        unread += there.unread
-    return Found(tuple(runs), tuple(unread))
+    paths = [folder / tracked.FOLDER / ".lock"]
+    if tracker.database is not None:
+        paths.append(tracker.database.with_name(f".{tracker.database.name}.lock"))
+    with ExitStack() as held:
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = held.enter_context(path.open("a", encoding="utf-8"))
+            with suppress(locks.NoLocksError):  # others cannot be kept out there
+                if not locks.take(lock, wait_s):
+                    raise BusyError(f"another lockstep command writes {path.parent}")
+        yield
 
 
 def send(
@@ -95,42 +152,45 @@ def send(
     tracker = tracker.beside(folder)
     sent = Sent(str(tracker.uri))
     try:
-        there = found(folder)
+        there = read_runs(folder)
+        sent.unread = there.unread
+        if not there.runs:
+            raise ValueError(next(iter(there.unread), f"{folder}: holds no launch of Lockstep"))
     except ValueError as error:
         sent.kind = "empty" if isinstance(error, EmptyError) else "unreadable"
         sent.why = str(error)
         return sent
-    if not there.runs:
-        sent.kind, sent.why = "unreadable", there.unread[0]
-        return sent
-    sent.unread = there.unread
-    with _noting_what_stops(sent), tracked.only_writer(folder, tracker, wait_s):
-        known = tracked.Confirmed(folder, tracker)
-        known.keep_target()
-        runs = known.under_first_key(there.runs)
-        is_asked = is_asked and tracker.kind == "mlflow"
-        left = [r for r in runs if is_asked or known.entry(r).digest != r.digest]
-        sent.num_runs = len(runs) - len(left)
-        if left:
-            _check_time(until_s)
-            _send_each(left, stores.connect(tracker, timeout_s), known, sent, until_s)
-    return sent
-
-
-@contextmanager
-def _noting_what_stops(sent: Sent) -> Iterator[None]:
+    is_asked = is_asked and tracker.kind == "mlflow"
     try:
-        yield
+        with only_writer(folder, tracker, wait_s):
+            known = Confirmed(folder, tracker)
+            # Where the tracker is; its key stays in the environment alone.
+            text = json.dumps(tracker.model_dump(), indent=1)
+            write_atomically(known.folder / tracked.TARGET, text)
+            runs = [
+                known.under_first_key(run) if run.kind == "campaign" else run for run in there.runs
+            ]
+            left = [run for run in runs if is_asked or known.entry(run).digest != run.digest]
+            sent.num_runs = len(runs) - len(left)
+            if left:
+                _check_time(until_s)
+                store: HttpStore | MlflowStore = (
+                    HttpStore(sent.uri, tracker.key, timeout_s)
+                    if tracker.kind == "http"
+                    else MlflowStore(sent.uri, tracker.key, timeout_s)
+                )
+                _deliver(left, store, known, sent, until_s)
     except LateError:
         sent.kind = "late"
     except OutOfReachError as error:
         sent.kind, sent.why = "out-of-reach", str(error)
     except RefusedError as error:
         sent.kind, sent.why = "refused", str(error)
-    except tracked.BusyError as error:
+    except BusyError as error:
         sent.kind, sent.why = "busy", str(error)
     except OSError as error:
         sent.kind, sent.why = "unwritable", f"{error.filename}: {error.strerror}"
+    return sent
 
 
 def _check_time(until_s: float) -> None:
@@ -138,25 +198,27 @@ def _check_time(until_s: float) -> None:
         raise LateError
 
 
-def _send_each(
-    runs: list[Run], store: Store, known: tracked.Confirmed, sent: Sent, until_s: float
+def _deliver(
+    runs: list[Run], store: HttpStore | MlflowStore, known: Confirmed, sent: Sent, until_s: float
 ) -> None:
     """Send what the tracker lacks of runs; one that it refuses keeps no other from it."""
     for run in runs:
         try:
-            _deliver(run, store, known, sent, until_s)
+            _deliver_run(run, store, known, sent, until_s)
             sent.num_runs += 1
         except RefusedError as error:
             sent.kind, sent.why = "refused", sent.why or str(error)
             sent.num_refused += 1
 
 
-def _deliver(run: Run, store: Store, known: tracked.Confirmed, sent: Sent, until_s: float) -> None:
+def _deliver_run(
+    run: Run, store: HttpStore | MlflowStore, known: Confirmed, sent: Sent, until_s: float
+) -> None:
     """Send what the tracker lacks of one run; each step is noted once it is confirmed."""
     _check_time(until_s)
     entry = known.entry(run)
     store.open(run, entry)
-    new = [metric for metric in run.metrics if entry.is_new(metric)]
+    new = [metric for metric in run.metrics if metric.step > entry.through.get(metric.name, -1)]
     if entry.digest == run.digest and not new:
         return
     sent.num_new += 1
@@ -164,7 +226,7 @@ def _deliver(run: Run, store: Store, known: tracked.Confirmed, sent: Sent, until
     for first in range(0, len(new), stores.LARGEST_BATCH):
         _check_time(until_s)
         batch = new[first : first + stores.LARGEST_BATCH]
-        entry.pending = [[m.name, m.value, m.step, m.time_ms] for m in batch]
+        entry.pending = [list(metric) for metric in batch]
         known.keep(run, entry)
         store.log(entry, batch)
         entry.confirm(batch)
@@ -194,26 +256,18 @@ WORDS: dict[Kind, str] = {
 }
 
 
-def left_out(sent: Sent) -> list[str]:
-    """Return what could not be read, and so was not sent."""
-    return [f"Left out: {why}" for why in sent.unread]
-
-
-def line(sent: Sent, folder: Path) -> str:
-    """Return what was sent, or what stopped it and the command that sends the rest."""
+def lines(sent: Sent, folder: Path) -> list[str]:
+    """Return what was left out; then what was sent, or what stopped it and what sends the rest."""
     if sent.kind == "sent":
-        return f"Tracker {sent.uri}: {_counts(sent)}."
-    refused = counted(sent.num_refused, "run") if sent.num_refused else "the results"
-    why = WORDS[sent.kind].format(uri=sent.uri, why=sent.why, refused=refused)
-    todo = f"lockstep export again {shlex.quote(str(folder))}"
-    return f"{why[0].upper()}{why[1:]}; nothing is lost, {todo} sends what it lacks."
-
-
-def _counts(sent: Sent) -> str:
-    there = f"{counted(sent.num_runs, 'run')} there"
-    if not sent.num_new:
-        return f"{there}, nothing new"
-    return (
-        f"{there}, {sent.num_new} new or changed ({counted(sent.num_metrics, 'metric')}, "
-        f"{counted(sent.num_artifacts, 'file')} sent)"
-    )
+        news = (
+            f"{sent.num_new} new or changed ({counted(sent.num_metrics, 'metric')}, "
+            f"{counted(sent.num_artifacts, 'file')} sent)"
+        )
+        there = f"{counted(sent.num_runs, 'run')} there"
+        end = f"Tracker {sent.uri}: {there}, {news if sent.num_new else 'nothing new'}."
+    else:
+        refused = counted(sent.num_refused, "run") if sent.num_refused else "the results"
+        why = WORDS[sent.kind].format(uri=sent.uri, why=sent.why, refused=refused)
+        todo = f"lockstep export again {shlex.quote(str(folder))}"
+        end = f"{why[0].upper()}{why[1:]}; nothing is lost, {todo} sends what it lacks."
+    return [*(f"Left out: {why}" for why in sent.unread), end]

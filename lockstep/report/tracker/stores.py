@@ -1,6 +1,7 @@
-"""What a tracker must do for results to be sent to it, and how it may fail to.
+"""The trackers that results are sent to: a plain HTTP interface, and MLflow.
 
-A tracker behind a plain HTTP interface of JSON requests.
+Both have the methods `open`, `log`, `upload` and `close`, which raise OutOfReachError or
+RefusedError. The HTTP interface takes JSON requests:
 
     POST  /runs                 key, experiment, name, kind, started, slurm_job_id, node, seed,
                                 gpu_type, config, facts -> run_id
@@ -12,10 +13,9 @@ The key goes into the header `X-API-Key`. A request whose answer was lost is sen
 with the same `Idempotency-Key` (draft-ietf-httpapi-idempotency-key-header), by which a server can
 tell that it has it already.
 
-MLflow as a tracker: a SQLite file or a server, through MLflow's own client.
-
-The tag `lockstep.run` names a run, and what MLflow holds of it decides what is still to be sent: a
-folder whose `tracker/` was deleted, or a second machine, adds nothing twice.
+MLflow is a SQLite file or a server, used through its own client. The tag `lockstep.run` names a
+run, and what MLflow holds of it decides what is still to be sent: a folder whose `tracker/` was
+deleted, or a second machine, adds nothing twice.
 """
 
 import base64
@@ -33,19 +33,16 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from lockstep.core import files
 from lockstep.core.formats import one_line
-from lockstep.report.tracker.tracked import Artifact, Entry, Metric, Run, Tracker
+from lockstep.report.tracker.tracked import Artifact, Entry, Metric, Run
 
 MAX_SAID = 300  # characters of what a tracker answers
-
 # Metrics in one request: as many as MLflow takes (its REST interface, "Log Batch").
 LARGEST_BATCH = 1000
-
-
 # Answers that mean: not now.
 LATER = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 
@@ -62,36 +59,6 @@ def failed(status: int, why: str) -> OutOfReachError | RefusedError:
     """Return what an answer's status means: not now, or not at all."""
     is_later = status in LATER or status >= HTTPStatus.INTERNAL_SERVER_ERROR
     return (OutOfReachError if is_later else RefusedError)(why)
-
-
-class Store(Protocol):
-    """One tracker. Each method raises OutOfReachError or RefusedError."""
-
-    def open(self, run: Run, entry: Entry) -> None:
-        """Make the run unless it is there; fill in the entry's id, and correct what it says."""
-
-    def log(self, entry: Entry, metrics: list[Metric]) -> None:
-        """Add metrics, `LARGEST_BATCH` at most."""
-
-    def upload(self, entry: Entry, artifact: Artifact) -> None:
-        """Add a file, or replace it."""
-
-    def close(self, run: Run, entry: Entry) -> None:
-        """Bring configuration, facts and status up to date."""
-
-
-def connect(tracker: Tracker, timeout_s: float) -> Store:
-    """Return a tracker's store.
-
-    Raises:
-        RefusedError: The software that it needs is not installed.
-        OutOfReachError: Its database cannot be opened.
-    """
-    assert tracker.uri is not None
-    if tracker.kind == "http":
-        return HttpStore(tracker.uri, tracker.key, timeout_s)
-
-    return MlflowStore(tracker.uri, tracker.key, timeout_s)
 
 
 LARGEST_CONTENT_BYTES = 16 * files.MIB
@@ -122,10 +89,10 @@ class HttpStore:
     def open(self, run: Run, entry: Entry) -> None:
         """Make the run once, and send again what was not confirmed."""
         if not entry.id:
-            payload: dict[str, Any] = {name: run.facts.get(name) for name in FACTS}
-            payload |= {"key": run.key, "experiment": run.experiment, "name": run.name}
-            payload |= {"kind": run.kind, "started": _moment(run.started_ms)}
-            payload |= {"config": run.params, "facts": run.facts}
+            payload = {name: run.facts.get(name) for name in FACTS} | {
+                "key": run.key, "experiment": run.experiment, "name": run.name, "kind": run.kind,
+                "started": _moment(run.started_ms), "config": run.params, "facts": run.facts,
+            }  # fmt: skip
             answer = self._request("POST", "/runs", payload, f"{run.key} run")
             if not isinstance(answer, dict) or not isinstance(answer.get("run_id"), str | int):
                 raise RefusedError("it answers POST /runs without a run_id")

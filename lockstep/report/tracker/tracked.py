@@ -1,30 +1,20 @@
-"""What a tracker is told of results, whichever tracker it is: runs, their metrics and files.
-
-What a tracker has confirmed of each run, so that nothing is sent twice.
-
-The results themselves are what is kept until a tracker takes it: they are on disk before anything
-is sent. Here lie `tracker/RUN.json`, one file a run and one entry in it a tracker.
-
-Which tracker results go to: the table `[tracker]` of a site file, or what a command is given.
-"""
+"""The records of tracking: a run with its metrics and files, the tracker, what it has confirmed."""
 
 import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lockstep import content
-from lockstep.core import files, inputs, locks
-from lockstep.core.files import write_atomically
+from lockstep.core import files, inputs
 from lockstep.report.load import sources
 
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
@@ -35,12 +25,11 @@ LONGEST_VALUE = 5000
 _NOT_IN_NAMES = re.compile(r"[^\w.\- ]+", re.ASCII)
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A value of a run.
+class Metric(NamedTuple):
+    """A value of a run, at most one of a name and step.
 
     Attributes:
-        name: What it is, with its unit; a run has one value of a name and step.
+        name: What it is, with its unit.
         step: The round, epoch or update that it is of; a name's values come by growing steps.
         time_ms: When it was known, in milliseconds since the epoch.
     """
@@ -51,25 +40,11 @@ class Metric:
     time_ms: int
 
 
-@dataclass(frozen=True)
-class Artifact:
-    """A file of a run.
-
-    Attributes:
-        sha256: Of its content, by which a tracker is sent it once.
-    """
+class Artifact(NamedTuple):
+    """A file of a run, and the digest of its content, by which a tracker is sent it once."""
 
     path: Path
     sha256: str
-
-    @classmethod
-    def of(cls, path: Path) -> "Artifact":
-        """Return a file with its digest.
-
-        Raises:
-            ValueError: It cannot be read, or is larger than Lockstep reads.
-        """
-        return cls(path, hashlib.sha256(files.content(path)).hexdigest())
 
 
 @dataclass(frozen=True)
@@ -97,13 +72,13 @@ class Run:
 
     @property
     def digest(self) -> str:
-        """Digest of all that a tracker is told of it."""
+        """Digest of all that a tracker gets of it."""
         steps: dict[str, int] = {}
         for metric in self.metrics:
             steps[metric.name] = max(metric.step, steps.get(metric.name, 0))
         sent = [(artifact.path.name, artifact.sha256) for artifact in self.artifacts]
-        told = [self.status, self.ended_ms, self.params, self.facts, steps, sent]
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+        state = [self.status, self.ended_ms, self.params, self.facts, steps, sent]
+        return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -118,11 +93,21 @@ class EmptyError(ValueError):
     """A folder holds no results yet."""
 
 
+def artifacts(folder: Path, names: Iterable[str]) -> tuple[Artifact, ...]:
+    """Return the files of these names that a folder holds.
+
+    Raises:
+        ValueError: One cannot be read, or is larger than Lockstep reads.
+    """
+    paths = [folder / name for name in names if (folder / name).is_file()]
+    return tuple(Artifact(p, hashlib.sha256(files.content(p)).hexdigest()) for p in paths)
+
+
 def metric_name(case: str, quantity: str) -> str:
     """Return the name of a case's quantity, of characters that every tracker takes."""
-    said = [part for part in parameters(case) if not part.endswith("=None")]
+    known = "-".join(part for part in parameters(case) if not part.endswith("=None"))
     test = case.partition("[")[0].removeprefix("test_")
-    clean = "/".join(_NOT_IN_NAMES.sub("_", one) for one in (test, "-".join(said)) if one)
+    clean = "/".join(_NOT_IN_NAMES.sub("_", part) for part in (test, known) if part)
     if len(clean) > (room := LONGEST_NAME - len(quantity) - 1):
         digest = hashlib.sha256(case.encode()).hexdigest()[:8]
         clean = f"{clean[: room - len(digest) - 1]}-{digest}"
@@ -150,11 +135,6 @@ def milliseconds(moment: str) -> int:
         ValueError: It is none.
     """
     return round(datetime.fromisoformat(moment).timestamp() * 1000)
-
-
-def modified_ms(path: Path) -> int:
-    """Return when a file was last written, in milliseconds since the epoch."""
-    return path.stat().st_mtime_ns // 1_000_000
 
 
 SITE_VARIABLE = "LOCKSTEP_SITE"
@@ -233,10 +213,10 @@ def given(kind: str, uri: str | None) -> Tracker:
 
 
 def find(folder: Path) -> Tracker | None:
-    """Return the tracker of a results folder; None where nobody names one.
+    """Return the tracker of a results folder; None where none is configured.
 
-    The site that commands are about names it, else the one that the folder's jobs were sent for,
-    else what was used before.
+    The current site file comes first, then the site that the folder's jobs were submitted with,
+    then the tracker used before.
 
     Raises:
         ValueError: A file that may name it cannot be read, or says something that is not allowed.
@@ -244,21 +224,20 @@ def find(folder: Path) -> Tracker | None:
     source = os.environ.get(SITE_VARIABLE) or SITE_FILE
     shipped = content.ROOT / "slurm_templates" / "sites" / f"{source}.toml"
     site = shipped if shipped.is_file() else Path(source)
-    sent_for, used = folder / "jobs" / "site.json", folder / FOLDER / TARGET
-    readers: dict[Path, Callable[[], dict[str, Any] | None]] = {
-        site: lambda: inputs.table(site, "tracker"),
-        sent_for: lambda: _json(sent_for).get("tracker"),
-        used: lambda: _json(used),
-    }
-    for path, read in readers.items():
-        if path.is_file() and (table := read()):
+    submitted, used = folder / "jobs" / "site.json", folder / FOLDER / TARGET
+    for path in (site, submitted, used):
+        if not path.is_file():
+            continue
+        document = inputs.table(site, "tracker") if path is site else _json(path)
+        table = document.get("tracker") if path is submitted else document
+        if table:
             return _checked(table, str(path)).beside(folder)
     return None
 
 
 def _json(path: Path) -> dict[str, Any]:
-    found = files.parse(files.content(path))
-    return found if isinstance(found, dict) else {}
+    document = files.parse(files.content(path))
+    return document if isinstance(document, dict) else {}
 
 
 def _checked(table: Mapping[str, Any], where: str) -> Tracker:
@@ -266,9 +245,6 @@ def _checked(table: Mapping[str, Any], where: str) -> Tracker:
         return Tracker.model_validate(table)
     except ValidationError as error:
         raise ValueError(f"{where}: {inputs.sentence(error, Tracker)}") from None
-
-
-CAMPAIGN_KEY = "campaign.txt"
 
 
 @dataclass
@@ -291,95 +267,8 @@ class Entry:
     digest: str = ""
     pending: list[list[Any]] = field(default_factory=list)
 
-    def is_new(self, metric: Metric) -> bool:
-        """Tell whether a metric is still to be sent."""
-        return metric.step > self.through.get(metric.name, -1)
-
-    def confirm(self, metrics: list[Metric]) -> None:
+    def confirm(self, metrics: Iterable[Metric]) -> None:
         """Note metrics that the tracker has."""
         self.pending = []
         for metric in metrics:
             self.through[metric.name] = max(metric.step, self.through.get(metric.name, -1))
-
-
-class Confirmed:
-    """The entries of one tracker in a results folder."""
-
-    def __init__(self, folder: Path, tracker: Tracker) -> None:
-        self.folder = folder / FOLDER
-        self.tracker = tracker
-        self.name = f"{tracker.kind} {tracker.uri}"
-
-    def entry(self, run: Run) -> Entry:
-        """Return what is confirmed of a run; nothing where the file is lost or of another run."""
-        try:
-            return Entry(**self._stored(run)[self.name])
-        except (KeyError, TypeError):
-            return Entry(run.key)
-
-    def keep(self, run: Run, entry: Entry) -> None:
-        """Put what is confirmed of a run on disk."""
-        text = json.dumps(self._stored(run) | {self.name: asdict(entry)}, indent=1)
-        write_atomically(self._path(run), text)
-
-    def keep_target(self) -> None:
-        """Note where the tracker is; its key stays in the environment alone."""
-        text = json.dumps(self.tracker.model_dump(), indent=1)
-        write_atomically(self.folder / TARGET, text)
-
-    def under_first_key(self, runs: Sequence[Run]) -> list[Run]:
-        """Return runs, the campaign's under the key that it was first sent by.
-
-        It is made of the first launch's time, which is another where that launch cannot be read,
-        or one that began earlier is read later.
-        """
-        path = self.folder / CAMPAIGN_KEY
-        kept = files.text(path) if path.is_file() else ""
-        same = []
-        for run in runs:
-            if run.kind == "campaign" and kept.rpartition("/")[0] == run.experiment:
-                same.append(replace(run, key=kept))
-                continue
-            if run.kind == "campaign":
-                write_atomically(path, run.key)
-            same.append(run)
-        return same
-
-    def _path(self, run: Run) -> Path:
-        digest = hashlib.sha256(run.key.encode()).hexdigest()[:8]
-        return self.folder / f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', run.name)[:60]}-{digest}.json"
-
-    def _stored(self, run: Run) -> dict[str, Any]:
-        try:
-            found = files.parse(files.content(self._path(run)))
-        except ValueError:
-            return {}
-        return found if isinstance(found, dict) else {}
-
-
-class BusyError(ValueError):
-    """Another command sends the same results, or writes the same database."""
-
-
-@contextmanager
-def only_writer(folder: Path, tracker: Tracker, wait_s: float) -> Iterator[None]:
-    """Hold the locks of a folder's entries, and of the database that is written.
-
-    Raises:
-        BusyError: Another holds one for longer than `wait_s`.
-        OSError: The folder, or the database's, cannot be written.
-    """
-    paths = [folder / FOLDER / ".lock"]
-    if tracker.database is not None:
-        paths.append(tracker.database.with_name(f".{tracker.database.name}.lock"))
-    with ExitStack() as held:
-        for path in paths:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            lock = held.enter_context(path.open("a", encoding="utf-8"))
-            try:
-                is_free = locks.take(lock, wait_s)
-            except locks.NoLocksError:
-                is_free = True  # others cannot be kept out here
-            if not is_free:
-                raise BusyError(f"another lockstep command writes {path.parent}")
-        yield
