@@ -14,7 +14,7 @@ from lockstep.campaign import stages as local_stages
 from lockstep.campaign.campaign import Stage
 from lockstep.campaign.folder import Folder
 from lockstep.campaign.stages import Stages
-from lockstep.slurm.associations import Limit
+from lockstep.slurm.associations import Limit, excesses
 from lockstep.slurm.client import State
 from lockstep.slurm.status.sent import Job, Results
 from lockstep.slurm.status.standing import Standing

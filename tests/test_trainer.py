@@ -21,10 +21,8 @@ from lockstep.core.record import KEY
 from lockstep.measure.loading import data
 from lockstep.ranks import process_group
 from lockstep.report.load.reading import load
-from lockstep.report.tracker import sending
-from lockstep.trainer import plan, trainer
 from lockstep.report.tracker.runs import read_runs
-from lockstep.trainer import epochs, plan, trainer
+from lockstep.trainer import plan, trainer
 from lockstep.trainer import training_cli as cli
 from lockstep.trainer.plan import Batch, TrainConfig, epoch_steps
 from lockstep.trainer.trainer import Trainer

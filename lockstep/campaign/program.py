@@ -45,9 +45,8 @@ from lockstep.core.errors import EXIT_STOPPED
 from lockstep.core.flags import Flag, flag
 from lockstep.core.formats import last_line
 from lockstep.core.journal import Journal
-from lockstep.core.record import FailureCause
 from lockstep.core.processes import THREAD_VARIABLES, die_with_parent, hostname
-from lockstep.core.record import KEY, CaseRecord, problem, sized_name
+from lockstep.core.record import KEY, CaseRecord, FailureCause, problem, sized_name
 from lockstep.machine import provenance
 
 EXIT_FAILED, EXIT_USAGE, EXIT_ENDED = 1, 4, 143

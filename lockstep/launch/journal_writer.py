@@ -10,7 +10,6 @@ from typing import Any
 from lockstep.core.errors import AgreedError, RankError
 from lockstep.core.flags import flag
 from lockstep.core.journal import Journal
-from lockstep.core.record import KEY, SCHEMA_VERSION, FailureCause
 from lockstep.core.record import KEY
 from lockstep.launch.options import Settings
 from lockstep.launch.verdict import Verdict

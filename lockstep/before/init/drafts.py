@@ -143,7 +143,7 @@ def look_around(folder: Path, environ: Mapping[str, str]) -> Surroundings:
     modules: tuple[str, ...] = ()
     if {"LMOD_CMD", "MODULESHOME"} & set(environ):
         with suppress(RuntimeError):
-            listing = output(["bash", "-lc", "module -t avail 2>&1"])
+            listing = processes.output(["bash", "-lc", "module -t avail 2>&1"], timeout_s=30)
             names = (text.strip().removesuffix("(default)") for text in listing.splitlines())
             pattern = re.compile(r"[\w./+-]*pytorch[\w./+-]*\w", re.IGNORECASE)
             modules = tuple(name for name in names if pattern.fullmatch(name))

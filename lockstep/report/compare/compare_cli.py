@@ -3,7 +3,9 @@
 import json
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -83,8 +85,9 @@ def compare(
     from lockstep.report.compare import comparison, outcome
     from lockstep.report.compare.compared_page import page as compared_page
     from lockstep.report.load.reading import load
+    from lockstep.report.load.redaction import Redactor
     from lockstep.report.load.results import Results
-    from lockstep.report.page import export_options, render
+    from lockstep.report.page import render
 
     if as_markdown and as_json:
         raise ValueError("--markdown and --json both want stdout; choose one")
@@ -99,7 +102,7 @@ def compare(
         launches=[launch for results in campaigns for launch in results.launches],
         rows=[row for results in campaigns for row in results.rows],
     )
-    redacted = export_options.redactor(both, {"redact": redact})
+    redacted: Callable[[Any], Any] = Redactor(both) if redact else lambda data: data
     findings = [checker.check(results) for results in campaigns]
     # Where paths are left out, each side is called by the last part of its path.
     names = [Path(os.path.abspath(p)).name if redact else str(p) for p in paths]  # noqa: PTH100

@@ -28,9 +28,8 @@ from lockstep.report.compute.scaling import Series, series_of
 from lockstep.report.compute.statistics import median_rate
 from lockstep.report.load import layout
 from lockstep.report.load.results import Results, Row
-from lockstep.report.page import facts
+from lockstep.report.page import curves, facts
 from lockstep.report.page import parts as page_parts
-from lockstep.report.page.curves import efficiency as efficiency_figure
 from lockstep.report.page.parts import (
     MAX_ROWS,
     ORIGINS,
@@ -252,7 +251,7 @@ def _study(
     cases = {line.pair.case: line.pair.case_label for line in lines}
     made["figures"] = [changes] if changes else []
     for index, (case, series) in enumerate(list(ladders.items())[:MAX_CASES], start=1):
-        efficiency = plots.efficiency(key, series, GOOD_EFFICIENCY, {})
+        efficiency = curves.efficiency(key, series, GOOD_EFFICIENCY, {})
         efficiency |= {
             "id": f"{key}-{index}-efficiency", "title": f"Parallel efficiency: {cases[case]}"
         }  # fmt: skip
@@ -260,7 +259,7 @@ def _study(
     if (more := len(ladders) - MAX_CASES) > 0:
         made["notes"] = [f"{counted(more, 'further case')} have no curves here."]
     cells = [cell for line in lines for cell in line.cells if cell]
-    texts = plots.basis_sentences([row for pair, _ in cells for row in (*pair.a, *pair.b)])
+    texts = method.basis_sentences([row for pair, _ in cells for row in (*pair.a, *pair.b)])
     for figure in made["figures"]:
         figure["basis"] = texts
     which = next(iter(cases.values())) if len(cases) == 1 else counted(len(cases), "case")

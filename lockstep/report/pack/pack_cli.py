@@ -81,8 +81,8 @@ def write(
     """
     from lockstep.report.columns import table
     from lockstep.report.pack import choices, texts
-    from lockstep.report.page import by_study, plots
-    from lockstep.report.words import verdict_card
+    from lockstep.report.page import by_study
+    from lockstep.report.words import method, verdict_card
 
     results, series = evaluation.results, evaluation.series
     work = choices.read_planned_runs(pack["work"])
@@ -108,7 +108,7 @@ def write(
     folder = pack["to"] or first.with_name(f"{first.stem}-{programme}")
     texts.refuse_foreign(folder, force)
     panels = by_study.panels(results, chosen.shown, threshold, "GPU-hours")
-    plots.put_basis(panels, results, chosen.shown)
+    method.put_basis(panels, results, chosen.shown)
     drawn = {spec["id"]: spec for panel in panels for spec in panel["figures"]}
     specs = [drawn[name] for name in FIGURES if name in drawn]
     text = texts.document(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from lockstep.campaign.campaign import Campaign, Launch, Stage
-from lockstep.core.formats import clock
+from lockstep.core.formats import clock, parse_limit
 from lockstep.slurm.site import Site
 
 # A fallback is a stage that begins where a job has failed, and is cancelled where none has.
