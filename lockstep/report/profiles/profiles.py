@@ -104,6 +104,11 @@ def read(path: Path) -> Profile:
     Raises:
         ValueError: It cannot be read, or is none of the formats.
     """
+    if path.suffix == ".py":
+        raise ValueError(
+            f"{path}: a script explains itself: call lockstep.explain(step, model=ddp, "
+            "batches=loader) in it, and run it under torchrun"
+        )
     try:
         content = path.read_bytes()
     except OSError as error:

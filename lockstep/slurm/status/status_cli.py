@@ -137,12 +137,16 @@ def status(
             raise click.UsageError("--collect goes with no other option than --json")
         _collect(folder, as_json=as_json)
         return 0
+    if watch is not None and not (watch == BACKING_OFF or 1 <= watch <= MAX_WATCH_S):  # nan, too
+        raise ValueError(
+            f"--watch {watch:g} is no number of seconds; give one from 1 to {MAX_WATCH_S}"
+        )
     from lockstep.slurm.status.standing import Board
     from lockstep.slurm.status.status_record import Wanted, lines
 
     board = Board(results_of(folder))
     needs_floor = cancel_below and floor is None
-    _refuse(watch, board.results.claimed() or {}, folder, needs_floor=needs_floor)
+    _refuse(board.results.claimed() or {}, folder, needs_floor=needs_floor)
     is_all = as_json or page is not None or cancel_below
     wanted = Wanted(expect, floor, inventory=page is not None) if is_all else None
     if str(page) == IN_FOLDER:
@@ -166,13 +170,7 @@ def status(
     return EXIT_BAD if campaign.is_bad else 0
 
 
-def _refuse(
-    watch: float | None, claimed: dict[str, Any], folder: str, *, needs_floor: bool
-) -> None:
-    if watch is not None and not (watch == BACKING_OFF or 1 <= watch <= MAX_WATCH_S):  # nan, too
-        raise ValueError(
-            f"--watch {watch:g} is no number of seconds; give one from 1 to {MAX_WATCH_S}"
-        )
+def _refuse(claimed: dict[str, Any], folder: str, *, needs_floor: bool) -> None:
     if "recorded" in claimed:
         raise ValueError(
             f"{folder} holds a recorded campaign, of which nothing is left to measure; "
