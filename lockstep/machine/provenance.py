@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,7 @@ GPU_FACTS = ("cuda", "cudnn", "nccl", "driver")
 # Whose code decides what is measured.
 MEASURING_ROOMS = (
     *("core", "machine", "ranks", "measure", "workloads", "trainer", "launch"),
-    "campaign/program",
+    "campaign/program.py",
 )
 # Apptainer writes into every image when, and of what, it was built.
 IMAGE_LABELS = Path("/.singularity.d/labels.json")
@@ -89,8 +90,9 @@ def rank_software() -> dict[str, Any]:
 def suite_sha256() -> str:
     """Return the digest of the suite's measuring code, by whichever path this rank reads it."""
     digest = hashlib.sha256()
-    folders = [content.ROOT / "bench", *(content.PACKAGE / room for room in MEASURING_ROOMS)]
-    for path in (path for folder in folders for path in sorted(folder.rglob("*.py"))):
+    places = [content.ROOT / "bench", *(content.PACKAGE / room for room in MEASURING_ROOMS)]
+    files = [[place] if place.suffix else sorted(place.rglob("*.py")) for place in places]
+    for path in chain.from_iterable(files):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
