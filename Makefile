@@ -17,7 +17,7 @@ DURATIONS := --durations=0 --durations-min=1
 # Each process of the tests would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo test test-here test-testbed unit versions lint docs format bench house messages statistics lab lab-steps recording screen chaos faults fuzz soak clean
+.PHONY: help venv demo test test-here test-testbed unit versions lint docs format bench house messages statistics lab lab-steps recording screen chaos faults fuzz soak release clean
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -148,6 +148,16 @@ fuzz: venv ## Feed hostile contents to every reader of files, a minute each; --s
 soak: venv ## Misbehave in launches and kill in campaigns at random; SEQUENCES, KILLS, SLURM_KILLS, SEED
 	$(BIN)/python tests/chaos/fuzz_ranks.py --sequences $(SEQUENCES) --seed $(SEED) --patience $(PATIENCE)
 	$(BIN)/python tests/chaos/soak.py --kills $(KILLS) --slurm-kills $(SLURM_KILLS) --seed $(SEED)
+
+# The tests say whether CITATION.cff, codemeta.json and CHANGELOG.md name this version.
+release: venv ## Build wheel, sdist, and the demo's page and bundle, with checksums, into dist/
+	$(BIN)/python -m pytest -q tests/test_repository.py -k "version or tag"
+	rm -rf dist
+	$(BIN)/uv build --quiet --out-dir dist
+	$(BIN)/lockstep demo --to dist/demo >dist/demo.txt
+	$(BIN)/lockstep bundle dist/demo --to dist/demo.tar.gz --license CC-BY-4.0
+	mv dist/demo/report.html dist/demo.html && rm -r dist/demo
+	cd dist && sha256sum *.whl *.tar.gz *.html *.txt >SHA256SUMS && cat SHA256SUMS
 
 clean: ## Remove the environment and caches, never results
 	rm -rf .venv .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
