@@ -115,3 +115,6 @@ def test_a_step_of_known_sleeps_and_its_card_name_the_same_phase(tmp_path):
     assert asked.exception is None
     assert "Input-bound" in asked.output
     assert "Input-bound" in printed
+    card = tmp_path / "lockstep-explain.json"
+    assert "step" in ask(card, "--against", card).output
+    assert "bound:" not in ask(card).output

@@ -35,6 +35,7 @@ BOUNDS = {
     ),
 }
 MOST_KERNELS = 8
+CARD = "lockstep.explain"
 
 
 @click.command()
@@ -58,50 +59,53 @@ def explain(*, profiles: tuple[Path, ...], against: Path | None, as_json: bool) 
       lockstep explain one-node.sqlite --against two-nodes.sqlite
       lockstep explain trace.json lockstep-explain.json   profile and card, side by side
     """
-    cards = [path for path in profiles if _is_card(path)]
-    found = [read(path) for path in profiles if path not in cards]
-    other = read(against) if against else None
-    columns = [(_title(one), one.phases) for one in found if one.phases]
-    columns += [(f"card of {path.name}", _phases_of_card(path)) for path in cards]
-    if other and not (other.phases and len(columns) == 1):
+    read_files = [_read(path) for path in [*profiles, *([against] if against else [])]]
+    columns = [(_title(one), one.phases) for one in read_files if one.phases]
+    if against and len(columns) != 2:
         raise ValueError("--against compares two profiles of steps; give one file and --against")
     if as_json:
-        records = [_record(one) for one in [*found, *([other] if other else [])]]
+        records = [_record(one) for one in read_files]
         click.echo(json.dumps({"schema": 1, "profiles": records}, indent=1))
         return 0
-    if other and other.phases:
-        columns.append((_title(other), other.phases))
+    profiled = [(_title(one), one.phases) for one in read_files if one.phases and one.tool != CARD]
     blocks = [_table(columns)] if columns else []
-    if other and other.phases:
-        blocks.append(_differences(columns[0][1], other.phases))
+    if against:
+        blocks.append(_differences(columns[0][1], columns[1][1]))
+    elif profiled:
+        blocks.append(_sentences(profiled))
     elif columns:
-        blocks.append(_sentences(columns))
-    blocks += [_sums(one) for one in found if one.busy_s]
-    blocks += [_kernels(one) for one in found if one.kernels]
+        blocks.append(["--against shows what changed between two cards."])
+    blocks += [_sums(one) for one in read_files if one.busy_s]
+    blocks += [_kernels(one) for one in read_files if one.kernels]
     click.echo("\n\n".join("\n".join(block) for block in blocks if block))
     return 0
 
 
-def _is_card(path: Path) -> bool:
-    return path.suffix == ".json" and b'"bound"' in files.content(path)[:4096]
+def _read(path: Path) -> Profile:
+    """Read a profile, or the card that `lockstep.explain` keeps."""
+    if path.suffix == ".json" and b'"bound"' in files.content(path)[:4096]:
+        return Profile(path, None, CARD, _phases_of_card(path))
+    return read(path)
 
 
 def _phases_of_card(path: Path) -> Phases:
-    """Return what `lockstep.explain` measured, as phases; other causes count as idle."""
+    """Return what `lockstep.explain` measured, as phases; causes without one are parts."""
     try:
         bound = files.parse(files.content(path))["bound"]
         seconds = {one["cause"]: float(one["seconds"]) for one in bound["shares"]}
         step_s, compute_s = float(bound["step_s"]), float(bound["compute_s"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path}: no record of lockstep.explain: {error} is missing") from error
-    exposed_s, input_s = (max(seconds.get(cause, 0.0), 0.0) for cause in ("exposed", "input"))
-    fixed_s = sum(seconds.get(cause, 0.0) for cause in ("fixed", "ddp"))
-    compute_s += fixed_s
+    exposed_s, input_s = (max(seconds.pop(cause, 0.0), 0.0) for cause in ("exposed", "input"))
+    compute_s += sum(max(seconds.pop(cause, 0.0), 0.0) for cause in ("fixed", "ddp"))
     idle_s = max(step_s - compute_s - exposed_s - input_s, 0.0)
-    return Phases(1, step_s, compute_s, exposed_s, 0.0, input_s, idle_s, 0.0, {})
+    parts = {NAMES[cause]: each_s for cause, each_s in seconds.items() if each_s > 0}
+    return Phases(1, step_s, compute_s, exposed_s, 0.0, input_s, idle_s, 0.0, parts)
 
 
 def _title(profile: Profile) -> str:
+    if profile.tool == CARD:
+        return f"card of {profile.path.name}"
     return profile.path.name if profile.rank is None else f"rank {profile.rank}"
 
 
@@ -129,7 +133,7 @@ def _table(columns: Sequence[tuple[str, Phases]]) -> list[str]:
     if any(each.overlap is not None for _, each in columns):
         row("communication hidden", [_overlap(each) for _, each in columns])
     for part in dict.fromkeys(part for _, each in columns for part in each.parts):
-        row(f"ran: {part}", [_share(each.parts.get(part), each) for _, each in columns])
+        row(f"of it {part}", [_share(each.parts.get(part), each) for _, each in columns])
     return lines
 
 
@@ -170,7 +174,10 @@ def _differences(first: Phases, second: Phases) -> list[str]:
                 f"  {title:<30}{_ms(before):>12} -> {_ms(after):>9}  "
                 f"{number((after - before) * MILLI):>8} ms  {change}"
             )
-    return [*lines, "Two profiles of one launch each show no interval: measure what differs."]
+    return [
+        *lines,
+        "One launch a side has no interval; lockstep compare of two ladders has one.",
+    ]
 
 
 def _sums(profile: Profile) -> list[str]:
