@@ -133,9 +133,11 @@ def test_a_dry_run_prints_the_launches_and_touches_nothing(tmp_path):
     ended = lockstep("run smoke --device cpu --dry-run --repeats 2 --to out", tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
     summary, duration, *commands = ended.stdout.splitlines()
-    assert "after the first case" in duration
-    assert summary.startswith("smoke: strong, weak, ")
-    assert summary.endswith("28 cases a launch, 2 repeats; 4 launches to make")
+    assert "until the first case has ended" in duration
+    start = (
+        "smoke: 4 launches to make (2 at 1 rank, 2 at 2 ranks), each with 14 to 28 cases of strong,"
+    )
+    assert summary.startswith(start)
     assert len(commands) == 4
     assert all("--size=smoke" in shlex.split(command) for command in commands)
     assert list(tmp_path.iterdir()) == []

@@ -396,6 +396,35 @@ def test_a_finished_campaign_is_left_as_it_is(killed):
     assert contents(folder / "results" / "ladder" / "launches") == before
 
 
+@pytest.mark.slow
+def test_a_campaign_measured_again_ends_with_what_changed_since(killed):
+    folder = killed[0] / "results" / "ladder"
+    before = contents(folder / "launches")
+    assert "same command with --replace" in run(killed[0]).stderr
+    options = ("--replace", "--world-sizes", "1")
+    planned = run(killed[0], *options, "--dry-run").stdout
+    assert planned.startswith(f"2 launches would move to {Path('results/ladder/replaced')}: w1-r0,")
+    ended = run(killed[0], *options)
+    assert ended.returncode == 0, ended.stderr
+    (aside,) = folder.glob("replaced/*")
+    held = contents(aside / "launches")
+    assert {path.relative_to(aside): seen for path, seen in held.items()} == {
+        path.relative_to(folder): seen for path, seen in before.items()
+    }
+    head, _, section = ended.stdout.partition("Since last time, as by lockstep compare ")
+    assert head.strip()
+    command, _, text = section.partition(":\n\n")
+    sides = [killed[0] / side for side in command.split()]
+    compared = commands.lockstep("compare", *sides).stdout.strip()
+    table = [line for line in compared.splitlines() if "strong" in line]
+    assert table
+    assert [line for line in text.splitlines() if "strong" in line] == table
+    # What only adds repeats has nothing to be compared with.
+    more = run(killed[0], "--world-sizes", "1", "--repeats", "2")
+    assert (more.returncode, "Since last time" in more.stdout) == (0, False)
+    assert "w1-r1: 1 case measured, 10 need more ranks, done" in more.stderr
+
+
 @pytest.mark.chaos
 @pytest.mark.slow
 def test_a_launch_that_never_began_says_why(tmp_path, clean_environ):
@@ -538,7 +567,7 @@ def test_edited_tests_are_not_measured_into_a_folder_of_before(tmp_path, edit, k
         rungs.to_replace((), replace=False)
     rungs.set_aside(rungs.to_replace((), replace=True))
     assert not rungs.results.launch(W1.name).exists()
-    (aside,) = (rungs.folder / "replaced").glob(f"*/{W1.name}/journal.jsonl")
+    (aside,) = rungs.folder.glob(f"replaced/*/launches/{W1.name}/journal.jsonl")
     assert journal.measured(aside)
     assert rungs.to_replace((), replace=False) == []
 
@@ -549,5 +578,22 @@ def test_a_launch_is_measured_again_by_its_name(tmp_path):
         Journal(rungs.results.journal(name)).close()
     with pytest.raises(ValueError, match=r"no launch w9-r0; it holds w1-r0, w2-r0"):
         rungs.to_replace(["w9-r0"], replace=False)
+    rungs.claim()
     rungs.set_aside(rungs.to_replace(["w2-r0"], replace=False))
-    assert rungs.results.names() == ["w1-r0"]
+    assert (rungs.results.names(), rungs.earlier) == (["w1-r0"], None)
+
+
+def test_all_launches_move_aside_as_a_campaign_and_a_cut_run_goes_on(rungs):
+    rungs.claim()
+    for launch in (W1, W2):
+        keep(rungs, launch, ("case", "a"), ("case", "b"))
+    assert rungs.missing() == []
+    launches = rungs.to_replace((), replace=True)
+    assert rungs.missing(launches) == plan(rungs.campaign)
+    assert rungs.set_aside(launches) == rungs.earlier.path
+    assert rungs.earlier.names() == ["w1-r0", "w2-r0"]
+    assert rungs.earlier.claimed() == rungs.results.claimed()
+    keep(rungs, W1, ("case", "a"), ("case", "b"))
+    assert rungs.to_replace((), replace=True) == []
+    keep(rungs, W2, ("case", "a"), ("fail", "b"))
+    assert rungs.to_replace((), replace=True) == ["w1-r0", "w2-r0"]

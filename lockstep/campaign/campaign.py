@@ -370,9 +370,13 @@ class Campaign(BaseModel):
         changes["factors"] = tuple(self.factors.items())
         return sizes.adapt(sizes.find(self.size), **changes)
 
-    def num_cases(self) -> int:
-        """Return how many cases of the studies one launch holds; tests are counted as they run."""
-        return sum(self.cases_of_studies().values())
+    def num_cases(self, world_size: int | None = None) -> int:
+        """Return how many cases a launch holds, or can measure at a size; tests are not counted."""
+        return sum(
+            count
+            for study, count in self.cases_of_studies().items()
+            if world_size is None or study not in STUDIES or world_size >= STUDIES[study].min_ranks
+        )
 
     def cases_of_studies(self) -> dict[str, int]:
         """Return study -> how many cases of it one launch holds."""

@@ -7,6 +7,7 @@ rebuilt from it, and the launch's output. What they hold is never measured again
 import contextlib
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -71,9 +72,13 @@ class Ladder:
         """Return how far a launch has come, by its journal alone."""
         return self.results.outcome(launch.name, self.campaign.studies)
 
-    def missing(self) -> list[Launch]:
-        """Return the launches that still lack a case, in the order they are made."""
-        return [launch for launch in plan(self.campaign) if not self.outcome(launch).complete]
+    def missing(self, aside: Collection[str] = ()) -> list[Launch]:
+        """Return the launches that lack a case, or will once some are aside, in their order."""
+        return [
+            launch
+            for launch in plan(self.campaign)
+            if launch.name in aside or not self.outcome(launch).complete
+        ]
 
     def write_results(self) -> None:
         """Make each JSON again that its journal is ahead of, as a full disk may leave it."""
@@ -197,6 +202,18 @@ class Ladder:
 
     # Launches that are measured again.
 
+    @property
+    def earlier(self) -> Folder | None:
+        """The campaign that `set_aside` moved last; None where it moved single launches at most."""
+        claims = sorted(self.folder.glob("replaced/*/campaign.json"))
+        return Folder(claims[-1].parent) if claims else None
+
+    def is_cut_short(self) -> bool:
+        """Return whether a launch that was moved aside to be measured again has not ended yet."""
+        names = self.earlier.names() if self.earlier else []
+        outcomes = [self.outcome(each) for each in self.missing() if not self.missed(each)]
+        return any(each.name in names and not each.failed for each in outcomes)
+
     def other_commit(self) -> str:
         """Return a warning of launches that measured another commit of one's own tests, if any."""
         paths = [Path(test.partition("::")[0]) for test in self.campaign.tests]
@@ -239,7 +256,9 @@ class Ladder:
         return found
 
     def to_replace(self, named: Sequence[str], *, replace: bool) -> list[str]:
-        """Return the launches to measure again: those named, those of other settings or tests.
+        """Return the launches to measure again: those named, or all that there are to `replace`.
+
+        Where measuring all again was cut short, it goes on with what is missing.
 
         Raises:
             ValueError: No launch has a name, or tests were edited and `replace` is not given.
@@ -250,24 +269,29 @@ class Ladder:
                 f"--replace-launch: {self.folder} holds no launch {listed(unknown)}; it holds "
                 f"{listed(names, 8) or 'none'}"
             )
-        if replace and self.results.held(self.campaign):
-            return names
         changed = self.changed_tests()
-        launches = sorted(set[str]().union(*changed.values()) - set(named))
-        if launches and not replace:
+        if replace:
+            is_new = changed or self.results.held(self.campaign) or not self.is_cut_short()
+            return names if is_new else sorted(named)
+        if launches := sorted(set[str]().union(*changed.values()) - set(named)):
             raise ValueError(
                 f"{listed(sorted(changed), 3)} changed after {listed(launches, 3)} of "
                 f"{self.folder} measured it; give --name for a folder of what the tests measure "
-                "now, or --replace to move those launches aside and measure them again"
+                "now, or --replace to move all launches aside, measure again and compare"
             )
-        return sorted({*launches, *named})
+        return sorted(named)
 
     def set_aside(self, launches: Sequence[str]) -> Path:
-        """Move launches into a folder of their own beside those that count, and return it."""
+        """Move launches into a folder of their own beside those that count, and return it.
+
+        All launches are moved as a campaign that `lockstep report` and `compare` read.
+        """
         aside = self.folder / "replaced" / datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-        aside.mkdir(parents=True)
+        (aside / "launches").mkdir(parents=True)
+        if {*launches} == {*self.results.names()} and self.results.claim_file.exists():
+            shutil.copy(self.results.claim_file, aside)
         for name in launches:
-            self.results.launch(name).rename(aside / name)
+            self.results.launch(name).rename(Folder(aside).launch(name))
         return aside
 
     # What the launches have measured.

@@ -67,7 +67,7 @@ _LACKS: dict[Lack, str] = {
     "no-match": "the regex matches nothing in its output",
     "no-json": "it printed no line of JSON",
     "no-key": "the JSON has no such key",
-    "no-number": "what is found is no finite number",
+    "no-number": "the value is not a finite number",
     "no-file": "the file is not there",
     "old-file": "the file was there before the run, which did not write it",
     "not-positive": "no speed-up can be made of a value that is not above 0",
@@ -157,7 +157,7 @@ def launcher_of(command: Command, most_ranks: int, *, in_job: bool) -> Launcher:
     if chosen == "mpirun" and not has_mpirun:
         raise ValueError("there is no mpirun on PATH; install an MPI, or set another launcher")
     if chosen == "srun" and not has_srun:
-        raise ValueError("srun starts ranks in a Slurm job alone; submit it, or set a launcher")
+        raise ValueError("srun starts ranks only in a Slurm job; submit it, or set a launcher")
     if chosen == "alone" and most_ranks > 1 and "ranks" not in marks(command.line):
         raise ValueError(
             f"nothing here starts {most_ranks} ranks: install mpirun, or let the line start them "

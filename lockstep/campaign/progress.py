@@ -1,17 +1,18 @@
 """What a person sees of a ladder: what would be started, how long it takes, and how far it is.
 
-How long launches will take is told by how long others took: nothing is guessed where none did. On a
+How long launches will take is how long others took, and unknown where there are no others. On a
 terminal a bar with the time left and the points so far; elsewhere one plain line per launch.
 """
 
 import json
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from statistics import fmean, median
 from types import MappingProxyType
@@ -29,7 +30,7 @@ from lockstep.campaign.folder import Folder, Outcome
 from lockstep.campaign.ladder import Ladder
 from lockstep.campaign.stages import Stages
 from lockstep.core import journal
-from lockstep.core.formats import counted, in_words
+from lockstep.core.formats import counted, in_words, listed
 from lockstep.core.processes import hostname
 
 # Between two launches of one run lies no more than a start; a longer gap is another run.
@@ -54,18 +55,21 @@ class Needed:
     is_own: bool
 
 
-def estimate(campaign: Campaign, folder: Path, launches: Sequence[Launch]) -> Needed | None:
+def estimate(
+    campaign: Campaign, folder: Path, launches: Sequence[Launch], aside: Collection[str] = ()
+) -> Needed | None:
     """Return what launches will take; None where no launch like them was made on this host.
 
-    Those of the campaign itself count; without any, those of the newest other one beside it that
-    is of the same size and studies.
+    Those of the campaign itself count; without any, those of the newest other one beside it, or
+    moved aside in it, that is of the same size and studies. Launches to move aside start anew.
 
     Raises:
         ValueError: A journal of the campaign itself is corrupt.
     """
     alike = []
     facts = campaign.facts()
-    for claim in folder.parent.glob("*/campaign.json"):
+    claims = folder.parent.glob("*/campaign.json"), folder.glob("replaced/*/campaign.json")
+    for claim in chain(*claims):
         with suppress(ValueError, OSError):
             other = Folder(claim.parent).claimed() or {}
             keys = ("size", "studies", "tests", "workload", "device", "command")
@@ -84,11 +88,12 @@ def estimate(campaign: Campaign, folder: Path, launches: Sequence[Launch]) -> Ne
         start_s = median([gap for gap in gaps if 0 <= gap <= LONGEST_START_S] or [0.0])
         needed = {}
         for launch in launches:
-            own = [one for one in sessions if one.world_size == launch.world_size] or sessions
-            outcome = Folder(folder).outcome(launch.name)
+            own = [each for each in sessions if each.world_size == launch.world_size] or sessions
+            is_new = launch.name in aside
+            outcome = Outcome(launch.name) if is_new else Folder(folder).outcome(launch.name)
             num_cases = campaign.num_cases() or max(session.num_cases for session in own)
             left = max(0, num_cases - outcome.measured - outcome.skipped)
-            case_s = fmean((one.ended_s - one.begun_s) / one.num_cases for one in own)
+            case_s = fmean((each.ended_s - each.begun_s) / each.num_cases for each in own)
             needed[launch.name] = start_s + left * case_s
         return Needed(needed, path, path == folder)
     return None
@@ -121,24 +126,26 @@ def _sessions(folder: Folder) -> Iterator[_Session]:
             block.append(entry)
 
 
-def show(ladder: Ladder, *, as_json: bool) -> None:
-    """Print what would be started: the stages and the launches, or all of it as JSON."""
-    missing = ladder.missing()
+def show(ladder: Ladder, aside: Sequence[str], *, as_json: bool) -> None:
+    """Print what would be moved aside and started, stages and launches, or all of it as JSON."""
+    missing = ladder.missing(aside)
     commands = {launch.name: ladder.command(launch) for launch in missing}
-    needed = estimate(ladder.campaign, ladder.folder, missing)
+    needed = estimate(ladder.campaign, ladder.folder, missing, aside)
     stages = Stages(ladder.campaign.jobs.stage, ladder.results, click.echo)
     if as_json:
         facts = {
             "folder": str(ladder.folder),
+            "moved": list(aside),
             "launches": commands,
             "expected_s": needed and sum(needed.launches.values()),
             "stages": [stage.name for stage in stages.stages],
         }
         click.echo(json.dumps(facts, indent=1))
         return
-    click.echo(summary(ladder.campaign, len(missing)))
-    if missing:
-        click.echo(expected(needed))
+    if aside:
+        num_moved = counted(len(aside), "launch")
+        click.echo(f"{num_moved} would move to {ladder.folder / 'replaced'}: {listed(aside, 3)}")
+    click.echo(summary(ladder.campaign, missing, needed))
     for stage in stages.of("before"):
         click.echo(f"# stage {stage.name}{', done' if stages.is_done(stage) else ''}")
         click.echo(stage.command)
@@ -148,23 +155,27 @@ def show(ladder: Ladder, *, as_json: bool) -> None:
         click.echo(f"# stage {stage.name}, {stage.dependency}\n{stage.command}")
 
 
-def expected(needed: Needed | None) -> str:
-    """Return how long the launches will take, as far as anything tells."""
+def summary(campaign: Campaign, missing: Sequence[Launch], needed: Needed | None) -> str:
+    """Return in two lines what is to be measured and how long it takes; in one where nothing is."""
+    if not missing:
+        again = "the same command with --replace measures all again and compares"
+        num_launches = counted(len(plan(campaign)), "launch")
+        return f"{campaign.name}: nothing is missing of its {num_launches}; {again}."
+    by_size = Counter(launch.world_size for launch in missing)
+    sizes = ", ".join(f"{by_size[n]} at {counted(n, 'rank')}" for n in sorted(by_size))
+    cases = "all tests"
+    if campaign.studies:
+        least, most = (campaign.num_cases(find(by_size)) for find in (min, max))
+        cases = f"{counted(most, 'case')}" if least == most else f"{least} to {most} cases"
     if needed is None:
-        return "No campaign like it has run here: how long it takes is said after the first case."
-    whose = "this campaign's" if needed.is_own else f"{needed.source}'s"
-    total_s = sum(needed.launches.values())
-    return f"About {in_words(total_s)}, by how long {whose} launches took here."
-
-
-def summary(campaign: Campaign, num_missing: int) -> str:
-    """Return in a line what is to be measured."""
-    ladder = ", ".join(map(str, campaign.world_sizes))
-    cases = counted(campaign.num_cases(), "case") if campaign.studies else "all cases"
+        duration = "How long it takes is unknown until the first case has ended here."
+    else:
+        whose = "this campaign" if needed.is_own else needed.source
+        total_s = sum(needed.launches.values())
+        duration = f"It takes about {in_words(total_s)}, as launches of {whose} took here."
     return (
-        f"{campaign.name}: {', '.join(campaign.studies or campaign.tests)} at world size {ladder}, "
-        f"{cases} a launch, "
-        f"{counted(campaign.repeats, 'repeat')}; {counted(num_missing, 'launch')} to make"
+        f"{campaign.name}: {counted(len(missing), 'launch')} to make ({sizes}), each with {cases} "
+        f"of {', '.join(campaign.studies or campaign.tests)}\n{duration}"
     )
 
 
@@ -174,7 +185,7 @@ class TimeLeft:
     Args:
         launches: The launches still to make.
         begun_s: When the first of them begins, on the clock of the readings that follow.
-        expected_s: Launch -> its seconds, as far as earlier ones tell; those that end tell better.
+        expected_s: Launch -> its seconds, as far as known; those of launches that end count more.
     """
 
     def __init__(
@@ -196,7 +207,7 @@ class TimeLeft:
         self._begun_s, self.share = now_s, 0.0
 
     def left_s(self, now_s: float) -> float | None:
-        """Return the seconds that are left; None while nothing tells them."""
+        """Return the seconds that are left; None while they are unknown."""
         known = [duration for durations in self._durations.values() for duration in durations]
         spent_s = now_s - self._begun_s
         if not known and not self.share and not self._expected_s:
@@ -232,7 +243,7 @@ class View:
     Args:
         ladder: What is measured.
         launches: The launches still to make.
-        expected_s: Launch -> its seconds, as far as earlier ones tell.
+        expected_s: Launch -> its seconds, as far as earlier launches show.
     """
 
     def __init__(
@@ -241,7 +252,7 @@ class View:
         self._ladder = ladder
         self._console = Console(stderr=True)
         self._time_left = TimeLeft(launches, time.monotonic(), expected_s)
-        self._has_told = bool(expected_s)
+        self._has_shown = bool(expected_s)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -284,8 +295,8 @@ class View:
         self._show(self._done + new, outcome.skipped)
         if self._live.is_started:
             self._draw(_merge(self._times, self._ladder.step_times([launch])))
-        elif new and not self._has_told:
-            self._has_told = True
+        elif new and not self._has_shown:
+            self._has_shown = True
             first = _first(self._ladder.step_times([launch]))
             text = f"launch {launch.name}{first}{self._left_in_words()}"
             self._console.print(text, highlight=False, soft_wrap=True)
@@ -294,17 +305,23 @@ class View:
         """Count a launch as made and show its points."""
         own = self._num_cases - outcome.skipped if self._ladder.campaign.studies else 1
         self._done += max(0, own - self._already[outcome.name])
-        times = self._ladder.step_times([self._left.pop(0)])
+        launch = self._left.pop(0)
+        times = self._ladder.step_times([launch])
         self._times = _merge(self._times, times)
         self._time_left.end(time.monotonic())
         self._show(self._done, outcome.skipped)
         if self._live.is_started:
             self._draw(self._times)
             return
+        campaign = self._ladder.campaign
+        num_early = campaign.num_cases() - campaign.num_cases(launch.world_size)
+        num_early = min(outcome.skipped, num_early)
+        counts = {"need more ranks": num_early, "skipped": outcome.skipped - num_early}
+        others = [f", {count} {what}" for what, count in counts.items() if count]
         state = "done" if outcome.complete else "not complete"
         self._console.print(
-            f"launch {outcome.name}: {counted(outcome.measured, 'case')} measured, "
-            f"{outcome.skipped} skipped, {state}{self._left_in_words()}",
+            f"launch {outcome.name}: {counted(outcome.measured, 'case')} measured"
+            f"{''.join(others)}, {state}{self._left_in_words()}",
             highlight=False,
         )
 
@@ -351,7 +368,7 @@ def _merge(times: Times, more: Times) -> Times:
 
 
 def short_names(cases: list[str]) -> dict[str, str]:
-    """Return case -> what tells it from the other cases of its test, for a narrow column."""
+    """Return case -> the factors that only it has among the cases of its test, in short."""
     factors = {case: case.partition("[")[2].rstrip("]").split("-") for case in cases}
     names = {}
     for case in cases:

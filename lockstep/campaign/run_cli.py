@@ -44,7 +44,7 @@ def _words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
     return None if text is None else text.split(",")
 
 
-# key of a campaign that an option of its name sets over the file's -> what click is told of it
+# key of a campaign that an option of its name sets over the file's -> arguments of click.option
 KEYS: dict[str, dict[str, Any]] = {
     "world_sizes": {"callback": _numbers, "metavar": "N,N"},
     "repeats": {"type": int},
@@ -60,6 +60,11 @@ KEYS: dict[str, dict[str, Any]] = {
     "until_efficiency": {"type": float},
     "name": {},
 }
+_replace = click.option(
+    "--replace",
+    is_flag=True,
+    help="Measure all again: move the launches to replaced/TIME, and end with a comparison.",
+)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -97,11 +102,7 @@ def _with_keys(function: Function) -> Function:
     metavar="FOLDER",
     help="Trace three steps of each case by torch.profiler into this folder; measures nothing.",
 )
-@click.option(
-    "--replace",
-    is_flag=True,
-    help="Move aside the launches of tests that were edited since, and measure them again.",
-)
+@_replace
 @click.option(
     "--replace-launch", "replaced", multiple=True, metavar="LAUNCH",
     help="Move aside a launch, such as w2-r0, and measure it again; may be given again.",
@@ -122,7 +123,8 @@ def run(
 ) -> int:
     """Measure CAMPAIGN, a TOML file or a built-in name, one torchrun launch at a time.
 
-    Run again, it measures only what is missing. A world size needs as many GPUs, where there are
+    Run again, it measures only what is missing; with --replace all, and says what is faster or
+    slower since last time. A world size needs as many GPUs, where there are
     any: larger ones are left out, and the report says so. Each has its own help: `run train` trains
     one model, `run verify` checks that DDP trains alike at two sizes, `run data` fetches data sets.
 
@@ -131,6 +133,7 @@ def run(
       lockstep run                                the built-in campaign `laptop`
       lockstep run campaign.toml --dry-run        the launches it would start
       lockstep run --world-sizes 1,2 --repeats 5  more of the same, or other sizes
+      lockstep run --replace                      measure all again; faster or slower since?
       lockstep run smoke --device cpu             on the CPU, whatever GPUs there are
       lockstep run --set bucket_cap_mb=1,5,10     which value is best, with its interval
       lockstep run --set strategy=ddp,fsdp --studies weak  time and memory of both
@@ -170,13 +173,20 @@ def run(
     "--device", type=click.Choice(["cpu", "cuda"]), help="CUDA where there is one, by default."
 )
 @click.option("--workload", help="Model that is trained, e.g. mlp:width=512.")
+@_replace
 @click.option("-n", "--dry-run", is_flag=True, help="Print the launches without starting them.")
 def diagnose(
-    question: str, root: Path, device: str | None, workload: str | None, *, dry_run: bool
+    question: str,
+    root: Path,
+    device: str | None,
+    workload: str | None,
+    *,
+    replace: bool,
+    dry_run: bool,
 ) -> int:
-    """Answer QUESTION in about five minutes: measure what tells, and end with a card.
+    """Answer QUESTION in about five minutes: measure what shows it, and end with a card.
 
-    No launch is begun that would probably end later; one that runs is not cut short.
+    No launch begins that would probably end later; one that runs is not cut short.
 
     \b
     strong     more GPUs do not help
@@ -202,7 +212,7 @@ def diagnose(
     campaign = campaign_of(
         question, num_gpus=num_gpus, cores=usable_cores(), device=device, workload=workload
     )
-    return measure(campaign, root, dry_run=dry_run, limit_s=DIAGNOSE_S)
+    return measure(campaign, root, dry_run=dry_run, limit_s=DIAGNOSE_S, replace=replace)
 
 
 def measure(
@@ -236,19 +246,24 @@ def measure(
     chosen, left_out = (chosen, []) if absent or is_program else within_local_gpus(chosen)
     ladder = Ladder(chosen, folder, tuple(left_out))
     if dry_run:
-        ladder.to_replace(replaced, replace=replace)
-        progress.show(ladder, as_json=as_json)
+        launches = ladder.to_replace(replaced, replace=replace)
+        progress.show(ladder, launches, as_json=as_json)
         return 0
     wait = "Waiting for the launch that a killed run left behind to end."
     with only_driver(folder, on_wait=lambda: _say(wait)) as lock:
         ladder = dataclasses.replace(ladder, lock=lock)
         if launches := ladder.to_replace(replaced, replace=replace):
-            _say(f"Moved to {ladder.set_aside(launches)}: {listed(launches, 3)}")
+            num_moved = counted(len(launches), "launch")
+            _say(f"{num_moved} moved to {ladder.set_aside(launches)}: {listed(launches, 3)}")
+        elif replace and ladder.results.names():
+            _say("An earlier --replace was cut short: it goes on, and no launch is moved.")
         ladder.claim()
+        same = "the same command without --replace" if replace else "the same command"
+        goes_on = f"{same}, which measures what is missing"
         try:
-            return _measure(ladder, limit_s, as_json=as_json)
+            return _measure(ladder, limit_s, goes_on, as_json=as_json)
         except KeyboardInterrupt:
-            _say(f"{folder} keeps what is measured; the same command goes on.")
+            _say(f"{folder} keeps what is measured. Next: {goes_on}")
             raise
 
 
@@ -283,26 +298,22 @@ def within_local_gpus(campaign: Campaign) -> tuple[Campaign, list[LeftOut]]:
     return chosen, left_out
 
 
-def _measure(ladder: "Ladder", limit_s: float, *, as_json: bool) -> int:
+def _measure(ladder: "Ladder", limit_s: float, goes_on: str, *, as_json: bool) -> int:
     from lockstep.campaign import progress
     from lockstep.campaign.stages import Stages
 
     missing = ladder.missing()
-    _say(progress.summary(ladder.campaign, len(missing)))
+    needed = progress.estimate(ladder.campaign, ladder.folder, missing) if missing else None
+    _say(progress.summary(ladder.campaign, missing, needed))
     if warning := ladder.other_commit():
         _say(warning)
     ladder.write_results()
     stages = Stages(ladder.campaign.jobs.stage, ladder.results, _say)
-    expected_s: Mapping[str, float] = {}
-    if missing:
-        if not stages.before():
-            _say("Nothing was measured, for a stage before it failed.")
-            stages.after(is_well=False, has_measured=True)
-            return 1
-        needed = progress.estimate(ladder.campaign, ladder.folder, missing)
-        _say(progress.expected(needed))
-        expected_s = needed.launches if needed else {}
-    outcomes = _outcomes(ladder, missing, limit_s, expected_s)
+    if missing and not stages.before():
+        _say("Nothing was measured: a stage before the launches failed.")
+        stages.after(is_well=False, has_measured=True)
+        return 1
+    outcomes = _outcomes(ladder, missing, limit_s, needed.launches if needed else {})
     if as_json:
         rows = [_facts(*pair) for pair in zip(missing, outcomes, strict=False)]
         click.echo(json.dumps(rows, indent=1))
@@ -313,16 +324,14 @@ def _measure(ladder: "Ladder", limit_s: float, *, as_json: bool) -> int:
     _say(f"Results: {ladder.folder}")
     is_all = is_end and not incomplete
     is_well = stages.after(is_well=is_all, has_measured=bool(outcomes))
-    if incomplete:
-        _say("The same command goes on with what is left.")
-    elif is_all and (reason := ladder.only_skip()):
-        why = f"for every case was skipped ({reason})"
-        _say(f"Nothing was measured, {why}; change the campaign to measure here")
+    if is_all and (reason := ladder.only_skip()):
+        _say(f"No case was measured: all were skipped ({reason}). Next: change the campaign.")
         return 1
     has_results = is_all or any(outcome.measured for outcome in outcomes)
     if has_results and not as_json:
         _show_verdict(ladder.folder, ladder.campaign.factors)
-    _say(f"Next: lockstep report {shlex.quote(str(ladder.folder))}")
+        _show_change(ladder, outcomes)
+    _say(f"Next: {goes_on if incomplete else f'lockstep report {shlex.quote(str(ladder.folder))}'}")
     return 0 if is_well and not incomplete else 1
 
 
@@ -390,6 +399,23 @@ def _show_verdict(folder: Path, factors: Collection[str]) -> None:
         click.echo("\n".join(["", *(f"{name}: {text}" for name, text in trained), ""]))
     cards = printed(series, GOOD_EFFICIENCY) or loader_card.card(series)
     click.echo("\n".join(["", *cards, "", *console.point_lines(results, series), ""]))
+
+
+def _show_change(ladder: "Ladder", outcomes: "Sequence[Outcome]") -> None:
+    """Print the comparison with the launches that the measured ones take the place of, if any."""
+    from lockstep.report.compare.compare_cli import compare
+
+    earlier = ladder.earlier
+    names = {outcome.name for outcome in outcomes if outcome.measured}
+    if earlier is None or not names & {*earlier.names()}:
+        return
+    sides = [str(earlier.path), str(ladder.folder)]
+    click.echo(f"Since last time, as by lockstep compare {shlex.join(sides)}:\n")
+    try:
+        compare(sides, standalone_mode=False)
+    except ValueError as error:
+        click.echo(f"The two are not compared: {error}")
+    click.echo()
 
 
 def _facts(launch: Launch, outcome: "Outcome") -> dict[str, Any]:

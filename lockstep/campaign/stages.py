@@ -70,7 +70,7 @@ class Stages:
             if self.is_done(stage):
                 continue
             if not goes_on:
-                self.say(f"stage {stage.name}: not run, for the one before it failed")
+                self.say(f"stage {stage.name}: not run, as the stage before it failed")
                 return False
             goes_on = self._run(stage) or stage.dependency == "afterany"
         return goes_on
@@ -90,7 +90,7 @@ class Stages:
                 if not is_well:
                     all_well &= self._run(stage)
             elif stage.dependency == "afterok" and not (is_well and all_well):
-                self.say(f"stage {stage.name}: not run, for what it waits for did not end well")
+                self.say(f"stage {stage.name}: not run, as an earlier step failed")
             else:
                 all_well &= self._run(stage)
         return all_well

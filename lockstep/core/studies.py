@@ -38,6 +38,7 @@ class Study:
         varies_one: Whether its cases differ in that factor alone: others that are set part them.
         on_request: Factors that its cases have only where they are set.
         is_usual: Whether a drafted campaign has it.
+        min_ranks: The fewest ranks that its cases need; fewer skip them.
     """
 
     title: str
@@ -52,6 +53,7 @@ class Study:
     varies_one: bool = False
     on_request: tuple[str, ...] = ()
     is_usual: bool = False
+    min_ranks: int = 1
 
 
 def _model(size: Size, workload: str = "") -> Row:
@@ -142,7 +144,7 @@ STUDIES = {
     ),
     "bucket": Study(
         "DDP bucket size", _bucket_cases, is_step=True, trains=True,
-        compared_with=("bucket_cap_mb", 25), varies_one=True, is_usual=True,
+        compared_with=("bucket_cap_mb", 25), varies_one=True, is_usual=True, min_ranks=2,
     ),
     "sensitivity": Study(
         "Sensitivity to settings", _sensitivity_cases, is_step=True, trains=True
@@ -161,7 +163,7 @@ STUDIES = {
             {"collective": collective, "message_bytes": message_bytes}
             for collective, message_bytes in product(COLLECTIVES, size.message_bytes)
         ],
-        has_ratio=False, is_ranked=False, is_usual=True
+        has_ratio=False, is_ranked=False, is_usual=True, min_ranks=2,
     ),
 }  # fmt: skip
 NAMES = tuple(STUDIES)

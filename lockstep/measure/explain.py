@@ -249,7 +249,7 @@ def lines(explanation: Explanation, kept: str) -> list[str]:
     ]
     if "collectives" in kinds:
         text.append(
-            "No cause is told: ranks wait for each other even where no gradients are synchronised. "
+            "No cause is shown: ranks wait for each other even where no gradient is synchronised. "
             f"A step takes {number(explanation.bound.step_s * MILLI)} ms."
         )
     else:

@@ -586,6 +586,6 @@ def fetch(name: str, root: Path) -> None:
     """
     fetched = download.fetch(SOURCES[name], root)
     for archive in fetched:
-        click.echo(f"fetched {root / archive.path}, as its checksum says")
+        click.echo(f"fetched {root / archive.path}, its checksum is right")
     if not fetched:
-        click.echo(f"{name} is in {root} already, as its checksums say")
+        click.echo(f"{name} is in {root} already, its checksums are right")

@@ -276,7 +276,7 @@ def interrupted(folder: Path) -> Seen:
         within_5_s=took < INTERRUPTED_S,
         exit_130=first.codes == [130],
         finished_case_kept=kept == [BEFORE],
-        says_so="results/fault keeps what is measured; the same command goes on." in printed,
+        says_so="results/fault keeps what is measured. Next: the same command" in printed,
         no_traceback="Traceback" not in printed,
         resumed=second.codes[1:] == [0] and second.measured == [BEFORE, FAULTY, AFTER],
     )
