@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lockstep.core import formats
-from lockstep.core.formats import counted, number, percent, percent_span
+from lockstep.core.formats import capital, counted, number, percent, percent_span
 from lockstep.core.metrics import NOTABLE
 from lockstep.core.studies import LADDERS, OTHER, TITLES, TRAINING
 from lockstep.report.check import checker
@@ -25,8 +25,9 @@ from lockstep.report.page import accounts, by_study, collective_tables, curves, 
 from lockstep.report.page.panels import training_panel
 from lockstep.report.page.twelve_rules import twelve_panel
 from lockstep.report.predict import prediction
-from lockstep.report.words import headline, method, next_step, ranking_card, verdict_card
+from lockstep.report.words import headline, method, names, next_step, ranking_card, verdict_card
 from lockstep.report.words.headline import Headline
+from lockstep.report.words.lines import signs
 
 BIT_PER_MBIT = 1e6
 CPU_BAND = (
@@ -43,7 +44,7 @@ Headlines = Mapping[str, Sequence[Headline]]
 def page(evaluation: Evaluation, threshold: float, command: str = "") -> dict[str, Any]:
     """Return everything a report says."""
     results, findings = evaluation.results, evaluation.findings
-    series = worst_first(evaluation.series)
+    series, shared = names.short(worst_first(evaluation.series))
     hours = "Rank-hours" if results.on_cpus else "GPU-hours"
     predicted = prediction.curves(by_study.ladders(series))
     sections = by_study.panels(results, series, threshold, hours, predicted)
@@ -55,12 +56,12 @@ def page(evaluation: Evaluation, threshold: float, command: str = "") -> dict[st
     return {
         "title": title,
         "band": _band(results),
-        "summary": _summary(results, series),
+        "summary": [*([f"{capital(shared)}."] if shared else []), *_summary(results, series)],
         "errors": facts.error_lines(findings),
         **_top(evaluation, series, threshold),
         "source": ". ".join(filter(None, source)),
         "sections": sections,
-        "data": {"schema": 1, "points": table(series)},
+        "data": {"schema": 1, "points": table(worst_first(evaluation.series))},
     }
 
 
@@ -93,7 +94,9 @@ def _top(evaluation: Evaluation, series: Sequence[Series], threshold: float) -> 
         "tiles": tiles(first_of(found), checked),
         "figure": _top_figure(found, threshold) or training_panel.top_figure(series),
         "verdicts": [*([verdict_card.slow_advice(slowest)] if slowest else []), *_verdicts(found)],
-        "card": {"title": judged.title, "lines": judged.measured} if judged else None,
+        "card": {"title": judged.title, "lines": [signs(line) for line in judged.measured]}
+        if judged
+        else None,
         "warnings": _warnings(evaluation),
         "checked": checked,
         "next": facts.mend_first_error(errors)
@@ -125,7 +128,7 @@ def lines(found: Headlines) -> list[dict[str, Any]]:
     return [
         {
             "title": KINDS[kind],
-            "of": first.series.label,
+            "of": names.within(first.series),
             "kind": first.kind,
             "text": first.sentence,
             "lines": first.lines,
@@ -161,8 +164,8 @@ def tiles(about: Headline | None, checked: str) -> list[dict[str, str]]:
         href = "#flags" if headline.num_flagged(points) else href
         note = "; ".join(filter(None, (about.flagged, checked)))
         made.append(("Trust", about.launches, note, href))
-    names = ("label", "value", "note", "href")
-    return [dict(zip(names, tile, strict=True)) for tile in made if tile[1]]
+    keys = ("label", "value", "note", "href")
+    return [dict(zip(keys, tile, strict=True)) for tile in made if tile[1]]
 
 
 def _scaling_tiles(about: Headline) -> list[tuple[str, str, str, str]]:
@@ -172,7 +175,7 @@ def _scaling_tiles(about: Headline) -> list[tuple[str, str, str, str]]:
     if about.kind == "alone":
         return [("Measured at", size, parts.absolute(point), home)]
     good = about.kind == "good"
-    note = f"{about.series.label}, {100 * about.threshold:.0f} % efficiency or more"
+    note = f"{about.series.label}: {100 * about.threshold:.0f} % efficiency or more"
     if unshown := about.series.unshown(about.threshold):
         sizes = joined([one.world_size for one in unshown])
         shows = "more launches" if all(one.efficiency_interval for one in unshown) else (
@@ -206,8 +209,8 @@ def _top_figure(found: Headlines, threshold: float) -> dict[str, Any] | None:
 def _verdicts(found: Headlines) -> list[str]:
     """Return every headline with its study, and why each series falls short where that is known."""
     sentences = []
-    for kind, own in found.items():
-        sentences += [f"{KINDS[kind]}, {one.series.label}: {one.sentence}" for one in own]
+    for own in found.values():
+        sentences += [f"{capital(one.series.label)}: {one.sentence}" for one in own]
         sound = [one for one in own if one.kind != "blocked"]
         whys = (verdict_card.why_short(one.series, one.loss_point, one.why) for one in sound)
         sentences += [why for why in whys if why]
@@ -256,9 +259,9 @@ def _title(results: Results, series: Sequence[Series]) -> str:
     if origins and "measured" not in origins:
         words = " and ".join(sorted(origins))
         return f"Scaling numbers, {words}, not measured here"
-    names = (launch.facts.get("campaign") for launch in results.launches)
+    known = (launch.facts.get("campaign") for launch in results.launches)
     name = str(results.campaign.get("name") or "")
-    name = name or " + ".join(dict.fromkeys(str(one) for one in names if one))
+    name = name or " + ".join(dict.fromkeys(str(one) for one in known if one))
     extra = sorted(origins - {"measured"})
     kind = "Training report" if series and all(o.row.training for o in series) else "Scaling report"
     title = f"{kind}: {name}" if name else kind
@@ -287,9 +290,9 @@ def _measured_summary(results: Results, series: Sequence[Series]) -> str:
     steps = (curve for curve in measured if curve.row.study in TRAINING)
     workloads = dict.fromkeys(curve.row.workload for curve in steps)
     # Training runs need not be launches.
-    names = {launch.name for launch in results.launches}
-    runs = sum(row.training is not None and row.launch not in names for row in results.rows)
-    sources = [(len(names), "launch"), (runs, "training run")]
+    launches = {launch.name for launch in results.launches}
+    runs = sum(row.training is not None and row.launch not in launches for row in results.rows)
+    sources = [(len(launches), "launch"), (runs, "training run")]
     text = formats.listed(workloads or ["Benchmarks"], 4)
     text += f" on {formats.listed(sizes)} rank{'' if sizes == [1] else 's'}"
     text += f", {method.nodes(results.rows)}"
@@ -310,6 +313,7 @@ def _warnings(evaluation: Evaluation) -> list[str]:
     wide = sum(next_step.is_wide(point) for point in points)
     broken = sum(not launch.complete for launch in results.launches)
     skewed = sum(abs((point.mean_over_median or 1.0) - 1) > NOTABLE for point in points)
+    noisy = "too noisy to say for most: " if wide > len(points) / 2 else ""
     lost = facts.gaps(results, lambda gap: gap.can_be_filled)
     off = f"with a mean step {100 * NOTABLE:.0f} % off the median"
     texts = [
@@ -317,7 +321,7 @@ def _warnings(evaluation: Evaluation) -> list[str]:
         (flagged, f"{flagged} of {counted(len(points), 'point')} flagged"),
         (unequal, f"{unequal} series with ranks of unequal strength"),
         (single, f"{counted(single, 'point')} without repeat"),
-        (wide, f"{counted(wide, 'interval')} wider than a factor of {next_step.WIDE:g}"),
+        (wide, f"{noisy}{counted(wide, 'interval')} wider than a factor of {next_step.WIDE:g}"),
         (skewed, f"{counted(skewed, 'point')} {off}"),
         (broken, f"{counted(broken, 'launch')} incomplete"),
         (len(results.unread), f"{len(results.unread)} unreadable"),

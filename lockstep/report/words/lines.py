@@ -1,5 +1,6 @@
 """Tables as lines for a terminal of 100 columns that may know no more than ASCII."""
 
+import re
 import textwrap
 from collections.abc import Sequence
 
@@ -53,4 +54,13 @@ def markdown(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def plain(text: str) -> str:
     """Return a text with a report's dash, thin space and sign of times as ASCII has them."""
-    return text.replace(formats.DASH, "-").replace(formats.THIN, "").replace("\u00d7", "x")
+    return (
+        text.replace(formats.DASH, "-")
+        .replace(formats.THIN, "")
+        .translate({0xD7: "x", 0x2192: "->"})
+    )
+
+
+def signs(text: str) -> str:
+    """Return a line of a card with the signs that a page has: an arrow and a sign of times."""
+    return re.sub(r"(?<=\d)x$", "\u00d7", text.replace("->", "\u2192"))
