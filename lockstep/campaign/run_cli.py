@@ -379,7 +379,14 @@ def _show_verdict(folder: Path, factors: Collection[str]) -> None:
     """Print the best factors, what was learned, what bounds a step, and the report's table."""
     from lockstep.core.metrics import GOOD_EFFICIENCY
     from lockstep.report.compute.evaluation import evaluate_folder
-    from lockstep.report.words import console, loader_card, names, ranking_card, training_words
+    from lockstep.report.words import (
+        console,
+        lines,
+        loader_card,
+        names,
+        ranking_card,
+        training_words,
+    )
     from lockstep.report.words.verdict_card import printed
 
     evaluation = evaluate_folder(folder)
@@ -389,7 +396,7 @@ def _show_verdict(folder: Path, factors: Collection[str]) -> None:
     if trained := training_words.sentences(series):
         click.echo("\n".join(["", *(f"{name}: {text}" for name, text in trained), ""]))
     cards = printed(series, GOOD_EFFICIENCY) or loader_card.card(series)
-    about = console.sentence(shared, console.NARROWEST)
+    about = lines.sentence(shared, console.NARROWEST)
     click.echo("\n".join(["", *about, *cards, "", *console.point_lines(results, series), ""]))
 
 

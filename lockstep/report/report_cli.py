@@ -212,14 +212,15 @@ def _write_page(
     from lockstep.report.page import render
     from lockstep.report.page.content_of_page import page as build_page
     from lockstep.report.words import console, names, verdict_card
+    from lockstep.report.words.lines import sentence
 
     render.refuse_foreign(target, force, "--output")
     page = redacted(build_page(evaluation, threshold, shlex.join(["lockstep", "report", *words])))
     findings = evaluation.findings
     series, shared = names.short(evaluation.series)
     lines = [
+        *sentence(shared, console.NARROWEST),
         *console.point_lines(evaluation.results, series),
-        *console.sentence(shared, console.NARROWEST),
         *verdict_card.printed(series, threshold, has_next=False),
     ]
     for line in lines:

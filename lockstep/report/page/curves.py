@@ -371,9 +371,9 @@ LOSS_NOTE = (
     "half of the batch, interleaved after those rounds, and scaled to it. Own work is what a "
     "rank takes that need not wait, imbalance what the slowest rank of a turn takes longer, "
     "exposed communication what the whole step takes beyond that. A loss is the time less its "
-    "share of the baseline's, and 0 where it is less. DDP's own work is known of one rank, which communicates with "
-    "nobody; the fixed cost of a step from half batches; contention is waits for a core "
-    "and what own work takes beyond both."
+    "share of the baseline's, and 0 where it is less. DDP's own work is known of one rank, which "
+    "communicates with nobody; the fixed cost of a step from half batches; contention is waits for "
+    "a core and what own work takes beyond both."
 )
 PHASE_COLUMNS = (
     "Ranks", "Data (ms)", "Forward (ms)", "Backward (ms)", "Optimizer (ms)",

@@ -17,8 +17,6 @@ from lockstep.report.words import verdict_card
 Kind = Literal["good", "below", "open", "alone", "blocked"]
 
 TIMES = "\u00d7"
-# Of a size whose efficiency has an interval, and of one without.
-UNSHOWN = ("too noisy to say whether any", "not shown whether any")
 # What milliseconds of a step do that go to a cause.
 PHRASES: dict[Cause, str] = {
     "exposed": "wait for communication",
@@ -92,7 +90,7 @@ class Headline:
             given = f"{size} are slower than {base}: {gain(point)} its rate ({achieved})"
         if self.kind == "good":
             return given
-        sure = "no" if self.kind == "below" else UNSHOWN[interval is None]
+        sure = "no" if self.kind == "below" else "not shown whether any"
         best = "at best " if point.speedup >= 1 else ""
         return f"{sure} size reaches {100 * self.threshold:.0f} % efficiency: {best}{given}"
 
@@ -116,21 +114,31 @@ class Headline:
             return f"{_ms_of_step(why.named[0].seconds, why.loss)} {self.cause}"
         if why.loss.seconds <= 0:
             return "no loss is shown"
-        return f"{_ms_of_step(why.loss.seconds, why.loss)} are lost, too noisy to say to what"
+        return f"{_ms_of_step(why.loss.seconds, why.loss)} are lost, no cause shown"
 
     @property
     def all_lost(self) -> str:
         """The milliseconds that are lost to all causes, of the step's, where there are some."""
         assert self.why
         loss = self.why.loss
-        return _ms_of_step(loss.seconds, loss) if loss.seconds > 0 else "none shown"
+        if loss.seconds <= 0:
+            return "none shown"
+        return f"{parts.ms(loss.seconds)} of {parts.ms(loss.step_s)} ms"
+
+    @property
+    def beyond_ideal(self) -> str:
+        """What the milliseconds lost are lost to, and beyond which step."""
+        assert self.why
+        loss, named = self.why.loss, self.why.named
+        took = f"{parts.ms(named[0].seconds)} ms " if self.why.kind == "named" else ""
+        return f"ideal {parts.ms(loss.step_s - loss.seconds)} ms; {took}{self.cause}"
 
     @property
     def cause(self) -> str:
         """What the milliseconds lost do, and who is slow where that is known."""
         assert self.why
         if self.why.kind != "named":
-            return "little is lost" if self.why.kind == "little" else "too noisy to say to what"
+            return "little is lost" if self.why.kind == "little" else "no cause shown"
         cause = self.why.named[0].cause
         return PHRASES[cause] + verdict_card.whose(self.slow, self.late).get(cause, "")
 
@@ -190,7 +198,7 @@ def gain(point: Point) -> str:
 
 
 def _ms_of_step(seconds: float, lost: Loss) -> str:
-    return f"{number(seconds * parts.MILLI)} of {number(lost.step_s * parts.MILLI)} ms"
+    return f"{parts.ms(seconds)} ms of a {parts.ms(lost.step_s)} ms step"
 
 
 def num_flagged(points: Iterable[Point]) -> int:

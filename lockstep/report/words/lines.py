@@ -10,6 +10,7 @@ from lockstep.report.words import escapes
 WIDTH = 100
 # What is left of a line for its last cell, at the least.
 LEAST = 30
+ASCII = str.maketrans({formats.DASH: "-", formats.THIN: "", "\u00d7": "x", "\u2192": "->"})
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -53,12 +54,8 @@ def markdown(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def plain(text: str) -> str:
-    """Return a text with a report's dash, thin space and sign of times as ASCII has them."""
-    return (
-        text.replace(formats.DASH, "-")
-        .replace(formats.THIN, "")
-        .translate({0xD7: "x", 0x2192: "->"})
-    )
+    """Return a text with a report's dash, thin space, arrow and sign of times in ASCII."""
+    return text.translate(ASCII)
 
 
 def signs(text: str) -> str:

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 
-from lockstep.core.studies import TRAINING
+from lockstep.core.formats import listed
+from lockstep.core.studies import STUDIES, TRAINING
 from lockstep.report.compute.scaling import Series
 
 
@@ -31,7 +32,11 @@ def short(series: Sequence[Series]) -> tuple[list[Series], str]:
         study: dict(item for item in known.items() if item not in shared.items())
         for study, known in by_study.items()
     }
-    texts = [_text(shared), *(f"{study} {_text(more)}" for study, more in apart.items() if more)]
+    studies: dict[str, list[str]] = {}
+    for study in STUDIES:  # in the order of a page
+        if more := apart.get(study):
+            studies.setdefault(_text(more), []).append(study)
+    texts = [_text(shared), *(f"{listed(alike)} {more}" for more, alike in studies.items())]
     return named, f"all series: {'; '.join(filter(None, texts))}" if own else ""
 
 

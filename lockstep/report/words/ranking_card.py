@@ -190,7 +190,8 @@ def _headline(ranking: Ranking) -> str:
         others.append(f"the same buckets: {_some([place.factors for place in same])}")
     if ranking.absent:
         others.append(f"without a valid point {where}: {_some(ranking.absent)}")
-    return " ".join([*texts, *[f"{capital('; '.join(others))}."] * bool(others)])
+    texts += [f"{capital('; '.join(others))}."] if others else []
+    return " ".join(texts)
 
 
 def _some(settings: Sequence[Mapping[str, object]]) -> str:

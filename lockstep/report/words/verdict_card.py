@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import islice
 
 from lockstep.core.formats import counted, number, percent
-from lockstep.core.metrics import NOTABLE
 from lockstep.core.studies import LADDERS
 from lockstep.measure.causes.bound import NAMES, Bound, Cause, Kind
 from lockstep.measure.causes.card import (
@@ -22,7 +21,7 @@ from lockstep.measure.causes.card import (
 )
 from lockstep.measure.causes.division import LateInput
 from lockstep.report.compute import quantities, slow
-from lockstep.report.compute.quantities import Loss, Reason
+from lockstep.report.compute.quantities import Reason
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.slow import Slowest
 from lockstep.report.compute.statistics import Interval
@@ -153,8 +152,8 @@ def telling(series: Series, threshold: float) -> Point:
 
 
 def why_short(series: Series, point: Point, why: Reason | None) -> str | None:
-    """Return in a sentence why a point falls short, and what to do; None where little is lost."""
-    if why is None or why.kind == "little":
+    """Return in a sentence why a point falls short and what to do; None without a cause."""
+    if why is None or why.kind != "named":
         return None
     lost = why.loss
     start = (
@@ -162,8 +161,6 @@ def why_short(series: Series, point: Point, why: Reason | None) -> str | None:
         f"{number(lost.step_s * MILLI)} ms where {number((lost.step_s - lost.seconds) * MILLI)} ms "
         f"are ideal"
     )
-    if why.kind == "open":
-        return f"{start}; {_no_cause(lost)}."
     who = whose(slow.slowest(point.rows), slow.latest(point.rows))
     first, *others = (
         f"{ms(part.seconds)} ms{_brackets(part.interval)} to "
@@ -174,15 +171,6 @@ def why_short(series: Series, point: Point, why: Reason | None) -> str | None:
     cause = why.named[0].cause
     advice = f"look at {LATE_NEXT}" if cause == "input" and cause in who else ADVICE[cause]
     return f"{start}; {first}: {advice}{beside}."
-
-
-def _no_cause(lost: Loss) -> str:
-    """Say that no cause is shown, with what the data leave open."""
-    if lost.seconds < NOTABLE * lost.step_s:
-        return "too noisy to say whether anything is lost: measure more launches"
-    if not any(part.interval for part in lost.parts):
-        return "no cause has an interval: measure each size in 3 launches or more"
-    return "too noisy to say what the rest goes to: measure more launches"
 
 
 def _brackets(interval: Interval | None) -> str:
