@@ -163,14 +163,14 @@ def why_short(series: Series, point: Point, why: Reason | None) -> str | None:
     )
     who = whose(slow.slowest(point.rows), slow.latest(point.rows))
     first, *others = (
-        f"{ms(part.seconds)} ms{_brackets(part.interval)} to "
-        f"{NAMES[part.cause]}{who.get(part.cause, '')}"
+        f"{ms(part.seconds)} ms{_brackets(part.interval)} go to {NAMES[part.cause]}"
+        f"{who.get(part.cause, '')}"
         for part in why.named
     )
     beside = f"; beside it {' and '.join(others)}" if others else ""
     cause = why.named[0].cause
     advice = f"look at {LATE_NEXT}" if cause == "input" and cause in who else ADVICE[cause]
-    return f"{start}; {first}: {advice}{beside}."
+    return f"{start}; of it {first}: {advice}{beside}."
 
 
 def _brackets(interval: Interval | None) -> str:
