@@ -304,7 +304,7 @@ def test_what_the_baseline_waits_for_its_input_too_is_told_apart_from_what_is_lo
     lost = {part.cause: part.seconds for part in loss(series, here).parts}
     assert lost["input"] == pytest.approx(0.1)
     said = told(series, here)
-    assert "+100 ms (" in said.partition(" to waiting for input, which takes 500 ms (")[0]
+    assert "a step takes 1100 ms where 1000 ms are ideal; of it 500 ms (" in said
     assert "+500" not in said
     made = ladder_panel("weak", [series], 0.7, "GPU-hours", {})
     (fold,) = [one for one in made["tables"] if one["caption"].startswith("Where a step's time")]
@@ -469,7 +469,7 @@ def test_the_page_says_why_and_shows_the_table(tmp_path):
             write(tmp_path, document(name, size, {"strong[64]": case}, repeat=repeat))
     results = load([tmp_path])
     made = page(evaluate(results), 0.7)
-    assert any("are ideal, +400 ms" in sentence for sentence in made["verdicts"])
+    assert any("where 500 ms are ideal; of it" in sentence for sentence in made["verdicts"])
     strong = next(one for one in made["sections"] if one["id"] == "strong")
     (shown,) = [t for t in strong["tables"] if t["caption"].startswith("Where a step's time")]
     cells = {row[1]: row[2] for row in shown["rows"] if row[0] == "2"}

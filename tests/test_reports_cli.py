@@ -45,14 +45,14 @@ def test_a_report_is_written_beside_the_results_and_the_points_are_printed(tmp_p
     assert page.read_text().count(MARK) == 1
     assert f"report: {page}" in done.stdout
     assert done.stdout.splitlines()[:5] == [
-        "  n  speed-up  efficiency  GPU-hours/1e6 images     throughput  step time",
-        "strong mlp, global_batch=64",
-        "  1  baseline    baseline                 0.434   640 images/s     100 ms",
-        "  2      1.60      80.0 %                 0.543  1020 images/s    62.5 ms",
+        "all series: mlp, precision=fp32, global_batch=64",
+        "series  n  speed-up  efficiency  GPU-hours/1e6 images     throughput  step time",
+        "strong  1  baseline    baseline                 0.434   640 images/s     100 ms",
+        "strong  2      1.60      80.0 %                 0.543  1020 images/s    62.5 ms",
         "GPU-hours are at the mean step, since a cost adds up; step times are medians.",
     ]
     assert done.stdout.splitlines()[-9:] == [
-        "Strong scaling, mlp, global_batch=64:",
+        "Strong scaling:",
         "  2 ranks give 1.60x the rate of 1 rank at 640 images/s (80.0 % efficiency, 80.0",
         "    to 80.0)",
         "  trust: 2 launches a size, none of its 2 points flagged",
@@ -86,7 +86,7 @@ def test_the_terminal_tells_the_points_of_a_sweep_apart_at_every_width(tmp_path,
         monkeypatch.setenv("COLUMNS", str(width))
         lines = run(report, tmp_path).stdout.splitlines()
         assert max(map(len, lines[:56])) <= width
-        named = [line for line in lines if line.startswith("sensitivity resnet18, bucket_cap_mb=")]
+        named = [line for line in lines if line.startswith("sensitivity, precision=")]
         assert len(set(named)) == len(rows) == 27
 
 
@@ -314,7 +314,7 @@ def test_a_price_gives_every_point_a_cost(tmp_path):
     done = run(report, tmp_path, "--cost-per-gpu-hour", "2.5")
     page = (tmp_path / "report.html").read_text()
     # A million images take 0.434 and 0.543 GPU-hours.
-    assert [line[-1] for line in lines_of(done)[2:4]] == ["1.09", "1.36"]
+    assert [line[-1] for line in lines_of(done)[3:5]] == ["1.09", "1.36"]
     assert '<span class="label">Cost<' in page
     assert "--cost-per-gpu-hour 2.5" in page
     points = json.loads(run(report, tmp_path, "--json").stdout)["points"]

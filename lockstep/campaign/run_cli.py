@@ -388,17 +388,25 @@ def _show_verdict(folder: Path, factors: Collection[str]) -> None:
     """Print the best factors, what was learned, what bounds a step, and the report's table."""
     from lockstep.core.metrics import GOOD_EFFICIENCY
     from lockstep.report.compute.evaluation import evaluate_folder
-    from lockstep.report.words import console, loader_card, ranking_card, training_words
+    from lockstep.report.words import (
+        console,
+        lines,
+        loader_card,
+        names,
+        ranking_card,
+        training_words,
+    )
     from lockstep.report.words.verdict_card import printed
 
     evaluation = evaluate_folder(folder)
-    results, series = evaluation.results, evaluation.series
+    results, (series, shared) = evaluation.results, names.short(evaluation.series)
     if factors and (ranked := ranking_card.of_folder(folder, factors)):
         click.echo("\n".join(["", *ranked]))
     if trained := training_words.sentences(series):
         click.echo("\n".join(["", *(f"{name}: {text}" for name, text in trained), ""]))
     cards = printed(series, GOOD_EFFICIENCY) or loader_card.card(series)
-    click.echo("\n".join(["", *cards, "", *console.point_lines(results, series), ""]))
+    about = lines.sentence(shared, console.NARROWEST)
+    click.echo("\n".join(["", *about, *cards, "", *console.point_lines(results, series), ""]))
 
 
 def _show_change(ladder: "Ladder", outcomes: "Sequence[Outcome]") -> None:

@@ -211,14 +211,17 @@ def _write_page(
     from lockstep.report.check import checker
     from lockstep.report.page import render
     from lockstep.report.page.content_of_page import page as build_page
-    from lockstep.report.words import console, verdict_card
+    from lockstep.report.words import console, names, verdict_card
+    from lockstep.report.words.lines import sentence
 
     render.refuse_foreign(target, force, "--output")
     page = redacted(build_page(evaluation, threshold, shlex.join(["lockstep", "report", *words])))
     findings = evaluation.findings
+    series, shared = names.short(evaluation.series)
     lines = [
-        *console.point_lines(evaluation.results, evaluation.series),
-        *verdict_card.printed(evaluation.series, threshold, has_next=False),
+        *sentence(shared, console.NARROWEST),
+        *console.point_lines(evaluation.results, series),
+        *verdict_card.printed(series, threshold, has_next=False),
     ]
     for line in lines:
         click.echo(line)

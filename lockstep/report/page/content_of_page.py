@@ -7,8 +7,7 @@ This is the seam between computing and drawing: everything the page says is in t
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lockstep.core import formats
-from lockstep.core.formats import counted, number, percent, percent_span
+from lockstep.core.formats import capital, counted, listed, number, percent, percent_span
 from lockstep.core.metrics import NOTABLE
 from lockstep.core.studies import LADDERS, OTHER, TITLES, TRAINING
 from lockstep.report.check import checker
@@ -25,13 +24,14 @@ from lockstep.report.page import accounts, by_study, collective_tables, curves, 
 from lockstep.report.page.panels import training_panel
 from lockstep.report.page.twelve_rules import twelve_panel
 from lockstep.report.predict import prediction
-from lockstep.report.words import headline, method, next_step, ranking_card, verdict_card
+from lockstep.report.words import headline, method, names, next_step, ranking_card, verdict_card
 from lockstep.report.words.headline import Headline
+from lockstep.report.words.lines import signs
 
 BIT_PER_MBIT = 1e6
 CPU_BAND = (
-    "Measured on CPUs: the ranks share cores and memory bandwidth. This is a functional test, "
-    "not a scaling result, and no evidence for a proposal."
+    "Measured on CPUs, where ranks share cores and memory bandwidth: a test that the suite works, "
+    "and no evidence for a proposal."
 )
 KINDS = {name: TITLES[name] for name in LADDERS} | {"cited": "Cited", "target": "Target"}
 # In a figure as small as the one beside the headlines.
@@ -43,7 +43,7 @@ Headlines = Mapping[str, Sequence[Headline]]
 def page(evaluation: Evaluation, threshold: float, command: str = "") -> dict[str, Any]:
     """Return everything a report says."""
     results, findings = evaluation.results, evaluation.findings
-    series = worst_first(evaluation.series)
+    series, shared = names.short(worst_first(evaluation.series))
     hours = "Rank-hours" if results.on_cpus else "GPU-hours"
     predicted = prediction.curves(by_study.ladders(series))
     sections = by_study.panels(results, series, threshold, hours, predicted)
@@ -55,12 +55,13 @@ def page(evaluation: Evaluation, threshold: float, command: str = "") -> dict[st
     return {
         "title": title,
         "band": _band(results),
-        "summary": _summary(results, series),
+        "summary": _summary(results, series, shared),
+        "basis": method.basis_sentences([row for row in results.rows if row.origin == "measured"]),
         "errors": facts.error_lines(findings),
         **_top(evaluation, series, threshold),
         "source": ". ".join(filter(None, source)),
         "sections": sections,
-        "data": {"schema": 1, "points": table(series)},
+        "data": {"schema": 1, "points": table(worst_first(evaluation.series))},
     }
 
 
@@ -93,7 +94,9 @@ def _top(evaluation: Evaluation, series: Sequence[Series], threshold: float) -> 
         "tiles": tiles(first_of(found), checked),
         "figure": _top_figure(found, threshold) or training_panel.top_figure(series),
         "verdicts": [*([verdict_card.slow_advice(slowest)] if slowest else []), *_verdicts(found)],
-        "card": {"title": judged.title, "lines": judged.measured} if judged else None,
+        "card": {"title": judged.title, "lines": [signs(line) for line in judged.measured]}
+        if judged
+        else None,
         "warnings": _warnings(evaluation),
         "checked": checked,
         "next": facts.mend_first_error(errors)
@@ -125,7 +128,7 @@ def lines(found: Headlines) -> list[dict[str, Any]]:
     return [
         {
             "title": KINDS[kind],
-            "of": first.series.label,
+            "of": names.within(first.series),
             "kind": first.kind,
             "text": first.sentence,
             "lines": first.lines,
@@ -149,8 +152,7 @@ def tiles(about: Headline | None, checked: str) -> list[dict[str, str]]:
     home = "" if about.noun != "rank" else f"#{about.series.row.study}"
     lost, cause = "", ""
     if about.why is not None:
-        lost = about.all_lost
-        cause = about.lost if about.why.kind == "named" else about.cause
+        lost, cause = about.all_lost, about.beyond_ideal
     at = f"Lost on {counted(about.loss_point.world_size, about.noun)}"
     made = [*_scaling_tiles(about), (at, lost, cause, home)]
     # What the series rests on; the page's warnings count what is flagged elsewhere.
@@ -161,8 +163,8 @@ def tiles(about: Headline | None, checked: str) -> list[dict[str, str]]:
         href = "#flags" if headline.num_flagged(points) else href
         note = "; ".join(filter(None, (about.flagged, checked)))
         made.append(("Trust", about.launches, note, href))
-    names = ("label", "value", "note", "href")
-    return [dict(zip(names, tile, strict=True)) for tile in made if tile[1]]
+    keys = ("label", "value", "note", "href")
+    return [dict(zip(keys, tile, strict=True)) for tile in made if tile[1]]
 
 
 def _scaling_tiles(about: Headline) -> list[tuple[str, str, str, str]]:
@@ -172,7 +174,7 @@ def _scaling_tiles(about: Headline) -> list[tuple[str, str, str, str]]:
     if about.kind == "alone":
         return [("Measured at", size, parts.absolute(point), home)]
     good = about.kind == "good"
-    note = f"{about.series.label}, {100 * about.threshold:.0f} % efficiency or more"
+    note = f"{about.series.label}: {100 * about.threshold:.0f} % efficiency or more"
     if unshown := about.series.unshown(about.threshold):
         sizes = joined([one.world_size for one in unshown])
         shows = "more launches" if all(one.efficiency_interval for one in unshown) else (
@@ -205,12 +207,20 @@ def _top_figure(found: Headlines, threshold: float) -> dict[str, Any] | None:
 
 def _verdicts(found: Headlines) -> list[str]:
     """Return every headline with its study, and why each series falls short where that is known."""
-    sentences = []
+    sentences, noisy = [], []
     for kind, own in found.items():
-        sentences += [f"{KINDS[kind]}, {one.series.label}: {one.sentence}" for one in own]
+        titles = [[KINDS[kind], names.within(one.series)] for one in own]
+        sentences += [f"{', '.join(filter(None, title))}: {one.sentence}"
+                      for title, one in zip(titles, own, strict=True)]  # fmt: skip
         sound = [one for one in own if one.kind != "blocked"]
         whys = (verdict_card.why_short(one.series, one.loss_point, one.why) for one in sound)
         sentences += [why for why in whys if why]
+        noisy += [one.series.label for one in sound if one.why and one.why.kind == "open"]
+    if noisy:
+        sentences.append(
+            f"Too noisy to say what is lost to which cause in {listed(noisy, 4)}: measure each "
+            f"size in more launches, at least {next_step.WANTED_LAUNCHES}."
+        )
     return sentences
 
 
@@ -220,18 +230,18 @@ def _band(results: Results) -> str | None:
     if not recorded:
         is_training = any(not row.program for row in results.rows)
         return CPU_BAND if results.on_cpus and is_training else None
-    begin = "A recorded campaign, not measured on this machine"
+    begin = "Recorded, not measured on this machine"
     if recorded.get("kind") != "links":
         return f"{begin}."
     nodes = counted(int(recorded["num_nodes"]), "node")
     rate = number(float(recorded["rate_bit_per_s"]) / BIT_PER_MBIT)
-    text = f"{begin}: {nodes} made on one machine, joined by links of {rate} Mbit/s."
+    text = f"{begin}: {nodes} made on one, with links of {rate} Mbit/s."
     if wait := recorded.get("ms_per_item"):
         text += (
-            f" Ranks, DDP, all-reduce and network are real; each rank's device is a stand-in that "
-            f"waits {number(float(wait))} ms a sample in place of computing."
+            f" Ranks, DDP and network are real; each device waits {number(float(wait))} ms a "
+            "sample in place of computing."
         )
-    return f"{text} It shows what a page says, and is no evidence for a proposal."
+    return f"{text} No evidence for a proposal."
 
 
 def _around(
@@ -256,21 +266,19 @@ def _title(results: Results, series: Sequence[Series]) -> str:
     if origins and "measured" not in origins:
         words = " and ".join(sorted(origins))
         return f"Scaling numbers, {words}, not measured here"
-    names = (launch.facts.get("campaign") for launch in results.launches)
+    known = (launch.facts.get("campaign") for launch in results.launches)
     name = str(results.campaign.get("name") or "")
-    name = name or " + ".join(dict.fromkeys(str(one) for one in names if one))
+    name = name or " + ".join(dict.fromkeys(str(one) for one in known if one))
     extra = sorted(origins - {"measured"})
     kind = "Training report" if series and all(o.row.training for o in series) else "Scaling report"
     title = f"{kind}: {name}" if name else kind
     return f"{title} (measured, with {' and '.join(extra)} numbers)" if extra else title
 
 
-def _summary(results: Results, series: Sequence[Series]) -> list[str]:
+def _summary(results: Results, series: Sequence[Series], shared: str) -> list[str]:
     sentences = []
     if results.launches or learning.trained(series):
-        sentences.append(_measured_summary(results, series))
-        rows = [row for curve in series for point in curve.points for row in point.rows]
-        sentences += method.basis_sentences([row for row in rows if row.origin == "measured"])
+        sentences.append(_measured_summary(results, series, shared))
     for origin, text in (("cited", "are cited"), ("target", "are targets, not measured")):
         if chosen := [curve for curve in series if curve.row.origin == origin]:
             points = counted(sum(len(curve.points) for curve in chosen), "point")
@@ -278,7 +286,7 @@ def _summary(results: Results, series: Sequence[Series]) -> list[str]:
     return sentences
 
 
-def _measured_summary(results: Results, series: Sequence[Series]) -> str:
+def _measured_summary(results: Results, series: Sequence[Series], shared: str) -> str:
     measured = [curve for curve in series if curve.row.origin == "measured"]
     points = sum(len(curve.points) for curve in measured)
     sizes = sorted({point.world_size for curve in measured for point in curve.points})
@@ -287,13 +295,13 @@ def _measured_summary(results: Results, series: Sequence[Series]) -> str:
     steps = (curve for curve in measured if curve.row.study in TRAINING)
     workloads = dict.fromkeys(curve.row.workload for curve in steps)
     # Training runs need not be launches.
-    names = {launch.name for launch in results.launches}
-    runs = sum(row.training is not None and row.launch not in names for row in results.rows)
-    sources = [(len(names), "launch"), (runs, "training run")]
-    text = formats.listed(workloads or ["Benchmarks"], 4)
-    text += f" on {formats.listed(sizes)} rank{'' if sizes == [1] else 's'}"
+    launches = {launch.name for launch in results.launches}
+    runs = sum(row.training is not None and row.launch not in launches for row in results.rows)
+    sources = [(len(launches), "launch"), (runs, "training run")]
+    text = f"{capital(shared)}. On" if shared else f"{listed(workloads or ['Benchmarks'], 4)} on"
+    text += f" {listed(sizes)} rank{'' if sizes == [1] else 's'}"
     text += f", {method.nodes(results.rows)}"
-    text += f" with {formats.listed(devices, 4)}" if devices else ""
+    text += f" with {listed(devices, 4)}" if devices else ""
     text += f": {counted(points, 'point')} of {counted(len(measured), 'case')} from "
     text += " and ".join(counted(number, noun) for number, noun in sources if number)
     days = method.days(results.days)
@@ -310,6 +318,9 @@ def _warnings(evaluation: Evaluation) -> list[str]:
     wide = sum(next_step.is_wide(point) for point in points)
     broken = sum(not launch.complete for launch in results.launches)
     skewed = sum(abs((point.mean_over_median or 1.0) - 1) > NOTABLE for point in points)
+    wide_text = f"{counted(wide, 'interval')} wider than a factor of {next_step.WIDE:g}"
+    if wide > len(points) / 2:
+        wide_text = f"too noisy to say more, with {wide_text}"
     lost = facts.gaps(results, lambda gap: gap.can_be_filled)
     off = f"with a mean step {100 * NOTABLE:.0f} % off the median"
     texts = [
@@ -317,7 +328,7 @@ def _warnings(evaluation: Evaluation) -> list[str]:
         (flagged, f"{flagged} of {counted(len(points), 'point')} flagged"),
         (unequal, f"{unequal} series with ranks of unequal strength"),
         (single, f"{counted(single, 'point')} without repeat"),
-        (wide, f"{counted(wide, 'interval')} wider than a factor of {next_step.WIDE:g}"),
+        (wide, wide_text),
         (skewed, f"{counted(skewed, 'point')} {off}"),
         (broken, f"{counted(broken, 'launch')} incomplete"),
         (len(results.unread), f"{len(results.unread)} unreadable"),

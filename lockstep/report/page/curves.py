@@ -247,7 +247,7 @@ def causes(study: str, series: Sequence[Series]) -> tuple[list[Figure], list[str
             "xlabel": "Ranks", "ylabel": "Step time (ms)",
             "lost_label": "Longer than the ideal step, by cause (ms)",
             "desc": f"Step time in ms by cause against ranks. {described}.",
-            "note": "Below, what a step takes longer than its ideal; negative is time gained.",
+            "note": "Below, what a step takes longer than its ideal, which may be nothing.",
         })  # fmt: skip
     if len(made) <= MAX_SPLIT:
         return made, []
@@ -272,8 +272,8 @@ def _bar(series: Series, point: Point) -> dict[str, Any] | None:
     return bar | {
         "ideal": (lost.step_s - lost.seconds) * MILLI,
         "lost": by_cause(lost.parts),
-        "net": lost.seconds * MILLI,
-        "net_interval": lost.interval and [end * MILLI for end in lost.interval],
+        "net": max(lost.seconds, 0.0) * MILLI,
+        "net_interval": lost.interval and [max(end, 0.0) * MILLI for end in lost.interval],
     }
 
 
@@ -371,9 +371,9 @@ LOSS_NOTE = (
     "half of the batch, interleaved after those rounds, and scaled to it. Own work is what a "
     "rank takes that need not wait, imbalance what the slowest rank of a turn takes longer, "
     "exposed communication what the whole step takes beyond that. A loss is the time less its "
-    "share of the baseline's. DDP's own work is known of one rank, which communicates with "
-    "nobody; the fixed cost of a step from half batches; contention is waits for a core "
-    "and what own work takes beyond both."
+    "share of the baseline's, and 0 where it is less. DDP's own work is known of one rank, which "
+    "communicates with nobody; the fixed cost of a step from half batches; contention is waits for "
+    "a core and what own work takes beyond both."
 )
 PHASE_COLUMNS = (
     "Ranks", "Data (ms)", "Forward (ms)", "Backward (ms)", "Optimizer (ms)",
@@ -405,8 +405,7 @@ def loss_table(series: Series) -> Table | None:
     if why and why.kind == "named":
         first, step_ms = why.named[0], number(why.loss.step_s * MILLI)
         finding = (
-            f"{series.label} {where} {ms(first.seconds, signed=False)} of {step_ms} ms go to "
-            f"{NAMES[first.cause]}"
+            f"{series.label} {where} {ms(first.seconds)} of {step_ms} ms go to {NAMES[first.cause]}"
         )
     return parts.table(
         f"{GROUP}: {series.label}", columns, rows, 2, note=LOSS_NOTE, folded=True, group=GROUP,
@@ -419,19 +418,19 @@ def _loss_rows(series: Series, point: Point) -> list[list[str]]:
     if known is None:
         return []
 
-    def both(seconds: float, interval: Interval | None, signed: bool) -> list[str]:
-        return [ms(seconds, signed), ms_span(interval, signed)]
+    def both(seconds: float, interval: Interval | None) -> list[str]:
+        return [ms(seconds), ms_span(interval)]
 
     unknown = [DASH, DASH]
-    times = {part.cause: both(part.seconds, part.interval, False) for part in known}
-    losses = {p.cause: both(p.seconds, p.interval, True) for p in (lost.parts if lost else ())}
+    times = {part.cause: both(part.seconds, part.interval) for part in known}
+    losses = {p.cause: both(p.seconds, p.interval) for p in (lost.parts if lost else ())}
     size = str(point.world_size)
     whole = number(sum(part.seconds for part in known) * MILLI)
     return [
         *([size, capital(NAMES[cause]), *times.get(cause, unknown), *losses.get(cause, unknown)]
           for cause in CAUSES if cause in times or cause in losses),
         [size, "Whole step", whole, DASH,
-         *(both(lost.seconds, lost.interval, True) if lost else unknown)],
+         *(both(lost.seconds, lost.interval) if lost else unknown)],
     ]  # fmt: skip
 
 

@@ -522,11 +522,11 @@ def stacks(spec: Spec, source: str) -> Canvas:
             ha="center", fontsize=SMALL_PT,
         )  # fmt: skip
     # An interval that is wider than twice the largest sum would leave the bars no room.
-    most = 2.0 * max(abs(bar["net"] or 0.0) for bar in bars)
+    most = 2.0 * max(bar["net"] or 0.0 for bar in bars)
     diamond: Any = {"color": INK, "marker": "D", "markersize": 4.5, "markerfacecolor": "none"}
     for x, bar in enumerate(bars):
         if bar["net"] is not None:
-            ends = [min(max(end, -most), most) for end in bar["net_interval"] or ()]
+            ends = [min(end, most) for end in bar["net_interval"] or ()]
             below.plot([x] * len(ends), ends, color=INK, linewidth=1, marker="_", markersize=5)
             below.plot([x], [bar["net"]], **diamond)
     above.plot([], [], color=INK, linewidth=1.6, label="Ideal, from the baseline")
@@ -537,7 +537,7 @@ def stacks(spec: Spec, source: str) -> Canvas:
         axes.tick_params(axis="x", length=0)
         axes.grid(visible=False, axis="x")
     _round_marks(above.yaxis)
-    _round_marks(below.yaxis, lambda value: ("+" if value > 0 else "") + formats.trimmed(value))
+    _round_marks(below.yaxis)
     below.set_xlim(-0.6, len(bars) - 0.4)
     names = [str(bar["ranks"]) for bar in bars]
     below.set_xticks(places, kept_labels(below, places, names))
@@ -546,19 +546,17 @@ def stacks(spec: Spec, source: str) -> Canvas:
 
 
 def _stack(axes: Axes, spec: Spec, name: str) -> list[Mark]:
-    """Draw the bars, what is positive above 0 and what is negative below it."""
+    """Draw the bars; a cause that takes or loses nothing has none."""
     marks = []
     for x, bar in enumerate(spec["bars"]):
-        ends = {True: 0.0, False: 0.0}
+        foot = 0.0
         parts = {part["cause"]: part["ms"] for part in bar[name]}
         for cause, title in spec["names"].items():
-            if value := parts.get(cause):
-                foot = ends[value > 0]
-                ends[value > 0] += value
+            if (value := parts.get(cause, 0.0)) > 0:
                 axes.bar(x, value, 0.72, foot, color=OF_CAUSES[cause], linewidth=0)
-                sign = "+" if name == "lost" and value > 0 else ""
-                text = f"{bar['ranks']} ranks, {title}: {sign}{formats.number(value)} ms"
+                text = f"{bar['ranks']} ranks, {title}: {formats.number(value)} ms"
                 marks.append(Mark(axes, x, foot + value / 2, text))
+                foot += value
     return marks
 
 

@@ -148,16 +148,14 @@ def cells(*headings: str) -> dict[str, Cell]:
     return {heading: CELLS[heading] for heading in headings}
 
 
-def ms(seconds: float, signed: bool = True) -> str:
-    """Return milliseconds, with their sign where they are a difference."""
-    value = seconds * MILLI
-    sign = "-" if value < 0 else "+" if signed else ""
-    return sign + number(abs(value))
+def ms(seconds: float) -> str:
+    """Return milliseconds that a step takes or loses, of which there are none below 0."""
+    return number(max(seconds, 0.0) * MILLI)
 
 
-def ms_span(interval: Interval | None, signed: bool = True) -> str:
+def ms_span(interval: Interval | None) -> str:
     """Return an interval in milliseconds; a dash for None."""
-    return f"{ms(interval[0], signed)} to {ms(interval[1], signed)}" if interval else formats.DASH
+    return f"{ms(interval[0])} to {ms(interval[1])}" if interval else formats.DASH
 
 
 def sound(series: Sequence[Series]) -> list[Series]:

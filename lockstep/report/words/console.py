@@ -12,6 +12,7 @@ from lockstep.report.load.results import Results
 from lockstep.report.page import parts
 from lockstep.report.words import ranking_card, training_words
 from lockstep.report.words.lines import numbers, sentence
+from lockstep.report.words.names import name_of
 
 NARROWEST, WIDEST = 80, 120
 MAX_LINES = 60
@@ -28,7 +29,7 @@ def console_table(
     columns = width or min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST)
     lines = []
     if shown := _shown(series):
-        names = [curve.name for curve in shown]  # as a target may name it
+        names = [name_of(curve) for curve in shown]
         if len(set(names)) < len(names):
             names = [curve.case for curve in shown]
         lines = _lines(names, *_cells(results, shown), columns)
@@ -57,7 +58,10 @@ def verdict(page: Mapping[str, Any]) -> list[str]:
     """Return what a page says first, as lines of 80 columns: each study, and what to do next."""
     lines: list[str] = []
     for one in page["headlines"]:
-        lines += ["", *sentence(f"{one['title']}, {one['of']}:", NARROWEST)]
+        lines += [
+            "",
+            *sentence(f"{', '.join(filter(None, (one['title'], one['of'])))}:", NARROWEST),
+        ]
         lines += [part for line in one["lines"] for part in sentence(f"  {line}", NARROWEST)]
         if one["others"]:
             lines.append(f"  {len(one['others'])} more on the page")

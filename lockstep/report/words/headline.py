@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.core.formats import counted, listed, number, percent, percent_span, ratio
+from lockstep.core.formats import capital, counted, listed, number, percent, percent_span, ratio
 from lockstep.measure.causes.bound import Cause
 from lockstep.measure.causes.division import LateInput
 from lockstep.report.compute import quantities, slow
@@ -61,11 +61,10 @@ class Headline:
 
     @property
     def sentence(self) -> str:
-        """The whole line: what the ranks give, what is lost, what backs it."""
+        """What the ranks give, what is lost and what backs it, a sentence each."""
         if self.kind == "blocked":
             return self.why_blocked
-        known = ": ".join(filter(None, (self.gives, self.loses)))
-        return f"{known}; trust: {self.trust}."
+        return " ".join(f"{capital(line)}." for line in self.lines)
 
     @property
     def lines(self) -> list[str]:
@@ -83,17 +82,17 @@ class Headline:
         size = counted(point.world_size, self.noun)
         interval = point.efficiency_interval
         span = percent_span(interval) if interval else "no interval"
-        achieved = f"{percent(point.parallel_efficiency)} % efficiency, {span}"
+        named = " efficiency" if self.kind == "good" else ""
+        achieved = f"{percent(point.parallel_efficiency)} %{named}, {span}"
         given = f"{size} {'gives' if point.world_size == 1 else 'give'} {gain(point)} the rate of"
         given += f" {base} ({achieved})"
         if point.speedup_interval and point.speedup_interval[1] < 1:
             given = f"{size} are slower than {base}: {gain(point)} its rate ({achieved})"
         if self.kind == "good":
             return given
-        below = self.kind == "below"
-        sure = "no size reaches" if below else "not shown whether any size reaches"
-        closest = ("closest, " if below else "as measured, ") if point.speedup >= 1 else ""
-        return f"{sure} {100 * self.threshold:.0f} % efficiency; {closest}{given}"
+        sure = "no" if self.kind == "below" else "not shown whether any"
+        best = "at best " if point.speedup >= 1 else ""
+        return f"{sure} size reaches {100 * self.threshold:.0f} % efficiency: {best}{given}"
 
     @property
     def loses(self) -> str:
@@ -101,9 +100,9 @@ class Headline:
         point = self.loss_point
         if point is self.series.base:
             return ""
-        size = counted(point.world_size, self.noun)
-        falls = f"on {size} {percent(point.parallel_efficiency)} %"
-        return ", ".join(filter(None, (falls if point is not self.point else "", self.lost)))
+        size = f"on {counted(point.world_size, self.noun)}"
+        falls = f"{size} {percent(point.parallel_efficiency)} %" if point is not self.point else ""
+        return ", ".join(filter(None, (falls, self.lost)))
 
     @property
     def lost(self) -> str:
@@ -115,14 +114,24 @@ class Headline:
             return f"{_ms_of_step(why.named[0].seconds, why.loss)} {self.cause}"
         if why.loss.seconds <= 0:
             return "no loss is shown"
-        return f"{_ms_of_step(why.loss.seconds, why.loss)} over the ideal, no cause shown"
+        return f"{_ms_of_step(why.loss.seconds, why.loss)} are lost, no cause shown"
 
     @property
     def all_lost(self) -> str:
         """The milliseconds that are lost to all causes, of the step's, where there are some."""
         assert self.why
         loss = self.why.loss
-        return _ms_of_step(loss.seconds, loss) if loss.seconds > 0 else "none shown"
+        if loss.seconds <= 0:
+            return "none shown"
+        return f"{parts.ms(loss.seconds)} of {parts.ms(loss.step_s)} ms"
+
+    @property
+    def beyond_ideal(self) -> str:
+        """What the milliseconds lost are lost to, and beyond which step."""
+        assert self.why
+        loss, named = self.why.loss, self.why.named
+        took = f"{parts.ms(named[0].seconds)} ms " if self.why.kind == "named" else ""
+        return f"ideal {parts.ms(loss.step_s - loss.seconds)} ms; {took}{self.cause}"
 
     @property
     def cause(self) -> str:
@@ -189,7 +198,7 @@ def gain(point: Point) -> str:
 
 
 def _ms_of_step(seconds: float, lost: Loss) -> str:
-    return f"{number(seconds * parts.MILLI)} of {number(lost.step_s * parts.MILLI)} ms"
+    return f"{parts.ms(seconds)} ms of a {parts.ms(lost.step_s)} ms step"
 
 
 def num_flagged(points: Iterable[Point]) -> int:

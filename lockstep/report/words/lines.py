@@ -1,5 +1,6 @@
 """Tables as lines for a terminal of 100 columns that may know no more than ASCII."""
 
+import re
 import textwrap
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ from lockstep.report.words import escapes
 WIDTH = 100
 # What is left of a line for its last cell, at the least.
 LEAST = 30
+ASCII = str.maketrans({formats.DASH: "-", formats.THIN: "", "\u00d7": "x", "\u2192": "->"})
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -52,5 +54,10 @@ def markdown(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def plain(text: str) -> str:
-    """Return a text with a report's dash, thin space and sign of times as ASCII has them."""
-    return text.replace(formats.DASH, "-").replace(formats.THIN, "").replace("\u00d7", "x")
+    """Return a text with a report's dash, thin space, arrow and sign of times in ASCII."""
+    return text.translate(ASCII)
+
+
+def signs(text: str) -> str:
+    """Return a line of a card with the signs that a page has: an arrow and a sign of times."""
+    return re.sub(r"(?<=\d)x$", "\u00d7", text.replace("->", "\u2192"))

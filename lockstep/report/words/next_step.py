@@ -11,6 +11,7 @@ from lockstep.report.compute.slow import Slowest
 from lockstep.report.load.recorded import KEY as RECORDED
 from lockstep.report.load.results import Results
 from lockstep.report.words import verdict_card
+from lockstep.report.words.names import name_of
 from lockstep.report.words.verdict_card import Judged
 
 WANTED_LAUNCHES = 3
@@ -118,7 +119,7 @@ def _undecided(measured: Sequence[Series], threshold: float) -> str:
             span = f"{percent_span(interval)} %" if interval else "no interval"
             return (
                 f"Measure more launches: it is not shown whether {counted(size, 'rank')} reach "
-                f"{100 * threshold:.0f} % efficiency in {curve.name} ({span})."
+                f"{100 * threshold:.0f} % efficiency in {name_of(curve)} ({span})."
             )
     return ""
 
@@ -133,7 +134,7 @@ def _after_ladders(measured: Sequence[Series], threshold: float, judged: Judged 
         size = min(curve.points[-1].world_size for curve in ladders)
         worst = min(ladders, key=lambda curve: curve.points[-1].parallel_efficiency)
         return (
-            f"Measure more than {counted(size, 'rank')}: {worst.name} is still at "
+            f"Measure more than {counted(size, 'rank')}: {name_of(worst)} is still at "
             f"{percent(worst.points[-1].parallel_efficiency)} % there."
         )
     if judged and judged.advice and _falls(judged.series, threshold):
@@ -145,7 +146,7 @@ def _after_ladders(measured: Sequence[Series], threshold: float, judged: Judged 
     if kept := [curve for curve in ladders if curve not in falling]:
         size = max(curve.points[-1].world_size for curve in kept)
         verb = "is" if len(kept) == 1 else "are"
-        names = listed((curve.name for curve in kept), 3)
+        names = listed(map(name_of, kept), 3)
         text += f", while {names} {verb} still good at {size} ranks"
     return f"{text}."
 

@@ -4,6 +4,7 @@ They are of rankings, with the card of their settings: which values of the facto
 which are no worse; of programs over a factor; and of one kind of device beside another.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -113,23 +114,25 @@ def headlines(series: Sequence[Series]) -> list[dict[str, Any]]:
         if row.origin == "measured" and (row.study in STUDIES or row.is_own_test):
             groups.setdefault((row.study, row.workload), []).append(curve)
     order = {study: place for place, study in enumerate(STUDIES)}
-    return [
-        _entry(ranking)
+    found = [
+        ranking
         for _, own in sorted(groups.items(), key=lambda one: order.get(one[0][0], len(STUDIES)))
         for ranking in rank(own, alternatives.varied([(one, one.base) for one in own]))
         if len(ranking.places) > 1
     ]
+    # What all settings of a study share is said of all series.
+    count = Counter(ranking.study for ranking in found)
+    alone = {study for study in STUDIES if count[study] == 1}
+    return [_entry(one, "" if one.study in alone else _about(one)) for one in found]
 
 
-def _entry(ranking: Ranking) -> dict[str, Any]:
+def _entry(ranking: Ranking, of: str) -> dict[str, Any]:
     text = _headline(ranking)
     flagged = f"{ranking.num_flagged or 'none'} of its {len(ranking.places)} settings flagged"
     trust = f"trust: at least {counted(ranking.num_launches, 'launch')} of each setting, {flagged}"
     kind = "open" if ranking.is_one or _of_kind(ranking, "not_shown_slower") else "good"
     title = TITLES[ranking.study] if ranking.study in STUDIES else "Settings"
-    # The workload and what else all settings share, as a series' label has it.
-    shared = _values({key: value for key, value in ranking.common.items() if key != "workload"})
-    made = entry(title, ", ".join(filter(None, (ranking.workload, shared))), kind, text, trust)
+    made = entry(title, of, kind, text, trust)
     return made | {"text": f"{text} {capital(trust)}."}
 
 
@@ -147,12 +150,17 @@ def lines(ranking: Ranking) -> list[str]:
     trust = counted(ranking.num_launches, "launch")
     tied = _of_kind(ranking, "not_shown_slower")
     hint = "; more --repeats tell closer settings apart" if tied else ""
-    about = _values({"workload": ranking.workload} | ranking.common)
     return [
         _headline(ranking),
         *rows,
-        f"trust     {ranking.study}, {about}; {trust} of each setting{hint}",
+        f"trust     {ranking.study}, {_about(ranking)}; {trust} of each setting{hint}",
     ]
+
+
+def _about(ranking: Ranking) -> str:
+    """Return the workload and what else all settings share."""
+    shared = _values({key: value for key, value in ranking.common.items() if key != "workload"})
+    return ", ".join(filter(None, (ranking.workload, shared)))
 
 
 def _of_kind(ranking: Ranking, kind: str) -> list[Place]:
@@ -175,18 +183,23 @@ def _headline(ranking: Ranking) -> str:
         start = best if first.kind == "best" else "No best setting, for only one was measured,"
         rate = f"{number(first.rate)} {ranking.unit}/s{between}"
         texts = [f"{start} {where}: {_values(first.factors)}, {rate}."]
-    if same := _of_kind(ranking, "same_buckets"):
-        texts.append(f"The same buckets: {_some([place.factors for place in same])}.")
+    others = []
     if tied:
-        texts.append(f"Statistically tied with it: {_some([place.factors for place in tied])}.")
+        others.append(f"statistically tied with it: {_some([place.factors for place in tied])}")
+    if same := _of_kind(ranking, "same_buckets"):
+        others.append(f"the same buckets: {_some([place.factors for place in same])}")
     if ranking.absent:
-        texts.append(f"Without a valid point {where}: {_some(ranking.absent)}.")
+        others.append(f"without a valid point {where}: {_some(ranking.absent)}")
+    texts += [f"{capital('; '.join(others))}."] if others else []
     return " ".join(texts)
 
 
 def _some(settings: Sequence[Mapping[str, object]]) -> str:
     """Name the first of some settings, and count the others."""
-    named = "; ".join(map(_values, settings[:MOST_NAMED]))
+    first, *more = settings[:MOST_NAMED]
+    is_one = len(first) == 1 and all(other.keys() == first.keys() for other in more)
+    rest = [", ".join(map(str, other.values())) if is_one else _values(other) for other in more]
+    named = (", " if is_one else "; ").join([_values(first), *rest])
     others = len(settings) - MOST_NAMED
     return f"{named}; and {counted(others, 'other')}" if others > 0 else named
 

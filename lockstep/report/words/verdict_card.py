@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import islice
 
 from lockstep.core.formats import counted, number, percent
-from lockstep.core.metrics import NOTABLE
 from lockstep.core.studies import LADDERS
 from lockstep.measure.causes.bound import NAMES, Bound, Cause, Kind
 from lockstep.measure.causes.card import (
@@ -22,7 +21,7 @@ from lockstep.measure.causes.card import (
 )
 from lockstep.measure.causes.division import LateInput
 from lockstep.report.compute import quantities, slow
-from lockstep.report.compute.quantities import Loss, Part, Reason
+from lockstep.report.compute.quantities import Reason
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.slow import Slowest
 from lockstep.report.compute.statistics import Interval
@@ -72,7 +71,11 @@ class Judged:
         same = all(row.rank_hosts == hosts for row in self.point.rows)
         slowest = slow.slowest(self.point.rows) if self.bound.num_launches > 1 else None
         slow_rank = slow_text(slowest) if slowest else ""
-        return card(self.bound, hosts if same else (), todo, slow_rank, self._latest())
+        lines = card(self.bound, hosts if same else (), todo, slow_rank, self._latest())
+        if self.bound.kind == "open" and any(line.startswith(" ") for line in lines):
+            noisy = "  too noisy to say what a step loses, and to what"
+            return [lines[0], noisy, *(line for line in lines[1:] if not line.startswith(" "))]
+        return lines
 
     @property
     def advice(self) -> str:
@@ -149,54 +152,29 @@ def telling(series: Series, threshold: float) -> Point:
 
 
 def why_short(series: Series, point: Point, why: Reason | None) -> str | None:
-    """Return in a sentence why a point falls short, and what to do; None where little is lost."""
-    if why is None or why.kind == "little":
+    """Return in a sentence why a point falls short and what to do; None without a cause."""
+    if why is None or why.kind != "named":
         return None
     lost = why.loss
     start = (
         f"{series.label} on {counted(point.world_size, 'rank')}: a step takes "
         f"{number(lost.step_s * MILLI)} ms where {number((lost.step_s - lost.seconds) * MILLI)} ms "
-        f"are ideal, {ms(lost.seconds)} ms{_brackets(lost.interval)}"
+        f"are ideal"
     )
-    if why.kind == "open":
-        return f"{start}; {_no_cause(lost)}."
     who = whose(slow.slowest(point.rows), slow.latest(point.rows))
-    losses = {part.cause: part for part in lost.parts}
-    first, *others = (_share(part, losses.get(part.cause, part), who) for part in why.named)
+    first, *others = (
+        f"{ms(part.seconds)} ms{_brackets(part.interval)} go to {NAMES[part.cause]}"
+        f"{who.get(part.cause, '')}"
+        for part in why.named
+    )
     beside = f"; beside it {' and '.join(others)}" if others else ""
     cause = why.named[0].cause
     advice = f"look at {LATE_NEXT}" if cause == "input" and cause in who else ADVICE[cause]
-    return f"{start}; {first}: {advice}{beside}."
+    return f"{start}; of it {first}: {advice}{beside}."
 
 
-def _share(part: Part, lost: Part, who: Mapping[Cause, str]) -> str:
-    """Say how much of a loss goes to a cause, and to which rank where one is slow.
-
-    Where the baseline has the cause, too, less of it is lost than it takes: then both are named.
-    """
-    named = f"to {NAMES[part.cause]}{who.get(part.cause, '')}"
-    if ms(part.seconds) == ms(lost.seconds):
-        return f"{ms(part.seconds)} ms{_brackets(part.interval)} {named}"
-    whole = f"{ms(part.seconds, signed=False)} ms{_brackets(part.interval, signed=False)}"
-    return f"{ms(lost.seconds)} ms{_brackets(lost.interval)} {named}, which takes {whole} in all"
-
-
-def _no_cause(lost: Loss) -> str:
-    """Say that no cause is shown, with what the data leave open."""
-    if lost.seconds < NOTABLE * lost.step_s:
-        return "not enough evidence that anything is lost: measure more launches"
-    start = "not enough evidence for a cause"
-    if not any(part.interval for part in lost.parts):
-        return f"{start}: no interval is known of any; measure each size in 3 launches or more"
-    each = ", ".join(
-        f"{NAMES[part.cause]} {ms(part.seconds)} ms{_brackets(part.interval)}"
-        for part in lost.parts
-    )
-    return f"{start} ({each}): measure more launches"
-
-
-def _brackets(interval: Interval | None, signed: bool = True) -> str:
-    return f" ({ms_span(interval, signed)})" if interval else " (no interval)"
+def _brackets(interval: Interval | None) -> str:
+    return f" ({ms_span(interval)})" if interval else " (no interval)"
 
 
 def whose(slowest: Slowest | None, late: tuple[LateInput, str] | None) -> dict[Cause, str]:
