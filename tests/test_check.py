@@ -309,8 +309,8 @@ def test_a_fact_of_another_kind_is_never_one_of_the_rest(tmp_path):
         one for one in checker.grouped(check(gather([tmp_path]))) if one.first.rule == "flagged"
     ]
     assert [len(one.facts) for one in groups] == [3, 1]
-    assert [one.message(1).count("1 more of the kind") for one in groups] == [0, 0]
-    assert "2 more of the kind" in groups[0].message(1)
+    assert [one.message(1).count("1 more of this kind") for one in groups] == [0, 0]
+    assert "2 more of this kind" in groups[0].message(1)
     assert groups[0].message().count("throttled") == 3
 
 
