@@ -28,8 +28,8 @@ def copied(
             return Conflict(
                 COPY,
                 str(path),
-                f"{path}: launch {name} is already read from {other.path}; give each launch once, "
-                "since a copy is no repeat",
+                f"{path}: launch {name} was already read from {other.path}; give each launch "
+                "once, since a copy is not a repeat",
                 values=(name, str(other.path)), launches=(other.name,),
             )  # fmt: skip
     return None
@@ -64,7 +64,7 @@ def mixed_launches(launches: Sequence[Launch]) -> Iterator[Conflict]:
             found = usual[0].provenance.get(name), odd[0].provenance.get(name)
             differ = f"differ in {name} ({found[0]} and {found[1]})"
             yield Conflict(
-                name, both, f"{both} {differ} and are not pooled; report them apart",
+                name, both, f"{both} {differ}, so they are not pooled; report them separately",
                 values=found, usual=usual[0].name, launches=tuple(launch.name for launch in odd),
                 is_tie=len(usual) == len(odd),
             )  # fmt: skip
@@ -104,8 +104,8 @@ def _mixed(rows: Sequence[Row], names: Iterable[str]) -> Iterator[Conflict]:
             yield Conflict(
                 name,
                 f"{usual.case}, launches {usual.launch} and {other.launch}",
-                f"{usual.case} has {name} {found[0]} in launch {usual.launch} and {found[1]} in "
-                f"launch {other.launch}; report them apart",
+                f"{usual.case} has {name} {found[0]} in launch {usual.launch}, but {found[1]} in "
+                f"launch {other.launch}; report them separately",
                 usual.case,
                 values=found,
                 usual=usual.launch,

@@ -41,7 +41,7 @@ def read_campaign(folder: Path) -> dict[str, Any]:
         return {}
     own = read_json(path)
     if not isinstance(own, dict):
-        raise ValueError(f"{path}: holds no campaign; it must be one JSON object")
+        raise ValueError(f"{path}: not a campaign: it must be one JSON object")
     record.check_schema(own, str(path))
     checked(CampaignFile, own, str(path))
     return own
@@ -67,13 +67,10 @@ def find_files(path: Path) -> Iterator[Path]:
         yield path
         return
     if below := _results_below(path):
-        raise ValueError(f"{path}: holds folders of results; name one: {listed(below)}")
+        raise ValueError(f"{path}: holds several folders of results; give one: {listed(below)}")
     inside = _inside(path)
     if not inside and (path / JOBS).is_dir():
-        raise ValueError(
-            f"{path}: its jobs have measured nothing yet; lockstep status {path} says how far "
-            "they are"
-        )
+        raise ValueError(f"{path}: its jobs have no results yet; see lockstep status {path}")
     if not inside:
         raise ValueError(f"{path}: holds no launch, no pytest-benchmark file and no {IMPORTED}")
     yield from inside
@@ -131,8 +128,8 @@ def read(source: Path) -> tuple[Path, Any, Contradictions]:
     """
     if source.name == EPOCHS:
         raise ValueError(
-            f"{source.parent}: this training run has no {SUMMARY}: it was ended early, or goes on; "
-            "train it to its end with --resume"
+            f"{source.parent}: this training run has no {SUMMARY}, so it is unfinished; finish it "
+            "with --resume"
         )
     other = source.with_name(JOURNAL if source.name == RESULT else RESULT)
     problems = []
@@ -205,7 +202,7 @@ def read_json(path: Path) -> Any:
         # A NaN or an infinity counts as not known, so that the check can name its place.
         document = files.parse(content, lambda _: None, plain)
     except ValueError as error:
-        raise ValueError(f"{path}: not valid JSON, perhaps cut short: {error}") from error
+        raise ValueError(f"{path}: not valid JSON, perhaps truncated: {error}") from error
     # Without an escape in its text, ASCII holds no more than line ends.
     return document if content.isascii() and b"\\" not in content else printable(document)
 

@@ -130,7 +130,7 @@ def only_writer(folder: Path, tracker: Tracker, wait_s: float) -> Iterator[None]
             lock = held.enter_context(path.open("a", encoding="utf-8"))
             with suppress(locks.NoLocksError):  # others cannot be kept out there
                 if not locks.take(lock, wait_s):
-                    raise BusyError(f"another lockstep command writes {path.parent}")
+                    raise BusyError(f"another lockstep command is writing to {path.parent}")
         yield
 
 
@@ -246,13 +246,16 @@ def _deliver_run(
 
 # kind -> the sentence; `sent` has one of its own, and of `empty` nothing is said
 WORDS: dict[Kind, str] = {
-    "out-of-reach": "the tracker {uri} is out of reach ({why})",
-    "refused": "the tracker {uri} does not take {refused} ({why})",
-    "busy": "the tracker {uri} was sent nothing now: {why}",
-    "unwritable": "the tracker {uri} was sent nothing: what it confirms cannot be kept ({why})",
-    "unreadable": "the tracker {uri} was sent nothing: {why}",
+    "out-of-reach": "the tracker {uri} cannot be reached ({why})",
+    "refused": "the tracker {uri} rejected {refused} ({why})",
+    "busy": "nothing was sent to the tracker {uri} now: {why}",
+    "unwritable": (
+        "nothing was sent to the tracker {uri}, since its confirmations cannot be "
+        "written to disk ({why})"
+    ),
+    "unreadable": "nothing was sent to the tracker {uri}: {why}",
     "broken": "the process that sends to the tracker {uri} failed: {why}",
-    "late": "the tracker {uri} did not take the results in time",
+    "late": "the tracker {uri} did not accept the results in time",
 }
 
 
@@ -269,5 +272,5 @@ def lines(sent: Sent, folder: Path) -> list[str]:
         refused = counted(sent.num_refused, "run") if sent.num_refused else "the results"
         why = WORDS[sent.kind].format(uri=sent.uri, why=sent.why, refused=refused)
         todo = f"lockstep export again {shlex.quote(str(folder))}"
-        end = f"{why[0].upper()}{why[1:]}; nothing is lost, {todo} sends what it lacks."
+        end = f"{why[0].upper()}{why[1:]}; nothing is lost: {todo} sends the rest."
     return [*(f"Left out: {why}" for why in sent.unread), end]
