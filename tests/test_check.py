@@ -212,7 +212,7 @@ def test_a_copied_launch_is_a_finding_with_its_place_and_pooling_it_is_refused(t
     assert done.exit_code == 1
     assert one["where"].endswith("w2-r0-copy/result.json")
     assert (one["kind"], one["values"]["name"]) == ("read-twice", "w2-r0")
-    with pytest.raises(ValueError, match="a copy is no repeat"):
+    with pytest.raises(ValueError, match="a copy is not a repeat"):
         load([folder])
 
 

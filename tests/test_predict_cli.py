@@ -88,7 +88,7 @@ def test_all_rules_are_shown_with_their_errors(cited):
     for text in (
         "* falling  error   3.0 %   efficiency keeps falling as between the last two sizes",
         "  level    error   6.1 %   efficiency stays at the last measured value",
-        "* chosen by that error: falling",
+        "* smallest error, so chosen: falling",
         "no peak: these sizes do not determine beta from these sizes",
         "expected at 128 (predicted, not measured): 1463 s, 90 % interval 12",
         "recommended: 64 (efficiency >= 70 %): efficiency 76.8 %, speed-up 49.12",

@@ -95,7 +95,7 @@ class HttpStore:
             }  # fmt: skip
             answer = self._request("POST", "/runs", payload, f"{run.key} run")
             if not isinstance(answer, dict) or not isinstance(answer.get("run_id"), str | int):
-                raise RefusedError("it answered POST /runs without a run_id")
+                raise RefusedError("it answers POST /runs without a run_id")
             entry.id = str(answer["run_id"])
         if entry.pending:
             metrics = [Metric(*values) for values in entry.pending]
@@ -149,7 +149,7 @@ class HttpStore:
             return json.loads(text or b"null")
         except ValueError:
             raise RefusedError(
-                f"it answered {method} {path} with something other than JSON"
+                f"it answers {method} {path} with something other than JSON"
             ) from None
 
 
