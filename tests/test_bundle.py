@@ -243,7 +243,7 @@ def test_a_bundle_that_is_changed_cut_short_or_too_large_is_refused(tmp_path, mo
     with pytest.raises(ValueError, match="truncated"), opening.opened(path):
         pass
     path.write_bytes(b"no archive")
-    with pytest.raises(ValueError, match="no bundle"), opening.opened(path):
+    with pytest.raises(ValueError, match="not a bundle"), opening.opened(path):
         pass
     changed = opening.sums({"a": b"other"})
     packed(path, GOOD, (f"x/{opening.SUMS}", changed), sums=False)

@@ -110,7 +110,7 @@ def test_a_folder_of_campaigns_or_sessions_names_them(tmp_path):
     write_journal(tmp_path / "pytest" / "20261120T120000Z", one_launch())
     strong_tree(tmp_path / "first")
     for folder, name in ((tmp_path, "first"), (tmp_path / "pytest", "20261120T120000Z")):
-        with pytest.raises(ValueError, match=f"name one: {folder / name}$"):
+        with pytest.raises(ValueError, match=f"give one: {folder / name}$"):
             load([folder])
 
 
@@ -125,7 +125,7 @@ def test_a_cut_file_is_refused_wherever_it_was_cut(tmp_path):
 
 @pytest.mark.parametrize(
     ("campaign", "sentence"),
-    [("[]", "holds no campaign"), ('{"schema": 7}', "schema 7"),
+    [("[]", "not a campaign"), ('{"schema": 7}', "schema 7"),
      ('{"schema": 1, "launches": [3]}', r"launches\[0\] is 3"), ("{", "truncated"),
      ('{"schema": 1, "launches": [{"name": "w4-r0", "world_size": [4]}]}',
       r"launches\[0\].world_size is \[4\]"),

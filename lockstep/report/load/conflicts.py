@@ -1,4 +1,4 @@
-"""What does not go together: copies, mixed launches and cases, and ranks of unequal strength."""
+"""Conflicts between results: copies, mixed launches and cases, and unequal ranks."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ SOURCES = ("workload_sha256", "gradient_bytes")
 # What else a case means at every world size, and the batches it has at each.
 OF_A_CASE = ("study", "workload", "scaling", "precision", "sample_unit")
 BATCHES = ("local_batch", "global_batch", "samples_per_step")
-# Launches that agree in all of these are one. Parts of an array may start in the same second.
+# Launches that agree in all of these are the same. Parts of an array may start in one second.
 _ONE_LAUNCH = ("launch", "campaign", "started", "part", "world_size")
 
 Item = TypeVar("Item")
@@ -22,7 +22,7 @@ Item = TypeVar("Item")
 def copied(
     path: Path, name: str, facts: Mapping[str, Any], launches: Sequence[Launch]
 ) -> Conflict | None:
-    """Return what forbids pooling a launch that is already read, or None."""
+    """Return the conflict of a launch that was already read, or None."""
     for other in launches:
         if facts and all(facts.get(one) == other.facts.get(one) for one in _ONE_LAUNCH):
             return Conflict(
@@ -96,7 +96,7 @@ def _mixed(rows: Sequence[Row], names: Iterable[str]) -> Iterator[Conflict]:
         values = [value(row) for row in rows]
         if values.count(values[0]) == len(values):
             continue
-        # What an older file does not say is unknown, and differs from nothing.
+        # Facts that older files lack are unknown and not compared.
         known = [row for row in rows if name not in SOURCES or value(row) is not None]
         for alike, odd in odd_ones(known, [value(row) for row in known]):
             usual, other = alike[0], odd[0]

@@ -1,4 +1,4 @@
-"""Which files a path of the user means, and what each of them holds.
+"""Find the result files behind a path, and read them.
 
 A campaign's folder leaves `launches/*/result.json`, or the journal where that holds more; other
 folders hold pytest-benchmark files, or tables brought in by `lockstep import`.
@@ -26,12 +26,12 @@ SUMMARY = "summary.json"
 EPOCHS = "epochs.csv"
 # Case -> a fact of it in a result and in the journal beside it, which differ.
 Contradictions = dict[str, tuple[str, str]]
-# What trackers have confirmed of a folder's results, which are no results.
+# Folder of trackers' confirmations, which are not results.
 TRACKER = "tracker"
 
 
 def read_campaign(folder: Path) -> dict[str, Any]:
-    """Return what a folder says of its campaign; empty where it has no such file.
+    """Return the campaign file of a folder; empty if there is none.
 
     Raises:
         ValueError: The file is broken or of another schema.
@@ -119,9 +119,9 @@ def _run_in(folder: Path) -> Path | None:
 
 
 def read(source: Path) -> tuple[Path, Any, Contradictions]:
-    """Return which file was read, the source or that which may stand for it, and what it holds.
+    """Return the file that was read (source or substitute), its content, and contradictions.
 
-    Of a result that its journal contradicts, the journal is read; how they differ is the third.
+    If the journal contradicts the result, the journal is read.
 
     Raises:
         ValueError: None of them can be read.
@@ -142,7 +142,7 @@ def read(source: Path) -> tuple[Path, Any, Contradictions]:
 
 
 def _newest(path: Path, result: Any) -> tuple[Path, Any, Contradictions]:
-    """Return a file and what it holds, or the journal where that is ahead or contradicts it.
+    """Return a file and its content, or the journal if that is ahead or contradicts it.
 
     A session stopped by hand writes its result; one that resumes it and is killed does not, and
     then only the journal holds the cases measured since.
@@ -212,7 +212,7 @@ def printable(value: Any) -> Any:
     if isinstance(value, str):
         return one_line(value)
     if isinstance(value, list):
-        return [printable(one) for one in value]
+        return [printable(item) for item in value]
     if isinstance(value, dict):
-        return {printable(name): printable(one) for name, one in value.items()}
+        return {printable(name): printable(item) for name, item in value.items()}
     return value
