@@ -421,7 +421,7 @@ def _batches(series: Series, name: str) -> list[int]:
 
 
 @rule("super-linear", "warning",
-      "this is more than perfect scaling: the baseline is slow, a cache helps, or the work differs",
+      "this exceeds perfect scaling, as with a slow baseline, a helpful cache or different work",
       "measure the baseline again together with this size, and state the cause")  # fmt: skip
 def super_linear(evidence: Evidence) -> Iterator[Finding]:
     """An efficiency is above 1 with its whole interval, or by 5 % where it has none."""
