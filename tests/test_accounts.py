@@ -114,5 +114,5 @@ def test_an_accounting_of_another_schema_is_said_not_passed_over(tmp_path):
 def test_a_folder_whose_jobs_have_measured_nothing_is_said_so(tmp_path):
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "exit-7.json").write_text('{"job_id": "7", "exit_code": 1}')
-    with pytest.raises(ValueError, match=r"its jobs have measured nothing yet; lockstep status "):
+    with pytest.raises(ValueError, match=r"its jobs have no results yet; see lockstep status "):
         load([tmp_path])

@@ -163,7 +163,7 @@ def own_results(folder, **known):
     [
         ({"project_commit": "abc123", "project_dirty": False}, "at commit abc123,"),
         ({"project_commit": "abc123", "project_dirty": True}, "at commit abc123, with changes"),
-        ({}, "no commit of which is recorded"),
+        ({}, "whose commit was not recorded"),
     ],
 )
 def test_tests_of_one_s_own_are_reproduced_in_their_repository(tmp_path, recorded, said):
@@ -183,7 +183,7 @@ def test_tests_of_one_s_own_are_reproduced_in_their_repository(tmp_path, recorde
 
 def test_no_point_is_cut_out_of_training_runs(tmp_path):
     seeds(tmp_path / "runs")
-    with pytest.raises(ValueError, match="no launch"):
+    with pytest.raises(ValueError, match="no measured launch"):
         run("bundle", tmp_path / "runs", "--point", "train@1", "--to", tmp_path / "x.tar.gz")
     assert not (tmp_path / "x.tar.gz").exists()
 
@@ -213,12 +213,15 @@ def packed(path, *members, sums=True):
 GOOD = ("x/a", b"a")
 HOSTILE = {
     "outside": ([GOOD, ("x/../../out", b"b")], "outside the destination"),
-    "absolute": ([GOOD, ("/tmp/out", b"b")], "no file that a bundle may hold"),  # noqa: S108
-    "link": ([GOOD, ("x/l", {"type": tarfile.SYMTYPE, "linkname": "/etc"})], "no file that a"),
-    "hard link": ([GOOD, ("x/l", {"type": tarfile.LNKTYPE, "linkname": "x/a"})], "no file that"),
-    "device": ([GOOD, ("x/d", {"type": tarfile.CHRTYPE})], "no file that a bundle may hold"),
+    "absolute": ([GOOD, ("/tmp/out", b"b")], "not a kind of file that"),  # noqa: S108
+    "link": ([GOOD, ("x/l", {"type": tarfile.SYMTYPE, "linkname": "/etc"})], "not a kind of file"),
+    "hard link": (
+        [GOOD, ("x/l", {"type": tarfile.LNKTYPE, "linkname": "x/a"})],
+        "not a kind of file",
+    ),
+    "device": ([GOOD, ("x/d", {"type": tarfile.CHRTYPE})], "not a kind of file that"),
     "two folders": ([GOOD, ("y/b", b"b")], "not in one folder"),
-    "twice": ([GOOD, GOOD], "no file that a bundle may hold"),
+    "twice": ([GOOD, GOOD], "not a kind of file that"),
     "long name": ([GOOD, (f"x/{'n' * 300}", b"b")], "File name too long"),
 }
 
@@ -237,10 +240,10 @@ def test_a_bundle_that_is_changed_cut_short_or_too_large_is_refused(tmp_path, mo
         assert (folder / "b").read_bytes() == b"b"
     whole = path.read_bytes()
     path.write_bytes(whole[:-40])
-    with pytest.raises(ValueError, match="cut short"), opening.opened(path):
+    with pytest.raises(ValueError, match="truncated"), opening.opened(path):
         pass
     path.write_bytes(b"no archive")
-    with pytest.raises(ValueError, match="no bundle"), opening.opened(path):
+    with pytest.raises(ValueError, match="not a bundle"), opening.opened(path):
         pass
     changed = opening.sums({"a": b"other"})
     packed(path, GOOD, (f"x/{opening.SUMS}", changed), sums=False)

@@ -212,7 +212,7 @@ def test_a_copied_launch_is_a_finding_with_its_place_and_pooling_it_is_refused(t
     assert done.exit_code == 1
     assert one["where"].endswith("w2-r0-copy/result.json")
     assert (one["kind"], one["values"]["name"]) == ("read-twice", "w2-r0")
-    with pytest.raises(ValueError, match="a copy is no repeat"):
+    with pytest.raises(ValueError, match="a copy is not a repeat"):
         load([folder])
 
 
@@ -309,8 +309,8 @@ def test_a_fact_of_another_kind_is_never_one_of_the_rest(tmp_path):
         one for one in checker.grouped(check(gather([tmp_path]))) if one.first.rule == "flagged"
     ]
     assert [len(one.facts) for one in groups] == [3, 1]
-    assert [one.message(1).count("1 more of the kind") for one in groups] == [0, 0]
-    assert "2 more of the kind" in groups[0].message(1)
+    assert [one.message(1).count("1 more of this kind") for one in groups] == [0, 0]
+    assert "2 more of this kind" in groups[0].message(1)
     assert groups[0].message().count("throttled") == 3
 
 

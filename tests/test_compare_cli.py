@@ -98,8 +98,12 @@ def test_markdown_shows_strangers_text_as_it_is_and_leaves_out_names_before(tmp_
 @pytest.mark.parametrize(
     ("b", "a", "text"),
     [
-        ((0.1, 0.11, 0.095), (0.1, 0.105, 0.101), "a change of {} or more would have been seen"),
-        (STEADY[:1], STEADY[:1], "without the repeats to tell"),
+        (
+            (0.1, 0.11, 0.095),
+            (0.1, 0.105, 0.101),
+            "a change of {} or more would have been detected",
+        ),
+        (STEADY[:1], STEADY[:1], "without repeats"),
     ],
 )
 def test_what_cannot_be_judged_names_the_change_it_could_have_shown(sides, b, a, text):

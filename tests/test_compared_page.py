@@ -151,7 +151,7 @@ def test_a_page_never_takes_the_place_of_results(tmp_path):
     a, b = (strong_tree(tmp_path / name) for name in "ab")
     with pytest.raises(ValueError, match=r"ends in \.html"):
         run(a, "--html", a / "campaign.json", b)
-    with pytest.raises(ValueError, match="6 fit side by side"):
+    with pytest.raises(ValueError, match="at most 6 can be compared"):
         run(*[a] * 7)
 
 
@@ -175,5 +175,5 @@ def test_a_page_takes_the_place_of_a_comparison_alone_and_names_no_host(tmp_path
 def test_a_campaign_that_cannot_be_compared_is_named(tmp_path):
     a, b = (strong_tree(tmp_path / name) for name in "ab")
     other = strong_tree(tmp_path / "other", {8: (0.1,)})
-    with pytest.raises(ValueError, match=r"other, as B, beside .*no point in common"):
+    with pytest.raises(ValueError, match=r"other \(B\) against .*no point in common"):
         run(a, b, other)

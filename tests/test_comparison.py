@@ -132,7 +132,7 @@ def test_a_verdict_can_be_read_off_its_interval(family, margin):
 
 @pytest.mark.parametrize("margin", [0, 1, -0.1, math.nan, math.inf])
 def test_a_margin_that_is_no_fraction_is_refused(margin):
-    with pytest.raises(ValueError, match="no fraction between 0 and 1"):
+    with pytest.raises(ValueError, match="not a fraction between 0 and 1"):
         judge([([1.0, 1.0], [1.0, 1.0])], margin)
 
 

@@ -55,9 +55,9 @@ def few_rounds(evidence: Evidence) -> Iterator[Finding]:
     },
     "column": {
         "lockstep/report/columns.py": (
-            '    "num_far_out": Column(\n        "count", "rounds far outside their launch',
+            '    "num_far_out": Column(\n        "count", "rounds far outside the quartiles of',
             '    "num_flags": Column("count", "flags", lambda place: len(place.point.flags)),\n'
-            '    "num_far_out": Column(\n        "count", "rounds far outside their launch',
+            '    "num_far_out": Column(\n        "count", "rounds far outside the quartiles of',
         ),
     },
     "rule of lint": {

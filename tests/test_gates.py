@@ -112,16 +112,19 @@ def test_all_that_the_shipped_file_mentions_is_a_target(tmp_path):
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("", "holds no target"),
-        ("mfu = 50", "not a fraction: 0.10 is ten per cent"),
+        ("", "has no target"),
+        ("mfu = 50", "not a fraction; write ten per cent as 0.10"),
         ("throughput_gain = 20.0", "not a fraction"),
         ("throughput_gain = -1.0", "throughput_gain = -1"),
         ("strong_efficiency = {2 = 90}", "strong_efficiency.2 = 90: not a fraction"),
         ("strong_eficiency = {2 = 0.9}", "did you mean 'strong_efficiency'"),
-        ("strong_efficiency = {two = 0.9}", "two is no world size"),
-        ("speedup = {2.5 = [1, 2]}", "speedup: 2.5 is no world size"),
-        ("speedup = {4 = [3.8, 3.5]}", "turn it round"),
-        ('[[reference]]\ncase = "a"\nworld_size = 1\nvalue = 1\nunit = "s"', "neither lower nor"),
+        ("strong_efficiency = {two = 0.9}", "two is not a world size"),
+        ("speedup = {2.5 = [1, 2]}", "speedup: 2.5 is not a world size"),
+        ("speedup = {4 = [3.8, 3.5]}", "swap the two"),
+        (
+            '[[reference]]\ncase = "a"\nworld_size = 1\nvalue = 1\nunit = "s"',
+            "lower and upper are both missing",
+        ),
     ],
 )
 def test_a_wrong_file_is_refused_in_one_sentence(tmp_path, text, match):

@@ -354,7 +354,7 @@ def test_tables_of_one_file_are_kept_apart(tmp_path):
         ("1,-3,time,s", "value is '-3', not a positive number"),
         ("1,nan,time,s", "value is 'nan', not a positive number"),
         ("1,,time,s", "value is '', not a number"),
-        ("1,10,efficiency,percent", "metric 'efficiency' is no time and no throughput"),
+        ("1,10,efficiency,percent", "metric 'efficiency' is neither a time nor a throughput"),
         ("1,10,time,fortnights", "unit 'fortnights' is not one of"),
         ("1,10,step_time,ms", "a step time needs its global_batch or its scaling"),
     ],
@@ -370,8 +370,8 @@ def test_a_scaling_that_says_nothing_is_named_once(tmp_path):
     lines = "1,10,time,s,stong\n2,6,time,s,stong\n1,10,time,s,strong\n4,3,time,s,\n"
     imported = table_of(tmp_path, "n,value,metric,unit,scaling\n" + lines)
     assert imported.warnings == [
-        "table.csv line 2: scaling 'stong' begins with none of strong, weak, fixed-epochs, so it "
-        "is taken as unknown"
+        "table.csv line 2: scaling 'stong' does not begin with any of strong, weak, fixed-epochs, "
+        "so it is taken as unknown"
     ]
 
 

@@ -134,11 +134,11 @@ def test_a_foreign_benchmark_is_a_time_of_one_process(tmp_path):
     [
         ("", "the file is empty"),
         ("  \n", "the file is empty"),
-        ('{"benchmarks": [', "cut short"),
+        ('{"benchmarks": [', "truncated"),
         ('{"benchmarks": [{"name": "a", "stats": {"median": NaN}}]}', "stats"),
         ("[1, 2]", "not a pytest-benchmark file"),
         ('{"benchmarks": {}}', "not a pytest-benchmark file"),
-        ('{"benchmarks": [3]}', "entry 0 is no pytest-benchmark entry"),
+        ('{"benchmarks": [3]}', "entry 0 is not a pytest-benchmark entry"),
         ('{"benchmarks": [{"name": "a"}]}', "entry a: stats"),
         ('{"benchmarks": [{"name": "a", "stats": {"rounds": 3}}]}', "stats: median is missing"),
     ],
@@ -172,7 +172,7 @@ def test_a_case_with_an_impossible_round_is_left_out_and_found(measured, tmp_pat
     assert (found.cases, found.world_sizes) == ((case,), (2,))
 
 
-SHAPES = "not of one shape, 1 ranks by as many turns"
+SHAPES = "differ in shape"
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ SHAPES = "not of one shape, 1 ranks by as many turns"
         (("rank_round_s",), [[[1.0]]], r"strong\[64\]: rank_round_s"),
         (("rank_round_s", 0, 1), 0.0, r"rank_round_s\[0\]\[1\]"),
         (("rank_round_s", 0, 1), -1.0, r"rank_round_s\[0\]\[1\]"),
-        (("rank_round_s",), [[1.0, 2.0], [1.0]], "unequal numbers of rounds"),
+        (("rank_round_s",), [[1.0, 2.0], [1.0]], "different numbers of rounds"),
         (("details", "rank_variant_s"), {"full": [[1.0] * 24], "own": [[1.0] * 12]}, SHAPES),
         (("details", "rank_variant_s"), {"full": [[1.0] * 2], "own": [[1.0] * 2] * 2}, SHAPES),
         (("details", "rank_variant_s"), {"own": [[1.0] * 2] * 2}, SHAPES),
@@ -211,7 +211,7 @@ def test_broken_stats_are_refused_though_the_rounds_are_there(tmp_path, name, ba
 def test_an_entry_twice_in_a_launch_is_refused(tmp_path):
     content = one_launch()
     content["benchmarks"] *= 2
-    with pytest.raises(ValueError, match="is there twice"):
+    with pytest.raises(ValueError, match="occurs twice"):
         load([write(tmp_path, content)])
 
 

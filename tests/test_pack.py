@@ -156,7 +156,7 @@ def test_evidence_needs_no_force_and_the_production_row_is_the_largest_good_size
     assert run(folder, "--proposal", "generic").return_value == 0  # its own folder again
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.txt").touch()
-    with pytest.raises(ValueError, match="holds files that are no pack"):
+    with pytest.raises(ValueError, match="holds files that are not a pack"):
         run(folder, "--proposal", "generic", "--to", tmp_path / "other")
 
 

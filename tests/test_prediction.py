@@ -175,7 +175,7 @@ def test_below_the_smallest_size_the_interval_grows_and_the_value_says_so():
     spreads = [one.spread / found[0].spread for one in found]
     assert spreads == sorted(spreads) and spreads[-1] > 3
     assert found[0].warnings == ()
-    assert found[-1].warnings[0].startswith("1 is below the smallest size measured, 64")
+    assert found[-1].warnings[0].startswith("1 is below the smallest measured size, 64")
 
 
 @pytest.mark.parametrize("last", [380, 395], ids=["falls", "saturation"])
@@ -207,7 +207,7 @@ def test_too_few_sizes_after_a_cliff_are_not_enough_and_the_cliff_widens_the_int
 
 def test_an_interval_beyond_the_last_size_mentions_that_a_cliff_cannot_be_seen():
     known = ladder(amdahl(0.01, (1, 2, 4, 8)))
-    assert any("breaks between 8 and 16" in one for one in predict(known, 16).warnings)
+    assert any("between 8 and 16 would go unnoticed" in one for one in predict(known, 16).warnings)
     assert predict(known, 6).warnings == ()
 
 
@@ -312,7 +312,7 @@ def test_a_deadline_or_budget_picks_a_size(rule, size):
 def test_a_throughput_needs_the_samples_of_the_run():
     series = series_of(rows({1: [100.0], 2: [190.0], 4: [350.0]}))[0]
     assert recommend(series, parse("deadline=00:10:00"), 1e5).world_size == 2
-    with pytest.raises(ValueError, match="add --samples"):
+    with pytest.raises(ValueError, match="give --samples"):
         recommend(series, parse("budget=1"))
 
 

@@ -85,7 +85,7 @@ def test_a_launch_whose_result_was_cut_is_read_from_its_journal_or_left_out(tmp_
     assert len(found.launches) == len(whole.launches) - 1
     assert first.parent.name in [launch.path.parent.name for launch in found.launches]
     why = str(*found.unread)
-    assert why.startswith(f"{second}: not valid JSON, perhaps cut short: ")
+    assert why.startswith(f"{second}: not valid JSON, perhaps truncated: ")
     shown = str(page(evaluate(found), 0.7))
     assert "Not in this report, for it cannot be read: " in shown
 
@@ -94,7 +94,7 @@ def test_a_folder_of_which_nothing_can_be_read_is_refused(tmp_path):
     strong_tree(tmp_path)
     for path in tmp_path.glob("launches/*/result.json"):
         os.truncate(path, 100)
-    with pytest.raises(ValueError, match="perhaps cut short"):
+    with pytest.raises(ValueError, match="perhaps truncated"):
         load([tmp_path])
 
 
@@ -110,7 +110,7 @@ def test_a_folder_of_campaigns_or_sessions_names_them(tmp_path):
     write_journal(tmp_path / "pytest" / "20261120T120000Z", one_launch())
     strong_tree(tmp_path / "first")
     for folder, name in ((tmp_path, "first"), (tmp_path / "pytest", "20261120T120000Z")):
-        with pytest.raises(ValueError, match=f"name one: {folder / name}$"):
+        with pytest.raises(ValueError, match=f"give one: {folder / name}$"):
             load([folder])
 
 
@@ -125,8 +125,8 @@ def test_a_cut_file_is_refused_wherever_it_was_cut(tmp_path):
 
 @pytest.mark.parametrize(
     ("campaign", "sentence"),
-    [("[]", "holds no campaign"), ('{"schema": 7}', "schema 7"),
-     ('{"schema": 1, "launches": [3]}', r"launches\[0\] is 3"), ("{", "cut short"),
+    [("[]", "not a campaign"), ('{"schema": 7}', "schema 7"),
+     ('{"schema": 1, "launches": [3]}', r"launches\[0\] is 3"), ("{", "truncated"),
      ('{"schema": 1, "launches": [{"name": "w4-r0", "world_size": [4]}]}',
       r"launches\[0\].world_size is \[4\]"),
      ('{"schema": 1, "launches": [{"name": 4}]}', r"launches\[0\].name is 4")],

@@ -295,7 +295,7 @@ def test_nobody_waits_for_a_tracker_that_never_answers(folder, capsys):
             sender.send()
             assert time.monotonic() - began < 2 * sending.LIVE_TIMEOUT_S
     said = capsys.readouterr().err
-    assert f"out of reach (timed out); nothing is lost, lockstep export again {folder}" in said
+    assert f"cannot be reached (timed out); nothing is lost: lockstep export again {folder}" in said
 
 
 @pytest.mark.slow
@@ -311,7 +311,7 @@ def test_a_measurement_goes_on_when_its_tracker_dies(tmp_path):
             check=False,
         )  # fmt: skip
         assert ended.returncode == 0, ended.stderr
-        assert "lockstep export again results/smoke sends what it lacks" in ended.stderr
+        assert "lockstep export again results/smoke sends the rest" in ended.stderr
         results = tmp_path / "results" / "smoke"
         assert len(list(results.glob("launches/*/result.json"))) == 2
         tracker.dies_after = None
@@ -394,7 +394,7 @@ def test_mlflow_reads_back_what_was_exported(folder):
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ('uri = "http://me:secret@host"', "no key may be in it"),
+        ('uri = "http://me:secret@host"', "it must not contain a key"),
         ('kind = "http"', "needs uri"),
         ('kinds = "http"', "unknown key 'kinds'; did you mean 'kind'?"),
         ('uri = "ftp://host"', "it begins with sqlite:///, http:// or https://"),

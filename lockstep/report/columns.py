@@ -1,10 +1,10 @@
 """The columns of Lockstep's tables: name, unit, meaning, and how a point's value is made.
 
 `lockstep report --csv` and `--json` print the table of points; `lockstep.read` returns that and
-three more as pandas data frames, whose `frame.attrs["columns"]` says what each column means.
+three more as pandas data frames, with the meaning of each column in `frame.attrs["columns"]`.
 `python -m lockstep.report.columns` prints this list.
 
-A later version may add columns. What a column means does not change within a `VERSION`.
+A later version may add columns. The meaning of a column does not change within a `VERSION`.
 """
 
 import sys
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
     import pandas as pd
 
 VERSION = 1
-# Factors of a case (`bucket_cap_mb`, `num_workers`) are columns of this beginning.
+# Prefix of the columns for factors of a case (`bucket_cap_mb`, `num_workers`).
 FACTOR = "factor_"
 WIDTH = 100
 
 
 @dataclass(frozen=True)
 class Place:
-    """A point in its series, as the columns of the table of points see it.
+    """A point in its series, from which the columns of the table of points take their values.
 
     Attributes:
-        target: Accuracy that training runs are to reach; None where none is known.
-        ends: Values with their intervals that were computed already, by the column's name.
+        target: Accuracy that training runs should reach; None if unknown.
+        ends: Cache of values with their intervals, by column name.
     """
 
     series: Series
@@ -54,41 +54,40 @@ class Place:
 
     @property
     def row(self) -> Row:
-        """What all launches of the point share."""
+        """Return the first row of the point, for facts that all its launches share."""
         return self.point.rows[0]
 
     @cached_property
     def learned(self) -> Learned | None:
-        """What training runs came to; None where nothing is trained."""
+        """Return what the training runs learned; None for other cases."""
         return learning.learned(self.point, self.target) if self.row.training else None
 
     @cached_property
     def phases(self) -> Mapping[str, float | None]:
-        """Seconds of the phases of a step."""
+        """Return the seconds of each phase of a step."""
         return quantities.phases(self.point)
 
     @property
     def judged(self) -> list[Row]:
-        """The rows that ratios of the point may rest on: none where the check forbids them."""
+        """Return the rows for ratios of the point: none if the check blocks them."""
         return [] if self.point.blocked_by else self.point.rows
 
     def known(self, name: str) -> list[Any]:
-        """Return a field of the rows, where it is known."""
+        """Return the known values of a field of the rows."""
         values = [getattr(row, name) for row in self.point.rows]
         return [value for value in values if value is not None]
 
     def ratio(self, value: Any) -> Any:
-        """Return a ratio to the baseline; None where it means nothing or the check forbids it."""
+        """Return a ratio to the baseline; None if it is meaningless or the check blocks it."""
         return None if self.point.blocked_by or not self.series.is_compared else value
 
 
 class Column(NamedTuple):
-    """What a column holds.
+    """A column of a table.
 
     Attributes:
-        unit: Its unit; `count` and `bytes` are whole numbers, `ratio` is never in per cent.
-        value: What a point has there; None for the point's own field of that name, or else for
-            that which its rows share.
+        unit: `count` and `bytes` are whole numbers; `ratio` is never in per cent.
+        value: Function of a point; None takes the point's field of that name, or that of its rows.
     """
 
     unit: str
@@ -97,40 +96,44 @@ class Column(NamedTuple):
 
     @property
     def dtype(self) -> str:
-        """Its type in a data frame, which knows what is unknown in every column."""
+        """Return the pandas type, which allows NA in every column."""
         whole = {"count": "Int64", "bytes": "Int64", "text": "string", "truth": "boolean"}
         return whole.get(self.unit, "float64")
 
 
 WHAT = {
-    "case": Column("text", "the benchmark's name, or the imported table's"),
-    "origin": Column("text", "measured, cited or target: never mixed in one series"),
-    "study": Column("text", "the question: strong, weak, precision, bucket, collective, ..."),
-    "workload": Column("text", "the model that was trained, with its options"),
+    "case": Column("text", "name of the benchmark or of the imported table"),
+    "origin": Column("text", "measured, cited or target; never mixed in one series"),
+    "study": Column("text", "study: strong, weak, precision, bucket, collective, ..."),
+    "workload": Column("text", "model trained, with its options"),
     "scaling": Column("text", "strong, weak or fixed-epochs"),
     "precision": Column("text", "fp32, tf32, bf16 or fp16"),
-    "local_batch": Column("count", "samples of a rank in an optimizer update"),
-    "global_batch": Column("count", "samples of all ranks in an optimizer update"),
+    "local_batch": Column("count", "samples per rank and optimizer update"),
+    "global_batch": Column("count", "samples of all ranks per optimizer update"),
     "world_size": Column("count", "ranks"),
-    "num_nodes": Column("count", "hosts of the ranks"),
-    "ranks_per_node": Column("count", "most ranks on one host"),
+    "num_nodes": Column("count", "number of hosts"),
+    "ranks_per_node": Column("count", "largest number of ranks on one host"),
 }
 _STEPS = {
-    "min_step_s": Column("s", "shortest round, a step of it"),
-    "max_step_s": Column("s", "longest round, a step of it"),
-    "mean_step_s": Column("s", "mean over rounds, which costs follow from"),
+    "min_step_s": Column("s", "step time of the shortest round"),
+    "max_step_s": Column("s", "step time of the longest round"),
+    "mean_step_s": Column("s", "mean over rounds, from which costs are computed"),
     "stddev_step_s": Column("s", "standard deviation over rounds"),
-    "time_s": Column("s", "a whole run, where a table gives times"),
+    "time_s": Column("s", "time of a whole run, if a table gives it"),
     "sample_unit": Column("text", "what a sample is"),
-    "samples_per_step": Column("count", "samples of all ranks in a step"),
+    "samples_per_step": Column("count", "samples of all ranks per step"),
 }
 _IS_POOLED = {
-    "is_pooled": Column("truth", "whether its point has it; else it differs in what may not vary")
+    "is_pooled": Column(
+        "truth", "whether it is part of its point; false if it differs in a fact that must not vary"
+    )
 }
 _OF_DEVICES = {
-    "peak_memory_bytes": Column("bytes", "of the rank that needs most"),
-    "peak_reserved_bytes": Column("bytes", "held by the GPU's allocator, of the rank with most"),
-    "joules_per_sample": Column("J", "mean power of all ranks' boards over the throughput"),
+    "peak_memory_bytes": Column("bytes", "peak memory of the rank that needs most"),
+    "peak_reserved_bytes": Column(
+        "bytes", "peak memory reserved by PyTorch on the GPU, on the rank with most"
+    ),
+    "joules_per_sample": Column("J", "mean power of all ranks' boards / throughput"),
 }
 Ends = tuple[float | None, Interval | None]
 
@@ -138,7 +141,7 @@ Ends = tuple[float | None, Interval | None]
 def _with_interval(
     name: str, unit: str, meaning: str, ends: Callable[[Place], Ends]
 ) -> dict[str, Column]:
-    """Return the column of a value and those of its interval's ends."""
+    """Return the column of a value and the columns of the ends of its interval."""
 
     def known(place: Place) -> Ends:
         if name not in place.ends:
@@ -174,7 +177,7 @@ def _of_steps(name: str) -> Column:
 
 
 def _throughput(place: Place) -> Ends:
-    """Return the throughput and its interval, which follows from the rate's."""
+    """Return the throughput (samples/s) and its interval, scaled from that of the rate."""
     throughput, rate = place.point.throughput_samples_per_s, place.point.rate_interval
     if throughput is None or rate is None:
         return throughput, None
@@ -189,7 +192,7 @@ def _overlap(place: Place) -> Ends:
 
 
 def _interval_over(place: Place) -> str | None:
-    """Return what a point's intervals are over; None without repeats."""
+    """Return the units that a point's intervals are over; None without repeats."""
     point = place.point
     if len(point.units) < 2:
         return None
@@ -200,7 +203,7 @@ def _interval_over(place: Place) -> str | None:
 
 
 def _joules_per_sample(place: Place) -> float | None:
-    energy = [one for row in place.point.rows if (one := quantities.joules_per_sample(row))]
+    energy = [joules for row in place.point.rows if (joules := quantities.joules_per_sample(row))]
     return median(energy) if energy else None
 
 
@@ -209,7 +212,7 @@ def _median(name: str) -> Callable[[Place], float | None]:
 
 
 def _details(place: Place) -> dict[str, list[Any]]:
-    """Return the distinct values of each detail, as studies and imported columns add them."""
+    """Return the distinct values of each detail that studies or imported tables add."""
     details: dict[str, list[Any]] = {}
     for row in place.point.rows:
         for name, value in row.details.items():
@@ -223,11 +226,11 @@ def _details(place: Place) -> dict[str, list[Any]]:
 
 OF_TRAININGS = {
     "num_seeds": Column(
-        "count", "different seeds of training runs, which accuracies are over",
+        "count", "different seeds of training runs, over which accuracies are averaged",
         _learned(lambda learned: learned.num_seeds),
     ),
     **_with_interval(
-        "epoch_s", "s", "median epoch of training, validation left aside",
+        "epoch_s", "s", "median training time of an epoch, without validation",
         _pooled(lambda learned: learned.epoch_s),
     ),
     **_with_interval(
@@ -235,35 +238,37 @@ OF_TRAININGS = {
         _pooled(lambda learned: learned.accuracy),
     ),
     **_with_interval(
-        "best_accuracy", "ratio", "mean over runs of the best epoch's",
+        "best_accuracy", "ratio", "mean over runs of the best epoch's accuracy",
         _pooled(lambda learned: learned.best),
     ),
     "target_accuracy": Column(
-        "ratio", "to reach: as asked for, or what all runs come to",
+        "ratio", "accuracy to reach: as requested, or the highest that all runs reach",
         _learned(lambda learned: learned.target),
     ),
     "num_reached": Column(
-        "count", "runs that reach it",
+        "count", "runs that reach target_accuracy",
         _learned(lambda learned: None if learned.target is None else learned.num_reached),
     ),
     **_with_interval(
-        "time_to_target_s", "s", "training until then, where all runs reach it",
+        "time_to_target_s", "s", "training time to target_accuracy, if all runs reach it",
         _pooled(lambda learned: learned.reached_s),
     ),
 }  # fmt: skip
-# One row a case, layout and world size, over all its launches.
+# One row per case, layout and world size, over all its launches.
 POINTS = {
     "series": Column(
-        "text", "label of the curve: what varies, without what all share",
+        "text", "label of the curve: the facts that vary between curves",
         lambda place: place.series.label,
     ),
     **WHAT,
     "layout": Column(
-        "text", "what tells it from the series' main layout", lambda place: place.series.layout
+        "text", "how the layout differs from the main one of "
+                "the series", lambda place: place.series.layout
     ),
-    "num_launches": Column("count", "repeats, which intervals are over"),
+    "num_launches": Column("count", "repeats, over which intervals are computed"),
     "num_jobs": Column("count", "Slurm jobs of the launches"),
-    "interval_over": Column("text", "launches, jobs, or launches of one job", _interval_over),
+    "interval_over": Column("text", "units of the intervals: launches, jobs, or "
+                                    "launches of one job", _interval_over),
     "rounds": Column(
         "count", "timed rounds of all launches",
         lambda place: sum(row.rounds or 0 for row in place.point.rows),
@@ -277,107 +282,109 @@ POINTS = {
         "throughput_samples_per_s", "samples/s", "samples of all ranks, counted once", _throughput
     ),
     "baseline_world_size": Column(
-        "count", "what the ratios of this row divide by",
+        "count", "world size of the baseline of this row's ratios",
         lambda place: place.series.baseline if place.series.is_compared else None,
     ),
     **_with_interval(
-        "speedup", "ratio", "throughput over the baseline's",
+        "speedup", "ratio", "throughput / throughput of the baseline",
         lambda place: (
             place.ratio(place.point.speedup), place.ratio(place.point.speedup_interval)
         ),
     ),
     **_with_interval(
-        "parallel_efficiency", "ratio", "speed-up over the ratio of world sizes",
+        "parallel_efficiency", "ratio", "speed-up / ratio of world sizes",
         lambda place: (
             place.ratio(place.point.parallel_efficiency),
             place.ratio(place.point.efficiency_interval),
         ),
     ),
     "time_ratio": Column(
-        "ratio", "the baseline's step time over this, weak and fixed-epochs",
+        "ratio", "step time of the baseline / step time; weak and fixed-epochs scaling",
         lambda place: place.ratio(place.point.time_ratio),
     ),
     "device_hours": Column("h", "world size times hours at the mean step"),
-    "device_hours_per": Column("text", "what they buy: a run, or 1e6 samples"),
-    "cost": Column("currency", "device-hours times the price of one"),
+    "device_hours_per": Column("text", "work that device_hours are for: a run, or 1e6 samples"),
+    "cost": Column("currency", "device_hours x price of a device-hour"),
     "extra_device_hours": Column(
-        "ratio", "device-hours over the baseline's, less 1",
+        "ratio", "device_hours / device_hours of the baseline - 1",
         lambda place: place.ratio(place.point.extra_device_hours),
     ),
-    "mfu": Column("ratio", "model FLOP/s over the datasheet's dense peak", _median("mfu")),
+    "mfu": Column("ratio", "model FLOP/s / dense peak of the datasheet", _median("mfu")),
     **_OF_DEVICES,
     "joules_per_sample": _OF_DEVICES["joules_per_sample"]._replace(value=_joules_per_sample),
     "data_s": Column(
-        "s", "what a step waits for its batch, where it draws one",
+        "s", "time a step waits for its batch, if it loads one",
         lambda place: place.phases["data_s"],
     ),
     "forward_s": Column(
-        "s", "forward of the turns' step, the loss with it", lambda place: place.phases["forward_s"]
+        "s", "forward pass of a step, including the loss", lambda place: place.phases["forward_s"]
     ),
     "backward_s": Column(
-        "s", "backward of that, with the communication that it does not hide",
+        "s", "backward pass of a step, including exposed communication",
         lambda place: place.phases["backward_s"],
     ),
-    "optimizer_s": Column("s", "update of that", lambda place: place.phases["optimizer_s"]),
+    "optimizer_s": Column("s", "optimizer update of a "
+                               "step", lambda place: place.phases["optimizer_s"]),
     **_with_interval(
         "exposed_communication_s", "s",
-        "what a step waits for its all-reduce, with DDP's own work, which a card of a ladder from "
-        "one rank takes out",
+        "time a step waits for its all-reduce, including DDP's own work",
         lambda place: quantities.pooled(place.point, "exposed"),
     ),
     **_with_interval(
-        "all_reduce_s", "s", "all-reduce of the gradients alone, nothing beside it",
+        "all_reduce_s", "s", "all-reduce of the gradients with no other work",
         lambda place: quantities.pooled(place.point, "reduce"),
     ),
     **_with_interval(
         "overlap", "ratio", "1 - exposed communication / all-reduce alone", _overlap
     ),
     "first_reduce_s": Column(
-        "s", "from the backward's beginning until DDP's first bucket is ready",
+        "s", "from the start of the backward pass until DDP's first bucket is ready",
         _median("first_reduce_s"),
     ),
     **OF_TRAININGS,
     "flags": Column(
-        "text", "kinds of reasons for which it is no proposal evidence",
+        "text", "kinds of flags: reasons why it is not proposal evidence",
         lambda place: flags.to_dicts(place.point.flags),
     ),
     "num_far_out": Column(
-        "count", "rounds far outside their launch's quartiles; none is left out",
+        "count", "rounds far outside the quartiles of their launch; all are counted",
         lambda place: sum(known) if (known := place.known("num_far_out")) else None,
     ),
-    "blocked_by": Column("text", "rules of lockstep check that forbid its ratios"),
+    "blocked_by": Column("text", "rules of lockstep check that block the ratios"),
 }  # fmt: skip
-# What `--csv` and `--json` give of a study or an imported table beside these.
+# Additional column of `--csv` and `--json` for details of a study or an imported table.
 DETAILS = {"details": Column("object", "name -> distinct values over launches", _details)}
 
-# One row a case and launch.
+# One row per case and launch.
 LAUNCHES = {
-    "launch": Column("text", "name of the launch, or the line of an imported table"),
+    "launch": Column("text", "name of the launch, or line of an imported table"),
     **WHAT,
     "job": Column("text", "Slurm job of the launch"),
-    "started": Column("text", "when the launch began, as ISO 8601"),
+    "started": Column("text", "start of the launch, ISO 8601"),
     **_IS_POOLED,
-    "position": Column("count", "place of the case in its launch's order"),
+    "position": Column("count", "position of the case in its launch"),
     "rounds": Column("count", "timed rounds"),
     "steps_per_round": Column("count", "steps of a round"),
-    "step_s": Column("s", "median round over its steps; a round lasts as its slowest rank"),
+    "step_s": Column(
+        "s", "median round / steps per round; a round lasts as long as its slowest rank"
+    ),
     **_STEPS,
     "throughput_samples_per_s": Column("samples/s", "samples of all ranks, counted once"),
-    "mfu": Column("ratio", "model FLOP/s over the datasheet's dense peak"),
-    "communication_share": Column("ratio", "exposed communication over the turns' step"),
+    "mfu": Column("ratio", "model FLOP/s / dense peak of the datasheet"),
+    "communication_share": Column("ratio", "exposed communication / step time"),
     "overlap": Column("ratio", "1 - exposed communication / all-reduce alone"),
     "gpu_utilisation": Column("ratio", "share of NVML's sample periods in which a kernel ran"),
-    "loader_idle": Column("ratio", "share of a step that waits for the data loader"),
+    "loader_idle": Column("ratio", "share of a step spent waiting for the data loader"),
     **_OF_DEVICES,
     "seed": Column("count", "of a training run"),
-    "epoch_s": Column("s", "median epoch of a training run, validation left aside"),
-    "validation_accuracy": Column("ratio", "of a training run, after its last epoch"),
-    "best_accuracy": Column("ratio", "of a training run, its best epoch's"),
-    "num_far_out": Column("count", "rounds far outside the quartiles; none is left out"),
-    "flags": Column("text", "kinds of reasons for which it is no proposal evidence"),
+    "epoch_s": Column("s", "median training time of an epoch, without validation"),
+    "validation_accuracy": Column("ratio", "accuracy of a training run after its last epoch"),
+    "best_accuracy": Column("ratio", "accuracy of a training run after its best epoch"),
+    "num_far_out": Column("count", "rounds far outside the quartiles; all are counted"),
+    "flags": Column("text", "kinds of flags: reasons why it is not proposal evidence"),
 }
 
-# One row a case, launch, rank and round.
+# One row per case, launch, rank and round.
 ROUNDS = {
     "launch": Column("text", "name of the launch"),
     **WHAT,
@@ -386,30 +393,32 @@ ROUNDS = {
     "host": Column("text", "its host"),
     "round": Column("count", "the timed round, from 0"),
     "steps_per_round": Column("count", "steps of a round"),
-    "round_s": Column("s", "the rank's own duration of the round"),
-    "step_s": Column("s", "that over the round's steps"),
+    "round_s": Column("s", "duration of the round on this rank"),
+    "step_s": Column("s", "round_s / steps_per_round"),
 }
 
-# One row a training run and epoch.
+# One row per training run and epoch.
 EPOCHS = {
-    "launch": Column("text", "name of the launch, or of the folder of a run"),
+    "launch": Column("text", "name of the launch, or folder of a run"),
     **WHAT,
     **_IS_POOLED,
     "seed": Column("count", "of the run"),
-    "epoch": Column("count", "which, from 1"),
+    "epoch": Column("count", "number of the epoch, from 1"),
     "steps": Column("count", "updates"),
-    "time_s": Column("s", "from the first update to the slowest rank's last one"),
-    "elapsed_s": Column("s", "training since the run began, at the end of the epoch"),
+    "time_s": Column("s", "from the first update to the last one of the slowest rank"),
+    "elapsed_s": Column("s", "training time from the start of the run to the end of the epoch"),
     "throughput_samples_per_s": Column("samples/s", "samples of all ranks, counted once"),
     "lr": Column("ratio", "learning rate of the last update"),
-    "loss": Column("ratio", "mean over updates and ranks, each before its update"),
-    "validation_loss": Column("ratio", "mean over the whole validation set"),
-    "accuracy": Column("ratio", "share of the validation set predicted right"),
-    "train_accuracy": Column("ratio", "share of the samples predicted right, before each update"),
-    "validation_s": Column("s", "validation, slowest rank"),
-    "checkpoint_s": Column("s", "until the checkpoint was on disk"),
-    "peak_memory_bytes": Column("bytes", "of the rank that needs most"),
-    "is_warmup": Column("truth", "whether it is the first epoch of its process"),
+    "loss": Column("ratio", "mean loss over updates and ranks, before each update"),
+    "validation_loss": Column("ratio", "mean loss over the validation set"),
+    "accuracy": Column("ratio", "share of the validation set predicted correctly"),
+    "train_accuracy": Column(
+        "ratio", "share of the samples predicted correctly, before each update"
+    ),
+    "validation_s": Column("s", "time of validation on the slowest rank"),
+    "checkpoint_s": Column("s", "time until the checkpoint was on disk"),
+    "peak_memory_bytes": Column("bytes", "peak memory of the rank that needs most"),
+    "is_warmup": Column("truth", "whether this is the first epoch of its process"),
 }
 
 TABLES = {"points": POINTS, "launches": LAUNCHES, "rounds": ROUNDS, "epochs": EPOCHS}
@@ -437,7 +446,7 @@ def table(series: Iterable[Series]) -> list[dict[str, Any]]:
 
 
 def listing() -> str:
-    """Return all columns as text, a table after the other."""
+    """Return all columns as text, one table after the other."""
     extra = {"points": DETAILS}
     lines = []
     for name, columns in TABLES.items():
@@ -450,13 +459,13 @@ def listing() -> str:
 
 
 SHARES = ("communication_share", "overlap", "gpu_utilisation", "loader_idle")
-# Of a training run.
+# Columns of a training run.
 LEARNED = ("seed", "epoch_s", "validation_accuracy", "best_accuracy")
-# Columns that no field of a row has.
-MADE = {
+# Columns that are not fields of a row.
+COMPUTED = {
     *SHARES, "joules_per_sample", "is_pooled", "rank", "host", "round", "round_s", *LEARNED,
 }  # fmt: skip
-PARTED = "; "
+SEPARATOR = "; "
 
 
 def read(
@@ -466,28 +475,28 @@ def read(
     epochs: bool = False,
     baseline: int | None = None,
 ) -> "pd.DataFrame":
-    """Return results as a tidy pandas DataFrame, one row a point.
+    """Return results as a tidy pandas DataFrame, one row per point.
 
-    Units are in the columns' names and in `frame.attrs["columns"]`, which says what each column
-    means; `frame.attrs["version"]` is theirs. A case's factors are columns that begin with
-    `factor_`. What is unknown is NA. Launches that may not be pooled with most of their point are
-    left out of it, with a warning; launches and rounds have them, marked in `is_pooled`. Files that
-    cannot be read and launches that are copies of others are in no table; a warning names them.
+    `frame.attrs["columns"]` has the unit and meaning of each column, `frame.attrs["version"]` the
+    version of the columns. Factors of a case are columns that begin with `factor_`. Unknown values
+    are NA. Launches that cannot be pooled with the others of their point are left out of the point
+    with a warning; the tables of launches and rounds mark them in `is_pooled`. Unreadable files and
+    copies of launches are in no table; a warning names them.
 
     Args:
         paths: Campaign folders, folders of pytest-benchmark files, such files, or folders that
             `lockstep import` wrote.
-        launches: One row a case and launch instead.
-        rounds: One row a case, launch, rank and round instead.
-        epochs: One row a training run and epoch instead.
-        baseline: World size that ratios divide by; the smallest of each series by default.
+        launches: Return one row per case and launch instead.
+        rounds: Return one row per case, launch, rank and round instead.
+        epochs: Return one row per training run and epoch instead.
+        baseline: World size of the ratios' baseline; by default the smallest of each series.
 
     Raises:
         ImportError: pandas is not installed.
-        ValueError: A file is missing, broken or of another schema, or two kinds are asked for.
+        ValueError: A file is missing, broken or of another schema, or two tables are requested.
     """
     if launches + rounds + epochs > 1:
-        raise ValueError("launches, rounds and epochs are tables; read one of them at a time")
+        raise ValueError("only one of launches, rounds and epochs can be read at a time")
     results = gather(map(Path, paths))
     _warn(results)
     if rounds:
@@ -500,7 +509,7 @@ def read(
 
 
 def _warn(results: Results) -> None:
-    """Name what is in no table: files that cannot be read, and copies of launches."""
+    """Warn about unreadable files and copies of launches, which are in no table."""
     copies = [conflict.message for conflict in results.conflicts if conflict.fact == COPY]
     for why in (*map(str, results.unread), *copies):
         warnings.warn(why, stacklevel=3)
@@ -513,7 +522,7 @@ def _points(results: Results, baseline: int | None) -> list[dict[str, Any]]:
     points = [point for series in evaluation.series for point in series.points]
     return [
         entry
-        | {"flags": _kinds(point.flags), "blocked_by": PARTED.join(point.blocked_by)}
+        | {"flags": _kinds(point.flags), "blocked_by": SEPARATOR.join(point.blocked_by)}
         | _factors(point.rows[0].factors, POINTS)
         for entry, point in zip(table(evaluation.series), points, strict=True)
     ]
@@ -549,17 +558,17 @@ def _epochs(results: Results) -> Iterator[dict[str, Any]]:
 
 
 def _pooled_rows(results: Results) -> set[int]:
-    """Return the identities of the rows that their points have."""
+    """Return the identities (`id`) of the rows that are pooled into points."""
     return {id(row) for row in results.split()[0]}
 
 
 def _fields(row: Row, known: Mapping[str, Column]) -> dict[str, Any]:
-    own = {name: getattr(row, name) for name in known if name not in MADE}
+    own = {name: getattr(row, name) for name in known if name not in COMPUTED}
     return own | _factors(row.factors, known)
 
 
 def _rounds(results: Results) -> Iterator[dict[str, Any]]:
-    """Yield the rounds of each launch, which a report reduces, from its file again."""
+    """Yield each round of each rank, read again from the files of the launches."""
     known, pooled = (
         {(row.launch, row.recorded_case): row for row in results.rows},
         _pooled_rows(results),
@@ -582,11 +591,11 @@ def _rounds(results: Results) -> Iterator[dict[str, Any]]:
 
 
 def _kinds(flags: Iterable[Flag]) -> str:
-    return PARTED.join(dict.fromkeys(flag.kind for flag in flags))
+    return SEPARATOR.join(dict.fromkeys(flag.kind for flag in flags))
 
 
 def _factors(factors: Mapping[str, Any], known: Mapping[str, Column]) -> dict[str, Any]:
-    """Return what varies between cases beside the columns that every case has."""
+    """Return the factors of a case that are not columns of their own."""
     return {f"{FACTOR}{name}": value for name, value in factors.items() if name not in known}
 
 

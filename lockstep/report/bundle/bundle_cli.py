@@ -31,9 +31,11 @@ LEFT_OUT = (".sif", ".lock", ".part", ".tmp", ".html", ".key")
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--to", "target", type=click.Path(path_type=Path, dir_okay=False),
               help="Archive to write [DIR.tar.gz].")  # fmt: skip
-@click.option("--point", metavar="CASE@SIZE", help="One point alone, under 1 MB, to report a bug.")
+@click.option(
+    "--point", metavar="CASE@SIZE", help=("Bundle a single point, under 1 MB, to report a bug.")
+)
 @click.option("--license", "licence", help="Licence of the data, for the metadata.")
-@click.option("--force", is_flag=True, help="Replace an archive that is there.")
+@click.option("--force", is_flag=True, help="Replace an existing archive.")
 def bundle(
     folder: Path, target: Path | None, point: str | None, licence: str | None, force: bool
 ) -> None:
@@ -49,9 +51,9 @@ def bundle(
     ending = f"-{point.rpartition('@')[2]}{ENDING}" if point else ENDING
     target = (target or source.with_name(f"{source.name}{ending}")).resolve()
     if not target.name.endswith(ENDING):
-        raise ValueError(f"{target}: write a name that ends with {ENDING}")
+        raise ValueError(f"{target}: the name must end in {ENDING}")
     if target.exists() and not force:
-        raise ValueError(f"{target} is there already; choose --to or pass --force")
+        raise ValueError(f"{target} exists; choose another name with --to, or pass --force")
     name = target.name.removesuffix(ENDING)
     with TemporaryDirectory(prefix="lockstep-bundle-") as stage:
         files = _stage(source, Path(stage), name, point, licence)
@@ -62,7 +64,7 @@ def bundle(
     if point and size > describing.LARGEST_BYTES:
         target.unlink()
         raise ValueError(
-            f"--point {point} takes {size} bytes, more than {describing.LARGEST_BYTES}"
+            f"--point {point} takes {size} bytes, more than the allowed {describing.LARGEST_BYTES}"
         )
     click.echo(f"{click.format_filename(target)}: {len(files) + 1} files, {size / 1e6:.2f} MB")
     click.echo(f"next: lockstep report {shlex.quote(click.format_filename(target))}")

@@ -74,10 +74,10 @@ def describe(
         "command": _command(results, point[0]) if point else "",
         "own_tests": own_tests,
         "own_commit": f"at commit {commit}{changes}" if commit
-        else "no commit of which is recorded",
+        else "whose commit was not recorded",
         "software": {each: str(provenance.get(each) or DASH) for each in SOFTWARE},
         "image": str(
-            provenance.get("image_sha256") or "none: the launches ran outside a container"
+            provenance.get("image_sha256") or "none; the launches ran outside a container"
         ),
         "seed": str(provenance.get("seed", DASH)),
         "devices": listed(provenance.get("device_names") or [DASH]),
@@ -185,8 +185,8 @@ def find(results: Results, wanted: str) -> list[Row]:
     measured = [row for row in results.rows if row.launch in launches and row.origin == "measured"]
     if not measured:
         raise ValueError(
-            f"--point {wanted}: no launch has measured a case here, and training runs and tables "
-            "hold none to cut out; leave --point out to bundle all"
+            f"--point {wanted}: these results hold no measured launch, so no point can be "
+            "selected; leave out --point to bundle all"
         )
     named = [row for row in measured if name in row.recorded_case]
     rows = [row for row in named if str(row.world_size) == size]
@@ -204,8 +204,8 @@ def find(results: Results, wanted: str) -> list[Row]:
         known = dict.fromkeys(f"{row.recorded_case}@{row.world_size}" for row in near)
         shown = "; ".join(list(known)[:MAX_LISTED])
         raise ValueError(
-            f"--point {wanted}: {len(cases) or 'no'} cases are meant by it; write a part of one "
-            f"case's name, an @ and a world size, of: {shown}"
+            f"--point {wanted} matches {len(cases) or 'no'} cases; give part of a case's name, @ "
+            f"and a world size, such as: {shown}"
         )
     return rows
 

@@ -139,12 +139,12 @@ def opened(archive: Path) -> Iterator[Path]:
             _unpack(archive, Path(name))
         except (tarfile.TarError, EOFError, RecursionError, OSError, zlib.error) as error:
             text = one_line(str(error))[:200]
-            raise ValueError(f"{archive}: no bundle, or cut short: {text}") from None
+            raise ValueError(f"{archive}: not a bundle, or truncated: {text}") from None
         tops = list(Path(name).iterdir())
         if len(tops) != 1 or not (tops[0] / SUMS).is_file():
             raise ValueError(
-                f"{archive}: no bundle: its files are not in one folder with {SUMS}; lockstep "
-                "bundle makes one"
+                f"{archive}: not a bundle: its files are not in one folder with {SUMS}; make one "
+                "with lockstep bundle"
             )
         _verify(archive, tops[0])
         yield tops[0]
@@ -158,13 +158,15 @@ def _unpack(archive: Path, folder: Path) -> None:
             total += member.size
             if len(names) >= MAX_FILES or total > MAX_BYTES:
                 raise ValueError(
-                    f"{archive}: more than {MAX_FILES} files or {MAX_BYTES // 2**30} GiB; unpack "
-                    "it yourself, if you trust it"
+                    f"{archive}: more than {MAX_FILES} files or {MAX_BYTES // 2**30} GiB; if you "
+                    "trust it, unpack it yourself"
                 )
             is_plain = (member.isreg() and not member.issparse()) or member.isdir()
             if not is_plain or member.name in names or member.name.startswith("/"):
                 shown = one_line(member.name[:80])
-                raise ValueError(f"{archive}: {shown!r} is no file that a bundle may hold")
+                raise ValueError(
+                    f"{archive}: {shown!r} is not a kind of file that a bundle may hold"
+                )
             names.add(member.name)
             tar.extract(member, folder, filter="data")
 

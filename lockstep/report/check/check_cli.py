@@ -1,4 +1,4 @@
-"""The command `lockstep check`: are results a valid scaling study, and do they reach targets."""
+"""The command `lockstep check`: tell whether results are a valid scaling study and meet targets."""
 
 import json
 from pathlib import Path
@@ -22,11 +22,11 @@ Examples:
 
 \b
 A PATH is what lockstep report reads: a campaign, pytest-benchmark files, or an imported table.
-Of tables, times and throughput that one import brought in for the same sizes are taken for one
-run, unless a model, precision, scaling or source that they state parts them.
-The text names the first places and facts of a kind; --json prints all, as {"findings": [...]}, of
-each its rule, level, kind, cases, world_sizes, launches and
-values, and where, message and action as text.
+Imported tables of times and of throughput for the same sizes are taken to be of one run, unless
+they state different models, precisions, scalings or sources.
+The text shows the first places and facts of each kind. --json prints all as {"findings": [...]};
+each finding has rule, level, kind, cases, world_sizes, launches and values, and the texts where,
+message and action.
 
 \b
 A targets file:
@@ -35,31 +35,33 @@ A targets file:
   weak_time_increase = 0.10
   speedup = {4 = [3.5, 3.8]}
   throughput_gain = -0.05  # with --against: at most 5 % less throughput
-All keys are in the built-in file, proposal. A target is met where the whole 95 % interval reaches
-it, missed where none of it does, and not shown between, nor by a single launch, nor by repeats of
-one Slurm job, unless is_machine under [jobs] says that its nodes are meant. A look at more launches
-than before claims less: looks.jsonl has them. An accuracy is a mean over training runs that agree
-in all but their seed and repeat; any other value is of medians over launches, as in a report, the
-interval of their geometric mean. A target is blocked where the check finds an error in the results
-behind it. A ratio is not shown where its whole interval lies above 100 %, or a warning of the check
-may make it wrong.
+All keys are in the built-in file, proposal. A target is met if the whole 95 % interval reaches it,
+missed if none of the interval does, and otherwise not shown. A single launch shows nothing, nor do
+repeats in one Slurm job, unless is_machine = true under [jobs] says that only these nodes matter.
+Judging again after more launches widens the intervals; looks.jsonl records each time. An accuracy
+is the mean over training runs that differ only in seed and repeat. Any other value is the median
+over launches, as in a report, with the interval of the geometric mean. A target is blocked if the
+check finds an error in the results behind it. A ratio is not shown if its whole interval is above
+100 %, or a warning of the check may make it wrong.
 
 \b
-Exit code: 0 nothing found or warnings alone, 1 an error found, 2 a file cannot be read; with
---targets 0 all are met, 1 one is missed, not shown or blocked.
+Exit code: 0 without errors (warnings are allowed), 1 with errors, 2 if a file cannot be read; with
+--targets 0 if all targets are met, 1 if one is missed, not shown or blocked.
 """
 
 
 @click.command("check", epilog=EXAMPLES)
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-@click.option("--rules", "lists_rules", is_flag=True, help="List what is looked for.")
+@click.option("--rules", "lists_rules", is_flag=True, help="List the rules.")
 @click.option("--targets", help="Judge results by a targets file, or the built-in one: proposal.")
 @click.option(
-    "--against", type=click.Path(path_type=Path), help="With --targets: results to gain over."
+    "--against",
+    type=click.Path(path_type=Path),
+    help=("With --targets: earlier results, for throughput_gain."),
 )
 @click.option("--allow", "allowed", multiple=True, type=click.Choice(ALLOWABLE),
-              help="What may differ from --against; may be given again.")  # fmt: skip
+              help="Allow this to differ from --against; repeatable.")  # fmt: skip
 @click.pass_context
 @opening.of_bundles()
 def check(
@@ -71,20 +73,20 @@ def check(
     against: Path | None,
     allowed: tuple[str, ...],
 ) -> None:
-    """Say whether results are a valid scaling study, and what to mend where they are not.
+    """Check whether results are a valid scaling study, and print what to fix.
 
-    With --targets, say of each target whether the results meet it, miss it, or do not show it.
-    Measures nothing and changes no result.
+    With --targets, print for each target whether the results meet it, miss it, or do not show it.
+    Nothing is measured, and no result is changed.
     """
     if lists_rules:
         _print_rules(as_json)
         return
     if not paths:
-        raise click.UsageError("Missing argument 'PATHS...'; give results, or --rules.")
+        raise click.UsageError("Missing argument 'PATHS...'; give results or --rules.")
     if targets is not None:
         ctx.exit(_judge(paths, targets, against, allowed, as_json=as_json))
     if against is not None or allowed:
-        raise click.UsageError("--against and --allow are about targets; give --targets with them")
+        raise click.UsageError("--against and --allow need --targets")
     from lockstep.core.findings import exit_code
     from lockstep.report.check import checker
     from lockstep.report.load.reading import gather
@@ -107,7 +109,7 @@ def _judge(
     *,
     as_json: bool,
 ) -> int:
-    """Judge results by targets, and return the exit code."""
+    """Print how results meet the targets, and return the exit code."""
     from lockstep.report import looks
     from lockstep.report.check import checker
     from lockstep.report.compare.comparison import compare, renamed

@@ -1,10 +1,9 @@
-"""What the rules find in a set of results, which of it blocks what, and its text.
+"""Findings of all rules in a set of results: which of them block a verdict, and their text.
 
 A rule is one function of this package with its name, level, reason and action above it.
 
-On a terminal and a page what is said of many places is said once. An error has a line of its own,
-with all places of which the same is true: each has to be mended. Of a rule that only warns, all
-findings of a kind are one group, however many points they concern.
+Terminal and page print equal findings once: errors are grouped if they have the same text and
+differ only in place; warnings and notes are grouped by rule and kind.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,21 +24,21 @@ from lockstep.report.compute.scaling import Series
 from lockstep.report.load.results import Results, Row
 
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")
-# Rules that forbid what is said of speed, as an error does, and nothing of what was learned.
+# Rules that block verdicts on speed, as errors do, but not on accuracy.
 OF_SPEED = frozenset({"crowded-training"})
 NOT_OF_SPEED = ("validation_accuracy",)
-# Places that one group names on a terminal, and facts; --json has them all.
+# Places and facts of a group that the terminal shows; --json has all.
 MAX_PLACES = 4
 MAX_FACTS = 2
-# Of what a report or a gate prints of the check's errors.
+# Errors of the check that a report or a gate prints, and their length.
 MAX_ERRORS = 8
 LONGEST_MESSAGE = 300
 
 
 def check(results: Results, series: list[Series] | None = None) -> list[Finding]:
-    """Return what is wrong with a set of results, errors first, in the order of the rules.
+    """Return the findings in a set of results, errors first, in the order of the rules.
 
-    `series` are those of all rows, where they are known already.
+    `series` are those of all rows; without them they are formed here.
     """
     evidence = Evidence(results, series)
     findings = [finding for rule in RULES for finding in rule.findings(evidence)]
@@ -47,24 +46,24 @@ def check(results: Results, series: list[Series] | None = None) -> list[Finding]
 
 
 def errors(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings that make a number wrong or not comparable."""
+    """Return the findings of level error."""
     return [finding for finding in findings if finding.level == "error"]
 
 
 def warned(findings: Iterable[Finding]) -> frozenset[Place]:
-    """Return the points that warnings concern, other than those that tell of their flags."""
+    """Return the points that warnings concern, except warnings about flags."""
     return _points(f for f in findings if f.level == "warning" and f.rule != FLAGGED)
 
 
 def blocking(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings that forbid what is said of the speed of what they touch."""
+    """Return the findings that block verdicts on speed."""
     return [finding for finding in findings if finding.level == "error" or finding.rule in OF_SPEED]
 
 
 def blocked_by(
     findings: Iterable[Finding], rows: Iterable[Row], *, of_speed: bool = True
 ) -> list[str]:
-    """Return the rules that forbid a verdict on results, since their findings touch one of them.
+    """Return the names of the rules that block a verdict on any of these results.
 
     `of_speed` tells whether the verdict is on a time, a rate or a ratio of them.
     """
@@ -72,14 +71,14 @@ def blocked_by(
 
 
 def touching(findings: Iterable[Finding], rows: Iterable[Row]) -> list[str]:
-    """Return the rules of the findings that touch one of some results."""
+    """Return the names of the rules whose findings concern any of these results."""
     touched = list(rows)
     return list(dict.fromkeys(f.rule for f in findings if any(map(f.touches, touched))))
 
 
 @dataclass(frozen=True)
 class Group:
-    """Findings of one rule that are shown as one: all facts and places, and the first finding."""
+    """Findings of one rule that are shown together."""
 
     first: Finding
     facts: tuple[str, ...]
@@ -87,21 +86,21 @@ class Group:
     points: frozenset[Place]
 
     def where(self, most: int = MAX_PLACES) -> str:
-        """Return the first places, and how many more there are."""
+        """Return the first places and the number of others."""
         more = len(self.places) - most
         text = "; ".join(self.places[:most])
         return f"{text} and {more} more places" if more > 0 else text
 
     def message(self, most: int | None = None) -> str:
-        """Return the first facts, or all, how many more there are, and what comes of them."""
+        """Return the first facts, or all, the number of others, and the consequence."""
         shown = self.facts[:most]
         more = len(self.facts) - len(shown)
-        facts = [*shown, *[f"{more} more of the kind"] * bool(more)]
+        facts = [*shown, *[f"{more} more of this kind"] * bool(more)]
         return f"{'; '.join(facts)}: {self.first.why}"
 
 
 def grouped(findings: Iterable[Finding]) -> list[Group]:
-    """Return errors of different places as one where they say the same, all else by its kind."""
+    """Group errors with the same text, and warnings and notes of the same kind."""
     alike: dict[tuple[str, ...], list[Finding]] = {}
     for finding in findings:
         alike.setdefault(_alike(finding), []).append(finding)
@@ -112,10 +111,10 @@ def grouped(findings: Iterable[Finding]) -> list[Group]:
 
 
 def _alike(finding: Finding) -> tuple[str, ...]:
-    """Return what findings that are shown as one have in common."""
+    """Return the key that findings of one group share."""
     if finding.level == "error":
         return finding.level, finding.rule, finding.message, finding.action
-    # They differ in their numbers and places alone.
+    # They differ only in their numbers and places.
     values = (str(finding.values.get(name, "")) for name in ("flag_kind", "fact"))
     return finding.level, finding.rule, finding.kind, *values
 
@@ -125,9 +124,9 @@ def _points(findings: Iterable[Finding]) -> frozenset[Place]:
 
 
 def _places(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield where findings lie, the sizes of one case together.
+    """Yield the places of findings, with the sizes of a case together.
 
-    Of several that only warn, a case does not name its launches.
+    For several warnings or notes, the launches of a case are not named.
     """
     alike: dict[str, list[Finding]] = {}
     for finding in findings:
@@ -142,7 +141,7 @@ def _places(findings: Sequence[Finding]) -> Iterator[str]:
 
 
 def lines(findings: Iterable[Finding]) -> Iterator[str]:
-    """Yield each group as a paragraph: what and where, the fact, what to do."""
+    """Yield each group as a paragraph: level, rule and place, then the fact, then the action."""
     for group in grouped(findings):
         first = group.first
         on = f" ({counted(len(group.points), 'point')})" if first.level != "error" else ""
@@ -152,7 +151,7 @@ def lines(findings: Iterable[Finding]) -> Iterator[str]:
 
 
 def say_errors(findings: Iterable[Finding], side: str = "") -> None:
-    """Print the errors on stderr, shortened, each after `side`; stdout holds what was asked for."""
+    """Print the errors on stderr, shortened, each prefixed by `side`."""
     groups = grouped(errors(findings))
     for group in groups[:MAX_ERRORS]:
         message = shorten(group.message(), LONGEST_MESSAGE, placeholder=" ...")
@@ -160,7 +159,7 @@ def say_errors(findings: Iterable[Finding], side: str = "") -> None:
     if groups:
         more = len(groups) - MAX_ERRORS
         all_of = f"{counted(more, 'error')} more; " if more > 0 else ""
-        click.echo(f"{side}{all_of}lockstep check says what to do about each\n", err=True)
+        click.echo(f"{side}{all_of}run lockstep check for what to do about each\n", err=True)
 
 
 def say_unread(results: Results) -> None:
@@ -170,7 +169,7 @@ def say_unread(results: Results) -> None:
 
 
 def counts(findings: Sequence[Finding]) -> str:
-    """Return the number of errors; of warnings and notes, that of their kinds and points."""
+    """Return the number of errors, and of kinds and points of warnings and notes, as text."""
     texts = [counted(len(errors(findings)), "error")]
     for level in LEVELS[1:]:
         own = [finding for finding in findings if finding.level == level]

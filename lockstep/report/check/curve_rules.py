@@ -28,39 +28,38 @@ from lockstep.report.load.imports import TIMES
 from lockstep.report.load.results import Row
 from lockstep.report.predict.models import TOLERANCE, between, breaks, growth_interval
 
-# Stored numbers are copies of one another; published ones are rounded.
+# Relative tolerances: stored numbers are exact copies; published ones are rounded.
 EXACT, ROUNDED = 1e-6, 0.05
-# What rates count that are no samples, of which a batch has a number.
+# Units of rates that count something other than the samples of a batch.
 PARTS_OF_SAMPLES = re.compile(r"(?i).*\b(tok\w*|words|frames|pixels|\w*flops?|[kmgt]?i?b(ytes)?)")
-# Launching kernels and the latency of an all-reduce take the order of a millisecond whatever the
-# batch, so a step shorter than ten of them has little room to hide it.
+# Kernel launches and all-reduce latency cost about a millisecond for any batch, so a step shorter
+# than ten milliseconds cannot hide them.
 SHORT_STEP_S = 0.010
-# What a larger batch does not mend.
+# Causes that a larger batch does not remove.
 NOT_OF_THE_BATCH = ("imbalance", "input", "contention")
-# Between neighbouring sizes; beyond it a curve is drawn through sizes that were not measured.
+# Largest ratio of neighbouring sizes; beyond it the curve between them is a guess.
 WIDEST_STEP = 2.0
-# By so much a point may lie below the line through its neighbours: a curve that bends downward,
-# as scaling curves do, lies above it.
+# Fraction by which a point may lie below the line through its neighbours. Scaling curves bend
+# downward, so a regular point lies above that line.
 OUTLIER = 0.15
 # Expressions for the columns of a table, in small letters.
 SPEEDUPS = "speed_?up"
 EFFICIENCIES = "(parallel_)?efficiency"
 DATA = "(data(set)?|train\\w*)_(size|samples)|num_samples|samples_per_epoch"
 ACCURACIES = "((final|best|val|validation|test|eval)_)*(top_?1(_acc(uracy)?)?|acc(uracy)?)"
-# An efficiency above it is written in per cent.
+# A larger efficiency is taken to be in per cent.
 LARGEST_FRACTION = 2.0
 # Ten times the 0.1 of a point by which seeds differ on ImageNet (Goyal et al. 2017, table 1).
 LESS_ACCURATE = 0.01
-# Repeats that agree to so many digits are one measurement, written down twice.
+# Repeats that agree to this many digits are one measurement, written twice.
 DIGITS = 4
 
 
-@rule(
-    "constant-work", "error", "the points do different work, and no ratio compares them",
-    "measure every size with one batch: the global batch for strong scaling, the local for weak",
-)  # fmt: skip
+@rule("constant-work", "error", "the points do different work, so their ratios mean nothing",
+      "measure every size with one global batch (strong scaling) or one local batch (weak "
+      "scaling)")  # fmt: skip
 def constant_work(evidence: Evidence) -> Iterator[Finding]:
-    """The batch that strong or weak scaling fixes is another at another size or repeat."""
+    """The batch that strong or weak scaling fixes differs between sizes or repeats."""
     for conflict in evidence.results.conflicts:
         if conflict.fact in BATCHES and conflict.case is not None:
             yield difference(conflict)
@@ -70,27 +69,27 @@ def constant_work(evidence: Evidence) -> Iterator[Finding]:
                 values: dict[str, Any] = {
                     name: flag.values.get(name) for name in ("asked", "measured")
                 }
-                text = f"measured at {values['measured']} samples a rank, for {values['asked']} " \
-                       "do not fit its memory"  # fmt: skip
+                text = (f"measured with {values['measured']} samples per rank, since "
+                        f"{values['asked']} do not fit in memory")  # fmt: skip
                 yield in_series(flag.kind, text, series, point.world_size, **values)
     for series in evidence.ladders:
         scaling = series.row.scaling or ""
         name = {"strong": "global_batch", "weak": "local_batch"}.get(scaling)
         kept = {"strong": global_batches, "weak": _local_batches}[scaling](series) if name else []
         if len(set(kept)) > 1 and not _is_local_batch_fixed(series):
-            text = f"{scaling} scaling, but {name} is {joined(kept)}"
+            text = f"the scaling is {scaling}, but {name} varies: {joined(kept)}"
             yield in_series("uneven-batch", text, series, *_sizes(series), scaling=scaling,
                             fact=name, batches=kept)  # fmt: skip
         base = series.baseline
         for size, factor in _samples_per_item(series):
             if abs(factor - 1) > EXACT and not _is_size(factor, size / base, EXACT):
-                text = f"a step counts {factor:.3g} times the samples that its global batch holds"
-                text = f"{text} at world size {base}"
+                text = f"per sample of its global batch, a step counts {factor:.3g} times as many"
+                text = f"{text} samples as at world size {base}"
                 yield in_series("uneven-steps", text, series, size, factor=factor, baseline=base)
 
 
 def _samples_per_item(series: Series) -> list[tuple[int, float]]:
-    """Return sizes and a step's samples of each item of its batch, over those of the first size."""
+    """Return sizes, and samples per step / global batch, relative to the first size."""
     known = [
         (row.world_size, row.samples_per_step / row.global_batch)
         for row in (point.rows[0] for point in series.points)
@@ -99,9 +98,9 @@ def _samples_per_item(series: Series) -> list[tuple[int, float]]:
     return [(size, share / known[0][1]) for size, share in known]
 
 
-@rule("fixed-epochs-as-strong", "error", "each rank's work per step stays, so the steps get "
-      "fewer and not smaller",
-      "call it fixed-epochs, or measure with one global batch")  # fmt: skip
+@rule("fixed-epochs-as-strong", "error",
+      "the work per rank and step is constant, so more ranks take fewer steps, not shorter ones",
+      "call it fixed-epochs scaling, or measure with one global batch")  # fmt: skip
 def sold_as_strong(evidence: Evidence) -> Iterator[Finding]:
     """The local batch is fixed while the total time is compared as strong scaling."""
     for series in evidence.ladders:
@@ -116,8 +115,10 @@ def sold_as_strong(evidence: Evidence) -> Iterator[Finding]:
             yield in_series(kind, text, series, batches=batches, sizes=sizes)
 
 
-@rule("fixed-epochs", "warning", "neither strong nor weak scaling, and the training differs",
-      "quote both views, and compare the accuracy reached, too", doubts=False)  # fmt: skip
+@rule("fixed-epochs", "warning",
+      "this is neither strong nor weak scaling, and the training itself changes",
+      "quote the total time and the step time, and compare the accuracy reached",
+      doubts=False)  # fmt: skip
 def fixed_epochs(evidence: Evidence) -> Iterator[Finding]:
     """Local batch and epochs are fixed: neither strong nor weak scaling of the step."""
     for series in evidence.ladders:
@@ -136,18 +137,18 @@ def fixed_epochs(evidence: Evidence) -> Iterator[Finding]:
             text += f", so the global batch is {joined(batches)} at world size {joined(sizes)}"
         text += f"; the speed-up of the total time at {last.world_size} is {ratio(last.speedup)}"
         if samples:
-            text += f"; {joined(samples)} samples were trained"
+            text += f"; the runs train on {joined(samples)} samples"
         if steps_s:
             shares = joined(f"{percent(share)} %" for share in kept)
-            text += f"; a step takes {joined(map(in_ms, steps_s))} ms, so each rank keeps {shares}"
-            text += " of its speed"
+            text += f"; a step takes {joined(map(in_ms, steps_s))} ms, which is {shares} of the"
+            text += " baseline's speed per rank"
         yield in_series("fixed", text, series, batches=batches, sizes=sizes, last=last.world_size,
                         speedup=last.speedup, samples=samples, steps_s=steps_s,
                         kept=kept)  # fmt: skip
 
 
 def _trained_samples(series: Series) -> list[int]:
-    """Return time times throughput of the points that have both."""
+    """Return time x throughput, in samples, of the points that have both."""
     return [
         round(point.time_s * point.throughput_samples_per_s)
         for point in series.points
@@ -155,35 +156,34 @@ def _trained_samples(series: Series) -> list[int]:
     ]
 
 
-@rule(
-    "small-batch", "warning", "the fixed costs of a step, launching kernels and meeting "
-    "the other ranks, rule it",
-    "enlarge the local batch, and look at the utilisation of the devices", doubts=False,
-)  # fmt: skip
+@rule("small-batch", "warning",
+      "fixed costs of a step dominate it: kernel launches and synchronisation of the ranks",
+      "increase the local batch, and check the utilisation of the devices",
+      doubts=False)  # fmt: skip
 def small_batch(evidence: Evidence) -> Iterator[Finding]:
-    """Short steps of a fixed local batch get longer with the ranks: they wait, not compute."""
+    """Short steps of a fixed local batch get longer with more ranks, which then wait."""
     for series in evidence.ladders:
         base_s, last = series.base.step_s, series.points[-1].time_ratio
         if not (base_s and last and base_s < SHORT_STEP_S and last < 1 - NOTABLE_LOSS):
             continue
         why = quantities.reason(series, series.points[-1])
         has_another_cause = why and why.named and why.named[0].cause in NOT_OF_THE_BATCH
-        # Of a test of one's own that was given no model nothing says why.
+        # For a user's own test without a model, no cause is known.
         if has_another_cause or (series.row.is_own_test and why is None):
             continue
         above = [p for p in series.points if p.world_size > series.baseline and p.step_s]
         sizes = [point.world_size for point in above]
         added_s = [(point.step_s or 0) - base_s for point in above]
         added = joined(f"{in_ms(added)} ms" for added in added_s)
-        text = f"{added} are added to a step of {in_ms(base_s)} ms by running on {joined(sizes)}"
-        yield in_series("short-steps", f"{text} ranks", series, *sizes, added_s=added_s,
+        text = f"a step of {in_ms(base_s)} ms takes {added} longer on {joined(sizes)} ranks"
+        yield in_series("short-steps", text, series, *sizes, added_s=added_s,
                         step_s=base_s, sizes=sizes)  # fmt: skip
 
 
-@rule("truncated-batch", "error", "a step trains fewer samples than its label says",
+@rule("truncated-batch", "error", "a step trains on fewer samples than its label says",
       "choose a global batch that every world size divides")  # fmt: skip
 def truncated_batch(evidence: Evidence) -> Iterator[Finding]:
-    """The global batch does not divide by the ranks, so that a step trains fewer samples."""
+    """The global batch is not divisible by the ranks, so a step trains on fewer samples."""
     for series, point in evidence.points:
         row, size = point.rows[0], point.world_size
         named = row.factors.get("global_batch")
@@ -191,15 +191,19 @@ def truncated_batch(evidence: Evidence) -> Iterator[Finding]:
         local = row.local_batch or asked // size
         if asked and asked != local * size:
             trained = local * size
-            text = f"a global batch of {asked} on {size} ranks is {local} each, {trained} in all"
+            text = (
+                f"a global batch of {asked} on {size} ranks gives {local} per rank, {trained} "
+                "in total"
+            )
             yield in_series("truncated", text, series, size, asked=asked, size=size, local=local,
                             trained=trained)  # fmt: skip
 
 
-@rule("samples-time", "error", "throughput times time must be samples, or one of them is wrong",
+@rule("samples-time", "error",
+      "throughput times time must equal the samples, so one of them is wrong",
       "rebuild the file from its journal, or measure again")  # fmt: skip
 def samples_time(evidence: Evidence) -> Iterator[Finding]:
-    """Stored throughput times time is not the samples, or parts from a table's speed-up."""
+    """Stored throughput times time differs from the samples, or from a table's speed-up."""
     for entry in evidence.entries:
         factor = _stored_factor(entry)
         if not (_is_one(factor) or _is_size(factor, entry.block["world_size"], EXACT)):
@@ -213,7 +217,7 @@ def samples_time(evidence: Evidence) -> Iterator[Finding]:
             ("elapsed_s", entry.block.get("elapsed_s"), sum(rounds)),
         ):
             if isinstance(stored, int | float) and not _is_one(factor := float(stored / true)):
-                text = f"the stored {name} is {factor:.4g} times that of its rounds"
+                text = f"the stored {name} is {factor:.4g} times the value computed from the rounds"
                 yield entry.finding("stored-statistic", text, statistic=name, factor=factor)
     for series in evidence.ladders:
         samples, base = _trained_samples(series), series.base.throughput_samples_per_s
@@ -225,36 +229,36 @@ def samples_time(evidence: Evidence) -> Iterator[Finding]:
             sizes = [point.world_size for point in apart]
             grown, speedups = [rates[size] for size in sizes], [point.speedup for point in apart]
             text = f"throughput grows {joined(map(ratio, grown))} times, but the speed-up is"
-            text = f"{text} {joined(map(ratio, speedups))}, since the samples are {joined(samples)}"
-            action = "correct the samples, or the scaling: strong keeps them, weak multiplies " \
-                     "them by n"  # fmt: skip
+            text = f"{text} {joined(map(ratio, speedups))}, with samples of {joined(samples)}"
+            action = ("correct the samples or the scaling: strong scaling keeps the "
+                      "samples, weak scaling multiplies them by n")  # fmt: skip
             yield in_series("samples-of-table", text, series, *sizes, action=action,
                             samples=samples, grown=grown, speedups=speedups)  # fmt: skip
 
 
 def _is_one(factor: float) -> bool:
-    """Tell whether a factor is 1; one that is no number is not."""
+    """Tell whether a factor is 1; NaN is not."""
     return abs(factor - 1) <= EXACT
 
 
 def _is_size(factor: float, size: float, tolerance: float) -> bool:
-    """Tell whether a factor is the number of ranks, and there is more than one."""
+    """Tell whether a factor is the number of ranks, where there are several."""
     return size > 1 and abs(factor / size - 1) <= tolerance
 
 
 def _stored_factor(entry: Entry) -> float:
-    """Return stored throughput times the rounds' time over the rounds' samples; 1 if not stored."""
+    """Return stored throughput x time of the rounds / their samples; 1 if none is stored."""
     block, rounds = entry.block, entry.round_s
     samples = block["samples_per_step"] * block["steps_per_round"] * len(rounds)
     stored = block.get("mean_throughput_samples_per_s", block.get("throughput_samples_per_s"))
     return float(stored * sum(rounds) / samples) if isinstance(stored, int | float) else 1.0
 
 
-@rule("doubled-world-size", "error", "the samples of all ranks are counted once per rank, so "
-      "more ranks look faster",
-      "divide by the world size: throughput is samples of all ranks / time")  # fmt: skip
+@rule("doubled-world-size", "error",
+      "the samples of all ranks are multiplied by the world size again, so more ranks look faster",
+      "divide by the world size: throughput is the samples of all ranks / time")  # fmt: skip
 def doubled_world_size(evidence: Evidence) -> Iterator[Finding]:
-    """Samples of all ranks were multiplied by the world size once more."""
+    """The samples of all ranks were multiplied by the world size again."""
     for entry in evidence.entries:
         size = entry.block["world_size"]
         if _is_size(_stored_factor(entry), size, EXACT):
@@ -278,15 +282,15 @@ def _logged_twice(series: Series) -> Iterator[Finding]:
     for row in (row for point in series.points for row in point.rows):
         factor = row.details.get("logged_over_true")
         if isinstance(factor, float) and _is_size(factor, row.world_size, ROUNDED):
-            text = f"the logged rate is {factor:.3g} times what the epoch times allow"
+            text = f"the logged rate is {factor:.3g} times the rate that the epoch times give"
             yield in_series("logged-doubled", text, series, row.world_size, launches=(row.launch,),
                             factor=factor)  # fmt: skip
 
 
-@rule("contradiction", "error", "both cannot be true of one run",
-      "find out which was measured, and leave the other out")  # fmt: skip
+@rule("contradiction", "error", "both cannot be true for the same run",
+      "find out which was measured, and leave out the other")  # fmt: skip
 def contradiction(evidence: Evidence) -> Iterator[Finding]:
-    """Two tables of one study, or of one import that says no more, give other speed-ups."""
+    """Two tables of one study, or of one import, give different speed-ups."""
     for (time, rate), factors in _twins(evidence):
         for size, (factor, grown_ranks) in factors.items():
             if abs(factor - 1) <= ROUNDED or _is_size(factor, grown_ranks, ROUNDED):
@@ -294,15 +298,16 @@ def contradiction(evidence: Evidence) -> Iterator[Finding]:
             if _gives_throughput(time, rate):
                 stated = _rates(rate)[size]
                 given = stated / factor
-                text = f"throughput is stated as {stated:.4g}, but the batch over the time gives"
+                text = f"the stated throughput is {stated:.4g}, but batch / time gives"
                 yield Finding("rates-differ", f"{text} {given:.4g}", cases=(rate.case, time.case),
                               values={"stated": stated, "given": given}, world_sizes=(size,),
                               is_table=True)  # fmt: skip
                 continue
             base = min(factors)
             grown, time_grown = (_rates(s)[size] / _rates(s)[base] for s in (rate, time))
-            text = f"throughput grows {ratio(grown)} times from {base} to {size}, but the time says"
-            yield in_series("speed-ups-differ", f"{text} {ratio(time_grown)} times", rate, size,
+            text = f"throughput grows {ratio(grown)} times from {base} to {size} ranks, but the"
+            yield in_series("speed-ups-differ", f"{text} times give {ratio(time_grown)}", rate,
+                            size,
                             other_table=time.case, base=base, size=size, grown=grown,
                             time_grown=time_grown)  # fmt: skip
 
@@ -315,16 +320,16 @@ Twin = tuple[tuple[Series, Series], dict[int, tuple[float, float]]]
 
 
 def _twins(evidence: Evidence) -> Iterator[Twin]:
-    """Yield tables of time and of throughput of one study, with what their product says.
+    """Yield tables of time and of throughput of one study with, for each size, two numbers.
 
-    The product is the samples: over those of the time's own table where it knows them, else over
-    those at the smallest size. The second number is how far the size has grown.
+    The first is time x throughput, thus samples, relative to those that the table of times states
+    or, without any, to those at the smallest size. The second is how far the size has grown.
     """
     cited = [curve for curve in evidence.ladders if curve.row.origin != "measured"]
     pairs = [pair for pair in permutations(cited, 2) if _may_be_twins(evidence, *pair)]
     for time, rate in pairs:
         rivals = [pair for pair in pairs if pair[0] is time or pair[1] is rate]
-        # What no source ties together is a pair where nothing else could be.
+        # Tables without a common source are a pair only if no other pair is possible.
         if not (_have_one_source(evidence, time, rate) or len(rivals) == 1):
             continue
         points = {p.world_size: (p, q) for p in time.points for q in rate.points
@@ -350,7 +355,7 @@ def _twins(evidence: Evidence) -> Iterator[Twin]:
 
 
 def _may_be_twins(evidence: Evidence, time: Series, rate: Series) -> bool:
-    """Tell whether nothing stated parts a table of times, or of steps, from one of throughput."""
+    """Tell whether a table of times and one of throughput may be of the same runs."""
 
     def is_time(series: Series) -> bool:
         return series.base.time_s is not None or series.base.step_s is not None
@@ -359,7 +364,7 @@ def _may_be_twins(evidence: Evidence, time: Series, rate: Series) -> bool:
         return False
     tables = [(series, evidence.table(series)) for series in (time, rate)]
     stated = [
-        # Early imports have the model as the workload.
+        # Early imports hold the model as the workload.
         (table.get("source"), table.get("model", series.row.workload), series.row.precision)
         for series, table in tables
     ]
@@ -382,7 +387,7 @@ def _have_one_source(evidence: Evidence, time: Series, rate: Series) -> bool:
 
 
 def _gives_throughput(time: Series, rate: Series) -> bool:
-    """Tell whether the times give a throughput, too, and of what the rates count."""
+    """Tell whether the times give a throughput, too, in the unit of the rates."""
     known = all(point.throughput_samples_per_s for curve in (time, rate) for point in curve.points)
     return known and not PARTS_OF_SAMPLES.fullmatch(rate.row.sample_unit)
 
@@ -398,35 +403,35 @@ def _is_local_batch_fixed(series: Series) -> bool:
 
 
 def _local_batches(series: Series) -> list[int]:
-    """Return the batch of a rank at each size, from the global where no point gives it."""
+    """Return the local batch at each size, computed from the global one where it is unknown."""
     whole = zip(_batches(series, "global_batch"), _sizes(series), strict=False)
     return _batches(series, "local_batch") or [batch // size for batch, size in whole]
 
 
 def global_batches(series: Series) -> list[int]:
-    """Return the global batch at each size, from the local where no point gives it."""
+    """Return the global batch at each size, computed from the local one where it is unknown."""
     local = zip(_batches(series, "local_batch"), _sizes(series), strict=False)
     return _batches(series, "global_batch") or [batch * size for batch, size in local]
 
 
 def _batches(series: Series, name: str) -> list[int]:
-    """Return a batch at each size where all points know it, else nothing."""
+    """Return a batch at each size, or an empty list if a point lacks it."""
     batches = [getattr(point.rows[0], name) for point in series.points]
     return batches if None not in batches else []
 
 
-@rule("super-linear", "warning", "more than each rank can do alone: a slow baseline, a "
-      "cache, or other work",
-      "measure the baseline again with this size, and say which of them it is")  # fmt: skip
+@rule("super-linear", "warning",
+      "this exceeds perfect scaling, as with a slow baseline, a helpful cache or different work",
+      "measure the baseline again together with this size, and state the cause")  # fmt: skip
 def super_linear(evidence: Evidence) -> Iterator[Finding]:
-    """An efficiency above 1 beyond its interval, or by 5 % where there is none."""
+    """An efficiency is above 1 with its whole interval, or by 5 % where it has none."""
     for series in evidence.ladders:
         for point in series.points:
             efficiency = point.parallel_efficiency
-            # What `unit` names is no efficiency.
+            # A factor that the rule `unit` names is not an efficiency.
             if point is series.base or efficiency > UNIT:
                 continue
-            # Where the report shows no interval, that of too few launches excuses nothing.
+            # Points without an interval in the report have too few launches for one here.
             grown, factor = None, point.world_size / series.baseline
             if point.efficiency_interval:
                 grown = growth_interval(point.rates, series.base.rates, len(series.points) - 1)
@@ -440,10 +445,10 @@ def super_linear(evidence: Evidence) -> Iterator[Finding]:
                                 span=percent_span(span))  # fmt: skip
 
 
-@rule("ladder-gap", "warning", "where the curve bends between them is not known",
-      "measure the sizes between, doubling at most", doubts=False)  # fmt: skip
+@rule("ladder-gap", "warning", "the shape of the curve between them is unknown",
+      "measure sizes between them, each at most twice the one before", doubts=False)  # fmt: skip
 def ladder_gap(evidence: Evidence) -> Iterator[Finding]:
-    """Neighbouring sizes lie further apart than a factor of two."""
+    """Neighbouring sizes differ by more than a factor of two."""
     sizes: dict[str, set[int]] = {}
     for row in evidence.results.rows:  # those in conflict were measured, too
         sizes.setdefault(row.case, set()).add(row.world_size)
@@ -454,7 +459,7 @@ def ladder_gap(evidence: Evidence) -> Iterator[Finding]:
                 yield in_series("gap", text, series, small, large, small=small, large=large)
 
 
-@rule("no-baseline", "warning", "losses below it are hidden from every ratio",
+@rule("no-baseline", "warning", "losses at smaller sizes do not show in any ratio",
       "measure one rank, or name the baseline next to each ratio", doubts=False)  # fmt: skip
 def no_baseline(evidence: Evidence) -> Iterator[Finding]:
     """The smallest size of a curve is above 1."""
@@ -464,19 +469,18 @@ def no_baseline(evidence: Evidence) -> Iterator[Finding]:
             yield in_series("baseline", text, series, size, size=size)
 
 
-@rule(
-    "break", "warning", "one curve through all points would describe neither side of it",
-    "look for its cause there: a node's edge, a slow link, a shared file system", doubts=False,
-)  # fmt: skip
+@rule("break", "warning", "one curve through all points fits neither side of the break",
+      "look for a cause at this size: the step to a second node, a slow link, a shared file "
+      "system", doubts=False)  # fmt: skip
 def broken_curve(evidence: Evidence) -> Iterator[Finding]:
-    """Throughput falls, saturates, or drops at one size as it does at no other."""
+    """Throughput falls, saturates, or drops at one size more than at any other."""
     for series in evidence.ladders:
         sizes, points = _sizes(series), series.points
         nodes = [point.rows[0].num_nodes or 0 for point in points]
         odd = {point.world_size for _, point, _ in _dips(series)}
         for break_ in breaks(sizes, [p.rates for p in points], nodes if all(nodes) else None):
             index = sizes.index(break_.world_size)
-            # Where launches disagree, it is unknown which of them the curve goes through.
+            # Where launches disagree, it is unknown through which the curve goes.
             is_apart = any(map(are_apart, points[index - 1 : index + 1]))
             if break_.world_size in odd or is_apart:
                 continue
@@ -485,10 +489,11 @@ def broken_curve(evidence: Evidence) -> Iterator[Finding]:
             values = dict(break_.values)
             if nodes[index] == 1 and all(nodes):
                 kind = "within-node"
-                text = f"within one node {break_.factor:g} times the ranks give " \
-                       f"{ratio(break_.growth)} times the throughput at {break_.below}"  # fmt: skip
-                action = "look at what the ranks of a node share: input workers, cores, memory, " \
-                         "links"  # fmt: skip
+                text = (f"within one node, {break_.factor:g} times the ranks give "
+                        f"{ratio(break_.growth)} times the throughput at "
+                        f"{break_.below}")  # fmt: skip
+                action = ("check what the ranks of a node share: input workers, "
+                          "cores, memory, links")  # fmt: skip
                 over = [
                     (count, point.rate / points[index].rate)
                     for count, point in zip(nodes, points, strict=True)
@@ -496,22 +501,25 @@ def broken_curve(evidence: Evidence) -> Iterator[Finding]:
                 ]
                 if over and all(grown > (1 - NOTABLE_LOSS) * count for count, grown in over):
                     kind, (count, grown) = "node-shares", over[-1]
-                    text = f"{text}, and {count} nodes {ratio(grown)} times that of one"
-                    action = "look at the input first: each node brings its own workers, cores " \
-                             "and disks"  # fmt: skip
+                    text = f"{text}, but {count} nodes give {ratio(grown)} times that of one node"
+                    action = ("check the input first: each node adds its own workers, "
+                              "cores and disks")  # fmt: skip
                     values |= {"nodes": count, "grown": grown}
             yield in_series(kind, text, series, break_.world_size, action=action, **values)
 
 
-@rule("outlier", "warning", "scaling curves bend downward, so this point was held up",
-      "measure it again, in new launches, before any curve is drawn through it")  # fmt: skip
+@rule("outlier", "warning", "scaling curves bend downward, so something slowed this point",
+      "measure it again in new launches before drawing a curve through it")  # fmt: skip
 def outlier(evidence: Evidence) -> Iterator[Finding]:
-    """A point lies well below the line through its neighbours, and the next is well again."""
+    """A point lies far below the line through its neighbours, and the next point recovers."""
     for series in evidence.ladders:
         for left, point, right in _dips(series):
             ends = left.world_size, right.world_size
             loss = 1 - point.rate / _rate_between(left, right, point.world_size)
-            text = f"{percent(loss)} % below the line through {ends[0]} and {ends[1]}"
+            text = (
+                f"throughput is {percent(loss)} % below the line through {ends[0]} and "
+                f"{ends[1]} ranks"
+            )
             yield in_series(
                 "odd-point", text, series, point.world_size, loss=loss, left=ends[0], right=ends[1]
             )
@@ -522,7 +530,7 @@ def _dips(series: Series) -> Iterator[tuple[Point, Point, Point]]:
     points = series.points
     for left, point, right in zip(points, points[1:], points[2:], strict=False):
         is_low = point.rate < (1 - OUTLIER) * _rate_between(left, right, point.world_size)
-        # A point below all before it, or with all after it as low, is a break and no odd point.
+        # A point below the one before, or followed by equally low ones, is a break, not an outlier.
         grown = right.rate / point.rate / (right.world_size / point.world_size)
         recovers = point.rate > left.rate and grown > 1 + TOLERANCE
         if is_low and recovers and not any(map(are_apart, (left, point, right))):
@@ -534,10 +542,10 @@ def _rate_between(left: Point, right: Point, size: int) -> float:
     return between((left.world_size, right.world_size), (left.rate, right.rate), size)
 
 
-@rule("published-ratio", "error", "both cannot be true of one table",
-      "find out which the source measured, and correct the other")  # fmt: skip
+@rule("published-ratio", "error", "both cannot be true for the same table",
+      "find out which one the source measured, and correct the other")  # fmt: skip
 def published_ratio(evidence: Evidence) -> Iterator[Finding]:
-    """A table's own column of speed-up or efficiency is not what its values give."""
+    """A table's column of speed-up or efficiency contradicts its values."""
     for series in evidence.ladders:
         speedups, efficiencies = (_column(series, names) for names in (SPEEDUPS, EFFICIENCIES))
         if max(efficiencies.values(), default=0) > LARGEST_FRACTION:
@@ -550,7 +558,7 @@ def published_ratio(evidence: Evidence) -> Iterator[Finding]:
             for size, value in published.items():
                 own = value / published.get(series.baseline, 1.0)
                 if abs(own / computed[size] - 1) > ROUNDED:
-                    text = f"its {name} over {series.baseline} is stated as {ratio(own)}, but its"
+                    text = f"the stated {name} over {series.baseline} is {ratio(own)}, but the"
                     yield in_series("published-ratio",
                                     f"{text} values give {ratio(computed[size])}", series, size,
                                     ratio=name, published=own, computed=computed[size],
@@ -564,7 +572,7 @@ def _column(series: Series, names: str) -> dict[int, float]:
 
 
 def _number(row: Row, names: str) -> float:
-    """Return what a line has in the column whose name matches; 0 where that is no number."""
+    """Return the value of the column whose name matches; 0 if it is not a number."""
     for name, value in row.details.items():
         if re.fullmatch(names, re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")):
             number = str(value).strip().removesuffix("%").removesuffix("x").strip()
@@ -572,31 +580,30 @@ def _number(row: Row, names: str) -> float:
     return 0.0
 
 
-@rule(
-    "epoch-against-run", "warning", "a run has more than its epochs, or more epochs",
-    "say which of both a speed-up is of, and find out where the rest of the run goes",
-)  # fmt: skip
+@rule("epoch-against-run", "warning", "the run does work outside its epochs, or has more of them",
+      "state which of the two a speed-up refers to, and find out where the rest of the run "
+      "goes")  # fmt: skip
 def epoch_against_run(evidence: Evidence) -> Iterator[Finding]:
-    """An epoch and the whole run of one import have other speed-ups."""
+    """An epoch and the whole run of one import have different speed-ups."""
     for part, whole in permutations((s for s in evidence.ladders if s.row.origin == "cited"), 2):
-        one, other = evidence.table(part), evidence.table(whole)
-        if one.get("metric") != "epoch_time" or one.get("metric") == other.get("metric"):
+        epochs, totals = evidence.table(part), evidence.table(whole)
+        if epochs.get("metric") != "epoch_time" or totals.get("metric") == "epoch_time":
             continue
         stated = ("path", "source", "model")
-        is_run = other.get("metric") in TIMES and part.baseline == whole.baseline
-        if not is_run or any(one.get(name) != other.get(name) for name in stated):
+        is_run = totals.get("metric") in TIMES and part.baseline == whole.baseline
+        if not is_run or any(epochs.get(name) != totals.get(name) for name in stated):
             continue
         runs = {point.world_size: point.speedup for point in whole.points}
         for size, epoch in ((point.world_size, point.speedup) for point in part.points):
             run = runs.get(size)
             if run and abs(epoch / run - 1) > ROUNDED:
-                text = f"an epoch is {ratio(epoch)} times as fast, and the whole run {ratio(run)}"
-                yield in_series("epoch-and-run", f"{text} times", part, size,
+                text = f"the speed-up of an epoch is {ratio(epoch)}, but of the run {ratio(run)}"
+                yield in_series("epoch-and-run", text, part, size,
                                 other_table=whole.case, epoch=epoch, run=run)  # fmt: skip
 
 
-@rule("impossible-line", "error", "one of its numbers is wrong, or counts something else",
-      "correct the line in the table, and import it again")  # fmt: skip
+@rule("impossible-line", "error", "one of these numbers is wrong or counts something else",
+      "correct the line, then import the table again")  # fmt: skip
 def impossible(evidence: Evidence) -> Iterator[Finding]:
     """A line of a table has more nodes than ranks, nodes for ranks, or more batch than data."""
     tables: dict[str, list[Row]] = {}
@@ -611,33 +618,32 @@ def impossible(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _faults(row: Row, rows: Sequence[Row]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yield kind, text and values of what is impossible in one of a table's lines."""
+    """Yield kind, text and values of each fault in a line of a table."""
     size, nodes, batch = row.world_size, row.num_nodes or 0, row.global_batch or 0
     ranks = counted(size, "rank")
     of_run = (row.time_s or 0) * (row.throughput_samples_per_s or 0)
     samples = round(_number(row, DATA) or of_run)
     if nodes > size:
-        text = f"{ranks} on {nodes} nodes, where each node has one at least"
+        text = f"{ranks} cannot run on {nodes} nodes: each node needs at least one"
         yield "more-nodes", text, {"size": size, "nodes": nodes}
     if 0 < samples < batch:
-        text = f"a global batch of {batch} is more than the {samples} samples of the data"
+        text = f"the global batch of {batch} is larger than the data set of {samples} samples"
         yield "small-data", text, {"batch": batch, "samples": samples}
-    # n counts nodes there, where it has as many as more ranks on fewer nodes are slower.
+    # If more ranks on fewer nodes are slower, n probably counts nodes in this line.
     larger = [other for other in rows if other.world_size > size > (other.num_nodes or size)]
     slower = [other for other in larger if nodes == size and other.rate < row.rate]
     if slower:
         many, fewer = slower[-1].world_size, slower[-1].num_nodes
-        text = f"{ranks} on as many nodes are faster than {many} on {fewer}, as where n counts"
-        yield "nodes-as-n", f"{text} nodes", {"size": size, "larger": many, "fewer": fewer}
+        text = f"{ranks} on {nodes} nodes are faster than {many} on {fewer}; n may count nodes"
+        yield "nodes-as-n", text, {"size": size, "larger": many, "fewer": fewer}
 
 
-@rule(
-    "less-accurate", "warning", "more ranks are faster and learn less, so the speed-up is "
-    "not one of the same training",
-    "quote the accuracy beside it, or compare the times to one accuracy", doubts=False,
-)  # fmt: skip
+@rule("less-accurate", "warning",
+      "more ranks train faster but learn less, so the speed-up compares different trainings",
+      "quote the accuracy with the speed-up, or compare the times to reach one "
+      "accuracy", doubts=False)  # fmt: skip
 def accuracy_falls(evidence: Evidence) -> Iterator[Finding]:
-    """The accuracy that a table gives falls from its smallest size to its largest."""
+    """The accuracy in a table falls from the smallest size to the largest."""
     for series in evidence.ladders:
         accuracies, size = _column(series, ACCURACIES), series.points[-1].world_size
         first, last = accuracies.get(series.baseline), accuracies.get(size)
@@ -646,17 +652,17 @@ def accuracy_falls(evidence: Evidence) -> Iterator[Finding]:
             yield in_series("less-accurate", text, series, size, first=first, last=last)
 
 
-@rule("duplicate-line", "error", "a line written twice is no repeat, and hides the noise",
+@rule("duplicate-line", "error", "a copied line is not a repeat, and hides the noise",
       "remove one of the lines")  # fmt: skip
 def line_twice(evidence: Evidence) -> Iterator[Finding]:
-    """A line of a table occurs twice, equal to a digit that no repeat would be."""
+    """A line of a table occurs twice, equal to a digit to which repeats would differ."""
     for series, point in evidence.points:
         if series.row.origin == "measured":
             continue
         unit = TIME_UNITS.get(str(evidence.table(series).get("unit")), 1.0)
         rows: dict[tuple[str, str], list[str]] = {}
         for row in point.rows:
-            # The value as it was written, as far as it is known.
+            # The value in the unit in which it was written.
             seconds = row.time_s or row.step_s
             value = f"{row.rate if seconds is None else seconds / unit:.12g}"
             rows.setdefault((value, str(row.details)), []).append(row.launch)

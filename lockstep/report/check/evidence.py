@@ -1,4 +1,4 @@
-"""What the rules of a check look at, how a rule is registered, and the record of what it finds."""
+"""The evidence that rules examine, the registry of rules, and the finding that a rule yields."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
 
 # Case and world size.
 Place = tuple[str, int]
-# Launches of one point vary by a few per cent; a fastest so many times the slowest is another run.
+# Launches of one point vary by a few per cent; a larger ratio of fastest to slowest is no noise.
 APART = 1.25
-# No noise and no fault makes a launch so many times as fast as another; a unit does.
+# Only a wrong unit makes one launch this many times as fast as another.
 UNIT = 100.0
-# Loss of parallel efficiency, per step, from which a cause shows.
+# Loss of parallel efficiency from one size to the next that is worth a finding.
 NOTABLE_LOSS = 0.1
 FLAGGED = "flagged"
 
 
 @dataclass(frozen=True)
 class Finding(findings.Finding):
-    """What a rule has found, and where.
+    """One finding of a rule, and where it applies.
 
     Attributes:
-        rule: The rule; it gives the level, `why` and, where the finding has none, the action.
-        why: What comes of the fact.
-        cases: Cases or tables concerned; empty where all of the launches or sizes are.
-        world_sizes: World sizes concerned; empty where all are.
-        launches: Launches concerned; empty where all are.
-        path: The file concerned, where no launch is.
-        doubts: Whether it is a warning that casts doubt on a ratio of what it touches.
+        rule: Name of the rule, which gives the level, `why` and the default action.
+        why: The consequence of the fact.
+        cases: Cases or tables concerned; empty for all of the launches or sizes.
+        world_sizes: World sizes concerned; empty for all.
+        launches: Launches concerned; empty for all.
+        path: The file concerned, if no launch is.
+        doubts: Whether it is a warning that makes a ratio of the points doubtful.
         points: The points concerned.
     """
 
@@ -55,12 +55,12 @@ class Finding(findings.Finding):
 
     @property
     def message(self) -> str:
-        """What was found, and what comes of it, in a sentence without its full stop."""
+        """Return the fact and its consequence as one sentence without a full stop."""
         return f"{self.text}: {self.why}"
 
     @property
     def where(self) -> str:
-        """Which cases, world sizes, launches or file it concerns, in words."""
+        """Return the cases, world sizes, launches or file concerned, as text."""
         cases = [f"table {case}" if self.is_table else case for case in self.cases]
         names = self.values.get("workload") or joined(cases)
         sizes = f"world size {', '.join(map(str, self.world_sizes))}" if self.world_sizes else ""
@@ -75,9 +75,9 @@ class Finding(findings.Finding):
         return plain(", ".join(filter(None, places)))
 
     def touches(self, row: Row) -> bool:
-        """Tell whether a result is concerned: by its case and world size, else by its launch.
+        """Tell whether the finding concerns a result: by case and world size, else by launch.
 
-        A point pools its launches, so what is wrong in one of them concerns all.
+        A point pools its launches, so a fault in one of them concerns all.
         """
         if not (self.cases or self.world_sizes):
             return not self.launches or row.launch in self.launches
@@ -96,7 +96,7 @@ class Finding(findings.Finding):
 
 @dataclass(frozen=True)
 class Entry:
-    """A case as its file has it, with the numbers that the file says follow from it."""
+    """A case as stored in its file, with the statistics stored with it."""
 
     launch: Launch
     case: str
@@ -105,16 +105,16 @@ class Entry:
 
     @cached_property
     def round_s(self) -> list[float]:
-        """Return each round's duration: that of its slowest rank."""
+        """Return the duration of each round (s): that of its slowest rank."""
         return metrics.slowest_rank(self.block["rank_round_s"])
 
     @property
     def point(self) -> Place:
-        """Its case and world size."""
+        """Return the case and its world size."""
         return self.case, int(self.block["world_size"])
 
     def finding(self, kind: str, text: str, **values: Any) -> Finding:
-        """Return what was found in the case, in this launch alone."""
+        """Return a finding about this case in this launch."""
         case, size = self.point
         return Finding(kind, text, values=values, cases=(case,), world_sizes=(size,),
                        launches=(self.launch.name,))  # fmt: skip
@@ -125,7 +125,7 @@ class Evidence:
     """A set of results and its series, conflicts among them included.
 
     Attributes:
-        known: The series of all rows; None where they are still to be formed.
+        known: The series of all rows; None if they are to be formed from `results`.
     """
 
     results: Results
@@ -133,7 +133,7 @@ class Evidence:
 
     @cached_property
     def series(self) -> list[Series]:
-        """Return the series of all points whose launches mean the same by their case."""
+        """Return the series of all points, except cases whose launches are in conflict."""
         if self.known is not None:
             return self.known
         mixed = [conflict for conflict in self.results.conflicts if conflict.case is not None]
@@ -156,7 +156,7 @@ class Evidence:
         return [s for s in self.series if s.row.study in studies and len(s.points) > 1]
 
     def table(self, series: Series) -> dict[str, Any]:
-        """Return what an imported table says of itself; empty where it has another name."""
+        """Return the facts stored with an imported table; empty if there are none."""
         return self.results.tables.get(series.case, {})
 
     def places(self, finding: Finding) -> frozenset[Place]:
@@ -197,7 +197,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing to look for, as `rule` registers it."""
+    """A rule as `rule` registers it."""
 
     name: str
     level: Level
@@ -208,11 +208,11 @@ class Rule:
 
     @property
     def what(self) -> str:
-        """What is looked for, in one sentence."""
+        """Return what the rule looks for, in one sentence."""
         return (self.check.__doc__ or "").strip().partition("\n")[0]
 
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
-        """Yield what is found; findings that differ in their launches alone are one."""
+        """Yield the findings; those that differ only in their launches are merged."""
         alike: dict[str, list[Finding]] = {}
         for finding in self.check(evidence):
             alike.setdefault(repr(replace(finding, launches=())), []).append(finding)
@@ -233,15 +233,15 @@ RULES: list[Rule] = []
 def rule(
     name: str, level: Level, why: str, action: str, *, doubts: bool = True
 ) -> Callable[[Callable[[Evidence], Iterator[Finding]]], Rule]:
-    """Make a rule of the function that finds, whose docstring says what it looks for.
+    """Register a function as a rule; the first line of its docstring describes the rule.
 
     Args:
         name: What `lockstep check` prints, and a gate's reasons name.
         level: An error makes the set no valid study; a warning limits what may be concluded.
-        why: What comes of it, after the fact and a colon.
-        action: What to do, after "Do: ", where a finding has no action of its own.
-        doubts: Of a warning: whether a ratio that it touches may be wrong, so that no gate judges
-            it; else it limits what may be concluded from a right one.
+        why: The consequence, printed after the fact and a colon.
+        action: What to do, printed after "Do: " unless a finding has its own action.
+        doubts: Whether a warning makes ratios of the points doubtful, so that no gate judges
+            them; otherwise it only limits what a correct ratio means.
     """
 
     def register(check: Callable[[Evidence], Iterator[Finding]]) -> Rule:
@@ -260,20 +260,23 @@ def in_series(
     action: str = "",
     **values: Any,
 ) -> Finding:
-    """Return what was found in a series, at these world sizes or at all."""
+    """Return a finding about a series, at these world sizes or at all."""
     return Finding(kind, text, action=action, values=values, cases=(series.case,),
                    world_sizes=sizes, launches=tuple(launches),
                    is_table=series.row.origin != "measured")  # fmt: skip
 
 
 def difference(conflict: Conflict) -> Finding:
-    """Return what a conflict says of its fact."""
+    """Return the finding of a conflict between launches."""
     usual, value = conflict.values
     fact, launch = conflict.fact, conflict.usual
-    kind, text = "differs", f"{fact} is {value}, and {usual} in launch {launch}"
+    kind, text = "differs", f"{fact} is {value}, but {usual} in launch {launch}"
     if conflict.is_tie:
         kind = "differ"
-        text = f"the launches differ: {fact} is {value}, and {usual} in as many, such as {launch}"
+        text = (
+            f"the launches differ: {fact} is {value} in half of them, and {usual} in the "
+            f"others, such as {launch}"
+        )
     return Finding(
         kind, text, values={"fact": fact, "value": value, "usual": usual, "launch": launch},
         cases=() if conflict.case is None else (conflict.case,), launches=conflict.launches,
@@ -282,15 +285,15 @@ def difference(conflict: Conflict) -> Finding:
 
 
 def are_apart(point: Point) -> bool:
-    """Tell whether launches of one point are no repeats of one another, so far apart they lie."""
+    """Tell whether launches of one point differ too much to be repeats of one another."""
     return max(point.rates) > APART * min(point.rates)
 
 
 def of_break(break_: "Break") -> str:
-    """Return how a curve breaks, in a sentence."""
+    """Return a sentence that describes a break of a curve."""
     below, values = break_.below, break_.values
     if break_.kind == "falls":
-        return f"throughput falls by {percent(values['change'])} % from that at {below}"
+        return f"throughput falls by {percent(values['change'])} % from {below} ranks"
     if break_.kind == "saturation":
         times = f"{break_.factor:g} times the ranks give {ratio(break_.growth)} times"
         return f"saturation: {times} the throughput at {below}"
@@ -299,7 +302,7 @@ def of_break(break_: "Break") -> str:
 
 
 def blocked(rules: Sequence[str]) -> str:
-    """Return why nothing is concluded from results that errors touch."""
+    """Return the reason why results with errors allow no conclusion."""
     return f"blocked by check: {', '.join(rules)}"
 
 

@@ -30,15 +30,15 @@ from lockstep.report.load.conflicts import BATCHES
 from lockstep.report.load.results import COPY, Results, Row
 from lockstep.report.load.sources import JOURNAL
 
-# Steps of a launch in all its timed rounds: of fewer, one late step moves the mean by a tenth.
+# Steps of a launch in all its timed rounds: with fewer, one slow step moves the mean by a tenth.
 FEWEST_STEPS = 10
-# A point with so many times the launches of another shifts what is known of the curve to itself.
+# A point with this many times the launches of another has too much weight in the curve.
 UNEVEN = 2
-# How what is missing is measured, by what began the launches.
+# The command that measures what is missing, by what started the launches.
 AGAIN = {
-    "jobs": "lockstep resume",
-    "run": "lockstep run again",
-    "pytest": "give the same command again, with --resume",
+    "jobs": "run lockstep resume",
+    "run": "run lockstep run again",
+    "pytest": "give the same command again with --resume",
 }
 LONGEST_NOTE = 90
 # A loss that falls by less than this share of what it must does not fall. Where labels are noise,
@@ -46,7 +46,7 @@ LONGEST_NOTE = 90
 STAYS = 0.1
 LOSSES = ("loss_first", "loss_last")
 FELL_BACK = "bf16-emulated"
-# Kinds of flags that rules of their own name.
+# Kinds of flags that have a rule of their own.
 OF_OTHER_RULES = {
     "unequal-threads", "oversubscribed", "loader-oversubscribed", "logged-rate", "smaller-batch",
     "other-samples", FELL_BACK,
@@ -59,15 +59,16 @@ LONGER = 1.25
 COLD, FEWEST_ROUNDS = 2.0, 6
 # Cases of equal work: a smaller difference changes no conclusion.
 NOTABLE = 1.1
-# What a record has in fields of its own, or, of the cap, in its real buckets.
+# Factors that a record holds in other fields; the real buckets stand for the cap.
 NAMED = {"workload", "precision", "local_batch", "global_batch", "bucket_cap_mb"}
-# What a case does that varies none of these.
+# Defaults of a case that does not vary these.
 USUAL = {"accumulation": 1, "no_sync": True}
 
 
-@rule("mixed-provenance", "error", "a difference between them is not one of world size",
-      "report them apart, or measure all with one image on one kind of node; until then a "
-      "report leaves them out")  # fmt: skip
+@rule("mixed-provenance", "error",
+      "a difference in speed may come from this and not from the world size",
+      "report them separately, or measure all with one image on one kind of node; until then "
+      "reports leave them out")  # fmt: skip
 def mixed_provenance(evidence: Evidence) -> Iterator[Finding]:
     """Launches differ in torch, CUDA, NCCL, driver, image or device."""
     for conflict in evidence.results.conflicts:
@@ -75,8 +76,8 @@ def mixed_provenance(evidence: Evidence) -> Iterator[Finding]:
             yield difference(conflict)
 
 
-@rule("mixed-cases", "error", "one curve would join different experiments",
-      "report them apart; until then a report leaves them out")  # fmt: skip
+@rule("mixed-cases", "error", "one curve would mix different experiments",
+      "report them separately; until then reports leave them out")  # fmt: skip
 def mixed_cases(evidence: Evidence) -> Iterator[Finding]:
     """One case name means another workload, precision or scaling in other launches."""
     for conflict in evidence.results.conflicts:
@@ -84,25 +85,25 @@ def mixed_cases(evidence: Evidence) -> Iterator[Finding]:
             yield difference(conflict)
 
 
-@rule("oversubscription", "error", "the ranks take turns, and scaling looks worse than it is",
-      "measure fewer ranks on a node, or with fewer threads each: threads_per_rank")  # fmt: skip
+@rule("oversubscription", "error",
+      "the ranks take turns on the cores, so scaling looks worse than it is",
+      "use fewer ranks per node or fewer threads per rank (threads_per_rank)")  # fmt: skip
 def oversubscription(evidence: Evidence) -> Iterator[Finding]:
     """The ranks of a host have more threads than it has cores for them."""
     return _crowded(evidence, is_training=False)
 
 
-@rule(
-    "crowded-training", "note", "the ranks take turns, which changes their times and "
-    "rates, and nothing that they learn",
-    "quote the accuracy; for a time, measure fewer ranks on a node, or fewer threads each",
-)  # fmt: skip
+@rule("crowded-training", "note",
+      "the ranks take turns on the cores, which changes times and rates but not the accuracy",
+      "quote the accuracy; to quote a time, use fewer ranks per node or fewer threads per "
+      "rank")  # fmt: skip
 def crowded_training(evidence: Evidence) -> Iterator[Finding]:
     """The ranks of a training have more threads than their host has cores for them."""
     return _crowded(evidence, is_training=True)
 
 
 def _crowded(evidence: Evidence, *, is_training: bool) -> Iterator[Finding]:
-    """Yield crowded hosts in the launches of nothing but training runs, or in all others."""
+    """Yield crowded hosts of launches that hold only training runs, or of all other launches."""
     rows = evidence.results.rows
     trained = {row.launch for row in rows if row.training}
     trained -= {row.launch for row in rows if not row.training}
@@ -120,13 +121,14 @@ def _crowded(evidence: Evidence, *, is_training: bool) -> Iterator[Finding]:
             if not (cores and isinstance(cores, int) and all(isinstance(n, int) for n in each)):
                 continue
             if (threads := sum(each)) > cores:
-                text = f"{threads} threads of ranks share {counted(cores, 'core')}"
+                text = f"the ranks run {threads} threads on {counted(cores, 'core')}"
                 values = {"host": host, "threads": threads, "cores": cores}
                 yield Finding("crowded", text, values=values, launches=(launch.name,))
 
 
-@rule("unequal-ranks", "error", "efficiency would compare strong ranks with weak ones",
-      "measure every size with one --threads-per-rank")  # fmt: skip
+@rule("unequal-ranks", "error",
+      "ranks with more threads are faster, so efficiency compares unequal ranks",
+      "measure every size with the same --threads-per-rank")  # fmt: skip
 def unequal_ranks(evidence: Evidence) -> Iterator[Finding]:
     """CPU ranks had more threads in one launch than in another."""
     for series in evidence.series:
@@ -137,18 +139,18 @@ def unequal_ranks(evidence: Evidence) -> Iterator[Finding]:
                 yield in_series("unequal-threads", text, series, threads=threads)
 
 
-@rule("no-repeat", "warning", "nothing is known of the noise, so there is no interval",
+@rule("no-repeat", "warning", "the noise between launches is unknown, so there is no interval",
       "measure at least 3 launches of every point: repeats = 3", doubts=False)  # fmt: skip
 def no_repeat(evidence: Evidence) -> Iterator[Finding]:
     """A measured point has one launch."""
     for series in evidence.measured:
         sizes = [point.world_size for point in series.points if point.num_launches == 1]
         if sizes:
-            text = f"{counted(len(sizes), 'point')} with one launch"
+            text = f"{counted(len(sizes), 'point')} with a single launch"
             yield in_series("one-launch", text, series, *sizes, count=len(sizes))
 
 
-@rule("uneven-repeats", "warning", "was one measured until it pleased?",
+@rule("uneven-repeats", "warning", "a point repeated until its result looks good is biased",
       "measure all points equally often, in turn")  # fmt: skip
 def uneven_repeats(evidence: Evidence) -> Iterator[Finding]:
     """One point of a series has more than twice the launches of another."""
@@ -164,10 +166,10 @@ def uneven_repeats(evidence: Evidence) -> Iterator[Finding]:
                             at_most=high.world_size)  # fmt: skip
 
 
-@rule("duplicate", "error", "a copy is no repeat, and makes the interval too small",
+@rule("duplicate", "error", "a copy is not a repeat, and makes the interval too small",
       "remove the copy")  # fmt: skip
 def same_twice(evidence: Evidence) -> Iterator[Finding]:
-    """A launch is given twice, or two launches hold the very same rounds."""
+    """A launch is given twice, or two launches hold identical rounds."""
     for conflict in evidence.results.conflicts:
         if conflict.fact == COPY:
             name, first = conflict.values
@@ -177,8 +179,7 @@ def same_twice(evidence: Evidence) -> Iterator[Finding]:
     for series, point in evidence.points:
         alike: dict[tuple[Any, ...], list[str]] = {}
         for row in point.rows:
-            # What a program counts may be the same each time.
-            # Equal numbers of tables, which have no spread of rounds, are rounded: 24.1 s twice.
+            # A program may report the same count each time; tables, without a spread, are rounded.
             if row.stddev_step_s is not None and not row.program:
                 spread = (row.min_step_s, row.max_step_s, row.stddev_step_s)
                 numbers = (row.rate, row.mean_step_s, *spread, row.time_s)
@@ -189,15 +190,15 @@ def same_twice(evidence: Evidence) -> Iterator[Finding]:
                 yield in_series("same-numbers", text, series, point.world_size, names=names)
 
 
-@rule("unit", "error", "no machine differs so much from itself, and every ratio is wrong",
-      "look at the units of both, and bring in or measure the wrong one again")  # fmt: skip
+@rule("unit", "error", "no machine varies this much, so every ratio is wrong",
+      "check the units of both, then import or measure the wrong one again")  # fmt: skip
 def other_unit(evidence: Evidence) -> Iterator[Finding]:
     """Launches of one point, or ranks of two sizes, differ as much as units do."""
-    ask = "is one of them in another unit, such as milliseconds for seconds?"
+    ask = "one may be in another unit, such as milliseconds instead of seconds"
     for series, point in evidence.points:
         slow, fast = _ends(point)
         if (factor := fast.rate / slow.rate) > UNIT:
-            text = f"{fast.launch} is {factor:.0f} times as fast as {slow.launch}: {ask}"
+            text = f"{fast.launch} is {factor:.0f} times as fast as {slow.launch}; {ask}"
             yield in_series("unit", text, series, point.world_size, fast=fast.launch,
                             slow=slow.launch, factor=factor)  # fmt: skip
     for series in evidence.ladders:
@@ -206,7 +207,7 @@ def other_unit(evidence: Evidence) -> Iterator[Finding]:
             low, high = sorted(each, key=each.__getitem__)
             if (factor := each[high] / each[low]) > UNIT:
                 text = f"each rank is {factor:.0f} times as fast at world size {high} as at {low}"
-                yield in_series("unit-of-size", f"{text}: {ask}", series, *each, fast=high,
+                yield in_series("unit-of-size", f"{text}; {ask}", series, *each, fast=high,
                                 slow=low, factor=factor)  # fmt: skip
 
 
@@ -216,14 +217,14 @@ def _ends(point: Point) -> tuple[Row, Row]:
     return rows[0], rows[-1]
 
 
-@rule("launches-apart", "warning", "their median describes none of them, nor does a curve",
-      "find out what differs between them, and measure the point again")  # fmt: skip
+@rule("launches-apart", "warning", "no median and no curve describes launches this different",
+      "find out what differs between them, then measure the point again")  # fmt: skip
 def disagree(evidence: Evidence) -> Iterator[Finding]:
-    """Launches of one point lie further apart than by a quarter."""
+    """Launches of one point differ by more than a quarter."""
     for series, point in evidence.points:
         slow, fast = _ends(point)
         is_unit = fast.rate > UNIT * slow.rate
-        # Of five launches or more a flag names those that are far from the others.
+        # With five launches or more, a flag names the outliers.
         is_flagged = any(flag.kind == "outlier" for flag in point.flags)
         if are_apart(point) and not (is_unit or is_flagged):
             excess = fast.rate / slow.rate - 1
@@ -232,8 +233,8 @@ def disagree(evidence: Evidence) -> Iterator[Finding]:
                             slow=slow.launch, excess=excess)  # fmt: skip
 
 
-@rule("shared-gpu", "error", "the ranks take turns, and more ranks look slower than they are",
-      "give each rank a GPU of its own")  # fmt: skip
+@rule("shared-gpu", "error", "the ranks take turns on it, so more ranks look slower than they are",
+      "give each rank its own GPU")  # fmt: skip
 def shared_gpu(evidence: Evidence) -> Iterator[Finding]:
     """Two ranks of a launch computed on one GPU."""
     for launch in evidence.results.launches:
@@ -244,75 +245,75 @@ def shared_gpu(evidence: Evidence) -> Iterator[Finding]:
                 gpus.setdefault(place, []).append(rank.get("rank"))
         for (host, gpu), ranks in gpus.items():
             if len(ranks) > 1:
-                text = f"ranks {joined(ranks)} are on one GPU, {gpu}"
+                text = f"ranks {joined(ranks)} share GPU {gpu}"
                 values = {"host": host, "gpu": gpu, "ranks": ranks}
                 yield Finding("shared-gpu", text, values=values, launches=(launch.name,))
 
 
-@rule("too-few-steps", "warning", "one late step changes the result",
-      "measure with more rounds: rounds in the campaign", doubts=False)  # fmt: skip
+@rule("too-few-steps", "warning", "one slow step changes the result",
+      "measure more rounds (rounds in the campaign)", doubts=False)  # fmt: skip
 def too_few_steps(evidence: Evidence) -> Iterator[Finding]:
-    """A launch times fewer steps than say something about a step."""
+    """A launch times fewer than ten steps."""
     for series in evidence.measured:
         few: dict[int, int] = {}
         for row in (row for point in series.points for row in point.rows):
-            # A run of a program is no step, and others' benchmarks do not count in steps.
+            # Runs of a program and benchmarks of others do not count steps.
             steps = 0 if row.program else (row.rounds or 0) * (row.steps_per_round or 0)
             if 0 < steps < FEWEST_STEPS:
                 few[row.world_size] = min(steps, few.get(row.world_size, steps))
         if few:
             steps_of_few = sorted(set(few.values()))
-            text = f"timed steps of a launch: {joined(steps_of_few)}, fewer than {FEWEST_STEPS}"
+            text = f"a launch times only {joined(steps_of_few)} steps, fewer than {FEWEST_STEPS}"
             yield in_series(
                 "few-steps", text, series, *few, steps=steps_of_few, fewest=FEWEST_STEPS
             )
 
 
-@rule("unfinished-launch", "error", "what failed last may be what is slow",
-      "begin it again: it goes on where it stopped")  # fmt: skip
+@rule("unfinished-launch", "error", "the missing cases may be the slow ones",
+      "start it again; it continues where it stopped")  # fmt: skip
 def unfinished(evidence: Evidence) -> Iterator[Finding]:
     """A launch ended before all of its cases were measured, skipped or failed."""
     results, by = evidence.results, _began(evidence.results)
     missed = [gap for gap in gaps.gaps(results) if gap.kind == "no-result"]
     for launch in results.launches:
         cases = [_pooled(gap.case, results) for gap in missed if gap.launch == launch.name]
-        # Of what failed, its own rule speaks.
+        # Failed cases have their own rule.
         if not launch.complete and (cases or not launch.facts.get("failed")):
             expected = len(launch.facts.get("expected") or []) or launch.num_cases
             held = expected - len(cases)
             size = launch.facts.get("world_size") if cases else None
-            yield Finding("early-end", f"ended early, with {held} of {counted(expected, 'case')}",
-                          action=f"{AGAIN[by]}: it goes on where it stopped",
+            yield Finding("early-end", f"the launch ended early, with {held} of "
+                                       f"{counted(expected, 'case')}",
+                          action=f"{AGAIN[by]}; it continues where it stopped",
                           values={"held": held, "expected": expected, "by": by}, cases=tuple(cases),
                           world_sizes=(size,) if size else (), launches=(launch.name,))  # fmt: skip
 
 
-@rule(
-    "journal-only", "warning", "what its session wrote at its end is not what is there",
-    "find out what became of the file; keep the journal, it holds all cases", doubts=False,
-)  # fmt: skip
+@rule("journal-only", "warning", "the file that the session wrote at its end was lost or changed",
+      "find out what happened to the file; keep the journal, which holds all cases",
+      doubts=False)  # fmt: skip
 def journal_only(evidence: Evidence) -> Iterator[Finding]:
-    """A launch reached its end, and yet was read from its journal."""
+    """A launch reached its end, but was read from its journal."""
     for launch in evidence.results.launches:
         is_whole = launch.complete and not launch.contradictions
         if is_whole and launch.path.name == JOURNAL:
-            text = "its result.json is missing, cut short or older, so its journal was read"
+            text = "result.json is missing, truncated or too old, so the journal was read"
             yield Finding("from-journal", text, launches=(launch.name,))
 
 
-@rule("journal-contradicts", "error", "both come from one measurement, so one was changed",
-      "put back the file that was changed, or measure the launch again")  # fmt: skip
+@rule("journal-contradicts", "error", "both come from one measurement, so one of them was changed",
+      "restore the file that was changed, or measure the launch again")  # fmt: skip
 def journal_contradicts(evidence: Evidence) -> Iterator[Finding]:
-    """A launch's result.json holds other numbers or cases than the journal.jsonl beside it."""
+    """A launch's result.json holds other numbers or cases than its journal.jsonl."""
     for launch in evidence.results.launches:
         for case, (result, journal) in list(launch.contradictions.items())[:1]:
-            text = f"of {case or 'the launch'} its result.json has {result}, and its journal.jsonl,"
-            yield Finding("contradicted", f"{text} which was read, {journal}",
+            text = f"{case or 'the launch'} has {result} in result.json, but {journal} in"
+            yield Finding("contradicted", f"{text} journal.jsonl, which is used",
                           launches=(launch.name,),
                           values={"case": case, "result": result, "journal": journal})  # fmt: skip
 
 
-@rule("unreadable-launch", "error", "its points are left out of every number",
+@rule("unreadable-launch", "error", "its results are left out of all numbers",
       "restore the file, or measure the launch again")  # fmt: skip
 def unreadable(evidence: Evidence) -> Iterator[Finding]:
     """A launch of the campaign, a case of a launch or a training run cannot be read."""
@@ -321,7 +322,7 @@ def unreadable(evidence: Evidence) -> Iterator[Finding]:
     for unread in results.unread:
         launch = launches.get(unread.path.parent) if unread.case else None
         plan = results.plans.get(sources.campaign_folder(unread.path), {}).get("launches", [])
-        planned = {str(one.get("name")): one.get("world_size") for one in plan}
+        planned = {str(entry.get("name")): entry.get("world_size") for entry in plan}
         size = unread.world_size or planned.get(unread.path.parent.name)
         size = launch.facts.get("world_size") if launch else size
         yield Finding(
@@ -331,32 +332,32 @@ def unreadable(evidence: Evidence) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-@rule("failed-case", "error", "the cases that are left may look better than all of them",
-      "mend its cause, then begin it again")  # fmt: skip
+@rule("failed-case", "error", "the remaining cases may look better than all of them would",
+      "fix the cause, then start it again")  # fmt: skip
 def failed(evidence: Evidence) -> Iterator[Finding]:
     """A case failed."""
-    action = f"mend its cause, then {AGAIN[_began(evidence.results)]}"
+    action = f"fix the cause, then {AGAIN[_began(evidence.results)]}"
     for gap in gaps.gaps(evidence.results):
         if gap.kind == "failed":
             yield _gap(gap, f"failed: {gap.reason}", action, evidence.results)
 
 
-@rule("missing-case", "error", "points left out without a reason may be the bad ones",
-      "begin it again: that measures what is missing")  # fmt: skip
+@rule("missing-case", "error", "points missing without a reason may be the bad ones",
+      "start it again, which measures what is missing")  # fmt: skip
 def missing(evidence: Evidence) -> Iterator[Finding]:
-    """A case or a launch was planned and there is nothing of it."""
+    """A case or a launch was planned, but has no result."""
     ended_early = {launch.name for launch in evidence.results.launches if not launch.complete}
-    action = f"{AGAIN[_began(evidence.results)]}: it measures what is missing"
+    action = f"{AGAIN[_began(evidence.results)]}, which measures what is missing"
     for gap in gaps.gaps(evidence.results):
         if gap.kind != "failed" and gap.can_be_filled and gap.launch not in ended_early:
-            text = "expected, but the launch holds no result"
+            text = "the case was expected, but the launch has no result for it"
             if gap.kind == "not-run":
-                text = "the launch was planned and left no result"
+                text = "the launch was planned, but has no result"
             yield _gap(gap, text, action, evidence.results)
 
 
 def _gap(gap: gaps.Gap, text: str, action: str, results: Results) -> Finding:
-    """Return a gap; that of a training concerns all that it would be pooled with."""
+    """Return the finding of a gap; one of a training run concerns all runs pooled with it."""
     return Finding(gap.kind, text, action=action,
                    values={"reason": gap.reason, "by": _began(results)},
                    cases=(_pooled(gap.case, results),) if gap.case else (), launches=(gap.launch,),
@@ -369,35 +370,36 @@ def _pooled(case: str | None, results: Results) -> str:
 
 
 def _began(results: Results) -> str:
-    """Return what began the launches: jobs, a campaign's run, or pytest alone."""
+    """Return what started the launches: `jobs`, `run` for a campaign, or `pytest`."""
     if any((folder / sources.JOBS).is_dir() for folder in results.plans):
         return "jobs"
     return "run" if results.plans else "pytest"
 
 
-@rule("precision-fell-back", "error", "the label names a speed that this hardware does not have",
-      "leave the case out, or measure where the precision exists")  # fmt: skip
+@rule("precision-fell-back", "error",
+      "the label names a precision that this hardware does not have",
+      "leave the case out, or measure on hardware that has this precision")  # fmt: skip
 def fell_back(evidence: Evidence) -> Iterator[Finding]:
-    """A case was computed in another precision than the one asked for."""
+    """A case was computed in another precision than requested."""
     for series, point in evidence.points:
         row, size = point.rows[0], point.world_size
         asked = row.factors.get("precision")
         flag = next((flag for flag in point.flags if flag.kind == FELL_BACK), None)
-        # A test of a user's own may vary a precision that it does not record.
+        # A user's own test may vary a precision that it does not record.
         used = row.checks.get("precision", row.precision)
         if used is not None and (asked not in (None, used) or used != row.precision):
             wanted = asked or row.precision
-            text = f"{wanted} was asked for, {used} was computed"
+            text = f"{wanted} was requested, but {used} was used"
             yield in_series("other-precision", text, series, size, asked=wanted, used=used)
         elif flag:
             yield in_series("flag", str(flag), series, size, flag=str(flag))
 
 
-@rule("other-samples", "error", "throughput is counted in samples, and is wrong by as much",
-      "give samples= the local batch, as a number: len() of a pair or a dict is that of its "
-      "parts; then measure again")  # fmt: skip
+@rule("other-samples", "error", "throughput counts samples, so it is wrong by the same factor",
+      "pass the local batch as samples= (len() of a pair or a dict counts its parts), then measure "
+      "again")  # fmt: skip
 def other_samples(evidence: Evidence) -> Iterator[Finding]:
-    """A step of a user's own was said to take other samples than its batch holds."""
+    """A user's own step states another number of samples than its batch holds."""
     for series, point in evidence.points:
         for flag in point.flags:
             if flag.kind == "other-samples":
@@ -405,10 +407,11 @@ def other_samples(evidence: Evidence) -> Iterator[Finding]:
                 yield in_series("flag", text, series, size, flag=text, **flag.values)
 
 
-@rule("duplicate-buckets", "warning", "a difference between them is noise",
-      "keep one of them, or choose sizes below the model's gradients", doubts=False)  # fmt: skip
+@rule("duplicate-buckets", "warning", "any difference between them is noise",
+      "keep one of them, or choose sizes smaller than the model's gradients",
+      doubts=False)  # fmt: skip
 def same_buckets(evidence: Evidence) -> Iterator[Finding]:
-    """Two bucket sizes gave DDP the very same buckets."""
+    """Two bucket sizes gave DDP identical buckets."""
     curves = [curve for curve in evidence.measured if curve.row.study == "bucket"]
     for workload, caps, sizes in equal_buckets(curves):
         yield Finding(
@@ -418,27 +421,29 @@ def same_buckets(evidence: Evidence) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-@rule("above-peak", "error", "no device does that: operations, time or peak are wrong",
-      "look at the FLOP of a sample, the device's name and the clock")  # fmt: skip
+@rule("above-peak", "error",
+      "no device exceeds its peak, so the operations, the time or the peak is wrong",
+      "check the FLOP per sample, the device's name and the clock")  # fmt: skip
 def above_peak(evidence: Evidence) -> Iterator[Finding]:
-    """More floating point operations per second than the device has."""
+    """The FLOP rate is above the device's peak."""
     for series, point in evidence.points:
         factor = max((row.mfu for row in point.rows if row.mfu is not None), default=0.0)
         if factor > 1:
-            text = f"{factor:.2f} times the datasheet peak"
+            text = f"the FLOP rate is {factor:.2f} times the datasheet peak"
             yield in_series("over-peak", text, series, point.world_size, factor=factor)
 
 
-@rule("wrong-result", "error", "a fast wrong case is a failed case", "mend it and measure again")
+@rule("wrong-result", "error", "a fast case with a wrong result is a failed case",
+      "fix it and measure again")  # fmt: skip
 def wrong_result(evidence: Evidence) -> Iterator[Finding]:
-    """A check of the result, made outside the timed region, did not hold, or the loss rose."""
+    """A check of the result, made outside the timed region, failed, or the loss rose."""
     for series, point in evidence.points:
         for row in point.rows:
             checks, place = row.checks, (series, point.world_size)
             names = listed(sorted(name for name, held in checks.items() if held is False))
             launches = (row.launch,)
             if names:
-                text = f"{names} did not hold"
+                text = f"the check of {names} failed"
                 yield in_series("check-failed", text, *place, launches=launches, names=names)
             if any(checks.get(name, 0.0) is None for name in LOSSES):
                 text = "the loss is NaN or infinite"
@@ -449,8 +454,8 @@ def wrong_result(evidence: Evidence) -> Iterator[Finding]:
                 yield in_series("loss-rose", text, *place, launches=launches)
 
 
-@rule("loss-stays", "warning", "that size does not train what the others do",
-      "look at its learning rate and at how its gradients are averaged")  # fmt: skip
+@rule("loss-stays", "warning", "training does not progress at this size as it does at others",
+      "check the learning rate and how gradients are averaged")  # fmt: skip
 def loss_stays(evidence: Evidence) -> Iterator[Finding]:
     """The loss hardly falls at one size in the steps in which it falls at others."""
     for series in evidence.measured:
@@ -468,10 +473,10 @@ def loss_stays(evidence: Evidence) -> Iterator[Finding]:
                 ),
                 default=(0.0, size),
             )
-            # What rises is a wrong result.
+            # A loss that rises is a wrong result.
             if 0 <= first - last < STAYS * least:
                 other_first, other_last, _ = known[other]
-                text = f"the loss goes from {first:.4g} to {last:.4g}, and at world size {other}"
+                text = f"the loss goes from {first:.4g} to {last:.4g}, but at world size {other}"
                 yield in_series("loss-stays", f"{text} from {other_first:.4g} to {other_last:.4g}",
                                 series, size, first=first, last=last, other=other,
                                 other_first=other_first, other_last=other_last)  # fmt: skip
@@ -487,25 +492,25 @@ def _losses(rows: list[Row]) -> tuple[float, float] | None:
     return first, last
 
 
-@rule(FLAGGED, "warning", "a flagged point is no evidence for a proposal",
-      "remove the cause and measure the point again")  # fmt: skip
+@rule(FLAGGED, "warning", "a flagged point is not valid evidence for a proposal",
+      "remove the cause, then measure the point again")  # fmt: skip
 def flagged(evidence: Evidence) -> Iterator[Finding]:
-    """A result carries a flag that no other rule speaks of."""
+    """A result has a flag that no other rule covers."""
     for series, point in evidence.points:
         for flag in point.flags:
             if flag.kind not in OF_OTHER_RULES:
                 text, names = str(flag), [row.launch for row in point.rows if flag in row.flags]
-                # Flags in an older file's words alone are each of their own kind.
+                # In older files a flag is only a sentence, which is then its kind.
                 kind = text if flag.kind == "note" else flag.kind
                 finding = in_series("flag", text, series, point.world_size, launches=names,
                                     flag=text, flag_kind=kind)  # fmt: skip
                 yield replace(finding, doubts=flag.kind in SYSTEMATIC)
 
 
-@rule("not-measured", "error", "what is hoped for must not be mixed with what was measured",
-      "keep targets in a file of their own, and measure")  # fmt: skip
+@rule("not-measured", "error", "targets must not be mixed with measurements",
+      "keep targets in their own file, and measure")  # fmt: skip
 def not_measured(evidence: Evidence) -> Iterator[Finding]:
-    """A table holds what was expected or aimed at."""
+    """A table holds expectations or targets."""
     for series in evidence.series:
         if series.row.origin == "target":
             notes = evidence.table(series).get("notes") or [""]
@@ -516,38 +521,39 @@ def not_measured(evidence: Evidence) -> Iterator[Finding]:
 @rule("ranks-missing", "error", "a round lasts as long as its slowest rank, which may be missing",
       "rebuild the file from its journal, or measure again")  # fmt: skip
 def ranks_missing(evidence: Evidence) -> Iterator[Finding]:
-    """A case holds the rounds of more or fewer ranks than it ran on."""
+    """A case has rounds of more or fewer ranks than it ran on."""
     for entry in evidence.entries:
         held, size = len(entry.block["rank_round_s"]), entry.block["world_size"]
-        # A program's runs are timed from outside, by one clock.
+        # Runs of a program are timed from outside by one clock.
         if held != size and "command" not in entry.block.get("details", {}):
-            text = f"it holds the rounds of {counted(held, 'rank')}, but ran on {size}"
+            text = f"the case has rounds of {counted(held, 'rank')}, but ran on {size}"
             yield entry.finding("ranks-missing", text, held=held, size=size)
 
 
-@rule("alone-longer", "error", "the part cannot take longer than the whole, so one time is wrong",
+@rule("alone-longer", "error",
+      "a part cannot take longer than the whole, so one of the times is wrong",
       "measure the case again")  # fmt: skip
 def alone_longer(evidence: Evidence) -> Iterator[Finding]:
     """A step without communication takes longer than the whole step, beyond all its rounds."""
     for entry in evidence.entries:
         details = entry.block.get("details", {})
-        # The fastest step: a neighbour may slow the steps alone, which come after the rounds.
+        # The fastest step counts: other jobs may slow these steps, which run after the rounds.
         steps = details.get("rank_variant_s", {}).get("own") or details.get("rank_alone_s")
         alone = list(map(min, steps or [])) or details.get("alone_step_s")
         step_s = max(entry.round_s) / entry.block["steps_per_round"]
         if entry.block["world_size"] > 1 and alone and (alone_s := min(alone)) > LONGER * step_s:
-            text = f"the step without communication takes {in_ms(alone_s)} ms, longer than the"
-            text = f"{text} longest whole step, {in_ms(step_s)} ms"
+            text = f"the step without communication takes {in_ms(alone_s)} ms, but the longest"
+            text = f"{text} whole step takes {in_ms(step_s)} ms"
             yield entry.finding("alone-longer", text, alone_s=alone_s, step_s=step_s)
 
 
-@rule("launch-disagrees", "error", "one of them names another experiment",
-      "find out which is true, and measure the other again")  # fmt: skip
+@rule("launch-disagrees", "error", "one of the two belongs to another experiment",
+      "find out which is right, and measure the other again")  # fmt: skip
 def launch_disagrees(evidence: Evidence) -> Iterator[Finding]:
     """A case names another world size or number of hosts than its launch."""
     for entry in evidence.entries:
         block, facts, ranked = entry.block, entry.launch.facts, entry.launch.named_hosts
-        # Nodes may share one host name; who launched the ranks knows how many nodes there were.
+        # Nodes may share one host name; the launcher knows the number of nodes.
         known = {
             "world_size": (block.get("world_size"), facts.get("world_size")),
             "num_nodes": (block.get("num_nodes"), facts.get("num_nodes") or len(ranked) or None),
@@ -558,14 +564,14 @@ def launch_disagrees(evidence: Evidence) -> Iterator[Finding]:
             known["hosts"] = (sorted(own), sorted(ranked))
         for fact, (value, of_launch) in known.items():
             if of_launch is not None and value != of_launch:
-                text = f"its {fact} is {_text(value)}, but its launch has {_text(of_launch)}"
+                text = f"{fact} is {_text(value)} in the case, but {_text(of_launch)} in its launch"
                 yield entry.finding(
                     "launch-disagrees", text, fact=fact, value=value, known=of_launch
                 )
     for launch in evidence.results.launches:
         ranks, size = len(launch.ranks), launch.facts.get("world_size")
         if ranks and size and ranks != size:
-            text = f"it lists {counted(ranks, 'rank')}, but its world size is {size}"
+            text = f"the launch lists {counted(ranks, 'rank')}, but its world size is {size}"
             values = {"ranks": ranks, "size": size}
             yield Finding("ranks-listed", text, values=values, launches=(launch.name,))
 
@@ -574,8 +580,8 @@ def _text(value: Any) -> str:
     return joined(value) if isinstance(value, list) else str(value)
 
 
-@rule("cold-start", "warning", "the mean and the cost hold what happens once",
-      "measure with more warm-up rounds: warmup_rounds in the campaign", doubts=False)  # fmt: skip
+@rule("cold-start", "warning", "the mean and the cost include what happens only once",
+      "measure with more warm-up rounds (warmup_rounds in the campaign)", doubts=False)  # fmt: skip
 def cold_start(evidence: Evidence) -> Iterator[Finding]:
     """The first round is the longest by far in every launch of a point."""
     points: dict[tuple[str, int], list[list[float]]] = {}
@@ -591,15 +597,15 @@ def cold_start(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("cold-start", text, values=values, cases=(case,), world_sizes=(size,))
 
 
-@rule("identical-work", "warning", "what separates them is no setting, and no effect of one",
-      "measure with more warm-up rounds, and trust no smaller difference between cases",
-      doubts=False)  # fmt: skip
+@rule("identical-work", "warning", "the difference is not an effect of a setting",
+      "measure with more warm-up rounds, and ignore smaller differences between "
+      "cases", doubts=False)  # fmt: skip
 def identical_work(evidence: Evidence) -> Iterator[Finding]:
-    """Cases of the same launches do identical work, and one takes longer beyond chance.
+    """Cases of the same launches do identical work, but one takes significantly longer.
 
-    Work is equal where the gradient buckets are known and equal, and all else that a step does.
-    Each launch that holds both cases gives one ratio of median steps; what slows a launch as a
-    whole is in both. The factor is their geometric mean.
+    Work is identical where the gradient buckets are known and equal, and all else of a step is.
+    Each launch that holds both cases gives one ratio of median steps, so that what slows a whole
+    launch cancels. The factor is the geometric mean of the ratios.
     """
     # World size and work -> case -> launch -> row.
     alike: dict[tuple[int, str], dict[str, dict[str, Row]]] = {}
@@ -619,7 +625,7 @@ def identical_work(evidence: Evidence) -> Iterator[Finding]:
             launches = tuple(name for name in first if name in second)
             ratios = [(first[name].step_s or 1) / (second[name].step_s or 1) for name in launches]
             units = replicates.independent([first[name] for name in launches], ratios)
-            # So many pairs are looked at that one of them lies outside its own 95 % by chance.
+            # Corrected for the number of pairs (Bonferroni).
             interval = log_interval(units, 1 - (1 - CONFIDENCE) / len(pairs))
             if interval is None:
                 continue

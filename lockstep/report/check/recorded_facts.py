@@ -1,10 +1,8 @@
 """The rules about what is recorded of launches and cases: equal within a series, or listed here.
 
 Every fact of a record is compared over the launches of a series, at all world sizes, unless
-`MAY_DIFFER` gives a reason why it may differ. A fact has the path that it has in a result; what is
-listed stands for all below it.
-
-Rules about the jobs and the order in time of the repeats of points.
+`MAY_DIFFER` gives a reason why it may differ. A fact is named by its path in a result; a listed
+path includes all below it. Other rules here are about the jobs and the order of repeats.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +29,7 @@ from lockstep.report.load.results import Launch
 
 RANKS, DETAILS = "provenance.ranks", "case.details"
 TELEMETRY = f"{DETAILS}.telemetry"
-# What a device is set to, not what comes of the work.
+# Clocks to which a device is set; they do not follow from the load.
 CLOCKS = ("sm_clock_mhz", "memory_clock_mhz", "power_limit_w")
 
 
@@ -39,7 +37,7 @@ def _below(path: str, names: str) -> tuple[str, ...]:
     return tuple(f"{path}.{name}" for name in names.split())
 
 
-# Why facts are not compared here -> these facts.
+# Reason why facts are not compared here -> these facts.
 MAY_DIFFER: dict[str, tuple[str, ...]] = {
     "another rule, or another part of this one, compares it": (
         "world_size", "num_nodes", "rounds", "expected", "failed", "complete", "in_flight",
@@ -63,29 +61,29 @@ MAY_DIFFER: dict[str, tuple[str, ...]] = {
         *_below("provenance.environment", "NCCL_COMM_ID NCCL_HOSTID"),
         f"{DETAILS}.command.line", *_below("case.training", "checkpoints steps_file"),
     ),
-    "it is drawn anew for each launch, so that no order and no seed is always the same": (
+    "it is drawn anew for each launch, so that order and seed vary": (
         *("order_seed", "provenance.seed", f"{DETAILS}.order_seed"),
         *_below("case", "position training.seed factors.seed"),
     ),
-    "it is a form of the file": ("schema", "case.schema"),
-    # What a session was started with beside; of it the record has what a case was measured with.
-    "a case's own record has what of it counts": (
+    "it describes the file format": ("schema", "case.schema"),
+    # How a session was started; the record of a case holds what it was measured with.
+    "the record of a case holds the part that matters": (
         "measured_with", "studies", "provenance.dropped_environment",
         *_below(DETAILS, "ignored command.over command.metrics input"),
     ),
-    "the digest of the image says which it is": ("provenance.image_path",),
-    "nothing is timed by it": _below("provenance", "pytest pytest_benchmark"),
-    "a job numbers its devices as it got them": ("provenance.environment.CUDA_VISIBLE_DEVICES",),
-    "a processor's clock follows from how many of its cores are busy": (
+    "the digest identifies the image": ("provenance.image_path",),
+    "it does not affect the timing": _below("provenance", "pytest pytest_benchmark"),
+    "a job numbers the devices that it was given": ("provenance.environment.CUDA_VISIBLE_DEVICES",),
+    "a processor's clock depends on the number of busy cores": (
         f"{TELEMETRY}.cpu_frequency_mhz",
     ),
-    "it follows from where the ranks lie": _below(
+    "it depends on the placement of ranks": _below(
         "provenance.transport", "adapters transports links"
     ),
-    "it follows from the settings of DDP and the order in which gradients are ready": (
+    "it depends on the settings of DDP and the order in which gradients are ready": (
         f"{DETAILS}.bucket_bytes",
     ),
-    "it follows from the global batch": _below("case.training", "lr samples_per_epoch"),
+    "it depends on the global batch": _below("case.training", "lr samples_per_epoch"),
     "it is measured": (
         *_below("case", "peak_memory_bytes peak_reserved_bytes training.rows "
                 "training.best_accuracy training.time_to_target_s"),
@@ -96,24 +94,23 @@ MAY_DIFFER: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 LISTED = frozenset(name for names in MAY_DIFFER.values() for name in names)
-# Of these what is not there is not set; else it is unknown, and differs from nothing.
+# Facts absent here are "not set"; other absent facts are unknown and not compared.
 SETTINGS = ("provenance.environment", "case.factors", f"{DETAILS}.ddp_settings")
 # Variables that name a file of the launch.
 OF_A_FILE = "_FILE"
-# Sizes measured so far apart did not share the state of a machine.
+# Sizes measured further apart in time did not share the state of the machine.
 FAR_APART = timedelta(hours=12)
 
 Facts = dict[str, str]
 
 
-@rule(
-    "circumstances", "warning", "it may be the cause of a difference between them",
-    "measure all sizes in turn, on the same hosts, with one commit and the same settings",
-)  # fmt: skip
+@rule("circumstances", "warning", "this may be the cause of a difference in speed",
+      "measure all sizes in turn, on the same hosts, with one commit and the same "
+      "settings")  # fmt: skip
 def circumstances(evidence: Evidence) -> Iterator[Finding]:
-    """What is recorded differs at a size or in a launch: host, date, commit, setting, clock.
+    """A recorded fact differs at a size or in a launch: host, date, commit, setting, clock.
 
-    All that is recorded is compared, but for what `--rules --json` lists with its reason.
+    All recorded facts are compared except those that `--rules --json` lists with a reason.
     """
     launches = evidence.results.launches
     entries = {(entry.launch.name, *entry.point): entry for entry in evidence.entries}
@@ -130,15 +127,15 @@ def circumstances(evidence: Evidence) -> Iterator[Finding]:
         yield from _odd_entries(own, known)
         for name in CLOCKS:
             yield from _other_gauge(series, name)
-    # Files of pytest-benchmark's that are taken for repeats.
+    # Files of pytest-benchmark that were taken for repeats.
     for series, point in ((own, p) for own in evidence.measured for p in own.points):
         known = [about.get(row.launch, {}) for row in point.rows]
         for fact in dict.fromkeys(name for facts_of_file in known for name in facts_of_file):
             values = list(dict.fromkeys(each[fact] for each in known if fact in each))
             if len(values) > 1:
-                text = f"its files are no repeats but a history: {fact} is {joined(values)}"
-                action = "compare two of them, lockstep compare A B, or name those of one " \
-                         "commit and host"  # fmt: skip
+                text = f"its files are not repeats: {fact} varies: {joined(values)}"
+                action = ("compare two of them with lockstep compare A B, or give "
+                          "only those of one commit and host")  # fmt: skip
                 size = point.world_size
                 yield in_series(
                     "history", text, series, size, action=action, fact=fact, found=values
@@ -147,11 +144,11 @@ def circumstances(evidence: Evidence) -> Iterator[Finding]:
 
 
 def flat(value: Any, path: str = "") -> Facts:
-    """Return the facts below a path that are not listed, each as text."""
+    """Return the facts below a path, except those of `MAY_DIFFER`, as text by full path."""
     if path in LISTED or path.endswith(OF_A_FILE) or value is None:
         return {}
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-        # Of ranks, the values of all of them.
+        # A list of ranks: the values of all ranks.
         names = dict.fromkeys(name for rank in value for name in rank)
         value = {name: sorted({str(rank.get(name)) for rank in value}) for name in names}
     if isinstance(value, dict):
@@ -162,13 +159,13 @@ def flat(value: Any, path: str = "") -> Facts:
     if isinstance(value, list):
         is_text = value and all(isinstance(item, str) for item in value)
         return {path: ", ".join(value)} if is_text else {}
-    # To as many digits as a report shows: a node has a few kilobytes more than the next.
+    # Three digits, as in reports: memory sizes of equal nodes differ by a few kilobytes.
     is_amount = isinstance(value, float) or (isinstance(value, int) and path.endswith("_bytes"))
     return {path: f"{value:.3g}" if is_amount else str(value)}
 
 
 def _odd_entries(entries: Sequence[Entry], known: Sequence[Facts]) -> Iterator[Finding]:
-    """Yield the launches of a series in which a fact is not what it is in most."""
+    """Yield the launches of a series in which a fact differs from that of most launches."""
 
     def sizes(pairs: Sequence[tuple[Entry, str]]) -> list[int]:
         return sorted({entry.point[1] for entry, _ in pairs})
@@ -185,13 +182,13 @@ def _odd_entries(entries: Sequence[Entry], known: Sequence[Facts]) -> Iterator[F
             value, usually, at = odd[0][1], usual[0][1], joined(sizes(odd))
             values = {"value": value, "usual": usually, "sizes": sizes(odd), "fact": fact}
             kind, where = "circumstance", odd
-            text = f"{fact} is {value} at world size {at}, and {usually} in most launches"
+            text = f"{fact} is {value} at world size {at}, but {usually} in most launches"
             if len(usual) == len(odd):
                 kind, where = "circumstances-differ", [*usual, *odd]
                 values["usual_sizes"] = sizes(usual)
                 text = f"the launches differ: {fact} is {usually} at world size"
                 text = f"{text} {joined(sizes(usual))}, and {value} in as many at {at}"
-            # What a launch has is so in all of its cases.
+            # A fact of a launch holds for all of its cases.
             is_of_case = path.startswith("case.")
             yield Finding(
                 kind, text, values=values, cases=(where[0][0].case,) if is_of_case else (),
@@ -201,10 +198,9 @@ def _odd_entries(entries: Sequence[Entry], known: Sequence[Facts]) -> Iterator[F
 
 
 def _other_cores(entries: Sequence[Entry]) -> dict[str, Facts]:
-    """Return each launch's cores of a rank, where they differ otherwise than launchers share them.
+    """Return the cores per rank of each launch, where no usual way of sharing cores explains them.
 
-    Launchers give each rank as many at every size, or each all that its host has, or bind the ranks
-    of a host to equal parts of these.
+    Launchers give each rank a fixed number, or all cores of its host, or an equal part of these.
     """
     shares = {}
     for launch in {entry.launch.name: entry.launch for entry in entries}.values():
@@ -220,9 +216,9 @@ def _other_cores(entries: Sequence[Entry]) -> dict[str, Facts]:
 
 
 def _other_gauge(series: Series, name: str) -> Iterator[Finding]:
-    """Yield the sizes at which all ranks' means lie beyond those of all ranks elsewhere.
+    """Yield the sizes at which the means of all ranks lie outside those of all other sizes.
 
-    Of utilisation, and of two sizes, the lower one: more ranks wait for one another more.
+    For utilisation, and with two sizes, only lower means count: more ranks wait more.
     """
     means: dict[int, list[float]] = {}
     for row in (row for point in series.points for row in point.rows):
@@ -238,26 +234,26 @@ def _other_gauge(series: Series, name: str) -> Iterator[Finding]:
         is_high = len(means) > 2 and (1 - NOTABLE_LOSS) * min(own) > max(others)
         if is_low or (is_high and name in CLOCKS):
             value, usual = median(own), median(others)
-            text = f"{name} is {value:.3g}, and {usual:.3g} at the other sizes"
+            text = f"{name} is {value:.3g}, but {usual:.3g} at the other sizes"
             yield in_series("gauge", text, series, size, fact=name, value=value, usual=usual)
 
 
 def _far_from_others(launches: Sequence[Launch]) -> Iterator[Finding]:
-    """Yield the sizes that share no host with any other, or began far from all; of two, the larger.
+    """Yield the sizes that share no host with another size, or began far from all others in time.
 
-    Far apart in time they did not share the state of a machine.
+    With two sizes, only the larger is named.
     """
     sizes: dict[int, list[Launch]] = {}
     for launch in launches:
         sizes.setdefault(int(launch.facts.get("world_size") or 0), []).append(launch)
-    hosts = {size: {h for one in own for h in one.named_hosts} for size, own in sizes.items()}
-    times = {size: [t for one in own if (t := begun(one))] for size, own in sizes.items()}
+    hosts = {size: {h for run in own for h in run.named_hosts} for size, own in sizes.items()}
+    times = {size: [t for run in own if (t := begun(run))] for size, own in sizes.items()}
     chosen = sorted(sizes)[len(sizes) == 2 :]
     for size in chosen:
         others = {host for other in sizes if other != size for host in hosts[other]}
         if hosts[size] and others and not hosts[size] & others:
             own, theirs = sorted(hosts[size]), sorted(others)
-            text = f"its ranks ran on {joined(own)}, those of the other sizes on {joined(theirs)}"
+            text = f"the ranks ran on {joined(own)}, those of the other sizes on {joined(theirs)}"
             values: dict[str, Any] = {"own": own, "others": theirs}
             yield Finding("other-hosts", text, values=values, world_sizes=(size,))
     for size in chosen:
@@ -267,27 +263,30 @@ def _far_from_others(launches: Sequence[Launch]) -> Iterator[Finding]:
         ]  # fmt: skip
         if gaps and min(gaps) > FAR_APART:
             date, hours = str(min(times[size]).date()), min(gaps) / timedelta(hours=1)
-            text = f"it was measured on {date}, {hours:.0f} hours from the nearest other size"
+            text = (
+                f"this size was measured on {date}, {hours:.0f} hours from the nearest other size"
+            )
             values = {"hours": hours, "date": date}
             yield Finding("other-date", text, values=values, world_sizes=(size,))
 
 
-@rule("idle-devices", "note", "they wait there, for the other ranks, for input or for launches",
-      "look at what the report says of that size: communication, input, a fixed cost")  # fmt: skip
+@rule("idle-devices", "note", "there they wait for other ranks, for input or for kernel launches",
+      "see which cause the report names for this size: communication, input or a fixed "
+      "cost")  # fmt: skip
 def idle_devices(evidence: Evidence) -> Iterator[Finding]:
     """GPUs are busy for less of the time at one size than at any other."""
     for series in evidence.measured:
         yield from _other_gauge(series, "gpu_utilisation")
 
 
-@rule("several-settings", "note", "they are series of their own, each over its own baseline",
-      "compare them at one size, or measure all launches with one setting")  # fmt: skip
+@rule("several-settings", "note", "each setting is a series of its own, with its own baseline",
+      "compare the series at one size, or measure all launches with one setting")  # fmt: skip
 def several_settings(evidence: Evidence) -> Iterator[Finding]:
-    """Launches of a case differ in a setting that is kept over world sizes, such as threads."""
+    """Launches of a case differ in a setting that should be constant, such as threads."""
     for series in evidence.measured:
         if series.main and any(point is series.base for point in series.points):
             sizes = [point.world_size for point in series.points]
-            text = f"its launches differ in a setting, and some have {series.layout}"
+            text = f"the launches differ in a setting: some have {series.layout}"
             yield in_series("other-setting", text, series, *sizes, setting=series.layout)
 
 
@@ -296,8 +295,9 @@ def _job(launch: Launch) -> Any:
     return (launch.provenance.get("slurm") or {}).get("SLURM_JOB_ID")
 
 
-@rule("shared-job", "warning", "what its nodes add is in all of them, and in no interval",
-      "send each repeat in a job of its own: share_job = false", doubts=False)  # fmt: skip
+@rule("shared-job", "warning",
+      "the effect of these nodes is in every repeat, so intervals do not cover it",
+      "run each repeat in its own job (share_job = false)", doubts=False)  # fmt: skip
 def shared_job(evidence: Evidence) -> Iterator[Finding]:
     """Repeats of a world size ran in one Slurm job, on the same nodes."""
     jobs: dict[tuple[int, str], dict[str, str]] = {}
@@ -312,12 +312,12 @@ def shared_job(evidence: Evidence) -> Iterator[Finding]:
                           launches=tuple(repeats.values()))  # fmt: skip
 
 
-@rule("not-in-turn", "warning", "a machine that drifts meanwhile looks like scaling",
+@rule("not-in-turn", "warning", "a drift of the machine would look like scaling",
       "measure each repeat of all sizes before the next repeat, as lockstep run does")  # fmt: skip
 def not_in_turn(evidence: Evidence) -> Iterator[Finding]:
-    """The launches of a size came all, or nearly all, before or after those of the smallest size.
+    """Nearly all launches of a size ran before, or after, those of the smallest size.
 
-    Held against each other are launches of one job, or of none, that may share a machine's state.
+    Only launches of the same job, or of no job, are compared: they may share a machine's state.
     """
     times: dict[int, list[tuple[Any, datetime]]] = {}
     for launch in evidence.results.launches:
@@ -330,7 +330,7 @@ def not_in_turn(evidence: Evidence) -> Iterator[Finding]:
             (own, other) for (job, own), (other_job, other) in product(times[base], times[size])
             if job == other_job and abs(own - other) <= FAR_APART
         ]  # fmt: skip
-        # One launch of each is in some order, whatever was planned.
+        # With one launch of each size, some order is unavoidable.
         if len(pairs) > max(len(times[base]), len(times[size])) and abs(lead(pairs)) > MOST_APART:
             sizes.append(size)
     if sizes:

@@ -25,16 +25,17 @@ Examples:
   lockstep compare results/before results/after results/b --allow batch --html three.html
 
 \b
-To rule out that the machine drifted, measure A and B in turn: A B B A. Where launches vary by
-2 %, five a side find a point that is slower by 5 % nine times of ten.
---allow layout compares as many ranks on fewer and on more nodes: measure twice, the second time
-with a lower max_ranks_per_node in the site file. Set threads_per_rank in the campaign, or ranks
-that have a node to themselves use all of its CPUs.
-A point is blocked where lockstep check finds an error in the results of a side behind it. Where a
-point cannot be judged, the text says which change it could have seen, and how many launches would
-be enough. A verdict is a look at the launches that there are, recorded in looks.jsonl beside B's
-results: looks at more launches share what one look may claim wrongly.
-Exit code: 0 nothing is slower, 1 some point is slower or blocked, 2 the sides cannot be compared.
+To rule out a drift of the machine, measure A and B in turn: A B B A. If launches vary by 2 %, five
+per side detect a point that is 5 % slower 9 times in 10.
+--allow layout compares the same number of ranks on fewer and on more nodes: measure twice, the
+second time with a lower max_ranks_per_node in the site file. Set threads_per_rank in the campaign;
+otherwise a rank alone on a node uses all of its CPUs.
+A point is blocked if lockstep check finds an error in the results of either side. For a point that
+is too noisy, the text gives the change that it could have detected and the number of launches
+needed. Each comparison is recorded in looks.jsonl next to B's results: comparing again after more
+launches uses stricter intervals, so that the error rate stays that of one comparison.
+Exit code: 0 if nothing is slower, 1 if a point is slower or blocked, 2 if the sides cannot be
+compared.
 """
 # Keys of comparison.MUST_AGREE, here so that --help needs no numpy; a test compares them.
 ALLOWABLE = ("workload", "scaling", "precision", "batch", "unit", "origin", "layout", "device",
@@ -51,14 +52,14 @@ ALLOWABLE = ("workload", "scaling", "precision", "batch", "unit", "origin", "lay
 )  # fmt: skip
 @click.option(
     "--allow", "allowed", multiple=True, type=click.Choice(ALLOWABLE),
-    help="Compare although this differs; may be given again.",
+    help="Compare although this differs; repeatable.",
 )  # fmt: skip
 @click.option(
     "--html", "page", metavar="FILE.html", type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the page of it, too.",
+    help="Also write a page (HTML).",
 )  # fmt: skip
-@click.option("--redact", is_flag=True, help="Leave out hosts, users, paths, environment.")
-@click.option("--force", is_flag=True, help="Replace a page that is no Lockstep comparison.")
+@click.option("--redact", is_flag=True, help="Leave out hosts, users, paths and environment.")
+@click.option("--force", is_flag=True, help="Replace a page that is not a Lockstep comparison.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown tables.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @opening.of_bundles()
@@ -74,11 +75,11 @@ def compare(
     redact: bool,
     force: bool,
 ) -> int:
-    """Say of each point that A and B share whether B is faster, slower or the same.
+    """Compare two sets of results: is B faster, slower or the same at each common point?
 
     A and B are anything that `lockstep report` reads. A point is a case at one world size; its
-    ratio is the rate of B over that of A, so above 1 B is faster. Each further C is held against A
-    as B is, all side by side.
+    ratio is the rate of B / the rate of A, so B is faster above 1. Each further C is compared with
+    A as well, and the output has all side by side.
     """
     from lockstep.report import looks
     from lockstep.report.check import checker
@@ -90,9 +91,9 @@ def compare(
     from lockstep.report.page import render
 
     if as_markdown and as_json:
-        raise ValueError("--markdown and --json both want stdout; choose one")
+        raise ValueError("--markdown and --json both write to stdout; choose one")
     if page is not None and page.suffix != ".html":
-        raise ValueError(f"--html {page} is no name of a page; give one that ends in .html")
+        raise ValueError(f"--html {page} is not the name of a page; give one that ends in .html")
     if page is not None:
         render.refuse_foreign(page, force, "--html", render.COMPARED)
     paths = (a, b, *others)
@@ -104,13 +105,13 @@ def compare(
     )
     redacted: Callable[[Any], Any] = Redactor(both) if redact else lambda data: data
     findings = [checker.check(results) for results in campaigns]
-    # Where paths are left out, each side is called by the last part of its path.
+    # With --redact, a side is named by the last part of its path.
     names = [Path(os.path.abspath(p)).name if redact else str(p) for p in paths]  # noqa: PTH100
     history = looks.history("compare", paths)
     comparisons = comparison.compare_all(campaigns, names, margin, allowed, findings, history)
-    for made in comparisons:
-        made.look = history.record(made.look) if made.has_interval else made.look
-        made.environment = redacted(made.environment)  # before a name is cut in its middle
+    for each in comparisons:
+        each.look = history.record(each.look) if each.has_interval else each.look
+        each.environment = redacted(each.environment)  # before names are shortened
     for letter, campaign, of_side in zip(comparison.LETTERS, campaigns, findings, strict=False):
         checker.say_unread(campaign)
         checker.say_errors(of_side, f"{letter}: ")
@@ -126,4 +127,4 @@ def compare(
         drawn = compared_page(comparisons, names, campaigns, findings, shlex.join(command))
         render.write(redacted(drawn), page, render.COMPARED)
         click.echo(f"page: {click.format_filename(page)}", err=as_json or as_markdown)
-    return 1 if any(made.is_bad for made in comparisons) else 0
+    return 1 if any(each.is_bad for each in comparisons) else 0

@@ -50,19 +50,19 @@ MAX_CHANGES, MAX_CASES = 32, 6
 MOST_IN_FULL, MOST_WITH_MEMORY = 4, 2
 MAX_FACT = 90  # characters of a cell
 HOW = (
-    "Bar: interval; shaded: the same within the margin; triangle: shown to be slower or faster; "
-    "square: the same; hollow: too noisy to tell, or of unknown noise."
+    "Bar: interval; shaded: the margin; triangle: slower or faster; square: the same; hollow: too "
+    "noisy, or of unknown noise."
 )
 BASELINE = (
-    "Efficiency: of each campaign, relative to its own throughput at the smallest size of the case "
-    "here (ranks: {})."
+    "Efficiency: relative to the campaign's own throughput at the smallest common size of the case "
+    "(ranks: {})."
 )
 MEANING = (
-    "A point is a case at one world size; its change is the median over launches of the rate "
-    "(samples, or other work, per second) against that of the first campaign, so a positive one is "
-    "faster. Its interval is of geometric means over launches.",
-    "Could show: the smallest change that the launches of a point would have shown nine times of "
-    "ten. Too noisy: its interval holds both no change and one beyond the margin.",
+    "A point is a case at one world size. Its change compares the median rate over launches "
+    "(samples or other work per second) with that of the first campaign; positive is faster. The "
+    "interval is of geometric means over launches.",
+    "Could show: the smallest change that the launches of a point would detect 9 times in 10. Too "
+    "noisy: the interval contains both no change and a change beyond the margin.",
 )
 Ladders = Mapping[str, Sequence[Series]]
 
@@ -146,7 +146,7 @@ def _cautions(comparisons: Sequence[Comparison]) -> str | None:
         (text, _), *more = texts.items()
         said.append(f"{text[:1].upper()}{text[1:]}.")
         if more:
-            said.append(f"Likewise for {listed(side for _, side in more)}.")
+            said.append(f"The same holds for {listed(side for _, side in more)}.")
     return " ".join(said) or None
 
 
@@ -159,7 +159,7 @@ def _tiles(summary: outcome.Outcome, made: Comparison) -> list[dict[str, str]]:
     }  # fmt: skip
     notes |= {
         SAME: f"within {100 * made.margin:g} %",
-        UNKNOWN: f"would have shown {least}" if least else "no change would show",
+        UNKNOWN: f"would have detected {least}" if least else "would detect no change",
         BARE: "no interval", EQUAL: "no interval", ONE_JOB: "nodes unknown",
         BLOCKED: "by the check",
     }  # fmt: skip
@@ -207,8 +207,8 @@ def _differences(comparisons: Sequence[Comparison]) -> Panel:
     if rows:
         made["tables"] = [table("What differs", ["Fact", *letters], rows, len(letters) + 1)]
     else:
-        made["lead"] = ["Nothing that both sides say of software, machine and options."]
-    made["lead"] += [f"Equal, as far as all say: {listed(equal, 12)}."] if equal else []
+        made["lead"] = ["Nothing in the recorded software, machine and options."]
+    made["lead"] += [f"Equal where all record it: {listed(equal, 12)}."] if equal else []
     return made
 
 
@@ -257,7 +257,7 @@ def _study(
         }  # fmt: skip
         made["figures"] += [efficiency, _per_rank(f"{key}-{index}-per-rank", cases[case], series)]
     if (more := len(ladders) - MAX_CASES) > 0:
-        made["notes"] = [f"{counted(more, 'further case')} have no curves here."]
+        made["notes"] = [f"{counted(more, 'more case')} without curves here."]
     cells = [cell for line in lines for cell in line.cells if cell]
     texts = method.basis_sentences([row for pair, _ in cells for row in (*pair.a, *pair.b)])
     for figure in made["figures"]:
@@ -281,7 +281,7 @@ def _around(
             for side, text in notes
         ]
 
-    beside = panel("beside", "Beside speed")
+    beside = panel("beside", "Other quantities")
     for made in comparisons:
         a, b = made.sides
         for aside in outcome.asides(made):
@@ -309,7 +309,7 @@ def _around(
         if (own := facts.findings_panel(of_side))
     }
     made_of_check = [next(iter(checked.values())) | {
-        "title": "What the check finds",
+        "title": "Findings of the check",
         "lead": [f"{letter}: {text}" for letter, own in checked.items() for text in own["lead"]],
         "tables": [
             each | {"caption": f"{letter}: {each['caption']}", "folded": True}
@@ -381,7 +381,7 @@ def _change_figure(
         for i, side in enumerate(names)
     ]
     missing = len(lines) - len(drawn)
-    left = f" Not drawn, and in the table: {counted(missing, 'point')}." if missing else ""
+    left = f" In the table only: {counted(missing, 'point')}." if missing else ""
     text = "; ".join(item["text"] for curve in series for item in curve["items"] if item)
     return {
         "kind": "change", "id": key, "title": title, "rows": [name for _, name in drawn],
@@ -432,9 +432,7 @@ def _per_rank(key: str, case: str, series: Sequence[Series]) -> Figure:
         for curve in series
     ]
     of = f"{unit}/s" if unit else "1/s"
-    return curve_figure(
-        key, f"Throughput of a rank: {case}", f"Throughput of a rank ({of})", curves
-    )
+    return curve_figure(key, f"Throughput per rank: {case}", f"Throughput per rank ({of})", curves)
 
 
 def _points(
@@ -481,7 +479,7 @@ def _points(
     note = " ".join([
         *outcome.rule(comparisons),
         *([BASELINE.format(joined(bases))] if bases and is_alone else []),
-        *([f"{counted(left, 'further point')} left out here; --json has all."] if left else []),
+        *([f"{counted(left, 'more point')} in --json only."] if left else []),
     ])  # fmt: skip
     sides = [[cell for line in lines if (cell := line.cells[i])] for i in range(len(comparisons))]
     finding = "; ".join(

@@ -1,13 +1,13 @@
-"""Two sets of results, point by point: which points both hold, and what can be said of each.
+"""The comparison of two sets of results, point by point, with a verdict on each common point.
 
-A point is a case at one world size on one layout; its ratio is the median of B's rates over that of
-A's, one rate per launch, so a ratio above 1 means that B is faster. The interval is of geometric
-means, over launches or, where a side has several, over Slurm jobs. `judging` has the rule.
+A point is a case at one world size on one layout. Its ratio is the median of B's rates over that of
+A's, one rate per launch: above 1, B is faster. The interval is of geometric means over launches or,
+if a side has several, over Slurm jobs. `judging` has the rule.
 
-A case's name holds its factors, so results that differ in precision or batch share no name. Points
-of one name are paired first. Where `--allow` lets a factor differ, the others are paired by the
-rest of their identity: the test, the remaining factors and the world size. A pair is made only
-where one point of each side has that identity; points of which a side has several are ambiguous.
+A case's name holds its factors, so results that differ in precision or batch differ in name. Points
+of the same name are paired first. If `--allow` lets a factor differ, the others are paired by test,
+remaining factors and world size, provided that each side has exactly one such point; points with
+several candidates are ambiguous.
 """
 
 import math
@@ -39,9 +39,9 @@ from lockstep.report.load.results import Launch, Results, Row, largest
 from lockstep.report.load.training_runs import FACTORS
 
 LETTERS = "ABCDEF"
-# Factors of training runs that --allow lets differ under another name than `training`.
+# Factors of training runs that --allow covers under other names than `training`.
 NOT_OF_TRAINING = ("workload", "data", "precision", "global_batch", "local_batch")
-# What makes points incomparable, by the name under which `--allow` lets it differ.
+# Name for `--allow` -> facts that must agree for points to be comparable.
 MUST_AGREE = {
     "workload": ("study", "workload"),
     "scaling": ("scaling",),
@@ -53,15 +53,15 @@ MUST_AGREE = {
     "device": ("device_names", "device"),
     "training": tuple(name for name in FACTORS if name not in NOT_OF_TRAINING),
 }
-# Named first of what differs between the sides; the rest of the provenance follows.
+# Differing facts that are named first; the rest of the provenance follows.
 FIRST_FACTS = ("precision", "image_sha256", "driver", "cuda", "nccl", "torch", "device_names",
     "project_commit", "project_dirty", "git_commit")  # fmt: skip
-# Facts of one launch alone, or that another fact says better.
+# Facts that differ by launch, or that another fact covers.
 OWN_FACTS = {"ranks", "command", "hostname", "slurm", "environment", "image_path"}
 
 
 class Key(NamedTuple):
-    """What one side calls a point."""
+    """The key of a point on one side."""
 
     case: str
     world_size: int
@@ -80,7 +80,7 @@ class Pair:
 
     Attributes:
         a: Rows of A, one per launch.
-        b: Rows of B, whose case may have another name where a factor may differ.
+        b: Rows of B; with `--allow`, their case may have another name.
     """
 
     case: str
@@ -90,26 +90,25 @@ class Pair:
 
     @property
     def rates(self) -> tuple[list[float], list[float]]:
-        """Work per second of each launch of A and of B."""
+        """Return the rates (work per second) of each launch of A and of B."""
         return [row.rate for row in self.a], [row.rate for row in self.b]
 
     @property
     def ratio(self) -> float:
-        """Median rate of B over that of A, as the points of a report are medians."""
+        """Return the median rate of B / the median rate of A."""
         a, b = map(median_rate, self.rates)
         return b / a
 
     @property
     def peak_memory_bytes(self) -> tuple[int | None, int | None]:
-        """Peak memory of A and of B, of the rank that needs most."""
+        """Return the peak memory of A and of B (bytes), of the rank that needs most."""
         return largest(self.a, "peak_memory_bytes"), largest(self.b, "peak_memory_bytes")
 
     @property
     def memory_ratio(self) -> float | None:
-        """Peak memory of B over that of A; None where a side does not know it.
+        """Return the peak memory of B / that of A; None if one is unknown.
 
-        None also where one side alone knows what PyTorch reserved, as GPUs do: a CPU's peak is of
-        the process, a GPU's of tensors.
+        None also if only one side ran on GPUs: a CPU's peak is of the process, a GPU's of tensors.
         """
         a, b = self.peak_memory_bytes
         on_gpu = {bool(largest(side, "peak_reserved_bytes")) for side in (self.a, self.b)}
@@ -117,7 +116,7 @@ class Pair:
 
     @property
     def changed(self) -> dict[str, tuple[Any, Any]]:
-        """Factors that differ, with the values of A and of B, and the nodes where they do."""
+        """Return differing factors, and `num_nodes` if it differs, with the values of A and B."""
         a, b = self.a[0], self.b[0]
         values = {
             name: (a.factors[name], value) for name, value in b.factors.items()
@@ -129,20 +128,20 @@ class Pair:
 
     @property
     def name(self) -> str:
-        """The study and what varies, for a reader; of a factor that differs, A's value."""
+        """Return the study and what varies; for a factor that differs, the value of A."""
         row = self.a[0]
         return f"{row.study if row.origin == 'measured' else f'[{row.origin}]'} {label(row)}"
 
     @property
     def case_label(self) -> str:
-        """What varies, without what differs between A and B."""
+        """Return what varies, without the factors that differ between A and B."""
         parts = label(self.a[0]).split(", ")
         changed = tuple(f"{name}=" for name in self.changed)
         return ", ".join(part for part in parts if not part.startswith(changed)) or parts[0]
 
     @property
     def label(self) -> str:
-        """Its name, and B's value of each factor that differs."""
+        """Return the name, and the value of B for each factor that differs."""
         values = [
             formats.counted(b, "node") if name == "num_nodes" else f"{name}={b}"
             for name, (_, b) in self.changed.items()
@@ -151,7 +150,7 @@ class Pair:
 
     @property
     def flags(self) -> list[tuple[str, Flag]]:
-        """Why a side's point is no evidence: (side, flag)."""
+        """Return the flags of both sides as (side, flag)."""
         sides = (("A", self.a), ("B", self.b))
         return list(
             dict.fromkeys((s, flag) for s, rows in sides for row in rows for flag in row.flags)
@@ -160,54 +159,54 @@ class Pair:
 
 @dataclass(frozen=True)
 class Ambiguous:
-    """Points that are alike but for what may differ, several on a side."""
+    """Points that could be paired in several ways, since a side has several candidates."""
 
     world_size: int
     a: list[str]
     b: list[str]
 
 
-# Kind of a caution -> in short.
+# Kind of a caution -> short text.
 CAUTIONS = {
     "copies": "both sides hold the same launches",
     "not-in-turn": "not measured in turn",
-    "one-job": "repeats of one job alone",
+    "one-job": "all repeats in one job",
 }
 
 
 @dataclass(frozen=True)
 class Caution:
-    """What makes a difference between the sides doubtful.
+    """A reason to doubt a difference between the sides.
 
     Attributes:
-        kind: One of `CAUTIONS`; of "one-job", the launches of a side's point ran in one Slurm job.
+        kind: One of `CAUTIONS`; "one-job": the launches of a point ran in one Slurm job.
     """
 
     kind: str
     values: Mapping[str, Any]
 
     def sentence(self, sides: tuple[str, str] = ("A", "B")) -> str:
-        """Return the caution in words; `sides` are what A and B are called."""
+        """Return the caution as a sentence; `sides` are the names of A and B."""
         (a, b), values = sides, self.values
         names = dict(zip("AB", sides, strict=True))
         if self.kind == "copies":
             verb = "is" if values["count"] == 1 else "are"
             return (
-                f"{formats.counted(values['count'], 'launch')} of {a} {verb} in {b} too: what both "
-                f"sides share says nothing about a difference; measure {b} again"
+                f"{formats.counted(values['count'], 'launch')} of {a} {verb} also in {b}, and "
+                f"shared launches cannot show a difference; measure {b} again"
             )
         if self.kind == "one-job":
             return (
-                f"the launches of {formats.counted(values['count'], 'point')} of "
-                f"{names[values['side']]} ran in one job each: a difference may be that of the "
-                "nodes; repeat in several jobs, or say is_machine = true under [jobs] of both "
-                "campaigns where these nodes are meant"
+                f"all launches of {formats.counted(values['count'], 'point')} of "
+                f"{names[values['side']]} ran in one job, so a difference may come from the nodes; "
+                "repeat in several jobs, or set is_machine = true under [jobs] of both campaigns "
+                "if only these nodes matter"
             )
         share = values["share"]
         return (
-            f"{share} launches of {names[values['first']]} were made before {share} of "
+            f"{share} launches of {names[values['first']]} ran before {share} of "
             f"{names[values['last']]}, so a drift of the machine would look like a difference; "
-            f"measure them in turn, {a} {b} {b} {a}, to rule it out"
+            f"measure in turn, {a} {b} {b} {a}, to rule this out"
         )
 
 
@@ -216,14 +215,14 @@ class Comparison:
     """Two sets of results side by side.
 
     Attributes:
-        points: The common points, each with what the rule says of it.
+        points: The common points, each with its verdict.
         error: Error rate at which the intervals are drawn; their level is 1 - error.
-        environment: Fact -> values of A and of B, where they differ.
-        ambiguous: Points that could be paired in more than one way, and were not.
-        allowing: What `--allow` would pair beyond these points: its key -> number of points.
-        sides: What A and B are called in texts; beside a third one, B may be C.
-        comparisons: How many are made with one base, each at its share of the false claims.
-        look: Which look at these launches this is, and what it may claim.
+        environment: Differing fact -> values of A and of B.
+        ambiguous: Points that were not paired, since there are several ways.
+        allowing: Name for `--allow` -> number of points that it would add.
+        sides: Names of A and B in texts; with a third side, B may be C.
+        comparisons: Number of comparisons with one base, which share the error rate.
+        look: Which look at these launches this is, and its error rate.
     """
 
     margin: float
@@ -242,17 +241,17 @@ class Comparison:
 
     @property
     def next_error(self) -> float:
-        """Error rate at which the next look would judge more launches."""
+        """Return the error rate of the next look at more launches."""
         return self.error * self.look.next_share / self.look.share
 
     @property
     def has_interval(self) -> bool:
-        """Whether some point was judged, so that this was a look."""
+        """Tell whether some point has an interval, so that this counts as a look."""
         return any(judged.interval for _, judged in self.points)
 
     @property
     def is_bad(self) -> bool:
-        """Whether B is slower at some point, or errors of the check forbid a verdict there."""
+        """Tell whether B is slower at some point, or blocked there by errors of the check."""
         return any(judged.verdict in (SLOWER, BLOCKED) for _, judged in self.points)
 
 
@@ -267,8 +266,8 @@ def compare(
 ) -> Comparison:
     """Match the points of two sets of results and judge each.
 
-    Errors of the check in A or in B block the points that they touch. Several comparisons share the
-    false claims that one alone may make, and so do the looks of a history.
+    Errors of the check in A or B block the points that they touch. Several comparisons, and the
+    looks of a history, share the error rate of one.
 
     Raises:
         ValueError: The sides have no point in common, or differ in what makes them incomparable.
@@ -281,7 +280,7 @@ def compare(
         if (more := len(_match(*sides, {*allowed, name})[0]) - len(keys)) > 0
     }  # fmt: skip
     if not keys and ambiguous:
-        raise ValueError(f"A and B have no pair: {ambiguity(ambiguous)}")
+        raise ValueError(f"A and B have no unique pair of points: {ambiguity(ambiguous)}")
     if not keys:
         held = [formats.listed(map(str, side), 3) or "nothing" for side in sides]
         hints = [f"pass --allow {name}" for name in allowing]
@@ -330,7 +329,9 @@ def compare_all(
         ValueError: More than six campaigns, or one that cannot be compared with the first.
     """
     if len(campaigns) > len(LETTERS):
-        raise ValueError(f"{len(campaigns)} campaigns are given; {len(LETTERS)} fit side by side")
+        raise ValueError(
+            f"{len(campaigns)} campaigns are given, but at most {len(LETTERS)} can be compared"
+        )
     base, *others = campaigns
     made = []
     for number, other in enumerate(others, start=1):
@@ -340,13 +341,13 @@ def compare_all(
         except ValueError as error:
             if len(others) == 1:
                 raise
-            raise ValueError(f"{names[number]}, as B, beside {names[0]}, A: {error}") from error
+            raise ValueError(f"{names[number]} (B) against {names[0]} (A): {error}") from error
         made.append(replace(comparison, sides=(LETTERS[0], LETTERS[number])))
     return made
 
 
 def renamed(a: Results, b: Results) -> Results:
-    """Return B; a lone table takes the name of A's lone table, since files name tables."""
+    """Return B; if each side is a single table, B's takes the name of A's, so that they match."""
     names = [{row.case for row in side.rows} for side in (a, b)]
     is_table = all(
         len(cases) == 1 and cases <= side.tables.keys()
@@ -365,8 +366,8 @@ def renamed(a: Results, b: Results) -> Results:
 def _points(a: Iterable[Row], b: Iterable[Row]) -> tuple[Points, Points]:
     """Return the rows of each point of A and of B, by case, world size and layout.
 
-    What differs between launches of a point on one side separates the points of both; what is the
-    same on each side is what one compares for. A layout that a side does not know separates none.
+    A layout setting that varies within a side separates the points of both sides; one that only
+    differs between the sides does not. Nor does a layout that a side does not know.
     """
     sides: list[dict[tuple[str, int], list[Row]]] = [{}, {}]
     for side, rows in zip(sides, (a, b), strict=True):
@@ -387,7 +388,7 @@ def _points(a: Iterable[Row], b: Iterable[Row]) -> tuple[Points, Points]:
 def _match(
     a: Points, b: Points, allowed: Collection[str]
 ) -> tuple[list[tuple[Key, Key]], list[Ambiguous]]:
-    """Return the keys of A and B that belong together, in the order of A, and the ambiguous."""
+    """Return the pairs of keys of A and B, in the order of A, and the ambiguous points."""
     pairs = {key: key for key in a if key in b}
     ambiguous = []
     left_out = {name for each in allowed for name in MUST_AGREE[each]}
@@ -409,7 +410,7 @@ def _match(
 
 
 def ambiguity(points: Sequence[Ambiguous], sides: tuple[str, str] = ("A", "B")) -> str:
-    """Say which points of the sides could be paired in more than one way."""
+    """Return a sentence on points that could be paired in several ways."""
     return (
         f"{formats.counted(len(points), 'point')} could be paired in several ways, such as "
         f"{formats.listed(points[0].a, 3)} in {sides[0]} with {formats.listed(points[0].b, 3)} in "
@@ -424,7 +425,7 @@ def _refuse_differences(
     launches: Sequence[Sequence[Launch]],
     allowed: Collection[str],
 ) -> None:
-    """Refuse pairs that differ in what makes their rates incomparable, and other devices."""
+    """Raise ValueError for pairs whose rates are not comparable, or other devices."""
 
     def listed(values: Collection[Any]) -> str:
         texts = sorted("unknown" if value is None else str(value) for value in values)
@@ -445,8 +446,8 @@ def _refuse_differences(
                 if mine != theirs or len(mine) > 1:
                     raise ValueError(
                         f"{pair.case} at {pair.world_size} has {fact} {listed(mine)} in A and "
-                        f"{listed(theirs)} in B, so its rates are not comparable; pass --allow "
-                        f"{allow} to compare all the same"
+                        f"{listed(theirs)} in B, so the rates are not comparable; pass --allow "
+                        f"{allow} to compare them anyway"
                     )
     devices = [
         {
@@ -458,7 +459,7 @@ def _refuse_differences(
     if "device" not in allowed and devices[0] != devices[1] and all(devices):
         raise ValueError(
             f"A was measured on {listed(devices[0])} and B on {listed(devices[1])}, so a "
-            "difference would be the devices' own; pass --allow device to compare all the same"
+            "difference may come from the devices; pass --allow device to compare them anyway"
         )
 
 
@@ -468,7 +469,7 @@ def _judge_pairs(
     findings: tuple[Sequence[Finding], Sequence[Finding]],
     allowed: float,
 ) -> tuple[list[tuple[Pair, Judged]], float]:
-    """Return each pair with what the rule says of it, and the family's error rate."""
+    """Return each pair with its verdict, and the error rate of the family."""
     sides = [[(findings[0], pair.a), (findings[1], pair.b)] for pair in pairs]
     rules = [tuple(dict.fromkeys(rule for s in both for rule in blocked_by(*s))) for both in sides]
     rates = [
@@ -486,7 +487,7 @@ def _judge_pairs(
 
 
 def _leave_open_in_one_job(pair: Pair, judged: Judged) -> Judged:
-    """Leave a point open where the repeats of a side share a job, which is not that of all."""
+    """Withdraw a verdict if the repeats of one side share a job that the other side does not."""
     alone = any(map(replicates.in_one_job, (pair.a, pair.b)))
     if judged.interval is None or not alone or replicates.in_one_job([*pair.a, *pair.b]):
         return judged
@@ -497,18 +498,14 @@ def environment(
     launches: tuple[Sequence[Launch], Sequence[Launch]],
     rows: tuple[Sequence[Row], Sequence[Row]],
 ) -> tuple[dict[str, tuple[list[Any], list[Any]]], list[str]]:
-    """Return which facts of A and B differ, and which are equal.
-
-    Returns:
-        Fact -> values of A and of B, where they differ, and the facts that are known and equal.
-    """
+    """Return differing facts with the values of A and of B, and the known facts that are equal."""
     sides = [_facts(*side) for side in zip(launches, rows, strict=True)]
     names = dict.fromkeys([*sides[0], *sides[1]])
     places = {name: place for place, name in enumerate(FIRST_FACTS)}
     differing: dict[str, tuple[list[Any], list[Any]]] = {}
     equal = []
     for name in sorted(names, key=lambda name: places.get(name, len(places))):
-        # A version that did not record a fact leaves it unknown; a variable is not set.
+        # A fact that a version did not record is unknown; a missing variable is not set.
         unset = {} if name.startswith(("variable ", "source of ")) else {"None": None}
         a, b = (side.get(name, unset) for side in sides)
         if a.keys() != b.keys():
@@ -519,7 +516,7 @@ def environment(
 
 
 def _facts(launches: Sequence[Launch], rows: Iterable[Row]) -> dict[str, dict[str, Any]]:
-    """Return fact -> its values over a side's launches and points, by their text."""
+    """Return fact -> text of a value -> value, over the launches and points of a side."""
     facts: dict[str, dict[str, Any]] = {}
     for launch in launches:
         provenance = launch.provenance or launch.about
@@ -552,7 +549,7 @@ def _facts(launches: Sequence[Launch], rows: Iterable[Row]) -> dict[str, dict[st
 def _cautions(
     launches: tuple[Sequence[Launch], Sequence[Launch]], pairs: Sequence[Pair]
 ) -> list[Caution]:
-    """Return what a reader must know before the points."""
+    """Return the reasons to doubt differences between the sides."""
     cautions = []
     names = ("launch", "campaign", "started", "part")
     a, b = (
@@ -574,15 +571,14 @@ def _cautions(
 
 
 def times(pair: Pair) -> list[dict[str, Any]]:
-    """Return what the training runs of a point took: an epoch, and until an accuracy is reached.
+    """Return the times of the training runs of a point: per epoch, and to an accuracy.
 
-    The accuracy to reach is the one that both sides were given, else what every run of both comes
-    to.
+    The accuracy is the one given to both sides, else the highest that all runs reach.
 
     Returns:
-        kind: epoch or target; a, b: median over runs, in seconds, None where a run does not reach
-        the accuracy; ratio: b / a; interval: Welch's at 95 %, over runs or jobs, not corrected for
-        the number of points; accuracy: the one to reach. Empty where a run trains nothing.
+        kind: epoch or target; a, b: median over runs (s), None if a run does not reach the
+        accuracy; ratio: b / a; interval: Welch's at 95 %, over runs or jobs, not corrected for the
+        number of points; accuracy: the one to reach. Empty if a row is not a training run.
     """
     rows = [*pair.a, *pair.b]
     if not all(row.training for row in rows):
@@ -610,15 +606,15 @@ def times(pair: Pair) -> list[dict[str, Any]]:
 def other_quantities(
     pair: Pair, blocked_by: Collection[str] = ()
 ) -> dict[str, dict[str, float | None]]:
-    """Return what a point has in addition to its speed, where both sides know it.
+    """Return the quantities other than speed that both sides have.
 
     Args:
         pair: The point of both sides.
-        blocked_by: Rules of the check that forbid a verdict; those of speed leave the accuracy.
+        blocked_by: Rules of the check that block the point; rules of speed keep the accuracy.
 
     Returns:
-        Quantity -> a, b: the values of a report; difference: b - a; low, high: its Welch
-        interval at 95 %, None where no spread is known; not corrected for the number of points.
+        Quantity -> a, b: values as in a report; difference: b - a; low, high: its Welch interval
+        at 95 %, None without a known spread; not corrected for the number of points.
     """
     known: dict[str, dict[str, float | None]] = {}
     left = NOT_OF_SPEED if OF_SPEED.issuperset(blocked_by) else ()
@@ -667,7 +663,7 @@ def document(comparison: Comparison, names: tuple[str, str]) -> dict[str, Any]:
 
 
 def document_of_all(comparisons: Sequence[Comparison], names: Sequence[str]) -> dict[str, Any]:
-    """Return comparisons with one base as `--json` prints them; a lone one as `document` does."""
+    """Return comparisons with one base as `--json` prints them; a single one as `document`."""
     made = [
         document(comparison, (names[0], name))
         for comparison, name in zip(comparisons, names[1:], strict=True)

@@ -35,22 +35,22 @@ from lockstep.report.compute.statistics import (
 MARGIN = 0.03
 FASTER, SLOWER, SAME, UNKNOWN = "faster", "slower", "same", "not-enough-evidence"
 BLOCKED = "blocked"
-# How often a difference should be found, where a size or a number of launches is given for it.
+# Power: probability of detecting a difference of the stated size.
 POWER = 0.9
 MOST_LAUNCHES = 1000
-# Launches in two modes, each as often, are parted by their modes, all of A in one and all of B in
-# the other, in 2^(1 - n) of comparisons of n launches: 12 % of four, 6 % of five, 3 % of six. Both
-# sides then seem quiet, so fewer than six are believed no better than Welch's lower bound.
+# If launches have two modes that are equally likely, all of A are in one mode and all of B in the
+# other in 2^(1 - n) of comparisons of n launches: 12 % for four, 6 % for five, 3 % for six. Both
+# sides then look quiet, so with fewer than six launches one degree of freedom is assumed.
 FEW_LAUNCHES = 6
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What the rule concludes for one point.
+    """The verdict of the rule on one point.
 
     Attributes:
-        ratio: Median of B's rates over that of A's; as `judge` returns it, of geometric means.
-        interval: Of the ratio, at the family's level; None where no spread is known.
+        ratio: Median of B's rates / that of A's; from `judge`, ratio of geometric means.
+        interval: Interval of the ratio at the family's level; None without a known spread.
         verdict: `faster`, `slower`, `same`, `not-enough-evidence` or `blocked`.
         test: The ratio as Welch's test sees it; None without an interval.
         error: Error rate at which the interval is drawn.
@@ -70,12 +70,12 @@ class Judged:
 
     @property
     def spread(self) -> float | None:
-        """Standard deviation of the logarithm of a launch's rate; None without an interval."""
+        """Return the standard deviation of the log rate of launches; None without an interval."""
         return self.test.spread if self.test else None
 
     @property
     def smallest_change(self) -> float | None:
-        """The relative difference that these launches show nine times of ten; None if unknown."""
+        """Return the relative difference that these launches detect with 90 % power, or None."""
         if self.test is None:
             return None
         return smallest_change(self.test.error, self.test.freedom, self.error)
@@ -91,16 +91,18 @@ def judge(
     Args:
         rates: For each point, the rates of A's launches and of B's.
         margin: Largest relative difference that still counts as the same.
-        allowed: Share of such families that may hold a false claim.
+        allowed: Error rate of the family: share of families with a false claim.
 
     Returns:
         The conclusion for each point, and the error rate at which the intervals are drawn.
 
     Raises:
-        ValueError: The margin is no fraction between 0 and 1.
+        ValueError: The margin is not between 0 and 1.
     """
     if not 0 < margin < 1:
-        raise ValueError(f"margin {margin} is no fraction between 0 and 1; 0.03 is three per cent")
+        raise ValueError(
+            f"margin {margin} is not a fraction between 0 and 1; write three per cent as 0.03"
+        )
     alone = [welch(b, a) for a, b in rates]
     together = iter(moderated([test for test in alone if test]))
     tests = [next(together) if test else None for test in alone]
@@ -135,7 +137,7 @@ def _verdict(interval: Interval, margin: float) -> str:
 
 
 def smallest_change(standard_error: float, freedom: float, error: float) -> float | None:
-    """Return the relative difference that a t test finds nine times of ten.
+    """Return the relative difference that a t test detects with 90 % power.
 
     From the noncentral t distribution (Cohen, Statistical Power Analysis, 1988, chapter 2).
 
@@ -145,7 +147,7 @@ def smallest_change(standard_error: float, freedom: float, error: float) -> floa
         error: Error rate of the test.
 
     Returns:
-        A fraction; None where it is beyond all numbers.
+        A fraction; None if it overflows.
     """
     from scipy.special import nctdtrinc
 
@@ -158,12 +160,12 @@ def smallest_change(standard_error: float, freedom: float, error: float) -> floa
 
 
 def launches_needed(spread: float, margin: float, error: float) -> int | None:
-    """Return how many launches a side find a difference of the margin nine times of ten.
+    """Return the number of launches per side that detect the margin with 90 % power.
 
     `spread` is the standard deviation of the logarithm of a launch's rate.
 
     Returns:
-        Launches on each side; None where `MOST_LAUNCHES` do not suffice.
+        Launches per side; None if `MOST_LAUNCHES` are not enough.
     """
     for number in range(2, MOST_LAUNCHES + 1):
         freedom = 2 * number - 2 if 2 * number >= FEW_LAUNCHES else 1

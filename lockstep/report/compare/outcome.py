@@ -1,4 +1,4 @@
-"""What a comparison comes to: its sentences, and the text of `lockstep compare`."""
+"""The summary of a comparison: its sentences, and the text of `lockstep compare`."""
 
 import re
 from collections import Counter
@@ -38,25 +38,25 @@ from lockstep.report.compare.judging import (
 from lockstep.report.words import escapes, lines
 
 JudgedPair = tuple[Pair, Judged]
-# Why the noise of a point without evidence is unknown: a side has no repeats, the launches are
-# equal to the last digit, or a side's repeats share a job.
+# Why the noise of a point is unknown: a side has no repeats, the launches are equal to the last
+# digit, or the repeats of a side share a job.
 BARE, EQUAL, ONE_JOB = "no-interval", "no-spread", "one-job"
-# Kind of a point -> in a cell, and in a sentence that counts points.
+# Kind of a point -> text of a cell, and of a sentence that counts points.
 KINDS = {
     SLOWER: ("slower", "slower"),
     FASTER: ("faster", "faster"),
     SAME: ("same", "the same within {margin:g} %"),
-    UNKNOWN: ("too noisy", "too noisy to tell ({seen})"),
-    BARE: ("no repeat", "without the repeats to tell"),
-    EQUAL: ("no spread known", "of unknown noise, as launches are equal to the last digit"),
-    ONE_JOB: ("one job", "of unknown noise, as repeats share a job"),
+    UNKNOWN: ("too noisy", "too noisy ({seen})"),
+    BARE: ("no repeat", "without repeats"),
+    EQUAL: ("equal launches", "of unknown noise, since launches are equal to the last digit"),
+    ONE_JOB: ("one job", "of unknown noise, since repeats share a job"),
     BLOCKED: ("blocked", "blocked by the check"),
 }
-MOST_CHANGE = 10.0  # more than that is no change that anybody looks for
-MOST_SENSIBLE = 40  # more launches a side are no advice
-MOST_NAMED, MOST_SIZES = 2, 6  # what differs, and sizes, as a headline has room for
-LARGEST = 1000  # in per cent, as a cell has room for
-# A hash, whose first characters tell it from any other.
+MOST_CHANGE = 10.0  # nobody looks for a larger change (factor)
+MOST_SENSIBLE = 40  # launches per side; more is not useful advice
+MOST_NAMED, MOST_SIZES = 2, 6  # differences and sizes that fit in a headline
+LARGEST = 1000  # per cent that fit in a cell
+# A hash, of which texts show the first characters.
 _HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28,}\b")
 _NAMES = {
     "image_sha256": "image", "project_commit": "commit", "project_dirty": "uncommitted changes",
@@ -66,16 +66,16 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the points of a comparison come to.
+    """The summary of the points of a comparison.
 
     Attributes:
-        kind: "differs": a point is shown to be slower or faster; "same": all points are the same
-            within the margin; "blocked": errors of the check block all of them; "unshown": else.
-        counts: How many points are of each kind of `KINDS`.
-        slower: The points shown to be slower, the one that lost most first.
-        faster: The points shown to be faster, the one that gained most first.
-        smallest_change: The relative change that each point without enough evidence would have
-            shown nine times of ten; None where there is none, or no change would do.
+        kind: "differs": a point is slower or faster; "same": all points are the same within the
+            margin; "blocked": errors of the check block all of them; "unshown": anything else.
+        counts: Number of points of each kind of `KINDS`.
+        slower: The slower points, largest loss first.
+        faster: The faster points, largest gain first.
+        smallest_change: Relative change that every point without enough evidence would have
+            detected with 90 % power; None if there is no such point or no such change.
     """
 
     kind: str
@@ -86,12 +86,12 @@ class Outcome:
 
     @property
     def total(self) -> int:
-        """The number of points."""
+        """Return the number of points."""
         return sum(self.counts.values())
 
 
 def outcome(points: Sequence[JudgedPair]) -> Outcome:
-    """Return what points come to, those of a comparison or of one study of it."""
+    """Return the summary of the points of a comparison, or of one study of it."""
     counts = Counter(counted_as(judged) for _, judged in points)
     by_ratio = sorted(points, key=lambda point: point[1].ratio)
     slower = [point for point in by_ratio if point[1].verdict == SLOWER]
@@ -108,7 +108,7 @@ def outcome(points: Sequence[JudgedPair]) -> Outcome:
 
 
 def counted_as(judged: Judged) -> str:
-    """Return a point's verdict, or `BARE`, `EQUAL` or `ONE_JOB` where its noise is unknown."""
+    """Return a point's verdict, or `BARE`, `EQUAL` or `ONE_JOB` if its noise is unknown."""
     if judged.in_one_job:
         return ONE_JOB
     if judged.verdict != UNKNOWN or judged.interval:
@@ -117,28 +117,28 @@ def counted_as(judged: Judged) -> str:
 
 
 def short(judged: Judged) -> str:
-    """Return what a point comes to, as a cell has it."""
+    """Return a point's verdict as the text of a cell."""
     return KINDS[counted_as(judged)][0]
 
 
 def changed(comparison: Comparison) -> dict[str, tuple[list[Any], list[Any]]]:
-    """Return what differs between the sides, the factors of cases first: values of A and of B."""
-    made: dict[str, tuple[list[Any], list[Any]]] = {}
+    """Return the differing facts, factors of cases first, with the values of A and of B."""
+    factors: dict[str, tuple[list[Any], list[Any]]] = {}
     for pair, _ in comparison.points:
         for name, both in pair.changed.items():
-            for side, value in zip(made.setdefault(name, ([], [])), both, strict=True):
+            for side, value in zip(factors.setdefault(name, ([], [])), both, strict=True):
                 side += [value] if value not in side else []
-    return made | comparison.environment
+    return factors | comparison.environment
 
 
 def notable(comparison: Comparison) -> dict[str, tuple[list[Any], list[Any]]]:
-    """Return of what differs that which one compares for: factors, software and devices."""
+    """Return the differing factors, software and devices, which are what one compares."""
     factors = {name for pair, _ in comparison.points for name in pair.changed}
     return {k: v for k, v in changed(comparison).items() if k in factors or k in FIRST_FACTS}
 
 
 def values(of_side: Sequence[Any]) -> str:
-    """Return the values of a fact on one side."""
+    """Return the values of a fact on one side as text."""
     if not of_side:
         return "nothing"
     texts = [
@@ -148,7 +148,7 @@ def values(of_side: Sequence[Any]) -> str:
 
 
 def fact(name: str) -> str:
-    """Return what a fact is called; of a user's own, as its user wrote it."""
+    """Return the display name of a fact; users' own facts keep their name."""
     is_own = name.startswith(("variable ", "source of ", "DDP ", "loader "))
     return name if is_own else _NAMES.get(name, name.replace("_", " "))
 
@@ -160,15 +160,15 @@ def difference(comparison: Comparison) -> str:
     if not main and others:
         return f"Other {listed([fact(name) for name in changed(comparison)], MOST_NAMED)}"
     if not main:
-        return "With nothing known to differ"
-    texts = [f"{fact(k)} {values(b)} in place of {values(a)}" for k, (a, b) in main.items()]
+        return "Without a known difference"
+    texts = [f"{fact(k)} {values(b)} instead of {values(a)}" for k, (a, b) in main.items()]
     more = len(texts) - MOST_NAMED + others
     named = [*texts[:MOST_NAMED], *([counted(more, "other difference")] if more > 0 else [])]
     return f"With {joined(named)}"
 
 
 def sentence(summary: Outcome, margin: float) -> str:
-    """Say what points come to: the strongest claims, then how many points are of which kind."""
+    """Return the summary as text: the strongest claims, then the number of points per kind."""
     claims = {
         "differs": " and ".join(
             _claim(points, is_named=summary.total > 1)
@@ -180,8 +180,8 @@ def sentence(summary: Outcome, margin: float) -> str:
         "unshown": "no difference is shown",
     }[summary.kind]
     least = seen(summary)
-    noise = f"nine times of ten a change of {least} or more would have been seen"
-    noise = noise if least else "no change would have been seen"
+    noise = f"a change of {least} or more would have been detected 9 times in 10"
+    noise = noise if least else "no change would have been detected"
     counts = {
         text.format(margin=100 * margin, seen=noise): summary.counts[kind]
         for kind, (_, text) in KINDS.items()
@@ -197,7 +197,7 @@ def sentence(summary: Outcome, margin: float) -> str:
 
 
 def _claim(points: Sequence[JudgedPair], *, is_named: bool) -> str:
-    """Say which sizes are slower, or faster, and by how much the first of the points is."""
+    """Return which sizes are slower, or faster, and by how much the first point is."""
     pair, judged = points[0]
     sizes = sorted({pair.world_size for pair, _ in points})
     sign = -1 if judged.verdict == SLOWER else 1
@@ -216,51 +216,56 @@ def _claim(points: Sequence[JudgedPair], *, is_named: bool) -> str:
 
 
 def seen(summary: Outcome) -> str:
-    """Return the smallest change that the noisy points would have shown; empty where none would."""
+    """Return the smallest change that noisy points would have detected; empty if there is none."""
     least = summary.smallest_change
     return "" if least is None or least > MOST_CHANGE else f"{100 * least:.2g} %"
 
 
 def advice(comparison: Comparison) -> str:
-    """Say the one thing to do next."""
+    """Return what to do next, as one sentence."""
     summary = outcome(comparison.points)
     a, b = comparison.sides
     cautions = {caution.kind for caution in comparison.cautions}
     if summary.counts[BLOCKED]:
-        return "Mend what lockstep check says blocks the points, then compare again."
+        return "Fix the errors that lockstep check reports for these points, then compare again."
     if "copies" in cautions:
-        return f"Measure {b} again: launches that both sides hold say nothing of a difference."
+        return f"Measure {b} again: launches that are on both sides cannot show a difference."
     unknown = {
-        BARE: "Measure five launches a side: without repeats the noise is unknown.",
-        EQUAL: "Give rates with more digits, of launches that are no copies: these show no noise.",
-        ONE_JOB: f"Measure the repeats of {a} and of {b} in several jobs: share_job = false.",
+        BARE: "Measure five launches per side: without repeats the noise is unknown.",
+        EQUAL: (
+            "Give rates with more digits, from launches that are not copies: these show no noise."
+        ),
+        ONE_JOB: f"Measure the repeats of {a} and of {b} in several jobs (share_job = false).",
     }
     for kind, text in unknown.items():
         if summary.counts[kind]:
             return text
     if summary.kind == "differs" and "not-in-turn" in cautions:
-        return f"Measure {a} and {b} in turn, {a} {b} {b} {a}: so far it may be a drift."
+        return (
+            f"Measure {a} and {b} in turn, {a} {b} {b} {a}: the difference may be a drift of "
+            "the machine."
+        )
     if summary.kind == "differs":
         names = [fact(name) for name in notable(comparison)]
         if len(names) > 1:
-            return f"Change back one of {listed(names, 4)} and measure again, to tell which it is."
-        return f"See where the time of {b} goes now: lockstep report."
+            return f"Change back one of {listed(names, 4)} and measure again to find the cause."
+        return f"Run lockstep report to see where the time of {b} goes."
     if not summary.counts[UNKNOWN]:
-        return "Nothing: what could have been seen is not there."
+        return "Nothing: all points are the same within the margin."
     noisy = [judged for _, judged in comparison.points if judged.verdict == UNKNOWN]
     spread = max(judged.spread or 0.0 for judged in noisy)
     needed = launches_needed(spread, comparison.margin, comparison.next_error)
     goal = f"a change of {100 * comparison.margin:.2g} % at the noisiest point"
     if needed is None or needed > MOST_SENSIBLE:
         return (
-            f"Find what disturbs the machine: launches vary by up to {percent(spread)} %, and "
-            f"{needed or 'more than 1,000'} a side would be needed to tell {goal}."
+            f"Find what disturbs the machine: launches vary by up to {percent(spread)} %, so "
+            f"{needed or 'more than 1,000'} per side are needed to detect {goal}."
         )
-    return f"Measure {needed} launches a side, to tell {goal} too."
+    return f"Measure {needed} launches per side to detect {goal}."
 
 
 def change(value: float | None) -> str:
-    """Return a ratio as a signed change in per cent, without its unit."""
+    """Return a ratio as a signed change in per cent, without the unit."""
     if value is None:
         return DASH
     per_cent = round(100 * (value - 1), 1)
@@ -275,41 +280,41 @@ def change_span(ends: tuple[float, float] | None) -> str:
 
 
 def memory(pair: Pair, judged: Judged) -> str:
-    """Return the ratio of peak memory as a cell; a dash where it is unknown or blocked."""
+    """Return the ratio of peak memory as a cell; a dash if it is unknown or blocked."""
     value = None if judged.blocked_by else pair.memory_ratio
     return DASH if value is None else f"{value:.3f}"
 
 
 @dataclass(frozen=True)
 class Line:
-    """One point of the first campaign beside those of the others.
+    """One point of the first campaign, with that of each other campaign.
 
     Attributes:
-        cells: One for each comparison, None where it lacks the point.
+        cells: One per comparison; None if it lacks the point.
     """
 
     cells: tuple[JudgedPair | None, ...]
 
     @property
     def pair(self) -> Pair:
-        """A pair that has the point."""
+        """Return the first pair that has the point."""
         return next(cell[0] for cell in self.cells if cell)
 
 
 def side_by_side(comparisons: Sequence[Comparison]) -> list[Line]:
-    """Return the points of comparisons with one base, by the number of ranks."""
-    made: dict[object, list[JudgedPair | None]] = {}
+    """Return the points of comparisons with one base, sorted by the number of ranks."""
+    cells_of: dict[object, list[JudgedPair | None]] = {}
     for index, comparison in enumerate(comparisons):
         for pair, judged in comparison.points:
             launches = tuple(sorted(row.launch for row in pair.a))
             key = pair.case, pair.world_size, launches
-            made.setdefault(key, [None] * len(comparisons))[index] = pair, judged
-    rows = [Line(tuple(cells)) for cells in made.values()]
+            cells_of.setdefault(key, [None] * len(comparisons))[index] = pair, judged
+    rows = [Line(tuple(cells)) for cells in cells_of.values()]
     return sorted(rows, key=lambda line: line.pair.world_size)
 
 
 def flagged(comparisons: Sequence[Comparison]) -> dict[tuple[str, str], dict[Any, Pair]]:
-    """Return letter of a campaign and flag -> its points, those of the common base once."""
+    """Return (letter of a campaign, flag) -> flagged points; those of the base occur once."""
     flags: dict[tuple[str, str], dict[Any, Pair]] = {}
     for comparison in comparisons:
         letters = dict(zip("AB", comparison.sides, strict=True))
@@ -322,7 +327,7 @@ def flagged(comparisons: Sequence[Comparison]) -> dict[tuple[str, str], dict[Any
 
 
 def flag_notes(comparisons: Sequence[Comparison]) -> list[str]:
-    """Say which points are flagged, and why."""
+    """Return a sentence for each flag, with its points."""
     return [
         f"flag: {side}: {flag}: "
         + listed([f"{pair.label} at {pair.world_size}" for pair in points.values()], 3)
@@ -331,7 +336,7 @@ def flag_notes(comparisons: Sequence[Comparison]) -> list[str]:
 
 
 def left_out(comparison: Comparison) -> list[str]:
-    """Say which points have no partner, or several, and what --allow would pair."""
+    """Return sentences on points without a partner or with several, and on --allow."""
     only = zip(comparison.sides, (comparison.only_in_a, comparison.only_in_b), strict=True)
     texts = [
         f"only in {side}: {counted(len(keys), 'point')}: {listed(map(str, keys), 3)}"
@@ -341,13 +346,13 @@ def left_out(comparison: Comparison) -> list[str]:
     if comparison.ambiguous:
         texts.append(f"not compared: {ambiguity(comparison.ambiguous, comparison.sides)}")
     return texts + [
-        f"--allow {name} would compare {counted(count, 'point')} more"
+        f"--allow {name} would compare {counted(count, 'more point')}"
         for name, count in comparison.allowing.items()
     ]
 
 
 def rule(comparisons: Sequence[Comparison]) -> list[str]:
-    """Say how the intervals are drawn and what each verdict means; nothing without an interval."""
+    """Return a sentence on the level of the intervals and the verdicts; empty without intervals."""
     levels = {}
     for comparison in comparisons:
         if tested := sum(judged.interval is not None for _, judged in comparison.points):
@@ -363,18 +368,18 @@ def rule(comparisons: Sequence[Comparison]) -> list[str]:
     also = ", each also corrected for" if len(levels) > 1 else " and"
     beside = f"{also} {count} comparisons" if count > 1 else ""
     return [
-        f"Intervals at {drawn}{beside}; same: within {1 / (1 + margin):.3f} to {1 + margin:.3f}; "
-        "faster, slower: else, and without 1."
+        f"Intervals are at {drawn}{beside}. Same: the interval is within {1 / (1 + margin):.3f} to "
+        f"{1 + margin:.3f}; faster or slower: it is not, and excludes 1."
     ]
 
 
 @dataclass(frozen=True)
 class Aside:
-    """A table of what points have beside their speed.
+    """A table of quantities other than speed.
 
     Attributes:
-        head: Of what, its unit, and the units of the difference and its interval.
-        rows: What, ranks, A, B, the difference, its interval, and the case.
+        head: Quantity with unit, name of the difference, and unit of the difference.
+        rows: Quantity, ranks, A, B, difference, its interval, and case.
     """
 
     caption: str
@@ -384,7 +389,7 @@ class Aside:
 
 
 def asides(comparison: Comparison) -> list[Aside]:
-    """Return what points have beside their speed: shares, and the times of trainings."""
+    """Return the tables of quantities other than speed: shares, and times of trainings."""
     shares: list[list[str]] = []
     spent: list[list[str]] = []
     for pair, judged in comparison.points:
@@ -400,26 +405,26 @@ def asides(comparison: Comparison) -> list[Aside]:
             cells = [number(time["a"]), number(time["b"]), ratio(time["ratio"])]
             spent.append([name, ranks, *cells, ratio_span(time["interval"]), pair.label])
     a, b = comparison.sides
-    made = [
+    tables = [
         Aside(
             "Shares", ("quantity, %", f"{b} - {a}", "points"), shares,
             "The intervals of these quantities are not corrected for the number of points.",
         ),
         Aside(
             "Training time", ("training time, s", f"{b} / {a}", ""), spent,
-            f"Medians over runs, validation left aside; below 1, {b} is quicker. Not corrected for "
+            f"Medians over runs, without validation; below 1, {b} is faster. Not corrected for "
             "the number of points.",
         ),
     ]  # fmt: skip
-    return [aside for aside in made if aside.rows]
+    return [aside for aside in tables if aside.rows]
 
 
 @dataclass(frozen=True)
 class Form:
-    """What a comparison is written as.
+    """The output format of a comparison.
 
     Attributes:
-        redacted: What takes names out of texts, before any is wrapped or escaped.
+        redacted: Removes names from texts before they are wrapped or escaped.
     """
 
     is_markdown: bool = False
@@ -437,7 +442,7 @@ class Form:
 
 
 def text(comparison: Comparison, names: tuple[str, str], form: Form) -> list[str]:
-    """Return the comparison as lines: what surrounds it first, then the points and their notes."""
+    """Return the comparison as lines: the circumstances, then the points and their notes."""
     a, b = comparison.sides
     circumstances = [
         f"differs: {name}: {values(of_a)} in {a}, {values(of_b)} in {b}"
@@ -446,8 +451,8 @@ def text(comparison: Comparison, names: tuple[str, str], form: Form) -> list[str
     if comparison.same_facts:
         circumstances.append(f"equal: {listed(comparison.same_facts, 8)}")
     elif not comparison.environment:
-        circumstances.append("environment: neither side says what it was measured on")
-    cautions = [f"warning: {one.sentence(comparison.sides)}" for one in comparison.cautions]
+        circumstances.append("environment: not recorded on either side")
+    cautions = [f"warning: {own.sentence(comparison.sides)}" for own in comparison.cautions]
     points = [["verdict", "ranks", "launches", "ratio", "interval", "memory", "case"]]
     for pair, judged in comparison.points:
         why = f"; {blocked(judged.blocked_by)}" if judged.blocked_by else ""
@@ -461,7 +466,7 @@ def text(comparison: Comparison, names: tuple[str, str], form: Form) -> list[str
     parts = [
         form.listed([
             f"{a}: {names[0]}", f"{b}: {names[1]}",
-            f"ratio: rate of {b} / rate of {a}; above 1, {b} is faster",
+            f"ratio: rate of {b} / rate of {a}; {b} is faster above 1",
             f"memory: peak of {b} / peak of {a}, of the rank that needs most; not judged",
         ]),
         form.listed([f"{difference(comparison)}: {sentence(summary, comparison.margin)}"]),
@@ -480,14 +485,14 @@ def text(comparison: Comparison, names: tuple[str, str], form: Form) -> list[str
 
 
 def several(comparisons: Sequence[Comparison], names: Sequence[str], form: Form) -> list[str]:
-    """Return comparisons with one base as lines: all side by side, then each of them as `text`."""
+    """Return comparisons with one base as lines: a table of all, then the text of each."""
     each = [
         text(comparison, (names[0], name), form)
         for comparison, name in zip(comparisons, names[1:], strict=True)
     ]
     if len(each) == 1:
         return each[0]
-    rows = [["ranks", *(made.sides[1] for made in comparisons), "case"]]
+    rows = [["ranks", *(comparison.sides[1] for comparison in comparisons), "case"]]
     for line in side_by_side(comparisons):
         cells = [
             DASH if cell is None
@@ -495,6 +500,6 @@ def several(comparisons: Sequence[Comparison], names: Sequence[str], form: Form)
             for cell in line.cells
         ]  # fmt: skip
         rows.append([str(line.pair.world_size), *cells, line.pair.name])
-    head = form.listed(["ratio of each to A; below, each beside A with its intervals"])
+    head = form.listed(["ratio: rate of each / rate of A; the tables below have the intervals"])
     parts = [form.table(rows), head, *each]
     return [lines.plain(line) for part in parts for line in (*part, "")][:-1]

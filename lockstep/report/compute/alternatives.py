@@ -25,7 +25,7 @@ from lockstep.core.studies import STUDIES, WITHOUT_RANKING
 from lockstep.report.compute.scaling import Point, Series, gained
 from lockstep.report.compute.statistics import CONFIDENCE, Interval, ratio_interval
 
-# What a step does where nobody asks for another.
+# Default values of factors.
 USUAL = {"strategy": "ddp", "activation_checkpointing": False, "accumulation": 1}
 
 Cases = list[tuple[Series, Point]]
@@ -35,11 +35,11 @@ Key = tuple[str, int, str]
 
 @dataclass(frozen=True)
 class Cell:
-    """A setting at one world size, beside the reference there.
+    """A setting at one world size, compared with the reference setting at that size.
 
     Attributes:
-        ratio: Of its throughput to the reference's.
-        interval: Of the ratio, 95 %; None without repeats, and of the reference itself.
+        ratio: Throughput / throughput of the reference.
+        interval: 95 % interval of the ratio; None without repeats and for the reference itself.
     """
 
     ratio: float
@@ -47,16 +47,16 @@ class Cell:
 
     @property
     def is_shown(self) -> bool:
-        """Whether the interval leaves out 1."""
+        """Tell whether the interval excludes 1."""
         return self.interval is not None and not self.interval[0] <= 1 <= self.interval[1]
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Settings over world sizes, each beside the reference of its own size.
+    """Settings over world sizes, each compared with the reference at its size.
 
     Attributes:
-        series: One of the series, for what all share.
+        series: One of the series, for facts that all share.
         names: Factors that vary.
         sizes: World sizes, ascending.
         cells: Values of the factors -> world size -> cell; none where the reference failed at that
@@ -72,7 +72,7 @@ class Grid:
 
 def groups(study: str, series: Sequence[Series]) -> list[tuple[Key, Cases]]:
     """Group points that may be compared: same workload, size, layout and other factors."""
-    found: dict[Key, Cases] = {}
+    points: dict[Key, Cases] = {}
     for curve in series:
         others = ""
         if (known := STUDIES.get(study)) and known.varies_one and known.compared_with:
@@ -80,14 +80,14 @@ def groups(study: str, series: Sequence[Series]) -> list[tuple[Key, Cases]]:
             others = str(sorted((k, str(v)) for k, v in curve.row.factors.items() if k != kept))
         others += curve.layout
         for point in curve.points:
-            found.setdefault((curve.row.workload, point.world_size, others), []).append(
+            points.setdefault((curve.row.workload, point.world_size, others), []).append(
                 (curve, point)
             )
-    return sorted(found.items(), key=lambda item: item[0][:2])
+    return sorted(points.items(), key=lambda item: item[0][:2])
 
 
 def reference(study: str, cases: Cases) -> int:
-    """Return the index of the case the others are compared with: the most usual one."""
+    """Return the index of the reference case: the one with most default factors."""
     known = STUDIES.get(study)
     usual = USUAL | dict([known.compared_with] if known and known.compared_with else [])
 
@@ -101,10 +101,10 @@ def reference(study: str, cases: Cases) -> int:
 def references(
     study: str, sequence: Sequence[tuple[Key, Cases]]
 ) -> list[tuple[Series, Point] | None]:
-    """Return the case that each group is compared with: the same setting at every size.
+    """Return the reference case of each group: the same setting at every size.
 
-    It is None where that setting was measured at other sizes alone: the ratio to another setting
-    would be another quantity.
+    It is None if that setting was not measured at the size, since ratios to different settings
+    are not comparable.
     """
     every: dict[tuple[str, str], Cases] = {}
     for (workload, _, others), cases in sequence:
@@ -117,7 +117,7 @@ def references(
 
 
 def without_blocked(sequence: Sequence[tuple[Key, Cases]]) -> list[tuple[Key, Cases]]:
-    """Return the groups without the points whose ratios an error of the check forbids."""
+    """Return the groups without points that errors of the check block."""
     kept = [(key, [case for case in cases if not case[1].blocked_by]) for key, cases in sequence]
     return [(key, cases) for key, cases in kept if cases]
 
@@ -140,7 +140,7 @@ def independent(names: Sequence[str], cases: Cases) -> list[str]:
 
 
 def grids(study: str, sequence: Sequence[tuple[Key, Cases]]) -> list[Grid]:
-    """Return the groups that differ in their size alone as one grid each."""
+    """Return one grid for the groups that differ only in world size."""
     joined: dict[tuple[str, str], list[tuple[Key, Cases]]] = {}
     for key, cases in sequence:
         if len(cases) > 1:
@@ -202,12 +202,12 @@ class FactorLadder:
 
     @property
     def base(self) -> Rung:
-        """What the others are compared with."""
+        """Return the rung of the smallest value, with which the others are compared."""
         return self.rungs[0]
 
     @property
     def is_blocked(self) -> bool:
-        """Whether an error of the check forbids a verdict."""
+        """Tell whether an error of the check blocks a verdict."""
         return any(rung.point.blocked_by for rung in self.rungs)
 
 
@@ -219,19 +219,19 @@ def factor_ladders(series: Sequence[Series]) -> list[FactorLadder]:
         for point in curve.points:
             key = (factor, curve.row.workload, rest, curve.layout, point.world_size)
             groups.setdefault(key, []).append((value, curve, point))
-    found = []
+    ladders = []
     for (factor, *_), group in groups.items():
         (smallest, curve, base), *others = sorted(group, key=lambda rung: rung[0])
         rungs = (Rung(v, point, *gained(point, base, v / smallest)) for v, _, point in others)
         if others:
             label = _label(curve, factor)
             whole = (Rung(smallest, base), *rungs)
-            found.append(FactorLadder(factor, label, base.world_size, curve, whole))
-    return found
+            ladders.append(FactorLadder(factor, label, base.world_size, curve, whole))
+    return ladders
 
 
 def without_laddered(series: Sequence[Series]) -> list[Series]:
-    """Return the series that say something beside the ladders: over ranks, or of no ladder."""
+    """Return the series that factor ladders do not cover: over ranks, or of no ladder."""
     laddered = {(ladder.factor, ladder.label) for ladder in factor_ladders(series)}
     return [
         curve
@@ -242,7 +242,7 @@ def without_laddered(series: Sequence[Series]) -> list[Series]:
 
 
 def _named(series: Sequence[Series]) -> Iterator[tuple[Series, str, float]]:
-    """Yield each series with a factor that its program is laddered over, and its value."""
+    """Yield each series with each factor that its program is measured over, and its value."""
     for curve in series:
         for factor in curve.row.program.get("over", []):
             value = curve.row.factors.get(factor)
@@ -251,7 +251,7 @@ def _named(series: Sequence[Series]) -> Iterator[tuple[Series, str, float]]:
 
 
 def _label(series: Series, factor: str) -> str:
-    """Return the program with the factors that a ladder over one of them keeps."""
+    """Return the label of a ladder over a factor: the program and the fixed factors."""
     fixed = [f"{name}={value}" for name, value in series.row.factors.items() if name != factor]
     return ", ".join([series.row.workload, *fixed, *filter(None, [series.layout])])
 
@@ -262,7 +262,7 @@ SOURCE = "locator"
 
 @dataclass(frozen=True)
 class Replaced:
-    """A run on the slowest device beside the same work on one of another kind."""
+    """A run on the slowest device, and the same work on another kind of device."""
 
     slowest: Series
     other: Series
@@ -270,29 +270,29 @@ class Replaced:
 
 
 def replaced(series: Iterable[Series]) -> list[Replaced]:
-    """Return what each kind of device gives over the slowest that did the same work."""
+    """Return the speed-up of each kind of device over the slowest one at the same work."""
     groups: dict[tuple[object, ...], list[Series]] = {}
     for curve in series:
         if work := _work(curve):
             groups.setdefault(work, []).append(curve)
-    found = []
+    replacements = []
     for group in groups.values():
-        slowest = min(group, key=lambda one: one.base.rate)
-        found += [
+        slowest = min(group, key=lambda curve: curve.base.rate)
+        replacements += [
             Replaced(slowest, other, other.base.rate / slowest.base.rate)
             for other in group
             if kind_of_device(other) != kind_of_device(slowest)
         ]
-    return found
+    return replacements
 
 
 def kind_of_device(series: Series) -> str:
-    """Return what a table calls its device; empty where it says nothing."""
+    """Return the name of a table's device; empty if the table has none."""
     return str(series.base.rows[0].details.get(KIND_OF_DEVICE, ""))
 
 
 def _work(series: Series) -> tuple[object, ...]:
-    """Return what one device was given to do, and who says so; nothing where that is unknown."""
+    """Return the work of one device and its source; empty if either is unknown."""
     row, time_s = series.base.rows[0], series.base.time_s
     source, through = row.details.get(SOURCE), row.throughput_samples_per_s
     if row.origin == "measured" or series.baseline != 1 or not kind_of_device(series):
@@ -311,12 +311,12 @@ class Place:
     """One setting in a ranking.
 
     Attributes:
-        kind: `best`: of the highest throughput; `slower`: its interval lies below the best's;
-            `not_shown_slower`: it does not, or too few launches say so; `same_buckets`: both made
-            the same; `alone`: there is no other.
+        kind: `best`: highest throughput; `slower`: the interval of the ratio is below 1;
+            `not_shown_slower`: it is not, or there are too few launches; `same_buckets`: equal
+            buckets to the best's; `alone`: there is no other setting.
         rate: Median over launches, in samples per second.
-        ratio: Of its rate to the best's.
-        interval: Of that ratio, over launches; of the best, of its rate.
+        ratio: Rate / rate of the best.
+        interval: Interval of the ratio over launches; for the best, of its rate.
         memory_bytes: Peak of the rank that needs most; None where unknown.
     """
 
@@ -333,11 +333,11 @@ class Ranking:
     """The settings of one question, the best first.
 
     Attributes:
-        world_size: The largest one, which is ranked.
-        num_launches: The fewest that any of them has; 0 where none is ranked.
-        num_flagged: How many of the ranked settings are flagged.
-        is_one: Whether all made the same buckets, so that there is nothing to choose from.
-        absent: Settings that have no point at this size, or one that the check forbids to compare.
+        world_size: The largest world size, at which settings are ranked.
+        num_launches: Smallest number of launches of a setting; 0 if none is ranked.
+        num_flagged: Number of ranked settings with flags.
+        is_one: Whether all settings gave the same buckets, so that there is no choice.
+        absent: Settings without a point at this size, or blocked by the check.
     """
 
     study: str
@@ -353,11 +353,10 @@ class Ranking:
 
 
 def rank(series: Sequence[Series], names: Collection[str]) -> list[Ranking]:
-    """Return a ranking of each group of cases that differ in these factors alone.
+    """Return a ranking of each group of cases that differ only in these factors.
 
-    Rates of two workloads, or of two units, are no contest: each has a ranking of its own. The best
-    of k was picked by these very rates, so that any two of them may have been compared: the
-    confidence of each comparison is that of all k (k - 1) / 2 together (Bonferroni).
+    Each workload and unit has its own ranking. Since the best of k settings is chosen by the same
+    rates, each comparison is corrected for all k (k - 1) / 2 pairs (Bonferroni).
     """
     groups: dict[tuple[object, ...], list[Series]] = {}
     for curve in series:
@@ -395,7 +394,7 @@ def _ranking(group: Sequence[Series], names: Collection[str]) -> Ranking:
 
 
 def _are_alike(one: Point, other: Point) -> bool:
-    """Tell whether two settings of the bucket size made the same buckets."""
+    """Tell whether two settings of the bucket size gave the same buckets."""
     made = [point.rows[0].details.get("bucket_bytes") for point in (one, other)]
     return one.rows[0].study == "bucket" and bool(made[0]) and made[0] == made[1]
 
@@ -405,26 +404,26 @@ def _values(point: Point, names: Collection[str]) -> dict[str, object]:
 
 
 def places(points: Sequence[Point], names: Collection[str]) -> tuple[Place, ...]:
-    """Return the places of points that differ in these factors alone, the best first."""
+    """Return the places of points that differ only in these factors, the best first."""
     if not points:
         return ()
     best, *others = sorted(points, key=lambda point: -point.rate)
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(points) * (len(points) - 1) // 2)
     kind: PlaceKind = "best" if others else "alone"
     own = _values(best, names), best.rate, 1.0, best.rate_interval, best.peak_memory_bytes
-    found = [Place(kind, *own)]
+    ranked = [Place(kind, *own)]
     for point in others:
         interval = ratio_interval(point.units, best.units, confidence)
         kind = "slower" if interval and interval[1] < 1 else "not_shown_slower"
         kind = "same_buckets" if _are_alike(point, best) else kind
         ratio, memory_bytes = point.rate / best.rate, point.peak_memory_bytes
-        found.append(Place(kind, _values(point, names), point.rate, ratio, interval, memory_bytes))
-    return tuple(found)
+        ranked.append(Place(kind, _values(point, names), point.rate, ratio, interval, memory_bytes))
+    return tuple(ranked)
 
 
 def equal_buckets(series: Sequence[Series]) -> list[tuple[str, list[str], list[int]]]:
-    """Return what gave equal buckets: (workload, values of bucket_cap_mb, world sizes)."""
-    found: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    """Return settings with equal buckets: (workload, values of bucket_cap_mb, world sizes)."""
+    equal: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     for (workload, world_size, _), cases in groups("bucket", series):
         same: dict[str, list[str]] = {}
         for curve, point in cases:
@@ -433,5 +432,5 @@ def equal_buckets(series: Sequence[Series]) -> list[tuple[str, list[str], list[i
                 same.setdefault(str(real), []).append(str(curve.row.factors.get("bucket_cap_mb")))
         for caps in same.values():
             if len(caps) > 1:
-                found.setdefault((workload, tuple(caps)), []).append(world_size)
-    return [(workload, list(caps), sizes) for (workload, caps), sizes in found.items()]
+                equal.setdefault((workload, tuple(caps)), []).append(world_size)
+    return [(workload, list(caps), sizes) for (workload, caps), sizes in equal.items()]

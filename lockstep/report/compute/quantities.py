@@ -1,7 +1,7 @@
-"""What a point has beside its speed: shares and fractions, and where in a result each is found.
+"""Quantities of a point other than speed: shares and fractions, and how each is computed.
 
-A quantity is a fraction from 0 to 1, one value per launch. Where a case's details, or a column of
-an imported table, bear its name, that value counts; else it is worked out where it can be:
+A quantity is a fraction from 0 to 1, one value per launch. A value of that name in a case's details
+or in a column of an imported table is used as it is; otherwise it is computed if possible:
 
     mfu                   model FLOP per second over the datasheet's peak
     communication_share   exposed communication over the step of the launch's turns, whose mean it
@@ -12,7 +12,7 @@ an imported table, bear its name, that value counts; else it is worked out where
     loader_idle           of a step on batches of a loader, what the same step on a batch that lies
                           there does not have (`lockstep.measure.loading.loader_cases`)
 
-Energy is no fraction: the joules of a sample are the mean power of all ranks' boards, while their
+Energy is not a fraction: the joules per sample are the mean power of all ranks' boards, while their
 rounds were timed, over the throughput.
 
 A point's value is the report's: the median over launches of the MFU, the mean of the others. Its
@@ -69,11 +69,11 @@ Term = tuple[float, Sequence[float]]
 
 @dataclass(frozen=True)
 class Part:
-    """Seconds of a step that go to one cause, or are lost to it.
+    """Seconds of a step that one cause takes, or that are lost to it.
 
     Attributes:
-        seconds: The mean over launches; of a loss, negative where it took less.
-        interval: 95 % over launches, or over several jobs, about `seconds`; None without repeats.
+        seconds: Mean over launches; a loss is negative if the cause takes less time.
+        interval: 95 % interval over launches, or over several jobs; None without repeats.
     """
 
     cause: Cause
@@ -83,11 +83,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Loss:
-    """What a point's step takes longer than an ideal one, and to what it is lost.
+    """The time that a point's step takes longer than an ideal one, by cause.
 
     Attributes:
-        seconds: The loss, `step_s` less the ideal step.
-        interval: Of the loss, 95 %: as wide as that of their mean.
+        seconds: The loss: `step_s` minus the ideal step time.
+        interval: 95 % interval of the loss, as wide as that of the mean.
         parts: The loss of each cause; they add up to `seconds`.
     """
 
@@ -99,12 +99,12 @@ class Loss:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a point loses time: what is shown of its loss, as its card shows it.
+    """Why a point loses time.
 
     Attributes:
-        kind: `little`: the loss is shown to be less than `NOTABLE` of the step. `named`: causes
-            are shown. `open`: not enough evidence for either.
-        named: The causes that are shown, the largest first.
+        kind: `little`: the loss is less than `NOTABLE` of the step. `named`: causes are
+            established. `open`: not enough evidence for either.
+        named: The established causes, largest first.
     """
 
     kind: Kind
@@ -113,9 +113,9 @@ class Reason:
 
 
 def turns(row: Row) -> Turns | None:
-    """Return the turns of a launch's variants; None where none was timed.
+    """Return the turns of a launch's variants; None if none was timed.
 
-    Of older results, which have no turns of the whole step, that is the step of the rounds.
+    Older results have no turns of the whole step, so the step time of the rounds is used.
     """
     if row.step_s is None or OWN not in row.rank_variant_s:
         return None
@@ -124,7 +124,7 @@ def turns(row: Row) -> Turns | None:
 
 
 def split(row: Row) -> Split | None:
-    """Return how a launch's step divides by cause; None where no variant was timed.
+    """Return the seconds of a launch's step by cause; None if no variant was timed.
 
     The causes are scaled to the step of the rounds; noise may take one below 0.
     """
@@ -139,9 +139,9 @@ def split(row: Row) -> Split | None:
 
 
 def parts(point: Point) -> tuple[Part, ...] | None:
-    """Return where a point's step goes; None where a launch timed no variant, or it is blocked.
+    """Return a point's step by cause; None if a launch timed no variant, or it is blocked.
 
-    What noise takes below 0 takes nothing of the step, to which the others are scaled.
+    Causes that noise takes below 0 are left out; the others are scaled to the step.
     """
     here = _splits(point)
     if here is None:
@@ -152,18 +152,18 @@ def parts(point: Point) -> tuple[Part, ...] | None:
 
 
 def pooled(point: Point, name: str) -> tuple[float | None, Interval | None]:
-    """Return the mean over launches of what a split names, such as `reduce`, and its interval.
+    """Return the mean over launches of a part of the split, such as `reduce`, and its interval.
 
-    None where a launch does not know it.
+    None if a launch lacks it.
     """
     here = _splits(point) or {}
     return _sum([(1.0, here[name])]) if name in here else (None, None)
 
 
 def phases(point: Point) -> dict[str, float | None]:
-    """Return the seconds of each phase, the median over launches; None unless all know it.
+    """Return the seconds of each phase, median over launches; None if a launch lacks it.
 
-    What a step waits for its batch is the cause `input`, a mean like all causes.
+    `data_s`, the wait for the batch, is the mean of the cause `input`.
     """
     found: dict[str, float | None] = {"data_s": pooled(point, "input")[0]}
     for phase, column in PHASES.items():
@@ -173,13 +173,13 @@ def phases(point: Point) -> dict[str, float | None]:
 
 
 def _scale(point: Point, splits: Mapping[Any, Sequence[float]]) -> float:
-    """Return what makes means over launches add up to the point's step, their median."""
+    """Return the factor that scales means over launches to the point's step, a median."""
     whole_s = sum(fmean(splits[cause]) for cause in WHOLE if cause in splits)
     return (point.step_s or whole_s) / whole_s
 
 
 def loss(series: Series, point: Point) -> Loss | None:
-    """Return what a point loses; None of the baseline, of a blocked point, without variants."""
+    """Return the loss of a point; None for the baseline, a blocked point, or without variants."""
     here, base = _splits(point), _splits(series.base)
     step_s, base_s = point.step_s, series.base.step_s
     if here is None or base is None or point is series.base or step_s is None or base_s is None:
@@ -198,7 +198,7 @@ def loss(series: Series, point: Point) -> Loss | None:
 
 
 def reason(series: Series, point: Point) -> Reason | None:
-    """Return why a point loses time; None where `loss` is.
+    """Return why a point loses time; None if `loss` is None.
 
     The causes are those of the point's card (`judged`). A strong ladder whose baseline has no half
     batch loses to `own` besides, which the card cannot tell from computing.
@@ -226,9 +226,9 @@ def reason(series: Series, point: Point) -> Reason | None:
 
 
 def judged(series: Series, point: Point) -> Bound | None:
-    """Return what bounds a point's step; None where a launch timed no variant, or it is blocked.
+    """Return the bottleneck of a point; None if a launch timed no variant, or it is blocked.
 
-    A step of a test of one's own is held against nothing, as `lockstep.explain` does it.
+    A step of a user's own test has no baseline, as in `lockstep.explain`.
     """
     has_whole = all(FULL in row.rank_variant_s for row in point.rows)
     base = None if series.row.is_own_test else series.base
@@ -256,7 +256,7 @@ def _units(point: Point) -> list[Turns]:
 
 
 def _ideal(series: Series, point: Point) -> float:
-    """Return the time an ideal step has over the baseline's."""
+    """Return the time of an ideal step / that of the baseline."""
     return series.baseline / point.world_size if series.row.scaling == "strong" else 1.0
 
 
@@ -299,13 +299,13 @@ def _sum(terms: Sequence[Term]) -> tuple[float, Interval | None]:
 
 
 def _splits(point: Point) -> dict[str, list[float]] | None:
-    """Return the seconds by cause that intervals are over, of causes that all launches know."""
-    found = [split(row) for row in point.rows]
-    known = [one for one in found if one is not None]
-    if point.blocked_by or not known or len(known) < len(found):
+    """Return the seconds of each cause that all launches have, one value per launch or job."""
+    splits = [split(row) for row in point.rows]
+    known = [seconds for seconds in splits if seconds is not None]
+    if point.blocked_by or not known or len(known) < len(splits):
         return None
-    names = [name for name in known[0] if all(name in one for one in known)]
-    return {name: _independent(point, [one[name] for one in known]) for name in names}
+    names = [name for name in known[0] if all(name in seconds for seconds in known)]
+    return {name: _independent(point, [seconds[name] for seconds in known]) for name in names}
 
 
 def _steps(point: Point) -> list[float]:
@@ -327,13 +327,13 @@ NAMES = {
 
 
 def values(rows: Sequence[Row], name: str) -> list[float]:
-    """Return a quantity of each launch of a point; empty where not every launch holds it."""
-    found = [_value(row, name) for row in rows]
-    return [one for one in found if one is not None] if None not in found else []
+    """Return a quantity of each launch of a point; empty if a launch lacks it."""
+    known = [value for row in rows if (value := _value(row, name)) is not None]
+    return known if len(known) == len(rows) else []
 
 
 def centre(found: Sequence[float], name: str) -> float:
-    """Return a point's value of a quantity, as the report has it."""
+    """Return a point's value of a quantity: the median of MFUs, the mean of others."""
     return median(found) if name == "mfu" else _kept(fmean(found))
 
 
@@ -346,7 +346,7 @@ def interval(rows: Sequence[Row], name: str) -> Interval | None:
 
 
 def units(rows: Sequence[Row], name: str) -> list[float]:
-    """Return what an interval is over: launches or jobs, and of what was learned, seeds."""
+    """Return the values for an interval: one per launch or job, or per seed for accuracies."""
     found = values(rows, name)
     if found and name == "validation_accuracy" and all(row.training for row in rows):
         return replicates.of_seeds([row.training and row.training.seed for row in rows], found)
@@ -360,7 +360,7 @@ def share_interval(found: Sequence[float]) -> Interval | None:
 
 
 def joules_per_sample(row: Row) -> float | None:
-    """Return the energy of a sample; None unless every rank's board told its energy."""
+    """Return the energy per sample (J); None if the energy of a rank's board is unknown."""
     energy_j, elapsed_s = (of_ranks(row, name) for name in ("energy_j", "elapsed_s"))
     if not energy_j or not all(elapsed_s or [0.0]) or not row.throughput_samples_per_s:
         return None
@@ -369,15 +369,15 @@ def joules_per_sample(row: Row) -> float | None:
 
 
 def of_ranks(row: Row, *path: str) -> list[float]:
-    """Return what telemetry has of every rank; empty where a rank's is unknown."""
-    known = [one for one in _telemetry(row, *path) if one is not None]
+    """Return a telemetry value of every rank; empty if that of a rank is unknown."""
+    known = [value for value in _telemetry(row, *path) if value is not None]
     return known if len(known) == row.world_size else []
 
 
 def rank_mean(rows: Sequence[Row], name: str, rank: int) -> float | None:
     """Return the mean of a rank's gauge, such as power_w, over the cases of its launch.
 
-    A case counts by the time for which it was watched. None where no case has it.
+    Cases are weighted by the time observed. None if no case has the gauge.
     """
     found = [(_telemetry(row, name, "mean"), _telemetry(row, "elapsed_s")) for row in rows]
     known = [
@@ -391,7 +391,7 @@ def rank_mean(rows: Sequence[Row], name: str, rank: int) -> float | None:
 
 
 def _telemetry(row: Row, *path: str) -> list[float | None]:
-    """Return what telemetry has of each rank by such a path, None where that is no amount."""
+    """Return a telemetry value of each rank by its path; None for what is not an amount."""
     found: Any = row.details.get("telemetry")
     for name in path:
         found = found.get(name) if isinstance(found, dict) else None
@@ -400,12 +400,12 @@ def _telemetry(row: Row, *path: str) -> list[float | None]:
 
 
 def _kept(end: float) -> float:
-    """Return an end of an interval, within what a fraction can be."""
+    """Return the end of an interval, clipped to 0 to 1."""
     return min(max(end, 0.0), 1.0)
 
 
 def _value(row: Row, name: str) -> float | None:
-    """Return a fraction as a record or a cell of a table gives it, else what follows from it."""
+    """Return a quantity of a row: as recorded or imported, else computed."""
     given = row.details.get(name)
     try:
         recorded = float(given) if isinstance(given, int | float | str) else math.nan

@@ -1,9 +1,9 @@
-"""What repeats a point: its launches, or the Slurm jobs that they ran in.
+"""The repeats of a point: its launches, or the Slurm jobs that they ran in.
 
-Launches of one job share its nodes. What a node adds to or takes from every launch there is no
-noise between them, so an interval over the launches of one job says nothing about the next job's
-nodes (`make statistics` prints how often such intervals hold). Where a point has
-several jobs, and one of them several launches, a job gives one value: the mean of its launches.
+Launches of one job share its nodes, and the effect of a node is the same in all of them, so an
+interval over the launches of one job does not cover other nodes (`make statistics` prints how often
+such intervals hold). If a point has several jobs, and one of them several launches, each job
+gives one value: the mean of its launches.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,12 +15,12 @@ from lockstep.report.load.results import Launch, Row
 
 Value = TypeVar("Value")
 
-# Largest lead of launches over others; beyond it a difference may be a drift. A B A B has 0.5.
+# Largest lead of launches (see `lead`); beyond it a difference may be a drift. A B A B has 0.5.
 MOST_APART = 0.5
 
 
 def begun(launch: Launch) -> datetime | None:
-    """Return when a launch began; None where it does not say so, with its time zone."""
+    """Return the start of a launch; None if it is not recorded with a time zone."""
     try:
         when = datetime.fromisoformat(str(launch.facts.get("started")))
     except ValueError:
@@ -29,16 +29,16 @@ def begun(launch: Launch) -> datetime | None:
 
 
 def lead(pairs: Sequence[tuple[datetime, datetime]]) -> float:
-    """Return the share of pairs whose first came first, less that of those whose second did.
+    """Return the share of pairs whose first is earlier, minus the share whose second is earlier.
 
-    Of all pairs of an A and a B it is 0 for A B B A, 0.5 for A B A B, 1 for A A B B. What drifts
-    steadily shifts the difference in speed in proportion to it.
+    Over all pairs of an A and a B it is 0 for A B B A, 0.5 for A B A B, and 1 for A A B B. A steady
+    drift biases the difference in speed in proportion to it.
     """
     return sum((a < b) - (a > b) for a, b in pairs) / len(pairs) if pairs else 0.0
 
 
 def num_jobs(rows: Sequence[Row]) -> int | None:
-    """Return in how many Slurm jobs the launches of a point ran; None where one names none."""
+    """Return the number of Slurm jobs of a point's launches; None if one has no job."""
     jobs = {row.job for row in rows}
     return None if None in jobs else len(jobs)
 
@@ -53,18 +53,18 @@ def independent(
     values: Sequence[float],
     mean: Callable[[Sequence[float]], float] = geometric_mean,
 ) -> list[float]:
-    """Return the values that an interval is over: one per job where there are several, else all.
+    """Return the values for an interval: one per job if there are several jobs, else all.
 
-    Of trainings, of which a launch may hold several, it is one per launch. Where some rows have no
-    value no job is formed; else `mean` makes one value of a job's launches.
+    Training runs give one value per launch. `mean` combines the launches of a job. If some rows
+    have no value, the values are returned as they are.
     """
     if len(values) != len(rows) or len(rows) == 1:
         return list(values)
-    return [one[0] if len(one) == 1 else mean(one) for one in grouped(rows, values)]
+    return [unit[0] if len(unit) == 1 else mean(unit) for unit in grouped(rows, values)]
 
 
 def grouped(rows: Sequence[Row], values: Sequence[Value]) -> list[list[Value]]:
-    """Return the values that `independent` makes one of; of a list each where nothing is shared."""
+    """Return the groups of values that `independent` combines into one."""
     jobs = num_jobs(rows)
     if jobs is not None and jobs not in (1, len(rows)):
         return _grouped([row.job for row in rows], values)
@@ -75,13 +75,13 @@ def grouped(rows: Sequence[Row], values: Sequence[Value]) -> list[list[Value]]:
 
 
 def of_seeds(seeds: Sequence[object], values: Sequence[float]) -> list[float]:
-    """Return one value for each seed: runs of one seed learn the same but for rounding."""
-    return [fmean(one) for one in _grouped(seeds, values)]
+    """Return the mean of each seed: runs of one seed learn the same except for rounding."""
+    return [fmean(runs) for runs in _grouped(seeds, values)]
 
 
 def _grouped(keys: Sequence[object], values: Sequence[Value]) -> list[list[Value]]:
-    """Return the values of each key, in the order in which the keys first come."""
-    found: dict[object, list[Value]] = {}
+    """Return the values of each key, in the order in which the keys first occur."""
+    groups: dict[object, list[Value]] = {}
     for key, value in zip(keys, values, strict=True):
-        found.setdefault(key, []).append(value)
-    return list(found.values())
+        groups.setdefault(key, []).append(value)
+    return list(groups.values())

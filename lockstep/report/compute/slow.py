@@ -1,4 +1,4 @@
-"""Which host, or which rank, is slowest in most launches: what sets the pace of all the others.
+"""Which host or rank is the straggler: the slowest in most launches, for which all others wait.
 
 In each launch a rank's pace is its mean step without gradient synchronisation over the median of
 the other ranks', a host's that of the median of its ranks over the median of the other hosts'; both
@@ -6,13 +6,13 @@ as the lower median over the launch's cases: what is slow by itself is so in mos
 one case does on one rank makes no slow device. One pace per launch gives an interval over launches,
 as wide as the number of ranks or hosts that could have been slowest asks for (Bonferroni).
 
-Whether devices, loaders and links were as busy as those of a healthy training are.
+The utilisation of devices, loaders and links, compared with that of a healthy training.
 
 The limits are the project's own requirement, in its words: "GPU util 90-100 %, memory near
-capacity, power near TDP, network > 100 Gb/s, loaders busy". Near is taken for the 90 % that it asks
-of the use, and the board's power is held against the limit that its driver enforces. A loader is
-busy enough where less than `metrics.NOTABLE` of a step waits for it. A miss is a hint, and no
-reason against the numbers: a small model leaves memory and power unused.
+capacity, power near TDP, network > 100 Gb/s, loaders busy". "Near" is taken as 90 %, and the
+board's power is compared with the limit that its driver enforces. A loader is busy enough if less
+than `metrics.NOTABLE` of a step waits for it. A miss is a hint and does not invalidate the numbers:
+a small model leaves memory and power unused.
 """
 
 import math
@@ -33,7 +33,7 @@ from lockstep.report.compute.scaling import Series
 from lockstep.report.compute.statistics import CONFIDENCE, Interval, log_interval
 from lockstep.report.load.results import Row
 
-# (host, rank); the rank is None of a host as a whole.
+# (host, rank); the rank is None for a whole host.
 Unit = tuple[str, int | None]
 
 
@@ -42,12 +42,12 @@ class Slowest:
     """The host or rank seen slowest in most launches.
 
     Attributes:
-        host: Its host; empty where nobody recorded it.
-        rank: The rank; None where all of a host is slow.
+        host: Its host; empty if not recorded.
+        rank: The rank; None for a whole host.
         num_seen: Launches in which it was the slowest.
-        num_launches: Launches in which there were others to compare it with.
-        ratio: Its steps' time over the others', 1.12 where they take 12 % longer.
-        interval: Of the ratio, 95 % over launches for all ranks or hosts together.
+        num_launches: Launches in which it could be compared with others.
+        ratio: Its step time / that of the others; 1.12 means 12 % longer.
+        interval: 95 % interval of the ratio over launches, for all ranks or hosts together.
         is_elsewhere: Whether there are other hosts to measure on.
     """
 
@@ -62,7 +62,7 @@ class Slowest:
 
 @dataclass(frozen=True)
 class Pace:
-    """How long a host or rank takes beside the others.
+    """The step time of a host or rank, compared with the others.
 
     Attributes:
         ratio: Its steps' time over the others', the geometric mean over launches.

@@ -1,25 +1,25 @@
-"""What can be said of each target at each point: met, missed, not shown or blocked.
+"""The verdict on each target at each point: met, missed, not shown or blocked.
 
-With an interval (95 %, over launches, with the baseline's uncertainty in it):
+With an interval (95 %, over launches, including the baseline's uncertainty):
 
     met         the whole interval reaches the target
-    missed      no part of it does
-    not-shown   it straddles the target, or no result holds the quantity
+    missed      no part of the interval reaches it
+    not-shown   the interval contains the target, or no result holds the quantity
     blocked     `lockstep check` finds an error in a result behind it
 
-A ratio to a baseline is not shown, either, where its whole interval lies above that of as many
-ranks, or where a warning of the check that may make it wrong touches its point or the baseline.
-Nor is what rests on repeats of one Slurm job: in `make statistics` their intervals hold the truth
-in 27 to 58 % of ladders, as what the job's nodes add is in all of them. Launches without a
-scheduler are of one machine, which is then what the target is about; a campaign may say the same of
-its job (`is_machine`). At a further look at more launches the intervals are wider (`looks`).
+A ratio to a baseline is also not shown if its whole interval is above perfect scaling, or if a
+warning of the check makes the point or its baseline doubtful. Verdicts that rest on repeats of one
+Slurm job are not shown either: in `make statistics` such intervals hold the truth in 27 to 58 % of
+ladders, since the effect of the job's nodes is in every repeat. Launches without a scheduler run on
+one machine, which is then what the target is about; a campaign can state the same for its job
+(`is_machine`). Judging again after more launches widens the intervals (`looks`).
 
-The value is the report's, of medians over launches; the interval is of the geometric mean. Results
-without repeats have no interval, nor have launches equal to the last digit. A cited table is then
-judged by its value; a measured point is not shown, since where the next launch falls is unknown.
-What was expected rather than measured may miss a target and never meets one. A gate is passed where
-every target is met, so the chance to pass one wrongly is no larger than that of one interval, and
-no interval is widened for their number (Berger 1982, the intersection-union test).
+The value is the median over launches, as in the report; the interval is of the geometric mean.
+Without repeats, or with launches equal to the last digit, there is no interval. A cited table is
+then judged by its value, and a measured point is not shown, since its noise is unknown. An expected
+value may miss a target but never meets one. A gate passes if every target is met, so the chance to
+pass wrongly is at most that of one interval, and no interval is widened for the number of targets
+(Berger 1982, the intersection-union test).
 """
 
 from collections import Counter
@@ -65,21 +65,21 @@ Value = Callable[[Point], tuple[float, Interval | None]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What can be said of one target at one point; without a value, the target alone.
+    """The verdict on one target at one point, or on the target alone if there is no value.
 
     Attributes:
-        target: The key of the target, with its world size where it has one.
-        where: The point, for a reader; empty where no result holds the quantity.
-        least: What the value must reach.
-        most: What it must not exceed.
-        unit: "%" for fractions, "x" for ratios, else what the value counts.
-        reasons: Why the verdict is so; empty where value and interval show it.
+        target: Key of the target, with its world size if it has one.
+        where: Name of the point; empty if no result holds the quantity.
+        least: Lower limit of the value.
+        most: Upper limit of the value.
+        unit: "%" for fractions, "x" for ratios, else the unit of the value.
+        reasons: Reasons for the verdict; empty if value and interval show it.
         in_one_job: Whether the interval is over launches of one Slurm job.
         blocked_by: Rules of the check whose errors touch the results behind the verdict.
-        warned_by: Rules of the check whose warnings do.
-        apart: In what the training runs behind it differ from those of other verdicts on the
-            target, with which they are not averaged.
-        num_units: Launches or jobs that the interval is over, those of the point with the fewest.
+        warned_by: Rules of the check whose warnings touch them.
+        apart: Factors in which the training runs differ from those of other verdicts on the
+            target, so that they are not averaged.
+        num_units: Launches or jobs of the interval, for the point with the fewest.
     """
 
     target: str
@@ -103,7 +103,7 @@ class Verdict:
     num_units: int = field(default=2, repr=False)
 
     def unshown(self, kind: str, text: str, **values: Any) -> "Verdict":
-        """Return it as not shown, for a reason beside those that it has; a blocked one as it is."""
+        """Return the verdict as not shown, with one more reason; a blocked one is unchanged."""
         known = self.reasons if self.verdict == NOT_SHOWN else ()
         reasons = (*known, _reason(kind, text, **values))
         is_open = self.verdict != BLOCKED
@@ -112,16 +112,19 @@ class Verdict:
     def judge(
         self, points: Sequence[Point], where: str, value: float, interval: Interval | None
     ) -> "Verdict":
-        """Return what can be said of the target where a point has this value.
+        """Return the verdict on the target for a value and its interval.
 
-        With the point comes its baseline, where the value is a ratio to it.
+        `points` is the point and, if the value is a ratio to the baseline, the baseline.
         """
         row = points[0].rows[0]
         verdict, reasons = self._compare(value, interval)
         if interval is None:
-            text = "equal to the last digit: rounded or copied, no spread known"
+            text = (
+                "launches are equal to the last digit, so they are rounded or copied and show "
+                "no noise"
+            )
             if min(point.num_launches for point in points) == 1:
-                reasons.append(_reason("no-repeat", "no repeat: no interval"))
+                reasons.append(_reason("no-repeat", "one launch, so there is no interval"))
             else:
                 reasons.append(_reason("no-spread", text))
             verdict = NOT_SHOWN if row.origin == "measured" else verdict
@@ -137,7 +140,7 @@ class Verdict:
         )  # fmt: skip
 
     def at_share(self, share: float) -> "Verdict":
-        """Return it with an interval that holds at a share of the false claims of one look."""
+        """Return the verdict with its interval widened to `share` of the error rate of one look."""
         if self.low is None or self.high is None or self.value is None or share >= 1:
             return self
         freedom = max(self.num_units - 1, 1)  # Welch's lower bound
@@ -151,7 +154,7 @@ class Verdict:
         return replace(wide, verdict=NOT_SHOWN, reasons=tuple(reasons))
 
     def _compare(self, value: float, interval: Interval | None) -> tuple[str, list[Reason]]:
-        """Return the verdict of an interval, or of a value alone, with how far it misses."""
+        """Return the verdict on an interval, or on a value alone, and by how much it misses."""
         low, high = interval or (value, value)
         least = self.least if self.least is not None else float("-inf")
         most = self.most if self.most is not None else float("inf")
@@ -172,15 +175,15 @@ class Verdict:
 
     @property
     def reason(self) -> str:
-        """Why it is what it is; empty where value and interval show it."""
+        """Return the reasons for the verdict as text; empty if value and interval show it."""
         return plain("; ".join(reason.text for reason in self.reasons))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict as `--json` prints it, without the results behind it."""
-        names = [one.name for one in fields(self) if one.name not in ("rows", "num_units")]
+        names = [own.name for own in fields(self) if own.name not in ("rows", "num_units")]
         return {name: getattr(self, name) for name in names} | {
             "reason": self.reason,
-            "reasons": [{"kind": one.kind, "values": one.values} for one in self.reasons],
+            "reasons": [{"kind": own.kind, "values": own.values} for own in self.reasons],
             "flags": flags.to_dicts(self.flags),
         }
 
@@ -193,11 +196,11 @@ def _reason(kind: str, text: str, **values: Any) -> Reason:
     return Reason(kind, text, "note", values=values)
 
 
-EXPECTED = _reason("expected", "expected rather than measured")
+EXPECTED = _reason("expected", "the value is expected, not measured")
 
 
 def shown(value: float | None, unit: str) -> str:
-    """Return a value in its unit: fractions in per cent, counts whole."""
+    """Return a value with its unit as text; fractions are in per cent."""
     if unit == "%":
         return f"{percent(value)} %"
     text = str(value) if isinstance(value, int) else number(value)
@@ -210,7 +213,7 @@ def verdicts(
     against: Comparison | None = None,
     findings: Sequence[Finding] = (),
 ) -> list[Verdict]:
-    """Return what can be said of each target at each point that it speaks of."""
+    """Return the verdict on each target at each point that it concerns."""
     series = series_of(row for row in results.rows if not row.has_smaller_batch)
     return [
         *_ratios(targets, series),
@@ -227,15 +230,15 @@ def verdicts(
 
 
 def name_of(series: Series, point: Point) -> str:
-    """Return a point's name for a reader."""
+    """Return the name of a point: its series and world size."""
     return f"{series.name} at {point.world_size}"
 
 
 def _ratios(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]:
-    """Judge the ratios to a baseline: efficiencies, speed-ups, and how much longer a step takes."""
+    """Judge the ratios to a baseline: efficiencies, speed-ups and increases of the step time."""
     ladders = [curve for curve in series if curve.row.study in (*LADDERS, IMPORTED)]
     strong, weak = (
-        # Its own study's, and tables that say so.
+        # Series of that study, and tables that state this scaling.
         [s for s in series if s.row.scaling == name and s.row.study in (name, IMPORTED, OTHER)]
         for name in ("strong", "weak")
     )
@@ -243,8 +246,8 @@ def _ratios(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]:
         wanted = Verdict(f"strong_efficiency at {size}", least)
         if series and not strong:
             kinds = sorted({curve.row.scaling or "unnamed" for curve in series})
-            text = f"no series is of strong scaling but of {listed(kinds, 4)} scaling;"
-            text = f"{text} parallel_efficiency takes any"
+            text = f"no series has strong scaling (found: {listed(kinds, 4)});"
+            text = f"{text} parallel_efficiency accepts any scaling"
             yield wanted.unshown("no-scaling", text, kinds=kinds)
         else:
             yield from _at_size(wanted, strong, int(size), _efficiency)
@@ -258,7 +261,7 @@ def _ratios(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]:
         wanted = Verdict("weak_time_increase", most=targets.weak_time_increase)
         points = [(curve, p) for curve in weak for p in curve.points if p is not curve.base]
         if not points:
-            text = "no series of weak scaling was measured at two world sizes"
+            text = "no weak-scaling series was measured at two world sizes"
             yield wanted.unshown("no-weak", text)
         for curve, point in points:
             yield _ratio(wanted, curve, point, _increase)
@@ -269,7 +272,7 @@ def _efficiency(point: Point) -> tuple[float, Interval | None]:
 
 
 def _increase(point: Point) -> tuple[float, Interval | None]:
-    """Return how much longer a weak step takes: 1 / efficiency - 1."""
+    """Return the increase of the step time in weak scaling, 1 / efficiency - 1."""
     efficiency, ends = _efficiency(point)
     return 1 / efficiency - 1, (1 / ends[1] - 1, 1 / ends[0] - 1) if ends else None
 
@@ -284,7 +287,7 @@ def _at_size(
         yield wanted.unshown("no-size", text, size=size)
     for curve, point in points:
         if point is curve.base:
-            text = f"{curve.label} has its baseline there, whose ratio is 1 by definition"
+            text = f"this size is the baseline of {curve.label}, so the ratio is 1 by definition"
             yield wanted.unshown("is-baseline", text, label=curve.label)
         else:
             yield _ratio(wanted, curve, point, value)
@@ -303,22 +306,22 @@ def _ratio(wanted: Verdict, series: Series, point: Point, value: Value) -> Verdi
     ends = point.efficiency_interval
     if not (ends and ends[0] > 1):
         return verdict
-    text = "the whole interval lies above 100 % efficiency, more than each rank can do alone; "
-    text = f"{text}measure the baseline again with this size, and say why"
+    text = "the whole interval is above 100 % efficiency, more than perfect scaling; "
+    text = f"{text}measure the baseline again together with this size, and state the cause"
     return verdict.unshown("above-linear", text)
 
 
 def _gains(targets: Targets, against: Comparison | None) -> Iterator[Verdict]:
-    """Judge the gain over a base, or the loss that is allowed; only an interval can show one."""
+    """Judge the gain over a base, or the allowed loss; both need an interval."""
     if targets.throughput_gain is None:
         return
     wanted = Verdict("throughput_gain", targets.throughput_gain)
     if against is None:
-        yield wanted.unshown("no-base", "there is nothing to gain over; pass --against BASE")
+        yield wanted.unshown("no-base", "a gain needs earlier results; pass --against BASE")
         return
     pairs = [pair for pair in against.points if pair[0].b[0].study not in WITHOUT_COST]
     if not pairs:
-        yield wanted.unshown("no-training", "no common point trains")
+        yield wanted.unshown("no-training", "no common point is a training step")
     for pair, judged in pairs:
         flags = [flag for _, flag in pair.flags]
         sides = [
@@ -338,10 +341,10 @@ def _quantities(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]
         if limit is None:
             continue
         wanted = Verdict(name, limit) if name in AT_LEAST else Verdict(name, most=limit)
-        points = [(one, p) for one in series for p in one.points if quantities.values(p.rows, name)]
+        points = [(s, p) for s in series for p in s.points if quantities.values(p.rows, name)]
         if not points:
-            yield wanted.unshown("no-quantity", f"no result holds the {what}", what=what)
-        # Training runs that differ are judged apart and never averaged.
+            yield wanted.unshown("no-quantity", f"no result holds this quantity: {what}", what=what)
+        # Training runs that differ are judged separately and never averaged.
         trained = [(curve, point) for curve, point in points if curve.row.training]
         sizes = {point.world_size for _, point in trained}
         layouts = {curve.layout for curve, _ in trained}
@@ -355,7 +358,7 @@ def _quantities(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]
 
 
 def _nodes(targets: Targets, results: Results) -> Iterator[Verdict]:
-    """Judge the number of nodes; what was expected rather than measured was on no node."""
+    """Judge the number of nodes; expected values do not count."""
     if targets.num_nodes is None:
         return
     wanted = Verdict("num_nodes", targets.num_nodes, unit="nodes")
@@ -368,13 +371,13 @@ def _nodes(targets: Targets, results: Results) -> Iterator[Verdict]:
     elif results.rows and not real:
         yield replace(wanted, reasons=(EXPECTED,))
     else:
-        yield wanted.unshown("no-nodes", "no result says on how many nodes it was measured")
+        yield wanted.unshown("no-nodes", "no result records its number of nodes")
 
 
 def _clean_runs(
     targets: Targets, results: Results, series: Sequence[Series], findings: Sequence[Finding]
 ) -> Iterator[Verdict]:
-    """Judge that there is no flag and no error of the check; what was expected is never clean."""
+    """Judge that there is no flag and no error of the check; expected values are never clean."""
     if not targets.clean_runs:
         return
     points = [point for curve in series for point in curve.points]
@@ -393,9 +396,9 @@ def _clean_runs(
 def judge_reference(
     reference: Reference, results: Results, series: Sequence[Series]
 ) -> Iterator[Verdict]:
-    """Yield the verdict of every point that a reference names, or that there is no such point.
+    """Yield the verdict on each point that a reference names, or one that no point is named.
 
-    A reference is the value that one case must have on a system, as ReFrame writes it.
+    A reference is the value that a case must have on a system, as in ReFrame.
     """
     case, size, unit = reference.case, reference.world_size, reference.unit
     wanted = Verdict(
@@ -412,7 +415,7 @@ def judge_reference(
     ]
     if not named:
         known = [name_of(*pair) for pair in points] or ["none"]
-        text = f"no result is of {case} at {size}; known: {listed(known, 4)}"
+        text = f"{case} at {size} has no result; measured: {listed(known, 4)}"
         yield wanted.unshown("no-case", text, case=case, size=size, known=known)
     for curve, point in named:
         name, systems = name_of(curve, point), _systems(point.rows, results)
@@ -427,7 +430,7 @@ def judge_reference(
 
 
 def _systems(rows: Sequence[Row], results: Results) -> list[str]:
-    """Return the names by which a point's system may be called."""
+    """Return the names of a point's system: hosts, devices, partitions, or a table's system."""
     launches = {row.launch for row in rows}
     names = [str(row.details["system"]) for row in rows if row.details.get("system")]
     for launch in results.launches:
@@ -440,7 +443,7 @@ def _systems(rows: Sequence[Row], results: Results) -> list[str]:
 
 
 def _in_unit(point: Point, unit: str) -> tuple[float, Interval | None] | None:
-    """Return a point's median and its interval; None where a launch has no value in the unit."""
+    """Return a point's median and interval in a unit; None if a launch lacks such a value."""
     if unit in TIME_UNITS:
         times = [row.step_s if row.step_s is not None else row.time_s for row in point.rows]
         values = [time / TIME_UNITS[unit] for time in times if time is not None]
@@ -458,10 +461,10 @@ def _in_unit(point: Point, unit: str) -> tuple[float, Interval | None] | None:
 def block(
     verdicts: Sequence[Verdict], results: Results, findings: Sequence[Finding]
 ) -> list[Verdict]:
-    """Return the verdicts as far as the check allows them.
+    """Return the verdicts after applying the findings of the check.
 
-    Blocked and without a value where an error touches a result behind them, and not shown where a
-    warning puts a ratio in doubt. Rows of another set of results than this one are not looked at.
+    A verdict is blocked, and loses its value, if an error touches a result behind it. A ratio is
+    not shown if a warning makes it doubtful. Only rows of `results` are considered.
     """
     own = {id(row) for row in results.rows}
     warnings = [finding for finding in findings if finding.level == "warning"]
@@ -482,26 +485,28 @@ def block(
         verdict = replace(verdict, warned_by=warned)
         is_ratio = verdict.target.partition(" ")[0] in RATIOS
         if is_ratio and (doubts := touching(doubting, rows)):
-            text = f"check warns: {listed(doubts, 4)}; mend that and measure again"
+            text = f"check warns: {listed(doubts, 4)}; fix this and measure again"
             verdict = verdict.unshown("warned", text, rules=doubts)
         judged.append(verdict)
     return judged
 
 
 def of_one_job(verdict: Verdict) -> Verdict:
-    """Return a verdict, not shown where it rests on the speed of repeats that share a job."""
+    """Return a verdict; as not shown if it rests on the speed of repeats that share a job."""
     if not verdict.in_one_job or verdict.target in NOT_OF_SPEED:
         return verdict
     job = verdict.rows[0].job
-    return verdict.unshown("one-job", f"one job, {job}: other nodes may differ by more", job=job)
+    return verdict.unshown(
+        "one-job", f"all repeats ran in job {job}, and other nodes may differ by more", job=job
+    )
 
 
 def at_look(
     verdicts: Sequence[Verdict], history: looks.History, sides: Sequence[Results]
 ) -> tuple[list[Verdict], looks.Look | None]:
-    """Return the verdicts as this look at their launches may claim them, and the look, recorded.
+    """Return the verdicts with the error rate of this look, and the recorded look.
 
-    None where no verdict rests on an interval.
+    The look is None if no verdict has an interval.
     """
     behind = {id(row) for verdict in verdicts if verdict.low is not None for row in verdict.rows}
     rows = [[row for row in side.rows if id(row) in behind] for side in sides]
@@ -512,7 +517,7 @@ def at_look(
 
 
 def warnings_of(verdicts: Sequence[Verdict], findings: Sequence[Finding]) -> list[Finding]:
-    """Return the warnings of the rules that verdicts are warned by."""
+    """Return the warnings of the rules in `warned_by` of the verdicts."""
     rules = {rule for verdict in verdicts for rule in verdict.warned_by}
     return [finding for finding in findings if finding.level == "warning" and finding.rule in rules]
 
@@ -522,7 +527,7 @@ def document(
     warnings: Sequence[Finding] = (),
     look: looks.Look | None = None,
 ) -> dict[str, Any]:
-    """Return the verdicts as `--json` prints them, with the warnings of the check beside them."""
+    """Return the verdicts and the warnings of the check as `--json` prints them."""
     return {
         "schema": record.SCHEMA_VERSION,
         "met": all(verdict.verdict == MET for verdict in verdicts),
@@ -533,7 +538,7 @@ def document(
 
 
 def row(verdict: Verdict) -> list[str]:
-    """Return a verdict as a row of the terminal's table: verdict, target, and all else."""
+    """Return a verdict as a row of the terminal's table: verdict, target, details."""
     least, most, unit = verdict.least, verdict.most, verdict.unit
     if least is not None and most is not None:
         text = f"{shown(least, unit)} to {shown(most, unit)} wanted"
@@ -554,10 +559,9 @@ def row(verdict: Verdict) -> list[str]:
 
 
 def notes(verdicts: Sequence[Verdict], warnings: Sequence[Finding] = ()) -> list[str]:
-    """Return the flags of the points, check's warnings of them, and the summary.
+    """Return the flags of the points, the check's warnings, remarks, and last the summary.
 
-    Before the summary, which is the last, comes what the intervals of one job leave out and why a
-    target on training runs has several verdicts.
+    The remarks are on intervals within one job, and on targets with several groups of trainings.
     """
     flags = dict.fromkeys(flag for verdict in verdicts for flag in verdict.flags)
     texts = [f"flag: {flag}" for flag in flags]
@@ -566,14 +570,13 @@ def notes(verdicts: Sequence[Verdict], warnings: Sequence[Finding] = ()) -> list
         texts.append(f"check warns, {group.first.rule}: {group.where()}: {message}")
     if alone := sum(verdict.in_one_job for verdict in verdicts):
         texts.append(
-            f"{counted(alone, 'interval')} over launches of one job: another job may get other "
-            "nodes and differ by more; repeat in several jobs, or say is_machine = true under "
-            "[jobs]"
+            f"{counted(alone, 'interval')} within one job: another job may run on other nodes and "
+            "differ by more; repeat in several jobs, or set is_machine = true under [jobs]"
         )
     groups = Counter((verdict.target, verdict.apart) for verdict in verdicts if verdict.apart)
     texts += [
-        f"{target}: {counted(count, 'group')} of training runs, each judged alone: they differ in "
-        f"{listed(names)}, and runs that differ are not averaged"
+        f"{target}: {counted(count, 'group')} of training runs differ in {listed(names)}, so each "
+        "is judged separately"
         for (target, names), count in groups.items()
     ]
     failing = {

@@ -1,4 +1,4 @@
-"""What results must reach, read from a TOML file.
+"""The targets file (TOML): limits that results must meet.
 
 `make docs` publishes its JSON Schema; `gates` judges by it.
 """
@@ -26,7 +26,7 @@ ENDING = ".targets.toml"
 
 def _no_per_cent(given: Any) -> Any:
     if isinstance(given, int | float) and abs(given) > 1:
-        raise ValueError("not a fraction: 0.10 is ten per cent")
+        raise ValueError("not a fraction; write ten per cent as 0.10")
     return given
 
 
@@ -40,77 +40,87 @@ WorldSize = Annotated[str, Field(pattern=WORLD_SIZE)]
 
 
 class Reference(BaseModel):
-    """A value that a case must have on a system, with its tolerances, as ReFrame writes them."""
+    """A value that a case must have on a system, with tolerances, as in ReFrame."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     case: str = Field(
         min_length=1,
-        description="the case, its label, or study and label as lockstep report prints them",
+        description=(
+            "name of the case, its label, or study and label as lockstep report prints them"
+        ),
     )
     world_size: Count = Field(description="ranks")
     system: str = Field(
         default="*",
-        description="host, partition or device that it holds for, or a table's column system; "
-        "* and ? match any characters",
+        description=(
+            "host, partition or device for which it holds, or a table's column system; * "
+            "and ? match any characters"
+        ),
     )
-    value: Positive = Field(description="what is expected")
+    value: Positive = Field(description="expected value")
     unit: str = Field(
-        description="unit of the value: SAMPLES/s, SAMPLES/s per rank, or ms, s, min, h of a step "
-        "or run"
+        description=(
+            "unit of the value: SAMPLES/s, SAMPLES/s per rank, or ms, s, min, h for a step or run"
+        )
     )
     lower: Annotated[StrictFloat, Field(ge=-1, le=0), NoPerCent] | None = Field(
-        default=None, description="how far below, as a fraction: -0.1; none by default"
+        default=None, description="lower tolerance as a fraction, such as -0.1; no limit by default"
     )
     upper: Fraction | None = Field(
-        default=None, description="how far above, as a fraction: 0.1; none by default"
+        default=None, description="upper tolerance as a fraction, such as 0.1; no limit by default"
     )
 
     @model_validator(mode="after")
     def _with_a_limit(self) -> Self:
         if self.lower is None and self.upper is None:
-            raise ValueError("neither lower nor upper is given, so any value would do; give one")
+            raise ValueError(
+                "lower and upper are both missing, so any value would pass; give one of them"
+            )
         return self
 
 
 class Targets(BaseModel):
-    """What a targets file may say. World sizes are keys: {2 = 0.9, 8 = 0.7}."""
+    """A targets file. World sizes are keys: {2 = 0.9, 8 = 0.7}."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     schema_version: Literal[1] = Field(alias="schema", description="version of this format")
     strong_efficiency: dict[WorldSize, Fraction] | None = Field(
-        default=None, description="least parallel efficiency of strong scaling, by world size"
+        default=None, description="minimum parallel efficiency of strong scaling, by world size"
     )
     parallel_efficiency: dict[WorldSize, Fraction] | None = Field(
-        default=None, description="least parallel efficiency of any scaling, by world size"
+        default=None, description="minimum parallel efficiency of any scaling, by world size"
     )
     weak_time_increase: Fraction | None = Field(
-        default=None, description="most that a step of weak scaling may take longer, a fraction"
+        default=None, description="maximum increase of the step time in weak scaling, as a fraction"
     )
     speedup: dict[WorldSize, tuple[Positive, Positive]] | None = Field(
-        default=None, description="range in which the speed-up is expected, by world size"
+        default=None, description="expected range of the speed-up, by world size"
     )
     throughput_gain: Gain | None = Field(
         default=None,
-        description="least gain of throughput over --against, a fraction; -0.05 allows 5 % less",
+        description=(
+            "minimum gain of throughput over --against, as a fraction; -0.05 allows 5 % less"
+        ),
     )
-    mfu: Fraction | None = Field(default=None, description="least fraction of peak FLOP/s")
+    mfu: Fraction | None = Field(default=None, description="minimum fraction of peak FLOP/s")
     communication_share: Fraction | None = Field(
-        default=None, description="most of a step that exposed communication may take"
+        default=None, description="maximum share of exposed communication in a step"
     )
     validation_accuracy: Fraction | None = Field(
-        default=None, description="least share of the validation set predicted right"
+        default=None, description="minimum share of the validation set predicted correctly"
     )
     gpu_utilisation: Fraction | None = Field(
-        default=None, description="least share of the time in which a kernel runs on the GPUs"
+        default=None, description="minimum share of the time in which a kernel runs on the GPUs"
     )
     loader_idle: Fraction | None = Field(
-        default=None, description="most of a step that may be waiting for the data loader"
+        default=None, description="maximum share of waiting for the data loader in a step"
     )
-    num_nodes: Count | None = Field(default=None, description="least number of nodes measured on")
+    num_nodes: Count | None = Field(default=None, description="minimum number of nodes measured on")
     clean_runs: Literal[True] | None = Field(
-        default=None, description="true: no flag, no failed case, no launch without a result"
+        default=None,
+        description=("true requires no flag, no failed case and no launch without a result"),
     )
     reference: tuple[Reference, ...] = Field(default=(), description="values of single cases")
 
@@ -121,16 +131,18 @@ class Targets(BaseModel):
             # TOML reads the bare key 2.5 as a table 2 that holds a 5.
             name = f"{size}.{next(iter(value), '')}" if isinstance(value, dict) else str(size)
             if not re.fullmatch(WORLD_SIZE, name):
-                raise ValueError(f"{name} is no world size; they are whole numbers, as {{2 = 0.9}}")
+                raise ValueError(
+                    f"{name} is not a world size; write whole numbers, such as {{2 = 0.9}}"
+                )
         return given
 
     @model_validator(mode="after")
     def _with_a_target(self) -> Self:
         if not self.model_dump(exclude={"schema_version"}, exclude_defaults=True):
-            raise ValueError("the file holds no target; give at least one")
+            raise ValueError("the file has no target; give at least one")
         for world_size, (low, high) in (self.speedup or {}).items():
             if low > high:
-                raise ValueError(f"speedup at {world_size} is from {low} to {high}; turn it round")
+                raise ValueError(f"speedup at {world_size} goes from {low} to {high}; swap the two")
         return self
 
 
@@ -144,6 +156,6 @@ def load(source: str) -> Targets:
     """Read targets by their path or built-in name.
 
     Raises:
-        ValueError: The file cannot be read, or says something that is not allowed.
+        ValueError: The file cannot be read, or has an invalid entry.
     """
     return inputs.load(source, Targets, built_in())

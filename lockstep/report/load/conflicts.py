@@ -1,4 +1,4 @@
-"""What does not go together: copies, mixed launches and cases, and ranks of unequal strength."""
+"""Conflicts between results: copies, mixed launches and cases, and unequal ranks."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ SOURCES = ("workload_sha256", "gradient_bytes")
 # What else a case means at every world size, and the batches it has at each.
 OF_A_CASE = ("study", "workload", "scaling", "precision", "sample_unit")
 BATCHES = ("local_batch", "global_batch", "samples_per_step")
-# Launches that agree in all of these are one. Parts of an array may start in the same second.
+# Launches that agree in all of these are the same. Parts of an array may start in one second.
 _ONE_LAUNCH = ("launch", "campaign", "started", "part", "world_size")
 
 Item = TypeVar("Item")
@@ -22,14 +22,14 @@ Item = TypeVar("Item")
 def copied(
     path: Path, name: str, facts: Mapping[str, Any], launches: Sequence[Launch]
 ) -> Conflict | None:
-    """Return what forbids pooling a launch that is already read, or None."""
+    """Return the conflict of a launch that was already read, or None."""
     for other in launches:
         if facts and all(facts.get(one) == other.facts.get(one) for one in _ONE_LAUNCH):
             return Conflict(
                 COPY,
                 str(path),
-                f"{path}: launch {name} is already read from {other.path}; give each launch once, "
-                "since a copy is no repeat",
+                f"{path}: launch {name} was already read from {other.path}; give each launch "
+                "once, since a copy is not a repeat",
                 values=(name, str(other.path)), launches=(other.name,),
             )  # fmt: skip
     return None
@@ -64,7 +64,7 @@ def mixed_launches(launches: Sequence[Launch]) -> Iterator[Conflict]:
             found = usual[0].provenance.get(name), odd[0].provenance.get(name)
             differ = f"differ in {name} ({found[0]} and {found[1]})"
             yield Conflict(
-                name, both, f"{both} {differ} and are not pooled; report them apart",
+                name, both, f"{both} {differ}, so they are not pooled; report them separately",
                 values=found, usual=usual[0].name, launches=tuple(launch.name for launch in odd),
                 is_tie=len(usual) == len(odd),
             )  # fmt: skip
@@ -96,7 +96,7 @@ def _mixed(rows: Sequence[Row], names: Iterable[str]) -> Iterator[Conflict]:
         values = [value(row) for row in rows]
         if values.count(values[0]) == len(values):
             continue
-        # What an older file does not say is unknown, and differs from nothing.
+        # Facts that older files lack are unknown and not compared.
         known = [row for row in rows if name not in SOURCES or value(row) is not None]
         for alike, odd in odd_ones(known, [value(row) for row in known]):
             usual, other = alike[0], odd[0]
@@ -104,8 +104,8 @@ def _mixed(rows: Sequence[Row], names: Iterable[str]) -> Iterator[Conflict]:
             yield Conflict(
                 name,
                 f"{usual.case}, launches {usual.launch} and {other.launch}",
-                f"{usual.case} has {name} {found[0]} in launch {usual.launch} and {found[1]} in "
-                f"launch {other.launch}; report them apart",
+                f"{usual.case} has {name} {found[0]} in launch {usual.launch}, but {found[1]} in "
+                f"launch {other.launch}; report them separately",
                 usual.case,
                 values=found,
                 usual=usual.launch,

@@ -1,4 +1,4 @@
-"""What was planned or expected and is not there: one record for each launch and case."""
+"""Gaps in results: planned or expected launches and cases without a result."""
 
 import math
 from collections.abc import Iterator
@@ -16,13 +16,13 @@ Kind = Literal["failed", "skipped", "no-result", "not-run", "too-few-gpus", "bel
 
 @dataclass(frozen=True)
 class Gap:
-    """A case of a launch without a result, or a planned launch of which nothing is there.
+    """A case without a result, or a planned launch without any.
 
     Attributes:
-        launch: Its name; empty for a world size that was left out as a whole.
-        case: The case as its result would have it; None for all cases of a launch.
-        world_size: Of the launch; None where it is not known.
-        reason: Why, as the launch recorded it; empty where nothing did.
+        launch: Name of the launch; empty for a world size that was left out.
+        case: Name of the case, as in results; None for all cases of a launch.
+        world_size: World size of the launch; None if unknown.
+        reason: Reason that the launch recorded; empty if there is none.
     """
 
     kind: Kind
@@ -34,17 +34,17 @@ class Gap:
 
     @property
     def can_be_filled(self) -> bool:
-        """Whether another run could fill it."""
+        """Tell whether another run could fill the gap."""
         return self.kind not in ("skipped", "too-few-gpus", "below-floor")
 
     @property
     def is_explained(self) -> bool:
-        """Whether a launch has recorded why."""
+        """Tell whether a launch recorded the reason."""
         return self.kind not in ("no-result", "not-run")
 
 
 def gaps(results: Results) -> list[Gap]:
-    """Return all that is missing, first world sizes left out and launches that left no result."""
+    """Return all gaps: world sizes left out, launches without results, then cases."""
     left_out = [
         Gap(
             "below-floor" if size.get("kind") == "below_floor" else "too-few-gpus",
@@ -60,7 +60,7 @@ def gaps(results: Results) -> list[Gap]:
 
 
 def _not_run(folder: Path, results: Results) -> Iterator[Gap]:
-    """Yield the launches of one campaign's plan that left no result in its own folder."""
+    """Yield the planned launches of a campaign without a result in its folder."""
     plan = results.plans[folder]
     own = [launch for launch in results.launches if sources.campaign_folder(launch.path) == folder]
     names = {launch.name for launch in own}
@@ -98,6 +98,6 @@ def _of_launch(launch: Launch, results: Results) -> Iterator[Gap]:
 
 
 def short(case: object) -> str:
-    """Return a case's name as its result has it, without the file that holds the test."""
+    """Return a case's name as in results, without the file of the test."""
     text = str(case)
     return text.partition(".py::")[2] or text

@@ -208,7 +208,7 @@ def _read_plain(path: Path, table: Table, imported: Imported) -> None:
         if not is_known and scaling not in odd_scalings:
             odd_scalings.add(scaling)
             imported.warnings.append(
-                f"{path.name} line {number}: scaling {scaling!r} begins with none of "
+                f"{path.name} line {number}: scaling {scaling!r} does not begin with any of "
                 f"{', '.join(SCALINGS)}, so it is taken as unknown"
             )
 
@@ -269,7 +269,7 @@ def _quantities(
         found = {"rate": _positive(cells["value"], "value"), "sample_unit": sample}
         return found, {"metric": "throughput", "unit": unit}
     if metric not in TIMES and not metric.startswith("step_time"):
-        raise ValueError(f"metric {metric!r} is no time and no throughput")
+        raise ValueError(f"metric {metric!r} is neither a time nor a throughput")
     read = table_cells.Unit()
     with suppress(ValueError):
         read = table_cells.parse(unit)
@@ -308,7 +308,7 @@ def _from_rate(
     if whose:
         count = row["world_size"] if whose == "device" else row["num_nodes"]
         if count is None:
-            raise ValueError("its throughput is that of one node; add a column nodes")
+            raise ValueError("the throughput is per node; add a column nodes")
         value, rate = value * count, f"{read.counted}/s"
         given = rate if read.factor == 1 else unit
         facts |= {"unit": rate, "conversion": f"{given} of one {whose} times the {whose}s"}
@@ -394,7 +394,7 @@ def _read_epochs(
         try:
             job.sort(key=lambda line: _number(line["epoch"], "epoch"))
             if len({line["epoch"] for line in job}) < len(job):
-                raise ValueError("an epoch is there twice; give each log once")
+                raise ValueError("an epoch occurs twice; give each log once")
             _read_job(path, job, dataset_size, imported)
         except ValueError as error:
             raise ValueError(f"{path}: job {job[0]['jobid']}: {error}") from error

@@ -46,7 +46,7 @@ def _read_entries(path: Path, launch: str, entries: list[Any]) -> tuple[list[Row
         has_name = isinstance(entry, dict) and isinstance(entry.get("name"), str)
         name = record.case_name(entry) if has_name else f"entry {index}"
         if name in names:
-            raise ValueError(f"{path}: entry {name} is there twice; a launch has each case once")
+            raise ValueError(f"{path}: entry {name} occurs twice, but a launch has each case once")
         names.add(name)
         extra = entry.get("extra_info") if isinstance(entry, dict) else None
         block = extra.get(record.KEY) if isinstance(extra, dict) else extra or None
@@ -55,7 +55,7 @@ def _read_entries(path: Path, launch: str, entries: list[Any]) -> tuple[list[Row
             record.check_schema(block, where)
         try:
             if not has_name:
-                raise ValueError(f"{path}: {name} is no pytest-benchmark entry: it has no name")
+                raise ValueError(f"{path}: {name} is not a pytest-benchmark entry: it has no name")
             stats = checked(Stats, entry.get("stats"), f"{where}: stats")
             if block is None:
                 others.append(_other_row(where, launch, name, stats))
@@ -73,7 +73,7 @@ def _checked_case(block: Any, where: str) -> CaseRecord:
     details = checked(Details, case.details, where)
     for what, ranks in (("rounds", case.rank_round_s), ("steps alone", details.rank_alone_s or [])):
         if len({len(times) for times in ranks}) > 1:
-            raise ValueError(f"{where}: its ranks have unequal numbers of {what}; measure again")
+            raise ValueError(f"{where}: the ranks have different numbers of {what}; measure again")
     variants: list[list[list[float]]] = [
         *(details.rank_variant_s or {}).values(),
         *(details.rank_phase_s or {}).values(),
@@ -83,8 +83,8 @@ def _checked_case(block: Any, where: str) -> CaseRecord:
     allowed = {case.world_size, len(case.rank_round_s)}
     if len(shapes) > 1 or any(len(ranks) not in allowed for ranks in variants):
         raise ValueError(
-            f"{where}: the variants of its step are not of one shape, {case.world_size} ranks by "
-            "as many turns each; measure again"
+            f"{where}: the variants of the step differ in shape (turns of each of "
+            f"{case.world_size} ranks); measure again"
         )
     return case
 
@@ -92,7 +92,7 @@ def _checked_case(block: Any, where: str) -> CaseRecord:
 def _other_row(where: str, launch: str, name: str, stats: Stats) -> Row:
     """Return the row of a benchmark that is not ours: one process, a time, no samples."""
     if stats.median < SHORTEST_ROUND_S:
-        raise ValueError(f"{where} has a median of {stats.median} s, not a time")
+        raise ValueError(f"{where}: the median, {stats.median} s, is not a time")
     return Row(
         launch=launch, case=name, study=OTHER, workload=name, world_size=1, rate=1 / stats.median,
         step_s=stats.median, mean_step_s=stats.mean, min_step_s=stats.min, max_step_s=stats.max,
@@ -161,9 +161,9 @@ def _imported_row(line: Mapping[str, Any], where: str) -> Row:
     row = checked(Row, kept, where)
     checked(Details, row.details, where)
     if row.origin not in ORIGINS[1:]:
-        raise ValueError(f"{where} has the origin {row.origin}; only cited or target is imported")
+        raise ValueError(f"{where}: the origin is {row.origin}, but imports are cited or target")
     if not isinstance(listed, list):
-        raise ValueError(f"{where}: flags is {str(listed)[:80]!r}, no list; import it again")
+        raise ValueError(f"{where}: flags is {str(listed)[:80]!r}, not a list; import it again")
     row.flags = list(map(flags.read, listed))
     return row
 
@@ -201,7 +201,7 @@ def gather(paths: Iterable[Path]) -> Results:
     if not results.rows and results.unread:
         raise ValueError(str(results.unread[0]))
     if not results.rows and not results.launches:
-        raise ValueError("the files hold no result; measure first, or import a table")
+        raise ValueError("the files hold no results; measure first, or import a table")
     # Launches that only train are pooled by device.
     of_steps = {row.launch for row in results.rows if row.training is None}
     devices = {row.launch: row.training.device_name for row in results.rows if row.training}

@@ -1,4 +1,4 @@
-"""Which files a path of the user means, and what each of them holds.
+"""Find the result files behind a path, and read them.
 
 A campaign's folder leaves `launches/*/result.json`, or the journal where that holds more; other
 folders hold pytest-benchmark files, or tables brought in by `lockstep import`.
@@ -26,12 +26,12 @@ SUMMARY = "summary.json"
 EPOCHS = "epochs.csv"
 # Case -> a fact of it in a result and in the journal beside it, which differ.
 Contradictions = dict[str, tuple[str, str]]
-# What trackers have confirmed of a folder's results, which are no results.
+# Folder of trackers' confirmations, which are not results.
 TRACKER = "tracker"
 
 
 def read_campaign(folder: Path) -> dict[str, Any]:
-    """Return what a folder says of its campaign; empty where it has no such file.
+    """Return the campaign file of a folder; empty if there is none.
 
     Raises:
         ValueError: The file is broken or of another schema.
@@ -41,7 +41,7 @@ def read_campaign(folder: Path) -> dict[str, Any]:
         return {}
     own = read_json(path)
     if not isinstance(own, dict):
-        raise ValueError(f"{path}: holds no campaign; it must be one JSON object")
+        raise ValueError(f"{path}: not a campaign: it must be one JSON object")
     record.check_schema(own, str(path))
     checked(CampaignFile, own, str(path))
     return own
@@ -67,13 +67,10 @@ def find_files(path: Path) -> Iterator[Path]:
         yield path
         return
     if below := _results_below(path):
-        raise ValueError(f"{path}: holds folders of results; name one: {listed(below)}")
+        raise ValueError(f"{path}: holds several folders of results; give one: {listed(below)}")
     inside = _inside(path)
     if not inside and (path / JOBS).is_dir():
-        raise ValueError(
-            f"{path}: its jobs have measured nothing yet; lockstep status {path} says how far "
-            "they are"
-        )
+        raise ValueError(f"{path}: its jobs have no results yet; see lockstep status {path}")
     if not inside:
         raise ValueError(f"{path}: holds no launch, no pytest-benchmark file and no {IMPORTED}")
     yield from inside
@@ -122,17 +119,17 @@ def _run_in(folder: Path) -> Path | None:
 
 
 def read(source: Path) -> tuple[Path, Any, Contradictions]:
-    """Return which file was read, the source or that which may stand for it, and what it holds.
+    """Return the file that was read (source or substitute), its content, and contradictions.
 
-    Of a result that its journal contradicts, the journal is read; how they differ is the third.
+    If the journal contradicts the result, the journal is read.
 
     Raises:
         ValueError: None of them can be read.
     """
     if source.name == EPOCHS:
         raise ValueError(
-            f"{source.parent}: this training run has no {SUMMARY}: it was ended early, or goes on; "
-            "train it to its end with --resume"
+            f"{source.parent}: this training run has no {SUMMARY}, so it is unfinished; finish it "
+            "with --resume"
         )
     other = source.with_name(JOURNAL if source.name == RESULT else RESULT)
     problems = []
@@ -145,7 +142,7 @@ def read(source: Path) -> tuple[Path, Any, Contradictions]:
 
 
 def _newest(path: Path, result: Any) -> tuple[Path, Any, Contradictions]:
-    """Return a file and what it holds, or the journal where that is ahead or contradicts it.
+    """Return a file and its content, or the journal if that is ahead or contradicts it.
 
     A session stopped by hand writes its result; one that resumes it and is killed does not, and
     then only the journal holds the cases measured since.
@@ -205,7 +202,7 @@ def read_json(path: Path) -> Any:
         # A NaN or an infinity counts as not known, so that the check can name its place.
         document = files.parse(content, lambda _: None, plain)
     except ValueError as error:
-        raise ValueError(f"{path}: not valid JSON, perhaps cut short: {error}") from error
+        raise ValueError(f"{path}: not valid JSON, perhaps truncated: {error}") from error
     # Without an escape in its text, ASCII holds no more than line ends.
     return document if content.isascii() and b"\\" not in content else printable(document)
 
@@ -215,7 +212,7 @@ def printable(value: Any) -> Any:
     if isinstance(value, str):
         return one_line(value)
     if isinstance(value, list):
-        return [printable(one) for one in value]
+        return [printable(item) for item in value]
     if isinstance(value, dict):
-        return {printable(name): printable(one) for name, one in value.items()}
+        return {printable(name): printable(item) for name, item in value.items()}
     return value

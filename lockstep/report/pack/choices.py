@@ -46,19 +46,21 @@ class _Table(BaseModel):
 class Run(_Table):
     """One line of the milestones."""
 
-    type: Text = Field(description="what the runs are for")
-    code: Text = Field("", description="the code, where it is not the file's `code`")
-    runs: Count = Field(1, description="how many different runs")
-    repeats: Count = Field(1, description="how often each of them")
+    type: Text = Field(description="purpose of the runs")
+    code: Text = Field("", description="code of these runs, if not the file's `code`")
+    runs: Count = Field(1, description="number of different runs")
+    repeats: Count = Field(1, description="repeats of each run")
     nodes: Count | None = Field(None, description="nodes of a run")
     hours: Amount | None = Field(None, description="hours of a run")
     steps: Count | None = Field(None, description="optimizer updates of a run")
     step_s: Amount | None = Field(
-        None, description="seconds of a step; by default the mean measured on so many nodes"
+        None, description="seconds per step; by default the mean measured on this number of nodes"
     )
-    node_hours: Amount | None = Field(None, description="of the whole line, where it is no product")
+    node_hours: Amount | None = Field(
+        None, description=("node-hours of the whole line, if it is not a product")
+    )
     start_month: Month | None = Field(None, description="first month of the work, from 1")
-    months: Month = Field(1, description="how many months it takes")
+    months: Month = Field(1, description="duration in months")
 
     @model_validator(mode="after")
     def _one_way(self) -> "Run":
@@ -66,9 +68,9 @@ class Run(_Table):
         if sum(given) != 1:
             raise ValueError(f"run {self.type!r}: give one of hours, steps and node_hours")
         if self.node_hours is None and self.nodes is None:
-            raise ValueError(f"run {self.type!r}: say on how many nodes")
+            raise ValueError(f"run {self.type!r}: give the number of nodes")
         if self.step_s is not None and self.steps is None:
-            raise ValueError(f"run {self.type!r}: step_s goes with steps")
+            raise ValueError(f"run {self.type!r}: step_s needs steps")
         return self
 
 
@@ -83,17 +85,18 @@ class Work(_Table):
     """What is applied for."""
 
     schema_version: SchemaVersion = 1
-    machine: Text = Field("", description="the machine that is applied for")
+    machine: Text = Field("", description="machine applied for")
     code: Text = Field("", description="the code's name")
     production: Production | None = None
     overhead: Share = Field(0.0, description="restarts, set-up and contingency, as a fraction")
     failed_share: Lost = Field(
         0.0, description="node-hours of failed jobs, as a fraction of all, below 1"
     )
-    charge_factor: Amount = Field(1.0, description="what the centre charges for a node-hour")
+    charge_factor: Amount = Field(1.0, description="price that the centre charges per node-hour")
     runs: tuple[Run, ...] = Field(default=(), description="run types")
     statements: dict[str, Text] = Field(
-        default_factory=dict, description="your own sentences, by the part of the text they join"
+        default_factory=dict,
+        description=("your own sentences, by the part of the text to which they are added"),
     )
 
 
@@ -174,8 +177,8 @@ def choose(series: Sequence[Series], wanted: Production | None, threshold: float
     }  # fmt: skip
     if not any(ladders.values()):
         raise ValueError(
-            "no strong or weak scaling was measured in these results, and a proposal rests on it; "
-            "measure the studies strong and weak"
+            "these results hold no strong or weak scaling, which a proposal needs; measure the "
+            "studies strong and weak"
         )
     named = None
     if wanted:

@@ -44,7 +44,7 @@ file of what you apply for, from which the milestones follow:
 def options(command: Command) -> Command:
     """Add the pack's options to a command."""
     for option in (
-        click.option("--despite", is_flag=True, help="Write a pack in spite of objections."),
+        click.option("--despite", is_flag=True, help="Write a pack despite objections."),
         click.option("--work", help="What you apply for: a TOML file, or `example`."),
         click.option(
             "--to", type=click.Path(path_type=Path), help="Folder of the pack [DIR-PROGRAMME]."
@@ -52,7 +52,7 @@ def options(command: Command) -> Command:
         click.option(
             "--proposal",
             type=click.Choice(FORMS),
-            help="Write a pack for a compute-time proposal, or a paper or slides, and no page.",
+            help="Write a pack for a compute-time proposal, paper or slides instead of a page.",
         ),
     ):
         command = option(command)
@@ -67,7 +67,7 @@ def refuse_alone(pack: dict[str, Any]) -> None:
     """
     given = [name for name in ("to", "work", "despite") if pack[name]]
     if given:
-        raise ValueError(f"--{given[0]} is of a pack; say which with --proposal")
+        raise ValueError(f"--{given[0]} needs --proposal")
 
 
 def write(
@@ -96,8 +96,8 @@ def write(
         click.echo(f"objection: {objection.text}", err=True)
     if against and not pack["despite"]:
         click.echo(
-            "No pack is written. Mend what lockstep check names and measure again; --despite "
-            "writes it, and says so in the text.",
+            "No pack was written. Fix what lockstep check reports and measure again; --despite "
+            "writes the pack anyway and states this in its text.",
             err=True,
         )
         return 1
@@ -135,5 +135,5 @@ def write(
     for path in texts.write(folder, *redact((text, specs, numbers))):
         click.echo(click.format_filename(path))
     if plan is None:
-        click.echo("no milestones: give what you plan with --work, as --help shows", err=True)
+        click.echo("no milestones: give your plans with --work (see --help)", err=True)
     return 0

@@ -73,7 +73,7 @@ def document(
     known = (record.basis_of(row.details) for p in chosen.points for row in p.rows)
     bases = list(dict.fromkeys(basis for basis in known if basis))
     nodes = [point.rows[0].num_nodes for point in chosen.points]
-    days = method.days(results.days) or "on an unknown day"
+    days = method.days(results.days) or "on an unknown date"
     devices = listed(results.device_names, 4) or formats.DASH
     planned = results.campaign.get("launches") or []
     mfu = [row.mfu for row in production.rows if row.mfu is not None]
@@ -322,10 +322,12 @@ def refuse_foreign(folder: Path, force: bool) -> None:
         ValueError: The folder holds other files, or is a file.
     """
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is no folder; name another with --to")
+        raise ValueError(f"{folder} is not a folder; choose another with --to")
     is_free = not folder.exists() or not any(folder.iterdir()) or (folder / NUMBERS).exists()
     if not (is_free or force):
-        raise ValueError(f"{folder} holds files that are no pack; choose --to or pass --force")
+        raise ValueError(
+            f"{folder} holds files that are not a pack; choose another with --to, or pass --force"
+        )
 
 
 def write(

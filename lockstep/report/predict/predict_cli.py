@@ -25,30 +25,30 @@ Examples:
 
 \b
 Rules: efficiency=FRACTION, deadline=HH:MM:SS (or seconds), budget=DEVICE_HOURS, fastest.
-With --at, a size is refused (exit code 1) where fewer than four sizes were measured, and, unless
---force is given, where it lies below the smallest or beyond twice the largest, the curve breaks
-on the way to it, or `lockstep check` forbids a curve. The reason says which sizes to measure.
-Without --at, nothing is recommended, and the exit code is 1, where `lockstep check` finds an error
-in the series.
+With --at, a size is refused (exit code 1) if fewer than three sizes were measured. Unless --force
+is given, it is also refused if it is below the smallest or above twice the largest size, the curve
+breaks on the way to it, or `lockstep check` forbids a curve. The reason names the sizes to measure.
+Without --at, the exit code is 1 and nothing is recommended if `lockstep check` finds an error in
+the series.
 """
 
 
 @click.command("predict", epilog=PREDICT_EXAMPLES)
 @click.argument("path", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--at", type=click.IntRange(1, LARGEST_SIZE), help="World size to predict.")
-@click.option("--case", help="Series, by its name or a part that no other name has.")
-@click.option("--rule", help=f"What a size must meet, without --at.  [default: {RULE}]")
+@click.option("--case", help="Series: its name, or a unique part of it.")
+@click.option("--rule", help=f"Rule for the recommended size, without --at.  [default: {RULE}]")
 @click.option(
     "--samples", type=click.FloatRange(0, min_open=True),
-    help="Samples of the whole run, for a deadline or budget over measured throughputs.",
+    help="Samples of the whole run, for a deadline or budget from measured throughputs.",
 )  # fmt: skip
 @click.option(
     "--level", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.9,
-    show_default=True, help="Share of truths that the interval shall contain.",
+    show_default=True, help="Confidence level of the interval.",
 )  # fmt: skip
 @click.option(
     "--force", is_flag=True,
-    help="With --at: predict though the sizes measured speak against it.",
+    help="With --at: predict despite a refusal.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @opening.of_bundles()
@@ -65,9 +65,9 @@ def predict(
     """Predict a world size that was not measured, or recommend one that was.
 
     DIR is what `lockstep report` reads: a campaign folder, pytest-benchmark files, or a folder
-    that `lockstep import` wrote. With --at, one size is predicted with its interval; without it,
-    all ways to continue the curve are shown with their errors at the sizes held out, and a size
-    is recommended.
+    that `lockstep import` wrote. With --at, one size is predicted with its interval. Without it,
+    all rules to continue the curve are shown with their errors at held-out sizes, and a size is
+    recommended.
     """
     from lockstep.report.check import checker
     from lockstep.report.check.checker import check, errors
@@ -91,7 +91,7 @@ def predict(
     elif wrong:
         rules = list(dict.fromkeys(finding.rule for finding in wrong))
         record = {"case": ladder.case, "recommendation": None, "blocked_by": rules}
-        texts = [f"{ladder.case}: nothing is predicted or recommended, {blocked(rules)}"]
+        texts = [f"{ladder.case}: no prediction and no recommendation, {blocked(rules)}"]
         code = 1
     else:
         is_enough = len(ladder.sizes) >= prediction.LEAST_SIZES
@@ -109,7 +109,7 @@ def predict(
 
 
 def _choose(results: "Results", case: str | None) -> "Series":
-    """Return the one series that a name, or a part of it, picks."""
+    """Return the series selected by a name or a unique part of it."""
     from lockstep.report.compute.scaling import series_of
     from lockstep.report.predict.predict_record import name_of
     from lockstep.report.predict.prediction import can_be_modelled
@@ -123,7 +123,7 @@ def _choose(results: "Results", case: str | None) -> "Series":
     series = [curve for curve in series_of(results.rows) if can_be_modelled(curve)]
     if not series:
         raise ValueError(
-            "no series is a ladder of strong or weak scaling; measure one, or import a table"
+            "no series has several sizes of strong or weak scaling; measure one, or import a table"
         )
     wanted = case or ""
     exact = [curve for curve in series if wanted in (curve.case, curve.label, name_of(curve))]

@@ -69,7 +69,7 @@ class Criterion:
             return "fastest"
         return {
             "efficiency": f"efficiency >= {trimmed(100 * self.limit)} %",
-            "deadline": f"fewest ranks done in {in_words(self.limit)}",
+            "deadline": f"fewest ranks that finish in {in_words(self.limit)}",
             "budget": f"fastest within {trimmed(self.limit)} device-hours",
         }[self.kind]
 
@@ -93,7 +93,7 @@ def parse(text: str) -> Criterion:
         return Criterion("fastest")
     name, _, limit = text.partition("=")
     if name not in LIMITED:
-        raise ValueError(f"--rule {text} is no rule; give {RULES}")
+        raise ValueError(f"--rule {text} is not a rule; give {RULES}")
     kind, largest = LIMITED[name]
     seconds = formats.parse_duration(limit) if kind == "deadline" else None
     try:
@@ -102,7 +102,7 @@ def parse(text: str) -> Criterion:
         value = math.nan
     if not 0 < value <= largest:
         allowed = "fraction above 0 and up to 1" if kind == "efficiency" else "positive number"
-        raise ValueError(f"--rule {text}: {limit or 'nothing'} is no {allowed}; give {RULES}")
+        raise ValueError(f"--rule {text}: {limit or 'nothing'} is not a {allowed}; give {RULES}")
     return Criterion(kind, value)
 
 
@@ -150,7 +150,7 @@ def _efficiency(point: Point, floor: float) -> str:
     if span is None:
         return text
     text += f" (95 % interval {percent_span(span)} %"
-    return text + (", which straddles the floor)" if span[0] < floor <= span[1] else ")")
+    return text + (", which includes the limit)" if span[0] < floor <= span[1] else ")")
 
 
 def _run_times_s(series: Series, samples: float | None) -> dict[int, float]:
@@ -165,11 +165,15 @@ def _run_times_s(series: Series, samples: float | None) -> dict[int, float]:
         times = {size: samples / rate for size, rate in rates.items() if rate}
     if len(times) < len(series.points):
         raise ValueError(
-            f"{series.case}: a deadline or budget needs the time of a whole run, which this series "
-            "does not give; add --samples with the samples of the run, or choose another rule"
+            (
+                f"{series.case}: a deadline or budget needs the time of a whole run, which this "
+                "series lacks; give --samples, the samples of the run, or choose another rule"
+            )
             if samples is None
-            else f"{series.case}: no throughput in samples is known, so --samples gives no time; "
-            "choose the rule efficiency or fastest"
+            else (
+                f"{series.case}: --samples needs a throughput in samples, which this series "
+                "lacks; choose the rule efficiency or fastest"
+            )
         )
     return times
 
@@ -217,7 +221,7 @@ def next_step(series: Series) -> NextStep:
     span = last.efficiency_interval
     straddles = span is not None and span[0] < WORTHWHILE <= span[1]
     goal = f"{100 * WORTHWHILE:.0f} %"
-    why += f"; not shown whether it reaches {goal}" if straddles else f", under {goal}"
+    why += f"; too uncertain to tell from {goal}" if straddles else f", under {goal}"
     # Where efficiency first falls below what is worthwhile, a size between may still be good. A
     # further layout may have fallen below the baseline that it shares with the main one at once.
     good, bad = next(
@@ -282,10 +286,10 @@ def record(
 
 
 MEANINGS = {
-    "level": "efficiency stays as last measured",
+    "level": "efficiency stays at the last measured value",
     "halfway": "efficiency falls half as fast as between the last two sizes",
-    "falling": "efficiency falls on as between the last two sizes",
-    "amdahl": "a part of the work is serial",
+    "falling": "efficiency keeps falling as between the last two sizes",
+    "amdahl": "part of the work is serial (Amdahl)",
     "between": "on the line through the sizes on either side",
 }
 
@@ -321,7 +325,7 @@ def prediction_text(prediction: Prediction) -> list[str]:
     ]
     if at in ladder.sizes:
         there = number(ladder.value(at, ladder.rates[ladder.sizes.index(at)]), 4)
-        lines.append(f"{ladder.origin} there: {there} {ladder.unit}")
+        lines.append(f"{ladder.origin} at this size: {there} {ladder.unit}")
     return [*lines, *_assumed(ladder), *(f"warning: {warning}" for warning in prediction.warnings)]
 
 
@@ -330,8 +334,8 @@ def _assumed(ladder: Ladder) -> list[str]:
     if ladder.assumed is None:
         return []
     return [
-        "assumed: the work of all ranks is fixed, since the table has neither a column scaling "
-        "(strong, weak or fixed-epochs) nor one global_batch; add one where that is wrong"
+        "assumed: the total work is fixed, since the table has neither a column scaling (strong, "
+        "weak or fixed-epochs) nor a column global_batch; add one if this is wrong"
     ]
 
 
@@ -360,30 +364,30 @@ def text(
             percent(point["marginal_efficiency"]),
             percent(over / ladder.times_s[0] if over is not None else None),
         ])  # fmt: skip
-    lines += [*numbers(rows), "gain: of speed-up per rank added since the size before"]
+    lines += [*numbers(rows), "gain: speed-up per rank added since the previous size"]
     if ladder.fixed == "local":
         lines.append(
-            f"overhead: what the time of a {ladder.time_noun} has over the baseline's "
-            f"{in_words(float(ladder.times_s[0]))}, as the work of a rank is the same"
+            f"overhead: time of a {ladder.time_noun} above the baseline's "
+            f"{in_words(float(ladder.times_s[0]))}, at equal work per rank"
         )
     if ranked:
         held_out = listed(ranked[0].held_out)
-        tried = "on published ladders, since no size of this one could be held out"
-        tried = f"at {held_out}, each held out, and on published ladders" if held_out else tried
-        lines += ["", f"rules to continue the curve; error: the mean one doubling on, {tried}"]
+        tried = "on published curves, since no size of this one could be held out"
+        tried = f"at {held_out}, each held out, and on published curves" if held_out else tried
+        lines += ["", f"rules to continue the curve; error: mean error one doubling ahead, {tried}"]
         lines += [
             f"{'*' if each is ranked[0] else ' '} {each.rule:8} error {percent(each.error):>5} %   "
             f"{MEANINGS[each.rule]}"
             for each in ranked
         ]
-        lines.append(f"* chosen by that error: {ranked[0].rule}")
+        lines.append(f"* smallest error, so chosen: {ranked[0].rule}")
         peak = record["peak_world_size"]
         if peak is None:
             lines.append(
-                "no peak: the Universal Scalability Law's beta is not identifiable from these sizes"
+                "no peak: these sizes do not determine beta of the Universal Scalability Law"
             )
         elif peak > FARTHEST * ladder.sizes[-1]:
-            lines.append(f"no peak within {FARTHEST} times the sizes measured")
+            lines.append(f"no peak up to {FARTHEST} times the largest measured size")
         else:
             lines.append(f"peak by the Universal Scalability Law: {number(peak)} ranks")
     lines += ["", *(f"break at {each['world_size']}: {each['what']}" for each in record["breaks"])]

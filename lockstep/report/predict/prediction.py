@@ -82,17 +82,19 @@ class Refusal:
         do = f"measure {joined(self.measure)}" if self.measure else self.action
         if self.kind == "few-sizes":
             distinct = counted(len(self.world_sizes), "distinct size")
-            fact = f"{distinct} ({sizes}) are fewer than the {LEAST_SIZES} needed"
-            return f"{fact}; {do} as well" if do else fact
+            fact = f"only {distinct} ({sizes}) were measured, but {LEAST_SIZES} are needed"
+            return f"{fact}; also {do}" if do else fact
         if self.kind == "below":
-            fact = f"{self.at} is below the smallest size measured, {sizes}"
+            fact = f"{self.at} is below the smallest measured size, {sizes}"
         elif self.kind == "beyond":
             fact = (
-                f"{self.at} is more than {FARTHEST} times the largest size measured, {sizes}, "
-                "where no rule can be trusted"
+                f"{self.at} is more than {FARTHEST} times the largest measured size, {sizes}, "
+                "where no rule is reliable"
             )
         elif self.kind == "break":
-            fact = f"the curve breaks at {sizes} ({self.fact}), so no curve leads to {self.at}"
+            fact = (
+                f"the curve breaks at {sizes} ({self.fact}), so it cannot be continued to {self.at}"
+            )
         else:
             fact = f"check finds {self.rule} at {sizes}: {self.fact}"
         return f"{fact}; {do}, or use --force" if do else f"{fact}; use --force to see a value"
@@ -497,29 +499,31 @@ def _warnings(ladder: Ladder, at: int) -> list[str]:
     found = []
     largest = ladder.sizes[-1]
     if at > FARTHEST * largest:
-        found.append(f"{at} is beyond {FARTHEST} times the largest size measured, {largest}")
+        found.append(f"{at} is more than {FARTHEST} times the largest measured size, {largest}")
     if at < ladder.sizes[0]:
         found.append(
-            f"{at} is below the smallest size measured, {ladder.sizes[0]}: what fewer ranks do "
-            "without was never seen"
+            f"{at} is below the smallest measured size, {ladder.sizes[0]}, so costs that vanish "
+            "with fewer ranks are unknown"
         )
     if ladder.nodes and max(ladder.nodes) == 1 and at > largest and ladder.strong:
         found.append(
-            f"all sizes were measured within one node: if {at} ranks span nodes, the network "
-            "between them is not in this value"
+            f"all sizes were measured within one node, so the value excludes the network if {at} "
+            "ranks span nodes"
         )
     found += [reason.fact for reason in _obstacles(ladder, at)]
     if at > largest:
         found.append(
-            f"no size measured shows whether the curve breaks between {largest} and {at}, as at a "
-            "node's edge or on a full network"
+            f"a break of the curve between {largest} and {at} would go unnoticed, such as at the "
+            "first size on two nodes or on a saturated network"
         )
     if at > largest and ladder.breaks:
         broken = f"the curve breaks at {ladder.breaks[-1].world_size}"
         found.append(
             f"{broken}, so only the sizes from there on are used"
             if used_from(ladder)
-            else f"{broken}, and fewer than {LEAST_SIZES} sizes follow, so all are used and the "
-            "break widens the interval"
+            else (
+                f"{broken}, but fewer than {LEAST_SIZES} sizes follow, so all are used and the "
+                "break widens the interval"
+            )
         )
     return found

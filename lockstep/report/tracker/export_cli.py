@@ -73,7 +73,7 @@ def tensorboard(folder: Path, to: Path | None) -> None:
     written = list(write_event_files(read_runs(folder).runs, target))
     if not written:
         raise ValueError(
-            f"{folder} holds no training run; measure the study train, or give another"
+            f"{folder} holds no training run; measure the study train, or give another folder"
         )
     click.echo(f"{len(written)} runs: tensorboard --logdir {click.format_filename(target)}")
 
@@ -81,9 +81,9 @@ def tensorboard(folder: Path, to: Path | None) -> None:
 @export.command()
 @FOLDER
 def again(folder: Path) -> int:
-    """Send the tracker of FOLDER what it lacks: after it was out of reach, or while jobs run.
+    """Send the tracker of FOLDER what it lacks: after an outage, or while jobs run.
 
-    The tracker is that of the site file's table [tracker], or the one that was used before.
+    The tracker is the one of the site file's table [tracker], or the one used before.
 
     \b
     Example:
@@ -94,8 +94,8 @@ def again(folder: Path) -> int:
     tracker = tracked.find(folder)
     if tracker is None:
         raise ValueError(
-            f"no tracker is known for {folder}; write a table [tracker] into the site file, or "
-            "lockstep export"
+            f"{folder} has no tracker; add a table [tracker] to the site file, or run lockstep "
+            "export mlflow"
         )
     return _send(folder, tracker)
 

@@ -88,7 +88,7 @@ class Sender:
             self._process.wait()
             return Sent(uri, "late")
         if code:
-            return Sent(uri, "broken", why=f"it ended with {code}, see {self._log}")
+            return Sent(uri, "broken", why=f"it ended with exit code {code}; see {self._log}")
         return self._last()[1] or Sent(uri, "late")
 
     def _ask(self, until_s: float) -> None:

@@ -71,7 +71,9 @@ def read_runs(folder: Path) -> Found:
                 rows = [row for row in results.rows if row.launch == launch.name]
                 own += _launch_runs(launch, rows, results, campaign, efficiencies)
             else:
-                unread.append(f"{launch.path}: no launch of Lockstep, so it gives no run")
+                unread.append(
+                    f"{launch.path}: not a launch of Lockstep, so there is no run to export"
+                )
         runs += [*([_campaign_run(campaign, results, own)] if own else []), *own]
     return Found(tuple(runs), tuple(unread))
 

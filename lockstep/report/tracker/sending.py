@@ -1,7 +1,7 @@
-"""Send a tracker what it lacks of results, once, in the order in which a run is made.
+"""Send a tracker the results that it lacks, each once, in the order in which they were measured.
 
-It is the same for a campaign that is being measured, one that was collected, and one of last year:
-whatever stops it, it goes on where it stopped.
+This works during a measurement, after it, and for old results; an interrupted transfer continues
+where it stopped.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from lockstep.report.tracker.runs import read_runs
 from lockstep.report.tracker.stores import HttpStore, MlflowStore, OutOfReachError, RefusedError
 from lockstep.report.tracker.tracked import EmptyError, Entry, Run, Tracker
 
-# While something is measured, no tracker is waited for longer than this.
+# Longest wait for a tracker during a measurement.
 LIVE_TIMEOUT_S = 2.0
 TIMEOUT_S = 30.0
 
@@ -34,22 +34,22 @@ Kind = Literal[
 
 
 class LateError(Exception):
-    """The time in which something may be sent is over."""
+    """The time allowed for sending is over."""
 
 
 @dataclass
 class Sent:
-    """What was sent of a folder, and what stopped it.
+    """The outcome of sending a folder.
 
     Attributes:
-        kind: `sent` where the tracker has all there is; else what stopped it.
+        kind: `sent` if the tracker has all results; else the reason why not.
         num_runs: Runs that the tracker has now.
-        num_refused: Runs that it does not take; `why` is of the first.
+        num_refused: Runs that it rejected; `why` is of the first.
         num_new: Runs of which something was sent.
         num_metrics: Metrics that were sent.
         num_artifacts: Files that were sent.
-        why: What the tracker, or the system, said.
-        unread: What could not be read of the results, a sentence each.
+        why: Error message of the tracker or the system.
+        unread: A sentence for each result that could not be read.
     """
 
     uri: str
@@ -64,7 +64,7 @@ class Sent:
 
 
 class Confirmed:
-    """What one tracker has confirmed of a folder's runs: `tracker/RUN.json`, one entry a tracker.
+    """What a tracker has confirmed of a folder's runs: `tracker/RUN.json`, one entry per tracker.
 
     The results are on disk before anything is sent, so only what was confirmed is kept here.
     """
@@ -74,21 +74,21 @@ class Confirmed:
         self.name = f"{tracker.kind} {tracker.uri}"
 
     def entry(self, run: Run) -> Entry:
-        """Return what is confirmed of a run; nothing where the file is lost or of another run."""
+        """Return the confirmed part of a run; empty if the file is lost or of another run."""
         try:
             return Entry(**self._stored(run)[self.name])
         except (KeyError, TypeError):
             return Entry(run.key)
 
     def keep(self, run: Run, entry: Entry) -> None:
-        """Put what is confirmed of a run on disk."""
+        """Write the confirmed part of a run to disk."""
         text = json.dumps(self._stored(run) | {self.name: asdict(entry)}, indent=1)
         write_atomically(self._path(run), text)
 
     def under_first_key(self, run: Run) -> Run:
-        """Return a campaign's run under the key that it was first sent by.
+        """Return a campaign's run with the key under which it was first sent.
 
-        The key has the time of the first launch: another where that launch can no longer be read.
+        A new key would differ if the first launch, whose time it holds, became unreadable.
         """
         path = self.folder / "campaign.txt"
         kept = files.text(path) if path.is_file() else ""
@@ -130,7 +130,7 @@ def only_writer(folder: Path, tracker: Tracker, wait_s: float) -> Iterator[None]
             lock = held.enter_context(path.open("a", encoding="utf-8"))
             with suppress(locks.NoLocksError):  # others cannot be kept out there
                 if not locks.take(lock, wait_s):
-                    raise BusyError(f"another lockstep command writes {path.parent}")
+                    raise BusyError(f"another lockstep command is writing to {path.parent}")
         yield
 
 
@@ -201,7 +201,7 @@ def _check_time(until_s: float) -> None:
 def _deliver(
     runs: list[Run], store: HttpStore | MlflowStore, known: Confirmed, sent: Sent, until_s: float
 ) -> None:
-    """Send what the tracker lacks of runs; one that it refuses keeps no other from it."""
+    """Send the runs that the tracker lacks; a rejected run does not stop the others."""
     for run in runs:
         try:
             _deliver_run(run, store, known, sent, until_s)
@@ -246,18 +246,21 @@ def _deliver_run(
 
 # kind -> the sentence; `sent` has one of its own, and of `empty` nothing is said
 WORDS: dict[Kind, str] = {
-    "out-of-reach": "the tracker {uri} is out of reach ({why})",
-    "refused": "the tracker {uri} does not take {refused} ({why})",
-    "busy": "the tracker {uri} was sent nothing now: {why}",
-    "unwritable": "the tracker {uri} was sent nothing: what it confirms cannot be kept ({why})",
-    "unreadable": "the tracker {uri} was sent nothing: {why}",
+    "out-of-reach": "the tracker {uri} cannot be reached ({why})",
+    "refused": "the tracker {uri} rejected {refused} ({why})",
+    "busy": "nothing was sent to the tracker {uri} now: {why}",
+    "unwritable": (
+        "nothing was sent to the tracker {uri}, since its confirmations cannot be "
+        "written to disk ({why})"
+    ),
+    "unreadable": "nothing was sent to the tracker {uri}: {why}",
     "broken": "the process that sends to the tracker {uri} failed: {why}",
-    "late": "the tracker {uri} did not take the results in time",
+    "late": "the tracker {uri} did not accept the results in time",
 }
 
 
 def lines(sent: Sent, folder: Path) -> list[str]:
-    """Return what was left out; then what was sent, or what stopped it and what sends the rest."""
+    """Return the lines to print: what was left out, then what was sent or why not."""
     if sent.kind == "sent":
         news = (
             f"{sent.num_new} new or changed ({counted(sent.num_metrics, 'metric')}, "
@@ -269,5 +272,5 @@ def lines(sent: Sent, folder: Path) -> list[str]:
         refused = counted(sent.num_refused, "run") if sent.num_refused else "the results"
         why = WORDS[sent.kind].format(uri=sent.uri, why=sent.why, refused=refused)
         todo = f"lockstep export again {shlex.quote(str(folder))}"
-        end = f"{why[0].upper()}{why[1:]}; nothing is lost, {todo} sends what it lacks."
+        end = f"{why[0].upper()}{why[1:]}; nothing is lost: {todo} sends the rest."
     return [*(f"Left out: {why}" for why in sent.unread), end]

@@ -148,7 +148,9 @@ class HttpStore:
         try:
             return json.loads(text or b"null")
         except ValueError:
-            raise RefusedError(f"it answers {method} {path} with what is no JSON") from None
+            raise RefusedError(
+                f"it answers {method} {path} with something other than JSON"
+            ) from None
 
 
 def _moment(time_ms: int) -> str:

@@ -154,8 +154,8 @@ def _address(text: str) -> str:
         raise ValueError("no address of a tracker; it begins with sqlite:///, http:// or https://")
     if parts.username or parts.password or parts.query:
         raise ValueError(
-            "an address is kept in files, so no key may be in it; put the key into an environment "
-            "variable and name that in key_variable"
+            "the address is written to files, so it must not contain a key; put the key into an "
+            "environment variable and give its name as key_variable"
         )
     return text.rstrip("/")
 
@@ -174,7 +174,8 @@ class Tracker(BaseModel):
         "by default",
     )
     key_variable: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] = Field(
-        default=KEY_VARIABLE, description="environment variable that holds the server's key, if any"
+        default=KEY_VARIABLE,
+        description=("environment variable with the server's key, if it needs one"),
     )
 
     @property
@@ -199,7 +200,7 @@ class Tracker(BaseModel):
     @model_validator(mode="after")
     def _is_served(self) -> Self:
         if self.kind == "http" and not (self.uri or "").startswith("http"):
-            raise ValueError("a tracker of kind http needs uri, the address of its server")
+            raise ValueError("a tracker of kind http needs uri, the server's address")
         return self
 
 
