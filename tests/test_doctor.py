@@ -368,7 +368,7 @@ def test_an_image_is_compared_with_its_record(tmp_path):
     file.write_bytes(SQUASHED.replace(b"squ", b"sqv"))
     assert cluster_checks.image(given).level == "missing"
     file.write_bytes(b"an HTML page of an error")
-    assert cluster_checks.image(given).text == f"{file} is no SIF image"
+    assert cluster_checks.image(given).text == f"{file} is not a SIF image"
     file.unlink()
     assert cluster_checks.image(given).level == "missing"
 
@@ -475,9 +475,8 @@ def test_user_namespaces_that_the_kernel_really_refuses_are_found():
     rows = {row["check"]: row for row in json.loads(ended.stdout)["checks"]}
     found = rows["User namespaces"]
     assert found["status"] == "missing"
-    closed = "/proc/sys/user/max_user_namespaces says 0"
-    assert found["says"] == f"ordinary users of {hostname()} may make none: {closed}"
-    assert found["action"].endswith("; unshare --user --map-root-user true checks it")
+    assert found["says"].endswith("/proc/sys/user/max_user_namespaces is 0")
+    assert "unshare --user --map-root-user true" in found["action"]
 
 
 @pytest.mark.parametrize(

@@ -252,7 +252,7 @@ def test_a_job_over_its_partition_is_refused_with_what_fits(asked, changes, reas
         ({"device": "cuda"}, NO_GPUS, "has gpus_per_node = 0"),
         ({"world_sizes": [6], "studies": ["weak"]}, {}, "6 does not fill .* choose 4 or 8"),
         ({"jobs": {"chain": 2}}, {"gpu_type": None, "gpu_types": ["a100"]}, "set chain = 1"),
-        ({"threads_per_rank": 17}, {}, "4 ranks of 17 threads do not fit on the 64 CPUs"),
+        ({"threads_per_rank": 17}, {}, "4 ranks of 17 threads need more than the 64 CPUs"),
     ],
 )
 def test_a_campaign_that_does_not_fit_is_refused(changes, site_changes, reason):

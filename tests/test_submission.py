@@ -179,7 +179,7 @@ def test_a_refusal_ends_the_submission_and_is_recorded(folder):
     assert len(told(folder)) == 2
     assert "refused" in recorded(folder)[-1]
     assert ended.stdout.startswith("ladder-preflight: job 101")
-    assert ended.stderr.endswith("; ladder-preflight, sent before it, cancelled\n")
+    assert ended.stderr.endswith("; ladder-preflight, jobs submitted before it were cancelled\n")
     assert "scancel 101" in (folder / "bin" / "calls").read_text().splitlines()
 
 
