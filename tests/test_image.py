@@ -146,7 +146,7 @@ def test_a_file_may_be_called_as_a_header_is(folder):
 @pytest.mark.parametrize(
     ("text", "values", "names"),
     [
-        (TINY, {"BASE": "nowhere"}, "no base .*nowhere"),
+        (TINY, {"BASE": "nowhere"}, "base .*nowhere"),
         (f"{BARE}%files\n lost.txt /opt/\n", {}, "copies lost.txt"),
         (f"{BARE}\n{BARE}", {}, "more than one stage"),
     ],

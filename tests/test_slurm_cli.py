@@ -120,7 +120,7 @@ def test_a_plan_is_a_table_that_fits_a_terminal(folder):
         "5 jobs, 4 launches: at most 9.50 node-hours, 27.00 GPU-hours.",
         "Each rank has a batch of 32 in the other studies.",
         "Each repeat has its own job for each world size, so they are independent.",
-        "It is not known whether the batch fits into memory: first send a copy of ",
+        "No result in the folder of --to has this batch, so it may not fit: first submit ",
         "the campaign with one repeat of its smallest world size.",
         "Next: lockstep submit campaign.toml --site site.toml",
     ]
@@ -149,7 +149,7 @@ def test_what_is_planned_within_a_budget_is_what_is_rendered(folder):
     assert found["dropped"] == ["world size 8"]
     assert found["gpu_hours"] == 2.0
     ended = lockstep("submit --by-hand campaign.toml --site site.toml --budget 7", folder)
-    assert ended.stderr.startswith("Left out to stay within 7 GPU-hours: world size 8 (repeats d")
+    assert ended.stderr.startswith("Left out to stay within 7 GPU-hours: world size 8 (order: ")
     assert started(Path(ended.stdout.strip())) == ["w1-r0", "w1-r1"]
 
 

@@ -361,5 +361,5 @@ def test_limits_count_all_that_stages_and_ladders_ask_for(limit, expected):
 )
 def test_a_stage_takes_the_name_of_no_other_job(name, changes):
     asked = changes.get("jobs", {}) | {"stage": [stage(name)]}
-    with pytest.raises(ValueError, match=f"{name}'; rename the stage"):
+    with pytest.raises(ValueError, match=f"{name}'; give the stage another name"):
         jobs(campaign_of(repeats=2, jobs=asked), site_of(), FOLDER)

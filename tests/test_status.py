@@ -364,7 +364,7 @@ def test_elements_that_were_cancelled_before_they_began_have_ended(here, folder,
 
 
 BY_ROOT = "it was cancelled by root"
-FIRST = "for first did not end as required (DependencyNeverSatisfied)"
+FIRST = "because first did not end as required (DependencyNeverSatisfied)"
 
 
 # As Slurm 22.05.8 says it of jobs that were cancelled while they waited for another that was.
@@ -375,7 +375,7 @@ FIRST = "for first did not end as required (DependencyNeverSatisfied)"
         ("CANCELLED by 0", None, BY_ROOT, "lockstep resume"),
         ("CANCELLED by 3999999999", None, "it was cancelled by 3999999999", "lockstep resume"),
         ("CANCELLED", "DependencyNeverSatisfied", "it was cancelled by Slurm, because ", FIRST),
-        ("CANCELLED", None, "it was cancelled", f"Slurm cancelled it before it began, {FIRST}"),
+        ("CANCELLED", None, "it was cancelled", f"Slurm cancelled it before it started, {FIRST}"),
         (None, "Dependency", "it was cancelled", "lockstep resume"),
     ],
 )
@@ -599,7 +599,7 @@ def test_a_launch_that_has_just_begun_has_not_nothing_left(here, folder, asked):
     journal = folder / "launches" / "w1-r0" / "journal.jsonl"
     journal.parent.mkdir(parents=True)
     journal.touch()
-    assert "  w1-r0: has started, and has not listed its cases yet" in status(here, asked, "").stdout
+    assert "  w1-r0: has started, and has not listed" in status(here, asked, "").stdout
     keep(folder, "w1-r0")
     assert "  w1-r0: 0 measured, 0 failed, 2 left\n" in status(here, asked, "").stdout
 

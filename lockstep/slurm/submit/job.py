@@ -76,7 +76,7 @@ def jobs(
         specs.append(maker.collect(specs))
     for name, count in Counter(spec.name for spec in specs).items():
         if count > 1:  # one script would be written over the other
-            raise ValueError(f"two jobs would have the name {name!r}; rename the stage")
+            raise ValueError(f"two jobs would be called {name!r}; give the stage another name")
     return specs
 
 

@@ -259,8 +259,8 @@ def check_nodes(resources: Share, site: Site, world_size: int) -> None:
         num_ranks = most * resources.ranks_per_node
         raise ValueError(
             f"world size {world_size} needs {num_nodes} nodes, but partition {site.partition} of "
-            f"site {site.name} gives a job {most}, for up to {num_ranks} ranks; leave out the "
-            "world size, or choose another --partition"
+            f"site {site.name} gives a job {most} nodes, for up to {num_ranks} ranks; leave out "
+            "the world size, or choose another --partition"
         )
 
 

@@ -256,15 +256,13 @@ def _memory_lines(needs: "Sequence[Need]") -> list[str]:
         return []
     measured = [one for one in needs if one.peak_bytes]
     if not measured:
-        return [
-            f"It is not known whether the batch fits into memory, without results in --to: {HOW}."
-        ]
+        return [f"No result in the folder of --to has this batch, so it may not fit: {HOW}."]
     said = []
     for name, total in dict.fromkeys((one.devices, one.total_bytes) for one in measured):
         has = f", which has {number(total / GIGA)} GB" if total else ""
         said.append(f"Memory is the peak of a rank on {name or 'an unknown device'}{has}.")
     if len(measured) < len(needs):
-        said.append(f"It is not known whether the batches without a measurement fit: {HOW}.")
+        said.append(f"Batches without a measured memory may not fit: {HOW}.")
     return said
 
 
