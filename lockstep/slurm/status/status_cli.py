@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lockstep.core.findings import SYMPTOMS
 from lockstep.core.formats import counted
 from lockstep.slurm.status.jobs_cli import end_ladder, results_of
 from lockstep.slurm.submit.cli_options import as_json_option, with_options
@@ -167,6 +168,8 @@ def status(
         click.echo(f"page: {page}")
     if campaign.is_unknown:
         return EXIT_UNKNOWN
+    if campaign.is_bad and not as_json:
+        click.echo(SYMPTOMS, err=True)
     return EXIT_BAD if campaign.is_bad else 0
 
 
