@@ -34,7 +34,7 @@ GROUPS = {
     "Before measuring": {
         "doctor": (
             "lockstep.before.doctor.doctor_cli:doctor",
-            "Say whether this machine can measure, and what it is.",
+            "Check whether this machine can measure, and describe it.",
         ),
         "screen": (
             "lockstep.before.screen.screen_cli:screen",
@@ -54,15 +54,15 @@ GROUPS = {
         ),
         "submit": (
             "lockstep.slurm.submit.submit_cli:submit",
-            "Send a campaign's jobs to Slurm, or write their scripts.",
+            "Submit a campaign's jobs to Slurm, or write their scripts.",
         ),
         "status": (
             "lockstep.slurm.status.status_cli:status",
-            "Say how far a campaign's jobs are, and collect what they measured.",
+            "Show the progress of a campaign's jobs, and collect their results.",
         ),
         "resume": (
             "lockstep.slurm.submit.submit_cli:resume",
-            "Send what a campaign's jobs have not measured yet.",
+            "Submit what a campaign's jobs have not measured yet.",
         ),
         "cancel": (
             "lockstep.slurm.status.jobs_cli:cancel",
@@ -80,11 +80,11 @@ GROUPS = {
         ),
         "check": (
             "lockstep.report.check.check_cli:check",
-            "Say whether results are valid, and reach their targets.",
+            "Check whether results are valid, and reach their targets.",
         ),
         "compare": (
             "lockstep.report.compare.compare_cli:compare",
-            "Say of each point whether B is faster than A.",
+            "Show for each point whether B is faster than A.",
         ),
         "predict": (
             "lockstep.report.predict.predict_cli:predict",
@@ -96,11 +96,11 @@ GROUPS = {
         ),
         "explain": (
             "lockstep.report.profiles.explain_cli:explain",
-            "Say where the time of a profiled step goes.",
+            "Show where the time of a profiled step goes.",
         ),
         "export": (
             "lockstep.report.tracker.export_cli:export",
-            "Give results to MLflow, TensorBoard or another program.",
+            "Export results to MLflow, TensorBoard or another program.",
         ),
         "bundle": (
             "lockstep.report.bundle.bundle_cli:bundle",
@@ -116,27 +116,27 @@ SECOND_WORDS = {
     ),
     "run verify": (
         "lockstep.trainer.training_cli:verify",
-        "Check that DDP trains alike at two sizes.",
+        "Check that DDP trains the same at two world sizes.",
     ),
     "run data": ("lockstep.trainer.training_cli:data", "List data sets to train on, or fetch one."),
 }
 ANY_JOB = {
-    "jobs": ("lockstep.slurm.any_job.any_job_cli:jobs", "Say what all your jobs of Slurm do."),
+    "jobs": ("lockstep.slurm.any_job.any_job_cli:jobs", "Show all your jobs of Slurm."),
     "nodes": (
         "lockstep.slurm.any_job.any_job_cli:nodes",
-        "Say what each node does, for whom, or why it is drained.",
+        "Show each node's state and jobs, or why it is drained.",
     ),
     "why": (
         "lockstep.slurm.any_job.any_job_cli:why",
-        "Say why a job waits, when it may start, or how it ended.",
+        "Show why a job waits, when it may start, or how it ended.",
     ),
     "eff": (
         "lockstep.slurm.any_job.any_job_cli:eff",
-        "Say how well a job used CPUs, memory and time.",
+        "Show how well a job used CPUs, memory and time.",
     ),
     "top": (
         "lockstep.slurm.any_job.any_job_cli:top",
-        "Show what the nodes of a running job do now.",
+        "Show the current load of a running job's nodes.",
     ),
     "shell": (
         "lockstep.slurm.any_job.any_job_cli:shell",
@@ -149,7 +149,7 @@ ANY_JOB = {
 }
 COMMANDS = {name: facts for group in GROUPS.values() for name, facts in group.items()}
 
-# What people type as a command, and what it is.
+# Old or mistaken command -> what to use instead.
 MEANT = {
     "measure": "call lockstep.measure(step, samples=N, ddp=ddp) in a test with the fixture "
     "lockstep; lockstep run --tests FOLDER runs such tests",
@@ -223,7 +223,7 @@ class LazyGroup(click.Group):
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 slurm = LazyGroup(
     name="slurm",
-    help="Ask about any job of Slurm, also one that Lockstep did not send, or serve a status page.",
+    help="Show any job of Slurm, also of other programs, or serve a status page.",
     groups={"Commands": ANY_JOB},
     context_settings=CONTEXT,
 )
@@ -231,7 +231,7 @@ slurm = LazyGroup(
 
 @click.command(cls=LazyGroup, groups=GROUPS, second_words=SECOND_WORDS, context_settings=CONTEXT)
 @click.version_option(package_name="lockstep-bench", prog_name="lockstep")
-@click.option("--verbose", is_flag=True, help="Where Slurm fails, say its own words, too.")
+@click.option("--verbose", is_flag=True, help="If Slurm fails, also print its own message.")
 def lockstep(*, verbose: bool) -> None:
     """Measure how PyTorch data-parallel training scales, and see why it stops.
 
@@ -242,7 +242,7 @@ def lockstep(*, verbose: bool) -> None:
       lockstep report results/laptop    the page of its results
       lockstep import table.csv --to results/published
       lockstep init                     on a cluster: files for its Slurm, then doctor and submit
-      lockstep --verbose plan campaign.toml   with Slurm's own words, where it gives no answer
+      lockstep --verbose plan campaign.toml   with Slurm's own message, if it fails
     """
     if verbose:
         os.environ["LOCKSTEP_VERBOSE"] = "1"
@@ -275,5 +275,5 @@ def main() -> None:
         click.echo(f"Error: {one_line(text)}", err=True)
         sys.exit(EXIT_MACHINE)
     except MemoryError:
-        click.echo("Error: there is not enough memory for this; give less, or free some", err=True)
+        click.echo("Error: not enough memory; give less data, or free some memory", err=True)
         sys.exit(EXIT_MACHINE)

@@ -82,7 +82,7 @@ def test_my_jobs_are_listed_by_when_they_start(slurm):
     assert (found[0]["name"], found[0]["elapsed_s"], found[0]["limit_s"]) == ("train|x", 120, 3600)
     assert found[2]["waits_for"] == [["afterok", "12"], ["after", "13"], ["singleton", ""]]
     said = ask("jobs", slurm).stdout
-    assert "4711 train|x: runs since 2 min on n1; 58 min left" in said
+    assert "4711 train|x: has run for 2 min on n1; 58 min left" in said
 
 
 def test_jobs_that_were_cancelled_while_they_waited_are_among_those_that_ended(slurm):
@@ -94,7 +94,7 @@ def test_jobs_that_were_cancelled_while_they_waited_are_among_those_that_ended(s
     hidden = "case $* in *--state=*CANCELLED*) x=@;; *) x=4714;; esac; /bin/grep -v ^$x"
     slurm.act("sacct", f"{hidden} {slurm.folder}/rows")
     assert ask("jobs --ended 24", slurm).stdout.splitlines() == [
-        "4711 train of me: COMPLETED, its script ended well; ran 10 min of 60 min on n1",
+        "4711 train of me: COMPLETED, its script succeeded; ran 10 min of 60 min on n1",
         f"4714 train of me: CANCELLED, it was cancelled by root; ran {DASH} of 60 min on no node",
     ]
     assert asked("jobs --ended 24", slurm)["ended"]["4714"]["started"] is None
@@ -235,7 +235,7 @@ def test_how_busy_gpus_were_is_said_where_slurm_gathers_it(slurm, step, use):
     )
     assert f"{use[1]}% busy" in ask("eff 4711", slurm).stdout
     slurm.say("sacct", sacct(on_gpus, script, STEP))
-    assert "Slurm does not say" in ask("eff 4711", slurm).stdout
+    assert "Slurm does not report" in ask("eff 4711", slurm).stdout
 
 
 NOW = """cores|n1|8
@@ -362,11 +362,11 @@ def test_any_job_is_cancelled_once_it_is_said_whose_it_is(slurm):
     slurm.say("squeue", squeue(RUNS | {"user": "alice"}))
     slurm.say("scancel", rc=1, error="scancel: error: Kill job error: Access/permission denied")
     planned = ask("cancel 4711 --dry-run", slurm)
-    whose = "4711 train|x: runs since 2 min on n1; 58 min left; of alice\n"
+    whose = "4711 train|x: has run for 2 min on n1; 58 min left; of alice\n"
     assert (planned.stdout, slurm.calls("scancel")) == (f"{whose}scancel 4711\n", [])
     refused = ask("cancel 4711", slurm)
     assert (refused.returncode, refused.stdout) == (3, whose)
-    assert "ask alice, whose jobs these are" in refused.stderr
+    assert "these are jobs of alice" in refused.stderr
     slurm.say("scancel")
     assert ask("cancel 4711_3", slurm).stdout.endswith("cancelled: job 4711_3\n")
     assert slurm.calls("scancel")[-1] == "scancel 4711_3"

@@ -103,7 +103,7 @@ def test_a_stage_that_never_began_names_the_job_that_it_waited_for(results):
     standing = replace(standing, job=replace(standing.job, name="x"))
     leave(results.path, "16", 3, job="w")
     assert find_cause(standing, results) == Cause("dependency", line="w")
-    assert "for w did not end as it needs (DependencyNeverSatisfied)" in advise(
+    assert "because w did not end as required (DependencyNeverSatisfied)" in advise(
         standing, results, "results/x", is_last=True
     )
     began = replace(standing, account={"elapsed_s": 5.0})

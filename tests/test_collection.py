@@ -162,7 +162,7 @@ def test_what_sacct_says_inside_the_job_is_not_kept(folder, in_process, asked):
     collection.collect(Results(folder), said.append)
     assert rows(folder)[0]["accounting"] is None
     assert in_process == list(collection.WAITS_S)
-    assert said[-1].startswith("accounting is left as it was: sacct does not say yet how 17 ended")
+    assert said[-1].startswith("accounting is unchanged: sacct does not know yet how 17 ended")
 
 
 def test_a_late_answer_is_waited_for(folder, in_process, asked):
@@ -172,8 +172,8 @@ def test_a_late_answer_is_waited_for(folder, in_process, asked):
     assert rows(folder)[0]["accounting"]["state"] == "COMPLETED"
     assert in_process == [1, 2]
     assert said == [
-        "sacct does not say yet how 17 ended; asked again in 1 s",
-        "sacct does not say yet how 17 ended; asked again in 2 s",
+        "sacct does not know yet how 17 ended; next attempt in 1 s",
+        "sacct does not know yet how 17 ended; next attempt in 2 s",
     ]
 
 
@@ -182,9 +182,7 @@ def test_a_failure_is_waited_for_and_then_said(folder, in_process, asked):
     said = []
     collection.collect(Results(folder), said.append)
     assert in_process == list(collection.WAITS_S)
-    assert said[-1].startswith(
-        "accounting is left as it was: sacct does not reach Slurm's accounting"
-    )
+    assert said[-1].startswith("accounting is unchanged: sacct cannot reach Slurm's accounting")
     assert rows(folder)[0] | {"accounting": None, "measured_rank_hours": None} == rows(folder)[0]
 
 
@@ -235,7 +233,7 @@ def test_what_the_collecting_job_asked_is_read_where_sacct_is_not(folder, in_pro
         None,
     ]
     assert said == [
-        "jobs/sacct.txt alone is read: sacct is not installed here; use a login node of the cluster"
+        "only jobs/sacct.txt is used: sacct is not installed here; use a login node of the cluster"
     ]
 
 
@@ -243,7 +241,7 @@ def test_a_broken_answer_of_the_collecting_job_is_said(folder, in_process):
     (folder / "jobs" / "sacct.txt").write_text("sacct: error: no slurmdbd\n")
     said = []
     collection.collect(Results(folder), said.append)
-    assert said == [f"{folder}/jobs/sacct.txt says nothing about jobs; left aside"]
+    assert said == [f"{folder}/jobs/sacct.txt has no jobs and is ignored"]
     assert rows(folder)[0]["accounting"]["state"] == "COMPLETED"
 
 
@@ -313,7 +311,7 @@ def test_a_corrupt_record_of_submissions_is_one_sentence(here, folder, asked):
     (folder / "jobs" / "submitted.jsonl").write_text('{"no": "uuid"}\n')
     ended = collect(here, asked)
     assert ended.returncode == 2
-    assert "names no uuid; it is no record of submissions" in ended.stderr
+    assert "has no uuid, so this is not a record of submissions" in ended.stderr
     assert ended.stderr.count("\n") == 1
 
 

@@ -181,7 +181,7 @@ def test_the_page_is_aligned_and_fits_a_terminal():
     texts = [line for line in lines if line.startswith("  ")]
     assert {len(line) - len(line[32:]) for line in texts} == {32}
     assert all(line[31] == " " and line[32] != "" for line in texts)
-    assert lines[-2] == "1 ok, 1 warning, 1 missing, 1 not needed."
+    assert lines[-3] == "1 ok, 1 warning, 1 missing, 1 not needed."
 
 
 # The machine
@@ -279,10 +279,10 @@ def test_what_shell_before_sets_and_the_image_does_not_get_is_named(tmp_path):
     lines = "module load aws-ofi-nccl\nOMP_PROC_BIND=true; export OMP_PROC_BIND FI_PROVIDER=cxi\n"
     found = machine.nccl_variables(subject(tmp_path, site=site(shell_before=lines)))
     assert found.level == "warning"
-    assert found.text == "the image does not get OMP_PROC_BIND of shell_before"
+    assert found.text.startswith("OMP_PROC_BIND ")
     in_env = site(shell_before=lines, env={"OMP_PROC_BIND": "true"})
     found = machine.nccl_variables(subject(tmp_path, site=in_env))
-    assert (found.level, found.text) == ("ok", "1 set, all known")
+    assert (found.level, found.text) == ("ok", "1 set, all valid")
 
 
 @pytest.mark.parametrize(
@@ -359,16 +359,16 @@ BUILT = (
 
 def test_an_image_is_compared_with_its_record(tmp_path):
     given, file = in_image(tmp_path)
-    assert "no record" in cluster_checks.image(given).text
+    assert "no build record" in cluster_checks.image(given).text
     record = tmp_path / "lockstep.sif.json"
     record.write_text("[]")
     assert cluster_checks.image(given).level == "warning"
     write_record(file, Record(sha256=sha256(SQUASHED).hexdigest(), **BUILT))
-    assert cluster_checks.image(given).text.endswith("as it was built")
+    assert cluster_checks.image(given).text.endswith("its build record confirms")
     file.write_bytes(SQUASHED.replace(b"squ", b"sqv"))
     assert cluster_checks.image(given).level == "missing"
     file.write_bytes(b"an HTML page of an error")
-    assert cluster_checks.image(given).text == f"{file} is no SIF image"
+    assert cluster_checks.image(given).text == f"{file} is not a SIF image"
     file.unlink()
     assert cluster_checks.image(given).level == "missing"
 
@@ -407,10 +407,7 @@ def test_a_driver_counts_where_it_is_of_the_site_s_gpus(tmp_path, monkeypatch):
     drivers = {"cuda": ("CUDA", tmp_path / "none"), "rocm": ("ROCm", tmp_path / "kfd")}
     monkeypatch.setattr(cluster_checks, "RUNTIMES", drivers)
     assert cluster_checks.gpu_driver(in_image(tmp_path, gpu_runtime="rocm")[0]).level == "ok"
-    assert (
-        "none here, and --nv does not say so"
-        in cluster_checks.gpu_driver(in_image(tmp_path)[0]).text
-    )
+    assert "no driver here" in cluster_checks.gpu_driver(in_image(tmp_path)[0]).text
     assert cluster_checks.gpu_driver(in_image(tmp_path, gpus_per_node=0)[0]).level == "not needed"
 
 
@@ -420,7 +417,7 @@ def test_a_driver_counts_where_it_is_of_the_site_s_gpus(tmp_path, monkeypatch):
         ("printf '\\033[31mFATAL: \\033[0m  image is broken\\n\\033[0m' >&2; exit 255", "image is"),
         ("echo 'E: x' >&2; echo 'ModuleNotFoundError: No module torch' >&2; exit 1", "ModuleNotF"),
         ("exit 7", "it ended with 7"),
-        ("echo hello", "and no facts"),
+        ("echo hello", "apptainer printed"),
     ],
 )
 def test_an_image_that_does_not_work_says_why_in_a_line(tmp_path, stand_in, script, says):
@@ -466,7 +463,7 @@ def test_closed_user_namespaces_are_found(tmp_path, stand_in, monkeypatch, switc
     monkeypatch.setattr(cluster_checks, switch, closed)
     found = cluster_checks.namespaces(subject(tmp_path))
     assert found.level == "missing"
-    assert f"ordinary users of {hostname()} may make none" in found.text
+    assert hostname() in found.text
     assert found.action.startswith("ask for this setting to be changed, or for apptainer-suid")
 
 
@@ -478,17 +475,16 @@ def test_user_namespaces_that_the_kernel_really_refuses_are_found():
     rows = {row["check"]: row for row in json.loads(ended.stdout)["checks"]}
     found = rows["User namespaces"]
     assert found["status"] == "missing"
-    closed = "/proc/sys/user/max_user_namespaces says 0"
-    assert found["says"] == f"ordinary users of {hostname()} may make none: {closed}"
-    assert found["action"].endswith("; unshare --user --map-root-user true checks it")
+    assert found["says"].endswith("/proc/sys/user/max_user_namespaces is 0")
+    assert "unshare --user --map-root-user true" in found["action"]
 
 
 @pytest.mark.parametrize(
     ("mode", "status", "says"),
     [
-        (0o666, "ok", "is open to all, "),
-        (0o660, "missing", "is -rw-rw----: an ordinary user cannot use it"),
-        (None, "missing", "is not there"),
+        (0o666, "ok", "squashfuse_ll"),
+        (0o660, "missing", "is -rw-rw----: ordinary users cannot use it"),
+        (None, "missing", "does not exist"),
     ],
 )
 def test_fuse_must_be_open_to_ordinary_users(tmp_path, stand_in, monkeypatch, mode, status, says):
@@ -568,7 +564,7 @@ def test_account_and_qos_must_be_the_user_s(tmp_path, monkeypatch, changes, diff
     given.__dict__.pop("accounts", None)
     monkeypatch.setattr(associations, "read", lambda cluster: own_accounts("", **usable))
     if not changes and status == "ok":  # without a default the site must name one
-        assert cluster_checks.account(given).action == "name an account: mine, theirs"
+        assert cluster_checks.account(given).action == "choose from mine, theirs"
 
 
 def test_a_time_over_the_limit_of_the_qos_is_named(tmp_path, monkeypatch):
@@ -648,11 +644,11 @@ def test_doctor_asks_the_cluster_that_the_site_names(tmp_path):
 @pytest.mark.parametrize(
     ("script", "says"),
     [
-        (f"{says('n1 h1 ib0')}; {says('n2 h2 eth0')}", "n2: no interface ib0"),
-        (f"{says('n1 h1 ib0')}; {says('n1 h1 ib0')}", "1 of 2 nodes have answered"),
+        (f"{says('n1 h1 ib0')}; {says('n2 h2 eth0')}", "n2 has no interface ib0"),
+        (f"{says('n1 h1 ib0')}; {says('n1 h1 ib0')}", "1 of 2 nodes answered"),
         (f"echo Welcome to our; echo 'n2 h2 ib0'; {says('n1 h1 ib0')}", "1 of 2 nodes"),
         ("echo 'srun: error: Invalid account' >&2; exit 1", "srun: error: Invalid account"),
-        ("exit 3", "srun ended with 3"),
+        ("exit 3", "srun failed with exit code 3"),
     ],
 )
 def test_nodes_that_do_not_answer_as_they_should_are_missing(tmp_path, stand_in, script, says):

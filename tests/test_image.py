@@ -146,7 +146,7 @@ def test_a_file_may_be_called_as_a_header_is(folder):
 @pytest.mark.parametrize(
     ("text", "values", "names"),
     [
-        (TINY, {"BASE": "nowhere"}, "no base .*nowhere"),
+        (TINY, {"BASE": "nowhere"}, "base .*nowhere"),
         (f"{BARE}%files\n lost.txt /opt/\n", {}, "copies lost.txt"),
         (f"{BARE}\n{BARE}", {}, "more than one stage"),
     ],
@@ -268,9 +268,9 @@ def test_a_build_argument_is_one_cell_of_the_line_apptainer_reads(value):
         ("echo write: No space left on device; exit 255", SIF, "set APPTAINER_TMPDIR to a folder"),
         ("echo FATAL:   while running %post >&2; exit 255", SIF, "tiny.sif: while running %post;"),
         ("exit 7", SIF, "exit code 7; "),
-        ("echo done", SIF, "there is no image file "),
-        (MAKES, SIF[:190], "is cut short: 10 bytes of it are missing"),
-        (MAKES, b"text", "is no SIF image"),
+        ("echo done", SIF, "image file "),
+        (MAKES, SIF[:190], "is incomplete: 10 bytes are missing"),
+        (MAKES, b"text", "is not a SIF image"),
     ],
 )
 def test_a_build_that_fails_leaves_what_was_there_and_names_its_log(
@@ -348,7 +348,7 @@ def test_a_build_that_is_ended_ends_apptainer_before_its_lock_is_free(folder, st
         while not (folder / "begun").exists() or not (folder / "begun").read_text():
             assert first.poll() is None
         program = int((folder / "begun").read_text())
-        with pytest.raises(RuntimeError, match="another command builds"):
+        with pytest.raises(RuntimeError, match="another command is building"):
             build()
         first.send_signal(end)
         assert first.wait(TIMEOUT_S) == {signal.SIGTERM: 143, signal.SIGINT: 130}[end]

@@ -362,7 +362,7 @@ def test_a_fast_interface_is_set_and_another_only_proposed(interfaces, set_to, t
 def test_without_an_image_loading_asks_for_one_in_a_sentence(tmp_path):
     draft = site_file(cluster(*CLUSTERS["a limit of one node"][0]), OWN, around(images=()))
     assert draft.to_fill_in == ("image",)
-    with pytest.raises(ValueError, match=r"site\.toml: still to be filled in: container\.image$"):
+    with pytest.raises(ValueError, match=r"site\.toml: not filled in yet: container\.image;"):
         load(tmp_path, "site.toml", draft.text)
     site = sites.load(str(tmp_path / "site.toml"), is_draft=True)
     assert site.to_fill_in == ("container.image",)
@@ -395,7 +395,7 @@ def test_an_installed_lockstep_is_no_checkout_for_modules(tmp_path, monkeypatch)
     seen = around(has_apptainer=False, images=(), modules=("PyTorch/2.9",), suite=suite)
     draft = site_file(cluster(*CLUSTERS["a limit of one node"][0]), OWN, seen)
     assert draft.to_fill_in == ("suite",)
-    with pytest.raises(ValueError, match=r"site\.toml: still to be filled in: suite$"):
+    with pytest.raises(ValueError, match=r"site\.toml: not filled in yet: suite;"):
         load(tmp_path, "site.toml", draft.text)
 
 
@@ -407,7 +407,7 @@ def test_what_slurm_says_cannot_leave_its_comment_or_string(tmp_path):
 
 
 def test_a_cluster_without_nodes_is_refused_in_a_sentence():
-    with pytest.raises(RuntimeError, match="here shows no partition with nodes; "):
+    with pytest.raises(RuntimeError, match="here shows you no partition with nodes; "):
         choose(cluster(partition()), OWN)
 
 
@@ -420,7 +420,7 @@ def test_a_laptop_gets_a_campaign_and_is_told_so(tmp_path):
     ended = lockstep([], tmp_path, "/nowhere")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert [path.name for path in tmp_path.iterdir()] == ["campaign.toml"]
-    assert "No Slurm is installed here" in ended.stdout
+    assert "Slurm is not installed here" in ended.stdout
     assert "Next: lockstep run campaign.toml" in ended.stdout
     assert campaigns.load(str(tmp_path / "campaign.toml")).size in ("laptop", "node")
 
@@ -429,7 +429,7 @@ def test_no_file_is_replaced_unless_it_is_asked_for(tmp_path):
     (tmp_path / "campaign.toml").write_text("mine")
     ended = lockstep(["--site", "example"], tmp_path, "/nowhere")
     assert ended.returncode == 2
-    assert "campaign.toml exists already; --force" in ended.stderr
+    assert "campaign.toml exists already; replace with --force" in ended.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["campaign.toml"]
     assert (tmp_path / "campaign.toml").read_text() == "mine"
     assert lockstep(["--site", "example", "--force"], tmp_path, "/nowhere").returncode == 0
@@ -483,7 +483,7 @@ def test_the_limits_of_another_cluster_are_not_those_of_a_site_s_jobs(monkeypatc
     own = associations.parse("me|project|project|||||||\n")
     monkeypatch.setattr(associations, "read", lambda _: own)
     assert associations.limits_of_jobs(site_of()) == ()
-    with pytest.raises(RuntimeError, match=r"^(on )?cluster here "):
+    with pytest.raises(RuntimeError, match=r"cluster here"):
         associations.limits_of_jobs(site_of(**other))
 
 

@@ -232,13 +232,13 @@ def test_a_job_stays_within_its_partition():
 @pytest.mark.parametrize(
     ("asked", "changes", "reason"),
     [
-        ({"time": "05:00:00"}, {}, r"needs 05:00:00, over the 04:00:00 of partition gpu; lower "
-         r"\[jobs\] time to 04:00:00"),
-        ({"launch_time": "00:45:00"}, {}, 'needs 06:00:00.*; 5 of its 8 .* share_job .*"job" or'),
-        ({"launch_time": "03:00:00", "allocation": "job"}, {}, '1 of its 2 .* share_job .*"array"'),
+        ({"time": "05:00:00"}, {}, r"needs 05:00:00, more than the limit 04:00:00 of "
+         r"partition gpu; lower \[jobs\] time to 04:00:00"),
+        ({"launch_time": "00:45:00"}, {}, 'needs 06:00:00.*; only 5 .* share_job.*"job" or'),
+        ({"launch_time": "03:00:00", "allocation": "job"}, {}, '1 of its 2 .* share_job.*"array"'),
         ({"launch_time": "01:30:00", **APART}, {}, '2 of its 4 launches fit: lower launch_time,'),
         ({"launch_time": "05:00:00", "allocation": "array"}, {}, "lower .* launch_time, or choose"),
-        ({}, {"world_sizes": [16]}, "16 needs 4 nodes, but partition gpu .* gives 2, for up to 8"),
+        ({}, {"world_sizes": [16]}, "16 needs 4 nodes, but partition gpu .* 2 nodes, for up to 8"),
     ],
 )  # fmt: skip
 def test_a_job_over_its_partition_is_refused_with_what_fits(asked, changes, reason):
@@ -252,7 +252,7 @@ def test_a_job_over_its_partition_is_refused_with_what_fits(asked, changes, reas
         ({"device": "cuda"}, NO_GPUS, "has gpus_per_node = 0"),
         ({"world_sizes": [6], "studies": ["weak"]}, {}, "6 does not fill .* choose 4 or 8"),
         ({"jobs": {"chain": 2}}, {"gpu_type": None, "gpu_types": ["a100"]}, "set chain = 1"),
-        ({"threads_per_rank": 17}, {}, "4 ranks of 17 threads do not fit on the 64 CPUs"),
+        ({"threads_per_rank": 17}, {}, "4 ranks of 17 threads need more than the 64 CPUs"),
     ],
 )
 def test_a_campaign_that_does_not_fit_is_refused(changes, site_changes, reason):
@@ -268,7 +268,7 @@ def test_a_folder_that_sbatch_would_read_its_own_way_is_refused(name):
 
 @pytest.mark.parametrize("value", ["a\n#SBATCH --nodes=9", "a\tb", 'a"b', "a'b", "$(a)", "a\x7f"])
 def test_a_directive_cannot_end_its_line(value):
-    with pytest.raises(ValueError, match="is not allowed in a value for sbatch"):
+    with pytest.raises(ValueError, match="a value for sbatch must not have"):
         directive("job-name", value)
 
 

@@ -111,7 +111,7 @@ def test_a_plan_has_batch_memory_and_accumulation_of_each_size(tmp_path):
 
 def test_a_plan_without_records_says_how_to_find_out(tmp_path):
     said = " ".join(plan(tmp_path, **STRONG, world_sizes=[1, 4]).split())
-    assert "No result in the folder of --to says whether a batch fits: first send a copy" in said
+    assert "No result in the folder of --to has this batch" in said
     assert "memory, GB" not in said
     (found, _) = json.loads(plan(tmp_path, "--json", **STRONG, world_sizes=[1, 4]))["memory"]
     assert (found["step"]["local_batch"], found["peak_bytes"]) == (512, None)

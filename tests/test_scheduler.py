@@ -95,11 +95,11 @@ def test_the_elements_of_an_array_are_counted_out(text, elements):
 @pytest.mark.parametrize(
     ("reason", "words"),
     [
-        ("Priority", "jobs of a higher priority come first"),
+        ("Priority", "jobs with a higher priority come first"),
         ("ReqNodeNotAvail, May be reserved for other job", "(ReqNodeNotAvail, May be reserved"),
-        ("(launch failed requeued held)", "it could not be started on its nodes"),
-        ("QOSMaxJobsPerUserLimit", "until fewer of your jobs run"),
-        ("QOSGrpGRES", "together they are at its limit"),
+        ("(launch failed requeued held)", "it failed to start on its nodes"),
+        ("QOSMaxJobsPerUserLimit", "your running jobs are at the limit"),
+        ("QOSGrpGRES", "are at its limit"),
         ("QOSMaxGRESPerUser", "a limit of the QOS is reached"),
         ("AssocGrpGRESMinutes", "its budget is spent"),
         ("Strange", "waits: Strange"),
@@ -129,7 +129,7 @@ def test_an_answer_without_an_id_is_a_lost_one(asked, text):
     asked.say("squeue", "41|41|PENDING|Priority|1|me|mine\n")
     assert slurm.sbatch(asked.folder / "x.sh", "mine").id == "41"
     asked.say("squeue")
-    with pytest.raises(RuntimeError, match="sbatch gave no job id"):
+    with pytest.raises(RuntimeError, match="instead of a job id"):
         slurm.sbatch(asked.folder / "x.sh", "mine")
 
 
@@ -161,7 +161,9 @@ def test_a_refused_submission_is_not_found_again_by_the_record_it_leaves(asked):
     with pytest.raises(ValueError, match=r"; change gpus_per_node, gpu_type, cpus_per_node or mem"):
         slurm.sbatch(asked.folder / "x.sh", "mine")
     asked.say("sbatch", rc=1, error="sbatch: error: something new")
-    with pytest.raises(RuntimeError, match=r"sbatch said: sbatch: error: something new"):
+    with pytest.raises(
+        RuntimeError, match=r"sbatch failed with exit code 1: sbatch: error: something new"
+    ):
         slurm.sbatch(asked.folder / "x.sh", "mine")
 
 

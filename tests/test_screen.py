@@ -128,7 +128,7 @@ def test_one_process_alone_is_told_what_to_start():
     assert as_rank({}) is None
     with pytest.raises(ValueError, match="start with srun --ntasks-per-node"):
         as_rank({"SLURM_JOB_ID": "7", "SLURM_NNODES": "4"})
-    with pytest.raises(ValueError, match="one rank has nobody"):
+    with pytest.raises(ValueError, match="a single rank cannot be compared"):
         num_repeats(1, None)
-    with pytest.raises(ValueError, match="5 repeats of 4 ranks cannot show"):
+    with pytest.raises(ValueError, match="5 repeats on 4 ranks are too few"):
         num_repeats(4, 5)

@@ -367,7 +367,7 @@ def test_a_hostile_folder_is_refused_or_does_only_what_was_meant(name, tmp_path)
     results = tmp_path / name
     results.mkdir()
     if "$" in name:
-        with pytest.raises(ValueError, match="sbatch or Apptainer would read its own way"):
+        with pytest.raises(ValueError, match="has a special meaning to sbatch or Apptainer"):
             one_launch(plain(), results)
         return
     run = JobRun(tmp_path, made(results))

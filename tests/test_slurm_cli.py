@@ -120,7 +120,7 @@ def test_a_plan_is_a_table_that_fits_a_terminal(folder):
         "5 jobs, 4 launches: at most 9.50 node-hours, 27.00 GPU-hours.",
         "Each rank has a batch of 32 in the other studies.",
         "Each repeat has its own job for each world size, so they are independent.",
-        "No result in the folder of --to says whether a batch fits: first send a copy of ",
+        "No result in the folder of --to has this batch, so it may not fit: first submit ",
         "the campaign with one repeat of its smallest world size.",
         "Next: lockstep submit campaign.toml --site site.toml",
     ]
@@ -149,7 +149,7 @@ def test_what_is_planned_within_a_budget_is_what_is_rendered(folder):
     assert found["dropped"] == ["world size 8"]
     assert found["gpu_hours"] == 2.0
     ended = lockstep("submit --by-hand campaign.toml --site site.toml --budget 7", folder)
-    assert ended.stderr.startswith("Dropped to stay within 7 GPU-hours: world size 8 (repeats d")
+    assert ended.stderr.startswith("Left out to stay within 7 GPU-hours: world size 8 (order: ")
     assert started(Path(ended.stdout.strip())) == ["w1-r0", "w1-r1"]
 
 
@@ -173,7 +173,7 @@ def started(script):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--budget 0.5", "0.5 GPU-hours holds nothing of this campaign: one repeat of world size"),
+        ("--budget 0.5", "0.5 GPU-hours is too small: one repeat of world size"),
         ("--partition fast", "site here has no partition 'fast'; choose from gpu, or add [parti"),
         ("--budget x", "Invalid value for '--budget'"),
     ],
@@ -208,7 +208,7 @@ def test_a_script_that_reads_otherwise_is_not_overwritten(folder):
     refused = lockstep(command, folder)
     assert refused.returncode == 2
     assert refused.stderr == (
-        f"Error: {script} is there and reads otherwise; give --force to replace it\n"
+        f"Error: {script} exists with other contents; give --force to replace it\n"
     )
     assert script.read_text() == "mine"
     assert lockstep(f"{command} --force", folder).returncode == 0
@@ -248,7 +248,7 @@ def test_there_is_nothing_to_resume_where_nothing_was_sent(folder):
     (folder / "results").mkdir()
     ended = lockstep("resume results", folder)
     assert ended.returncode == 2
-    assert "no jobs were sent from here; lockstep submit CAMPAIGN --site SITE" in ended.stderr
+    assert "no jobs were submitted from here; lockstep submit CAMPAIGN --site SITE" in ended.stderr
 
 
 def test_without_slurm_a_submission_fails_and_says_so(folder):
@@ -267,7 +267,7 @@ def test_what_ran_here_is_run_again_although_a_submission_failed(folder):
     Folder(results).claim(settle(load(folder / "campaign.toml"), site), [])
     for _ in range(2):
         ended = lockstep("resume results/ladder", folder)
-        said = f"Error: {results}: no jobs were sent from here; run lockstep run again\n"
+        said = f"Error: {results}: no jobs were submitted from here; run lockstep run again\n"
         assert (ended.returncode, ended.stderr) == (2, said)
         ended = lockstep("submit campaign.toml --site site.toml", folder)
         assert (ended.returncode, (results / "jobs").exists()) == (3, True)

@@ -94,7 +94,7 @@ def test_whoever_looks_another_user_s_jobs_stand_as_they_are(here, folder, asked
     assert "--me" not in asked.calls("squeue")[0]
     asked.say("scancel", rc=1, error="Kill job error on job id 25: Access/permission denied")
     ended = lockstep("cancel results/x", here, asked.folder)
-    assert "denied; ask alice, whose jobs these are, to cancel them" in ended.stderr
+    assert "denied; these are jobs of alice" in ended.stderr
 
 
 def test_a_job_that_slurm_hides_from_others_is_not_lost(here, folder, asked):
@@ -107,7 +107,7 @@ def test_a_job_that_slurm_hides_from_others_is_not_lost(here, folder, asked):
         f"squeue --user={','.join(sorted({'alice', own_name()}))} "
     )
     assert row["state"] == "unknown"
-    assert row["meaning"] == "Slurm says nothing of it here; it is a job of alice"
+    assert row["meaning"] == "it is a job of alice, which Slurm does not show you"
 
 
 def test_a_script_that_was_only_written_is_to_be_sent(here, folder, asked):
@@ -126,7 +126,7 @@ def test_a_script_that_was_only_written_is_to_be_sent(here, folder, asked):
     assert all_of_them.startswith("  lockstep resume results/x  # ")
     asked.say("squeue", f"41|41|PENDING|Priority|1|me|(null)|{folder}/jobs/x.sh\n")
     said = status(here, asked, "").stdout
-    assert "x, job 41, sent by hand: PENDING" in said
+    assert "x, job 41, submitted by hand: PENDING" in said
     assert "sbatch" not in said  # the collect job measures nothing
 
 
@@ -153,9 +153,9 @@ def test_what_sbatch_refused_is_said_until_it_is_sent(here, folder, asked):
     record.append({"uuid": uuid, "refused": "sbatch said: Invalid qos; change qos"})
     record.close()
     text = status(here, asked, "").stdout
-    assert "ladder: not sent; sbatch said: Invalid qos; change qos\n" in text
+    assert "ladder: not submitted; sbatch said: Invalid qos; change qos\n" in text
     assert text.endswith(
-        "  lockstep submit CAMPAIGN --site SITE  # once what sbatch refused is mended\n"
+        "  lockstep submit CAMPAIGN --site SITE  # once the refused key is corrected\n"
     )
     send(folder, "ladder", "17", ["w1-r0"])
     assert "not sent" not in status(here, asked, "").stdout
@@ -318,10 +318,10 @@ def test_a_job_that_sacct_never_calls_ended_is_lost_in_its_own_words(here, folde
     asked.say("sacct", sacct(account("17", "RUNNING")))
     (row,) = jobs(here, asked)
     assert row["state"] == "LOST"
-    assert row["meaning"].endswith("no record of its end, though sacct does not call it ended")
+    assert row["meaning"].endswith("but sacct does not list it as ended")
     send(folder, "next", "18", time=now())
     asked.say("sacct", sacct(account("18", "RUNNING")))
-    assert jobs(here, asked)[1]["meaning"].endswith("sacct does not say yet how it ended")
+    assert jobs(here, asked)[1]["meaning"].endswith("sacct does not know yet how it ended")
 
 
 def test_a_profile_that_ended_well_leaves_nothing_to_make(here, folder, asked):
@@ -345,7 +345,7 @@ def test_what_the_job_itself_left_is_surer_than_that_nobody_knows_it(here, folde
     good, bad = jobs(here, asked)
     assert good["state"] == "COMPLETED"
     assert bad["state"] == "FAILED"
-    assert bad["advice"].startswith("it stopped in order before its time limit; lockstep resume")
+    assert bad["advice"].startswith("it stopped cleanly before its time limit; lockstep resume")
 
 
 def test_a_job_whose_id_was_never_said_is_found_by_its_comment(here, folder, asked):
@@ -364,7 +364,7 @@ def test_elements_that_were_cancelled_before_they_began_have_ended(here, folder,
 
 
 BY_ROOT = "it was cancelled by root"
-FIRST = "for first did not end as it needs (DependencyNeverSatisfied)"
+FIRST = "because first did not end as required (DependencyNeverSatisfied)"
 
 
 # As Slurm 22.05.8 says it of jobs that were cancelled while they waited for another that was.
@@ -374,8 +374,8 @@ FIRST = "for first did not end as it needs (DependencyNeverSatisfied)"
         ("CANCELLED by 0", "Dependency", BY_ROOT, "lockstep resume"),
         ("CANCELLED by 0", None, BY_ROOT, "lockstep resume"),
         ("CANCELLED by 3999999999", None, "it was cancelled by 3999999999", "lockstep resume"),
-        ("CANCELLED", "DependencyNeverSatisfied", "it was cancelled by Slurm, for the job", FIRST),
-        ("CANCELLED", None, "it was cancelled", f"Slurm cancelled it before it began, {FIRST}"),
+        ("CANCELLED", "DependencyNeverSatisfied", "it was cancelled by Slurm, because ", FIRST),
+        ("CANCELLED", None, "it was cancelled", f"Slurm cancelled it before it started, {FIRST}"),
         (None, "Dependency", "it was cancelled", "lockstep resume"),
     ],
 )
@@ -518,7 +518,7 @@ def test_a_running_job_that_writes_nothing_has_stalled(here, folder, asked, budg
     assert seen("log.txt", minutes - 1) == ("RUNNING", None)
     assert seen("log.txt", minutes + 1) == (
         "STALLED",
-        f"its last line is {minutes + 1} min old: lockstep cancel results/x --job ladder, then "
+        f"its last output is {minutes + 1} min old: lockstep cancel results/x --job ladder, then "
         "lockstep resume results/x measures the rest",
     )
 
@@ -548,7 +548,7 @@ def test_a_job_in_a_chain_that_ended_in_order_needs_no_resume(here, folder, aske
     leave(folder, "17", 75, stopped=True)
     asked.say("squeue", "18|18|PENDING|Dependency|1795253711|me|lockstep:x-c2-18\n")
     assert [one["advice"] for one in jobs(here, asked)] == [
-        "it stopped in order before its time limit", None,
+        "it stopped cleanly before its time limit", None,
     ]  # fmt: skip
 
 
@@ -581,7 +581,7 @@ def test_commands_can_be_copied_with_real_ids_and_paths(here, folder, asked):
     asked.say("squeue", "17|17|RUNNING|None|1795253711|me|lockstep:ladder-17\n")
     text = status(here, asked, "").stdout
     assert f"  tail -f {folder}/jobs/slurm-17.out\n" in text
-    assert "  squeue --jobs=17\n  # to end them: lockstep cancel " in text
+    assert "  squeue --jobs=17\n  # to cancel them: lockstep cancel " in text
     assert f"  log: {folder}/jobs/slurm-17.out\n" in text
 
 
@@ -599,7 +599,7 @@ def test_a_launch_that_has_just_begun_has_not_nothing_left(here, folder, asked):
     journal = folder / "launches" / "w1-r0" / "journal.jsonl"
     journal.parent.mkdir(parents=True)
     journal.touch()
-    assert "  w1-r0: begins, and has not said yet what" in status(here, asked, "").stdout
+    assert "  w1-r0: has started, and has not listed" in status(here, asked, "").stdout
     keep(folder, "w1-r0")
     assert "  w1-r0: 0 measured, 0 failed, 2 left\n" in status(here, asked, "").stdout
 
@@ -627,7 +627,7 @@ def test_what_a_run_without_jobs_left_is_for_run_to_go_on_with(
     if cases is not None:
         keep(folder, "w1-r0", *cases)
     _, _, todo = status(here, asked, "").stdout.partition("Next:\n")
-    again = f"  lockstep run {goes_on}  # with the options of before: it goes on\n" * is_left
+    again = f"  lockstep run {goes_on}  # with the same options: it continues\n" * is_left
     assert todo == f"{again}  lockstep report results/x\n"
 
 
@@ -717,7 +717,7 @@ def test_cancel_of_one_element_leaves_the_others(here, folder, asked):
     assert row["ended_badly"][2]["meaning"] == "it was cancelled by a lockstep command"
     assert row["ended_badly"][2]["advice"].startswith("once the other jobs have ended, lockstep re")
     ended = lockstep("cancel results/x --point 1", here, asked.folder)
-    assert ended.stdout == "No job is waiting or running; nothing to cancel.\n"
+    assert ended.stdout == "No job is pending or running; nothing to cancel.\n"
     refused = lockstep("cancel results/x --point 9", here, asked.folder)
     assert refused.returncode == 2
     assert lockstep("cancel results/x", here, asked.folder).returncode == 0
@@ -728,9 +728,11 @@ def test_cancel_says_which_names_there_are(here, folder, asked):
     send(folder, "a", "17", ["p0"], kind="array")
     send(folder, "b", "18", ["p0"], kind="array")
     refused = lockstep("cancel results/x --job c", here, asked.folder)
-    assert refused.stderr.endswith("its jobs are: a, b\n")
+    assert refused.stderr.endswith("choose from a, b\n")
     refused = lockstep("cancel results/x --point 0", here, asked.folder)
-    assert refused.stderr == "Error: several arrays have an element 0; name one by --job: a, b\n"
+    assert (
+        refused.stderr == "Error: several arrays have an element 0; choose one with --job: a, b\n"
+    )
 
 
 def test_cancel_without_an_answer_cancels_nothing(here, folder, asked):

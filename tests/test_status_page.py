@@ -77,7 +77,7 @@ def look(here, asked, options=""):
 
 def test_every_state_of_slurm_s_list_has_its_words():
     assert STATES - MEANINGS.keys() == set()
-    assert State("NEW_ONE").meaning == "Slurm calls it NEW_ONE"
+    assert State("NEW_ONE").meaning == "its state in Slurm is NEW_ONE"
 
 
 @pytest.mark.parametrize(

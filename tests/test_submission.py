@@ -179,7 +179,7 @@ def test_a_refusal_ends_the_submission_and_is_recorded(folder):
     assert len(told(folder)) == 2
     assert "refused" in recorded(folder)[-1]
     assert ended.stdout.startswith("ladder-preflight: job 101")
-    assert ended.stderr.endswith("; ladder-preflight, sent before it, cancelled\n")
+    assert ended.stderr.endswith("; jobs submitted before it were cancelled: ladder-preflight\n")
     assert "scancel 101" in (folder / "bin" / "calls").read_text().splitlines()
 
 
@@ -336,4 +336,4 @@ def test_a_profile_leaves_the_site_to_resume_as_it_was(folder):
 
 def test_a_budget_is_not_for_a_profile(folder):
     ended = submit(folder, options="--profile ncu --budget 3")
-    assert (ended.returncode, "give it without --profile" in ended.stderr) == (2, True)
+    assert (ended.returncode, "exclude each other" in ended.stderr) == (2, True)

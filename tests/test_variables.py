@@ -10,44 +10,44 @@ INTERFACES = ("lo", "eth0", "eth1", "ib0")
 # variable and value -> the kind of the problem, a part of its message, its action
 WRONG = {
     "NCCL_P2P_LEVEL=NVLINK": ("value", "LOC, NVL, PIX, PXB, PHB, SYS or a legacy", "set it to NVL"),
-    "NCCL_P2P_LEVEL=nvl": ("value", "NCCL_P2P_LEVEL=nvl is not a value of it", "set it to NVL"),
-    "NCCL_NET_GDR_LEVEL=NVL": ("value", "LOC, PIX, PXB, PHB, SYS", "leave it out"),
-    "NCCL_DEBUG=VERBOSE": ("value", "VERSION, WARN, ATTN, INFO", "leave it out"),
+    "NCCL_P2P_LEVEL=nvl": ("value", "NCCL_P2P_LEVEL=nvl is not a valid value", "set it to NVL"),
+    "NCCL_NET_GDR_LEVEL=NVL": ("value", "LOC, PIX, PXB, PHB, SYS", "unset it"),
+    "NCCL_DEBUG=VERBOSE": ("value", "VERSION, WARN, ATTN, INFO", "unset it"),
     "NCCL_IB_TIMEOUT=32": ("value", "a whole number from 0 to 31", "set it to one of these"),
     "NCCL_IB_DISABLE=yes": ("value", "a whole number from 0 to 1", "set it to one of these"),
     "NCCL_BUFFSIZE=4M": ("value", "a whole number from 1", "set it to one of these"),
-    "NCCL_NTHREADS=100": ("value", "64, 128, 256, 512", "leave it out"),
+    "NCCL_NTHREADS=100": ("value", "64, 128, 256, 512", "unset it"),
     "NCCL_ALGO=allreduce:tre": ("value", "Ring, Tree, Collnet", "set it to one of these"),
     "NCCL_DEBUG_SUBSYS=INIT,NETS": ("value", "INIT, COLL, P2P", "set it to one of these"),
     "NCCL_NSOCKS_PERTHREAD=65": ("value", "a whole number from 1 to 64", "set it to one of these"),
     "NCCL_NSOCKS_PERTHREAD=08": ("value", "a whole number from 1 to 64", "set it to one of these"),
     "NCCL_SOCKET_NTHREADS=020x1": ("value", "a whole number from 1 to 16", "set it to one of"),
     "NCCL_IB_TIMEOUT=040": ("value", "a whole number from 0 to 31", "set it to one of these"),
-    "NCCL_TIMEOUT=7200": ("name", "does nothing", "--comm-timeout to Lockstep"),
-    "NCCL_ASYNC_ERROR_HANDLING=1": ("name", "a new name", "use TORCH_NCCL_ASYNC_ERROR_HANDLING"),
-    "NCCL_BLOCKING_WAIT=1": ("name", "a new name since 2.2", "use TORCH_NCCL_BLOCKING_WAIT"),
+    "NCCL_TIMEOUT=7200": ("name", "has no effect", "--comm-timeout to Lockstep"),
+    "NCCL_ASYNC_ERROR_HANDLING=1": ("name", "was renamed", "use TORCH_NCCL_ASYNC_ERROR_HANDLING"),
+    "NCCL_BLOCKING_WAIT=1": ("name", "was renamed in PyTorch 2.2", "use TORCH_NCCL_BLOCKING_WAIT"),
     "NCCL_IB_GDR_LEVEL=SYS": ("name", "was renamed in NCCL 2.4", "use NCCL_NET_GDR_LEVEL"),
     "NCCL_SOCKET_IFNAMES=eth0": (
         "name",
         "is not in NCCL's doc",
         "did you mean NCCL_SOCKET_IFNAME?",
     ),
-    "NCCL_MAGIC=1": ("name", "is not in NCCL's documentation", "leave it out, unless a plugin"),
+    "NCCL_MAGIC=1": ("name", "is not in NCCL's documentation", "remove it, unless a plugin"),
     "TORCH_NCCL_BLOCKING_WAITS=1": ("name", "is not", "did you mean TORCH_NCCL_BLOCKING_WAIT?"),
     "NCCL_SOCKET_IFNAME=ib1": ("interface", "which has eth0, eth1, ib0, lo", "srun ip -brief link"),
-    "NCCL_SOCKET_IFNAME==ib": ("interface", "names no interface of this machine", "srun ip"),
-    "NCCL_SOCKET_IFNAME=^lo,e,i": ("interface", "names no interface of this machine", "srun ip"),
-    "NCCL_SOCKET_IFNAME=^=lo,eth0,eth1,ib0": ("interface", "names no interface", "srun ip"),
-    "GLOO_SOCKET_IFNAME=eth0,eth9": ("interface", "names no interface", "srun ip"),
-    "GLOO_SOCKET_IFNAME=eth": ("interface", "names no interface", "srun ip"),
-    "NCCL_SOCKET_IFNAME=eth0,^lo": ("value", "allowed: [^][=]NAME[,NAME...]", "leave it out"),
-    "NCCL_SOCKET_IFNAME==^lo": ("value", "allowed: [^][=]NAME", "leave it out"),
-    "NCCL_SOCKET_IFNAME=eth0,,ib0": ("value", "allowed: [^][=]NAME", "leave it out"),
-    "NCCL_SOCKET_IFNAME=^": ("value", "allowed: [^][=]NAME", "leave it out"),
-    "NCCL_SOCKET_IFNAME=eth0 ib0": ("value", "allowed: [^][=]NAME", "leave it out"),
-    "GLOO_SOCKET_IFNAME=^lo": ("value", "allowed: NAME[,NAME...]", "leave it out"),
-    "NCCL_DEBUG=TRACE": ("slow", "writes a log while ranks are timed", "use WARN"),
-    "TORCH_DISTRIBUTED_DEBUG=DETAIL": ("slow", "checks every collective", "leave it out"),
+    "NCCL_SOCKET_IFNAME==ib": ("interface", "matches no interface of this machine", "srun ip"),
+    "NCCL_SOCKET_IFNAME=^lo,e,i": ("interface", "matches no interface of this machine", "srun ip"),
+    "NCCL_SOCKET_IFNAME=^=lo,eth0,eth1,ib0": ("interface", "matches no interface", "srun ip"),
+    "GLOO_SOCKET_IFNAME=eth0,eth9": ("interface", "matches no interface", "srun ip"),
+    "GLOO_SOCKET_IFNAME=eth": ("interface", "matches no interface", "srun ip"),
+    "NCCL_SOCKET_IFNAME=eth0,^lo": ("value", "allowed: [^][=]NAME[,NAME...]", "unset it"),
+    "NCCL_SOCKET_IFNAME==^lo": ("value", "allowed: [^][=]NAME", "unset it"),
+    "NCCL_SOCKET_IFNAME=eth0,,ib0": ("value", "allowed: [^][=]NAME", "unset it"),
+    "NCCL_SOCKET_IFNAME=^": ("value", "allowed: [^][=]NAME", "unset it"),
+    "NCCL_SOCKET_IFNAME=eth0 ib0": ("value", "allowed: [^][=]NAME", "unset it"),
+    "GLOO_SOCKET_IFNAME=^lo": ("value", "allowed: NAME[,NAME...]", "unset it"),
+    "NCCL_DEBUG=TRACE": ("slow", "writes a log during timed steps", "use WARN"),
+    "TORCH_DISTRIBUTED_DEBUG=DETAIL": ("slow", "checks every collective", "unset it"),
 }
 RIGHT = [
     *("NCCL_P2P_LEVEL=NVL", "NCCL_P2P_LEVEL=5", "NCCL_NET_GDR_LEVEL=SYS", "NCCL_DEBUG=warn"),
@@ -95,7 +95,7 @@ def test_sockets_and_threads_are_judged_together():
     assert problems({"NCCL_SOCKET_NTHREADS": "010", "NCCL_NSOCKS_PERTHREAD": "0x8"}) == []
     for bad in ("08", "many", "-1", "99999999"):
         (found,) = problems(sixteen | {"NCCL_NSOCKS_PERTHREAD": bad})
-        assert "is not a value of it" in found.message
+        assert "is not a valid value" in found.message
         (found,) = problems(sixteen | {"NCCL_SOCKET_NTHREADS": bad})
         assert found.name == "NCCL_SOCKET_NTHREADS"
 
@@ -108,7 +108,7 @@ def test_a_log_of_the_start_alone_slows_nothing():
     for more in ("INIT,COLL", "ALL", "^COLL"):
         (found,) = problems(starting | {"NCCL_DEBUG_SUBSYS": more})
         assert (found.name, found.kind) == ("NCCL_DEBUG", "slow")
-        assert "writes a log while ranks are timed" in found.message
+        assert "writes a log during timed steps" in found.message
     assert len(problems(starting | {"NCCL_DEBUG": "TRACE"})) == 1
 
 

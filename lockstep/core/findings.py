@@ -9,6 +9,8 @@ Level = Literal["error", "warning", "note", "missing", "ok", "not needed"]
 WIDTH = 100
 # What keeps results from being valid, or a machine from measuring.
 FAILING = ("error", "missing")
+# The page with cause and cure of each symptom, where one of them was found.
+SYMPTOMS = "docs/troubleshooting.md explains symptoms, causes and cures."
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Apptainer: what it answers, how it builds, and what its messages mean.
+"""The one caller of Apptainer: builds, inspects, signs and verifies images.
 
-The tables at the top hold every phrase of its that this package knows.
+The tables at the top hold every phrase of its output that this package reads.
 """
 
 import json
@@ -19,10 +19,10 @@ from lockstep.core.formats import COLOUR
 TAIL_BYTES = 1 << 16
 LOOK_EVERY_S = 0.2
 ASK_TIMEOUT_S = 60
-# How long a build that is asked to end may take, before it is killed.
+# Seconds that a cancelled build gets before it is killed.
 GRACE_S = 10
 STEP = re.compile(r"^INFO:\s+(.*)$", re.MULTILINE)
-# What it notes while it packs the image, which takes longest.
+# Lines that it prints while it packs the image, the longest step.
 NOTES = ("To see mksquashfs output", "Non-gzip squashfs")
 DISK_IS_FULL = "no space left on device"
 ERROR = re.compile(r"^(?:FATAL|ERROR)\s*:\s*(.*)$")
@@ -30,7 +30,7 @@ ERROR = re.compile(r"^(?:FATAL|ERROR)\s*:\s*(.*)$")
 REMEDIES = {
     DISK_IS_FULL: "set APPTAINER_TMPDIR to a folder with room for the unpacked image; ",
     "user namespace": (
-        "where unshare --user --map-root-user true fails, too, ask for user namespaces, or build "
+        "if unshare --user --map-root-user true fails as well, ask for user namespaces, or build "
         "on another machine; "
     ),
 }
@@ -46,11 +46,11 @@ def version() -> str:
         RuntimeError: It is not installed, or does not answer.
     """
     if shutil.which("apptainer") is None:
-        raise RuntimeError("apptainer is not installed here, or not on PATH; install or load it")
+        raise RuntimeError("apptainer is not on PATH; install it or load its module")
     ended = ask("--version")
     if ended.code or not ended.output.split():
         why = last_error(ended.output) or f"exit code {ended.code}"
-        raise RuntimeError(f"apptainer --version failed: {why}; load or install another")
+        raise RuntimeError(f"apptainer --version failed: {why}; install or load another version")
     return ended.output.split()[-1]
 
 
@@ -61,7 +61,7 @@ def is_older(version: str, least: tuple[int, int]) -> bool:
 
 
 def ask(*arguments: str, timeout_s: float | None = ASK_TIMEOUT_S) -> processes.Ended:
-    """Run a command of Apptainer's and return how it ended, errors among its output.
+    """Run a command of Apptainer and return how it ended, with stderr in its output.
 
     Raises:
         RuntimeError: It is absent, or does not answer in time.
@@ -70,10 +70,7 @@ def ask(*arguments: str, timeout_s: float | None = ASK_TIMEOUT_S) -> processes.E
 
 
 def last_error(text: str) -> str | None:
-    """Return what went wrong by the end of a log, or None if it does not say.
-
-    A full disk counts first, then Apptainer's own errors, then the last line.
-    """
+    """Return the error at the end of a log: a full disk, the last error or the last line."""
     lines = [COLOUR.sub("", line).strip() for line in text.splitlines()]
     full = [line for line in lines if DISK_IS_FULL in line.lower()]
     errors = [line for line in lines if ERROR.match(line)]
@@ -113,15 +110,13 @@ def build(
         _end(process)
         raise
     if process.returncode:
-        why = last_error(tail(log)) or f"it ended with exit code {process.returncode}"
+        why = last_error(tail(log)) or f"exit code {process.returncode}"
         remedy = next((REMEDIES[phrase] for phrase in REMEDIES if phrase in why.lower()), "")
-        raise RuntimeError(
-            f"apptainer could not build {image.stem}: {why}; {remedy}all it said is in {log}"
-        )
+        raise RuntimeError(f"apptainer could not build {image.stem}: {why}; {remedy}see {log}")
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End an unfinished build: nothing may write on once the image's lock is free."""
+    """End an unfinished build and its children, before the image's lock is released."""
     import psutil
 
     with suppress(psutil.NoSuchProcess):
@@ -137,29 +132,29 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def inspect(image: Path) -> dict[str, Any]:
-    """Return what an image says of itself: `labels` and `deffile`.
+    """Return the attributes `labels` and `deffile` of an image.
 
     Raises:
-        ValueError: It is no image that Apptainer reads.
+        ValueError: Apptainer cannot read the image.
         RuntimeError: Apptainer is absent, or does not answer in time.
     """
     command = ["apptainer", "inspect", "--json", "--labels", "--deffile", str(image)]
     ended = processes.run(command, ASK_TIMEOUT_S)
     if ended.code:
         why = last_error(ended.errors) or f"exit code {ended.code}"
-        raise ValueError(f"{image} is no image that Apptainer reads: {why}")
+        raise ValueError(f"Apptainer cannot read {image}: {why}")
     attributes: dict[str, Any] = json.loads(ended.output)["data"]["attributes"]
     return attributes
 
 
 def current_step(text: str) -> str | None:
-    """Return what apptainer does by the last of its own lines, such as `Copying bench`."""
+    """Return the current step from the last line of Apptainer, such as `Copying bench`."""
     steps = [step.strip() for step in STEP.findall(COLOUR.sub("", text))]
     return next((step for step in reversed(steps) if not step.startswith(NOTES)), None)
 
 
 def tail(path: Path) -> str:
-    """Return the end of a log; empty where there is none."""
+    """Return the end of a log; empty if there is none."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL_BYTES))
@@ -181,18 +176,18 @@ def sign(image: Path) -> None:
     """
     ended = subprocess.run(["apptainer", "sign", str(image)], check=False)
     if ended.returncode:
-        raise RuntimeError(f"apptainer sign ended with exit code {ended.returncode}")
+        raise RuntimeError(f"apptainer sign failed with exit code {ended.returncode}")
 
 
 @dataclass(frozen=True)
 class Signature:
-    """What is known of an image's signature.
+    """The state of an image's signature.
 
     Attributes:
         state: `valid`, `unsigned`, `unknown key` (signed by a key that the keyring lacks) or
             `invalid`.
-        by: Fingerprints of the keys that signed it, where valid.
-        reason: Why it is invalid, in Apptainer's words.
+        by: Fingerprints of the keys that signed it, if valid.
+        reason: Apptainer's message if it is invalid.
     """
 
     state: str
@@ -201,7 +196,7 @@ class Signature:
 
 
 def signature(image: Path) -> Signature:
-    """Return what the keyring of this machine says of an image's signature; no server is asked."""
+    """Return the state of an image's signature by the local keyring; no key server is asked."""
     # Without a limit: reading a big image takes long.
     ended = ask("verify", "--local", str(image), timeout_s=None)
     if not ended.code:

@@ -1,7 +1,7 @@
-"""How an image is built, once for its content: its definition file, its arguments and its key.
+"""Builds an image, unless one with the same content exists: definition, arguments and key.
 
-spython reads `%files`; the header and `%arguments` are read here, since spython knows Docker bases
-only, lowers the case of their names and knows no arguments.
+spython reads `%files`; the header and `%arguments` are read here, since spython supports only
+Docker bases, lowers the case of their names and ignores arguments.
 """
 
 import hashlib
@@ -34,10 +34,10 @@ COMMIT = "COMMIT"
 LEAST_VERSION = (1, 2)
 # Bootstraps whose `From:` is a file or folder of this machine.
 LOCAL = ("localimage", "docker-archive", "oci-archive", "oci")
-# Written by hand, and so never larger.
+# Larger files are not definitions.
 LIMIT_BYTES = 1 << 20
 
-# Names of secrets; a tokenizer is none.
+# Names of secrets; a tokenizer is not one.
 SECRET = re.compile(r"TOKEN(?!IZ)|SECRET|PASSW|(^|_|API)KEY", re.IGNORECASE)
 PLACE = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 STAGE = re.compile(r"^bootstrap:", re.IGNORECASE | re.MULTILINE)
@@ -53,7 +53,7 @@ class Definition:
         arguments: Every argument's value: as given, else the file's own default.
         bootstrap: Where the base comes from, such as `docker` or `localimage`.
         base: The base as `From:` names it.
-        sources: What `%files` copies from this machine, as named there.
+        sources: Files that `%files` copies from this machine, as named there.
     """
 
     path: Path
@@ -82,8 +82,9 @@ class Definition:
             paths = [path] if path.exists() else sorted(root.glob(str(path.relative_to(root))))
             if not paths:
                 raise ValueError(
-                    f"{self.path.name} copies {source}, which is not in {self.folder}; build where "
-                    "its files are, a checkout of Lockstep for the built-in definitions"
+                    f"{self.path.name} copies {source}, which does not exist in {self.folder}; "
+                    "build in "
+                    "the folder of its files, for a built-in definition a checkout of Lockstep"
                 )
             copied += paths
         return copied
@@ -107,25 +108,24 @@ def load(name: str, given: Mapping[str, str]) -> Definition:
         path, folder = Path(name).absolute(), Path.cwd()
     if not path.is_file():
         raise ValueError(
-            f"there is no definition {name}; give a file or one of {', '.join(BUILT_IN)}"
+            f"definition {name} does not exist; give a file or one of {', '.join(BUILT_IN)}"
         )
     if path.suffix == ".sif":
-        raise ValueError(f"{name} is an image; the definition comes first, then the image")
+        raise ValueError(f"{name} is an image; give the definition first, then the image")
     if path.stat().st_size > LIMIT_BYTES:
-        raise ValueError(f"{name} is larger than {LIMIT_BYTES >> 20} MiB, and so no definition")
+        raise ValueError(f"{name} is larger than {LIMIT_BYTES >> 20} MiB; give a definition file")
     raw = path.read_text(encoding="utf-8", errors="replace")
     arguments = _arguments(path, raw, given)
     text = PLACE.sub(lambda place: arguments[place[1]], raw)
     if len(STAGE.findall(text)) > 1:
         raise ValueError(
-            f"{path.name} has more than one stage, whose bases would go unrecorded; "
-            "build its first stage as an image, and use that by Bootstrap: localimage"
+            f"{path.name} has more than one stage, but only one base can be recorded; build "
+            "its first stage as an image, and use that with Bootstrap: localimage"
         )
     bootstrap = read_header_line(text, "bootstrap")
     if not bootstrap:
         raise ValueError(
-            f"{path.name} does not say where its base comes from; begin it with a line such as "
-            "Bootstrap: docker"
+            f"{path.name} has no Bootstrap line; begin it with one, such as Bootstrap: docker"
         )
     return Definition(
         path,
@@ -145,19 +145,20 @@ def _arguments(path: Path, raw: str, given: Mapping[str, str]) -> dict[str, str]
         if name not in wanted:
             raise ValueError(
                 f"{path.name} has no build argument {name}; "
-                f"it has {', '.join(sorted(wanted)) or 'none'}"
+                f"choose from {', '.join(sorted(wanted)) or 'none'}"
             )
         if SECRET.search(name):
             raise ValueError(
                 f"the build argument {name} would stay readable in the image and its record; "
-                "bind a file that holds it by --apptainer-options, "
-                "or name the argument otherwise if it is no secret"
+                "bind a "
+                "file with the secret through --apptainer-options, or rename the argument if it is "
+                "not a secret"
             )
         if "\n" in value:
-            raise ValueError(f"the build argument {name} holds a newline; give it on one line")
+            raise ValueError(f"the build argument {name} contains a newline; give it on one line")
     values = {**defaults, **given}
     for name in sorted(wanted - set(values)):
-        raise ValueError(f"{path.name} needs a value of {name}; add --build-arg {name}=VALUE")
+        raise ValueError(f"{path.name} needs a value for {name}; add --build-arg {name}=VALUE")
     return {name: value for name, value in values.items() if name in wanted}
 
 
@@ -183,14 +184,15 @@ def _sources(path: Path, text: str) -> tuple[str, ...]:
         stages = parser.parse().values()
     except Exception as error:  # noqa: BLE001, it names no exceptions of its own
         raise ValueError(
-            f"spython cannot read {path}: {error}; see Apptainer's page of definition files"
+            f"spython cannot read {path}: {error}; see Apptainer's documentation of definition "
+            "files"
         ) from None
     copied = [line for stage in stages for line in stage.files]
     return tuple(shlex.split(line)[0] for line in copied)
 
 
 def compute_key(definition: Definition, *others: str) -> str:
-    """Return a digest of all that goes into an image: equal keys make like images.
+    """Return a digest of an image's inputs: equal keys give equal images.
 
     Args:
         definition: Its text, its arguments, its base and the files it copies are counted. The
@@ -224,7 +226,9 @@ def base_digest(definition: Definition) -> str | None:
     if base.is_file():
         return sha256(base)
     if not base.is_dir():
-        raise ValueError(f"there is no base {base}; give a file or a folder, or another BOOTSTRAP")
+        raise ValueError(
+            f"base {base} does not exist; give a file or a folder, or another BOOTSTRAP"
+        )
     digest = hashlib.sha256()
     for path in sorted(base.rglob("*")):
         status = path.lstat()
@@ -310,7 +314,7 @@ def _quoted(text: str) -> str:
 
 
 def plan(name: str, image: Path, values: Mapping[str, str], options: Sequence[str]) -> Plan:
-    """Return what it takes to build an image.
+    """Return the plan of an image's build.
 
     Raises:
         ValueError: The definition cannot be built as asked.
@@ -321,8 +325,8 @@ def plan(name: str, image: Path, values: Mapping[str, str], options: Sequence[st
     version = apptainer.version()
     if apptainer.is_older(version, LEAST_VERSION):
         raise RuntimeError(
-            f"apptainer {version} is installed here, and build arguments need 1.2 or newer; "
-            "load or install that"
+            f"build arguments need apptainer 1.2 or newer, but {version} is installed; install "
+            "or load a newer version"
         )
     return Plan(origin, image.absolute(), tuple(options), commit, dirty, version)
 
@@ -336,16 +340,16 @@ def build(
 ) -> Record:
     """Build an image and its record; the file appears whole or not at all.
 
-    What is done is shown as it begins; `advance` is called with the number of bytes that have been
-    hashed, after each piece.
+    `show` gets each step as it starts, `advance` the number of hashed bytes after each piece.
 
     Raises:
-        ValueError: What it is to hold does not exist.
-        RuntimeError: It cannot be built, or is built by another command now.
+        ValueError: A file or base does not exist.
+        RuntimeError: The build fails, or another command is building the image.
     """
     if is_signed and not apptainer.has_secret_key():
         raise RuntimeError(
-            "there is no key to sign with; apptainer key newpair makes one, or leave out --sign"
+            "the keyring has no key to sign with; create one with apptainer key newpair, or "
+            "leave out --sign"
         )
     key, started = plan.key, time.monotonic()
     origin, part, log = plan.definition, plan.part, log_path(plan.image)
@@ -353,7 +357,7 @@ def build(
     with log.open("ab") as output:
         if not locks.take(output):
             raise RuntimeError(
-                f"another command builds {plan.image} now; wait for it, or see {log}"
+                f"another command is building {plan.image}; wait for it, or see {log}"
             )
         output.truncate(0)
         part.unlink(missing_ok=True)
@@ -363,7 +367,7 @@ def build(
                 check_whole(part)
                 apptainer.inspect(part)
             except ValueError as error:
-                raise RuntimeError(f"{error}; all Apptainer said is in {log}") from None
+                raise RuntimeError(f"{error}; see {log}") from None
             if is_signed:
                 show("Signing the image")
                 apptainer.sign(part)

@@ -45,7 +45,7 @@ def _words(ctx: click.Context, parameter: click.Parameter, text: str) -> list[st
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise click.BadParameter(f"{text!r} is no command line: {error}") from None
+        raise click.BadParameter(f"{text!r} is not a valid command line: {error}") from None
 
 
 @image.command()
@@ -57,7 +57,7 @@ def _words(ctx: click.Context, parameter: click.Parameter, text: str) -> list[st
     multiple=True,
     callback=_arguments,
     metavar="NAME=VALUE",
-    help="An argument of the definition, such as BASE; may be repeated.",
+    help="Value of an argument of the definition, such as BASE; may be repeated.",
 )
 @click.option(
     "--apptainer-options",
@@ -67,9 +67,11 @@ def _words(ctx: click.Context, parameter: click.Parameter, text: str) -> list[st
     metavar="TEXT",
     help="Further options of apptainer build, such as '--fakeroot --bind /etc/ssl/certs'.",
 )
-@click.option("--sign", is_flag=True, help="Sign it by the key of apptainer's keyring.")
-@click.option("--force", is_flag=True, help="Build it again, whatever file is there.")
-@click.option("-n", "--dry-run", is_flag=True, help="Say what would be done, do nothing.")
+@click.option("--sign", is_flag=True, help="Sign the image with the key of apptainer's keyring.")
+@click.option(
+    "--force", is_flag=True, help="Build the image even if the file exists or is up to date."
+)
+@click.option("-n", "--dry-run", is_flag=True, help="Print what would be done, but do nothing.")
 @AS_JSON
 def build(
     definition: str,
@@ -84,8 +86,9 @@ def build(
 ) -> None:
     """Build IMAGE from DEFINITION, a file or one of the built-in `pytorch` and `cpu`.
 
-    IMAGE is named after the definition by default. An image built from the same content is left as
-    it is. What `%files` copies is looked for in the current folder; a built-in's, in the checkout.
+    IMAGE is named after the definition by default. An image built from the same content is kept.
+    Files of `%files` are relative to the current folder; those of a built-in definition, to the
+    checkout.
 
     \b
     Examples:
@@ -104,8 +107,8 @@ def build(
     state = plan.state(must_be_signed=sign)
     if state == "foreign" and not force:
         raise ValueError(
-            f"{plan.image} is there and is not what {plan.image.name}.json records as built; "
-            "give another name, or replace it with --force"
+            f"{plan.image} exists, but does not match {plan.image.name}.json; give another "
+            "name, or replace it with --force"
         )
     is_needed = force or state != "up to date"
     if dry_run:
@@ -114,7 +117,7 @@ def build(
             command = {"command": plan.command if is_needed else None}
             click.echo(json.dumps(facts | command, indent=1))
         elif is_needed:
-            click.echo(f"{plan.image} is {state}; this would build it:\n{plan.command}")
+            click.echo(f"{plan.image} is {state}; this command would build it:\n{plan.command}")
         else:
             click.echo(f"{plan.image} is up to date; nothing would be done")
         return
@@ -164,7 +167,7 @@ def _progress() -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]
 @IMAGE
 @AS_JSON
 def inspect(image: Path, *, as_json: bool) -> None:
-    """Print what IMAGE is: hash, definition, base, commit and labels.
+    """Print hash, definition, base, commit and labels of IMAGE.
 
     \b
     Examples:
@@ -201,7 +204,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     dirty = {True: ", with changes", None: ""}.get(facts.get("git_dirty"), "")
     yield "commit", (facts["git_commit"] or "-") + dirty
     if "definition" not in facts:
-        yield "record", "-: it was not built by lockstep image build, or was copied alone"
+        yield "record", "-: not built by lockstep image build, or copied without its record"
         return
     yield "definition", f"{facts['definition']}, sha256 {facts['definition_sha256']}"
     arguments = ", ".join(f"{name}={value}" for name, value in facts["build_args"].items())
@@ -211,10 +214,10 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 @image.command()
 @IMAGE
-@click.option("--signed", is_flag=True, help="Fail where no known key has signed it.")
+@click.option("--signed", is_flag=True, help="Fail unless a known key has signed the image.")
 @AS_JSON
 def verify(image: Path, *, signed: bool, as_json: bool) -> int:
-    """Check IMAGE against its recorded hash and its signature; exit 1 if it fails.
+    """Check IMAGE against its recorded hash and its signature; exit code 1 if it fails.
 
     An unsigned image passes unless --signed is given. No key server is asked.
 
@@ -233,9 +236,11 @@ def verify(image: Path, *, signed: bool, as_json: bool) -> int:
         click.echo(json.dumps(facts, indent=1))
         return int(bool(failures))
     if failures:
-        click.echo(f"Error: {image} is not good: {'; '.join(failures)}", err=True)
+        click.echo(f"Error: {image} fails the check: {'; '.join(failures)}", err=True)
         return 1
-    recorded = "as recorded" if verdict.recorded else f"no record beside it ({image}.json)"
+    recorded = (
+        "as recorded" if verdict.recorded else f"not compared, because {image}.json does not exist"
+    )
     click.echo(f"sha256 {verdict.sha256}: {recorded}")
     keys = ", ".join(verdict.signature.by) if verdict.signature else ""
     click.echo(f"signature: {verdict.signature_state} {keys}".rstrip())
@@ -245,7 +250,7 @@ def verify(image: Path, *, signed: bool, as_json: bool) -> int:
 @image.command("hash")
 @IMAGE
 def print_hash(image: Path) -> int:
-    """Print IMAGE's SHA-256 as sha256sum does; exit 1 if another was recorded.
+    """Print IMAGE's SHA-256 as sha256sum does; exit code 1 if its record has another.
 
     \b
     Example:
@@ -259,8 +264,8 @@ def print_hash(image: Path) -> int:
     click.echo(f"{digest}  {image}")
     if record and record.sha256 != digest:
         click.echo(
-            f"Error: {image} has changed since it was built: {record.sha256} was recorded; "
-            "build or copy it again",
+            f"Error: {image} has changed since it was built: its record has SHA-256 "
+            f"{record.sha256}; build or copy it again",
             err=True,
         )
         return 1

@@ -1,13 +1,8 @@
-"""What an image file is: whether it is whole and as recorded, and what it says of itself.
+"""An image file: its header, its record IMAGE.json and the checks of both.
 
-The header of an image file: what machines it is for, and how large the whole file is.
-
-The format is the struct `header` of https://github.com/apptainer/sif, pkg/sif/sif.go; its numbers
-of architectures are in pkg/sif/arch.go.
-
-The record IMAGE.json of an image file: how it was built, and its SHA-256.
-
-(The id in an image's own header is random, or absent, and says nothing about what the file holds.)
+The format of the header is the struct `header` of https://github.com/apptainer/sif,
+pkg/sif/sif.go; the numbers of architectures are in pkg/sif/arch.go. The id in the header is random
+or absent, so the record has the SHA-256 of the file.
 """
 
 import hashlib
@@ -31,7 +26,7 @@ CHUNK_BYTES = 1 << 22
 
 
 class Record(BaseModel):
-    """What is kept of an image that was built here.
+    """The record of an image that was built here.
 
     Attributes:
         sha256: Of the image file.
@@ -74,12 +69,12 @@ class Record(BaseModel):
 
 
 def record_path(image: Path) -> Path:
-    """Return where an image's record is."""
+    """Return the path of an image's record."""
     return image.with_name(f"{image.name}.json")
 
 
 def log_path(image: Path) -> Path:
-    """Return where the output is of Apptainer as it built an image."""
+    """Return the path of Apptainer's output during a build."""
     return image.with_name(f"{image.name}.log")
 
 
@@ -96,7 +91,7 @@ def read_record(image: Path) -> Record | None:
         return Record.model_validate_json(files.content(path))
     except ValidationError:
         raise ValueError(
-            f"{path} is no record that lockstep image build writes; remove it and build again"
+            f"{path} is not a record of lockstep image build; remove it, and build the image again"
         ) from None
 
 
@@ -119,22 +114,23 @@ ARCHITECTURES = {
 
 @dataclass(frozen=True)
 class Header:
-    """What the header of an image file says.
+    """The header of an image file.
 
     Attributes:
-        architecture: What machines it is for, such as `amd64`; None where it names none.
+        architecture: Architecture of its machines, such as `amd64`; None if it names none.
+        file_bytes: Size of the complete file.
     """
 
     architecture: str | None
     file_bytes: int
 
     def missing_bytes(self, image: Path) -> int:
-        """Return how many bytes are cut off from a file with this header."""
+        """Return how many bytes a file with this header lacks."""
         return max(0, self.file_bytes - image.stat().st_size)
 
 
 def read_header(image: Path) -> Header | None:
-    """Return the header of an image file; None where the file is no SIF image.
+    """Return the header of an image file; None if it is not a SIF image.
 
     Raises:
         OSError: The file cannot be read.
@@ -162,7 +158,7 @@ REVISION = "org.opencontainers.image.revision"
 def check_exists(image: Path) -> None:
     """Raise ValueError where there is no image file."""
     if not image.is_file():
-        raise ValueError(f"there is no image file {image}; lockstep image build makes one")
+        raise ValueError(f"image file {image} does not exist; build it with lockstep image build")
 
 
 def read_known_header(image: Path) -> Header:
@@ -174,7 +170,7 @@ def read_known_header(image: Path) -> Header:
     check_exists(image)
     header = read_header(image)
     if header is None:
-        raise ValueError(f"{image} is no SIF image; build one with lockstep image build")
+        raise ValueError(f"{image} is not a SIF image; build one with lockstep image build")
     return header
 
 
@@ -187,19 +183,19 @@ def check_whole(image: Path) -> Header:
     header = read_known_header(image)
     if missing := header.missing_bytes(image):
         raise ValueError(
-            f"{image} is cut short: {missing} bytes of it are missing; copy or build it again"
+            f"{image} is incomplete: {missing} bytes are missing; copy or build it again"
         )
     return header
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What checking an image has brought to light.
+    """The result of checking an image.
 
     Attributes:
-        recorded: What its record says; None where it has none.
-        missing_bytes: How much of the file is cut off.
-        signature: What Apptainer says of its signature; None where there is no Apptainer.
+        recorded: SHA-256 of its record; None without a record.
+        missing_bytes: Bytes that are missing at the end of the file.
+        signature: State of its signature; None without Apptainer.
     """
 
     sha256: str
@@ -211,25 +207,29 @@ class Verdict:
     @property
     def signature_state(self) -> str:
         """The signature's state in words."""
-        return self.signature.state if self.signature else "not checked, for want of apptainer"
+        return (
+            self.signature.state
+            if self.signature
+            else "not checked, because apptainer is not installed"
+        )
 
     def failures(self, *, must_be_signed: bool) -> list[str]:
-        """Return what is wrong, a sentence each; nothing where all is well."""
+        """Return a sentence for each problem."""
         failures = []
         if self.missing_bytes:
-            failures.append(f"it is cut short, {self.missing_bytes} bytes are missing")
+            failures.append(f"it is incomplete: {self.missing_bytes} bytes are missing")
         if self.recorded not in (None, self.sha256):
-            failures.append(f"its SHA-256 is {self.sha256}, and {self.recorded} was recorded")
+            failures.append(f"its SHA-256 is {self.sha256}, but its record has {self.recorded}")
         here = architecture_here()
         if self.architecture not in (None, here):
             failures.append(
-                f"it is built for {self.architecture}, and this machine is {here}; "
+                f"it is built for {self.architecture}, but this machine is {here}; "
                 "verify it where it will run"
             )
         if self.signature and self.signature.state == "invalid":
             failures.append(f"its signature is invalid: {self.signature.reason}")
         elif must_be_signed and self.signature_state != "valid":
-            failures.append(f"its signature is wanted and is: {self.signature_state}")
+            failures.append(f"its signature is not valid: {self.signature_state}")
         return failures
 
     def to_dict(self) -> dict[str, Any]:
@@ -262,7 +262,7 @@ def verify(image: Path, advance: Callable[[int], None] | None = None) -> Verdict
 
 
 def facts(image: Path) -> dict[str, Any]:
-    """Return what an image is: its record and what it says of itself.
+    """Return an image's record, labels and definition.
 
     The file is not read: `sha256_from` is `record`, or `file` where it has no record and the
     SHA-256 is None until it is asked for.
@@ -276,7 +276,7 @@ def facts(image: Path) -> dict[str, Any]:
     record = read_record(image)
     if record and record.size_bytes != image.stat().st_size:
         raise ValueError(
-            f"{record_path(image)} is of another file of {record.size_bytes} bytes; remove it"
+            f"{record_path(image)} belongs to another file, of {record.size_bytes} bytes; remove it"
         )
     attributes = apptainer.inspect(image)
     labels, text = attributes.get("labels") or {}, attributes.get("deffile") or ""

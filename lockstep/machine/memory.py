@@ -111,13 +111,13 @@ def refuse_beyond(room: Room, needed: Mapping[str, int], device: "torch.device")
         parts = " and ".join(f"{size / GIB:.1f} GiB for {what}" for what, size in needed.items())
         left = f"{room.free_bytes / GIB:.1f} GiB"
         available = (
-            f"{left} of its GPU are free"
+            f"only {left} of its GPU are free"
             if device.type == "cuda"
-            else f"its share of what is free on its host, or left to its job, is {left}"
+            else f"its share of the free memory of its host or job is {left}"
         )
         raise NoRoomError(
             f"rank {room.rank} on {room.host} needs {parts}, but {available}; "
-            "choose a smaller model, a smaller batch or less data"
+            "choose a smaller model, batch or data set"
         )
 
 

@@ -1,4 +1,4 @@
-"""What a user may charge, and what account and QOS allow a job, as sacctmgr says it.
+"""A user's accounts, and the limits of account and QOS for a job, from sacctmgr.
 
 Where several set one limit, one of them counts: the QOS of the partition goes before that of the
 job, which goes before the account (Slurm's documentation, "Resource Limits"). sacctmgr shows with a
@@ -46,7 +46,7 @@ class Limit:
 
     @property
     def text(self) -> str:
-        """Its name and value, and whose it is."""
+        """Its name, value and owner as a phrase."""
         value = clock(self.value) if self.name == "MaxWall" else f"{self.value:,}"
         return f"{self.name} {f'{self.tres}=' if self.tres else ''}{value} of {self.of}"
 
@@ -109,7 +109,7 @@ class Accounts:
 
 
 def read(cluster: str) -> Accounts:
-    """Ask Slurm what the user who asks may charge on a cluster, one of those it keeps books of."""
+    """Return the accounts of the current user on a cluster, from sacctmgr."""
     show = ("sacctmgr", "--noheader", "--parsable2", "show")
     which = ("user", slurm.own_name(), "withassoc", f"cluster={cluster}", f"format={_USER}")
     return parse(slurm.ask(*show, *which), slurm.ask(*show, "qos", f"format={_QOS}"))
@@ -208,12 +208,12 @@ def limits_of_jobs(site: Site) -> tuple[Limit, ...]:
         for kind, _ in chosen.kinds
     ):
         raise RuntimeError(
-            f"cluster {cluster.name} has no partition {site.partition or 'by default'} with nodes "
+            f"cluster {cluster.name} has no {site.partition or 'default'} partition with nodes "
             f"of {site.cpus_per_node} CPUs and {site.gpus_per_node} {site.gpu_type or 'GPUs'}"
         )
     accounts = read(cluster.name) if cluster.keeps_accounts else Accounts()
     if site.account and accounts.names and site.account not in accounts.names:
-        raise RuntimeError(f"on cluster {cluster.name} you have no account {site.account}")
+        raise RuntimeError(f"you have no account {site.account} on cluster {cluster.name}")
     return limits(cluster, accounts, chosen, site.account, site.qos)
 
 
@@ -238,34 +238,33 @@ class Excess:
 
     @property
     def text(self) -> str:
-        """What happens to which jobs, why, and what to do."""
+        """Which jobs are affected and how, why, and what to do, as a sentence."""
         if self.kind == "queued":
-            return (
-                f"Of {self.needs:,} jobs {self.limit.value:,} may run at once: {self.limit.text}."
-            )
-        does = "Slurm would refuse" if self.kind == "refused" else "Slurm would never start"
+            most = f"Only {self.limit.value:,} of {self.needs:,} jobs"
+            return f"{most} may run at once: {self.limit.text}."
+        effect = "Slurm would refuse" if self.kind == "refused" else "Slurm would never start"
         names, more = ", ".join(self.jobs[:SHOWN_JOBS]), len(self.jobs) - SHOWN_JOBS
-        return f"{does} {names}{f' and {more:,} more' if more > 0 else ''}: {self._why}."
+        return f"{effect} {names}{f' and {more:,} more' if more > 0 else ''}: {self._why}."
 
     @property
     def _why(self) -> str:
         if self.limit.name == "MaxWall":
-            return f"{clock(self.needs)} is over {self.limit.text}; lower time, or change qos"
+            return f"{clock(self.needs)} exceeds {self.limit.text}; lower time, or change qos"
         if self.limit.name == "MaxSubmit":
             return (
-                f"{self.needs:,} jobs are over {self.limit.text}; for fewer jobs set share_job, or "
-                'allocation = "ladder", in [jobs] of the campaign'
+                f"{self.needs:,} jobs exceed {self.limit.text}; for fewer jobs set share_job or "
+                'allocation = "ladder" in [jobs] of the campaign'
             )
         return (
-            f"{self.limit.tres}={self.needs:,} is over {self.limit.text}; leave out the largest "
+            f"{self.limit.tres}={self.needs:,} exceeds {self.limit.text}; leave out the largest "
             "world_sizes, or change qos"
         )
 
 
 def excesses(jobs: Sequence[JobSpec], site: Site, limits: Sequence[Limit]) -> list[Excess]:
-    """Return what of the jobs is over which limit, one for each limit.
+    """Return the jobs over each limit, one `Excess` per limit.
 
-    Other jobs of the user count, too, where a limit is of all of them; they are not known here.
+    Other jobs of the user also count for limits over all of a user's jobs; they are not known here.
     """
     exceeded = []
     for limit in limits:
@@ -286,7 +285,7 @@ def excesses(jobs: Sequence[JobSpec], site: Site, limits: Sequence[Limit]) -> li
 
 
 def _needs(job: JobSpec, site: Site, limit: Limit) -> int:
-    """Return how much a job has of what is limited; 0 where that is not known."""
+    """Return how much of the limited resource a job uses; 0 if that is not known."""
     if limit.name == "MaxWall":
         return job.time_s
     cpus = site.cpus_per_node if site.is_exclusive else job.cpus_per_node
@@ -297,7 +296,7 @@ def _needs(job: JobSpec, site: Site, limit: Limit) -> int:
 
 
 def _one_after_another(jobs: Sequence[JobSpec], limit: Limit) -> list[Excess]:
-    """Return what keeps jobs waiting that wait for none of the others."""
+    """Return the excess of jobs that could run at once over MaxJobs."""
     depth: dict[str, int] = {}
     together: Counter[int] = Counter()
     for job in jobs:  # each after those that it waits for; a singleton for an earlier one

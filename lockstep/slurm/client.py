@@ -1,8 +1,7 @@
-"""The client of Slurm: what its commands are asked, how their answers read, what sbatch refuses.
+"""The one client of Slurm: runs its commands, reads their answers and explains refusals.
 
-A question that fails has no answer: `None` or `unknown`, never a state that sounds good. Whatever
-asks Slurm, here and elsewhere, raises RuntimeError where its command is missing, fails, or gives no
-answer in time.
+A failed question gives `None` or `unknown`, never a good state. Functions that ask Slurm, here and
+elsewhere, raise RuntimeError if the command is missing, fails or does not answer in time.
 """
 
 import os
@@ -25,9 +24,9 @@ EITHER = f"{SITE} or {CAMPAIGN}"
 MAX_LISTED = 12
 CHARGED = ("account", "qos")
 _CHARGED = re.compile(rf"^#SBATCH --({'|'.join(CHARGED)})=(.*)$", re.MULTILINE)
-# A line of sbatch's own: banners, and what a plugin only tells, begin otherwise.
+# How sbatch's own lines begin; banners and a plugin's notes begin otherwise.
 _OWN_LINE = re.compile(r"sbatch: (error: |fatal: |unrecognized |invalid |option )", re.IGNORECASE)
-# The answer was lost, not the job: the controller may have taken it.
+# The answer is lost, but the controller may have accepted the job.
 _LOST_ANSWER = re.compile(
     "socket timed out|unable to contact|connection|transport|zero bytes", re.IGNORECASE
 )
@@ -35,15 +34,15 @@ _LOST_ANSWER = re.compile(
 
 @dataclass(frozen=True)
 class Refusal:
-    """One thing that sbatch refuses.
+    """One kind of refusal by sbatch.
 
     Attributes:
-        said: Parts of sbatch's messages, in lower case, with | between.
-        key: The key, or keys, that it is about.
+        said: Regular expression over sbatch's messages in lower case.
+        key: The key, or keys, to change.
         where: The file that holds them.
-        ask: A command whose answer lists what is allowed; empty where no single call tells.
-        noun: What that answer lists.
-        pattern: One of them in that answer.
+        ask: A command that lists what is allowed; empty if no single command does.
+        noun: What that command lists.
+        pattern: Regular expression of one item of that list.
     """
 
     said: str
@@ -82,15 +81,15 @@ REFUSALS = (
             ("scontrol", "show", "reservation", "--oneliner"), "reservations",
             pattern=r"ReservationName=(\S+)"),
     Refusal("time limit|invalid --time", "time", EITHER, _sinfo("%R %l"), "limits"),
-    Refusal("memory specification|invalid --mem", "mem", SITE, _sinfo("%m"), "MiB of a node"),
+    Refusal("memory specification|invalid --mem", "mem", SITE, _sinfo("%m"), "MiB of the nodes"),
     Refusal("generic resource|trackable resource|invalid gres", "gpu_type or gpus_per_node", SITE,
-            _sinfo("%G"), "gres of a node"),
+            _sinfo("%G"), "gres of the nodes"),
     Refusal("node configuration", "gpus_per_node, gpu_type, cpus_per_node or mem", SITE,
-            _sinfo("%R: %c CPUs, %m MiB, %G"), "a node has"),
-    # Said of too many CPUs of a node, and of more nodes than the whole cluster has CPUs for.
+            _sinfo("%R: %c CPUs, %m MiB, %G"), "the nodes have"),
+    # Printed for too many CPUs of a node, and for more nodes than the cluster has CPUs for.
     Refusal("more processors", "cpus_per_node", f"{SITE}, or world_sizes {CAMPAIGN}",
             _sinfo("%R has %D nodes of %c CPUs"), "partitions"),
-    Refusal("cpu count", "cpus_per_node", SITE, _sinfo("%c"), "CPUs of a node"),
+    Refusal("cpu count", "cpus_per_node", SITE, _sinfo("%c"), "CPUs of the nodes"),
     Refusal("node count", "world_sizes", CAMPAIGN, _sinfo("%R has %D nodes, jobs of %s"),
             "partitions"),
     Refusal("job array", "max_array_size", SITE,
@@ -105,21 +104,21 @@ REFUSALS = (
 
 
 def find_refusal(message: str) -> Refusal | None:
-    """Return what a message of sbatch is about; None if it is about no key."""
+    """Return the refusal that a message of sbatch matches; None if it matches none."""
     low = message.lower()
     return next((refusal for refusal in REFUSALS if re.search(refusal.said, low)), None)
 
 
 def explain_refusal(stderr: str, user: str, ask: Callable[..., str], script: Path) -> str | None:
-    """Return sbatch's message with the key to change and what is allowed; None if it is no refusal.
+    """Return sbatch's message with the key to change and what is allowed; None for other failures.
 
-    Only sbatch's own lines of errors count, and the last of them says how the submission ended.
+    Only sbatch's own error lines count; the last of them says how the submission ended.
 
     Args:
-        stderr: What sbatch said, line by line; all of it is kept in the message.
-        user: Who asks, for what only the user's account may do.
+        stderr: What sbatch printed; the message quotes all of it.
+        user: The user, whose accounts and QOS are listed.
         ask: Runs one of Slurm's commands and returns its output.
-        script: What was sent.
+        script: The submitted script.
     """
     errors = [line for line in stderr.splitlines() if _OWN_LINE.match(line)]
     refusal = find_refusal(" ".join(errors))
@@ -129,7 +128,7 @@ def explain_refusal(stderr: str, user: str, ask: Callable[..., str], script: Pat
     if any(name in refusal.key for name in CHARGED) and script.is_file():
         charged = dict(_CHARGED.findall(files.text(script)))
         texts = [f"{name} {charged[name]}" if name in charged else f"no {name}" for name in CHARGED]
-        facts.append(f"sent with {', '.join(texts)}")
+        facts.append(f"submitted with {', '.join(texts)}")
     if refusal.ask:
         with suppress(RuntimeError):
             answer = ask(*(word.format(user=user) for word in refusal.ask))
@@ -137,13 +136,13 @@ def explain_refusal(stderr: str, user: str, ask: Callable[..., str], script: Pat
             items = [item for item in dict.fromkeys(items) if item not in ("", "(null)", "N/A")]
             facts.append(f"{refusal.noun}: {listed(items, MAX_LISTED) or 'none'}")
     what = f" ({'; '.join(facts)})" if facts else ""
-    return f"sbatch said: {one_line(stderr)}; change {refusal.key} {refusal.where}{what}"
+    return f"sbatch refused the job: {one_line(stderr)}; change {refusal.key} {refusal.where}{what}"
 
 
 Kind = Literal["no_config", "no_controller", "late", "no_database", "not_trusted", "other"]
-# Set by `lockstep --verbose`: Slurm's own words follow ours.
+# Set by `lockstep --verbose`: Slurm's own message follows ours.
 VERBOSE = "LOCKSTEP_VERBOSE"
-# What sacct says where slurm.conf has no AccountingStorageType.
+# sacct's message where slurm.conf has no AccountingStorageType.
 NO_ACCOUNTING = "accounting storage is disabled"
 # kind -> parts of what is printed, in lower case, with | between, as slurm_errno.c and
 # fetch_config.c of Slurm 22.05 to 24.05 say it; what that means of a command; what to do. The first
@@ -152,40 +151,41 @@ FAILURES: dict[Kind, tuple[str, str, str]] = {
     "no_config": (
         "establish a configuration source|resolve_ctls|fetch_config"
         "|unable to process configuration file",
-        "{} finds no Slurm here, neither a good slurm.conf nor a controller in DNS",
-        "use a login node of the cluster, or name its file in SLURM_CONF",
+        "{} finds neither a valid slurm.conf nor a Slurm controller in DNS",
+        "use a login node of the cluster, or set SLURM_CONF to the path of its slurm.conf",
     ),
     "no_database": (
         "slurmdbd|persistent connection|problem talking to the database",
-        "{} does not reach Slurm's accounting (slurmdbd), which is down or out of reach",
-        "ask again later",
+        "{} cannot reach Slurm's accounting daemon (slurmdbd)",
+        "try again later",
     ),
     "not_trusted": (
         "munge|protocol authentication error",
-        "Slurm does not let {} speak to it, for munge does not run here or has another key",
+        "Slurm rejects {}: munge does not run on this machine, or has another key",
         "use a login node, or ask the cluster's support",
     ),
     "late": (
         "socket timed out",
-        "Slurm's controller was too busy to answer {} in time",
-        "ask again later",
+        "Slurm's controller did not answer {} in time",
+        "try again later",
     ),
     "no_controller": (
         "unable to contact slurm controller|zero bytes were transmitted",
-        "{} does not reach Slurm's controller, which is down or out of reach",
-        "ask again later, or see scontrol ping",
+        "{} cannot reach Slurm's controller (slurmctld)",
+        "try again later, or check it with scontrol ping",
     ),
 }
 
 
 class FailedError(RuntimeError):
-    """A command of Slurm that ended with an error."""
+    """A command of Slurm ended with an error."""
 
     def __init__(self, command: str, stderr: str, code: int) -> None:
         low, self.stderr = stderr.lower(), stderr
         fits = (kind for kind, (signs, _, _) in FAILURES.items() if re.search(signs, low))
         self.kind: Kind = next(fits, "other")
-        text = f"{command} said: {one_line(stderr) or f'nothing, and exit code {code}'}"
+        printed = one_line(stderr) or "no message"
+        text = f"{command} failed with exit code {code}: {printed}"
         _, says, self.to_do = FAILURES.get(self.kind, ("", "", ""))
         self.says = says.format(command) or text
         ours = "; ".join(filter(None, [self.says, self.to_do]))
@@ -193,11 +193,11 @@ class FailedError(RuntimeError):
 
 
 class NoAccountingError(FailedError):
-    """This cluster keeps no accounts: asking again is of no use."""
+    """This cluster has no accounting; retrying does not help."""
 
 
 class NotInstalledError(RuntimeError):
-    """A command of Slurm that is not on this machine: asking again is of no use."""
+    """A command of Slurm is not installed on this machine; retrying does not help."""
 
     def __init__(self, command: str) -> None:
         super().__init__(f"{command} is not installed here; use a login node of the cluster")
@@ -225,59 +225,59 @@ COLUMNS = {
     "comment": "%k",
     "command": "%o",
 }
-# Those that are taken as they are.
+# Columns that are copied as text.
 PLAIN = ("job_id", "name", "user", "raw_id", "comment", "command", "partition", "nodes")
 _DEPENDENCY = re.compile(r"(after\w*|singleton)(?::([0-9]+(?:_[0-9*]+)?))?", re.ASCII)
 QUEUE_COLUMNS = ("job_id", "raw_id", "state", "reason", "submitted", "user", "comment", "command")
 CLUSTER = re.compile(r"[\w.-]+")  # name of one
 MAX_DIGITS = 18  # of a number in Slurm's text; a longer one is not read
-# Times as seconds, and the elements of an array whole (a text of 64 bytes by default).
+# Times in seconds, and an array's elements uncut (by default at most 64 bytes).
 ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
-# What outside variables say of other jobs, or of how answers are to read, is not for ours.
+# Prefixes of variables that belong to another job or change the answers' format.
 FOREIGN = ("SBATCH_", "SLURM_", "SQUEUE_", "SACCT_", "SACCTMGR_", "SINFO_", "SCONTROL_", "SCANCEL_")
-# Where Slurm is, and who asks: what no command answers without.
+# Variables that every command needs to find Slurm and to authenticate.
 KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_CLUSTERS"}
 ENDED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
     *("PREEMPTED", "REVOKED", "TIMEOUT"),
 }
-# state -> what it means
+# state -> what it means, after "the job"
 MEANINGS = {
     "PENDING": "waits",
-    "CONFIGURING": "its nodes are being made ready",
-    "POWER_UP_NODE": "its nodes are being switched on",
+    "CONFIGURING": "Slurm prepares its nodes",
+    "POWER_UP_NODE": "its nodes are powering up",
     "RUNNING": "runs",
-    "STALLED": "runs, but wrote nothing for longer than a case may take",
-    "SUSPENDED": "is suspended, and goes on when Slurm lets it",
-    "STOPPED": "is stopped and keeps its nodes, until it gets SIGCONT",
-    "SIGNALING": "is being sent a signal",
-    "RESIZING": "is getting more nodes, or fewer",
-    "COMPLETING": "is being ended by Slurm",
-    "EXPEDITING": "waits to run again before others: its nodes were lost",
-    "REQUEUED": "was put back into the queue, and waits",
-    "REQUEUE_FED": "was put back into the queue of its federation, and waits",
-    "REQUEUE_HOLD": "was put back and is held; let it go: scontrol release {id}",
-    "RESV_DEL_HOLD": "is held, for its reservation is gone; change reservation",
-    "SPECIAL_EXIT": "was put back and is held, for its script asked for that by its exit code; "
-    "let it go: scontrol release {id}",
-    "STAGE_OUT": "has ended, and Slurm copies what it left",
-    "UPDATE_DB": "is being noted by Slurm's accounting",
-    "LAUNCH_FAILED": "could not be started on its nodes",
-    "RECONFIG_FAIL": "its nodes could not be set up as it asked",
-    "COMPLETED": "its script ended well",
-    "FAILED": "its script ended with an error",
-    "TIMEOUT": "the time limit was reached",
-    "DEADLINE": "its deadline was reached",
-    "OUT_OF_MEMORY": "it needed more memory than it had asked for",
+    "STALLED": "runs, but has written nothing for longer than a case may take",
+    "SUSPENDED": "is suspended until Slurm resumes it",
+    "STOPPED": "is stopped, but keeps its nodes, until it gets SIGCONT",
+    "SIGNALING": "gets a signal",
+    "RESIZING": "changes its number of nodes",
+    "COMPLETING": "is ending",
+    "EXPEDITING": "waits to run again, with priority, because its nodes were lost",
+    "REQUEUED": "was requeued and waits",
+    "REQUEUE_FED": "was requeued in its federation and waits",
+    "REQUEUE_HOLD": "was requeued and is held; release it with scontrol release {id}",
+    "RESV_DEL_HOLD": "is held because its reservation was deleted; change reservation",
+    "SPECIAL_EXIT": "was requeued and is held because of its script's exit code; "
+    "release it with scontrol release {id}",
+    "STAGE_OUT": "has ended, and Slurm copies its files",
+    "UPDATE_DB": "has ended, and Slurm updates its accounting",
+    "LAUNCH_FAILED": "failed to start on its nodes",
+    "RECONFIG_FAIL": "Slurm failed to configure its nodes",
+    "COMPLETED": "its script succeeded",
+    "FAILED": "its script failed",
+    "TIMEOUT": "it reached its time limit",
+    "DEADLINE": "it reached its deadline",
+    "OUT_OF_MEMORY": "it needed more memory than it asked for",
     "NODE_FAIL": "a node failed",
-    "BOOT_FAIL": "a node did not start",
+    "BOOT_FAIL": "a node did not boot",
     "PREEMPTED": "another job took its nodes",
     "CANCELLED": "it was cancelled",
     "REVOKED": "another cluster took it",
-    "LOST": "neither squeue nor sacct knows it, and it left no record of its end",
-    "unknown": "Slurm gave no answer about it; ask again later",
+    "LOST": "squeue and sacct do not know it, and it left no record of its end",
+    "unknown": "Slurm did not answer; try again later",
 }
-# state -> how a summary of an array calls the elements in it
+# state -> short word in a summary of an array's elements
 SHORT = {
     "COMPLETED": "done",
     "RUNNING": "run",
@@ -286,73 +286,73 @@ SHORT = {
     "PENDING": "wait",
     "CANCELLED": "cancelled",
     "FAILED": "failed",
-    "TIMEOUT": "over time",
+    "TIMEOUT": "timed out",
     "OUT_OF_MEMORY": "out of memory",
     "NODE_FAIL": "lost a node",
     "PREEMPTED": "preempted",
 }
 NEVER_SATISFIED = "DependencyNeverSatisfied"
-# Why a job waits that Slurm may have planned already: of any other it knows no start.
+# Reasons of jobs whose start Slurm may have planned; for others it knows no start.
 IN_LINE = ("None", "Priority", "Resources")
-# why a pending job waits -> in plain words, and what to change
+# reason of a pending job -> plain words after "waits: ", and what to change
 REASONS = {
-    "None": "until Slurm has looked at it",
-    "Priority": "jobs of a higher priority come first",
-    "Resources": "until enough nodes are free",
-    NEVER_SATISFIED: "for ever: the job it waits for failed; cancel it, then resume",
-    "Dependency": "for another job",
-    "BeginTime": "until the time it may begin",
-    "JobArrayTaskLimit": "as many elements of the array run as max_running allows",
-    "PartitionDown": "until its partition is up; another partition in the site file may be",
-    "PartitionInactive": "until its partition is up; another partition in the site file may be",
-    "PartitionNodeLimit": "for ever: it asks for more nodes than its partition gives one job; "
-    "lower world_sizes or change partition",
-    "PartitionTimeLimit": "for ever: its time is over the partition's limit; lower time",
-    "ReqNodeNotAvail": "until its nodes are back: they are down, drained or reserved; lockstep "
-    "slurm nodes says which and why",
-    "Nodes_required_for_job_are_DOWN": "until its nodes are back: they are down, drained or kept "
-    "for jobs of a higher priority; lockstep slurm nodes says which and why",
-    "NodeDown": "until its nodes are back: they are down",
-    "BadConstraints": "for ever: no node is as asked; change constraint, gpu_type or mem",
-    "Licenses": "until a license is free",
-    "Reservation": "until its reservation begins",
-    "ReservationDeleted": "for ever: its reservation is gone; change reservation",
-    "InvalidAccount": "for ever: the account is not valid; change account",
-    "InvalidQOS": "for ever: the QOS is not valid; change qos",
-    "JobHeldUser": "until its owner lets it go: scontrol release {id}",
-    "JobHeldAdmin": "until an administrator lets it go; ask the cluster's support",
-    "launch_failed_requeued_held": "for ever: it could not be started on its nodes; look at them "
-    "with scontrol show job {id}, then scontrol release {id}",
-    "QOSMaxJobsPerUserLimit": "until fewer of your jobs run: the QOS limits them",
-    "QOSMaxSubmitJobPerUserLimit": "until fewer of your jobs are queued: the QOS limits them",
-    "QOSMaxWallDurationPerJobLimit": "for ever: its time is over the limit of the QOS; lower time "
-    "or change qos",
-    "AssocGrpGRES": "until jobs of the account end: together they use all its GPUs",
-    "AssocMaxWallDurationPerJobLimit": "for ever: its time is over the limit of the account; "
+    "None": "Slurm has not considered it yet",
+    "Priority": "jobs with a higher priority come first",
+    "Resources": "not enough nodes are free yet",
+    NEVER_SATISFIED: "it can never start: the job it depends on failed; cancel it, then resume",
+    "Dependency": "it depends on another job",
+    "BeginTime": "its begin time is not reached",
+    "JobArrayTaskLimit": "max_running elements of the array are already running",
+    "PartitionDown": "its partition is down; another partition in the site file may be up",
+    "PartitionInactive": "its partition is down; another partition in the site file may be up",
+    "PartitionNodeLimit": "it can never start: it asks for more nodes than the partition gives one "
+    "job; lower world_sizes or change partition",
+    "PartitionTimeLimit": "it can never start: its time exceeds the limit of the partition; "
     "lower time",
-    "MaxMemPerLimit": "for ever: it asks for more memory than allowed; lower mem",
+    "ReqNodeNotAvail": "its nodes are down, drained or reserved; lockstep "
+    "slurm nodes lists them with the reasons",
+    "Nodes_required_for_job_are_DOWN": "its nodes are down, drained or kept "
+    "for jobs with a higher priority; lockstep slurm nodes lists them with the reasons",
+    "NodeDown": "its nodes are down",
+    "BadConstraints": "it can never start: no node fits; change constraint, gpu_type or mem",
+    "Licenses": "no license is free",
+    "Reservation": "its reservation has not begun",
+    "ReservationDeleted": "it can never start: its reservation was deleted; change reservation",
+    "InvalidAccount": "it can never start: its account is not valid; change account",
+    "InvalidQOS": "it can never start: its QOS is not valid; change qos",
+    "JobHeldUser": "its owner holds it; release it with scontrol release {id}",
+    "JobHeldAdmin": "an administrator holds it; ask the cluster's support",
+    "launch_failed_requeued_held": "it failed to start on its nodes and is held; check them "
+    "with scontrol show job {id}, then scontrol release {id}",
+    "QOSMaxJobsPerUserLimit": "your running jobs are at the limit of the QOS",
+    "QOSMaxSubmitJobPerUserLimit": "your queued jobs are at the limit of the QOS",
+    "QOSMaxWallDurationPerJobLimit": "it can never start: its time exceeds the limit of the QOS; "
+    "lower time or change qos",
+    "AssocGrpGRES": "the account's running jobs use all of its GPUs",
+    "AssocMaxWallDurationPerJobLimit": "it can never start: its time exceeds the limit of the "
+    "account; lower time",
+    "MaxMemPerLimit": "it can never start: it asks for more memory than allowed; lower mem",
 }
 # how the other reasons of a limit begin, the longer first
 LIMITS = {
-    "QOSGrp": "until jobs of all users of the QOS end: together they are at its limit; another "
-    "qos may be free",
-    "QOS": "a limit of the QOS is reached; fewer ranks, a shorter time or another qos may pass",
-    "AssocGrp": "until jobs of the account end, or for ever if its budget is spent; ask sshare, "
+    "QOSGrp": "the jobs of all users of the QOS are at its limit; another qos may be free",
+    "QOS": "a limit of the QOS is reached; try fewer ranks, a shorter time or another qos",
+    "AssocGrp": "the account is at its limit, or its budget is spent; check with sshare, "
     "or change account",
-    "Assoc": "a limit of the account is reached; fewer ranks, a shorter time or another account "
-    "may pass",
+    "Assoc": "a limit of the account is reached; try fewer ranks, a shorter time or another "
+    "account",
 }
 
 
 @dataclass(frozen=True)
 class State:
-    """What Slurm says of a job.
+    """The state of a job.
 
     Attributes:
-        name: Slurm's word, or `LOST` or `unknown`.
+        name: Slurm's name of the state, or `LOST` or `unknown`.
         reason: Why a pending job waits, or waited until it was cancelled, in Slurm's word; of
             `LOST` and `unknown`, in plain words what is known instead.
-        by: Who cancelled it; None where Slurm did, or nobody says.
+        by: Who cancelled it; None if Slurm did, or if that is not known.
     """
 
     name: str
@@ -361,30 +361,30 @@ class State:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the job will write no more."""
+        """Whether the job has ended."""
         return self.name in ENDED
 
     @property
     def meaning(self) -> str:
-        """The state in plain words."""
+        """The state as a phrase after "the job"."""
         if self.name in ("LOST", "unknown") and self.reason:
             return self.reason
-        meant = MEANINGS.get(self.name, f"Slurm calls it {self.name}")
+        meaning = MEANINGS.get(self.name, f"its state in Slurm is {self.name}")
         if self.name == "CANCELLED" and self.by:
-            return f"{meant} by {self.by}"
+            return f"{meaning} by {self.by}"
         if self.name == "CANCELLED" and self.reason == NEVER_SATISFIED:
-            why = "for the job it waited for did not end as it needs"
-            return f"{meant} by Slurm, {why} ({self.reason})"
+            why = "because the job it depended on did not end as required"
+            return f"{meaning} by Slurm, {why} ({self.reason})"
         if self.name != "PENDING" or not self.reason:
-            return meant
-        return f"{meant}: {plain(self.reason)}"
+            return meaning
+        return f"{meaning}: {plain(self.reason)}"
 
 
 UNKNOWN = State("unknown")
 
 
 def plain(reason: str) -> str:
-    """Return why a job waits in plain words, Slurm's own kept where they say more."""
+    """Return why a job waits in plain words, with Slurm's own reason in brackets."""
     word = reason.strip("()").partition(",")[0].replace(" ", "_")
     of_limits = (meaning for start, meaning in LIMITS.items() if word.startswith(start))
     meaning = REASONS.get(word) or next(of_limits, None)
@@ -396,9 +396,9 @@ def plain(reason: str) -> str:
 
 
 def ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
-    """Return what one of Slurm's commands says.
+    """Return what one of Slurm's commands prints.
 
-    The command's variables are by default ours, with those that make answers readable.
+    Its environment is by default ours plus the variables that fix the answers' format.
     """
     environ = environment() | ENVIRONMENT if environ is None else environ
     if command[0] == "sacct":  # the only one that does not read SLURM_CLUSTERS
@@ -416,7 +416,7 @@ def ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
 
 
 def environment() -> dict[str, str]:
-    """Return our variables without those of a job around us and the user's own filters."""
+    """Return our variables without those of a surrounding job and the user's own formats."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -425,22 +425,22 @@ def environment() -> dict[str, str]:
 
 
 def on_cluster(name: str | None) -> None:
-    """Let each command of Slurm be about a cluster; None leaves it to the user's SLURM_CLUSTERS."""
+    """Set the cluster for all commands of Slurm; None keeps the user's SLURM_CLUSTERS."""
     if name is not None:
         os.environ["SLURM_CLUSTERS"] = name
 
 
 def cluster_options() -> list[str]:
-    """Return the option of Slurm's commands that names the cluster they are about, if one is."""
+    """Return `--clusters=NAME` if a cluster is set, else nothing."""
     name = os.environ.get("SLURM_CLUSTERS")
     return [f"--clusters={name}"] if name else []
 
 
 def require(command: str) -> None:
-    """Check that a command of Slurm is on this machine.
+    """Check that a command of Slurm is installed here.
 
     Raises:
-        NotInstalledError: It is not.
+        NotInstalledError: It is not on PATH.
     """
     if shutil.which(command) is None:
         raise NotInstalledError(command)
@@ -448,10 +448,10 @@ def require(command: str) -> None:
 
 @dataclass(frozen=True)
 class Taken:
-    """A job that sbatch has sent.
+    """A job that sbatch has submitted.
 
     Attributes:
-        id: Its id; of an array, the id that its elements share.
+        id: Its id; for an array the id that its elements share.
     """
 
     id: str
@@ -464,8 +464,8 @@ def sbatch(script: Path, comment: str, *options: str) -> Taken:
     The job is found by the comment if the answer is lost.
 
     Raises:
-        ValueError: sbatch refuses what a site or campaign file says.
-        RuntimeError: Slurm does not answer, and has no such job.
+        ValueError: sbatch refuses the job because of the site or campaign file.
+        RuntimeError: Slurm does not answer, and the job is not in the queue.
     """
     command = ("sbatch", "--parsable", f"--comment={comment}", *options, str(script))
     try:
@@ -485,7 +485,7 @@ def sbatch(script: Path, comment: str, *options: str) -> Taken:
 
 
 def would_start(script: str) -> str | None:
-    """Return when a script would start if it were sent now, which it is not, as Slurm says it."""
+    """Return when a script would start if submitted now, as `sbatch --test-only` writes it."""
     ended = processes.run(
         ("sbatch", "--test-only"),
         TIMEOUT_S,
@@ -498,40 +498,40 @@ def would_start(script: str) -> str | None:
 
 
 def _taken(answer: str) -> Taken:
-    """Return the job in sbatch's answer, `ID` or `ID;CLUSTER`, after what a site's wrapper adds."""
+    """Return the job in sbatch's answer, `ID` or `ID;CLUSTER` after lines of a site's wrapper."""
     found = re.findall(r"^([0-9]+)(?:;(.*))?$", answer, re.MULTILINE)
     if not found:
         raise RuntimeError(
-            f"sbatch gave no job id but {answer.strip()[:80]!r}; see by squeue --me whether it "
-            "took the job, and ask the cluster's support why sbatch --parsable prints no id"
+            f"sbatch printed {answer.strip()[:80]!r} instead of a job id; check with squeue --me "
+            "whether the job is queued, and ask the cluster's support about sbatch --parsable"
         )
     job_id, cluster = found[-1]
     return Taken(job_id, cluster if CLUSTER.fullmatch(cluster) else None)
 
 
 def scancel(job_ids: Iterable[str], *, only_waiting: bool = False) -> None:
-    """Cancel jobs, or single elements of arrays (`7_3`), by one call; perhaps only what waits."""
+    """Cancel jobs or elements of arrays (`7_3`) in one call; optionally only pending ones."""
     ask("scancel", *(["--state=PENDING"] if only_waiting else []), *job_ids)
 
 
 @dataclass(frozen=True)
 class Queued:
-    """A job, or elements of an array, that Slurm still holds; None for what it does not say.
+    """A job, or elements of an array, in squeue's answer; None for what it does not show.
 
     Attributes:
         job_id: Its id as squeue spells it: `7`, `7_3`, or `7_[4-9%2]` for elements that wait.
         state: Its state, with the reason for which it waits.
-        raw_id: The id that the job itself sees as SLURM_JOB_ID.
-        elements: Which elements of an array; None for a job of its own.
-        comment: What sbatch was given to find it by.
-        command: The path of its script, and what that was given.
-        partition: Where it runs or is to run; several with commas between.
+        raw_id: The job's own SLURM_JOB_ID.
+        elements: The elements of an array; None for a single job.
+        comment: The comment given to sbatch, by which we find the job.
+        command: The path of its script, and the arguments.
+        partition: Its partition, or several separated by commas.
         nodes: As Slurm writes them, such as `n[1-3]`.
-        limit_s: Its time limit; None without one.
-        submitted: When it was sent, in seconds of the epoch.
-        starts: When it began; for one that waits, when Slurm expects to start it.
-        waits_for: (how, job id) of what it waits for, such as `("afterok", "12")`.
-        priority: Slurm's number, by which the waiting jobs are ordered.
+        limit_s: Its time limit in s; None without one.
+        submitted: When it was submitted, in seconds since the epoch.
+        starts: When it started, or when Slurm expects to start it.
+        waits_for: Its dependencies as (kind, job id), such as `("afterok", "12")`.
+        priority: Slurm's number that orders pending jobs.
     """
 
     job_id: str
@@ -554,22 +554,22 @@ class Queued:
 
     @property
     def array_id(self) -> str:
-        """Its id; of an array, the id that its elements share."""
+        """Its id; for an array the id that its elements share."""
         return self.job_id.partition("_")[0]
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it has not begun."""
+        """Whether it is pending."""
         return self.state.name == "PENDING"
 
 
 def own_name() -> str:
-    """Return the name of the user who runs this command, as Slurm has it."""
+    """Return the name of the user who runs this command."""
     return name_of(os.getuid())
 
 
 def name_of(uid: int) -> str:
-    """Return the name of a user, or the number where this machine knows none."""
+    """Return the name of a user, or the number if this machine does not know it."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -577,7 +577,7 @@ def name_of(uid: int) -> str:
 
 
 def squeue(columns: Iterable[str], *selection: str) -> list[Queued]:
-    """Return what squeue says of jobs, by columns of `COLUMNS`; the last may hold any character."""
+    """Return jobs with these columns of `COLUMNS`; only the last may contain a `|`."""
     names = tuple(columns)
     wanted = "|".join(COLUMNS[name] for name in names)
     listing = ask("squeue", *selection, "--noheader", f"--format={wanted}")
@@ -587,7 +587,7 @@ def squeue(columns: Iterable[str], *selection: str) -> list[Queued]:
 
 
 def queued(**texts: str) -> Queued:
-    """Return a job by squeue's text of some columns."""
+    """Return a job from squeue's text of some columns."""
     text = dict.fromkeys(COLUMNS, "") | texts
     element = text["job_id"].partition("_")[2]
     return Queued(
@@ -605,19 +605,19 @@ def queued(**texts: str) -> Queued:
 
 
 def queue(users: Iterable[str] = ()) -> dict[str, Queued]:
-    """Return job id, as squeue spells it, -> the job, of which some may just have ended.
+    """Return job id, as squeue spells it, -> job; some may just have ended.
 
     Args:
-        users: Whose jobs; everybody's where none is named. Of one user Slurm finds them quickly.
+        users: Whose jobs; everybody's by default, which is slower.
     """
     whose = [f"--user={','.join(users)}"] if users else []
     return {job.job_id: job for job in squeue(QUEUE_COLUMNS, *whose, "--states=all")}
 
 
 def instant(text: str) -> int | None:
-    """Return a time in seconds of the epoch; None for `Unknown`, `None` and the like.
+    """Return a time in seconds since the epoch; None for `Unknown`, `None` and the like.
 
-    Slurm writes a date where it was not asked for seconds, in the time zone of the machine.
+    Where Slurm writes a date instead of seconds, it is in the machine's time zone.
     """
     if text.isdecimal():
         return count(text) or None
@@ -628,15 +628,14 @@ def instant(text: str) -> int | None:
 
 
 def count(text: str | None) -> int | None:
-    """Return a whole number of Slurm's text; None for anything else."""
+    """Return the whole number in Slurm's text; None for anything else."""
     return int(text) if text and text.isdecimal() and len(text) <= MAX_DIGITS else None
 
 
 def numbers(text: str) -> Iterator[int]:
-    """Yield the elements that Slurm writes as `3` or `[0-5,7,9-21:3%2]`.
+    """Yield the element numbers that Slurm writes as `3` or `[0-5,7,9-21:3%2]`.
 
-    What it left out of a text it cut short (`...`) is not made up, and no more than a site's
-    max_array_size allows are given, whatever the text says.
+    Elements that Slurm cut off (`...`) are left out, and at most `MAX_ELEMENTS` are given.
     """
     count = 0
     for part in text.strip("[]").partition("%")[0].split(","):

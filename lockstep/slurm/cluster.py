@@ -1,7 +1,6 @@
-"""What Slurm says a cluster is: its partitions and its nodes.
+"""A cluster's partitions and nodes, read from `scontrol show`.
 
-Read from `scontrol show`, whose `Key=Value` texts have kept their form over
-Slurm's releases while its JSON has not.
+Its `Key=Value` output is stable over Slurm's releases, unlike its JSON.
 """
 
 import re
@@ -13,8 +12,8 @@ from lockstep.slurm import client as slurm
 
 MIB_PER_GIB = 1024
 LIMITING_TIME = re.compile("([0-9]{1,9}-)?[0-9]{1,2}(:[0-9]{2}){2}")
-# Words of a node's state that say that it will not come back by itself; one that is POWERED_DOWN
-# does, when a job wants it.
+# Words in the state of a node that takes no jobs; a POWERED_DOWN node does: Slurm powers it up for
+# a job.
 GONE = {
     *("DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "FUTURE", "INVAL", "INVALID_REG"),
     *("MAINT", "MAINTENANCE", "UNKNOWN"),
@@ -23,7 +22,7 @@ GONE = {
 
 @dataclass(frozen=True)
 class Kind:
-    """What equal nodes have in common.
+    """The hardware of equal nodes.
 
     Attributes:
         num_gpus: GPUs of a node, of the type it has most of.
@@ -39,7 +38,7 @@ class Kind:
 
     @property
     def shape(self) -> tuple[int, str | None, int]:
-        """What a job sees of it: nodes that differ in memory alone measure alike."""
+        """GPUs, their type and CPUs; nodes that differ only in memory have the same shape."""
         return self.num_gpus, self.gpu_type, self.num_cpus
 
     @property
@@ -68,7 +67,7 @@ class Node:
 
     @property
     def is_here(self) -> bool:
-        """Whether it takes jobs, or will once a job wants it."""
+        """Whether it takes jobs, if necessary after powering up."""
         return GONE.isdisjoint(re.findall(r"\w+", self.state))
 
 
@@ -82,7 +81,7 @@ class Partition:
         max_time: Its longest job, `[days-]HH:MM:SS`; None without a limit.
         max_nodes: Nodes of its largest job; None without a limit.
         accounts: Who may use it; None for everybody.
-        qos: The qualities of service that may use it; None for all.
+        qos: The QOS that may use it; None for all.
         own_qos: The QOS whose limits count for all of its jobs; None without.
     """
 

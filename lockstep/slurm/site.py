@@ -50,42 +50,42 @@ OWN_VARIABLES = re.compile(
 )
 
 
-# What `lockstep init` could not find begins with it; only what sends or writes jobs refuses it.
+# Prefix of a placeholder of `lockstep init`; commands that write or submit jobs refuse it.
 FILL_IN = "FILL IN: "
 
 
 def _printable(text: str) -> str:
     if not text.isprintable():
-        raise ValueError("a line break or control character is not allowed; leave it out")
+        raise ValueError("it contains a line break or control character; remove it")
     return text
 
 
 def _shell_lines(text: str) -> str:
     if "\r" in text or "\0" in text:
-        raise ValueError(
-            "a carriage return or NUL breaks a shell script; save it with Unix line ends"
-        )
+        raise ValueError("it contains a carriage return or NUL; save it with Unix line ends")
     return text
 
 
 def _directive_value(text: str) -> str:
     if not re.fullmatch(r"[\w.,:+@&|*()\[\]/=-]+", text):
-        raise ValueError("a value for sbatch is made of letters, digits and .,:+@&|*()[]/=_- only")
+        raise ValueError("a value for sbatch may contain only letters, digits and .,:+@&|*()[]/=_-")
     return text
 
 
 def absolute(text: str) -> str:
-    """Return a path that is absolute, or still to be filled in.
+    """Return a path that is absolute or a placeholder.
 
     Raises:
-        ValueError: It is not.
+        ValueError: It is neither.
     """
     if text.startswith(FILL_IN):
         return text
     if "://" in text:
-        raise ValueError("not a file; build the image first, such as by lockstep image build")
+        raise ValueError("not a file; first build the image, for example with lockstep image build")
     if not text.startswith("/"):
-        raise ValueError("not an absolute path; jobs start in another folder, so begin with /")
+        raise ValueError(
+            "not an absolute path; begin it with /, because jobs start in another folder"
+        )
     return text
 
 
@@ -93,7 +93,9 @@ def _scratch(text: str) -> str:
     if not text.startswith("$"):
         return _without_colon(_bindable(absolute(text)))
     if not re.fullmatch(r"\$[A-Za-z_][A-Za-z0-9_]*(/[^:,]*)?", text, re.ASCII):
-        raise ValueError("a folder or a variable of a job, such as $TMPDIR or $TMPDIR/mine")
+        raise ValueError(
+            "not a folder or variable of a job; write for example $TMPDIR or $TMPDIR/mine"
+        )
     return text
 
 
@@ -105,34 +107,38 @@ def _option(text: str) -> str:
 
 def _bindable(text: str) -> str:
     if "," in text:
-        raise ValueError("a comma separates binds in Apptainer; list each bind by itself")
+        raise ValueError(
+            "it contains a comma, which separates binds in Apptainer; list each bind separately"
+        )
     return text
 
 
 def _without_colon(text: str) -> str:
     if ":" in text and not text.startswith(FILL_IN):
-        raise ValueError("a colon separates the parts of a bind in Apptainer; use another path")
+        raise ValueError(
+            "it contains a colon, which separates parts of a bind in Apptainer; use another path"
+        )
     return text
 
 
 def _variable(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text, re.ASCII):
-        raise ValueError("not a variable's name; it is made of letters, digits and _")
+        raise ValueError("not the name of a variable; use letters, digits and _")
     if OWN_VARIABLES.fullmatch(text):
-        raise ValueError("the job script or Slurm sets this variable itself; leave it out")
+        raise ValueError("the job script or Slurm sets this variable; leave it out")
     return text
 
 
 def _extra(text: str) -> str:
     match = re.fullmatch(r"--([a-z][a-z-]*)(?:=(.+))?", text)
     if match is None:
-        raise ValueError("options are taken in their long form; write --name or --name=value")
+        raise ValueError("not a long option; write --name or --name=value")
     if match[1] not in EXTRA_OPTIONS:
         near = difflib.get_close_matches(match[1], EXTRA_OPTIONS, n=1)
         hint = f"did you mean --{near[0]}?" if near else f"known: --{', --'.join(EXTRA_OPTIONS)}"
         raise ValueError(
-            f"not an option that may be added to what Lockstep asks for; {hint}; write another "
-            "under the key directives, where nothing is checked"
+            f"Lockstep does not allow this option here; {hint}; the key directives takes any "
+            "option without a check"
         )
     if match[2]:
         _directive_value(match[2])
@@ -178,7 +184,7 @@ class Container(BaseModel):
         if info.data.get("runtime") != "podman-hpc":
             return absolute(image)
         if not re.fullmatch(r"[A-Za-z0-9][\w./:@-]*", image, re.ASCII):
-            raise ValueError("no name of an image; migrate one, and write NAME:TAG")
+            raise ValueError("not the name of an image; migrate the image, and write NAME:TAG")
         return image
 
 
@@ -192,7 +198,7 @@ class Partition(BaseModel):
 
 
 class Site(BaseModel):
-    """What a site file may say."""
+    """The keys of a site file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -238,7 +244,7 @@ class Site(BaseModel):
     max_ranks_per_node: Count | None = Field(
         default=None, description="ranks of one node; its GPUs, or its CPUs, by default"
     )
-    container: Container | None = Field(default=None, description="run in an image")
+    container: Container | None = Field(default=None, description="image of the ranks")
     modules: tuple[Line, ...] = Field(
         default=(), description="load these modules, beside an image or in its place"
     )
@@ -299,7 +305,7 @@ class Site(BaseModel):
 
     @property
     def to_fill_in(self) -> tuple[str, ...]:
-        """Keys that still hold what `lockstep init` could not find."""
+        """Keys that still have the placeholder of `lockstep init`."""
         return tuple(_to_fill_in(self))
 
     @property
@@ -341,7 +347,7 @@ class Site(BaseModel):
         return self.model_copy(update=changes)
 
     def with_debug_output(self) -> Self:
-        """Return the site with NCCL saying all that it does."""
+        """Return the site with NCCL's full debug output."""
         return self.model_copy(update={"env": self.env | DEBUG_COMM})
 
     def rank_environment(self) -> dict[str, str]:
@@ -352,17 +358,17 @@ class Site(BaseModel):
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         if self.container is None and not (self.modules or self.venv):
-            raise ValueError("ranks run in a container or with modules and venv; give one")
+            raise ValueError("neither container nor modules or venv is set; set one of them")
         if self.container is not None and self.venv:
-            raise ValueError("a container and a venv are both given; keep one")
+            raise ValueError("container and venv exclude each other; keep one")
         if self.container and self.container.runtime == "podman-hpc" and self.gpu_runtime == "rocm":
-            raise ValueError("podman-hpc shows an image no GPUs of rocm; choose another runtime")
+            raise ValueError("podman-hpc does not support GPUs with rocm; choose another runtime")
         if self.container is None and self.suite is None:
             raise ValueError(
-                "key 'suite' is missing, which modules and venv need; name the checkout of Lockstep"
+                "modules and venv need the key 'suite'; set it to a checkout of Lockstep"
             )
         if self.gpu_type and not self.gpus_per_node:
-            raise ValueError("gpu_type is given but gpus_per_node is 0; leave one out")
+            raise ValueError("gpu_type is set, but gpus_per_node is 0; change one of them")
         if self.gpu_types and (self.gpu_type or self.constraint):
             raise ValueError("gpu_types excludes gpu_type and constraint; keep one of them")
         return self
@@ -372,32 +378,38 @@ class Site(BaseModel):
         if (self.stage_in or self.stage_image) and self.scratch is None:
             raise ValueError("key 'scratch' is missing, where stage_in and stage_image copy to")
         if self.stage_image and self.container is None:
-            raise ValueError("stage_image is set but there is no [container]; leave it out")
+            raise ValueError("stage_image is set, but there is no [container]; leave it out")
         runtime = self.container.runtime if self.container else ""
         if runtime == "podman-hpc" and self.stage_image:
-            raise ValueError("an image of podman-hpc is no file; leave stage_image out")
+            raise ValueError(
+                "stage_image needs an image file, which podman-hpc does not have; leave it out"
+            )
         variables = [one for one in (self.scratch, self.stage_cache) if (one or "").startswith("$")]
         if variables and runtime in ("podman-hpc", "pyxis"):
-            raise ValueError(f"{runtime} must know {variables[0]} beforehand; write its folder")
+            raise ValueError(
+                f"{runtime} cannot expand {variables[0]}; write the path of the folder"
+            )
         if self.stage_cache and not (self.stage_in or self.stage_image):
             raise ValueError(
-                "stage_cache is set but nothing is staged; set stage_in or leave it out"
+                "stage_cache is set, but nothing is staged; set stage_in, or leave it out"
             )
         names = [Path(path).name for path in self.stage_in]
         doubled = [name for name in names if names.count(name) > 1]
         if doubled:
-            raise ValueError(
-                f"stage_in copies {doubled[0]!r} twice to one place; give one of them another name"
-            )
+            raise ValueError(f"stage_in has two entries named {doubled[0]!r}; rename one of them")
         return self
 
     @model_validator(mode="after")
     def _one_price(self) -> Self:
         prices = [self.cost_per_node_hour, self.cost_per_gpu_hour]
         if None not in prices:
-            raise ValueError("cost_per_node_hour and cost_per_gpu_hour are both given; keep one")
+            raise ValueError(
+                "cost_per_node_hour and cost_per_gpu_hour exclude each other; keep one"
+            )
         if (prices == [None, None]) != (self.currency is None):
-            raise ValueError("a cost and its currency go together; give both, or neither")
+            raise ValueError(
+                "a cost needs a currency and a currency needs a cost; give both, or neither"
+            )
         return self
 
 
@@ -418,12 +430,14 @@ def built_in() -> dict[str, Path]:
 def load(source: str, *, is_draft: bool = False) -> Site:
     """Read a site by its path or its built-in name.
 
-    Of a draft, keys may still be to be filled in.
+    A draft may still have keys to fill in.
 
     Raises:
-        ValueError: The file cannot be read, or says something that is not allowed.
+        ValueError: The file cannot be read, or has a key or value that is not allowed.
     """
     site = inputs.load(source, Site, built_in())
     if site.to_fill_in and not is_draft:
-        raise ValueError(f"{source}: still to be filled in: {', '.join(site.to_fill_in)}")
+        raise ValueError(
+            f"{source}: not filled in yet: {', '.join(site.to_fill_in)}; replace FILL IN"
+        )
     return site

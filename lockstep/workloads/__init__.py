@@ -128,7 +128,7 @@ def builder_of(spec: str) -> Builder:
 def _refusal(spec: str, what: str) -> ValueError:
     """Return the error for a user's own code that neither is nor makes a workload."""
     return ValueError(
-        f"workload {spec!r} {what}; it must name a function that returns a "
+        f"workload {spec!r} {what}; name a function that returns a "
         "lockstep.workloads.Workload, with a default for each parameter not given as key=value"
     )
 
@@ -199,13 +199,13 @@ def _check_options(spec: str, builder: Builder, options: dict[str, int | str]) -
         allowed = inspect.signature(builder).parameters
     except (TypeError, ValueError):
         kind = type(builder).__name__
-        raise _refusal(spec, f"is of type {kind}, no function of Python") from None
+        raise _refusal(spec, f"is of type {kind}, not a function of Python") from None
     for key, value in options.items():
         if key not in allowed:
             takes = ", ".join(allowed) or "none"
-            raise ValueError(f"workload {spec!r} takes no option {key!r}; its options: {takes}")
+            raise ValueError(f"workload {spec!r} has no option {key!r}; choose from {takes}")
         if isinstance(allowed[key].default, int) and not isinstance(value, int):
             raise ValueError(f"workload {spec!r}: {key}={value} is not a whole number >= 0")
         is_ours = str(getattr(builder, "__module__", "")).startswith(__name__)
         if is_ours and isinstance(value, int) and value > MAX_COUNT:
-            raise ValueError(f"workload {spec!r}: {key}={value} is not {MAX_COUNT} or less")
+            raise ValueError(f"workload {spec!r}: {key}={value} is more than {MAX_COUNT}")

@@ -51,9 +51,9 @@ def login(testbed, monkeypatch):
         ("--partition=nowhere", "partition", "partitions: gpu, debug"),
         ("--account=nobody", "account", "your accounts: project"),
         ("--qos=gold", "qos", "your QOS: normal"),
-        ("--gres=banana:1", "gpu_type or gpus_per_node", "gres of a node: gpu:fake:2"),
-        ("--gpus-per-node=h100:1", "gpus_per_node, gpu_type", "a node has: gpu: 4 CPUs"),
-        ("--mem=99T", "mem", "MiB of a node: 8000"),
+        ("--gres=banana:1", "gpu_type or gpus_per_node", "gres of the nodes: gpu:fake:2"),
+        ("--gpus-per-node=h100:1", "gpus_per_node, gpu_type", "the nodes have: gpu: 4 CPUs"),
+        ("--mem=99T", "mem", "MiB of the nodes: 8000"),
         ("--nodes=9", "world_sizes", "partitions: gpu has 4 nodes"),
         ("--nodes=99", "cpus_per_node in the site file, or world_sizes", "gpu has 4 nodes of 4"),
         ("--time=9-00:00:00", "time", "limits: gpu 1-00:00:00, debug 15:00"),
@@ -123,7 +123,10 @@ def test_a_job_that_was_taken_beyond_its_partition_s_limit_waits_for_ever(login)
         said = lockstep(f"status {login}", login, path).stdout
     finally:
         lockstep(f"cancel {login} --job long", login, path)
-    assert "waits: for ever: its time is over the partition's limit; lower time (Parti" in said
+    assert (
+        "waits: it can never start: its time exceeds the limit of the partition; lower time (Parti"
+        in said
+    )
 
 
 @pytest.mark.slurm

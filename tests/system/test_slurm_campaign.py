@@ -298,7 +298,7 @@ command = "true"
     found = until(folder, has_ended)
     assert [*states(found).values()] == ["FAILED", "CANCELLED", "CANCELLED"]
     report = found["jobs"][2]
-    why = "for campaign-prepare did not end as it needs (DependencyNeverSatisfied)"
+    why = "for campaign-prepare did not end as required (DependencyNeverSatisfied)"
     assert why in report["advice"]
     assert "DependencyNeverSatisfied" in done(lockstep(folder, "slurm", "why", report["id"]))
 

@@ -1,4 +1,4 @@
-"""Checks of images, of Slurm and what the site names, and what all checks come to."""
+"""Checks of images, of Slurm and of what the site file names; the diagnosis from all checks."""
 
 import os
 import re
@@ -64,11 +64,11 @@ RUNTIMES = {
 QUEUED_S, NODES_TIMEOUT_S = 20, 120
 GRACE_S = 20
 NUM_NODES = 2
-# Of nodes out of service so many states are shown, with so many nodes of each.
+# States of nodes out of service that are shown, and nodes named for each.
 MAX_STATES = MAX_NAMED = 8
 BACK = "ask when they will be back; lockstep slurm nodes says more"
-# What a node says of itself: Slurm's name of it, its own, then its network interfaces. The mark
-# tells it from what a site's prologs print.
+# What a node prints: its name in Slurm, its host name, then its network interfaces. The mark
+# separates this line from the output of a site's prologs.
 MARK = "lockstep-node:"
 NODE_SAYS = f'echo {MARK} "${{SLURMD_NODENAME:-$(hostname)}}" "$(hostname)" $(ls /sys/class/net)'
 MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": MIB_PER_GIB, "T": MIB_PER_GIB**2}
@@ -82,29 +82,29 @@ def _container(subject: Subject) -> Container:
     """Return the site's image for Apptainer.
 
     Raises:
-        NotNeededError: There is none to look into.
+        NotNeededError: There is no image of Apptainer to check.
     """
     if subject.site is None:
         raise NotNeededError("no site file names an image")
     if "container.image" in subject.site.to_fill_in:
-        raise NotNeededError("the site file does not name it yet")
+        raise NotNeededError("container.image of the site file is not filled in yet")
     wanted = subject.site.container
     if wanted is None:
-        raise NotNeededError("the site's ranks run in no image")
+        raise NotNeededError("the site uses no image")
     if wanted.runtime in ("podman-hpc", "pyxis"):
-        raise NotNeededError("Lockstep looks into images of Apptainer alone")
+        raise NotNeededError("Lockstep can only check images of Apptainer")
     return wanted
 
 
 def _lacking(subject: Subject, text: str, action: str) -> Finding:
-    """Return what keeps images from running on this machine; a site's jobs run on others."""
+    """Return a warning on a login node, whose jobs run elsewhere, and else "missing"."""
     if subject.is_login_node:
         return warning(f"on this login node: {text}", action)
     return missing(text, action)
 
 
 def _gpu_runtime(subject: Subject) -> str | None:
-    """Return what the site's GPUs need in an image; None where ranks use none."""
+    """Return `cuda` or `rocm`, which an image of the site must support; None without GPUs."""
     return subject.site.gpu_runtime if subject.site and subject.wants_gpus else None
 
 
@@ -119,8 +119,12 @@ def apptainer(subject: Subject) -> Finding:
         why_not = str(error)
     if runtime == "singularity":
         if has_singularity:
-            return ok("singularity is here; what follows is looked at by Apptainer alone")
-        return _lacking(subject, "no singularity on PATH", "load its module or ask for it")
+            return ok("singularity is installed; the checks below need Apptainer and are skipped")
+        return _lacking(
+            subject,
+            "singularity is not on PATH",
+            "load its module, or ask the cluster's support to install it",
+        )
     if shutil.which("apptainer"):
         version = programs.version()
         if programs.is_older(version, LEAST_APPTAINER):
@@ -130,25 +134,27 @@ def apptainer(subject: Subject) -> Finding:
         raise NotNeededError(f"not on PATH; {why_not}")
     if has_singularity:
         action = 'load Apptainer, or set runtime = "singularity" in [container]'
-        return _lacking(subject, "only singularity, and jobs call apptainer", action)
-    action = "load its module or ask for it, or use modules and a venv"
+        return _lacking(
+            subject, "only singularity is installed, and the jobs call apptainer", action
+        )
+    action = "load its module, ask the cluster's support to install it, or use modules and a venv"
     return _lacking(subject, "not on PATH", action)
 
 
 def _build_configuration() -> str:
-    """Return how Apptainer was built.
+    """Return what `apptainer buildcfg` prints; empty if it fails.
 
     Raises:
-        NotNeededError: It is not here, or starts with setuid and needs no more.
+        NotNeededError: Apptainer is not installed, or it is installed with setuid.
     """
     if shutil.which("apptainer") is None:
-        raise NotNeededError("Apptainer is not here")
+        raise NotNeededError("Apptainer is not installed here")
     try:
         configuration = _output(["apptainer", "buildcfg"])
     except RuntimeError:
         return ""
     if "APPTAINER_SUID_INSTALL=1" in configuration:
-        raise NotNeededError("this Apptainer is installed with setuid")
+        raise NotNeededError("this Apptainer is installed with setuid and does not need it")
     return configuration
 
 
@@ -158,15 +164,17 @@ def namespaces(subject: Subject) -> Finding:
     _build_configuration()
     for path, refusing in ((NAMESPACES, "0"), (CLONE, "0"), (APPARMOR, "1")):
         if path.exists() and path.read_text(encoding="ascii").strip() == refusing:
-            text = f"ordinary users of {hostname()} may make none: {path} says {refusing}"
-            action = f"ask for this setting to be changed, or for apptainer-suid; {TRY} checks it"
+            text = f"{hostname()} forbids user namespaces to ordinary users: {path} is {refusing}"
+            action = (
+                f"ask for this setting to be changed, or for apptainer-suid; test it with {TRY}"
+            )
             return _lacking(subject, text, action)
     try:
         _output(TRY.split())
     except RuntimeError as error:
-        text = f"the kernel of {hostname()} refuses one: {error}"
+        text = f"the kernel of {hostname()} refuses a user namespace: {error}"
         return _lacking(subject, text, "ask for user namespaces, or for apptainer-suid")
-    return ok("an ordinary user may make them")
+    return ok("ordinary users may create them")
 
 
 @check("Image", "FUSE")
@@ -174,47 +182,47 @@ def fuse(subject: Subject) -> Finding:
     """Whether an ordinary user can mount an image."""
     configuration = _build_configuration()
     if not FUSE.exists():
-        return _lacking(subject, f"{FUSE} is not there", "ask for modprobe fuse")
+        return _lacking(subject, f"{FUSE} does not exist", "ask for modprobe fuse")
     mode = FUSE.stat().st_mode
     if not mode & stat.S_IROTH or not mode & stat.S_IWOTH:
-        text = f"{FUSE} is {stat.filemode(mode)}: an ordinary user cannot use it"
+        text = f"{FUSE} is {stat.filemode(mode)}: ordinary users cannot use it"
         return _lacking(subject, text, f"ask for chmod 666 {FUSE}")
     libexec = re.search(r"^LIBEXECDIR=(.+)$", configuration, re.MULTILINE)
     folder = f"{libexec[1]}/apptainer/bin" if libexec else "/usr/libexec/apptainer/bin"
     for name in ("squashfuse_ll", "squashfuse"):
         if helper := shutil.which(name, path=folder) or shutil.which(name):
-            return ok(f"{FUSE} is open to all, {helper}")
+            return ok(f"{FUSE} is open to all users; {helper} is installed")
     text = "neither squashfuse_ll nor squashfuse is installed"
-    return _lacking(subject, text, "ask for the package squashfuse")
+    return _lacking(subject, text, "ask for the package squashfuse to be installed")
 
 
 @check("Image", "Image file")
 def image(subject: Subject) -> Finding:
     """Whether the image can be read, is for this machine, and is the one that was built."""
     path = Path(_container(subject).image)
-    action = "lockstep image build, or correct container.image"
+    action = "build it with lockstep image build, or correct container.image"
     try:
         header, digest = inspection.read_header(path), sha256(path)
     except OSError as error:
         return missing(f"{path}: {error.strerror}", action)
     if header is None:
-        return missing(f"{path} is no SIF image", action)
+        return missing(f"{path} is not a SIF image", action)
     here = inspection.architecture_here()
     if header.architecture not in (None, here):
-        text = f"{path} is built for {header.architecture}, and this machine is {here}"
+        text = f"{path} is built for {header.architecture}, but this machine is {here}"
         action = "build it on a machine like the nodes, or correct container.image"
         return _lacking(subject, text, action)
     text = f"{path}, {path.stat().st_size / GB:.1f} GB, sha256 {digest[:12]}"
     try:
         record = read_record(path)
     except ValueError as error:
-        return warning(f"{text}; {error}", "copy the record again with the image")
+        return warning(f"{text}; {error}", "copy the image again, together with its record")
     if record is None:
-        return ok(f"{text}; no record of how it was built")
+        return ok(f"{text}; it has no build record")
     if record.sha256 != digest:
-        text = f"{text}, but it was built as {record.sha256[:12]}"
+        text = f"{text}, but its build record has sha256 {record.sha256[:12]}"
         return missing(text, "build or copy the image again")
-    return ok(f"{text}, as it was built")
+    return ok(f"{text}, which its build record confirms")
 
 
 @check("Image", "Image's Python")
@@ -222,7 +230,7 @@ def image_runs(subject: Subject) -> Finding:
     """Whether Python in the image loads all that measuring needs."""
     wanted, runtime = _container(subject), _gpu_runtime(subject)
     if shutil.which("apptainer") is None or not Path(wanted.image).is_file():
-        raise NotNeededError("there is no image that Apptainer could run")
+        raise NotNeededError("Apptainer or the image file is missing, see above")
     options = ["--cleanenv", "--no-eval", *([GPU_FLAGS[runtime]] if runtime else [])]
     options += [*(f"--bind={bind}" for bind in wanted.binds), *wanted.args]
     command = ["apptainer", "exec", *options, "--env", "PYTHONNOUSERSITE=1", wanted.image]
@@ -236,31 +244,31 @@ def image_runs(subject: Subject) -> Finding:
             is_root = os.geteuid() == 0  # which some machines give less than all capabilities
             action = f"try{' as an ordinary user' if is_root else ''}: {trial}"
             return _lacking(subject, str(error), action)
-        return missing(f"it starts, but cannot measure: {error}", f"try: {trial}")
+        return missing(f"the image starts, but cannot measure: {error}", f"try: {trial}")
     text = torch_in_words(facts)
     if runtime and not facts[runtime]:
         built_for = RUNTIMES[runtime][0]
         return missing(
-            f"{text}: it cannot use the site's GPUs, which need {built_for}",
-            f"build it on a base with {built_for}, or correct gpu_runtime in the site file",
+            f"{text}: this torch cannot use the site's GPUs, which need {built_for}",
+            f"build the image on a base with {built_for}, or correct gpu_runtime in the site file",
         )
     if runtime and facts["nccl"] is None:
-        return missing(f"{text}: without NCCL", "build it on a base whose torch has NCCL")
+        return missing(f"{text}: without NCCL", "build the image on a base whose torch has NCCL")
     return ok(text)
 
 
 @check("Image", "GPU driver")
 def gpu_driver(subject: Subject) -> Finding:
-    """Whether `apptainer --nv` or `--rocm` finds a driver, which it does not say itself."""
+    """Whether `apptainer --nv` or `--rocm` finds a driver; Apptainer itself does not report it."""
     _container(subject)
     runtime = _gpu_runtime(subject)
     if runtime is None:
-        raise NotNeededError("no image of the site uses GPUs")
+        raise NotNeededError("the site uses no image with GPUs")
     if RUNTIMES[runtime][1].exists():
-        return ok("a driver is here for the image to use")
+        return ok("the driver that the image uses is loaded")
     flag = GPU_FLAGS[runtime]
     raise NotNeededError(
-        f"none here, and {flag} does not say so; look on a node: srun lockstep doctor"
+        f"no driver here, which {flag} does not report; check a node: srun lockstep doctor"
     )
 
 
@@ -270,8 +278,10 @@ def site_file(subject: Subject) -> Finding:
     if subject.site is None:
         raise NotNeededError("no --site given")
     if keys := ", ".join(subject.site.to_fill_in):
-        return missing(f"still to be filled in: {keys}", "fill it in; no job is sent until then")
-    return ok("all of it is filled in")
+        return missing(
+            f"not filled in yet: {keys}", "fill in the site file; no job is submitted before"
+        )
+    return ok("every key is filled in")
 
 
 @check("Slurm", "Slurm")
@@ -285,7 +295,7 @@ def answers(subject: Subject) -> Finding:
         raise NotNeededError("not installed here, and no site file names a cluster")
     if isinstance(cluster, FailedError) and cluster.to_do:
         return missing(cluster.says, cluster.to_do)
-    return missing(str(cluster), "use a login node of the cluster, or ask later")
+    return missing(str(cluster), "use a login node of the cluster, or try again later")
 
 
 def _cluster(subject: Subject) -> Cluster:
@@ -295,10 +305,10 @@ def _cluster(subject: Subject) -> Cluster:
 
 
 def _chosen(subject: Subject) -> tuple[Site, Cluster, Partition | None]:
-    """Return the site, the cluster and the site's partition, where it has it.
+    """Return the site, the cluster and the site's partition, None if the cluster does not have it.
 
     Raises:
-        NotNeededError: There is nothing to compare.
+        NotNeededError: No site file is given, or Slurm does not answer.
     """
     if subject.site is None:
         raise NotNeededError("no --site given")
@@ -312,57 +322,66 @@ def partition(subject: Subject) -> Finding:
     site, cluster, chosen = _chosen(subject)
     names = [partition.name for partition in cluster.partitions]
     if chosen is None:
-        wanted = site.partition or "none that is the default"
-        return missing(f"{wanted}: there is no such partition", f"choose from {', '.join(names)}")
+        wanted = site.partition or "the default partition"
+        return missing(f"{wanted} does not exist", f"choose from {', '.join(names)}")
     if not chosen.is_up:
-        return missing(f"{chosen.name} is not up", "ask when it will be, or choose another")
+        return missing(
+            f"{chosen.name} is not up",
+            "ask the cluster's support when, or choose another partition",
+        )
     if absent := ", ".join(sorted(set(site.partitions) - set(names))):
-        return missing(f"{absent}: there is no such partition", "take its table out of the site")
+        return missing(f"{absent} does not exist", "remove its table from the site file")
     fitting = [node for node in chosen.nodes if not _lacks(site, node)]
     if not fitting:
         lacks = sorted({reason for node in chosen.nodes for reason in _lacks(site, node)})
-        text = f"no node of {chosen.name} is as the site says: {'; '.join(lacks) or 'it has none'}"
-        return missing(text, "correct the site file; lockstep init shows what the nodes have")
+        text = (
+            f"no node of {chosen.name} fits the site file: {'; '.join(lacks) or 'it has no nodes'}"
+        )
+        return missing(
+            text, "correct the site file; lockstep init --dry-run shows what the nodes have"
+        )
     here = sum(node.is_here for node in fitting)
-    text = f"{chosen.name}: {len(fitting)} of {len(chosen.nodes)} nodes are as the site says"
+    text = f"{chosen.name}: {len(fitting)} of {len(chosen.nodes)} nodes fit the site file"
     if not here:
-        return warning(f"{text}, none is in service", "ask when they will be")
+        return warning(
+            f"{text}, but none is in service", "ask the cluster's support when they will be"
+        )
     kinds = {node.kind.shape for node in fitting}
     if len(kinds) > 1 and not site.gpu_types:
-        action = "set constraint or gpu_type, so that jobs get alike"
+        action = "set constraint or gpu_type, so that all jobs get nodes of one kind"
         return warning(f"{text}, of {len(kinds)} kinds", action)
     return ok(f"{text}, {here} in service")
 
 
 def _lacks(site: Site, node: Node) -> list[str]:
-    """Return what the site says of a node and the node has not."""
+    """Return a phrase for each key of the site file that a node does not satisfy."""
     kind, lacks = node.kind, []
     unit = site.mem[-1] if site.mem and site.mem[-1].isalpha() else ""
     mem_mib = int(int(site.mem.removesuffix(unit)) * MIB[unit]) if site.mem else 0
     if site.gpus_per_node > kind.num_gpus:
-        lacks.append(f"gpus_per_node {site.gpus_per_node} over {kind.num_gpus}")
+        lacks.append(f"gpus_per_node {site.gpus_per_node} is more than {kind.num_gpus}")
     if site.gpu_type and site.gpu_type != kind.gpu_type:
         lacks.append(f"gpu_type {site.gpu_type} is not {kind.gpu_type or 'named'}")
     if site.cpus_per_node > kind.num_cpus:
-        lacks.append(f"cpus_per_node {site.cpus_per_node} over {kind.num_cpus}")
+        lacks.append(f"cpus_per_node {site.cpus_per_node} is more than {kind.num_cpus}")
     if mem_mib > kind.memory_mib:
-        lacks.append(f"mem {mem_mib} MiB over {kind.memory_mib}")
+        lacks.append(f"mem {mem_mib} MiB is more than {kind.memory_mib}")
     # Expressions such as a&b or [a|b] are left to Slurm.
     if site.constraint and site.constraint.isidentifier() and site.constraint not in node.features:
-        lacks.append(f"constraint {site.constraint} is no feature of them")
+        lacks.append(f"constraint {site.constraint} is not a feature of the nodes")
     return lacks
 
 
 @check("Slurm", "Time limit")
 def time_limit(subject: Subject) -> Finding:
-    """Whether a job may take as long as the site says."""
+    """Whether the partition allows the time limit of the site file."""
     site, _, chosen = _chosen(subject)
     if chosen is None or chosen.max_time is None:
         return ok(f"{site.time}; the partition has no limit")
     if parse_limit(site.time) > parse_limit(chosen.max_time):
         action = f'time = "{chosen.max_time}" or less in the site file'
-        return missing(f"{site.time} is over the {chosen.max_time} of {chosen.name}", action)
-    return ok(f"{site.time} of at most {chosen.max_time}")
+        return missing(f"{site.time} exceeds the limit {chosen.max_time} of {chosen.name}", action)
+    return ok(f"{site.time}; the partition allows {chosen.max_time}")
 
 
 @check("Slurm", "Account")
@@ -370,57 +389,63 @@ def account(subject: Subject) -> Finding:
     """Whether the user may charge the site's account and use its QOS."""
     site, cluster, chosen = _chosen(subject)
     if not cluster.keeps_accounts:
-        raise NotNeededError("this Slurm keeps no accounts")
+        raise NotNeededError("this Slurm has no accounts")
     accounts = subject.accounts
     wanted = site.account or accounts.default
     if not accounts.names:
-        return warning("Slurm knows none of yours", "ask for an account on the cluster")
+        return warning("you have no account in Slurm", "ask for an account on the cluster")
     choices = ", ".join(accounts.names)
     if wanted is None:
-        return missing("none is named, and you have no default", f"name an account: {choices}")
+        return missing(
+            "the site file names no account, and you have no default", f"choose from {choices}"
+        )
     if wanted not in accounts.names:
-        return missing(f"{wanted} is not yours", f"choose from {choices}")
+        return missing(f"{wanted} is not one of your accounts", f"choose from {choices}")
     usable = accounts.qos[wanted]
     if site.qos and site.qos not in usable:
         action = f"choose from {', '.join(usable) or 'none'}"
-        return missing(f"QOS {site.qos} is none of the account's", action)
+        return missing(f"QOS {site.qos} is not allowed to account {wanted}", action)
     for name, text, allowed in (
         (wanted, wanted, chosen and chosen.accounts),
         (site.qos, f"QOS {site.qos}", chosen and chosen.qos),
     ):
         if chosen and name and allowed and name not in allowed:
-            return missing(f"{text} may not use {chosen.name}", f"it is open to {listed(allowed)}")
+            return missing(
+                f"{text} may not use {chosen.name}", f"the partition allows {listed(allowed)}"
+            )
     return ok(f"{wanted}, QOS {site.qos or 'the default'}")
 
 
 @check("Slurm", "Job limits")
 def job_limits(subject: Subject) -> Finding:
-    """Whether the limits of QOS and account, which the partition does not say, allow it."""
+    """Whether the limits of QOS and account allow the site's time."""
     site, cluster, chosen = _chosen(subject)
     if not cluster.enforces_limits:
-        raise NotNeededError("this Slurm enforces no limits of accounts and QOS")
+        raise NotNeededError("this Slurm does not enforce limits of accounts and QOS")
     limits = associations.limits(cluster, subject.accounts, chosen, site.account, site.qos)
     for limit in limits:
         if limit.name == "MaxWall" and parse_limit(site.time) > limit.value:
-            what_follows = "be refused by sbatch" if limit.denies else "wait for ever"
+            outcome = (
+                "sbatch would refuse its jobs" if limit.denies else "its jobs would wait for ever"
+            )
             return missing(
-                f"{site.time} is over {limit.text}: its jobs would {what_follows}",
-                f'time = "{clock(limit.value)}" or less in the site file, or another qos',
+                f"{site.time} exceeds {limit.text}: {outcome}",
+                f'time = "{clock(limit.value)}" or less in the site file, or choose another qos',
             )
     texts = [limit.text for limit in limits]
-    return ok(texts[0], *texts[1:]) if texts else ok("account and QOS set none")
+    return ok(texts[0], *texts[1:]) if texts else ok("account and QOS set no limits")
 
 
 @check("Slurm", "Accounting")
 def accounting(subject: Subject) -> Finding:
-    """Whether sacct can tell what jobs have used."""
+    """Whether sacct reports what jobs have used."""
     if not _cluster(subject).keeps_accounts:
-        action = "nothing to do: reports then say nothing of queues, memory and billing"
-        return warning("this Slurm keeps no accounting", action)
+        action = "nothing to do: reports will lack queue times, memory and billing"
+        return warning("this Slurm has no accounting", action)
     try:
         slurm.ask("sacct", "--noheader", "--allocations", "--format=JobID")
     except RuntimeError as error:
-        return warning(str(error), "ask again later; collect keeps what it has")
+        return warning(str(error), "try again later; collect keeps the accounting it already has")
     return ok("sacct answers")
 
 
@@ -429,21 +454,24 @@ def array_size(subject: Subject) -> Finding:
     """How many elements a job array may have."""
     size = _cluster(subject).max_array_size
     if size is None:
-        return warning("MaxArraySize is not said", "use allocation ladder or job in the campaign")
+        return warning(
+            "Slurm does not report MaxArraySize",
+            'set allocation = "ladder" or "job" in the campaign',
+        )
     if subject.site is not None and subject.site.max_array_size > size:
-        text = f"max_array_size {subject.site.max_array_size} is over Slurm's {size}"
-        return missing(text, f"max_array_size = {size} in the site file")
+        text = f"max_array_size {subject.site.max_array_size} exceeds MaxArraySize {size} of Slurm"
+        return missing(text, f"set max_array_size = {size} in the site file")
     return ok(f"up to {size - 1} elements in one array")
 
 
 @check("Slurm", "Nodes")
 def nodes(subject: Subject) -> Finding:
-    """Whether a job gets two nodes, and what they say of themselves."""
+    """Whether a job gets two nodes that have the site's network interfaces."""
     site = subject.site
     if not subject.asks_nodes:
-        raise NotNeededError("not asked for; --slurm starts a job on two nodes")
+        raise NotNeededError("no job started; --slurm starts one on two nodes")
     if isinstance(subject.slurm, RuntimeError):
-        return missing("no job can be started: Slurm does not answer", "use a login node")
+        return missing("Slurm does not answer, so no job can start", "use a login node")
     chosen = subject.slurm.partition(site.partition if site else None)
     members: list[Node] = []
     # Only Slurm can say which nodes a reservation has: it may be of nodes in maintenance.
@@ -459,34 +487,34 @@ def nodes(subject: Subject) -> Finding:
     try:
         printed = _ask(command)
     except BusyError as error:
-        return warning(str(error), "go on, or ask again when nodes are free", *_states(gone))
+        return warning(str(error), "continue, or try again when nodes are free", *_states(gone))
     except RuntimeError as error:
         action = f"try: {shlex.join(command[:-3])} hostname"
         return missing(str(error), action, *_states(gone))
     finding = _compare_nodes(subject, parse_nodes(printed), num_nodes)
     if finding.level != "ok" or num_nodes == wanted:
         return finding
-    text = "one node answers, no other can take a job"
+    text = "only one node answers; no other can take a job"
     return warning(text, BACK, *finding.details, *_states(gone))
 
 
 def _compare_nodes(subject: Subject, rows: list[list[str]], num_nodes: int) -> Finding:
-    """Compare what nodes say of themselves with how many were asked and the site's interfaces."""
+    """Compare the nodes' answers with the number asked and with the site's interfaces."""
     details = [f"{node}, host {host}: {', '.join(links)}" for node, host, *links in rows]
     if len(rows) < num_nodes:
-        return missing(f"{len(rows)} of {num_nodes} nodes have answered", "try again", *details)
+        return missing(f"{len(rows)} of {num_nodes} nodes answered", "try again", *details)
     for name in named_interfaces(subject):
         absent = ", ".join(
             node for node, _, *links in rows if not any(link.startswith(name) for link in links)
         )
         if absent:
-            text = f"{absent}: no interface {name}, which the site names"
-            return missing(text, "name one that every node has", *details)
-    return ok(f"{num_nodes} node(s) answer, with their network interfaces", *details)
+            text = f"{absent} has no interface {name}, which the site file names"
+            return missing(text, "name an interface that every node has", *details)
+    return ok(f"{num_nodes} node(s) answer and have the interfaces", *details)
 
 
 def _states(gone: Sequence[Node]) -> list[str]:
-    """Return a line for each state of nodes that take no jobs: a few of them, and the reason."""
+    """Return a line for each state of nodes that take no jobs: some names, and the reason."""
     alike: dict[tuple[str, str], list[str]] = {}
     for node in gone:
         alike.setdefault((node.state, node.reason), []).append(node.name)
@@ -499,13 +527,13 @@ def _states(gone: Sequence[Node]) -> list[str]:
 
 
 def parse_nodes(printed: str) -> list[list[str]]:
-    """Return what each node says of itself: its names, then its interfaces."""
+    """Return a row for each node: its name in Slurm, its host name, then its interfaces."""
     marked = (line.partition(MARK)[2].split() for line in printed.splitlines())
     return sorted({row[0]: row for row in marked if len(row) > 1}.values())
 
 
 def srun(site: Site | None, num_nodes: int) -> list[str]:
-    """Return the command that asks nodes for their names, by the site's own options."""
+    """Return the srun command, with the site's options, that prints nodes' names and interfaces."""
     options = [f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1"]
     if site is not None:
         keys = ("partition", "account", "qos", "reservation", "mem")
@@ -513,7 +541,7 @@ def srun(site: Site | None, num_nodes: int) -> list[str]:
         if site.gpus_per_node:  # a partition of GPUs may refuse a job that asks for none
             wanted |= gpus_on_node(site, 1)
         options += [f"--{key}={value}" for key, value in wanted.items() if value]
-        # Jobs may be meant to begin later, but a job that only looks must not wait.
+        # The site's jobs may begin later; this one must start now.
         further = (*site.extra_directives, *site.directives)
         options += [more for more in further if not more.startswith("--begin=")]
     return ["srun", *options, "--time=00:01:00", "--job-name=doctor", "sh", "-c", NODE_SAYS]
@@ -524,11 +552,11 @@ class BusyError(RuntimeError):
 
 
 def _ask(command: Sequence[str]) -> str:
-    """Return what srun prints; a job that does not start in time is cancelled by it.
+    """Return what srun prints; cancel a job that does not start in time.
 
     Raises:
-        BusyError: It waits in the queue.
-        RuntimeError: It fails, or its nodes do not come.
+        BusyError: The job waits in the queue.
+        RuntimeError: The job fails, or gets no nodes.
     """
     pipe = subprocess.PIPE
     with subprocess.Popen(
@@ -537,35 +565,37 @@ def _ask(command: Sequence[str]) -> str:
         try:
             printed, complaint = started.communicate(timeout=QUEUED_S)
         except subprocess.TimeoutExpired:
-            reason, begins = _waits_for()
+            reason, expected = _pending_reason()
             if reason and reason not in FOR_EVER:
                 raise BusyError(
-                    "the nodes are busy, so they were not looked at: a job of a minute still "
-                    f"waits after {QUEUED_S} s ({reason}){begins}; {_end(started)}"
+                    "the nodes are busy and were not checked: a job of one minute still "
+                    f"waits after {QUEUED_S} s ({reason}){expected}; {_cancel(started)}"
                 ) from None
             try:
                 printed, complaint = started.communicate(timeout=NODES_TIMEOUT_S - QUEUED_S)
             except subprocess.TimeoutExpired:
-                late = f"no nodes within {NODES_TIMEOUT_S} s; {_end(started)}"
+                late = f"Slurm gave no nodes within {NODES_TIMEOUT_S} s; {_cancel(started)}"
                 raise RuntimeError(late) from None
     if started.returncode:
-        raise RuntimeError(last_line(complaint) or f"srun ended with {started.returncode}")
+        raise RuntimeError(
+            last_line(complaint) or f"srun failed with exit code {started.returncode}"
+        )
     return printed
 
 
-def _end(started: "subprocess.Popen[str]") -> str:
-    """Let srun cancel its job, which it leaves in the queue if it is killed; return how it went."""
+def _cancel(started: "subprocess.Popen[str]") -> str:
+    """Let srun cancel its job, which stays queued if srun is killed; return the result in words."""
     started.send_signal(signal.SIGTERM)
     try:
         started.communicate(timeout=GRACE_S)
     except subprocess.TimeoutExpired:
         started.kill()
-        return "its job may wait on: squeue --me --name=doctor"
-    return "its job is cancelled"
+        return "its job may still be queued, see squeue --me --name=doctor"
+    return "its job was cancelled"
 
 
-def _waits_for() -> tuple[str, str]:
-    """Return Slurm's reason why our job waits, and when it expects it to start, in words."""
+def _pending_reason() -> tuple[str, str]:
+    """Return Slurm's reason why our job waits, and the expected start as a phrase."""
     states = ["--me", "--name=doctor", "--states=PENDING", "--noheader", "--format=%r|%S"]
     try:
         reason, _, start = last_line(slurm.ask("squeue", *states)).partition("|")
@@ -576,7 +606,7 @@ def _waits_for() -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What all checks have found, and what follows from it.
+    """The findings of all checks, and what can be done here.
 
     Attributes:
         runs_here: Whether `lockstep run` can measure on this machine and keep the results.
@@ -605,7 +635,7 @@ class Diagnosis:
         return "Nothing can be measured from here; you can still plan, render and report."
 
     def facts(self) -> dict[str, Any]:
-        """Return it as JSON would say it."""
+        """Return the diagnosis as a JSON object."""
         return {
             "checks": [finding.record() for finding in self.findings], "runs_here": self.runs_here,
             "submits": self.submits, "exit_code": self.exit_code,
@@ -613,14 +643,14 @@ class Diagnosis:
 
 
 def examine(subject: Subject, say: Callable[[str], None] = lambda _: None) -> Diagnosis:
-    """Make every check; `say` is told its name before."""
+    """Make every check, and call `say` with the name of each before it starts."""
     findings = []
     for name, look in CHECKS.items():
         say(name)
         findings.append(look(subject))
     levels = {finding.kind: finding.level for finding in findings}
-    of_jobs = [finding.level for finding in findings if finding.group in ("Image", "Slurm")]
+    job_levels = [finding.level for finding in findings if finding.group in ("Image", "Slurm")]
     is_kept = levels["Results"] != "missing"
     has_slurm = subject.site is not None and levels["Slurm"] == "ok"
     return Diagnosis(tuple(findings), runs_here=is_kept and levels["lockstep run"] == "ok",
-                     submits=is_kept and has_slurm and "missing" not in of_jobs)  # fmt: skip
+                     submits=is_kept and has_slurm and "missing" not in job_levels)  # fmt: skip

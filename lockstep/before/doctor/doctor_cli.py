@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lockstep.core.findings import Level, wrapped
+from lockstep.core.findings import SYMPTOMS, Level, wrapped
 from lockstep.slurm.submit.cli_options import FoundSite, say_site, site_option
 
 if TYPE_CHECKING:
@@ -67,9 +67,9 @@ def doctor(
     known_gpus: bool,
     as_json: bool,
 ) -> None:
-    """Say whether this machine, a site and its image are fit to measure.
+    """Check whether this machine, a site and its image are fit to measure.
 
-    Ends with 0 if they are, 1 if something is missing, 3 if nothing can be measured from here.
+    Exit code: 0 if they are, 1 if something is missing, 3 if nothing can be measured from here.
 
     \b
     Examples:
@@ -84,7 +84,7 @@ def doctor(
         _describe(output, known_gpus=known_gpus, as_json=as_json)
         return
     if output:
-        raise click.UsageError("--output writes what --system describes; give --system with it")
+        raise click.UsageError("--output needs --system; give both")
     from lockstep.before.doctor.cluster_checks import examine
     from lockstep.before.doctor.machine_checks import Subject
     from lockstep.slurm import client
@@ -125,15 +125,16 @@ def page(diagnosis: "Diagnosis") -> str:
     levels = Counter(finding.level for finding in diagnosis.findings)
     counts = [f"{levels[level]} {level}" for level in LEVELS if levels[level]]
     verdict = wrap(diagnosis.verdict, "", "")
-    return "\n".join([*lines[1:], "", f"{', '.join(counts)}.", verdict])
+    pointer = [SYMPTOMS] if levels["warning"] or levels["missing"] else []
+    return "\n".join([*lines[1:], "", f"{', '.join(counts)}.", verdict, *pointer])
 
 
 def _describe(output: Path | None, *, known_gpus: bool, as_json: bool) -> None:
-    """Print or write what this machine is; what cannot be read is a dash."""
+    """Print or write the facts of this machine; a fact that cannot be read is a dash."""
     from lockstep.machine import system as machine
 
     if as_json and output:
-        raise click.UsageError("--json prints and --output writes Markdown; give one of the two")
+        raise click.UsageError("--json and --output exclude each other; give one of the two")
     if known_gpus:
         click.echo(machine.known_gpus())
         return
@@ -149,11 +150,11 @@ def _describe(output: Path | None, *, known_gpus: bool, as_json: bool) -> None:
 
 @contextmanager
 def _watched() -> Iterator[Callable[[str], None]]:
-    """Give what names the current check: on a terminal, in a line that goes at the end."""
+    """Yield a function that shows the name of the current check, on a terminal only."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
     from rich.console import Console
 
-    with Console(stderr=True).status("looking") as line:
-        yield lambda name: line.update(f"looking: {name}")
+    with Console(stderr=True).status("checking") as line:
+        yield lambda name: line.update(f"checking: {name}")

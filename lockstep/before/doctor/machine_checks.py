@@ -1,4 +1,4 @@
-"""How a check of `lockstep doctor` is registered, and those of the machine that it runs on."""
+"""The registry of the checks of `lockstep doctor`, and the checks of the machine it runs on."""
 
 import ctypes
 import functools
@@ -35,7 +35,7 @@ from lockstep.slurm.site import Site
 GB = 10**9
 # The first import of torch from a cold, shared file system takes a minute and more.
 PROBE_TIMEOUT_S = 300
-# Importing both shows a pair that does not fit; the rest is what the ranks will speak with.
+# Importing torch and torchvision shows a mismatched pair; the rest is needed by the ranks.
 PROBE = """
 import importlib.metadata as installed, json
 import torch, torchvision, numpy, psutil, pytest, pytest_benchmark
@@ -53,15 +53,15 @@ print(json.dumps({
 LEAST_FREE_BYTES = 2 * GB
 LEAST_OPEN_FILES = 4096
 MAX_CLOCK_SKEW_S = 1.0
-# What the kernel's clock reads while no time server disciplines it: adjtimex(2), TIME_ERROR.
+# Return value of adjtimex(2) while no time server disciplines the clock: TIME_ERROR.
 CLOCK_ERROR = 5
 SIZEOF_TIMEX = 512  # 208 bytes in Linux; more does no harm
-# Found first wherever they are: InfiniBand, Slingshot, then bonds of Ethernet links.
+# Preferred interfaces, fastest first: InfiniBand, Slingshot, then bonds of Ethernet links.
 FAST = ("ib", "hsn", "bond")
 # Names of interfaces that lead to no other node.
 LOCAL = ("lo", "docker", "br-", "veth", "virbr", "tun", "tap", "cni", "dummy", "ifb")
 ON_ONE_MACHINE = ("ext4", "xfs", "btrfs", "zfs")
-# type of file system -> what it is, and whether training data is well kept there
+# type of file system -> description, and whether it suits training data
 STORAGE = {
     **dict.fromkeys(("nfs", "nfs4", "cifs", "smb3"), ("a network file system", False)),
     **dict.fromkeys(
@@ -71,17 +71,17 @@ STORAGE = {
     **dict.fromkeys(("tmpfs", "ramfs"), ("memory", True)),
     **dict.fromkeys(ON_ONE_MACHINE, ("a local disk", True)),
 }
-# What is gone when a container or a machine ends.
+# File systems that vanish with the container or the machine.
 FLEETING = ("overlay", "tmpfs", "ramfs")
 
 
 @dataclass(frozen=True)
 class Finding(findings.Finding):
-    """What a check has found; its kind is the name of the check.
+    """The result of one check; its kind is the name of the check.
 
     Attributes:
         details: Further facts, a line each.
-        group: What the check is listed under.
+        group: Heading under which the check is listed.
     """
 
     details: tuple[str, ...] = ()
@@ -96,22 +96,22 @@ class Finding(findings.Finding):
 
 
 def ok(text: str, *details: str) -> Finding:
-    """Return a finding that is as it should be."""
+    """Return a finding without a problem."""
     return Finding("", text, "ok", details=details)
 
 
 def warning(text: str, action: str, *details: str) -> Finding:
-    """Return a finding that makes measuring slower or less certain."""
+    """Return a problem that makes measuring slower or less certain."""
     return Finding("", text, "warning", action, details=details)
 
 
 def missing(text: str, action: str, *details: str) -> Finding:
-    """Return a finding that keeps jobs or launches from running."""
+    """Return a problem that keeps jobs or launches from running."""
     return Finding("", text, "missing", action, details=details)
 
 
 class NotNeededError(Exception):
-    """What a check looks at does not matter here; the text says why."""
+    """A check does not apply here; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Subject:
 
     @cached_property
     def slurm(self) -> Cluster | RuntimeError:
-        """The cluster as Slurm describes it, or why it does not."""
+        """The cluster as Slurm describes it, or the error of Slurm's command."""
         try:
             return clusters.read()
         except RuntimeError as error:
@@ -139,13 +139,13 @@ class Subject:
 
     @cached_property
     def accounts(self) -> Accounts:
-        """What the user may charge on the cluster."""
+        """The user's accounts on the cluster."""
         assert isinstance(self.slurm, Cluster)
         return associations.read(self.slurm.name)
 
     @property
     def is_login_node(self) -> bool:
-        """Whether this only sends jobs: a site's Slurm answers, and this is no job of it."""
+        """Whether this machine only submits: a site's Slurm answers, and this is not its job."""
         is_job = "SLURM_JOB_ID" in self.environ
         return self.site is not None and isinstance(self.slurm, Cluster) and not is_job
 
@@ -161,7 +161,7 @@ Check = Callable[[Subject], Finding]
 
 
 def check(group: str, name: str) -> Callable[[Check], Check]:
-    """Register a check; what it cannot look at is a warning, and no end of the command."""
+    """Register a check; an error within it becomes a warning and does not end the command."""
 
     def register(look: Check) -> Check:
         @functools.wraps(look)
@@ -171,8 +171,8 @@ def check(group: str, name: str) -> Callable[[Check], Check]:
             except NotNeededError as why:
                 finding = Finding("", str(why), "not needed")
             except (OSError, RuntimeError) as error:
-                text = f"it cannot be checked: {error}"
-                finding = warning(text, "nothing to do if a trial job works")
+                text = f"this check failed: {error}"
+                finding = warning(text, "nothing to do if a test job works")
             return replace(finding, kind=name, group=group)
 
         CHECKS[name] = run
@@ -182,7 +182,7 @@ def check(group: str, name: str) -> Callable[[Check], Check]:
 
 
 def probe(python: Sequence[str], folder: Path | None = None) -> dict[str, Any]:
-    """Return what a Python can measure with, found by importing it in a process of its own.
+    """Return the versions and backends of a Python's torch, imported in a separate process.
 
     Raises:
         RuntimeError: Something that measuring needs does not load.
@@ -191,13 +191,15 @@ def probe(python: Sequence[str], folder: Path | None = None) -> dict[str, Any]:
     try:
         facts = json.loads(printed.strip().splitlines()[-1])
     except (IndexError, ValueError):
-        raise RuntimeError(f"{python[0]} printed {printed[-80:]!r} and no facts") from None
+        raise RuntimeError(
+            f"{python[0]} printed {printed[-80:]!r} instead of its versions"
+        ) from None
     assert isinstance(facts, dict)
     return facts
 
 
 def torch_in_words(facts: Mapping[str, Any]) -> str:
-    """Return a probe's facts as a phrase."""
+    """Return the facts of `probe` as a phrase."""
     names = {"cuda": "CUDA", "rocm": "ROCm", "nccl": "NCCL"}
     built = [f"{name} {facts[key]}" for key, name in names.items() if facts[key]]
     built += ["gloo"] if facts["gloo"] else []
@@ -207,7 +209,7 @@ def torch_in_words(facts: Mapping[str, Any]) -> str:
 
 @check("This machine", "Python")
 def python(subject: Subject) -> Finding:  # noqa: ARG001, every check is asked alike
-    """Which Python runs this."""
+    """Version and path of this Python."""
     return ok(f"{sys.version.split()[0]}, {sys.executable}")
 
 
@@ -216,13 +218,15 @@ def measuring(subject: Subject) -> Finding:
     """Whether `lockstep run` can measure on this machine."""
     absent, _, action = launcher.missing_packages().partition("; ")
     if absent and subject.site is not None:
-        raise NotNeededError(f"{absent}; the site's jobs bring their own")
+        raise NotNeededError(f"{absent}; the site's jobs use their own")
     if absent:
         return missing(absent, f"{action}, or use an image and a site file")
     try:
         return ok(torch_in_words(probe([sys.executable])))
     except RuntimeError as error:
-        return missing(f"torch does not load: {error}", "install torch and torchvision as a pair")
+        return missing(
+            f"torch cannot be imported: {error}", "install a matching pair of torch and torchvision"
+        )
 
 
 @check("This machine", "GPUs")
@@ -232,15 +236,19 @@ def gpus(subject: Subject) -> Finding:
         try:
             names = [gpu.name for gpu in nvidia.gpus()]
         except RuntimeError as error:
-            return warning(f"nvidia-smi fails: {error}", "ask for the driver to be repaired")
+            return warning(
+                f"nvidia-smi fails: {error}", "ask the machine's support to repair the driver"
+            )
         return ok(f"{len(names)} x {', '.join(sorted(set(names)))}")
     if Path("/dev/kfd").exists():
-        return ok("AMD GPUs, by /dev/kfd")
+        return ok("AMD GPUs (/dev/kfd exists)")
     if any(Path("/dev").glob("nvidia[0-9]*")):
-        return warning("/dev/nvidia0 is there, nvidia-smi is not", "install the driver's tools")
+        return warning(
+            "/dev/nvidia0 exists, but nvidia-smi is not on PATH", "install the driver's tools"
+        )
     if subject.wants_gpus:
-        raise NotNeededError("none on this machine; the site's nodes have them")
-    raise NotNeededError("none; ranks measure on the CPU")
+        raise NotNeededError("this machine has no GPU; the site's nodes have them")
+    raise NotNeededError("this machine has no GPU; ranks measure on the CPU")
 
 
 @check("This machine", "Threads")
@@ -254,7 +262,7 @@ def threads(subject: Subject) -> Finding:
     if wanted is not None and int(wanted) > may_use:
         return warning(text, f"set OMP_NUM_THREADS to {may_use} or less, or unset it")
     if may_use < cores and "SLURM_JOB_ID" not in subject.environ:
-        return warning(text, "leave taskset or the cgroup that keeps the other CPUs")
+        return warning(text, "start without taskset or the cgroup that hides the other CPUs")
     return ok(text)
 
 
@@ -265,21 +273,21 @@ def open_files(subject: Subject) -> Finding:  # noqa: ARG001
     if soft == resource.RLIM_INFINITY or soft >= LEAST_OPEN_FILES:
         return ok(f"ulimit -n is {_limit(soft)}")
     goal = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
-    action = f'ulimit -n {goal}, on the nodes shell_before = "ulimit -n {goal}"'
-    return warning(f"ulimit -n is {soft}; many loader workers need more", action)
+    action = f'run ulimit -n {goal}; for the nodes set shell_before = "ulimit -n {goal}"'
+    return warning(f"ulimit -n is {soft}, too low for many loader workers", action)
 
 
 @check("This machine", "Locked memory")
 def locked_memory(subject: Subject) -> Finding:
-    """Whether memory can be registered with InfiniBand adapters."""
+    """Whether ulimit allows to register memory with InfiniBand adapters."""
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     text = f"ulimit -l is {_limit(soft)}"
     if soft == resource.RLIM_INFINITY:
         return ok(text)
     names_fast = any(name.startswith(("ib", "hsn")) for name in named_interfaces(subject))
     if not (network.infiniband_ports() or names_fast):
-        raise NotNeededError(f"{text}; only InfiniBand needs more")
-    action = 'ask for memlock unlimited, or shell_before = "ulimit -l unlimited"'
+        raise NotNeededError(f"{text}; only InfiniBand needs a higher limit")
+    action = 'ask for memlock unlimited, or set shell_before = "ulimit -l unlimited"'
     return warning(f"{text}; NCCL cannot register buffers and uses sockets", action)
 
 
@@ -289,7 +297,7 @@ def _limit(value: int) -> str:
 
 @check("This machine", "Foreign packages")
 def foreign_packages(subject: Subject) -> Finding:
-    """Whether packages from elsewhere come before those that are meant."""
+    """Whether PYTHONPATH or ~/.local adds packages to those of the environment."""
     folder = Path(site_packages.getusersitepackages())
     if paths := subject.environ.get("PYTHONPATH"):
         action = "unset PYTHONPATH; Lockstep's jobs set their own"
@@ -298,22 +306,22 @@ def foreign_packages(subject: Subject) -> Finding:
         return ok("none from PYTHONPATH or ~/.local")
     num = len(list(folder.glob("*.dist-info")))
     if not num or not site_packages.ENABLE_USER_SITE:
-        return ok("none that this Python sees; jobs set PYTHONNOUSERSITE")
-    text = f"{num} packages of {folder} are seen by every Python of this version"
-    return warning(text, "export PYTHONNOUSERSITE=1; Lockstep's jobs do")
+        return ok("none visible to this Python; jobs set PYTHONNOUSERSITE")
+    text = f"{num} packages in {folder} are visible to every Python of this version"
+    return warning(text, "export PYTHONNOUSERSITE=1, as Lockstep's jobs do")
 
 
 @check("This machine", "Clock")
 def clock(subject: Subject) -> Finding:  # noqa: ARG001
-    """Whether a time server keeps this machine's clock."""
+    """Whether a time server synchronises this machine's clock."""
     read = getattr(ctypes.CDLL(None), "adjtimex", None)
     state = read(ctypes.create_string_buffer(SIZEOF_TIMEX)) if read else -1
     if state < 0:  # it may be closed to a container
-        raise NotNeededError("this system does not say whether its clock is kept")
+        raise NotNeededError("this system does not report whether its clock is synchronised")
     if state == CLOCK_ERROR:
-        action = "start chronyd or ntpd; times of several nodes are compared"
-        return warning("the kernel knows of no time server", action)
-    return ok("kept by a time server")
+        action = "start chronyd or ntpd: Lockstep compares times of several nodes"
+        return warning("no time server synchronises the clock", action)
+    return ok("synchronised by a time server")
 
 
 def interfaces(classes: Path = network.CLASSES) -> list[str]:
@@ -343,15 +351,15 @@ def named_interfaces(subject: Subject) -> list[str]:
 
 @check("Network", "Interface")
 def interface(subject: Subject) -> Finding:
-    """Whether the interface that the site names is here."""
+    """Whether this machine has the interface that the site file names."""
     here, named = interfaces(), named_interfaces(subject)
-    listed = ", ".join(here) or "none but the loopback"
+    listed = ", ".join(here) or "only the loopback"
     absent = [n for n in named if not any(name.startswith(n) for name in [*here, "lo"])]
     if absent:
-        text = f"no {', '.join(absent)} here, which the site names; there is {listed}"
-        return warning(text, "name one of them, or see with --slurm whether the nodes have it")
+        text = f"the site file names {', '.join(absent)}, but this machine has {listed}"
+        return warning(text, "name one of these, or check the nodes with --slurm")
     if named:
-        return ok(f"{', '.join(named)} is here, as the site says")
+        return ok(f"{', '.join(named)} is here, as the site file names it")
     if here and here[0].startswith(FAST):
         return ok(f'{listed}; put interface = "{here[0]}" into the site file')
     return ok(listed)
@@ -359,15 +367,15 @@ def interface(subject: Subject) -> Finding:
 
 @check("Network", "NCCL variables")
 def nccl_variables(subject: Subject) -> Finding:
-    """Whether the variables of NCCL and gloo exist, can have their values and reach the ranks."""
+    """Whether the variables of NCCL and gloo exist, have valid values and reach the ranks."""
     set_before = _exported(subject.site.shell_before) if subject.site else {}
     in_site = subject.site.rank_environment() if subject.site else {}
     environ = dict(subject.environ) | set_before | in_site
     problems = variables.problems(environ)
     if problems:
         details = [f"{problem.message}; {problem.action}" for problem in problems]
-        action = "correct them in the site's [env], or where they are exported"
-        return warning(f"{len(problems)} doubtful", action, *details)
+        action = "correct the variables in the site's [env], or where they are exported"
+        return warning(f"{len(problems)} problem(s)", action, *details)
     # What steers torch, but is neither handed on into an image nor in the site's [env].
     dropped = sorted(
         name
@@ -375,16 +383,16 @@ def nccl_variables(subject: Subject) -> Finding:
         if name not in in_site and not name.startswith(COMMUNICATION_PREFIXES)
     )
     if subject.site and subject.site.container and dropped:
-        text = f"the image does not get {', '.join(dropped)} of shell_before"
-        return warning(text, "set them in the site's [env]")
+        text = f"{', '.join(dropped)} of shell_before does not reach the image"
+        return warning(text, "set it in the site's [env]")
     names = [name for name in environ if name.startswith(COMMUNICATION_PREFIXES)]
     if not names:
-        raise NotNeededError("none is set")
-    return ok(f"{len(names)} set, all known")
+        raise NotNeededError("no variable is set")
+    return ok(f"{len(names)} set, all valid")
 
 
 def _exported(lines: str) -> dict[str, str]:
-    """Return the variables that shell lines export and set, with the values that are written."""
+    """Return the variables that shell lines both set and export: name -> value as written."""
     names: set[str] = set()
     values: dict[str, str] = {}
     for line in lines.splitlines():
@@ -397,59 +405,61 @@ def _exported(lines: str) -> dict[str, str]:
 
 @check("Storage", "Data")
 def data_storage(subject: Subject) -> Finding:
-    """Where training data lies."""
+    """File system and free space of the training data."""
     if subject.data is None:
-        raise NotNeededError("no --data given; the built-in data are made in memory or in scratch")
+        raise NotNeededError("no --data given; built-in data are generated in memory or in scratch")
     return _data_finding(subject.data, "--data")
 
 
 @check("Storage", "Scratch")
 def scratch_storage(subject: Subject) -> Finding:
-    """Where the site's jobs keep data files."""
+    """File system and free space of the site's scratch folder."""
     scratch = subject.site.scratch if subject.site else None
     if scratch is None:
-        raise NotNeededError("none is named; data files lie beside the results")
+        raise NotNeededError(
+            "the site names no scratch; data files are written next to the results"
+        )
     # It may name a variable that only a job has, or a disk that only a node has.
     if not Path(scratch).exists():
-        raise NotNeededError(f"{scratch} is not on this machine; the nodes may have it")
+        raise NotNeededError(f"{scratch} does not exist here; the nodes may have it")
     return _data_finding(Path(scratch), "scratch")
 
 
 def _data_finding(path: Path, what: str) -> Finding:
     if not path.exists():
-        return missing(f"{path} does not exist", f"make the folder, or give another to {what}")
+        return missing(f"{path} does not exist", f"create the folder, or give another to {what}")
     _, text, is_good = _storage(path, path)
     if not is_good:
-        action = "put data on a parallel file system or a local disk: the loader measures it too"
+        action = "move data to a parallel file system or a local disk: loading is measured, too"
         return warning(text, action)
     return _enough(path, text)
 
 
 @check("Storage", "Results")
 def results_storage(subject: Subject) -> Finding:
-    """Where results go: whether one can write there, and whether it stays."""
+    """Whether the results folder is writable, permanent, shared and has space."""
     wanted = subject.results
     path = next(p for p in (wanted.absolute(), *wanted.absolute().parents) if p.exists())
     kind, text, _ = _storage(path, wanted)
     try:
         skew_s = _clock_skew_s(path)
     except OSError as error:
-        return missing(f"{path}: {error.strerror}", "give --to a folder that you may write to")
+        return missing(f"{path}: {error.strerror}", "give --to a writable folder")
     if kind in FLEETING:
-        return warning(text, "give --to a folder that stays when this machine ends")
+        return warning(text, "give --to a folder that outlives this machine or container")
     if abs(skew_s) > MAX_CLOCK_SKEW_S:
-        text = f"{text}; its clock is {skew_s:+.1f} s from this machine's"
-        return warning(text, "ask for both clocks to be kept by a time server")
+        text = f"{text}; its clock differs by {skew_s:+.1f} s from this machine's"
+        return warning(text, "ask for both clocks to be synchronised by a time server")
     finding = _enough(path, text)
     if finding.level == "ok" and subject.site is not None and kind in ON_ONE_MACHINE:
-        text = f"{text}; nodes see it only if this machine shares it with them"
-        ask = f"ask one: srun ls -d {shlex.quote(str(path))}"
-        return warning(text, f"{ask}; else give --to a folder all share")
+        text = f"{text}; the nodes see it only if this machine exports it"
+        ask = f"check on a node: srun ls -d {shlex.quote(str(path))}"
+        return warning(text, f"{ask}; otherwise give --to a folder on shared storage")
     return finding
 
 
 def _clock_skew_s(folder: Path) -> float:
-    """Return by how many seconds the file system's clock is ahead of this machine's."""
+    """Return how far the file system's clock is ahead of this machine's, in s."""
     before = time.time()
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".lockstep-") as file:
         written = Path(file.name).stat().st_mtime
@@ -465,10 +475,10 @@ def _enough(path: Path, text: str) -> Finding:
 
 
 def _storage(path: Path, wanted: Path) -> tuple[str, str, bool]:
-    """Return the type of the file system, all of it in words, and whether data is well kept."""
+    """Return the file system's type, a sentence about it, and whether it suits training data."""
     kind = file_system(path) or "unknown"
-    meaning, is_good = STORAGE.get(kind, ("of a type not known here", True))
+    meaning, is_good = STORAGE.get(kind, ("a type that Lockstep does not know", True))
     if kind.startswith("fuse"):  # s3fs, sshfs, rclone and their like
-        meaning, is_good = "a file system by FUSE, as for objects", False
+        meaning, is_good = "a FUSE file system, such as one for object storage", False
     free = f"{shutil.disk_usage(path).free / GB:.0f} GB free"
     return kind, f"{wanted}: {kind}, {meaning}; {free}", is_good

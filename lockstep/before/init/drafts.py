@@ -77,26 +77,31 @@ def campaign_file(
     common = math.lcm(*world_sizes)
     batch = -(-usual // common) * common
     parts = [
-        "# The first campaign of this place: how training scales, and what holds it back.",
+        "# A first campaign: how training scales, and what limits it.",
         "schema = 1",
-        line("name", "first", "of its folder of results"),
-        line("studies", STUDIES, "the questions"),
-        line("world_sizes", world_sizes, "how many ranks; the ladder"),
-        line("repeats", 3, "launches of each, in random order"),
-        line("size", size, "how much: smoke, laptop, node or cluster"),
-        line("workload", "resnet50", "the model; the size's by default", is_set=False),
+        line("name", "first", "name of the results folder"),
+        line("studies", STUDIES, "the questions to answer"),
+        line("world_sizes", world_sizes, "numbers of ranks"),
+        line("repeats", 3, "launches of each world size, in random order"),
+        line("size", size, "smoke, laptop, node or cluster"),
+        line("workload", "resnet50", "the model; by default that of the size", is_set=False),
         line("precision", "bf16", "fp32 by default", is_set=False),
-        line("global_batch", batch, "of all ranks, in the strong study", is_set=batch != usual),
+        line("global_batch", batch, "over all ranks, in the strong study", is_set=batch != usual),
     ]
     if is_cluster:
-        jobs = "a job each repeat; job: each world size; array: each case"
+        jobs = "ladder: a job per repeat; job: per world size; array: per case"
         parts += [
             "",
             "[jobs]",
             line("allocation", "ladder", jobs),
-            line("preflight", True, "first show that the nodes answer"),
-            line("collect", True, "and make the report in the end"),
-            line("launch_time", "00:15:00", "of one launch; the site's time if off", is_set=False),
+            line("preflight", True, "first check that the nodes answer"),
+            line("collect", True, "make the report at the end"),
+            line(
+                "launch_time",
+                "00:15:00",
+                "limit of one launch; by default the site's time",
+                is_set=False,
+            ),
         ]
     return Draft("\n".join(parts) + "\n")
 
@@ -189,8 +194,8 @@ def choose(cluster: Cluster, accounts: Accounts) -> Partition:
     ] or with_nodes
     if not usable:
         raise RuntimeError(
-            f"cluster {cluster.name} shows no partition with nodes; ask which you may use, or "
-            "start from a built-in site: lockstep init --site example"
+            f"cluster {cluster.name} shows you no partition with nodes; ask the cluster's "
+            "support which you may use, or start from a built-in site: lockstep init --site example"
         )
     return min(usable, key=lambda each: (not each.has_gpus, not each.is_default))
 
@@ -207,7 +212,7 @@ def site_file(cluster: Cluster, accounts: Accounts, around: Surroundings) -> Dra
     time = min(USUAL_TIME, most or USUAL_TIME, key=parse_limit)
     at_most = limit.text if limit else most or "without limit"
     name, *others = around.interfaces or ("ib0",)
-    seen = f"here are also {_short(others)}" if others else "as on this machine; are nodes alike?"
+    seen = f"also here: {_short(others)}" if others else "of this machine; check a node"
     is_fast = name.startswith(FAST) and bool(around.interfaces)
     parts = [
         *_inventory(cluster, chosen),
@@ -215,13 +220,13 @@ def site_file(cluster: Cluster, accounts: Accounts, around: Surroundings) -> Dra
         line("name", cluster.name),
         line("partition", chosen.name),
         *_account(chosen, accounts),
-        line("reservation", "NAME", "nodes that are kept for you", is_set=False),
+        line("reservation", "NAME", "reserved nodes", is_set=False),
         *_hardware(chosen, kind),
-        line("time", time, f"of one job, at most {at_most}"),
+        line("time", time, f"limit of one job, at most {at_most}"),
         *([line("max_array_size", cluster.max_array_size)] if cluster.max_array_size else []),
         line("interface", name, seen, is_set=is_fast),
         line("scratch", around.scratch or "/scratch/ME", "for data files", is_set=False),
-        line("extra_directives", ["--exclusive"], "other jobs would change what is timed"),
+        line("extra_directives", ["--exclusive"], "other jobs would disturb the timing"),
     ]
     to_fill_in: tuple[str, ...] = ()
     if around.has_apptainer or not (around.venv or around.modules):
@@ -229,7 +234,7 @@ def site_file(cluster: Cluster, accounts: Accounts, around: Surroundings) -> Dra
         placeholder = f"{FILL_IN}path of an image; lockstep image build makes one"
         image = str(around.images[0]) if around.images else placeholder
         parts += [
-            "\n# Or instead of an image `modules` or `venv`, with `suite`, the path of Lockstep.",
+            "\n# Instead of an image: `modules` or `venv`, and `suite`, the path of Lockstep.",
             "[container]",
             line("image", image, "on storage that all nodes see" if around.images else ""),
             *(line("image", str(path), is_set=False) for path in around.images[1:]),
@@ -254,7 +259,7 @@ def site_file(cluster: Cluster, accounts: Accounts, around: Surroundings) -> Dra
             nodes, of_nodes = most_nodes(partition, kind, limits)
             is_bare = re.fullmatch(r"[\w-]+", partition.name, re.ASCII)
             key = partition.name if is_bare else toml(partition.name)
-            unlimited = "" if most else "  # its jobs may take any time"
+            unlimited = "" if most else "  # no time limit"
             parts.append(f"\n[partitions.{key}]{unlimited}")
             if most:
                 parts.append(line("time", most, of_time.text if of_time else "its longest job"))
@@ -265,8 +270,8 @@ def site_file(cluster: Cluster, accounts: Accounts, around: Surroundings) -> Dra
 def _inventory(cluster: Cluster, chosen: Partition) -> Iterator[str]:
     """Yield the cluster's partitions as comments, a kind of node each."""
     version = cluster.version or "of unknown version"
-    yield f"# What `lockstep init` found of {one_line(cluster.name)}, Slurm {version}."
-    yield "# A key behind a # is off: take the # away to set it."
+    yield f"# `lockstep init` has read this from {one_line(cluster.name)}, Slurm {version}."
+    yield "# A key after a # is not set: remove the # to set it."
     yield "#"
     row = "#   {:<16} {:>5}  {:<18} {:>5}  {:>8}  {}"
     yield row.format("partition", "nodes", "GPUs of a node", "CPUs", "memory", "longest job")
@@ -277,7 +282,7 @@ def _inventory(cluster: Cluster, chosen: Partition) -> Iterator[str]:
             name, gpus = one_line(partition.name) + mark, one_line(kind.gpus)
             longest_job = partition.max_time or "no limit"
             yield row.format(name, number, gpus, kind.num_cpus, memory, longest_job)
-    yield "#   * is the one below"
+    yield "#   * this partition is used below"
 
 
 def _allowed(chosen: Partition, accounts: Accounts) -> list[str]:
@@ -324,9 +329,11 @@ def _account(chosen: Partition, accounts: Accounts) -> Iterator[str]:
     account = next(iter(allowed), None)
     others = ", ".join(name for name in allowed if name != account)
     if account is None:
-        yield line("account", "PROJECT", "what pays, if jobs must say so", is_set=False)
+        yield line(
+            "account", "PROJECT", "project to charge, if the cluster needs one", is_set=False
+        )
     else:
-        yield line("account", account, f"or {others}" if others else "the project that pays")
+        yield line("account", account, f"or {others}" if others else "project to charge")
     having = accounts.qos.get(account or "", ())
     qos = [name for name in having if chosen.qos is None or name in chosen.qos]
     yield line("qos", next(iter(qos), "NAME"), f"yours: {', '.join(qos) or 'none'}", is_set=False)
@@ -427,8 +434,8 @@ def write(folder: Path, files: Mapping[str, Draft], *, force: bool) -> None:
     if existing and not force:
         verb = "exists" if len(existing) == 1 else "exist"
         raise ValueError(
-            f"{' and '.join(existing)} {verb} already; --force replaces, --dry-run prints what it "
-            "would say"
+            f"{' and '.join(existing)} {verb} already; replace with --force, or print with "
+            "--dry-run"
         )
     folder.mkdir(parents=True, exist_ok=True)
     for name, draft in files.items():

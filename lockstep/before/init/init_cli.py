@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 @click.option(
     "--site", help="Start from a built-in site instead of asking Slurm: example, lumi-g ..."
 )
-@click.option("--force", is_flag=True, help="Replace files that are there.")
-@click.option("-n", "--dry-run", is_flag=True, help="Print the files, write none.")
+@click.option("--force", is_flag=True, help="Replace existing files.")
+@click.option("-n", "--dry-run", is_flag=True, help="Print the files, but do not write them.")
 def init(folder: Path, site: str | None, *, force: bool, dry_run: bool) -> None:
-    """Write a first site.toml and campaign.toml into FOLDER, from what Slurm and the machine say.
+    """Write a first site.toml and campaign.toml for this cluster into FOLDER.
 
-    Without Slurm it writes the campaign alone, for `lockstep run`.
+    Without Slurm it writes only the campaign, for `lockstep run`.
 
     \b
     Examples:
       lockstep init                  into the current folder
-      lockstep init --dry-run        see what it would say
+      lockstep init --dry-run        print the files only
       lockstep init --site example   plan for a cluster from a laptop
     """
     from lockstep.before.init import drafts
@@ -49,7 +49,7 @@ def _next(folder: Path, made: "dict[str, Draft]") -> str:
     campaign, site = (shlex.quote(str(folder / name)) for name in ("campaign.toml", "site.toml"))
     if "site.toml" not in made:
         return (
-            "No Slurm is installed here, so this campaign is for this machine alone.\n"
+            "Slurm is not installed here, so the campaign is for this machine only.\n"
             f"Next: lockstep run {campaign}"
         )
     if keys := ", ".join(made["site.toml"].to_fill_in):

@@ -483,7 +483,7 @@ def _containers(tokens: list[str], line: int, step: Step | None) -> Iterator[Con
         if base_name(token) not in CONTAINERS:
             continue
         rest = iter(tokens[at + 1 :])
-        action = next((one for one in rest if not one.startswith("-")), "")
+        action = next((word for word in rest if not word.startswith("-")), "")
         if action in ("exec", "run", "shell"):
             given: list[str] = []
             for token in rest:
@@ -496,7 +496,7 @@ def _containers(tokens: list[str], line: int, step: Step | None) -> Iterator[Con
 
 
 def _dollar(name: str) -> str:
-    """Return a variable of an arithmetic expression, whose $ may be left out, with it."""
+    """Return an operand of an arithmetic expression; a variable's missing $ is added."""
     name = name.strip()
     return f"${name}" if name.isidentifier() else name
 
@@ -507,7 +507,7 @@ def load(
     """Read a script.
 
     Raises:
-        ValueError: There is no such file, or it cannot be a script.
+        ValueError: The file cannot be read, or is not a script.
     """
     try:
         with Path(path).open("rb") as stream:
@@ -516,7 +516,9 @@ def load(
         reason = getattr(error, "strerror", None) or error
         raise ValueError(f"{path}: {reason}; give a batch script") from error
     if len(content) > MAX_SCRIPT_BYTES:
-        raise ValueError(f"{path}: over {MAX_SCRIPT_BYTES} bytes, which sbatch refuses; is it one?")
+        raise ValueError(
+            f"{path}: sbatch refuses more than {MAX_SCRIPT_BYTES} bytes; give a batch script"
+        )
     if b"\0" in content:
-        raise ValueError(f"{path}: holds zero bytes, so it is no script; give a batch script")
+        raise ValueError(f"{path}: contains NUL bytes, so it is not a script; give a batch script")
     return Job(path, content.decode("utf-8", "replace"), interfaces, slurm)

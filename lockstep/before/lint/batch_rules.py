@@ -34,15 +34,15 @@ SPAWNING = re.compile(
     r"spawn|multiprocess|n?gpus?\b|n_?proc|devices|mirrored|parallel|--tp\b|vllm|server",
     re.IGNORECASE,
 )
-# What says that a script trains by torch.distributed, one process for each GPU.
+# Words of a script that trains by torch.distributed, one process for each GPU.
 OF_TORCH = re.compile(r"ddp|fsdp|distributed|lightning|torch|MASTER_(ADDR|PORT)", re.IGNORECASE)
-# What tells a launcher of the other nodes: torchrun's options, and accelerate's.
+# Options of torchrun and accelerate that name the number of nodes and the meeting point.
 NUM_NODES = ("nnodes", "num_machines")
 MEETING = ("rdzv_endpoint", "master_addr", "main_process_ip")
 
 
 def torch_launch(tokens: list[str]) -> str | None:
-    """Return the launcher of torch's own among some words."""
+    """Return the first launcher of torch among the words of a command."""
     for at, token in enumerate(tokens):
         name = base_name(token)
         if name in TORCH_LAUNCHERS:
@@ -53,7 +53,7 @@ def torch_launch(tokens: list[str]) -> str | None:
 
 
 def option_values(tokens: list[str], *names: str) -> Iterator[str]:
-    """Yield the values of a program's option, written with _ or -."""
+    """Yield the values of a program's options; their names may be written with _ or -."""
     for at, token in enumerate(tokens):
         name, equals, value = token.partition("=")
         if name.startswith("--") and name[2:].replace("-", "_") in names:
@@ -61,8 +61,8 @@ def option_values(tokens: list[str], *names: str) -> Iterator[str]:
 
 
 @BATCH.rule(
-    "TASKS-X-NPROC", "error", "several ranks then share a GPU, or never meet",
-    "use --ntasks-per-node=1 with torchrun, or start python itself in each task",
+    "TASKS-X-NPROC", "error", "several ranks share a GPU, or wait for each other for ever",
+    "use --ntasks-per-node=1 with torchrun, or start python without torchrun in each task",
 )  # fmt: skip
 def tasks_times_workers(job: Job) -> Iterator[Hit]:
     for step in job.steps:
@@ -79,7 +79,7 @@ def tasks_times_workers(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule(
-    "TORCHRUN-ONE-NODE", "error", "the other nodes idle or are waited for",
+    "TORCHRUN-ONE-NODE", "error", "the other nodes idle, or the ranks wait for them for ever",
     "start it with srun --ntasks-per-node=1",
 )  # fmt: skip
 def one_node_only(job: Job) -> Iterator[Hit]:
@@ -90,8 +90,8 @@ def one_node_only(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule(
-    "NO-SRUN", "error", "it runs on the first node only, and ranks that wait for others hang",
-    "start it with srun, or with torchrun on each node",
+    "NO-SRUN", "error", "only the first node runs it, and ranks that wait for the others hang",
+    "start it with srun, or with srun torchrun on each node",
 )  # fmt: skip
 def no_srun(job: Job) -> Iterator[Hit]:
     tasks = job.num_tasks() or 1
@@ -103,64 +103,65 @@ def no_srun(job: Job) -> Iterator[Hit]:
         tokens = command.tokens
         if _runs_script(tokens) and LAUNCH.fullmatch(command.name) and not torch_launch(tokens):
             severity = "" if (job.nodes or 1) > 1 else "warning"
-            fact = f"{tasks} tasks are asked for and {command.name} is started once"
+            fact = f"the job asks for {tasks} tasks, but starts {command.name} once"
             yield Hit(command.line, fact, severity=severity)
             return
 
 
 def _runs_script(tokens: Sequence[str]) -> bool:
-    """Return whether some words start a script of Python's, or a module."""
+    """Return whether a command's words start a Python script or module."""
     for at, token in enumerate(tokens):
         if re.fullmatch(r"python[0-9.]*", base_name(token)):
-            rest = [one for one in tokens[at + 1 :] if one not in ("-u", "-O", "-B", "-E", "-s")]
+            rest = [word for word in tokens[at + 1 :] if word not in ("-u", "-O", "-B", "-E", "-s")]
             return bool(rest) and (rest[0].endswith(".py") or rest[0] == "-m")
     return False
 
 
 @BATCH.rule(
     "TASKS-GPUS", "warning", "one rank drives one GPU",
-    "ask for as many tasks a node as GPUs: --ntasks-per-node",
+    "set --ntasks-per-node to the number of GPUs of a node",
 )  # fmt: skip
 def tasks_against_gpus(job: Job) -> Iterator[Hit]:
     for step in job.launches if OF_TORCH.search(job.text) else ():
         tasks, gpus = job.tasks_per_node(step), job.gpus_per_node(step)
         text = " ".join(step.tokens)
         if job.number(step.options.get("ntasks")) == 1:
-            continue  # a step beside the training
+            continue  # a step next to the training
         by_itself = torch_launch(step.tokens) or OTHER_LAUNCHERS.search(text)
         if by_itself or SPAWNING.search(text) or not _runs_script(step.tokens) or not gpus:
             continue
         if tasks and tasks < gpus:
-            idle = f"srun starts {tasks} of each node's {gpus} possible ranks"
-            yield Hit(step.line, f"{idle}, so {gpus - tasks} of its GPUs idle")
+            fact = f"srun starts {tasks} ranks on a node with {gpus} GPUs"
+            yield Hit(step.line, f"{fact}, so {gpus - tasks} idle")
         elif tasks and tasks > gpus:
             yield Hit(step.line, f"srun starts {tasks} ranks on a node with {gpus} GPUs")
 
 
 @BATCH.rule(
-    "WORKERS-GPUS", "error", 'the ranks beyond them fail with "invalid device ordinal"',
+    "WORKERS-GPUS", "error", 'the extra ranks fail with "invalid device ordinal"',
     "start one rank for each GPU: --nproc-per-node",
 )  # fmt: skip
 def workers_against_gpus(job: Job) -> Iterator[Hit]:
     for command in job.commands if job.is_batch else ():
-        step, tokens = step_of(command), command.tokens
+        step, tokens, launcher = step_of(command), command.tokens, torch_launch(command.tokens)
         workers = job.number(next(option_values(tokens, "nproc_per_node"), None))
         gpus = job.gpus_per_node(step)
-        if command.name in SAYING or not torch_launch(tokens) or not (workers and gpus):
+        if command.name in SAYING or not launcher or not (workers and gpus):
             continue
         if workers > gpus:
-            yield Hit(command.line, f"{workers} ranks are started on a node with {gpus} GPUs")
+            yield Hit(command.line, f"{launcher} starts {workers} ranks on a node with {gpus} GPUs")
         elif workers < gpus and (job.tasks_per_node(step) or 1) == 1 and workers > 1:
-            fact = f"{workers} ranks are started on a node with {gpus} GPUs: {gpus - workers} idle"
+            idle = f"so {gpus - workers} idle"
+            fact = f"{launcher} starts {workers} ranks on a node with {gpus} GPUs, {idle}"
             yield Hit(command.line, fact, "start one rank for each GPU", "warning")
 
 
 @BATCH.rule(
-    "WORLD-SIZE", "error", "the ranks wait for some that never come, or are refused",
+    "WORLD-SIZE", "error", "the ranks wait for others that do not exist, or are refused",
     'set it from Slurm: export WORLD_SIZE="$SLURM_NTASKS"',
 )  # fmt: skip
 def world_size(job: Job) -> Iterator[Hit]:
-    if any(torch_launch(one.tokens) for one in job.commands):
+    if any(torch_launch(command.tokens) for command in job.commands):
         return  # which sets it itself
     for command in job.shell.commands:
         for name, word in command.assigns:
@@ -168,27 +169,27 @@ def world_size(job: Job) -> Iterator[Hit]:
             for step in job.launches if given else ():
                 tasks = job.num_tasks(step) if _runs_script(step.tokens) else None
                 if tasks and tasks != given:
-                    yield Hit(word.line, f"WORLD_SIZE is {given} and srun starts {tasks} tasks")
+                    yield Hit(word.line, f"WORLD_SIZE is {given}, but srun starts {tasks} tasks")
                     return
 
 
 @BATCH.rule(
     "GLOO", "warning", "gloo copies each gradient through the host",
-    "use nccl, which is torch's default for GPUs",
+    "use nccl, torch's default for GPUs",
 )  # fmt: skip
 def gloo_for_gpus(job: Job) -> Iterator[Hit]:
     for command in job.commands if job.has_gpus else ():
         values = option_values(command.tokens, "backend", "dist_backend", "ddp_backend")
         if "gloo" in values and command.name not in SAYING:
-            yield Hit(command.line, "GPUs are asked for and the backend is gloo")
+            yield Hit(command.line, "the job asks for GPUs, but the backend is gloo")
 
 
 @BATCH.rule(
-    "TORCHRUN-APART", "error", "each node then trains alone, and its result passes for all",
+    "TORCHRUN-APART", "error", "each node trains alone, but the result looks like that of all",
     'add --nnodes="$SLURM_NNODES" --rdzv-backend=c10d --rdzv-endpoint="$first_host:$port"',
 )  # fmt: skip
 def nodes_apart(job: Job) -> Iterator[Hit]:
-    # Variables may tell the launcher what its options do not.
+    # Variables may give the launcher what its options do not.
     if any(name.startswith(("PET_", "ACCELERATE_")) for name in job.settings):
         return
     for step in job.steps:
@@ -208,12 +209,12 @@ def nodes_apart(job: Job) -> Iterator[Hit]:
 
 
 def _starts_ranks(command: Command) -> bool:
-    """Return whether a command is a launcher of torch's, without srun."""
+    """Return whether a command is a launcher of torch, without srun."""
     return bool(LAUNCH.fullmatch(command.name) and torch_launch(command.tokens))
 
 
 def _ends_as_ranks(commands: list[Command], heard: set[int]) -> dict[int, bool]:
-    """Return which commands end as a step does, and whether it is certain that ranks are in it."""
+    """Return index -> whether it surely runs ranks, for commands with a step's exit code."""
     found: dict[int, bool] = {}
     functions: dict[str, bool] = {}
     is_beside = False
@@ -235,7 +236,7 @@ def _ends_as_ranks(commands: list[Command], heard: set[int]) -> dict[int, bool]:
 
 
 def _heard(commands: list[Command]) -> set[int]:
-    """Return the commands whose exit code the script looks at."""
+    """Return the indices of commands whose exit code the script uses."""
     found = set()
     is_heard = is_awaited = False
     following = None
@@ -250,7 +251,7 @@ def _heard(commands: list[Command]) -> set[int]:
 
 
 def _waits(command: Command) -> bool:
-    """Return whether a command ends as what it waits for; without a name it ends with 0."""
+    """Return whether a command is a wait that returns the exit code of a named process."""
     return command.name == "wait" and len(command.words) > 1
 
 
@@ -261,7 +262,7 @@ def _reads_status(command: Command) -> bool:
 
 
 def _settings(job: Job) -> set[str]:
-    """Return which of pipefail and errexit the script sets; a trap on ERR does as errexit."""
+    """Return which of pipefail and errexit the script sets; a trap on ERR counts as errexit."""
     given = [
         word.text for command in job.commands if command.name == "set" for word in command.words[1:]
     ]
@@ -274,23 +275,23 @@ def _settings(job: Job) -> set[str]:
 
 
 INSTALLERS = {"pip", "pip3", "conda", "mamba", "micromamba", "uv", "apt", "apt-get"}
-# What a task's own shell must expand: in the batch shell each of them is 0.
+# Variables that a task's own shell must expand: in the batch shell each of them is 0.
 RANK_VARIABLES = {"SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID"}
 RANK_NAMES = {
     *("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "MACHINE_RANK", "CUDA_VISIBLE_DEVICES"),
 }
 RANK_OPTION = re.compile(r"--(node|machine|local|global)?[_-]?rank\b")
 CONDA = "an environment of conda"
-# What ml does besides loading.
+# Subcommands of ml that load nothing.
 ML_WORDS = {"", "list", "avail", "use", "unuse", "spider", "show", "unload", "help", "save"}
 OWN_JOB = {"SLURM_JOB_ID", "SLURM_JOBID", "SLURM_ARRAY_JOB_ID"}
 PURGES_NOTHING = re.compile(r"^/etc/|/init/|/activate$|/?\.\w*(bashrc|profile)$")
-# What says that a machine is Cray's; Perlmutter's GPUs are asked for by --constraint=gpu.
+# Words of a Cray's scripts; Perlmutter's GPUs are asked for by --constraint=gpu.
 CRAY = re.compile(r"PrgEnv-|\bcray|\bcpe\b|\bLUMI\b|frontier|perlmutter|nersc|olcf", re.IGNORECASE)
 CRAY_GPUS = re.compile(r"gpu($|&)")
 CASE = re.compile(r"\s*\(?-[\w-]*\*?(\s*\|\s*[\w*-]+)*\s*\)")  # patterns of a case
 NODE_LIST = re.compile(r"\$\{?SLURM_(JOB_)?NODELIST\}?")
-# What each task that expands it gets another value of.
+# Expressions whose value differs between tasks that expand them.
 OF_ONE_TASK = {
     "host": re.compile(
         r"\$\(\s*hostname\b[^)]*\)|`\s*hostname\b[^`]*`|\$\{?(HOSTNAME|SLURMD_NODENAME)\b"
@@ -303,16 +304,16 @@ LOCAL_ADDRESSES = {"localhost", "127.0.0.1", "0.0.0.0", "::1"}  # noqa: S104, no
 
 
 def around_srun(job: Job, programs: Collection[str]) -> Iterator[Hit]:
-    """Look for a program that starts srun."""
+    """Yield each command in which a program starts srun."""
     for command in job.commands:
         names = [base_name(token) for token in command.tokens]
         outer = next((name for name in names if name not in STARTERS - {*programs}), "")
         if outer in programs and "srun" in names:
-            yield Hit(command.line, f"{outer} is around srun")
+            yield Hit(command.line, f"{outer} starts srun")
 
 
 @BATCH.rule(
-    "PROFILER-AROUND-SRUN", "error", "it sees the launcher and none of the ranks",
+    "PROFILER-AROUND-SRUN", "error", "the profiler sees the launcher, but not the ranks",
     "write srun ... nsys profile -o NAME-%q{SLURM_PROCID} ... python",
 )  # fmt: skip
 def profiler_around_srun(job: Job) -> Iterator[Hit]:
@@ -320,7 +321,7 @@ def profiler_around_srun(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule(
-    "CONTAINER-AROUND-SRUN", "error", "an image has no srun, or one that is not this Slurm's",
+    "CONTAINER-AROUND-SRUN", "error", "an image has no srun, or one of another Slurm version",
     "write srun ... apptainer exec IMAGE ...",
 )  # fmt: skip
 def container_around_srun(job: Job) -> Iterator[Hit]:
@@ -328,11 +329,11 @@ def container_around_srun(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule(
-    "NODE-RANK-BATCH", "error", "it is 0 on every node and in every task",
+    "NODE-RANK-BATCH", "error", "its value is then 0 on every node and in every task",
     "let each task expand it: srun bash -c '... $SLURM_PROCID ...' in single quotes",
 )  # fmt: skip
 def rank_in_batch_shell(job: Job) -> Iterator[Hit]:
-    # Functions that the script hands on to other shells, as with export -f, are for the tasks.
+    # Functions that the script exports to other shells, as with export -f, run in the tasks.
     handed_on = {
         word.text
         for command in job.commands
@@ -357,14 +358,14 @@ def rank_in_batch_shell(job: Job) -> Iterator[Hit]:
     for line, names in found.items():
         if names:
             listed = " and ".join(f"${name}" for name in sorted(names))
-            # With c10d the nodes are numbered as they come, and this number is not read.
+            # With c10d the rendezvous numbers the nodes, and this number is not read.
             severity = "warning" if re.search("c10d", job.text) else ""
             yield Hit(line, f"the batch shell expands {listed}", severity=severity)
 
 
 @BATCH.rule(
-    "SACCT-IN-JOB", "warning", "its numbers are not complete yet",
-    "take them after the job's end: lockstep status --collect, or sacct from the login node",
+    "SACCT-IN-JOB", "warning", "the job's accounting is not complete yet",
+    "read it after the job's end: lockstep status --collect, or sacct on the login node",
 )  # fmt: skip
 def accounting_of_itself(job: Job) -> Iterator[Hit]:
     for command in job.commands:
@@ -376,7 +377,7 @@ def accounting_of_itself(job: Job) -> Iterator[Hit]:
 
 @BATCH.rule(
     "INSTALL-IN-JOB", "warning", "nodes often have no network, ranks race for the files, "
-    "and no two runs are alike",
+    "and the versions change from run to run",
     "install once, into an image or a venv",
 )  # fmt: skip
 def install_in_job(job: Job) -> Iterator[Hit]:
@@ -391,7 +392,7 @@ def install_in_job(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule(
-    "VERSION-AS-FILE", "error", "the version is not asked for",
+    "VERSION-AS-FILE", "error", "pip installs any version",
     "quote it: 'package>=1.0'",
 )  # fmt: skip
 def version_as_file(job: Job) -> Iterator[Hit]:
@@ -401,7 +402,7 @@ def version_as_file(job: Job) -> Iterator[Hit]:
 
 
 def _settings_of(job: Job, variable: str, *names: str) -> Iterator[tuple[int, str]]:
-    """Yield lines and values of a variable, and of options that say the same."""
+    """Yield line and value of each setting of a variable, or of an option that means the same."""
     for command in job.shell.commands:
         for name, word in command.assigns:
             if name == variable:
@@ -414,32 +415,32 @@ def _settings_of(job: Job, variable: str, *names: str) -> Iterator[tuple[int, st
 
 
 @BATCH.rule(
-    "MASTER-PORT", "warning", "another job or step on the node may have it",
+    "MASTER-PORT", "warning", "another job or step on the node may use this port",
     "derive it: export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))",
 )  # fmt: skip
 def fixed_port(job: Job) -> Iterator[Hit]:
     found = list(_settings_of(job, "MASTER_PORT", "master_port", "main_process_port"))
     found += [(n, v.rpartition(":")[2]) for n, v in _settings_of(job, "", "rdzv_endpoint")]
-    facts: dict[str, int] = {}  # said once, where it is first set
+    facts: dict[str, int] = {}  # fact -> the first line that sets it
     chosen = ("standalone", "rdzv_endpoint", "master_port", "rdzv_conf", "$")
     is_shared = not job.directive("exclusive")
     for command in job.commands if is_shared and "PET_" not in job.text else ():
         tokens = command.tokens
-        is_said = any(token.lstrip("-").replace("-", "_").startswith(chosen) for token in tokens)
-        if torch_launch(tokens) in TORCHRUN and command.name not in SAYING and not is_said:
-            fact = "torchrun before 2.12 takes its default port, 29500"
+        is_given = any(token.lstrip("-").replace("-", "_").startswith(chosen) for token in tokens)
+        if torch_launch(tokens) in TORCHRUN and command.name not in SAYING and not is_given:
+            fact = "torchrun before 2.12 uses its default port, 29500"
             facts.setdefault(fact, command.line)
     for line, value in found:
         known = job.resolve(value)
         if "RANDOM" in known or "shuf" in known:
-            facts.setdefault("the port is a random one", line)
+            facts.setdefault("the port is random", line)
         elif known.isdigit() and known != "0" and is_shared:
             facts.setdefault(f"the port is always {known[:9]}", line)
     yield from (Hit(line, fact) for fact, line in facts.items())
 
 
 @BATCH.rule(
-    "MASTER-ADDR", "error", "those of other nodes wait until their time is out",
+    "MASTER-ADDR", "error", "the ranks of the other nodes wait until they time out",
     FIRST_HOST,
 )  # fmt: skip
 def local_address(job: Job) -> Iterator[Hit]:
@@ -457,27 +458,27 @@ def local_address(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule(
-    "MEETS-ITSELF", "error", "the nodes never meet, and wait until their time is out",
-    "let the batch shell expand it once, before srun",
+    "MEETS-ITSELF", "error", "the nodes wait for each other until they time out",
+    "set it once in the batch script, before srun",
 )  # fmt: skip
 def meets_itself(job: Job) -> Iterator[Hit]:
     for command in job.shell.commands if (job.nodes or 1) > 1 else ():
         if not any(base_name(word.text) == "srun" for word in command.words):
             continue
         held = [job.known[name] for name in command.live if name in job.known]
-        words = [one for word in (*command.words, *held) for one in (word, *(word.items or ()))]
+        words = [part for word in (*command.words, *held) for part in (word, *(word.items or ()))]
         for word in words:
             tokens = tokens_of([word]) if not word.has_command else []  # else this shell expands it
             found = [*option_values(tokens, *MEETING_OPTIONS)]
             found += [token.partition("=")[2] for token in tokens if token.startswith("MASTER_")]
             for what, pattern in OF_ONE_TASK.items():
-                own = next((match[0] for one in found if (match := pattern.search(one))), "")
+                own = next((match[0] for text in found if (match := pattern.search(text))), "")
                 if own and own.strip("${}") not in word.live:
-                    yield Hit(command.line, f"each task expands {own}, to a {what} of its own")
+                    yield Hit(command.line, f"each task expands {own} to its own {what}")
 
 
 @BATCH.rule(
-    "NO-KILL", "warning", "when one rank fails the others wait, and the nodes are billed",
+    "NO-KILL", "warning", "if one rank fails, the others wait and the nodes are billed",
     "add --kill-on-bad-exit=1",
 )  # fmt: skip
 def no_kill(job: Job) -> Iterator[Hit]:
@@ -488,7 +489,7 @@ def no_kill(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule(
-    "NO-CPUS", "warning", "since Slurm 22.05 a task may get one core for all its loaders",
+    "NO-CPUS", "warning", "since Slurm 22.05 srun ignores sbatch's value and may give one core",
     'add --cpus-per-task="$SLURM_CPUS_PER_TASK", or export SRUN_CPUS_PER_TASK',
 )  # fmt: skip
 def no_cpus(job: Job) -> Iterator[Hit]:
@@ -500,31 +501,31 @@ def no_cpus(job: Job) -> Iterator[Hit]:
         return
     for step in job.launches:
         if "cpus-per-task" not in step.options and option.value != "1":
-            yield Hit(step.line, f"srun has no --cpus-per-task; sbatch's {option.value} is not its")
+            yield Hit(step.line, f"srun has no --cpus-per-task, only sbatch has ({option.value})")
 
 
 def _no_cpus_at_all(job: Job) -> Iterator[Hit]:
-    """Look for ranks with GPUs whose number of cores is not given."""
+    """Yield the first step with GPUs whose number of cores is not given."""
     if not job.has_gpus or job.directive("cpus-per-gpu", "exclusive"):
         return
     for step in job.launches:
         if not {"cpus-per-task", "cpus-per-gpu"} & {*step.options}:
             yield Hit(
                 step.line,
-                "neither sbatch nor srun is given --cpus-per-task, so a task may get one core",
-                "give it to both, such as the cores of a node over its tasks",
+                "neither sbatch nor srun has --cpus-per-task, so a task may get one core",
+                "give it to both: cores of a node / tasks on it",
             )
             return
 
 
 @BATCH.rule(
-    "MODULE-PURGE", "warning", "modules of the shell that submits stay loaded",
+    "MODULE-PURGE", "warning", "modules of the submitting shell stay loaded",
     "write module purge before it",
 )  # fmt: skip
 def modules_on_top(job: Job) -> Iterator[Hit]:
-    """Look for modules on top of those that the submitting shell had.
+    """Yield the first module loaded on top of those of the submitting shell.
 
-    On a Cray a purge takes the programming environment away.
+    A Cray is left out: there a purge removes the programming environment.
     """
     constraint = job.directive("constraint")
     if CRAY.search(job.text) or (constraint and CRAY_GPUS.match(constraint.value or "")):
@@ -539,21 +540,23 @@ def modules_on_top(job: Job) -> Iterator[Hit]:
             return
         named = next((text for text in rest if not text.startswith("-")), "")
         if named in ("load", "add") or (first == "ml" and named not in ML_WORDS):
-            yield Hit(command.line, f"{' '.join([first, *rest])[:60]} comes without module purge")
+            yield Hit(
+                command.line, f"{' '.join([first, *rest])[:60]} has no module purge before it"
+            )
             return
 
 
 @BATCH.rule(
-    "TWO-ENVIRONMENTS", "warning", "packages of one are found in the other",
+    "TWO-ENVIRONMENTS", "warning", "packages of one environment shadow those of the other",
     "keep exactly one: modules, a venv, or an image",
 )  # fmt: skip
 def two_environments(job: Job) -> Iterator[Hit]:
     found = [(command.line, kind) for command in job.commands if (kind := _activates(command))]
     if found and job.containers:
         line = job.containers[0].line
-        yield Hit(found[0][0], f"{found[0][1]} is entered outside of the image of line {line}")
+        yield Hit(found[0][0], f"{found[0][1]} is activated outside of the image of line {line}")
     elif len({kind for _, kind in found}) > 1:
-        yield Hit(found[-1][0], f"{found[-1][1]} is entered on top of {found[0][1]}")
+        yield Hit(found[-1][0], f"{found[-1][1]} is activated on top of {found[0][1]}")
 
 
 def _activates(command: Command) -> str | None:
@@ -567,11 +570,11 @@ def _activates(command: Command) -> str | None:
 
 
 @BATCH.rule(
-    "EXIT-CODE", "warning", "a failed run is then COMPLETED to Slurm and to afterok",
-    "set -eo pipefail, or keep it: srun ... || failed=1, and end with exit",
+    "EXIT-CODE", "warning", "Slurm then reports a failed run as COMPLETED, and afterok jobs start",
+    "write set -eo pipefail, or srun ... || code=$? and at the end exit ${code:-0}",
 )  # fmt: skip
 def lost_exit_code(job: Job) -> Iterator[Hit]:
-    """Look for a pipe, or a last command, that hides how the ranks ended."""
+    """Yield the pipes, or the last command, that hide the ranks' exit code."""
     settings = _settings(job)
     piped = set()
     is_seen = "pipefail" in settings or "PIPESTATUS" in job.text or not job.is_batch
@@ -595,18 +598,21 @@ def lost_exit_code(job: Job) -> Iterator[Hit]:
     while begin and commands[top[begin - 1]].ends == "&&":
         begin -= 1  # a && b: where a fails, the script ends as a does
     if any(ends.get(at) for at in top[:begin] if at not in heard):
-        yield Hit(last.line, f"the script ends with {last.name[:40]}, however its ranks ended")
+        yield Hit(
+            last.line,
+            f"the exit code of the script is that of {last.name[:40]}, not that of the ranks",
+        )
 
 
 @BATCH.rule(
-    "BROKEN-LINE", "error", "what follows is no part of the command",
+    "BROKEN-LINE", "error", "the next line is not part of the command",
     "let the backslash be the line's last character",
 )  # fmt: skip
 def broken_line(job: Job) -> Iterator[Hit]:
     cut: dict[int, str] = {}
     for command in job.shell.commands:
         if command.cut_in:
-            cut[command.cut_in] = "a blank behind the backslash ends the command"
+            cut[command.cut_in] = "a space after the backslash ends the command"
         first = command.words[0].text if command.words else ""
         line, before = job.lines[command.line - 1], command.line - 1  # its text, the line above
         begins = re.match("--?[a-zA-Z]", first) and line.lstrip().startswith(first)
@@ -615,20 +621,20 @@ def broken_line(job: Job) -> Iterator[Hit]:
             cut[before] = "a comment between the lines of a command ends it"
         elif text and before not in cut and not text.endswith(("|", "&&")):
             cut[before] = "the line has no backslash at its end"
-    yield from (Hit(line, f"{fact}; the next line is run by itself") for line, fact in cut.items())
+    yield from (Hit(line, fact) for line, fact in cut.items())
 
 
 @BATCH.rule(
-    "NOT-READ", "note", "findings behind it may be missing or wrong",
+    "NOT-READ", "note", "later findings may be missing or wrong",
     "try bash -n on the script",
 )  # fmt: skip
 def not_read(job: Job) -> Iterator[Hit]:
     if job.shell.unread:
-        yield Hit(job.shell.unread, f"the shell is not read from line {job.shell.unread} on")
+        yield Hit(job.shell.unread, f"lint cannot parse the shell from line {job.shell.unread} on")
 
 
 def _problems(job: Job, *kinds: Kind) -> Iterator[Hit]:
-    """Yield what is wrong with the variables of NCCL and such, if it is of some kinds."""
+    """Yield the problems of these kinds with variables of NCCL, Gloo and torch."""
     values = {name: value for name, (_, value) in job.environ.items()}
     for problem in problems(values, job.interfaces):
         if problem.kind in kinds:
@@ -636,7 +642,7 @@ def _problems(job: Job, *kinds: Kind) -> Iterator[Hit]:
 
 
 @BATCH.rule(
-    "NCCL-VARIABLE", "warning", "what NCCL does not know it passes over without a word",
+    "NCCL-VARIABLE", "warning", "NCCL ignores what it does not know, without a message",
     "correct it",
 )  # fmt: skip
 def wrong_variable(job: Job) -> Iterator[Hit]:
@@ -644,8 +650,8 @@ def wrong_variable(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule(
-    "INTERFACE-MISSING", "note", "ranks that find no interface do not meet",
-    "look on a compute node",
+    "INTERFACE-MISSING", "note", "ranks without a common interface cannot connect",
+    "check on a compute node",
 )  # fmt: skip
 def missing_interface(job: Job) -> Iterator[Hit]:
     return _problems(job, "interface")
@@ -660,7 +666,7 @@ def costly_variable(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule(
-    "DEBUG-IN-TIMING", "warning", "a measured time then holds the debugging too",
+    "DEBUG-IN-TIMING", "warning", "measured times then include the debugging",
     "leave it out",
 )  # fmt: skip
 def debugging(job: Job) -> Iterator[Hit]:
@@ -670,7 +676,7 @@ def debugging(job: Job) -> Iterator[Hit]:
 TIME = re.compile(
     r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}|INFINITE|UNLIMITED|-1", re.IGNORECASE
 )
-# A comment that is a directive but for its spelling, and one that somebody has switched off.
+# A misspelt directive, and one that is commented out.
 MISSPELT = re.compile(r"(?:\s*#sbatch|\s+#SBATCH)(\s+-.*)", re.IGNORECASE)
 OFF = re.compile(r"\s*(?:##+\s*|#\s+)SBATCH\s+-")
 # The first version of Slurm that makes the folders of --output and --error.
@@ -679,25 +685,25 @@ MAKES_FOLDERS = (23, 2)
 
 @BATCH.rule(
     "SHEBANG", "error", "sbatch refuses the script",
-    "begin with #!/bin/bash",
+    "begin the script with #!/bin/bash",
 )  # fmt: skip
 def no_shebang(job: Job) -> Iterator[Hit]:
     if not job.text.startswith("#!"):
-        yield Hit(1, "the first line is not #!")
+        yield Hit(1, "the first line does not begin with #!")
 
 
 @BATCH.rule(
     "CRLF", "error", "sbatch refuses the script",
-    "run dos2unix on it",
+    "run dos2unix on the script",
 )  # fmt: skip
 def dos_lines(job: Job) -> Iterator[Hit]:
     found = [n for n, line in enumerate(job.lines, start=1) if line.endswith("\r")]
     if found:
-        yield Hit(found[0], f"{len(found)} lines end as on Windows, in CR LF")
+        yield Hit(found[0], f"{len(found)} lines have Windows line ends (CR LF)")
 
 
 @BATCH.rule(
-    "DIRECTIVE-LATE", "error", "sbatch passes over it without a word",
+    "DIRECTIVE-LATE", "error", "sbatch ignores it without a message",
     "move it above the first command",
 )  # fmt: skip
 def late_directive(job: Job) -> Iterator[Hit]:
@@ -708,8 +714,8 @@ def late_directive(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule(
-    "DIRECTIVE-SPELLING", "error", "sbatch takes it for a comment",
-    "write #SBATCH in capitals, without blanks, where the line begins",
+    "DIRECTIVE-SPELLING", "error", "sbatch reads it as a comment",
+    "write #SBATCH in capitals at the start of the line",
 )  # fmt: skip
 def misspelt_directive(job: Job) -> Iterator[Hit]:
     for line, text in job.shell.comments:
@@ -721,8 +727,8 @@ def misspelt_directive(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule(
-    "DIRECTIVE-OFF", "note", "sbatch does not read it",
-    "remove it if that is not meant",
+    "DIRECTIVE-OFF", "note", "sbatch ignores it",
+    "remove the extra # if you want the option",
 )  # fmt: skip
 def disabled_directive(job: Job) -> Iterator[Hit]:
     for line, text in job.shell.comments:
@@ -747,14 +753,14 @@ def unknown_option(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule(
-    "DIRECTIVE-VARIABLE", "error", "sbatch takes it letter by letter",
-    "write the value out, or use sbatch's own %j, %x and %u",
+    "DIRECTIVE-VARIABLE", "error", "sbatch does not expand variables",
+    "write the value itself, or use %j, %x or %u of sbatch",
 )  # fmt: skip
 def variable_in_directive(job: Job) -> Iterator[Hit]:
     for option in job.directives:
         value = option.value or ""
         if "$" in value or value.startswith("~"):
-            yield Hit(option.line, f"--{option.name}={value} holds what only a shell expands")
+            yield Hit(option.line, f"--{option.name}={value} contains a shell variable")
 
 
 @BATCH.rule(
@@ -775,11 +781,11 @@ def wrong_time(job: Job) -> Iterator[Hit]:
     value = job.value("time")
     is_filled_in = re.search(r"[${}<>@#%]", value)  # by the shell's user, or by a template
     if option and not is_filled_in and not TIME.fullmatch(value):
-        yield Hit(option.line, f"--time={value} is no time to sbatch")
+        yield Hit(option.line, f"--time={value} is not a time that sbatch reads")
 
 
 @BATCH.rule(
-    "NO-TASKS-PER-NODE", "warning", "Slurm may fill one node before the next",
+    "NO-TASKS-PER-NODE", "warning", "Slurm may fill one node before it uses the next",
     "add #SBATCH --ntasks-per-node, one task for each GPU",
 )  # fmt: skip
 def no_tasks_per_node(job: Job) -> Iterator[Hit]:
@@ -794,14 +800,14 @@ def no_tasks_per_node(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule(
-    "OUTPUT-FOLDER", "note", "Slurm before 23.02 does not make it, and the job fails at "
+    "OUTPUT-FOLDER", "note", "Slurm before 23.02 does not create it, and the job fails at "
     "once (0:53) without a log",
-    "make it before you submit, where Slurm is older",
+    "create the folder before you submit",
 )  # fmt: skip
 def missing_folder(job: Job) -> Iterator[Hit]:
-    """Look for the folders of --output and --error, as far as this machine can tell.
+    """Yield the missing folders of --output and --error, as far as this machine can see.
 
-    Slurm makes them since 23.02 (its release notes), also where %j is in their name.
+    Slurm creates them since 23.02 (its release notes), also with %j in their name.
     """
     if job.slurm and job.slurm >= MAKES_FOLDERS:
         return
@@ -830,7 +836,7 @@ def _may_exist(folder: Path, job: Job) -> bool:
 
 @BATCH.rule(
     "GPU-PER-TASK", "warning", 'a rank that asks for cuda:LOCAL_RANK fails with "invalid '
-    'device ordinal", and else NCCL does without NVLink and P2P',
+    'device ordinal"; other ranks work, but NCCL cannot use NVLink and P2P',
     "use --gpus-per-node, with one task for each GPU and cuda:LOCAL_RANK",
 )  # fmt: skip
 def one_gpu_per_task(job: Job) -> Iterator[Hit]:
@@ -856,8 +862,8 @@ def one_gpu_per_task(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule(
-    "SIGNAL-STEPS", "warning", "ranks that do not handle it are ended by it, and the "
-    "script goes on",
+    "SIGNAL-STEPS", "warning", "the signal ends ranks that do not handle it, and the "
+    "script continues",
     "write --signal=B:USR1@120 and trap USR1 in this script, unless the ranks handle it",
 )  # fmt: skip
 def signal_to_steps(job: Job) -> Iterator[Hit]:
@@ -870,7 +876,7 @@ def signal_to_steps(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule(
-    "TASKS-CONTRADICT", "error", "Slurm starts another number of tasks than one of them says",
+    "TASKS-CONTRADICT", "error", "Slurm follows one of them only",
     "give --nodes and --ntasks-per-node, and leave --ntasks out",
 )  # fmt: skip
 def tasks_contradict(job: Job) -> Iterator[Hit]:
@@ -886,18 +892,18 @@ def tasks_contradict(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule(
-    "EXPORT-NAMES", "error", "the tasks do not even find their program",
+    "EXPORT-NAMES", "error", "tasks without PATH cannot find their program",
     "use --export=ALL and set variables in the script",
 )  # fmt: skip
 def exported_names(job: Job) -> Iterator[Hit]:
     for line, value in _exports(job):
         names = value.split(",")
         if value and names[0] not in ("ALL", "NONE", "NIL") and "ALL" not in names:
-            yield Hit(line, f"--export={value} drops every other variable, PATH too")
+            yield Hit(line, f"--export={value} removes every other variable, including PATH")
 
 
 @BATCH.rule(
-    "EXPORT-COMMA", "error", "the variable holds only what is before the comma",
+    "EXPORT-COMMA", "error", "the variable gets only the text before the comma",
     "export the variable in the script, in quotes",
 )  # fmt: skip
 def export_with_comma(job: Job) -> Iterator[Hit]:
@@ -905,7 +911,7 @@ def export_with_comma(job: Job) -> Iterator[Hit]:
         names = value.split(",")
         cut = [b for a, b in pairwise(names) if "=" in a and "=" not in b]
         if "ALL" in names and cut and cut[0] != "ALL":
-            yield Hit(line, f"--export={value} ends a value at its comma, before {cut[0]!r}")
+            yield Hit(line, f"--export={value} cuts a value at its comma, before {cut[0]!r}")
 
 
 def _exports(job: Job) -> Iterator[tuple[int, str]]:
@@ -918,7 +924,7 @@ def _exports(job: Job) -> Iterator[tuple[int, str]]:
 
 
 @BATCH.rule(
-    "REQUEUE", "note", "after a node failure Slurm may run the script again from its top",
+    "REQUEUE", "note", "after a node failure Slurm may run the whole script again",
     "add #SBATCH --no-requeue, or --requeue with --open-mode=append",
 )  # fmt: skip
 def requeue_unsaid(job: Job) -> Iterator[Hit]:
@@ -936,36 +942,36 @@ HANDED_ON = re.compile(r"(APPTAINER|SINGULARITY)ENV_(SLURM|MASTER|RANK|LOCAL|WOR
 
 
 @BATCH.rule(
-    "CLEANENV", "error", "no rank knows its number or where to meet",
-    "hand them on as APPTAINERENV_NAME, or with --env-file",
+    "CLEANENV", "error", "no rank gets its number or the master's address",
+    "pass them as APPTAINERENV_NAME, or with --env-file",
 )  # fmt: skip
 def clean_environment(job: Job) -> Iterator[Hit]:
     for container in job.containers:
         cleans = container.has("--cleanenv", "-e") and not container.has("--env", "--env-file")
         is_rank = container.step is not None and not job.is_single(container.step)
         if cleans and is_rank and not HANDED_ON.search(job.text):
-            yield Hit(container.line, "--cleanenv leaves out SLURM_* and MASTER_*")
+            yield Hit(container.line, "--cleanenv removes SLURM_* and MASTER_*")
 
 
 @BATCH.rule(
-    "CONTAINALL", "error", "NCCL and gloo then share no memory, and /tmp has 64 MiB",
+    "CONTAINALL", "error", "NCCL and gloo cannot use shared memory, and /tmp has 64 MiB",
     "use --cleanenv --no-home instead",
 )  # fmt: skip
 def contained(job: Job) -> Iterator[Hit]:
     for container in job.containers:
         tasks = job.tasks_per_node(container.step) if container.step else 1
         if container.has("--containall", "-C", "--ipc", "-i") and (tasks or 1) > 1:
-            yield Hit(container.line, f"each of {tasks} ranks of a node has its own /dev/shm")
+            yield Hit(container.line, f"each of the {tasks} ranks on a node gets its own /dev/shm")
 
 
 @BATCH.rule(
-    "NO-NV", "error", "torch then sees no GPU, and Apptainer does not say so",
+    "NO-NV", "error", "torch sees no GPU, and Apptainer does not warn",
     "add --nv, or --rocm for AMD",
 )  # fmt: skip
 def no_gpus_inside(job: Job) -> Iterator[Hit]:
-    """Look for an image that sees no GPU.
+    """Yield each image that sees no GPU.
 
-    On AMD it sees them: Apptainer binds the host's /dev, and the image brings ROCm.
+    AMD is left out: Apptainer binds the host's /dev, and the image brings ROCm.
     """
     switches = {"APPTAINER_NV", "SINGULARITY_NV", "APPTAINER_ROCM", "SINGULARITY_ROCM"}
     if job.is_amd or not job.has_gpus or switches & set(job.settings):
@@ -973,17 +979,19 @@ def no_gpus_inside(job: Job) -> Iterator[Hit]:
     for container in job.containers:
         is_given = container.has("--nv", "--nvccli", "--rocm")
         may_be_given = any("$" in option and "=" not in option for option in container.options)
-        # An image that is only asked for a version or a file needs no GPU.
+        # A command that only prints a version or a file needs no GPU.
         program = container.program
         name = base_name(program[0]) if program else ""
         asks_version = any(re.search(r"--version|__version__|^-V$", word) for word in program)
         is_client = name == "ray" and "start" not in program
         if not (is_given or may_be_given or name in TOOLS or asks_version or is_client):
-            yield Hit(container.line, "GPUs are asked for and the image is entered without --nv")
+            yield Hit(
+                container.line, "the job asks for GPUs, but the image is started without --nv"
+            )
 
 
 @BATCH.rule(
-    "DOCKER-SHM", "warning", "the image has 64 MB of /dev/shm, and loaders or NCCL end "
+    "DOCKER-SHM", "warning", "the container has 64 MB of /dev/shm, and loaders or NCCL fail "
     "with a bus error",
     "add --ipc=host, or --shm-size=8g",
 )  # fmt: skip

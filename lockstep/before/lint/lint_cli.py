@@ -6,10 +6,11 @@ from typing import Any
 
 import click
 
+from lockstep.core.findings import SYMPTOMS
 from lockstep.core.processes import answer
 
 TIMEOUT_S = 5
-# A note that most scripts get; of several scripts it is printed once.
+# A note that most scripts get; it is printed once for all of them.
 COMMON = "REQUEUE"
 EXAMPLES = """\b
 Examples:
@@ -19,21 +20,21 @@ Examples:
   lockstep lint --rules
 
 \b
-Each line reads FILE:LINE: RULE SEVERITY: what is wrong; what to do.
+Each line reads FILE:LINE: RULE SEVERITY: what is wrong: why; what to do.
 Shell scripts need the extra [lint], as pip install '/path/to/checkout[lint]'.
-Exit code: 0 no error or warning, 1 some, 2 a script cannot be read. Notes alone give 0.
+Exit code: 0 no error or warning (notes alone give 0), 1 some, 2 a script cannot be read.
 """
 
 
 @click.command("lint", epilog=EXAMPLES)
 @click.argument("scripts", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-@click.option("--rules", "lists_rules", is_flag=True, help="List what is looked for.")
+@click.option("--rules", "lists_rules", is_flag=True, help="List the rules.")
 @click.pass_context
 def lint(ctx: click.Context, scripts: tuple[str, ...], as_json: bool, lists_rules: bool) -> None:
-    """Find errors in your own sbatch SCRIPTS, and training scripts of Python, before they run.
+    """Find errors in your own sbatch SCRIPTS and Python training scripts before they run.
 
-    Reads the scripts and runs nothing.
+    Lint reads the scripts and runs nothing.
     """
     import socket
 
@@ -77,4 +78,6 @@ def lint(ctx: click.Context, scripts: tuple[str, ...], as_json: bool, lists_rule
         counted = ", ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items())
         num_scripts = len(scripts)
         click.echo(f"{num_scripts} script{'s' * (num_scripts != 1)}: {counted}", err=True)
+        if counts["error"] or counts["warning"]:
+            click.echo(SYMPTOMS, err=True)
     ctx.exit(any(finding.severity != "note" for finding in findings))

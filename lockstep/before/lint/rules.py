@@ -1,4 +1,4 @@
-"""What a rule of lint is, and what it finds."""
+"""The rules of lint and their findings."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ MAX_FACT = 300
 
 @dataclass(frozen=True)
 class Hit:
-    """What a rule has found: where, and the fact; an action of its own comes with its own why.
+    """One place where a script breaks a rule. With its own action the fact includes the reason.
 
     Attributes:
-        severity: Where it is not the rule's: error, warning or note.
+        severity: Error, warning or note, if it differs from the rule's.
     """
 
     line: int
@@ -37,7 +37,7 @@ class Rule(Generic[Subject]):
     """One error to look for, in a batch script or a training script.
 
     Attributes:
-        why: What comes of it.
+        why: What happens to a job that breaks the rule.
         action: What to do.
     """
 
@@ -49,12 +49,12 @@ class Rule(Generic[Subject]):
 
 
 class Rules(list[Rule[Subject]]):
-    """The rules for one kind of script, in the order of their modules."""
+    """The rules for one kind of script, in the order in which `--rules` lists them."""
 
     def rule(
         self, name: str, severity: Severity, why: str, action: str
     ) -> Callable[[Callable[[Subject], Iterator[Hit]]], Callable[[Subject], Iterator[Hit]]]:
-        """Add the function that follows, which yields what a script breaks, as a rule."""
+        """Register a function that yields the hits in a script as a rule."""
 
         def add(check: Callable[[Subject], Iterator[Hit]]) -> Callable[[Subject], Iterator[Hit]]:
             self.append(Rule(name, severity, why, action, check))
@@ -65,7 +65,7 @@ class Rules(list[Rule[Subject]]):
 
 @dataclass(frozen=True)
 class Finding:
-    """A rule that a script breaks, and where."""
+    """A hit of a rule, with path, severity and action."""
 
     path: str
     line: int
@@ -75,14 +75,14 @@ class Finding:
     action: str
 
     def __str__(self) -> str:
-        """Return it as compilers write an error, in one line."""
+        """Return one line in the form of a compiler's errors."""
         return (
             f"{self.path}:{self.line}: {self.rule} {self.severity}: {self.message}; {self.action}"
         )
 
 
 def judge(script: Subject, rules: Iterable[Rule[Subject]]) -> list[Finding]:
-    """Return what rules find in a script, in the order of its lines."""
+    """Return the findings of all rules in a script, by line."""
     findings = []
     for rule in rules:
         for hit in rule.check(script):

@@ -1,9 +1,4 @@
-"""Errors that a reader of a training script can find before its ranks hang or wait.
-
-Rules about training scripts: what is slow, wrong or hangs once there are several ranks.
-
-A Python training script as the rules ask about it: its calls, loops and branches.
-"""
+"""Rules for Python training scripts: errors that make several ranks slow, wrong or hang."""
 
 import ast
 import re
@@ -20,7 +15,7 @@ Loop = ast.For | ast.While
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 # Wraps a model for several ranks.
 WRAPS = ("DistributedDataParallel", "DDP")
-# How a script asks which rank it is.
+# Names with which a script asks for its rank.
 OF_RANKS = ("rank", "is_main_process", "is_master", "is_main", "is_global_zero")
 # Each rank must call these, or the others wait (torch.distributed, "Collective functions").
 COLLECTIVES = frozenset(
@@ -42,7 +37,7 @@ class Script:
 
     @cached_property
     def parents(self) -> dict[ast.AST, ast.AST]:
-        """Node -> the node that holds it."""
+        """Node -> its parent."""
         return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     @cached_property
@@ -56,7 +51,7 @@ class Script:
         return [call for call in self.calls if name_of(call.func).rpartition(".")[2] in names]
 
     def mentions(self, *words: str) -> bool:
-        """Return whether a name, an attribute, an argument or a text is one of these words."""
+        """Return whether a name, an attribute, an argument or a string is one of these words."""
         return any(word in words for node in ast.walk(self.tree) for word in _words(node))
 
     @property
@@ -75,7 +70,7 @@ class Script:
         return bool(self.named("backward"))
 
     def around(self, node: ast.AST) -> Iterator[ast.AST]:
-        """Yield the nodes that hold a node, the innermost first."""
+        """Yield the ancestors of a node, the innermost first."""
         while node in self.parents:
             node = self.parents[node]
             yield node
@@ -115,7 +110,7 @@ class Script:
         return nodes
 
     def in_each_step(self, call: ast.Call) -> bool:
-        """Return whether a call is made in each step, of some ranks at least."""
+        """Return whether a call is made in each step of at least some ranks."""
         for holder in self.around(call):
             if holder in self.step_blocks:
                 return not (isinstance(holder, ast.For) and call in ast.walk(holder.iter))
@@ -128,12 +123,12 @@ class Script:
         return False
 
     def is_for_some_ranks(self, node: ast.AST, seen: frozenset[str] = frozenset()) -> bool:
-        """Return whether a condition about the rank leads to a node, or to its function's calls."""
+        """Return whether a node, or each call of its function, depends on the rank."""
         function = self.function_of(node)
-        tests = [one.test for one in self.around(node) if isinstance(one, ast.If | ast.IfExp)]
-        for one in ast.walk(function):
-            if isinstance(one, ast.If) and isinstance(one.body[-1], ast.Return | ast.Continue):
-                tests += [one.test] if one.lineno < getattr(node, "lineno", 0) else []
+        tests = [part.test for part in self.around(node) if isinstance(part, ast.If | ast.IfExp)]
+        for part in ast.walk(function):
+            if isinstance(part, ast.If) and isinstance(part.body[-1], ast.Return | ast.Continue):
+                tests += [part.test] if part.lineno < getattr(node, "lineno", 0) else []
         if any(map(asks_for_rank, tests)) or not isinstance(function, Function):
             return any(map(asks_for_rank, tests))
         name = function.name
@@ -142,11 +137,11 @@ class Script:
 
     def function_of(self, node: ast.AST) -> ast.AST:
         """Return the function around a node, or the whole script."""
-        return next((one for one in self.around(node) if isinstance(one, Function)), self.tree)
+        return next((part for part in self.around(node) if isinstance(part, Function)), self.tree)
 
 
 def name_of(node: ast.AST) -> str:
-    """Return the dotted name of an expression: `torch.nn.DataParallel`, of a method `.item`."""
+    """Return the dotted name of an expression, such as `torch.nn.DataParallel` or `.item`."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
@@ -155,17 +150,17 @@ def name_of(node: ast.AST) -> str:
 
 
 def argument(call: ast.Call, name: str) -> ast.expr | None:
-    """Return what a call gives under a name."""
+    """Return the value of a call's keyword argument."""
     return next((word.value for word in call.keywords if word.arg == name), None)
 
 
 def is_constant(node: ast.AST | None, value: object) -> bool:
-    """Return whether an expression is a value that is written out."""
+    """Return whether an expression is this literal."""
     return isinstance(node, ast.Constant) and node.value is value
 
 
 def asks_for_rank(test: ast.AST) -> bool:
-    """Return whether a condition is about which rank this is."""
+    """Return whether a condition depends on the rank."""
     words = {word.lower() for node in ast.walk(test) for word in _words(node)}
     return any(word in OF_RANKS or word.endswith("rank") or word == "get_rank" for word in words)
 
@@ -188,7 +183,7 @@ def _words(node: ast.AST) -> Iterator[str]:
         yield node.value
 
 
-# Methods of a tensor that wait until the GPU has computed it.
+# Methods of a tensor that wait for the GPU.
 READING = ("item", "tolist", "numpy", "cpu")
 WAITING = ("synchronize", "empty_cache")
 PRINTING = ("print", "info", "debug", "write", "log", "add_scalar")
@@ -199,7 +194,7 @@ TRAINING: "Rules[Script]" = Rules()
 
 
 @TRAINING.rule(
-    "SET-EPOCH", "error", "each epoch then has the order of the first",
+    "SET-EPOCH", "error", "each epoch then repeats the order of the first",
     "call sampler.set_epoch(epoch) before each epoch",
 )  # fmt: skip
 def same_order(script: Script) -> Iterator[Hit]:
@@ -209,17 +204,17 @@ def same_order(script: Script) -> Iterator[Hit]:
         holder = script.parents.get(call)
         targets = holder.targets if isinstance(holder, ast.Assign) else []
         parts = [*targets, *call.args, *(keyword.value for keyword in call.keywords)]
-        # Its name, or its data's, may say that it is not for training.
+        # The name of the sampler or its data may say that it is not for training.
         validates = re.search(
             r"val|test|eval|dev(?!ice)|infer", " ".join(map(ast.unparse, parts)), re.IGNORECASE
         )
         if not is_constant(argument(call, "shuffle"), False) and not validates:
-            yield Hit(call.lineno, "DistributedSampler, and no set_epoch anywhere")
+            yield Hit(call.lineno, "the script has a DistributedSampler, but never calls set_epoch")
 
 
 @TRAINING.rule(
-    "NO-SAMPLER", "warning", "each rank then goes through all of the data",
-    "give the DataLoader a DistributedSampler, and no shuffle",
+    "NO-SAMPLER", "warning", "each rank then trains on all of the data",
+    "give the DataLoader a DistributedSampler instead of shuffle=True",
 )  # fmt: skip
 def all_data_everywhere(script: Script) -> Iterator[Hit]:
     if not script.is_distributed or script.mentions("DistributedSampler"):
@@ -227,12 +222,12 @@ def all_data_everywhere(script: Script) -> Iterator[Hit]:
     for call in script.named("DataLoader"):
         is_shuffled = is_constant(argument(call, "shuffle"), True)
         if is_shuffled and argument(call, "sampler") is None:
-            yield Hit(call.lineno, "DataLoader with shuffle=True on each rank, and no sampler")
+            yield Hit(call.lineno, "DataLoader has shuffle=True and no sampler")
 
 
 @TRAINING.rule(
-    "SYNC-IN-STEP", "warning", "the CPU waits there for the GPU, which idles afterwards",
-    "keep loss.detach() and read it every hundred steps or at the epoch's end",
+    "SYNC-IN-STEP", "warning", "the CPU waits for the GPU, which then idles",
+    "keep loss.detach(), and read it every hundred steps or at the end of the epoch",
 )  # fmt: skip
 def read_each_step(script: Script) -> Iterator[Hit]:
     if script.is_for_cpus:
@@ -244,21 +239,21 @@ def read_each_step(script: Script) -> Iterator[Hit]:
         if last in READING and not call.args:
             yield Hit(call.lineno, f"{name or f'(...).{last}'}() in each step")
         elif last in WAITING and "cuda" in name:
-            action = "leave it out of the step; a timer needs it once, around many steps"
+            action = "move it out of the step; a timer needs it once, around many steps"
             yield Hit(call.lineno, f"{name}() in each step: the CPU waits for the GPU", action)
         elif last in PRINTING and (read := losses & _plain_names(call)):
-            yield Hit(call.lineno, f"{last} of the tensor {min(read)} in each step")
+            yield Hit(call.lineno, f"{last}() of the tensor {min(read)} in each step")
 
 
 def _plain_names(call: ast.Call) -> set[str]:
-    """Return the variables that a call prints as they are, and not an attribute or a call of."""
+    """Return the variables that a call prints themselves, without attribute or call."""
     inner = {node.value for node in ast.walk(call) if isinstance(node, ast.Attribute)}
     return {node.id for node in ast.walk(call) if isinstance(node, ast.Name) and node not in inner}
 
 
 @TRAINING.rule(
-    "STEP-COLLECTIVE", "warning", "each rank waits there for the slowest, beside the gradients",
-    "do it every hundred steps or at the epoch's end",
+    "STEP-COLLECTIVE", "warning", "each rank waits for the slowest, in addition to the gradients",
+    "call it every hundred steps or at the end of the epoch",
 )  # fmt: skip
 def collective_each_step(script: Script) -> Iterator[Hit]:
     for call in collectives(script.tree):
@@ -267,8 +262,8 @@ def collective_each_step(script: Script) -> Iterator[Hit]:
 
 
 @TRAINING.rule(
-    "UNUSED-PARAMETERS", "warning", "DDP walks the whole graph in each step",
-    "leave it out, unless some parameters really get no gradient",
+    "UNUSED-PARAMETERS", "warning", "DDP then searches the whole graph in each step",
+    "remove it, unless some parameters really get no gradient",
 )  # fmt: skip
 def unused_parameters(script: Script) -> Iterator[Hit]:
     for call in script.named(*WRAPS, "DistributedDataParallelKwargs", "DDPStrategy"):
@@ -277,8 +272,8 @@ def unused_parameters(script: Script) -> Iterator[Hit]:
 
 
 @TRAINING.rule(
-    "NO-WORKERS", "warning", "the process that trains reads each batch itself, meanwhile idle",
-    "give num_workers, such as the cores of a rank less one, and persistent_workers=True",
+    "NO-WORKERS", "warning", "the training process loads each batch itself and idles meanwhile",
+    "set num_workers, such as the cores of a rank minus one, and persistent_workers=True",
 )  # fmt: skip
 def no_workers(script: Script) -> Iterator[Hit]:
     if not script.is_distributed or script.named("TensorDataset"):
@@ -287,13 +282,13 @@ def no_workers(script: Script) -> Iterator[Hit]:
         given = argument(call, "num_workers")
         is_hidden = any(word.arg is None for word in call.keywords) or len(call.args) > 5
         if is_constant(given, 0) or (given is None and not is_hidden):
-            how = "with num_workers=0" if given else "without num_workers, which is 0"
+            how = "with num_workers=0" if given else "without num_workers, which defaults to 0"
             yield Hit(call.lineno, f"DataLoader {how}")
 
 
 @TRAINING.rule(
-    "NO-SYNC", "warning", "each backward exchanges all gradients, and only the last must",
-    "do the other backwards within `with model.no_sync():`",
+    "NO-SYNC", "warning", "each backward exchanges all gradients, but only the last one needs to",
+    "run the other backwards within `with model.no_sync():`",
 )  # fmt: skip
 def no_sync(script: Script) -> Iterator[Hit]:
     if not script.named(*WRAPS) or script.mentions("no_sync", "require_backward_grad_sync"):
@@ -313,8 +308,8 @@ def no_sync(script: Script) -> Iterator[Hit]:
 
 
 @TRAINING.rule(
-    "RANK-FILES", "warning", "the ranks write over each other, and the file may be torn",
-    "do it on rank 0 alone, and let the others wait at a barrier",
+    "RANK-FILES", "warning", "the ranks overwrite each other's file, which may end up corrupt",
+    "do it on rank 0 only, and let the others wait at a barrier",
 )  # fmt: skip
 def files_of_all_ranks(script: Script) -> Iterator[Hit]:
     if not script.is_distributed:
@@ -342,7 +337,7 @@ def device_of_global_rank(script: Script) -> Iterator[Hit]:
     }
     for call in script.named("set_device"):
         if call.args and _is_global_rank(call.args[0], ranks):
-            yield Hit(call.lineno, f"{ast.unparse(call)[:60]} by the rank in the whole job")
+            yield Hit(call.lineno, f"{ast.unparse(call)[:60]} uses the global rank")
 
 
 def _is_global_rank(node: ast.AST, ranks: set[str]) -> bool:
@@ -365,15 +360,15 @@ def gloo_for_gpus(script: Script) -> Iterator[Hit]:
     for call in script.named("init_process_group") if uses_gpus else ():
         given = call.args[0] if call.args else argument(call, "backend")
         if isinstance(given, ast.Constant) and given.value == "gloo":
-            yield Hit(call.lineno, "the backend is gloo, and tensors are on GPUs")
+            yield Hit(call.lineno, "the backend is gloo, but tensors are on GPUs")
 
 
 @TRAINING.rule(
-    "RANK-COLLECTIVE", "error", "the other ranks wait for it until the time-out",
-    "call it on every rank, and let only what prints or writes depend on the rank",
+    "RANK-COLLECTIVE", "error", "the other ranks wait for this call until they time out",
+    "call it on every rank; only printing and writing may depend on the rank",
 )  # fmt: skip
 def some_ranks_only(script: Script) -> Iterator[Hit]:
-    """Look for collective calls that not every rank makes, DDP's forward among them."""
+    """Yield the collective calls, including DDP's forward, that not every rank makes."""
     models = script.assigned(*WRAPS)
     for branch in (node for node in ast.walk(script.tree) if isinstance(node, ast.If)):
         if not asks_for_rank(branch.test):
@@ -385,7 +380,7 @@ def some_ranks_only(script: Script) -> Iterator[Hit]:
             for call in (call for part in side for call in collectives(part)):
                 name = name_of(call.func)
                 function = script.function_of(call)
-                # By two barriers the first rank goes before the others.
+                # Two barriers let the first rank go before the others.
                 is_turn = (
                     name.endswith("barrier")
                     and sum(
@@ -403,7 +398,7 @@ def some_ranks_only(script: Script) -> Iterator[Hit]:
             block = blocks[0] if blocks else []
             for part in block[block.index(branch) + 1 :] if block else ():
                 for call in collectives(part):
-                    fact = f"{name_of(call.func)} after `if {test}` let some ranks go"
+                    fact = f"{name_of(call.func)} after `if {test}` made some ranks leave"
                     yield Hit(call.lineno, fact)
         # Each forward of DDP may broadcast the model's buffers.
         forwards = [
@@ -419,14 +414,14 @@ def some_ranks_only(script: Script) -> Iterator[Hit]:
             name = name_of(call.func)
             yield Hit(
                 call.lineno,
-                f"DDP's forward {name}(...) within `if {test}`: the other ranks may wait for it",
+                f"DDP's forward {name}(...) runs within `if {test}`: other ranks may wait for it",
                 f"call {name}.module(...) there, or call it on every rank",
             )
 
 
 @TRAINING.rule(
-    "DATA-PARALLEL", "warning", "its threads share one interpreter, and no second node",
-    "use DistributedDataParallel, one process a GPU",
+    "DATA-PARALLEL", "warning", "its threads share one interpreter, and it cannot use more nodes",
+    "use DistributedDataParallel with one process per GPU",
 )  # fmt: skip
 def data_parallel(script: Script) -> Iterator[Hit]:
     for call in script.named("DataParallel"):
@@ -434,8 +429,8 @@ def data_parallel(script: Script) -> Iterator[Hit]:
 
 
 @TRAINING.rule(
-    "FIXED-PORT", "warning", "another job on the node may have it",
-    "leave it to torchrun, or derive it: 20000 + int(os.environ['SLURM_JOB_ID']) % 10000",
+    "FIXED-PORT", "warning", "another job on the node may use this port",
+    "let torchrun choose it, or derive it: 20000 + int(os.environ['SLURM_JOB_ID']) % 10000",
 )  # fmt: skip
 def fixed_port(script: Script) -> Iterator[Hit]:
     for node in ast.walk(script.tree):
@@ -445,11 +440,11 @@ def fixed_port(script: Script) -> Iterator[Hit]:
             if is_port and isinstance(node.value, ast.Constant):
                 yield Hit(node.lineno, f"MASTER_PORT is {node.value.value!r}")
         elif isinstance(node, ast.Constant) and _PORT.fullmatch(str(node.value)):
-            yield Hit(node.lineno, f"{node.value!r} names a port")
+            yield Hit(node.lineno, f"{node.value!r} is a fixed port")
 
 
 @TRAINING.rule(
-    "GPU-ZERO", "error", "all ranks of a node then share its first GPU",
+    "GPU-ZERO", "error", "all ranks of a node share its first GPU",
     'call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) first',
 )  # fmt: skip
 def one_gpu_for_all(script: Script) -> Iterator[Hit]:
@@ -467,28 +462,31 @@ def one_gpu_for_all(script: Script) -> Iterator[Hit]:
         if (name == "cuda" and (not call.args or is_first)) or (
             name in ("to", "device") and text in CUDA
         ):
-            yield Hit(call.lineno, f"{ast.unparse(call)[:60]}, and no LOCAL_RANK anywhere")
+            yield Hit(
+                call.lineno,
+                f"{ast.unparse(call)[:60]}is called, but the script never uses LOCAL_RANK",
+            )
 
 
 CUDA = ("cuda", "cuda:0")
 
 
 @TRAINING.rule(
-    "NO-SEED", "note", "no two runs are alike, and ranks may begin with other parameters",
-    "call torch.manual_seed with one seed on all ranks",
+    "NO-SEED", "note", "no two runs are equal, and the ranks may start with different parameters",
+    "call torch.manual_seed with the same seed on all ranks",
 )  # fmt: skip
 def no_seed(script: Script) -> Iterator[Hit]:
     seeds = ("manual_seed", "manual_seed_all", "seed_everything", "set_seed", "seed_all", "seed")
     is_broadcast = bool(script.named(*WRAPS))  # DDP sends rank 0's parameters to all
     if script.is_training and not script.named(*seeds) and not is_broadcast:
-        yield Hit(script.named("backward")[0].lineno, "a training without manual_seed")
+        yield Hit(script.named("backward")[0].lineno, "the training has no manual_seed")
 
 
 def load(path: str) -> Script:
     """Read a script.
 
     Raises:
-        ValueError: There is no such file, or it is not Python.
+        ValueError: The file cannot be read, or is not Python.
     """
     try:
         content = files.content(Path(path))
@@ -496,4 +494,4 @@ def load(path: str) -> Script:
     except SyntaxError as error:
         raise ValueError(f"{path}:{error.lineno or 1}: not Python: {error.msg}") from None
     except (RecursionError, MemoryError):
-        raise ValueError(f"{path}: nested too deep to be read") from None
+        raise ValueError(f"{path}: nested too deeply for Python's parser") from None

@@ -60,14 +60,14 @@ def _list_of(*words: str, by_function: bool = False) -> Values:
     def accept(value: str) -> bool:
         parts = value.split(";") if by_function else [value]
         lists = [part.rpartition(":")[2] if by_function else part for part in parts]
-        # ^ before a later word is how NCCL_DEBUG_SUBSYS leaves that one out.
+        # NCCL_DEBUG_SUBSYS also allows ^ before a later word, to exclude it.
         return all(
             word.strip().removeprefix("^").upper() in known
             for text in filter(None, lists)
             for word in text.split(",")
         )
 
-    return Values(f"a list with commas, after ^ to leave out, of {', '.join(words)}", accept)
+    return Values(f"a list with commas, or ^ and a list to exclude, of {', '.join(words)}", accept)
 
 
 def _interfaces(form: str, prefix: str) -> Values:
@@ -177,23 +177,23 @@ KNOWN: dict[str, Values] = {
     "GLOO_SOCKET_IFNAME": _interfaces("NAME[,NAME...]", ""),
     "NCCL_SOCKET_IFNAME": _interfaces("[^][=]NAME[,NAME...]", r"\^?=?"),
 }
-# old name -> (what became of it, what to do)
+# wrong or old name -> (what is wrong with it, what to do)
 GONE = {
     "NCCL_TIMEOUT": (
-        "is no variable of NCCL or PyTorch and does nothing",
+        "is not a variable of NCCL or PyTorch and has no effect",
         "give timeout= to torch.distributed.init_process_group, or --comm-timeout to Lockstep",
     ),
     "NCCL_IB_CUDA_SUPPORT": ("was removed in NCCL 2.4", "use NCCL_NET_GDR_LEVEL"),
     "NCCL_IB_GDR_LEVEL": ("was renamed in NCCL 2.4", "use NCCL_NET_GDR_LEVEL"),
-    "NCCL_SINGLE_RING_THRESHOLD": ("was removed in NCCL 2.3", "leave it out"),
-    "NCCL_LL_THRESHOLD": ("was removed in NCCL 2.5", "use NCCL_PROTO, or leave it out"),
-    "NCCL_TREE_THRESHOLD": ("was removed in NCCL 2.5", "use NCCL_ALGO, or leave it out"),
-    "NCCL_MAX_NRINGS": ("is of NCCL before 2.5", "use NCCL_MAX_CTAS"),
-    "NCCL_MIN_NRINGS": ("is of NCCL before 2.5", "use NCCL_MIN_CTAS"),
+    "NCCL_SINGLE_RING_THRESHOLD": ("was removed in NCCL 2.3", "unset it"),
+    "NCCL_LL_THRESHOLD": ("was removed in NCCL 2.5", "use NCCL_PROTO, or unset it"),
+    "NCCL_TREE_THRESHOLD": ("was removed in NCCL 2.5", "use NCCL_ALGO, or unset it"),
+    "NCCL_MAX_NRINGS": ("was renamed in NCCL 2.5", "use NCCL_MAX_CTAS"),
+    "NCCL_MIN_NRINGS": ("was renamed in NCCL 2.5", "use NCCL_MIN_CTAS"),
     "NCCL_MAX_NCHANNELS": ("is deprecated since NCCL 2.17", "use NCCL_MAX_CTAS"),
     "NCCL_MIN_NCHANNELS": ("is deprecated since NCCL 2.17", "use NCCL_MIN_CTAS"),
     **{
-        f"NCCL_{name}": ("is PyTorch's and has a new name since 2.2", f"use TORCH_NCCL_{name}")
+        f"NCCL_{name}": ("was renamed in PyTorch 2.2", f"use TORCH_NCCL_{name}")
         for name in (
             *("ASYNC_ERROR_HANDLING", "BLOCKING_WAIT", "DESYNC_DEBUG", "ENABLE_TIMING"),
             "USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
@@ -212,13 +212,13 @@ Kind = Literal["name", "value", "interface", "slow", "costly"]
 
 @dataclass(frozen=True)
 class Problem:
-    """One variable that is not as it should be.
+    """One variable with a wrong name or a wrong, slow or costly value.
 
     Attributes:
         message: What is wrong, and what is allowed.
-        kind: `name`, not a variable of NCCL's (or not any more); `value`, not a value it takes;
-            `interface`, not on this machine; `slow`, good but not while something is timed;
-            `costly`, it slows every step.
+        kind: `name`, not (or no longer) a variable of NCCL; `value`, not a value that it accepts;
+            `interface`, not on this machine; `slow`, valid, but not in timed runs;
+            `costly`, slows every step.
     """
 
     name: str
@@ -228,30 +228,37 @@ class Problem:
     kind: Kind
 
 
-_TO_DEBUG = "leave it out, except to debug"
+_TO_DEBUG = "unset it, except to debug"
 _BLOCKING = ("the host waits for each kernel, so nothing overlaps", _TO_DEBUG)
-_SLOWER_PATH = "leave it out, unless a fault of this machine needs it; then name the fault there"
-_BY_HOST = ("GPUs of a node then talk through the host's memory, not NVLink", _SLOWER_PATH)
-_BY_TCP = ("nodes then talk over TCP, not InfiniBand or RoCE", _SLOWER_PATH)
-_CHOSEN = ("NCCL alone would take the fastest for each message", "leave it out, except to test it")
-# variable -> (values that cost speed, as a pattern; what they do; what to do instead)
+_SLOWER_PATH = "unset it, unless a fault of this machine needs it; then name the fault there"
+_BY_HOST = (
+    "GPUs of a node exchange data through the host's memory instead of NVLink",
+    _SLOWER_PATH,
+)
+_BY_TCP = ("nodes exchange data over TCP instead of InfiniBand or RoCE", _SLOWER_PATH)
+_CHOSEN = ("NCCL cannot choose the fastest for each message", "unset it, except to test it")
+# variable -> (pattern of slow values; their effect; what to do instead)
 COSTLY: dict[str, tuple[str, str, str]] = {
     "CUDA_LAUNCH_BLOCKING": ("1", *_BLOCKING),
     "HIP_LAUNCH_BLOCKING": ("1", *_BLOCKING),
     "AMD_SERIALIZE_KERNEL": ("[123]", *_BLOCKING),
     "AMD_SERIALIZE_COPY": ("[123]", *_BLOCKING),
-    "PYTORCH_NO_CUDA_MEMORY_CACHING": ("1", "the driver then allocates each tensor", _TO_DEBUG),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": ("1", "the driver allocates each tensor anew", _TO_DEBUG),
     "NCCL_IB_DISABLE": ("1", *_BY_TCP),
     "NCCL_NET": ("(?i:socket)", *_BY_TCP),
     "NCCL_P2P_DISABLE": ("1", *_BY_HOST),
     "NCCL_P2P_LEVEL": ("LOC|0", *_BY_HOST),
-    "NCCL_SHM_DISABLE": ("1", "ranks of a node may then talk over the network", _SLOWER_PATH),
-    "NCCL_NET_GDR_LEVEL": ("LOC|0", "the network then reaches a GPU by the host", _SLOWER_PATH),
-    "FI_PROVIDER": ("(?i:tcp|sockets)", "libfabric then talks over TCP", _SLOWER_PATH),
+    "NCCL_SHM_DISABLE": ("1", "ranks of a node may exchange data over the network", _SLOWER_PATH),
+    "NCCL_NET_GDR_LEVEL": (
+        "LOC|0",
+        "the network reaches a GPU only through the host",
+        _SLOWER_PATH,
+    ),
+    "FI_PROVIDER": ("(?i:tcp|sockets)", "libfabric uses TCP", _SLOWER_PATH),
     "NCCL_PROTO": ("[^^].*", *_CHOSEN),
     "NCCL_ALGO": ("[^^].*", *_CHOSEN),
-    "NCCL_CHECK_POINTERS": ("1", "NCCL then checks every pointer", _TO_DEBUG),
-    "TORCH_NCCL_BLOCKING_WAIT": ("1", "the host then waits for each collective", _TO_DEBUG),
+    "NCCL_CHECK_POINTERS": ("1", "NCCL checks every pointer", _TO_DEBUG),
+    "TORCH_NCCL_BLOCKING_WAIT": ("1", "the host waits for each collective", _TO_DEBUG),
 }
 MAX_SOCKETS = 64  # NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD
 
@@ -259,12 +266,12 @@ MAX_SOCKETS = 64  # NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD
 def problems(
     environ: Mapping[str, str], interfaces: Collection[str] | None = None
 ) -> list[Problem]:
-    """Return what is wrong with the variables of NCCL, Gloo and torch.distributed.
+    """Return the problems of the variables of NCCL, Gloo and torch.distributed.
 
     Args:
-        environ: Variables, others too. An empty value counts as unset; one with a `$` is not known
+        environ: Any variables. An empty value counts as unset; one with a `$` is not known
             yet. Neither is judged.
-        interfaces: Network interfaces of the machine, or None where they are not known.
+        interfaces: Network interfaces of the machine, or None if they are not known.
     """
     found = []
     for name, value in environ.items():
@@ -286,7 +293,7 @@ def _fault_of_name(name: str) -> tuple[Kind, str, str] | None:
     near = difflib.get_close_matches(name[:80], [*KNOWN, *GONE], n=1, cutoff=0.8)
     if not near and name.startswith("TORCH_"):
         return None  # PyTorch documents only a part of its own
-    action = f"did you mean {near[0]}?" if near else "leave it out, unless a plugin documents it"
+    action = f"did you mean {near[0]}?" if near else "remove it, unless a plugin documents it"
     return "name", f"{name} is not in NCCL's documentation", action
 
 
@@ -299,40 +306,42 @@ def _fault_of_value(
         # A word is often known by its beginning: NVLINK for NVL.
         near = [word for word in words if value.upper().startswith(word)]
         near = near or difflib.get_close_matches(value[:80].upper(), words, n=1)
-        action = f"set it to {near[0]}" if near else "set it to one of these, or leave it out"
-        return "value", f"{setting} is not a value of it; allowed: {KNOWN[name].allowed}", action
+        action = f"set it to {near[0]}" if near else "set it to one of these, or unset it"
+        return "value", f"{setting} is not a valid value; allowed: {KNOWN[name].allowed}", action
     if name in INTERFACE_NAMES and interfaces is not None and _is_missing(name, value, interfaces):
-        has = ", ".join(sorted(interfaces)) or "none"
-        message = f"{setting} names no interface of this machine, which has {has}"
+        present = ", ".join(sorted(interfaces)) or "none"
+        message = f"{setting} matches no interface of this machine, which has {present}"
         return "interface", message, "use one that all nodes have: srun ip -brief link"
     if name == "NCCL_NSOCKS_PERTHREAD":
         threads = environ.get("NCCL_SOCKET_NTHREADS", "1")
         product = (parse_whole(value) or 0) * (parse_whole(threads) or 0)
         if KNOWN["NCCL_SOCKET_NTHREADS"].accept(threads) and product > MAX_SOCKETS:
             message = f"{setting} x NCCL_SOCKET_NTHREADS={threads} is more than {MAX_SOCKETS}"
-            return "value", message, "lower one of the two"
+            return "value", message, "lower one of the two variables"
     pattern, effect, instead = COSTLY.get(name, ("", "", ""))
     if pattern and re.fullmatch(pattern, value):
         return "costly", f"{setting}: {effect}", instead
     level = value.upper()
     if name == "TORCH_DISTRIBUTED_DEBUG" and level == "DETAIL":
-        message = f"{setting} checks every collective among all ranks, which slows what is timed"
-        return "slow", message, "leave it out of timed runs"
+        message = f"{setting} checks every collective among all ranks, which slows timed steps"
+        return "slow", message, "unset it in timed runs"
     if name == "NCCL_DEBUG" and level in ("INFO", "TRACE"):
         chosen = (environ.get("NCCL_DEBUG_SUBSYS") or DEFAULT_SUBSYSTEMS).upper().split(",")
         if level == "TRACE" or not set(chosen) <= STARTING:
             return (
-                "slow", f"{setting} writes a log while ranks are timed",
+                "slow", f"{setting} writes a log during timed steps",
                 "use WARN, or NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS=INIT,NET to see the network",
             )  # fmt: skip
     return None
 
 
 def _is_missing(name: str, value: str, interfaces: Collection[str]) -> bool:
-    """Return whether a list names no interface; NCCL needs one of its names, Gloo all."""
+    """Return whether the named interfaces do not exist; NCCL needs one of them, Gloo all."""
     names = tuple(value.lstrip("^=").split(","))
     if name != "NCCL_SOCKET_IFNAME":
         return not set(names) <= set(interfaces)
     is_exact = "=" in value[:2]
-    matches = [one for one in interfaces if (one in names if is_exact else one.startswith(names))]
+    matches = [
+        link for link in interfaces if (link in names if is_exact else link.startswith(names))
+    ]
     return len(matches) == len(interfaces) if value.startswith("^") else not matches

@@ -42,12 +42,12 @@ FIRST_PORT, NUM_PORTS = 15_000, 15_000
     "torchrun its tasks are the ranks.",
 )
 @click.option(
-    "--device", type=click.Choice(["cpu", "cuda"]), help="CUDA where there is one, by default."
+    "--device", type=click.Choice(["cpu", "cuda"]), help="CUDA by default, if there is a GPU."
 )
 @click.option(
     "--repeats",
     type=click.IntRange(min=1),
-    help="How often each probe is timed; 40 by default. Few can show nothing.",
+    help="How often each probe is timed; 40 by default. Few repeats show nothing.",
 )
 @click.option(
     "--timeout-s",

@@ -39,14 +39,13 @@ if TYPE_CHECKING:
     from lockstep.ranks.process_group import World
 
 SEED = 20_260
-# Drawn by the kernel when it starts: it tells machines apart, whatever names nodes or containers
-# have.
+# Random id of the kernel's boot: it distinguishes machines whatever their names.
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 Step = Callable[[], Any]
 Group = Sequence[int]  # ranks
-# A block of one probe takes about so long on the median rank. The faster of two counts: it leaves
-# out what disturbs a machine for a moment, and shows what slows it for good.
+# Target duration of one block on the median rank. The faster of two blocks counts: it leaves out
+# short disturbances and shows permanent slowness.
 BLOCK_S = 0.01
 NUM_BLOCKS = 2
 # Large enough that a device is busy, and that its caches do not hold what is copied.
@@ -75,7 +74,7 @@ def run(settings: Settings, environ: Mapping[str, str] = os.environ) -> tuple[in
     """Join the other ranks, screen with them, and return this rank's number and what was found.
 
     Raises:
-        ValueError: There is one rank, or there are too few repeats to name anything.
+        ValueError: There is one rank, or too few repeats.
         RuntimeError: Ranks do not meet, or one is lost.
     """
     repeats = num_repeats(placement(environ).world_size, settings.repeats)
@@ -100,18 +99,18 @@ def num_repeats(num_ranks: int, asked: int | None) -> int:
     """Return how often to time each probe.
 
     Raises:
-        ValueError: There is one rank, or the number that was asked for can show nothing.
+        ValueError: There is one rank, or `asked` is too small.
     """
     if num_ranks < 2:
         raise ValueError(
-            "one rank has nobody to be compared with; start two or more, as srun -N4 "
-            "--ntasks-per-node=1 does, or --ranks 2"
+            "a single rank cannot be compared with others; start two or more, for example with "
+            "srun -N4 --ntasks-per-node=1 or --ranks 2"
         )
     least = search.least_repeats(num_ranks)
     if asked is not None and asked < least:
         raise ValueError(
-            f"{asked} repeats of {num_ranks} ranks cannot show that one is slow; give {least} or "
-            "more"
+            f"{asked} repeats on {num_ranks} ranks are too few to show that one is slow; give "
+            f"{least} or more"
         )
     return asked or max(search.USUAL_REPEATS, least)
 

@@ -1,4 +1,4 @@
-"""Who works with whom in which step of a screening, and what is slow by their times.
+"""The groups of ranks in each step of a screening, and the findings from their times.
 
 A step is one division of the nodes into groups that work at the same time: first every node by
 itself, then in up to three steps all nodes in pairs, each time with another partner. A node whose
@@ -58,9 +58,10 @@ PROBES: dict[Probe, tuple[str, str]] = {
     "pair_all_reduce": ("with other nodes", "an all-reduce with any other node takes"),
 }
 UNCOMPARED: dict[Probe, str] = {
-    "node_all_reduce": "Links within nodes were not compared: that takes as many ranks on each",
+    "node_all_reduce": "Links within nodes were not compared: this needs the same number of "
+    "ranks on each node",
     "pair_all_reduce": (
-        "Links between nodes were not compared: that takes three nodes that are not slow alone"
+        "Links between nodes were not compared: this needs three nodes that are not slow alone"
     ),
 }
 
@@ -127,7 +128,7 @@ def _finding(kind: Kind, row: Row, seats: Sequence[Seat]) -> Finding:
     node, times = row.nodes[0], f"{row.text} times as long as"
     if len(row.nodes) == 2:
         text = f"The link between {listed(row.nodes)} is slow: an all-reduce of both takes"
-        return Finding(kind, f"{text} {times} those of either with others.", row=row)
+        return Finding(kind, f"{text} {times} those of each with other nodes.", row=row)
     what = f"Node {node}"
     if kind == "slow-device" and row.rank is not None:
         what = f"Device {seats[row.rank].local_rank} of {node} (rank {row.rank})"
@@ -160,9 +161,9 @@ class AllReduce:
     @property
     def text(self) -> str:
         """Its bandwidth beside the floor."""
-        less = "below" if self.is_below else "over"
+        side = "below" if self.is_below else "above"
         measured = f"{number(self.bus_gb_per_s)} GB/s of bus bandwidth"
-        return f"{measured}, {less} the floor of {number(self.floor_gb_per_s)}"
+        return f"{measured}, {side} the floor of {number(self.floor_gb_per_s)}"
 
 
 @dataclass(frozen=True)
@@ -481,15 +482,19 @@ def page(screening: Screening) -> str:
     if not screening.findings:
         # The factor by which the noisiest would have to be slower to be named.
         unseen = max(max(SLOW / row.ratio, SHOWN / row.low) for row in screening.rows) - 1
-        text = f"Nothing is shown to be slow. Were any {percent(unseen)} % slower, it would be"
-        less = " That is much: wait for a quiet hour, or give more --repeats."
-        lines.append(f"{text} named.{less if unseen > NOISY else ''}")
+        text = (
+            f"Nothing is slow. A device or link that is {percent(unseen)} % slower would have been"
+        )
+        less = " This is a coarse result: repeat it at a quieter time, or with more --repeats."
+        lines.append(f"{text} found.{less if unseen > NOISY else ''}")
     if held := screening.all_reduce:
-        lines.append(f"All ranks together reduce {held.num_bytes / 2**20:g} MiB at {held.text}.")
+        lines.append(
+            f"An all-reduce of {held.num_bytes / 2**20:g} MiB over all ranks has {held.text}."
+        )
     if screening.findings and len(nodes) > 1:
         # Of a link between two, the second node is enough.
         slow = dict.fromkeys(finding.row.nodes[-1] for finding in screening.findings)
-        lines.append(f"Leave out for sbatch and srun: --exclude={','.join(slow)}")
+        lines.append(f"Option of sbatch and srun to leave them out: --exclude={','.join(slow)}")
     lines += [f"{UNCOMPARED[probe]}." for probe in screening.uncompared]
     steps = f"{counted(screening.steps, 'step')} of at most {screening.promised_steps}"
     who = f"{counted(len(nodes), 'node')}, {counted(num_ranks, 'rank')}, {steps}"
@@ -519,5 +524,5 @@ def _table(screening: Screening) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
     left_out = len(order) - MOST_SHOWN
-    more = [f"and {counted(left_out, 'rank')} that were faster"] if left_out > 0 else []
+    more = [f"and {counted(left_out, 'rank')}, all faster"] if left_out > 0 else []
     return [*table, *more]

@@ -28,16 +28,18 @@ def _print_json(**facts: Any) -> None:
 
 
 @click.command()
-@click.option("--user", metavar="NAME", help="Another user's, where the cluster shows them.")
+@click.option(
+    "--user", metavar="NAME", help="Show the jobs of this user, if the cluster allows it."
+)
 @click.option(
     "--ended",
     type=click.FloatRange(min=0, min_open=True, max=24 * 366),
     metavar="HOURS",
-    help="Also those that ended within so many hours.",
+    help="Also show jobs that ended within the last HOURS.",
 )
 @as_json_option
 def jobs(user: str | None, ended: float | None, *, as_json: bool) -> None:
-    """Say what your jobs do, whoever sent them: why they wait, until when they run.
+    """Show your jobs, also those of other programs: why they wait, until when they run.
 
     \b
     Examples:
@@ -61,7 +63,9 @@ def jobs(user: str | None, ended: float | None, *, as_json: bool) -> None:
     for job_id, account in over.items():
         click.echo("; ".join(line.strip() for line in held.end_lines(job_id, account)[:-1]))
     if not found and not over:
-        click.echo(f"No job of {whose} is waiting or running; --ended 24 shows those of a day.")
+        click.echo(
+            f"{whose} has no pending or running job; --ended 24 shows the jobs of the last day."
+        )
     waiting = next((job for job in found if job.is_waiting), None)
     if waiting is not None:
         click.echo(f"Next: lockstep slurm why {waiting.array_id}")
@@ -70,7 +74,7 @@ def jobs(user: str | None, ended: float | None, *, as_json: bool) -> None:
 @click.command()
 @as_json_option
 def nodes(*, as_json: bool) -> None:
-    """Say of each node its state, what jobs have of it, whose they are, and why it is drained.
+    """Show each node's state, used CPUs, memory and GPUs, its jobs, and why it is drained.
 
     \b
     Examples:
@@ -86,14 +90,14 @@ def nodes(*, as_json: bool) -> None:
     for line in (line for node in shown for line in node_use.node_lines(node)):
         click.echo(line)
     if not shown:
-        click.echo("Slurm shows you no node; lockstep doctor says what it shows.")
+        click.echo("Slurm shows you no nodes; lockstep doctor shows the partitions.")
 
 
 @click.command()
 @click.argument("job")
 @as_json_option
 def why(job: str, *, as_json: bool) -> None:
-    """Say why JOB waits and when it may start, what it does, or how it ended.
+    """Show why JOB waits and when it may start, its state, or how it ended.
 
     \b
     Examples:
@@ -104,12 +108,12 @@ def why(job: str, *, as_json: bool) -> None:
 
     found = held.of_job(held.checked(job))
     if found:
-        waits = [(one, held.wait(one) if one.is_waiting else None) for one in found]
+        waits = [(each, held.wait(each) if each.is_waiting else None) for each in found]
         if as_json:
-            _print_json(jobs=[held.facts(one) | {"wait": wait} for one, wait in waits])
+            _print_json(jobs=[held.facts(each) | {"wait": wait} for each, wait in waits])
             return
-        for one, wait in waits:
-            lines = [held.job_line(one)] if wait is None else held.wait_lines(one, wait)
+        for each, wait in waits:
+            lines = [held.job_line(each)] if wait is None else held.wait_lines(each, wait)
             click.echo("\n".join(lines))
         return
     ended = {
@@ -127,7 +131,7 @@ def why(job: str, *, as_json: bool) -> None:
 @click.argument("job_ids", metavar="JOB...", nargs=-1, required=True)
 @as_json_option
 def eff(job_ids: tuple[str, ...], *, as_json: bool) -> None:
-    """Say how well each JOB used its CPUs, memory and time, as seff does, and what to ask for.
+    """Show how well each JOB used its CPUs, memory and time, as seff does, and what to request.
 
     \b
     Examples:
@@ -150,21 +154,21 @@ def eff(job_ids: tuple[str, ...], *, as_json: bool) -> None:
     "--every",
     type=click.FloatRange(min=2, max=3600),
     metavar="SECONDS",
-    help="Look again and again, until the job has ended.",
+    help="Repeat every SECONDS until the job has ended.",
 )
 @click.option(
     "--csv",
     "table",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Also add a line for each GPU and look to this table: use, memory, power, temperature.",
+    help="Also append a row per GPU to this table: use, memory, power, temperature.",
 )
 @as_json_option
 def top(job: str, every: float | None, table: Path | None, *, as_json: bool) -> None:
     """Show what the nodes of a running JOB do now: GPUs, CPUs, memory, your processes.
 
-    A step of srun --overlap looks, and takes nothing from the job's own; where none can be started
-    the figures are sstat's.
+    An extra step (srun --overlap) reads them and takes no resources from the job's own steps; if it
+    cannot start, the numbers come from sstat.
 
     \b
     Examples:
@@ -176,14 +180,16 @@ def top(job: str, every: float | None, table: Path | None, *, as_json: bool) -> 
     found = held.of_job(held.checked(job))
     running = [one for one in found if one.state.name == "RUNNING"]
     if not running:
-        does = f"it {found[0].state.meaning}" if found else "squeue does not hold it"
-        raise ValueError(f"job {job} does not run: {does}; lockstep slurm why {job} says more")
+        state = f"it {found[0].state.meaning}" if found else "it is not in squeue"
+        raise ValueError(
+            f"job {job} is not running: {state}; lockstep slurm why {job} shows the reason"
+        )
     while running:  # of an array the first element
         nodes, steps = [], []
         try:
             nodes = node_use.look(running[0].job_id, running[0].num_nodes or 1)
         except RuntimeError as error:
-            click.echo(f"No look at the nodes: {error}", err=True)
+            click.echo(f"Cannot read the nodes, so sstat is used: {error}", err=True)
             steps = node_use.steps(running[0].job_id)
         if table is not None:
             node_use.add_to_table(table, time.strftime("%Y-%m-%dT%H:%M:%S%z"), nodes)
@@ -202,9 +208,11 @@ def top(job: str, every: float | None, table: Path | None, *, as_json: bool) -> 
 @click.command()
 @click.argument("campaign")
 @site_option("site", "Site file, or a built-in one: example, lumi-g ...")
-@click.option("--partition", help="Another partition of the site.")
+@click.option("--partition", help="Use another partition of the site.")
 @click.option(
-    "--world-size", type=click.IntRange(min=1), help="The point's; the smallest by default."
+    "--world-size",
+    type=click.IntRange(min=1),
+    help="World size of the point; the smallest by default.",
 )
 @click.option("--time", "limit", metavar="HH:MM:SS", help="Time limit; an hour by default.")
 @dry_run_option

@@ -1,4 +1,4 @@
-"""Any job of Slurm: what it does, why it waits, how it ended, and how well it used what it had."""
+"""Any job of Slurm: its state, why it waits, how it ended, and how well it used its resources."""
 
 import math
 import re
@@ -26,46 +26,46 @@ FACTORS = {
     "Q": "QOS",
     "N": "nice",
 }
-# how a job waits for another -> in words
+# kind of dependency -> condition in words
 WAITS = {
     "after": "job {} has begun",
     "afterany": "job {} has ended",
-    "afterok": "job {} has ended well",
-    "afternotok": "job {} has ended badly",
-    "aftercorr": "the same element of job {} has ended well",
+    "afterok": "job {} has succeeded",
+    "afternotok": "job {} has failed",
+    "aftercorr": "the same element of job {} has succeeded",
     "afterburstbuffer": "the data of job {} have been copied",
     "singleton": "your earlier jobs of the same name have ended",
 }
-# exit code and signal as sacct writes them -> what they mostly mean
+# CODE:SIGNAL as sacct writes it -> the usual cause
 ENDS = {
-    "0:53": "it has no output: its node could not open the file, or its folder was not there",
+    "0:53": "its node could not open its output file, or the folder does not exist",
     "0:125": "it needed more memory than it had",
-    "126:0": "it ended, for a command was found but may not be executed",
-    "127:0": "it ended, for a command was not found: a module, an environment or a path is missing",
+    "126:0": "a command was found, but is not executable",
+    "127:0": "a command was not found: a module, an environment or a path is missing",
 }
-# the signals that end programs -> as by what
+# signal -> its usual cause
 SIGNALS: dict[int, str] = {
-    signal.SIGABRT: ", as a program does that aborts",
-    signal.SIGBUS: ", a bus error, as where /dev/shm is full",
-    signal.SIGKILL: ", mostly for memory",
+    signal.SIGABRT: ", an abort of the program",
+    signal.SIGBUS: ", a bus error, often because /dev/shm is full",
+    signal.SIGKILL: ", often for lack of memory",
     signal.SIGSEGV: ", a segmentation fault",
-    signal.SIGTERM: ", as by scancel",
-    signal.SIGUSR1: ", as by --signal without B:, which sends it to the ranks",
+    signal.SIGTERM: ", for example by scancel",
+    signal.SIGUSR1: ", for example by --signal without B:, which signals the ranks",
 }
 MAX_STEPS = 5
 # Less would have done where less than AMPLE of a request was used, and more may be needed where
 # more than NEAR was.
 AMPLE = 0.5
-# A suggestion is this much larger than what was used.
+# Ratio of a suggested request to what was used.
 MARGIN = 1.25
-# Smaller requests are not worth a change.
+# Requests below these are not worth a change.
 SMALL_BYTES = 2 * 1024**3
 SMALL_S = 600
 _JOB = re.compile(r"([0-9]{1,12})(?:_([0-9]{1,7}))?", re.ASCII)
 
 
 def facts(job: Queued) -> dict[str, Any]:
-    """Return a job as JSON has it."""
+    """Return a job as a JSON object."""
     names = ("job_id", "name", "user", "state", "partition", "num_nodes", "nodes", "elapsed_s",
              "limit_s", "submitted", "starts", "waits_for", "priority")  # fmt: skip
     own = {name: getattr(job, name) for name in names}
@@ -73,43 +73,43 @@ def facts(job: Queued) -> dict[str, Any]:
 
 
 def is_id(text: str) -> bool:
-    """Return whether a text may be the id of a job, or of an array's element."""
+    """Return whether a text has the form of a job id or an array element's id."""
     return _JOB.fullmatch(text) is not None
 
 
 def checked(job_id: str) -> str:
-    """Return a job's id as it was typed.
+    """Return a job's id unchanged if it has the form of one.
 
     Raises:
-        ValueError: It is no id of a job.
+        ValueError: It does not.
     """
     if not is_id(job_id):
         raise ValueError(
-            f"{job_id[:80]!r} is no id of a job; give one such as 4711, of an array's element "
-            "4711_3; lockstep slurm jobs lists yours"
+            f"{job_id[:80]!r} is not a job id; give one such as 4711, or for an array's element "
+            "4711_3; lockstep slurm jobs lists your jobs"
         )
     return job_id
 
 
 def of_user(user: str) -> list[Queued]:
-    """Return a user's jobs, those that run first, then by the expected start."""
+    """Return a user's jobs: running ones first, then by expected start."""
     jobs = slurm.squeue(COLUMNS, f"--user={user}")
     far = max((job.starts or 0 for job in jobs), default=0) + 1
     return sorted(jobs, key=lambda job: (job.is_waiting, job.starts or far))
 
 
 def of_job(job_id: str) -> list[Queued]:
-    """Return what squeue holds of a job, of an array its elements; nothing once it forgot it."""
+    """Return a job, or an array's elements, from squeue; nothing once squeue has dropped it."""
     try:
         return slurm.squeue(COLUMNS, f"--jobs={job_id}")
     except FailedError as error:
-        if "Invalid job id" in error.stderr:  # it ended more than MinJobAge ago, or never was
+        if "Invalid job id" in error.stderr:  # it ended more than MinJobAge ago, or never existed
             return []
         raise
 
 
 def wait(job: Queued) -> dict[str, Any]:
-    """Ask why a waiting job does not run yet.
+    """Ask why a pending job has not started.
 
     Returns:
         `factors`: weighted factor -> its part of the priority, None where sprio gives no answer;
@@ -118,7 +118,7 @@ def wait(job: Queued) -> dict[str, Any]:
     """
     factors, num_ahead = None, None
     wanted = "|".join(f"%{letter}" for letter in FACTORS)
-    # priority/basic has no factors, and some centres forbid the question.
+    # priority/basic has no factors, and some centres forbid sprio.
     try:
         text = slurm.ask("sprio", "--noheader", f"--jobs={job.array_id}", f"--format={wanted}")
         rows = [line.replace(" ", "").split("|") for line in text.splitlines()]
@@ -141,17 +141,17 @@ def wait(job: Queued) -> dict[str, Any]:
 
 
 def ended(job_ids: list[str]) -> dict[str, accounting.Account]:
-    """Return what sacct knows of jobs; of an array, of each element.
+    """Return job id -> what sacct knows of the job, for an array of each element.
 
     Raises:
-        ValueError: It knows none of them.
+        ValueError: sacct knows none of the jobs.
         RuntimeError: sacct fails.
     """
     found = accounting.ask([checked(job_id) for job_id in job_ids])
     if not found:
         raise ValueError(
-            f"Slurm knows nothing of job {', '.join(job_ids)}: squeue holds it no more, and "
-            "accounting has no record of it; lockstep slurm jobs --ended 24 lists yours"
+            f"Slurm does not know job {', '.join(job_ids)}: it is not in squeue, and "
+            "accounting has no record of it; lockstep slurm jobs --ended 24 lists your jobs"
         )
     return found
 
@@ -159,14 +159,14 @@ def ended(job_ids: list[str]) -> dict[str, accounting.Account]:
 def lately(user: str, hours: float) -> dict[str, accounting.Account]:
     """Return a user's jobs that ended within the last hours."""
     since = f"--starttime=now-{math.ceil(hours * 60)}minutes"
-    # Without states sacct leaves out what was cancelled before it might have begun.
+    # Without --state sacct leaves out jobs that were cancelled before they started.
     states = f"--state={','.join(sorted(ENDED))}"
     known = accounting.matching(f"--user={user}", "--allocations", since, "--endtime=now", states)
     return {job_id: one for job_id, one in known.items() if accounting.has_ended(one)}
 
 
 def reason_of_end(job_id: str, state: str) -> str | None:
-    """Return why a job was cancelled, as long as squeue holds it; None of other ends."""
+    """Return why a job was cancelled, while squeue still shows it; None for other states."""
     if state != "CANCELLED":
         return None
     try:
@@ -177,7 +177,7 @@ def reason_of_end(job_id: str, state: str) -> str | None:
 
 
 def hints(account: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what the next job might ask for; less only where this one and its steps ended well.
+    """Return suggestions for the next request; a smaller one only if job and steps succeeded.
 
     Returns:
         Each with its `kind`, `memory_ample`, `memory_near` its limit, `time_ample`, `time_near` or
@@ -231,47 +231,47 @@ def _meaning(job: Queued) -> str:
 
 
 def job_line(job: Queued) -> str:
-    """Return one line about a job."""
+    """Return one line with a job's state."""
     parts = [_meaning(job)]
     if job.is_waiting and job.starts is not None:
         parts.append(f"expected to start {moment(job.starts)}")
     elif job.state.name == "RUNNING":
-        parts = [f"runs since {in_words(job.elapsed_s)} on {job.nodes}"]
+        parts = [f"has run for {in_words(job.elapsed_s)} on {job.nodes}"]
         if job.limit_s is not None and job.elapsed_s is not None:
             parts.append(f"{in_words(max(0.0, job.limit_s - job.elapsed_s))} left")
     return f"{job.job_id} {job.name}: {'; '.join(parts)}"
 
 
 def moment(at: int) -> str:
-    """Return a time as the clock here has it, and how far it is."""
+    """Return a local date and time, and how far ahead it is."""
     ahead_s = at - time.time()
     return f"{date(at)}, {f'in {in_words(ahead_s)}' if ahead_s > 0 else 'now'}"
 
 
 def date(at: int) -> str:
-    """Return a time as the clock here has it."""
+    """Return a local date and time."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
 
 
 def wait_lines(job: Queued, why: Mapping[str, Any]) -> Iterator[str]:
-    """Yield why a job waits, and what may be done about it."""
+    """Yield lines about why a job waits and what to do."""
     yield f"{job.job_id} {job.name} of {job.user}, partition {job.partition}"
     yield f"  {_meaning(job)}"
     for how, other in job.waits_for:
-        yield f"  begins once {WAITS.get(how, how + ' {}').format(other)}"
+        yield f"  it starts once {WAITS.get(how, how + ' {}').format(other)}"
     if why["num_ahead"] is not None:
         yield f"  jobs ahead of it in the partition: {why['num_ahead']}"
     if job.starts is not None:
-        yield f"  expected to start: {moment(job.starts)}; earlier if others end early"
+        yield f"  expected to start: {moment(job.starts)}; earlier if other jobs end early"
     elif why["num_ahead"] is not None:
-        yield "  expected to start: Slurm has not planned it yet; it plans the first in line"
+        yield "  expected to start: not planned yet; Slurm plans only the first jobs of the queue"
     if why["factors"]:
         parts = ", ".join(f"{name} {part:,}" for name, part in why["factors"].items())
         yield f"  priority {job.priority or 0:,}: {parts}"
 
 
 def end_lines(job_id: str, account: Mapping[str, Any]) -> list[str]:
-    """Return how a job ended: as accounting has it, with the reason where squeue gave one."""
+    """Return lines about how a job ended, from accounting, with squeue's reason if known."""
     state = accounting.end_of(account, account.get("reason"))
     lines = [f"{job_id} {account['name']} of {account['user']}: {state.name}, {state.meaning}"]
     if account["elapsed_s"] is not None:
@@ -285,34 +285,34 @@ def end_lines(job_id: str, account: Mapping[str, Any]) -> list[str]:
         lines.append(f"  exit code {code}{means and f': {means}'}")
     lines += _ends_of_steps(account)
     if state.name in ("NODE_FAIL", "BOOT_FAIL"):
-        return [*lines, "Next: lockstep slurm nodes  # says which is down"]
+        return [*lines, "Next: lockstep slurm nodes  # shows which is down"]
     return [*lines, f"Next: lockstep slurm eff {job_id}"]
 
 
 def _ends_of_steps(account: Mapping[str, Any]) -> Iterator[str]:
-    """Yield how steps ended that did not end well."""
+    """Yield lines about the steps that failed."""
     bad = account["bad_steps"]
     for step in bad[:MAX_STEPS]:
         code = "0:125" if step["state"] == "OUT_OF_MEMORY" else step["exit_code"]
-        how = ENDS.get(code) or _signal(code) or f"it ended {step['state']}, exit code {code}"
+        how = ENDS.get(code) or _signal(code) or f"it ended as {step['state']}, exit code {code}"
         name = "script" if step["step"] == "batch" else f"step {step['step']}"
-        yield f"  its {name} {how.removeprefix('it ')}"
+        yield f"  {name}: {how}"
     if len(bad) > MAX_STEPS:
-        yield f"  {len(bad) - MAX_STEPS} more steps did not end well"
+        yield f"  {len(bad) - MAX_STEPS} more steps failed"
 
 
 def _signal(code: str) -> str:
-    """Return which signal ended a program, as a shell reports it 128 and its number; "" if none."""
+    """Return which signal ended a program, also from a shell's 128 + number; "" if none did."""
     status, number = (slurm.count(part) or 0 for part in (code + ":").split(":")[:2])
     number = number or max(0, status - 128)
     if not 0 < number < signal.NSIG:
         return ""
     known = [f" ({each.name.removeprefix('SIG')})" for each in signal.Signals if each == number]
-    return f"it was ended by signal {number}{''.join(known)}{SIGNALS.get(number, '')}"
+    return f"signal {number}{''.join(known)} ended it{SIGNALS.get(number, '')}"
 
 
 def use_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
-    """Yield how well a job used what it was given."""
+    """Yield lines about how well a job used its resources."""
     yield f"{job_id} {account['name']}: {account['state']}"
     yield from _ends_of_steps(account)
     elapsed = in_words(account["elapsed_s"])
@@ -326,7 +326,7 @@ def use_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
         part = DASH if fraction is None else f"{fraction:.0%}"
         yield f"  {what:7} {part:>5}   {used} of {given}"
     if account["gpu_hours"]:
-        use, busy = account["gpu_use"], "how busy they were, Slurm does not say"
+        use, busy = account["gpu_use"], "Slurm does not report how busy they were"
         if use is not None:
             memory = use["memory_bytes"]
             memory = "" if memory is None else f", {_mebibytes(memory)} of memory"
@@ -334,20 +334,20 @@ def use_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
         yield f"  GPUs    {account['gpu_hours']:.3g} GPU-hours; {busy}"
     if account["state"] not in ENDED:
         then = "top" if account["state"] == "RUNNING" else "why"
-        yield f"  It has not ended: this is what sacct has; lockstep slurm {then} {job_id}"
+        yield f"  The job has not ended; lockstep slurm {then} {job_id} shows its state"
     for hint in hints(account):
         kind, amount = hint["kind"], hint["amount"]
         wanted = f"--time={clock(amount)}" if "time" in kind else f"--mem={_mebibytes(amount)}"
         if kind == "cpus_idle":
-            wanted = f"{amount} CPU{'s' * (amount > 1)} would do"
+            wanted = f"{amount} CPU{'s' * (amount > 1)} would be enough"
         wanted += " a node" * ("memory" in kind)
-        wanted += " would do, and it may start earlier" * kind.endswith("ample")
-        wanted += " or more; it was near its limit" * kind.endswith("near")
+        wanted += " would be enough, and the job may start earlier" * kind.endswith("ample")
+        wanted += " or more; this job was near its limit" * kind.endswith("near")
         yield f"  Next time: {wanted}"
 
 
 def size(num_bytes: float | None) -> str:
-    """Return a number of bytes in words; a dash where it is not known."""
+    """Return a number of bytes with a unit; a dash if it is not known."""
     return DASH if num_bytes is None else size_of(num_bytes)
 
 

@@ -1,6 +1,6 @@
-"""Nodes: what jobs have of each, what those of a running job do now, how full partitions are.
+"""Nodes: their use by jobs, the current load of a running job, free nodes of partitions.
 
-The facts are dictionaries, as `--json` prints them; None stands for what Slurm does not say.
+The facts are dictionaries, as `--json` prints them; None stands for an unknown value.
 """
 
 import csv
@@ -57,7 +57,7 @@ def nodes() -> list[dict[str, Any]]:
 
 
 def read_reason(text: str) -> dict[str, Any] | None:
-    """Return why a node takes no jobs, of `scontrol show node`: text, user, since in seconds."""
+    """Return the Reason of `scontrol show node`: text, user, and since, in seconds of the epoch."""
     match = _REASON.fullmatch(text)
     if not text or match is None:
         return None
@@ -65,14 +65,14 @@ def read_reason(text: str) -> dict[str, Any] | None:
 
 
 def reason_text(reason: Mapping[str, Any]) -> str:
-    """Return why a node takes no jobs, who said so, and since when."""
+    """Return why a node takes no jobs, who set that, and since when."""
     by = f", by {reason['user']}" if reason["user"] else ""
     since = "" if reason["since"] is None else f", since {date(reason['since'])}"
     return f"reason: {reason['text']}{by}{since}"
 
 
 def node_lines(node: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the state of a node, what of it jobs have, whose they are, and why it takes none."""
+    """Yield lines with a node's state, its use by jobs, and why it takes none."""
     taken = [f"{node['used_cpus']} of {node['num_cpus']} CPUs"]
     taken += [f"{size(node['used_bytes'])} of {size(node['memory_bytes'])}"]
     if node["num_gpus"]:
@@ -80,14 +80,14 @@ def node_lines(node: Mapping[str, Any]) -> Iterator[str]:
         taken += [f"{used} of {node['num_gpus']} GPUs"]
     whose = listed(f"{job['job_id']} of {job['user']}" for job in node["jobs"])
     if node["used_cpus"] and not node["jobs"]:
-        whose = "of jobs that Slurm does not show you"
+        whose = "used by jobs that Slurm does not show you"
     yield f"{node['name']} {node['state']}: {', '.join(taken)}{f'; {whose}' if whose else ''}"
     if node["reason"]:
         yield f"  {reason_text(node['reason'])}"
 
 
 def hosts(text: str) -> Iterator[str]:
-    """Yield the hosts that Slurm writes as `n[1-3,07],gpu4`, at most as many as a cluster has."""
+    """Yield the hosts that Slurm writes as `n[1-3,07],gpu4`, at most `MAX_HOSTS`."""
     count = 0
     for part in _PART.findall(text):
         for host in _hosts(part):
@@ -138,10 +138,10 @@ COLUMNS = ("time", "node", "cpu_busy", "memory_used_bytes", *(f"gpu_{key}" for k
 
 
 def look(job_id: str, num_nodes: int) -> list[dict[str, Any]]:
-    """Return what the nodes of a running job do, by a step beside its own.
+    """Return the load of a running job's nodes, read by an extra step.
 
     Raises:
-        RuntimeError: No such step can be started.
+        RuntimeError: The step cannot start.
     """
     step = ("srun", f"--jobid={job_id}", "--overlap", f"--nodes={num_nodes}")
     tasks = (f"--ntasks={num_nodes}", "--ntasks-per-node=1", "--cpus-per-task=1", "--mem=0")
@@ -150,7 +150,7 @@ def look(job_id: str, num_nodes: int) -> list[dict[str, Any]]:
 
 
 def read(text: str) -> list[dict[str, Any]]:
-    """Return the nodes in what the script printed.
+    """Return the nodes in the output of the script.
 
     `busy` is the fraction of all CPUs of the node that worked between the two looks, `load` its
     load average over a minute, `used_bytes` its memory that is not available; `processes` are the
@@ -222,7 +222,7 @@ def _number(text: str) -> float | None:
 
 
 def steps(job_id: str) -> list[dict[str, Any]]:
-    """Return what sstat knows of a running job's steps.
+    """Return the use of a running job's steps from sstat.
 
     `cpu_s` is the CPU time of a task, on average, `rss_bytes` the most memory that a task had, and
     `node` where that was.
@@ -240,7 +240,7 @@ def steps(job_id: str) -> list[dict[str, Any]]:
 def look_lines(
     nodes: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
-    """Yield what nodes do now, and what steps have used until now."""
+    """Yield lines about the nodes' load, and about the steps' use so far."""
     for node in nodes:
         busy = DASH if node["busy"] is None else f"{node['busy']:.0%}"
         memory = f"{size(node['used_bytes'])} of {size(node['total_bytes'])}"
@@ -258,7 +258,7 @@ def look_lines(
     for step in steps:
         yield (
             f"step {step['step_id']}: {step['num_tasks'] or DASH} tasks, CPU time "
-            f"{in_words(step['cpu_s'])} each, at most {size(step['rss_bytes'])} in one, on "
+            f"{in_words(step['cpu_s'])} each, largest task {size(step['rss_bytes'])} on "
             f"{step['node'] or DASH}"
         )
 
@@ -281,7 +281,7 @@ def add_to_table(path: Path, at: str, nodes: Sequence[Mapping[str, Any]]) -> Non
                 table.writerow(own | {f"gpu_{key}": value for key, value in gpu.items()})
 
 
-MAX_SHAPES = 4  # of which a plan asks when they would start
+MAX_SHAPES = 4  # shapes of jobs whose start a plan asks for
 
 
 def occupancy() -> list[dict[str, Any]]:
@@ -306,7 +306,7 @@ def occupancy() -> list[dict[str, Any]]:
 
 
 def starts(specs: Sequence[JobSpec], scripts: Sequence[str]) -> list[dict[str, Any]]:
-    """Ask when jobs would start, those that wait for no other; of each shape one is asked about.
+    """Ask when jobs without dependencies would start; one job of each shape is asked about.
 
     Returns:
         The names of the `jobs` of a shape, its `num_nodes`, and `at`, in seconds of the epoch.
@@ -327,14 +327,14 @@ def starts(specs: Sequence[JobSpec], scripts: Sequence[str]) -> list[dict[str, A
 def prospect_lines(
     full: Sequence[Mapping[str, Any]], starts: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
-    """Yield how full each partition is, and when jobs of each shape would start."""
+    """Yield lines about each partition's nodes, and when jobs of each shape would start."""
     for row in full:
         yield (
             f"Partition {row['partition']}: {row['num_idle']:,} of {row['num_nodes']:,} nodes "
             f"idle, {row['num_used']:,} in use, {row['num_other']:,} not in service; "
-            f"{row['num_waiting']:,} jobs wait."
+            f"{row['num_waiting']:,} jobs are pending."
         )
     for start in starts:
         nodes = f"{start['num_nodes']:,} node{'s' if start['num_nodes'] != 1 else ''}"
         names = listed(start["jobs"], 3)
-        yield f"Sent now, {names} ({nodes}) would start {moment(start['at'])}."
+        yield f"If submitted now, {names} ({nodes}) would start {moment(start['at'])}."

@@ -1,4 +1,4 @@
-"""Why a job ended badly, what must change before it can end well, and what to do in a sentence."""
+"""Why a job failed, which key must change before it can succeed, and what to do, as a sentence."""
 
 import re
 import shlex
@@ -19,29 +19,29 @@ Kind = Literal[
     "stopped", "time", "memory", "killed", "no_output", "log", "not_started", "never_began", "lost",
     "node_silent", "node_failed", "node_unknown", "dependency",
 ]  # fmt: skip
-# A peak this near to the request is what the limit let it have.
+# From this fraction of the request on, the peak counts as cut by the limit.
 NEAR = 0.9
-# How Slurm ends a job whose output its node cannot open: signal 53.
+# Exit code of a job whose output file its node cannot open: signal 53.
 NO_OUTPUT = "0:53"
-# 128 + SIGKILL, as a shell reports it, and as the exit code of a step that was killed.
+# Exit codes of a killed process: 128 + SIGKILL from a shell, and those of a killed step.
 KILLED = ("137:0", "0:9", "9:0")
-# What must be mended of a stage whose own lines failed: resume would send them as they are.
+# The key of a failed stage; resume would submit it unchanged.
 COMMAND = "command"
-# What is mended in the campaign's file: resume would send the scripts as they are.
+# Keys of the campaign file; resume would submit the scripts unchanged.
 OF_CAMPAIGN = (COMMAND, "device")
 SIDE_KINDS = ("preflight", "collect")
-# Why a job waits that will never begin, in Slurm's words: what its site file asks for is at fault.
+# Slurm's reasons of jobs that will never start because of the site file.
 FOR_EVER = {
     *("PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints", "ReservationDeleted"),
     *("InvalidAccount", "InvalidQOS", "MaxMemPerLimit"),
 }
-# A limit of what one job may have, such as QOSMaxWallDurationPerJobLimit and QOSMaxGRESPerJob.
+# Limits of one job, such as QOSMaxWallDurationPerJobLimit and QOSMaxGRESPerJob.
 _PER_JOB = re.compile(r"(QOS|Assoc)Max\w+PerJob(Limit)?")
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a job ended badly.
+    """Why a job failed.
 
     Attributes:
         kind: `stopped` in order before its time limit; `time`, the limit was reached; `memory`,
@@ -62,21 +62,21 @@ class Cause:
 
     @property
     def is_near_limit(self) -> bool:
-        """Whether it used about all of its memory."""
+        """Whether it used at least `NEAR` of its memory."""
         return bool(self.requested_bytes) and (self.used_bytes or 0) >= NEAR * (
             self.requested_bytes or 0
         )
 
 
 def waits_for_ever(standing: Standing) -> bool:
-    """Return whether a job waits for what its site file rules out."""
+    """Return whether a pending job will never start because of its site file."""
     reason = standing.state.reason or ""
     is_waiting = standing.state.name == "PENDING"
     return is_waiting and (reason in FOR_EVER or _PER_JOB.fullmatch(reason) is not None)
 
 
 def find_cause(standing: Standing, results: Results) -> Cause | None:
-    """Return why a job ended badly; None where nothing is known beyond its state."""
+    """Return why a job failed; None if only its state is known."""
     if not standing.is_bad:
         return None
     nodes = (standing.account or {}).get("nodes")
@@ -101,25 +101,25 @@ def find_cause(standing: Standing, results: Results) -> Cause | None:
 
 
 def _unsatisfied(standing: Standing, results: Results) -> Cause | None:
-    """Return that Slurm cancelled a job whose dependency can never be satisfied, if it did."""
+    """Return the cause of a job that Slurm cancelled for its dependency; else None."""
     if standing.state.by or standing.state.reason not in (None, NEVER_SATISFIED):
         return None
     account, scripts = standing.account or {}, results.scripts()
-    ends = {str(one.get("job")): one["exit_code"] for one in results.exits().values()}
-    failed = _failed_before(standing.job.name, scripts, ends)
-    # sacct names whoever cancelled a job, and nobody where Slurm did.
-    is_open = any(ends.get(other) != 0 for other in _needed(standing.job.name, scripts))
-    is_slurms = "cancelled_by" in account and is_open
+    exit_codes = {str(end.get("job")): end["exit_code"] for end in results.exits().values()}
+    failed = _failed_before(standing.job.name, scripts, exit_codes)
+    # sacct names the user who cancelled a job, and nobody if Slurm did.
+    is_open = any(exit_codes.get(other) != 0 for other in _needed(standing.job.name, scripts))
+    by_slurm = "cancelled_by" in account and is_open
     has_begun = bool(standing.record or account.get("elapsed_s"))
-    is_so = (failed or is_slurms) and not has_begun
-    is_said = standing.state.reason == NEVER_SATISFIED
-    return Cause("dependency", line=failed) if is_said or is_so else None
+    is_likely = (failed or by_slurm) and not has_begun
+    is_reported = standing.state.reason == NEVER_SATISFIED
+    return Cause("dependency", line=failed) if is_reported or is_likely else None
 
 
 def _failed_before(
     name: str, scripts: Mapping[str, Mapping[str, Any]], ends: Mapping[str, int]
 ) -> str | None:
-    """Return the job that failed of those whose good end a job needs, or the ones before them."""
+    """Return the first failed job among a job's `afterok` dependencies, also indirect ones."""
     for other in _needed(name, scripts):
         if ends.get(other):
             return other
@@ -129,7 +129,7 @@ def _failed_before(
 
 
 def _needed(name: str, scripts: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the jobs whose good end a job needs."""
+    """Return the jobs that a job depends on by `afterok`."""
     after = scripts.get(name, {}).get("after", ())
     return [str(wait.get("job")) for wait in after if wait.get("how") == "afterok"]
 
@@ -167,7 +167,7 @@ def _was_killed(standing: Standing) -> bool:
 
 
 def log_of(standing: Standing, results: Results) -> Path:
-    """Return the log of the launch that wrote last, else the output of the job's script."""
+    """Return the launch log that was written last, else the output of the job's script."""
     logs = [results.log_file(name) for name in standing.job.launches]
     logs += [results.side_log(standing.job)] if standing.job.kind in SIDE_KINDS else []
     existing = [path for path in logs if path.exists()]
@@ -176,7 +176,7 @@ def log_of(standing: Standing, results: Results) -> Path:
 
 
 def key_to_mend(standing: Standing, results: Results) -> str | None:
-    """Return the key that must change before a job can end well.
+    """Return the key that must change before a job can succeed.
 
     Returns:
         The site's key, or keys; one of `OF_CAMPAIGN`, of which a stage's own lines are `COMMAND`;
@@ -211,10 +211,10 @@ MINUTE_S = 60
 def advise(
     standing: Standing, results: Results, folder: str, *, is_last: bool, is_continued: bool = False
 ) -> str | None:
-    """Return what to do about a job; None where nothing is to be done.
+    """Return what to do about a job; None if nothing is to be done.
 
     `folder` is as it is typed in a command. With `is_last` no other job runs or waits: resume
-    refuses until then. With `is_continued` another job will make what this one left.
+    refuses until then. With `is_continued` another job will measure what this one left.
     """
     when = "" if is_last else "once the other jobs have ended, "
     if standing.state.name == "STALLED":
@@ -223,12 +223,12 @@ def advise(
         if standing.job.element is not None:
             chosen += f" --point {standing.job.element}"
         return (
-            f"its last line is {minutes:.0f} min old: lockstep cancel {folder} {chosen}, then "
+            f"its last output is {minutes:.0f} min old: lockstep cancel {folder} {chosen}, then "
             f"{when}lockstep resume {folder} measures the rest"
         )
     if waits_for_ever(standing):
         return (
-            f"lockstep cancel {folder}, mend that in the site file, then lockstep resume {folder} "
+            f"lockstep cancel {folder}, correct the site file, then lockstep resume {folder} "
             "--site SITE"
         )
     if not standing.is_bad:
@@ -240,46 +240,46 @@ def advise(
         sentences += [f"{when}lockstep resume {folder} measures the rest"] * (not is_continued)
     elif not key:
         sentences.append(
-            "nothing was measured, and the same scripts would end in the same way: mend the cause "
-            "in the campaign's or the site's file, then "
+            "nothing was measured, and the same scripts would fail again: correct the cause "
+            "in the campaign or site file, then "
             f"{when}lockstep submit CAMPAIGN --site SITE"
         )
     elif key in OF_CAMPAIGN:
         sentences.append(
-            f"mend {key} in the campaign file, then {when}lockstep submit CAMPAIGN --site SITE"
+            f"correct {key} in the campaign file, then {when}lockstep submit CAMPAIGN --site SITE"
         )
     else:
         sentences.append(
-            f"mend {key} in the site file, then {when}lockstep resume {folder} --site SITE"
+            f"correct {key} in the site file, then {when}lockstep resume {folder} --site SITE"
         )
     return "; ".join(sentences) or None
 
 
 def in_words(cause: Cause, results: Results) -> str:
-    """Return why a job ended badly, in words."""
-    nodes, memory = cause.nodes or "its nodes", "how much it used is not known"
+    """Return the cause as a phrase with what to do."""
+    nodes, memory = cause.nodes or "its nodes", "its memory use is not known"
     if cause.used_bytes is not None and cause.requested_bytes is not None:
         used, requested = cause.used_bytes / GIB, cause.requested_bytes / GIB
         memory = f"it used {used:.1f} of {requested:.1f} GiB"
     log = cause.log
     if cause.kind == "log" and log is not None:
         log = log.relative_to(results.path)
-    todo = "so raise mem" if cause.is_near_limit else "so look at its log first"
+    action = "raise mem" if cause.is_near_limit else "read its log first"
     return {
-        "log": f"{log} says: {cause.line}" if cause.line else f"see {log}",
-        "memory": f"{memory}: raise mem, or lower the batch",
-        "killed": "a process of it was killed, by hand or for memory, which Slurm cannot tell "
-        f"apart without cgroups; {memory}, {todo}",
-        "no_output": f"exit code 0:53: {nodes} could not open {log}, so choose by --to a folder "
-        "that every node sees and where you may write",
-        "dependency": "Slurm cancelled it before it began, for "
-        f"{cause.line or 'a job that it waited for'} did not end as it needs ({NEVER_SATISFIED})",
-        "not_started": f"{nodes} did not start it ({cause.line}); sinfo -R says more",
-        "time": "raise time in the campaign's [jobs] or in the site file, for fewer jobs",
-        "stopped": "it stopped in order before its time limit",
+        "log": f"{log}: {cause.line}" if cause.line else f"see {log}",
+        "memory": f"{memory}; raise mem, or lower the batch",
+        "killed": "one of its processes was killed, by hand or for memory; without cgroups Slurm "
+        f"does not report which; {memory}; {action}",
+        "no_output": f"exit code 0:53: {nodes} could not open {log}; give --to a folder "
+        "on shared storage where you may write",
+        "dependency": "Slurm cancelled it before it started, because "
+        f"{cause.line or 'a job that it depended on'} did not end as required ({NEVER_SATISFIED})",
+        "not_started": f"{nodes} did not start it ({cause.line}); sinfo -R lists the reasons",
+        "time": "a higher time in [jobs] of the campaign or in the site file needs fewer jobs",
+        "stopped": "it stopped cleanly before its time limit",
         "lost": "see its log",
-        "never_began": "it never began: it may have been cancelled",
-        "node_silent": f"{nodes} answers no more",
+        "never_began": "it never started; it may have been cancelled",
+        "node_silent": f"{nodes} no longer answers",
         "node_failed": f"{nodes} failed",
-        "node_unknown": f"one of {nodes}; lockstep slurm nodes says which is down, and why",
+        "node_unknown": f"one of {nodes} failed; lockstep slurm nodes shows which, and why",
     }[cause.kind]

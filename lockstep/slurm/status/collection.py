@@ -1,6 +1,6 @@
-"""What jobs have left: the JSON of each launch, and what is known of the jobs that have ended.
+"""`collect`: writes the JSON of each launch, and the accounting of the jobs that have ended.
 
-It makes the same files of what has ended when it runs again, twice at once, or while jobs run.
+It is idempotent for ended jobs: also if it runs again, twice at once, or while jobs run.
 """
 
 import json
@@ -23,20 +23,20 @@ from lockstep.slurm.status.sent import (
 )
 
 SCHEMA = 2
-# Of an element that was cancelled before it began sacct keeps nothing.
+# sacct keeps nothing of an element that was cancelled before it started.
 NEVER_BEGAN = {"raw_id": None, "state": "CANCELLED", "elapsed_s": 0.0}
-# Seconds between questions while sacct fails, or does not know yet how a job ended: 15 in all.
+# Pauses in s while sacct fails, or does not know yet how a job ended: 15 s in all.
 WAITS_S = (1, 2, 4, 8)
-# A launch that runs may grow while its JSON is made; the last look is then as good as any.
+# Attempts to write the JSON of a launch whose journal grows meanwhile.
 MAX_LOOKS = 5
 
 Say = Callable[[str], None]
 
 
 def collect(results: Results, say: Say = lambda _: None) -> dict[str, Any]:
-    """Make each launch's JSON from its journal, and write what is known of the jobs that ended.
+    """Write each launch's JSON from its journal, and the accounting of the jobs that ended.
 
-    What is unknown stays None; what an earlier `collect` knew is kept.
+    Unknown values are None; values of an earlier `collect` are kept.
 
     Returns:
         The names of the launches with results, and the rows of the jobs, as in accounting.json.
@@ -48,8 +48,8 @@ def collect(results: Results, say: Say = lambda _: None) -> dict[str, Any]:
     if not jobs:
         return {"launches": made, "jobs": []}
     accounts = _ask(results, jobs, say)
-    jobs = [*sent, *jobs_by_hand(results, others, {}, accounts)]  # whose names sacct may know
-    # Asking took a while: the file is read again under the lock, or one might undo another's work.
+    jobs = [*sent, *jobs_by_hand(results, others, {}, accounts)]  # now with the names from sacct
+    # Another collect may have written meanwhile, so the file is read again under the lock.
     with results.merging(say):
         stored = _stored(results)
         exits, staging, hours = results.exits(), results.staging(), _rank_hours(results)
@@ -60,7 +60,7 @@ def collect(results: Results, say: Say = lambda _: None) -> dict[str, Any]:
 
 
 def _write_result(results: Results, name: str) -> bool:
-    """Make a launch's JSON, and look once more: another may have written an older one."""
+    """Write a launch's JSON, again if its journal grew meanwhile; return whether it has results."""
     path = results.journal(name)
     has_ended = False
     for _ in range(MAX_LOOKS):
@@ -72,14 +72,14 @@ def _write_result(results: Results, name: str) -> bool:
 
 
 def _ask(results: Results, jobs: Sequence[Job], say: Say) -> dict[str, Any]:
-    """Return what accounting knows, asked again while it fails or lags behind what has ended."""
+    """Return job id -> accounting; ask again while sacct fails or lags behind ended jobs."""
     accounts: dict[str, Any] = {}
     path = results.jobs_folder / "sacct.txt"
-    if path.exists():  # what the job that collects has asked sacct, which its image does not have
+    if path.exists():  # sacct's answer, saved by the collecting job, whose image has no sacct
         accounts = dict(accounting.read(files.text(path)))
         if not accounts:
-            say(f"{path} says nothing about jobs; left aside")
-    otherwise = "jobs/sacct.txt alone is read" if accounts else "accounting is left as it was"
+            say(f"{path} has no jobs and is ignored")
+    otherwise = "only jobs/sacct.txt is used" if accounts else "accounting is unchanged"
     accounts |= {
         str(job.id): NEVER_BEGAN
         for job in jobs
@@ -92,7 +92,7 @@ def _ask(results: Results, jobs: Sequence[Job], say: Say) -> dict[str, Any]:
             return accounts
         if wait_s is None or not may_change:
             break
-        say(f"{problem}; asked again in {wait_s} s")
+        say(f"{problem}; next attempt in {wait_s} s")
         time.sleep(wait_s)
     say(f"{otherwise}: {problem}")
     return accounts
@@ -101,7 +101,7 @@ def _ask(results: Results, jobs: Sequence[Job], say: Say) -> dict[str, Any]:
 def _ask_once(
     results: Results, jobs: Sequence[Job], ids: Sequence[str], accounts: dict[str, Any]
 ) -> tuple[str | None, bool]:
-    """Add what sacct knows now; return what is amiss, and whether that may pass by itself."""
+    """Add sacct's answer; return the problem or None, and whether a retry may help."""
     ended = accounting.has_ended
     try:
         fresh = accounting.ask(ids)
@@ -113,7 +113,7 @@ def _ask_once(
     unsure = [job for job in jobs if job.id and not ended(accounts.get(job.id))]
     if not unsure:
         return None, False
-    # Of those, what has left the queue, or where that is unknown what has left a record.
+    # Those that have left squeue or, if squeue fails, those with a record of their end.
     try:
         queue = standing.queued_elements(slurm.queue(users_to_ask(results, jobs)))
         late = [str(job.id) for job in unsure if not standing.is_active(queue.get(str(job.id)))]
@@ -124,7 +124,7 @@ def _ask_once(
     if not late:
         return None, False
     shown = ", ".join(late[:8]) + (f" and {len(late) - 8} more" if late[8:] else "")
-    return f"sacct does not say yet how {shown} ended", True
+    return f"sacct does not know yet how {shown} ended", True
 
 
 def _stored(results: Results) -> dict[str, Mapping[str, Any]]:
@@ -139,7 +139,7 @@ def _stored(results: Results) -> dict[str, Mapping[str, Any]]:
         rows = document["jobs"] if document["schema"] == SCHEMA else []
         return {str(row["id"]): row for row in rows if is_whole(row["accounting"])}
     except (ValueError, KeyError, TypeError):
-        return {}  # none yet, or of an earlier schema, which sacct is asked again for
+        return {}  # none yet, or of an earlier schema; sacct is asked again
 
 
 def _row(
@@ -150,7 +150,7 @@ def _row(
     staging: Mapping[str, Any],
     hours: Mapping[str, Mapping[str, float]],
 ) -> dict[str, Any]:
-    """Return what is known of a job that has ended: nothing that was known is lost again."""
+    """Return the row of a job for accounting.json; values already stored are kept."""
     account = stored.get(str(job.id), {}).get("accounting")
     now = accounts.get(str(job.id), {})
     if now and accounting.has_ended(now):
@@ -159,8 +159,8 @@ def _row(
     ids = [str(job_id) for job_id in (account and account["raw_id"], job.id) if job_id]
     record = next((exits[job_id] for job_id in ids if job_id in exits), None)
     staged: Mapping[str, Any] = next((staging[job_id] for job_id in ids if job_id in staging), {})
-    # Rank-hours that it measured: None until it has ended. Without any journal it may have
-    # measured nothing, or what it measured was deleted.
+    # Rank-hours in timed regions: None until the job has ended, and without a journal, which may
+    # have been deleted.
     raw_id = account["raw_id"] if account else job.id if record and job.element is None else None
     kept = [hours[name] for name in job.launches if name in hours]
     measured = None
@@ -182,10 +182,10 @@ def _row(
 
 
 def _rank_hours(results: Results) -> dict[str, dict[str, float]]:
-    """Return launch -> SLURM_JOB_ID -> ranks x hours in timed regions, of the cases it finished.
+    """Return launch -> SLURM_JOB_ID -> ranks x hours in timed regions of its finished cases.
 
-    On GPUs a rank has one, so these are the GPU-hours that measured something. What was set aside
-    to be measured again counts for the job that measured it.
+    A rank uses one GPU, so these are GPU-hours in timed regions. A launch set aside counts for the
+    job that measured it.
     """
     hours: dict[str, dict[str, float]] = {}
     for name, path in results.journals():

@@ -1,7 +1,7 @@
 """The command `lockstep cancel`, and how `status --cancel-below` ends a campaign's ladder.
 
-What was cancelled is noted in the record of submissions: of an element of an array that had not
-begun Slurm keeps nothing, neither in squeue nor in sacct.
+The record of submissions notes each cancellation, because Slurm keeps nothing of an array element
+that never started, neither in squeue nor in sacct.
 """
 
 import shlex
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def results_of(folder: str) -> Results:
-    """Return the results that a folder holds.
+    """Return the results in a folder, and set the cluster for Slurm's commands.
 
     Raises:
-        ValueError: It is no folder, or holds no campaign.
+        ValueError: It is not a folder, or holds no campaign.
     """
     from lockstep.slurm.submit import submission
 
@@ -41,17 +41,17 @@ def results_of(folder: str) -> Results:
     if problem:
         raise ValueError(f"{folder} {problem}; give the results folder, such as results/NAME")
     if (results.jobs_folder / submission.SITE_FILE).exists():
-        with suppress(OSError, ValueError):  # then of this machine's own cluster
+        with suppress(OSError, ValueError):  # then this machine's cluster is used
             slurm.on_cluster(submission.stored_site(results).cluster)
-    slurm.on_cluster(results.cluster())  # which may be another than sbatch was asked for
+    slurm.on_cluster(results.cluster())  # which may differ from the requested one
     return results
 
 
 @click.command()
 @click.argument("folder", metavar="FOLDER|JOB")
-@click.option("--job", "name", metavar="NAME", help="Only the folder's job of this name.")
+@click.option("--job", "name", metavar="NAME", help="Cancel only the job of this name.")
 @click.option(
-    "--point", type=click.IntRange(min=0), metavar="K", help="Only element K of the folder's array."
+    "--point", type=click.IntRange(min=0), metavar="K", help="Cancel only element K of the array."
 )
 @dry_run_option
 def cancel(folder: str, *, name: str | None, point: int | None, dry_run: bool) -> None:
@@ -70,7 +70,7 @@ def cancel(folder: str, *, name: str | None, point: int | None, dry_run: bool) -
         jobs = held.of_job(folder)
         if not jobs:
             raise ValueError(
-                f"squeue does not hold job {folder}; lockstep slurm why {folder} says how it ended"
+                f"job {folder} is not in squeue; lockstep slurm why {folder} shows how it ended"
             )
         for job in jobs:
             click.echo(f"{held.job_line(job)}; of {job.user}")
@@ -84,7 +84,7 @@ def cancel(folder: str, *, name: str | None, point: int | None, dry_run: bool) -
     opened = open_jobs(results, name, point)
     titles = _ids(opened, point)
     if not titles:
-        click.echo("No job is waiting or running; nothing to cancel.")
+        click.echo("No job is pending or running; nothing to cancel.")
         return
     if dry_run:
         click.echo(shlex.join(["scancel", *slurm.cluster_options(), *titles]))
@@ -97,17 +97,16 @@ def cancel(folder: str, *, name: str | None, point: int | None, dry_run: bool) -
         click.echo(f"Next: lockstep resume {typed}  # measures what is missing")
     else:
         click.echo(
-            f"Next: lockstep status {typed}  # once its other jobs have ended, lockstep resume "
-            "measures what is missing"
+            f"Next: lockstep status {typed}  # then lockstep resume, once the other jobs have ended"
         )
 
 
 @dataclass(frozen=True)
 class Open:
-    """A job, or elements of an array, that waits or runs.
+    """A pending or running job, or elements of an array.
 
     Attributes:
-        uuid: Its submission; None where it was sent by hand.
+        uuid: Id of its submission; None if it was submitted by hand.
     """
 
     held: slurm.Queued
@@ -116,17 +115,17 @@ class Open:
 
 
 def open_jobs(results: Results, name: str | None = None, point: int | None = None) -> list[Open]:
-    """Return the folder's jobs that wait or run, of one name, or that have one element.
+    """Return the folder's pending and running jobs, optionally of one name or array element.
 
     Raises:
-        ValueError: No job is so called, or none, or several, are arrays with that element.
+        ValueError: No job has this name, or not exactly one array has this element.
         RuntimeError: squeue fails.
     """
     sent, opened = results.submissions(), list(_open(results))
     names = dict.fromkeys([*(entry["job"] for entry in sent), *(job.name for job in opened)])
     if name is not None and name not in names:
         choices = ", ".join(names) or "none"
-        raise ValueError(f"no job {name!r} was sent from {results.path}; its jobs are: {choices}")
+        raise ValueError(f"{results.path} has no job {name!r}; choose from {choices}")
     opened = [job for job in opened if name in (None, job.name)]
     if point is None:
         return opened
@@ -140,10 +139,14 @@ def open_jobs(results: Results, name: str | None = None, point: int | None = Non
     opened = [job for job in opened if point in (job.held.elements or ())]
     arrays = dict.fromkeys([*recorded, *(job.name for job in opened)])
     if not arrays:
-        raise ValueError(f"no array here has an element {point}; without --point, jobs end whole")
+        raise ValueError(
+            f"no array here has an element {point}; leave out --point to cancel whole jobs"
+        )
     if len(arrays) > 1:
         choices = ", ".join(arrays)
-        raise ValueError(f"several arrays have an element {point}; name one by --job: {choices}")
+        raise ValueError(
+            f"several arrays have an element {point}; choose one with --job: {choices}"
+        )
     return opened
 
 
@@ -153,7 +156,7 @@ def _open(results: Results) -> Iterator[Open]:
     by_id = {entry["id"]: entry for entry in sent}
     for held in slurm.queue().values():
         entry = by_comment.get(held.comment)
-        if entry is None and held.comment in ("", "(null)"):  # Slurm uses ids again some day
+        if entry is None and held.comment in ("", "(null)"):  # Slurm reuses ids after a while
             entry = by_id.get(held.array_id)
         if held.state.has_ended:
             continue
@@ -164,21 +167,21 @@ def _open(results: Results) -> Iterator[Open]:
 
 
 def _ids(opened: Sequence[Open], point: int | None) -> dict[str, str]:
-    """Return id, as scancel takes it, -> name of the job."""
+    """Return id for scancel -> name of the job."""
     end = "" if point is None else f"_{point}"
     return {f"{job.held.array_id}{end}": job.name for job in opened}
 
 
 def _scancel(job_ids: Iterable[str], users: set[str], *, only_waiting: bool = False) -> None:
-    """Cancel jobs by their ids, or name the user whom only may cancel them."""
+    """Cancel jobs by their ids; the error names the user who may cancel them."""
     try:
         slurm.scancel(job_ids, only_waiting=only_waiting)
     except FailedError as error:
         others = sorted(users - {slurm.own_name()})
         if not others:
             raise
-        whose = " and ".join(others)
-        raise RuntimeError(f"{error}; ask {whose}, whose jobs these are, to cancel them") from None
+        owners = " and ".join(others)
+        raise RuntimeError(f"{error}; these are jobs of {owners}: ask them to cancel") from None
 
 
 def cancel_jobs(
@@ -187,19 +190,18 @@ def cancel_jobs(
     point: int | None,
     below_floor: Mapping[str, Any] | None = None,
 ) -> list[Open]:
-    """Cancel jobs, note it, and return them, without what began just before.
+    """Cancel jobs, record it, and return those that were cancelled.
 
-    Below a floor, `below_floor` has the world size that missed it; only what still waits is
-    cancelled then.
+    `below_floor` names the world size that missed the floor; then only pending jobs are cancelled.
 
     Raises:
         RuntimeError: scancel fails, as it does for jobs of another user.
-        OSError: They are cancelled, but this cannot be noted.
+        OSError: They are cancelled, but this cannot be recorded.
     """
     users = {job.held.user for job in opened}
     _scancel(_ids(opened, point), users, only_waiting=below_floor is not None)
     cancelled = list(opened)
-    if below_floor is not None:  # what Slurm holds no more
+    if below_floor is not None:  # those that have left squeue
         still = {
             (job.held.array_id, n) for job in _open(results) for n in job.held.elements or (0,)
         }
@@ -222,11 +224,11 @@ def cancel_jobs(
 
 
 def end_ladder(campaign: "Campaign", results: Results, measured: Mapping[str, Any]) -> list[str]:
-    """Cancel the jobs that wait to measure only sizes beyond one that misses the floor.
+    """Cancel the pending jobs of world sizes above one that misses the floor.
 
-    It is noted why, and their sizes are then left out of the campaign, which is complete without
-    them. A job that has begun meanwhile goes on. Nothing is done while a launch of the size that
-    misses the floor may still change that: each is complete, or its jobs have ended.
+    The reason is recorded, and the campaign is complete without their sizes. A job that has started
+    meanwhile continues. Nothing is cancelled before each launch of the size that misses the floor
+    is complete, or its jobs have ended.
 
     Returns:
         The names of the jobs.
@@ -258,7 +260,7 @@ def end_ladder(campaign: "Campaign", results: Results, measured: Mapping[str, An
 
 
 def _leave_out(results: Results, cancelled: Sequence[Open], campaign: "Campaign") -> None:
-    """Take what is not measured any more out of the campaign that the folder is claimed for."""
+    """Remove the launches of cancelled jobs from the folder's claim."""
     from lockstep.campaign.campaign import LeftOut
     from lockstep.slurm.submit.job import launches_of
     from lockstep.slurm.submit.submission import stored

@@ -1,6 +1,6 @@
-"""A campaign's folder as its jobs share it: which jobs were sent, and what they left.
+"""The folder of a campaign under Slurm: its submitted jobs and the files that they wrote.
 
-Whatever reads a journal or a record of the folder raises ValueError where that is corrupt.
+Functions that read a journal or a record of the folder raise ValueError if it is corrupt.
 """
 
 import math
@@ -24,17 +24,17 @@ _OUTPUT = re.compile(r"slurm-([0-9]+(?:_[0-9]+)?)\.out", re.ASCII)
 
 @dataclass(frozen=True)
 class Job:
-    """A job of Slurm that was sent: one of its own, or one element of an array.
+    """A submitted job: a single one, or one element of an array.
 
     Attributes:
-        id: Slurm's id, of an element `ID_K`; None where sbatch never said it.
+        id: Slurm's id, `ID_K` for an element; None if sbatch's answer was lost.
         kind: ladder, job, array, preflight, profile or collect.
         uuid: The comment by which squeue finds it.
-        sent: When it was sent, as ISO 8601 says it.
-        element: Which element of an array; None for a job of its own.
-        user: Who sent it; None where that is not recorded.
+        sent: When it was submitted, in ISO 8601.
+        element: Number of the element of an array; None for a single job.
+        user: Who submitted it; None if that is not recorded.
         cancelled: Whether `lockstep cancel` ended it.
-        by_hand: Whether it was found by what it left, not by a record of its submission.
+        by_hand: Whether it was found by its files, without a record of its submission.
     """
 
     id: str | None
@@ -51,17 +51,17 @@ class Job:
 
 @dataclass(frozen=True)
 class JobEvent:
-    """That a job has ended, by the word of Slurm's `EpilogSlurmctld`.
+    """The end of a job, reported by Slurm's `EpilogSlurmctld`.
 
-    It is surest in that the job has ended, and less sure than the job's own record or accounting in
-    how: of a job that reached its time limit, was cancelled, or lost a node, Slurm 22.05 tells the
-    epilog exit code 0.
+    That the job has ended is certain; the status is less reliable than the job's own record or
+    accounting: Slurm 22.05 gives the epilog exit code 0 also for a job that reached its time
+    limit, was cancelled, or lost a node.
 
     Attributes:
-        job_id: Its id, of an element of an array `ID_K`.
-        status: Slurm's word for its end, as far as the epilog knows.
-        exit_code: What its script ended with, or 128 + its signal.
-        at: When it was sent, in seconds of the epoch.
+        job_id: Its id, `ID_K` for an element of an array.
+        status: Slurm's state, as far as the epilog knows it.
+        exit_code: Exit code of its script, or 128 + its signal.
+        at: When the event was sent, in seconds since the epoch.
     """
 
     job_id: str
@@ -71,20 +71,20 @@ class JobEvent:
 
 
 def parse_event(value: object, at: int) -> JobEvent:
-    """Return the event that a JSON value is.
+    """Return the event of a JSON value.
 
     Raises:
-        ValueError: It is no event: a key is missing or has a wrong value.
+        ValueError: A key is missing or has a wrong value.
     """
     if not isinstance(value, dict):
         raise ValueError("not a JSON object; send job_id, status and exit_code")
     job_id, status, code = (value.get(name) for name in ("job_id", "status", "exit_code"))
     if not isinstance(job_id, str) or not re.fullmatch("[0-9]{1,18}(_[0-9]{1,9})?", job_id):
-        raise ValueError("job_id is not an id of Slurm's, such as 17 or 17_3")
+        raise ValueError("job_id is not an id of Slurm, such as 17 or 17_3")
     if status not in ENDED:
         raise ValueError(f"status is not one of {', '.join(sorted(ENDED))}")
     if not isinstance(code, int) or isinstance(code, bool) or not 0 <= code <= LARGEST_CODE:
-        raise ValueError(f"exit_code is no number from 0 to {LARGEST_CODE}")
+        raise ValueError(f"exit_code is not a number from 0 to {LARGEST_CODE}")
     return JobEvent(job_id, str(status), code, at)
 
 
@@ -98,17 +98,17 @@ class Results(Folder):
 
     @property
     def submissions_file(self) -> Path:
-        """The record of the jobs that were sent, of each a line before and one after."""
+        """The record of submissions, with a line before and one after each."""
         return self.jobs_folder / "submitted.jsonl"
 
     @property
     def scripts_file(self) -> Path:
-        """What each script that was written makes, and which jobs it waits for."""
+        """The launches and dependencies of each written script."""
         return self.jobs_folder / "scripts.json"
 
     @property
     def accounting_file(self) -> Path:
-        """What is known of the jobs that have ended."""
+        """The accounting of the jobs that have ended."""
         return self.path / "accounting.json"
 
     @property
@@ -118,26 +118,26 @@ class Results(Folder):
 
     @property
     def set_aside_folder(self) -> Path:
-        """Where launches went that are measured again, each as NAME-TIME."""
+        """The folder of launches that were replaced by new ones, each as NAME-TIME."""
         return self.path / "launches-set-aside"
 
     def journals(self) -> Iterator[tuple[str, Path]]:
-        """Yield (launch, journal) of what was ever measured, what was set aside included."""
+        """Yield (launch, journal) of all launches, including those set aside."""
         for name in self.names():
             yield name, self.journal(name)
         for path in sorted(self.set_aside_folder.glob("*/journal.jsonl")):
             yield path.parent.name.rpartition("-")[0], path
 
     def output(self, job: Job) -> Path:
-        """Return where a job's batch script writes what it says."""
+        """Return the output file of a job's batch script."""
         return self.jobs_folder / f"slurm-{job.id}.out"
 
     def side_log(self, job: Job) -> Path:
-        """Return where what a preflight or a collecting job starts writes what it says."""
+        """Return the output file of the program that a preflight or collecting job starts."""
         return self.jobs_folder / f"{job.kind}-{job.id}.txt"
 
     def _recorded(self) -> list[dict[str, Any]]:
-        """Return each submission that was tried, with all that is recorded of it."""
+        """Return each attempted submission with all its recorded keys."""
         path = self.submissions_file
         entries: dict[str, dict[str, Any]] = {}
         for entry in journal.read(path) if path.exists() else []:
@@ -146,32 +146,32 @@ class Results(Folder):
                 self.launch(name)  # refuses one that leads elsewhere
             before = entries.get(entry["uuid"], {"id": None})
             cancelled = [*before.get("cancelled", ()), *entry.get("cancelled", ())]
-            # Each line has its own time; when the job was sent, the first one says.
+            # Each line has a time; the first one is that of the submission.
             kept = {"cancelled": cancelled, "time": before.get("time", entry.get("time", ""))}
             entries[entry["uuid"]] = before | entry | kept
         return list(entries.values())
 
     def submissions(self) -> list[dict[str, Any]]:
-        """Return the jobs that were sent, each with its id, or None where sbatch never said it."""
+        """Return the submitted jobs, each with its id, or None if sbatch's answer was lost."""
         entries = self._recorded()
         return [entry for entry in entries if not entry.get("refused") and "job" in entry]
 
     def refusals(self) -> dict[str, str]:
-        """Return job -> why sbatch refused it, of those that were not sent since."""
+        """Return job -> sbatch's refusal, for jobs that were not submitted since."""
         last = {entry["job"]: entry.get("refused") for entry in self._recorded() if "job" in entry}
         return {name: str(why) for name, why in last.items() if why}
 
     def cluster(self) -> str | None:
-        """Return the cluster that took the job that was sent last; None where sbatch named none."""
+        """Return the cluster of the last submitted job; None if sbatch named none."""
         named = [entry.get("cluster") for entry in self.submissions() if entry["id"] is not None]
         return named[-1] if named else None
 
     def job_ids(self) -> list[str]:
-        """Return the ids of the jobs that were sent, an array's once."""
+        """Return the ids of the submitted jobs, an array's once."""
         return [entry["id"] for entry in self.submissions() if entry["id"] is not None]
 
     def jobs(self) -> list[Job]:
-        """Return the jobs that were sent, each element of an array by itself."""
+        """Return the submitted jobs, with each element of an array as one job."""
         jobs = []
         for entry in self.submissions():
             launches, ended = tuple(entry.get("launches", ())), set(entry["cancelled"])
@@ -186,7 +186,7 @@ class Results(Folder):
         return jobs
 
     def users(self) -> list[str]:
-        """Return who may have sent jobs, this user included; none where that is not known."""
+        """Return who may have submitted jobs, including this user; empty if that is not known."""
         users = {entry.get("user") for entry in self.submissions()}
         return [] if None in users or not users else sorted({own_name(), *map(str, users)})
 
@@ -203,13 +203,13 @@ class Results(Folder):
             record.close()
 
     def is_collected(self) -> bool:
-        """Return whether `collect` has run, and its files hold all that the launches wrote."""
+        """Return whether `collect` has run since the launches last wrote."""
         return self.accounting_file.exists() and not any(
             journal.is_ahead(self.journal(name), self.result(name)) for name in self.names()
         )
 
     def scripts(self) -> dict[str, dict[str, Any]]:
-        """Return job -> what its script makes, of the scripts that were written."""
+        """Return job -> the record of its script, for the written scripts."""
         try:
             scripts = files.parse(files.content(self.scripts_file))["jobs"]
             return {str(name): script for name, script in scripts.items() if _is_script(script)}
@@ -217,19 +217,19 @@ class Results(Folder):
             return {}  # none, or of an earlier version
 
     def exits(self) -> dict[str, dict[str, Any]]:
-        """Return SLURM_JOB_ID -> how the job's own script said that it ended."""
+        """Return SLURM_JOB_ID -> the record that the job's script wrote at its end."""
         records = {}
         for path in sorted(self.jobs_folder.glob("exit-*.json")):
             try:
                 record = files.parse(files.content(path))
             except ValueError:
-                continue  # not a record: the job is then as if it had left none
+                continue  # not a record: the job counts as one without
             if isinstance(record, dict) and isinstance(record.get("exit_code"), int):
                 records[str(record.get("job_id", path.stem.removeprefix("exit-")))] = record
         return records
 
     def staging(self) -> dict[str, dict[str, float]]:
-        """Return SLURM_JOB_ID -> seconds of copying files in and out, and nodes of its cache."""
+        """Return SLURM_JOB_ID -> seconds of copying files in and out, and cache hits and misses."""
         path = self.jobs_folder / "staging.jsonl"
         entries = journal.read(path) if path.exists() else []
         names = ("stage_in_s", "stage_out_s", "cache_hits", "cache_misses")
@@ -246,20 +246,20 @@ class Results(Folder):
         return journal.read(self.events_file) if self.events_file.exists() else []
 
     def events(self) -> dict[str, JobEvent]:
-        """Return job id -> the last event of it."""
+        """Return job id -> its last event."""
         events = {}
         for entry in self.event_entries():
             try:
                 event = parse_event(entry, int(entry.get("at", 0)))
             except (ValueError, TypeError):
-                continue  # of another version: the job is then as if it had sent none
+                continue  # of another version: the job counts as one without
             events[event.job_id] = event
         return events
 
     def is_ours(self, command: str) -> bool:
-        """Return whether a job's script, whose path squeue shows, is one of this folder's."""
+        """Return whether a job's script, whose path squeue shows, is in this folder."""
         if not command.startswith("/"):
-            return False  # Slurm does not say
+            return False  # Slurm does not show it
         return Path(command).resolve().is_relative_to(self.jobs_folder.resolve())
 
     @contextmanager
@@ -281,27 +281,31 @@ class Results(Folder):
 
     @contextmanager
     def merging(self, say: Callable[[str], None]) -> Iterator[None]:
-        """Wait until no other `collect` merges what it found, which takes an instant.
+        """Hold the lock under which `collect` merges its findings, for an instant.
 
-        No job holds this lock, nor a command that asks Slurm. `say` is told where there are no
-        locks: two at once may then undo each other's work.
+        No job holds this lock, nor a command that asks Slurm. `say` gets a warning on a file system
+        without locks, where two concurrent collects may overwrite each other.
         """
         with (self.path / ".collect.lock").open("a", encoding="utf-8") as lock:
             try:
                 locks.take(lock, math.inf)
             except locks.NoLocksError:
-                say(f"{self.path} is on a file system without locks; run one collect at a time")
+                say(
+                    f"{self.path} is on a file system without locks; run only one collect at a time"
+                )
             yield
 
 
 def _check(entry: dict[str, Any], path: Path) -> None:
-    """Refuse a line that is no record of a submission, or of what came of it."""
+    """Refuse a line that is not a record of a submission or of its outcome."""
     for name in ("uuid", "job", "kind", "time"):
         if not isinstance(entry.get(name, "" if name != "uuid" else None), str):
-            raise ValueError(f"{path}: a line names no {name}; it is no record of submissions")
+            raise ValueError(
+                f"{path}: a line has no {name}, so this is not a record of submissions"
+            )
     job, job_id, cluster = entry.get("job", ""), entry.get("id"), entry.get("cluster")
     cancelled = entry.get("cancelled", [])
-    # A name that is not printable would act on a terminal.
+    # Control characters in a name would act on a terminal.
     for name, value, is_right in (
         ("job", job, job.isprintable()),
         ("id", job_id, job_id is None or _fits("[0-9]+", job_id)),
@@ -312,7 +316,7 @@ def _check(entry: dict[str, Any], path: Path) -> None:
     ):  # fmt: skip
         if not is_right:
             given = str(value)[:80]
-            raise ValueError(f"{path}: a line has the {name} {given!r}, which is no job's")
+            raise ValueError(f"{path}: a line has the {name} {given!r}, which is not that of a job")
 
 
 def _fits(pattern: str, value: object) -> bool:
@@ -328,7 +332,7 @@ def _is_script(script: object) -> bool:
 
 
 def writers(header: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the job of a session that wrote to a journal, of an array also `ID_K`; else nothing."""
+    """Yield the SLURM_JOB_ID of a session that wrote to a journal, for an array also `ID_K`."""
     facts: Any = header.get("launch")
     for name in ("provenance", "slurm"):
         facts = facts.get(name) if isinstance(facts, dict) else None
@@ -339,24 +343,24 @@ def writers(header: Mapping[str, Any]) -> Iterator[str]:
 
 
 def whole(job_id: str) -> str:
-    """Return a job's id, of an element the id that its array's elements share."""
+    """Return a job's id, for an element the id of its array."""
     return job_id.partition("_")[0]
 
 
-# Jobs that were sent by hand are found by what their scripts leave: `slurm-ID.out` from the first
-# line on, `exit-ID.json` at the end, and the journals of their sessions. One that still waits is
-# known to squeue alone, by its script's path.
+# Jobs submitted by hand are found by their scripts' files: `slurm-ID.out` from the start,
+# `exit-ID.json` at the end, and the journals of their sessions. A pending one is found in squeue by
+# its script's path.
 
 
 def ids_by_hand(
     results: Results, sent: Sequence[Job], queue: Mapping[str, slurm.Queued] | None
 ) -> list[str]:
-    """Return the ids of jobs that have no record of a submission, of an array `ID_K`."""
+    """Return the ids of jobs without a record of their submission, `ID_K` for an array."""
     recorded = {whole(job.id) for job in sent if job.id}
     comments = {job.uuid for job in sent}
-    # An earlier version's record names no job; of an element it may have another id than squeue.
+    # An earlier version's record names no job, and may have another id for an element than squeue.
     left = [job_id for job_id, record in results.exits().items() if record.get("job")]
-    # What submit sends has a comment, and stays in the list as failed where Slurm refused it.
+    # A job of `submit` has a comment, and stays in squeue as failed if Slurm refused it.
     waiting = [
         job_id
         for job_id, held in (queue or {}).items()
@@ -369,7 +373,7 @@ def ids_by_hand(
 
 
 def users_to_ask(results: Results, sent: Sequence[Job]) -> list[str]:
-    """Return whose jobs squeue is asked about: everybody's (none) once some were sent by hand."""
+    """Return the users to ask squeue about; empty for everybody if jobs were submitted by hand."""
     recorded = {whole(job.id) for job in sent if job.id and not job.by_hand}
     return results.users() if {*map(whole, _outputs(results))} <= recorded else []
 
@@ -385,7 +389,7 @@ def jobs_by_hand(
     queue: Mapping[str, slurm.Queued] | None,
     accounts: Mapping[str, Mapping[str, Any]],
 ) -> list[Job]:
-    """Return the jobs of these ids, with what is known of what they make."""
+    """Return the jobs of these ids, with their launches as far as known."""
     if not job_ids:
         return []
     scripts, exits, jobs = results.scripts(), results.exits(), []
@@ -411,7 +415,7 @@ def jobs_by_hand(
             launches = [launch for launch, jobs_of in wrote.items() if job_id in jobs_of]
         number = int(element) if element else None
         user = held.user if held else account.get("user")
-        uuid = f"by hand:{array_id}"  # alike for the elements of an array
+        uuid = f"by hand:{array_id}"  # the same for all elements of an array
         made = tuple(launches)
         jobs.append(Job(job_id, name, kind, uuid, "", made, number, user, by_hand=True))
     return jobs

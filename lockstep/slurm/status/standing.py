@@ -1,10 +1,10 @@
-"""The states of a campaign's jobs and launches, by the surest of what is known.
+"""The states of a campaign's jobs and launches, from the most reliable source that knows each.
 
-The layers, the surest first: what the job's own script left at its end, squeue, sacct, or what it
-last said where it is out of reach, slurmstepd's words in the job's output, events. A job that none
-of them knows is `unknown`, and after a time of grace `LOST`: never completed.
+The sources, the most reliable first: the record that the job's script writes at its end, squeue,
+sacct (or its last answer if it is down), slurmstepd's lines in the job's output, events. A job that
+none of them knows is `unknown`, and after a grace period `LOST`; it never counts as completed.
 
-Logs are read as Slurm 22.05 to 24.05, pytest 8 and 9 and torch 2.15 print them.
+The patterns fit the logs of Slurm 22.05 to 24.05, pytest 8 and 9 and torch 2.15.
 """
 
 import os
@@ -28,46 +28,46 @@ from lockstep.slurm.client import State
 from lockstep.slurm.status import accounting, sent
 from lockstep.slurm.status.sent import Job, JobEvent, Results, whole
 
-# After this time another machine sees a job's own record, and sacct its end: slurmdbd writes in
-# batches, and may be down for longer.
+# How long another machine may take to see a job's record, and sacct to know its end: slurmdbd
+# writes in batches, and may be down for longer.
 GRACE_S = 600
-ENDED_WELL_SOON = State("unknown", "it has ended, and its own record is not seen yet")
-NO_RECORD = State("LOST", "it has ended and left no record, and sacct does not say how")
-# A launch writes a line as each case begins and ends: without one for longer than a case may take
-# it has stalled.
+ENDED_WELL_SOON = State("unknown", "it has ended, but its record is not visible yet")
+NO_RECORD = State("LOST", "it has ended without a record, and sacct does not know how")
+# A launch writes a line at the start and end of each case; it has stalled if no line comes for
+# longer than a case may take.
 STALLED = State("STALLED")
-# Who cancelled a job, where only its record of submissions says so.
+# Who cancelled a job that only the record of submissions shows as cancelled.
 OUR_COMMAND = "a lockstep command"
-LAGS = State("unknown", "squeue knows it no more, but sacct does not say yet how it ended")
-# slurmdbd never heard of such a job's end; an administrator mends it by `sacctmgr show runaway`.
+LAGS = State("unknown", "it has left squeue, and sacct does not know yet how it ended")
+# slurmdbd missed the end of such a job; an administrator fixes it with `sacctmgr show runaway`.
 RUNAWAY = State(
     "LOST",
-    "squeue knows it no more and it left no record of its end, though sacct does not call it ended",
+    "it has left squeue without a record of its end, but sacct does not list it as ended",
 )
 
 TAIL_BYTES = 8192
 MAX_LINE = 160
 # pytest: why a session ended.
 PYTEST_EXIT = re.compile(r"! _pytest\.outcomes\.Exit: (.*) !")
-# srun and slurmstepd: that a task ended, which says less than the task's own words.
+# srun and slurmstepd: the end of a task, less useful than the task's own error.
 TASK_ENDED = re.compile(
     r"^srun: error: .*(Exited with exit code [0-9]+|Terminated|Killed)$"
     r"|^slurmstepd.* error: \*\*\* STEP .* CANCELLED .*"
 )
-# torchrun: frames and report of a rank that ended, which say less likewise, cut or whole.
+# torchrun: its traceback and report of a failed rank, also less useful than the rank's error.
 OF_TORCHRUN = re.compile(
     r'^File "|^raise |^(traceback|error_file) ?:|^[EW]\d+ \S+ \d+ torch/distributed/elastic/'
     r"|^torch\.distributed\.elastic\."
 )
-# srun: the node that failed. slurmstepd names the node that it runs on itself, which is well.
+# srun: the failed node. slurmstepd would name its own node, which works.
 NODE_FAILED = re.compile(r"^srun: .*Node failure on ([\w.-]+)", re.MULTILINE)
 # slurmstepd, in a batch script's output: that Slurm ended the job, and why.
 JOB_ENDED = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+))?")
 OUT_OF_MEMORY = re.compile(r"oom[-_ ]kill event.* StepId=\w+\.batch")
-# Why -> Slurm's word for the end; a job that was requeued has another reason and did not end.
+# reason -> state; a requeued job has another reason and has not ended.
 WORDS = {"": "CANCELLED", "TIME LIMIT": "TIMEOUT", "NODE FAILURE": "NODE_FAIL",
          "PREEMPTION": "PREEMPTED"}  # fmt: skip
-# slurmd: in place of a script's output.
+# slurmd: instead of the script's output.
 PROLOG_FAILED = re.compile(r"^Error running slurm prolog")
 # Any program.
 ERROR = re.compile(r"error|exception|killed|fatal", re.IGNORECASE)
@@ -78,8 +78,8 @@ class LogEnd:
     """The end of a log.
 
     Attributes:
-        line: The line that says most about an error, else the last one; None of an empty log.
-        prolog_failed: Whether slurmd says that the job's prolog failed.
+        line: The most informative line about an error, else the last one; None if it is empty.
+        prolog_failed: Whether slurmd reports that the job's prolog failed.
     """
 
     line: str | None = None
@@ -88,7 +88,7 @@ class LogEnd:
 
 
 def read_end(log: Path) -> LogEnd:
-    """Return the end of a log; nothing where it cannot be read."""
+    """Return the end of a log; an empty one if it cannot be read."""
     text = _tail(log)
     lines = [line for row in text.splitlines() if (line := one_line(" ".join(row.split())))]
     if not lines:
@@ -102,7 +102,7 @@ def read_end(log: Path) -> LogEnd:
 
 
 def word_for_end(output: Path) -> str | None:
-    """Return Slurm's word for how it ended a job, by the job's output; None where it did not."""
+    """Return the state that the output shows if Slurm ended the job; else None."""
     text = _tail(output)
     if OUT_OF_MEMORY.search(text):
         return "OUT_OF_MEMORY"
@@ -125,11 +125,11 @@ class Standing:
     """The state of one job.
 
     Attributes:
-        account: What sacct says, where it was asked and knows.
-        record: What the job's own script left at its end.
-        sent_s: Seconds since a job that still waits was submitted.
+        account: The job in sacct; None if sacct was not asked or does not know it.
+        record: The record that the job's script wrote at its end.
+        sent_s: Seconds since a pending job was submitted.
         quiet_s: Seconds since a running job last wrote a line.
-        user: Whose it is, as far as is known.
+        user: The owner, None if unknown.
     """
 
     job: Job
@@ -142,15 +142,15 @@ class Standing:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the job will write no more, as far as is known."""
+        """Whether the job has ended, as far as is known."""
         return self.state.has_ended or self.state.name == "LOST"
 
     @property
     def is_bad(self) -> bool:
-        """Whether it has ended otherwise than well."""
-        # A fallback was to begin only where another failed, and none did.
-        is_spared = self.job.kind == "fallback" and self.state.name == "CANCELLED"
-        return self.has_ended and self.state.name != "COMPLETED" and not is_spared
+        """Whether it has ended without success."""
+        # Slurm cancels a fallback if the job before it succeeds.
+        is_unneeded = self.job.kind == "fallback" and self.state.name == "CANCELLED"
+        return self.has_ended and self.state.name != "COMPLETED" and not is_unneeded
 
 
 @dataclass(frozen=True)
@@ -158,9 +158,9 @@ class Campaign:
     """The state of a whole campaign.
 
     Attributes:
-        launches: Launch -> how far it is, of those that have begun.
-        errors: Why Slurm gave no answer.
-        left_out: Launches that no job begins, for a smaller size missed `until_efficiency`.
+        launches: Launch -> its progress, for the launches that have begun.
+        errors: Failures of Slurm's commands.
+        left_out: Launches that no job starts because a smaller size missed `until_efficiency`.
     """
 
     jobs: Sequence[Standing]
@@ -171,7 +171,7 @@ class Campaign:
 
     @property
     def num_complete(self) -> int:
-        """Planned launches that are complete."""
+        """Number of planned launches that are complete."""
         return sum(map(self.is_complete, self.planned))
 
     def is_complete(self, name: str) -> bool:
@@ -179,23 +179,23 @@ class Campaign:
         return name in self.launches and self.launches[name].complete
 
     def is_settled(self, name: str) -> bool:
-        """Return whether nothing of a launch is left to make."""
+        """Return whether a launch is complete or left out."""
         return self.is_complete(name) or name in self.left_out
 
     @property
     def has_ended(self) -> bool:
-        """Whether no job will write any more."""
+        """Whether all jobs have ended."""
         return all(standing.has_ended for standing in self.jobs)
 
     @property
     def is_unknown(self) -> bool:
-        """Whether Slurm says nothing of any job, and nothing else does."""
+        """Whether Slurm does not answer and no job's state is known."""
         states = {standing.state.name for standing in self.jobs}
         return bool(self.errors) and states == {"unknown"}
 
     @property
     def abandoned(self) -> list[str]:
-        """Launches that an ended job left incomplete and that no job will make any more."""
+        """Launches that an ended job left incomplete and that no other job will measure."""
         ended = (standing.job.launches for standing in self.jobs if standing.has_ended)
         left = set[str]().union(*ended) - self.coming
         return sorted(name for name in left if not self.is_settled(name))
@@ -216,14 +216,14 @@ class Campaign:
 
 @dataclass
 class Board:
-    """A campaign that is looked at again and again: what cannot change is not asked twice."""
+    """A campaign that is read repeatedly; states that are final are not asked again."""
 
     results: Results
     _accounts: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     _complete: dict[str, Outcome] = field(default_factory=dict)
 
     def look(self) -> Campaign:
-        """Return the campaign's state now, by at most one squeue and one sacct call."""
+        """Return the campaign's state now, with at most one call of squeue and one of sacct."""
         now, claimed = time.time(), self.results.claimed() or {}
         errors: list[str] = []
         standings = self._standings(now, longest_case_s(claimed), errors)
@@ -235,7 +235,7 @@ class Board:
         of_jobs = [name for standing in standings for name in standing.job.launches]
         planned = [launch["name"] for launch in claimed.get("launches", ())]
         planned = planned or list(dict.fromkeys([*of_jobs, *launches]))
-        # What is claimed no more was left out, by `status --cancel-below`.
+        # `status --cancel-below` removes launches from the claim.
         gone = frozenset(of_jobs) - set(planned) - set(launches)
         campaign = Campaign(standings, launches, planned, tuple(errors), gone)
         if not campaign.abandoned:
@@ -245,7 +245,7 @@ class Board:
         return replace(campaign, planned=planned, left_out=left_out)
 
     def _standings(self, now: float, limit_s: float, errors: list[str]) -> list[Standing]:
-        """Return how the jobs stand that were sent, also by hand; add why Slurm is silent."""
+        """Return the states of all submitted jobs; add failures of Slurm's commands to `errors`."""
         jobs = self.results.jobs()
         if not jobs and not any(self.results.jobs_folder.glob("*.sh")):
             return []
@@ -254,7 +254,7 @@ class Board:
             queue = queued_elements(slurm.queue(sent.users_to_ask(self.results, jobs)))
         except RuntimeError as error:
             errors.append(str(error))
-        # sbatch may never have said the id of what squeue knows by its comment.
+        # Where sbatch's answer was lost, squeue finds the job by its comment.
         ids = {queued.comment: queued.array_id for queued in (queue or {}).values()}
         jobs = [
             replace(job, id=job_id if job.element is None else f"{job_id}_{job.element}")
@@ -263,7 +263,7 @@ class Board:
             for job in jobs
         ]
         others = sent.ids_by_hand(self.results, jobs, queue)
-        # What has left the queue, arrays as a whole.
+        # Jobs that have left the queue, with an array as one id.
         wanted = dict.fromkeys(
             whole(job_id)
             for job_id in [*(job.id for job in jobs if job.id), *others]
@@ -275,7 +275,7 @@ class Board:
             errors.append(str(error))
             self._accounts = accounting.kept(self.results) | self._accounts
             if accounting.is_absent(error):
-                accounts = {}  # which is an answer
+                accounts = {}  # nothing more to wait for
         self._accounts |= {
             job_id: account
             for job_id, account in (accounts or {}).items()
@@ -293,7 +293,7 @@ class Board:
 
     def _standing(self, job: Job, layers: "_Layers", now: float, limit_s: float) -> Standing:
         queued = (layers.queue or {}).get(job.id or "")
-        # Slurm uses ids again some day.
+        # Slurm reuses ids after a while.
         if queued and not (queued.comment == job.uuid or job.user in (None, queued.user)):
             queued = None
         account = layers.accounts.get(job.id or "")
@@ -314,7 +314,7 @@ class Board:
         user = (queued and queued.user) or (account and account.get("user")) or job.user
         is_running = state.name == "RUNNING" and last_sign is not None
         quiet_s = max(0.0, now - (last_sign or 0.0)) if is_running else None
-        # What a job does before it measures may take any time.
+        # A job may take any time before it measures.
         measures = job.kind in ("ladder", "job", "array") and any(
             self.results.journal(name).exists() for name in job.launches
         )
@@ -323,7 +323,7 @@ class Board:
         return Standing(job, state, account, record, sent_s, quiet_s, user)
 
     def _last_sign(self, job: Job) -> float | None:
-        """Return when a job last wrote into its output, or a journal or log of its launches."""
+        """Return when the job's output, or a journal or log of its launches, last changed."""
         folders = [self.results.launch(name) for name in job.launches]
         paths = [folder / name for folder in folders for name in ("journal.jsonl", "log.txt")]
         signs = []
@@ -337,14 +337,14 @@ class Board:
 
 @dataclass(frozen=True)
 class _Layers:
-    """What the layers say at one moment.
+    """The answers of all sources at one moment.
 
     Attributes:
         exits: SLURM_JOB_ID -> the record of the job's own script.
-        queue: Job id -> what squeue holds; None where it gives no answer.
-        accounts: Job id -> what sacct says now, or said of an end before.
+        queue: Job id -> the job in squeue; None if squeue does not answer.
+        accounts: Job id -> the job in sacct, now or in an earlier answer about its end.
         events: Job id -> the event of its end.
-        all_answer: Whether both squeue and sacct gave an answer.
+        all_answer: Whether both squeue and sacct answered.
     """
 
     exits: Mapping[str, Mapping[str, Any]]
@@ -361,19 +361,18 @@ def _without_answer(
     last_sign: float | None,
     now: float,
 ) -> State:
-    """Return the state of a job that squeue does not know and that has no known end."""
-    if job.cancelled:  # of an element that had not begun neither layer keeps anything
+    """Return the state of a job that is not in squeue and has no known end."""
+    if job.cancelled:  # no source keeps an element that never started
         return State("CANCELLED")
     if event := layers.events.get(str(job.id)):
-        # A script of ours leaves a record whenever it can: without one it has not ended well.
+        # Our scripts write a record whenever they can: without one the job has not succeeded.
         if event.exit_code == 0 and event.status == "COMPLETED":
             return NO_RECORD if now - event.at > GRACE_S else ENDED_WELL_SOON
         return State(event.status if event.status != "COMPLETED" else "FAILED")
-    if not layers.all_answer:  # what sacct last heard is the best that is known
-        is_said = account is not None and layers.queue is None
-        return State(account["state"]) if account and is_said else slurm.UNKNOWN
+    if not layers.all_answer:  # sacct's last answer is the best there is
+        return State(account["state"]) if account and layers.queue is None else slurm.UNKNOWN
     if account is None and job.user not in (None, slurm.own_name()):
-        return State("unknown", f"Slurm says nothing of it here; it is a job of {job.user}")
+        return State("unknown", f"it is a job of {job.user}, which Slurm does not show you")
     signs = [] if last_sign is None else [last_sign]
     with suppress(ValueError):  # an earlier version, or sent by hand
         signs.append(datetime.fromisoformat(job.sent).timestamp())
@@ -383,7 +382,7 @@ def _without_answer(
 
 
 def queued_elements(queue: Mapping[str, slurm.Queued]) -> dict[str, slurm.Queued]:
-    """Return job id, of an element `ID_K`, -> what squeue holds, which joins those that wait."""
+    """Return job id (`ID_K` for an element) -> its row in squeue, which groups pending elements."""
     elements = {}
     for job in queue.values():
         if job.elements is None:
@@ -394,17 +393,17 @@ def queued_elements(queue: Mapping[str, slurm.Queued]) -> dict[str, slurm.Queued
 
 
 def is_active(queued: slurm.Queued | None) -> bool:
-    """Return whether squeue holds a job that has not ended."""
+    """Return whether a job is in squeue and has not ended."""
     return queued is not None and not queued.state.has_ended
 
 
 def state_of(
     queued: slurm.Queued | None, account: Mapping[str, Any] | None, record: Mapping[str, Any] | None
 ) -> State | None:
-    """Return a job's state from what each layer knows of it; None where none knows.
+    """Return a job's state from the sources; None if none of them knows it.
 
-    That the job's own script has ended is the surest, though Slurm may still be ending the job;
-    of what has ended, Slurm's word for the end says more than an exit code.
+    The end of the job's own script is the most reliable fact, although Slurm may still be ending
+    the job; for a job that has ended, Slurm's state says more than an exit code.
     """
     if queued is not None and not queued.state.has_ended:
         has_left = record is not None and queued.state.name != "PENDING"  # as when requeued

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lockstep.core.findings import SYMPTOMS
 from lockstep.core.formats import counted
 from lockstep.slurm.status.jobs_cli import end_ladder, results_of
 from lockstep.slurm.submit.cli_options import as_json_option, with_options
@@ -27,8 +28,8 @@ EXIT_UNKNOWN = 3
 WATCH_S = 15.0
 MAX_WATCH_S = 86_400  # a day
 BACKING_OFF = 0.0  # the value of --watch without a number
-# Without a number of seconds the wait doubles up to so many times while nothing changes, for squeue
-# is everybody's.
+# Without a number of seconds the wait doubles while nothing changes, up to this factor, to spare
+# squeue.
 MAX_BACK_OFF = 8
 # what accounting counts -> its unit; the last is what Slurm bills, before a QOS's usage factor
 HOURS = {
@@ -44,24 +45,24 @@ expectation_options = with_options(
         "--expect",
         type=click.Path(path_type=Path, exists=True, dir_okay=False),
         metavar="FILE",
-        help="What is expected: the record of lockstep predict --json, a targets file of lockstep "
+        help="Expected values: the record of lockstep predict --json, a targets file of lockstep "
         "check --targets, or a table as lockstep import reads it.  [default: expected.json, "
         "expected.targets.toml or expected.csv in the folder]",
     ),
     click.option(
         "--floor",
         type=click.FloatRange(0, 1),
-        help="Least parallel efficiency that is worth a larger world size.  "
+        help="Least parallel efficiency at which larger world sizes are still measured.  "
         "[default: until_efficiency of the campaign]",
     ),
 )
 
 
 class Watching(click.Command):
-    """A command whose --watch and --html may stand before a folder, with or without a value."""
+    """A command whose --watch and --html take an optional value, also before the folder."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the arguments, --watch and --html with the value that follows, if one does."""
+        """Join --watch and --html with their value, if one follows, and parse the arguments."""
         joined: list[str] = []
         for word in args:
             last = joined[-1] if joined else ""
@@ -91,21 +92,21 @@ class Watching(click.Command):
     "page",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="[FILE.html]",
-    help=f"Write the page of it, by default {IN_FOLDER} in the folder; with --watch, at each look.",
+    help=f"Write the HTML page, by default {IN_FOLDER} in the folder; with --watch, at each look.",
 )
 @expectation_options
 @click.option(
     "--cancel-below",
     is_flag=True,
-    help="Cancel the jobs that wait to measure larger sizes than one that misses the floor, and "
-    "leave these out; `after` stages that need their good end do not begin then.",
+    help="Cancel pending jobs of larger world sizes than one that misses the floor, and leave out "
+    "those sizes; stages that depend on these jobs by afterok do not start.",
 )
 @click.option(
     "--collect",
     "collects",
     is_flag=True,
-    help="Make the JSON of each launch from its journal, ask accounting about the jobs, and send "
-    "what is new to the tracker, if there is one.",
+    help="Write the JSON of each launch from its journal, ask accounting about the jobs, and send "
+    "new results to the tracker, if there is one.",
 )
 def status(
     folder: str,
@@ -118,10 +119,10 @@ def status(
     cancel_below: bool,
     collects: bool,
 ) -> int:
-    """Say what a campaign's jobs in FOLDER do, what is measured, and what to do next.
+    """Show the jobs of a campaign's FOLDER, what is measured, and what to do next.
 
-    Exit code 1 says that a job ended and left what no other job will make, 3 that Slurm is silent
-    and no job's state is known, 0 that all is well or under way.
+    Exit code: 0 if all is well or under way, 1 if a job failed and no other job will measure its
+    launches, 3 if Slurm does not answer and no job's state is known.
 
     \b
     Examples:
@@ -134,12 +135,12 @@ def status(
     """
     if collects:
         if watch is not None or page is not None or cancel_below or expect or floor is not None:
-            raise click.UsageError("--collect goes with no other option than --json")
+            raise click.UsageError("--collect excludes every other option but --json")
         _collect(folder, as_json=as_json)
         return 0
     if watch is not None and not (watch == BACKING_OFF or 1 <= watch <= MAX_WATCH_S):  # nan, too
         raise ValueError(
-            f"--watch {watch:g} is no number of seconds; give one from 1 to {MAX_WATCH_S}"
+            f"--watch {watch:g} is not a number of seconds; give one from 1 to {MAX_WATCH_S}"
         )
     from lockstep.slurm.status.standing import Board
     from lockstep.slurm.status.status_record import Wanted, lines
@@ -162,28 +163,32 @@ def status(
     elif not is_live:
         click.echo("\n".join(lines(record)))
     for error in campaign.errors:
-        click.echo(f"not all is known: {error}", err=True)
+        click.echo(f"Warning: incomplete status: {error}", err=True)
     if page is not None and not as_json:
         click.echo(f"page: {page}")
     if campaign.is_unknown:
         return EXIT_UNKNOWN
+    if campaign.is_bad and not as_json:
+        click.echo(SYMPTOMS, err=True)
     return EXIT_BAD if campaign.is_bad else 0
 
 
 def _refuse(claimed: dict[str, Any], folder: str, *, needs_floor: bool) -> None:
     if "recorded" in claimed:
         raise ValueError(
-            f"{folder} holds a recorded campaign, of which nothing is left to measure; "
+            f"{folder} holds a recorded campaign, which has no jobs; "
             f"lockstep report {shlex.quote(folder)} makes its page"
         )
     if needs_floor and claimed.get("until_efficiency") is None:
-        raise ValueError("--cancel-below needs a floor, which this campaign has not; give --floor")
+        raise ValueError(
+            "--cancel-below needs a floor, but this campaign has no until_efficiency; give --floor"
+        )
 
 
 def _look(
     board: "Board", folder: str, wanted: "Wanted | None", page: Path | None, *, cancel_below: bool
 ) -> "Look":
-    """Return what a look sees and its record; cancel what is not worth it, and write the page."""
+    """Return the campaign's state and its record; cancel jobs below the floor; write the page."""
     from lockstep.slurm.status.status_record import record
 
     campaign = board.look()
@@ -191,7 +196,9 @@ def _look(
     if cancel_below:
         try:
             for name in end_ladder(campaign, board.results, facts["measured"]):
-                click.echo(f"cancelled: {name}, for a smaller size misses the floor", err=True)
+                click.echo(
+                    f"cancelled: {name}, because a smaller world size misses the floor", err=True
+                )
         except (RuntimeError, ValueError) as error:  # perhaps at the next look
             click.echo(f"not cancelled: {error}", err=True)
     if page is not None:
@@ -203,9 +210,9 @@ def _look(
 
 
 def _watch(look: "Callable[[], Look]", every_s: float, *, as_json: bool, is_live: bool) -> "Look":
-    """Look until all jobs have ended, show what changes, and return the last look.
+    """Look until all jobs have ended, show changes, and return the last look.
 
-    With `every_s` of 0 the looks come ever more seldom while nothing changes.
+    With `every_s` of 0 the pause grows while nothing changes.
     """
     from rich.live import Live
     from rich.text import Text
@@ -233,7 +240,7 @@ def _watch(look: "Callable[[], Look]", every_s: float, *, as_json: bool, is_live
 
 
 def _collect(folder: str, *, as_json: bool) -> None:
-    """Make the JSON of each launch from its journal, and ask accounting about the jobs."""
+    """Write the JSON of each launch from its journal, and ask accounting about the jobs."""
     from lockstep.report.tracker import live
     from lockstep.slurm.status import collection
 
@@ -247,7 +254,7 @@ def _collect(folder: str, *, as_json: bool) -> None:
         click.echo(json.dumps(made, indent=1))
         return
     click.echo(f"{counted(len(made['launches']), 'launch')} collected")
-    if rows := made["jobs"]:  # what they cost together, and how many of them are not known of
+    if rows := made["jobs"]:
         accounts = [row["accounting"] for row in rows if row["accounting"]]
         measured = sum(row["measured_rank_hours"] or 0.0 for row in rows)
         sums = {unit: sum(a.get(key) or 0.0 for a in accounts) for key, unit in HOURS.items()}

@@ -1,7 +1,7 @@
-"""A campaign's status as one record: terminal, `--watch`, JSON, page and `serve` show it.
+"""A campaign's status as one record, which terminal, `--watch`, JSON, page and `serve` show.
 
-Beside it, what is expected of a campaign: the record of `lockstep predict --json`, a targets file
-of `lockstep check --targets`, or a table that `lockstep import` would read.
+It also reads the expected values of a campaign: the record of `lockstep predict --json`, a targets
+file of `lockstep check --targets`, or a table that `lockstep import` reads.
 """
 
 import json
@@ -36,14 +36,13 @@ from lockstep.slurm.submit.submission import stored_site
 
 ANSWER = "last-answer.json"
 INVENTORY = "inventory.json"
-# What a cluster has changes seldom, and asking for all its nodes is not cheap.
+# The nodes of a cluster change seldom, and listing all of them is expensive.
 INVENTORY_S = 3600.0
-# A thousand elements or launches are counted; so many of those that need a look are named.
+# Elements or launches with a problem that are named; the others are counted.
 MAX_NAMED = 8
-# The state that an array has as a whole is the first of these that an element is in.
+# The state of an array is the first of these that one of its elements has.
 ORDER = ("STALLED", "RUNNING", "COMPLETING", "PENDING", "unknown", "LOST")
-# What a site file says of a job's place, and what a launch noted of its software and its links: key
-# -> its name on the page.
+# Keys of the site file, and of a launch's provenance: key -> its name on the page.
 PLACE = {
     "name": "site", "partition": "partition", "account": "account", "qos": "QOS",
     "constraint": "constraint", "gpus_per_node": "GPUs per node", "gpu_type": "GPU type",
@@ -60,19 +59,19 @@ SOFTWARE = {
     "lockstep_version": "Lockstep",
 }  # fmt: skip
 MACHINE_KEYS = (*SOFTWARE, "threads_per_rank", "image_path")
-# What a script asks for.
+# Resources that a script asks for.
 SHAPE = ("num_nodes", "gpus_per_node", "time_limit")
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a record shall hold beside the state of the jobs.
+    """What a record contains in addition to the state of the jobs.
 
     Attributes:
-        expectation: The file that says what is expected; the folder's own by default.
-        floor: Least parallel efficiency that is worth a larger size, a fraction; the campaign's
-            `until_efficiency` by default.
-        inventory: Whether Slurm may be asked what the cluster has.
+        expectation: File of expected values; the folder's own by default.
+        floor: Least parallel efficiency, a fraction, below which no larger size is measured;
+            `until_efficiency` of the campaign by default.
+        inventory: Whether Slurm is asked for the nodes of the cluster.
     """
 
     expectation: Path | None = None
@@ -83,16 +82,16 @@ class Wanted:
 def record(
     campaign: Campaign, results: Results, folder: str, wanted: Wanted | None
 ) -> dict[str, Any]:
-    """Return the record of this moment, after a look of `Board`; an array is one row of its jobs.
+    """Return the record of a campaign's state; an array is one row of `jobs`.
 
     Args:
-        campaign: What the look saw.
+        campaign: The state, as `Board.look` returned it.
         results: The campaign's folder.
         folder: The same as it was typed.
-        wanted: What else the record shall hold; None for what a terminal shows.
+        wanted: Further contents; None for those of a terminal.
 
     Raises:
-        ValueError: The folder's records are corrupt, or what is expected cannot be read.
+        ValueError: The folder's records are corrupt, or the expected values cannot be read.
     """
     now, scripts = time.time(), results.scripts()
     arrays = [list(group) for _, group in groupby(campaign.jobs, key=lambda one: one.job.uuid)]
@@ -113,38 +112,39 @@ def record(
         "abandoned": campaign.abandoned, "errors": list(campaign.errors),
         "has_ended": campaign.has_ended, "is_bad": campaign.is_bad,
     }  # fmt: skip
-    going_on = {
+    commands = {
         "next": _next_commands(campaign, results, folder),
         "monitor": _monitor_commands(campaign, results, folder),
     }
     if wanted is None:
-        return facts | going_on
+        return facts | commands
     claimed = results.claimed() or {}
     inventory = recent_inventory(results, now, ask=wanted.inventory)
     measured = _measured(campaign, results, wanted)
-    spared = [
+    cancellations = [
         f"lockstep cancel {shlex.quote(folder)} --job {shlex.quote(name)}"
-        "  # its sizes lie beyond one that misses the floor"
+        "  # a smaller world size misses the floor"
         for name in dict.fromkeys(measured["not_worth_it"])
     ]
     return facts | {
         "campaign": {key: value for key, value in claimed.items() if key != "launches"},
         "site": _site(results), "machine": _machine(results),
         "prepared": _prepared(campaign, results), "measured": measured,
-        "next": spared + going_on["next"], "monitor": going_on["monitor"], "inventory": inventory,
+        "next": cancellations + commands["next"], "monitor": commands["monitor"],
+        "inventory": inventory,
         "as_of": _ages(results, answered, inventory, measured["expectation"]),
     }  # fmt: skip
 
 
 def stamp(at: float) -> str:
-    """Return a time, in seconds of the epoch, as ISO 8601 with this machine's zone."""
+    """Return a time in seconds since the epoch as ISO 8601 in this machine's zone."""
     return datetime.fromtimestamp(at, UTC).astimezone().isoformat(timespec="seconds")
 
 
 def _row(
     array: Sequence[Standing], campaign: Campaign, results: Results, typed: str
 ) -> dict[str, Any]:
-    """Return the row of a job, or of an array: that of the element whose state says most."""
+    """Return the row of a job, or of an array by its element with the most important state."""
 
     def rank(element: Standing) -> int:
         name = element.state.name
@@ -194,13 +194,13 @@ def _row(
 
 
 def _is_done(standing: Standing, campaign: Campaign) -> bool:
-    """Return whether nothing is left of a job's launches; one of no launches never is done."""
+    """Return whether all launches of a job are settled; False for a job without launches."""
     launches = standing.job.launches
     return bool(launches) and all(map(campaign.is_settled, launches))
 
 
 def _add_last_known(rows: Sequence[dict[str, Any]], results: Results) -> float | None:
-    """Add to each job of unknown state what Slurm last said of it; return when, if it is kept."""
+    """Add the last known state to jobs of unknown state; return the time of that answer or None."""
     kept = _read(results.jobs_folder / ANSWER)
     states = kept.get("states", {})
     if not isinstance(states, dict) or not isinstance(kept.get("time"), int | float):
@@ -212,7 +212,7 @@ def _add_last_known(rows: Sequence[dict[str, Any]], results: Results) -> float |
 
 
 def _opened(campaign: Campaign) -> list[Standing]:
-    """Return the jobs that may still write: of an unknown one that left work undone, too."""
+    """Return the jobs that may still write, including unknown ones with work left."""
     return [
         standing
         for standing in campaign.jobs
@@ -223,7 +223,7 @@ def _opened(campaign: Campaign) -> list[Standing]:
 
 
 def _monitor_commands(campaign: Campaign, results: Results, folder: str) -> list[str]:
-    """Return the commands that follow the jobs which may still write; the last is ours."""
+    """Return the commands that follow jobs which may still write; the last is `lockstep status`."""
     opened, typed = _opened(campaign), shlex.quote(folder)
     if not opened:
         return []
@@ -238,58 +238,58 @@ def _monitor_commands(campaign: Campaign, results: Results, folder: str) -> list
     lines = [f"tail -f {shlex.quote(str(results.output(one.job)))}" for one in running[:1]]
     lines.append(" ".join(["squeue", *options, f"--jobs={','.join(ids)}"]))
     if all(standing.user in (None, slurm.own_name()) for standing in opened):
-        # A comment: pasted with the other lines, it must end nothing.
-        lines.append(f"# to end them: lockstep cancel {typed}")
+        # A comment, so that pasting all lines cancels nothing.
+        lines.append(f"# to cancel them: lockstep cancel {typed}")
     return [*lines, f"lockstep status {typed} --watch"]
 
 
 def _next_commands(campaign: Campaign, results: Results, folder: str) -> list[str]:
-    """Return the commands that go on from here."""
+    """Return the commands to run next."""
     typed, unsent = shlex.quote(folder), _unsent(campaign, results)
     if _opened(campaign) or (unsent and campaign.jobs):
         return unsent
     if campaign.jobs:
         return [_after_jobs(campaign, results, typed)]
     if results.refusals():
-        return ["lockstep submit CAMPAIGN --site SITE  # once what sbatch refused is mended"]
+        return ["lockstep submit CAMPAIGN --site SITE  # once the refused key is corrected"]
     is_left = campaign.num_complete < len(campaign.planned)
     if unsent:
-        return [*unsent, f"lockstep resume {typed}  # or all at once, as lockstep submit does"]
+        return [*unsent, f"lockstep resume {typed}  # or submit all of them at once"]
     if results.jobs_folder.exists() and is_left:
         return ["lockstep submit CAMPAIGN --site SITE"]
-    # Where no jobs were written, `lockstep run` measured: nothing else takes up what it left.
+    # Without job scripts `lockstep run` measured, and only it can continue.
     claimed = results.claimed() or {}
     tests, name = ",".join(claimed.get("tests") or ()), str(claimed.get("name"))
     measured = shlex.join(["--tests", tests, "--name", name]) if tests else "CAMPAIGN"
-    again = [f"lockstep run {measured}  # with the options of before: it goes on"] * is_left
+    again = [f"lockstep run {measured}  # with the same options: it continues"] * is_left
     return [*again, f"lockstep report {typed}"]
 
 
 def _after_jobs(campaign: Campaign, results: Results, typed: str) -> str:
-    """Return the command that goes on once all jobs have ended."""
+    """Return the command to run once all jobs have ended."""
     left = set(campaign.abandoned)
     if not left:
         return f"lockstep {'report' if results.is_collected() else 'status --collect'} {typed}"
-    # The keys without which a job that left work undone would end in the same way.
+    # Keys to correct before jobs with work left can succeed.
     last = {standing.job.name: standing for standing in campaign.jobs}.values()
     bad = (one for one in last if not one.job.launches or left & {*one.job.launches})
     keys = {key for standing in bad if (key := key_to_mend(standing, results)) is not None}
     if keys & {"", *OF_CAMPAIGN}:
-        return "lockstep submit CAMPAIGN --site SITE  # once the cause is mended"
+        return "lockstep submit CAMPAIGN --site SITE  # once the cause is corrected"
     if keys:
-        return f"lockstep resume {typed} --site SITE  # once that file is mended"
+        return f"lockstep resume {typed} --site SITE  # once that file is corrected"
     return f"lockstep resume {typed}"
 
 
 def _unsent(campaign: Campaign, results: Results) -> list[str]:
-    """Return the commands for scripts that were not sent, where jobs are sent by hand."""
+    """Return the commands that submit the remaining scripts, where jobs are submitted by hand."""
     if not all(standing.job.by_hand for standing in campaign.jobs):
         return []
     sent = {standing.job.name for standing in campaign.jobs}
     scripts = {name: facts for name, facts in results.scripts().items() if name not in sent}
     launches = {launch for facts in scripts.values() for launch in facts["launches"]}
     if campaign.jobs and all(map(campaign.is_complete, launches)):
-        return []  # what is left of them measures nothing
+        return []  # the remaining scripts measure nothing
     return [_by_hand(name, facts, results) for name, facts in scripts.items()]
 
 
@@ -299,7 +299,7 @@ def _by_hand(name: str, script: Mapping[str, Any], results: Results) -> str:
 
 
 def _prepared(campaign: Campaign, results: Results) -> list[dict[str, Any]]:
-    """Return the scripts that are written, are not sent, and have something left to do."""
+    """Return the scripts that are not submitted and have work left."""
     sent = {standing.job.name for standing in campaign.jobs}
     return [
         {"job": name, "script": str(results.jobs_folder / f"{name}.sh"), **script,
@@ -317,14 +317,14 @@ def _prepared(campaign: Campaign, results: Results) -> list[dict[str, Any]]:
 def lines(record: Mapping[str, Any]) -> list[str]:
     """Return a record as lines for a terminal."""
     text = [line for row in record["jobs"] for line in _job_lines(row)]
-    text += [f"{name}: not sent; {why}" for name, why in record["refused"].items()]
+    text += [f"{name}: not submitted; {why}" for name, why in record["refused"].items()]
     text.append(f"launches: {record['num_complete']} of {record['num_planned']} complete")
     begun = [outcome for outcome in record["launches"].values() if not outcome["complete"]]
     for outcome in begun[:MAX_NAMED]:
         name, failed = outcome["name"], len(outcome["failed"])
         how_far = f"{outcome['measured']} measured, {failed} failed, {outcome['remaining']} left"
         if outcome == vars(Outcome(name)):
-            how_far = "begins, and has not said yet what it will measure"
+            how_far = "has started, and has not listed its cases yet"
         text.append(f"  {name}: {how_far}")
     if begun[MAX_NAMED:]:
         text.append(f"  and {len(begun) - MAX_NAMED} more that have begun")
@@ -335,7 +335,7 @@ def lines(record: Mapping[str, Any]) -> list[str]:
 
 
 def headlines(record: Mapping[str, Any]) -> list[str]:
-    """Return a line for each job that changes only when the job's standing does."""
+    """Return a line for each job that changes only with its state or progress."""
     return [
         f"{_headline(row)} ({_complete(row)})" if row["num_launches"] else _headline(row)
         for row in record["jobs"]
@@ -350,15 +350,15 @@ def _headline(row: Mapping[str, Any]) -> str:
 
 
 def elements(row: Mapping[str, Any]) -> str:
-    """Return how many elements of an array are in which state."""
+    """Return the number of an array's elements in each state, as text."""
     return ", ".join(
         f"{count} {slurm.SHORT.get(name, name)}" for name, count in row["elements"].items()
     )
 
 
 def whose(row: Mapping[str, Any]) -> str:
-    """Say of a job if it was sent by hand, and whose it is if that is another user."""
-    by_hand = ", sent by hand" if row["by_hand"] else ""
+    """Return a note on who submitted a job: by hand, or another user; else empty."""
+    by_hand = ", submitted by hand" if row["by_hand"] else ""
     is_own = row["user"] in (None, slurm.own_name())
     return by_hand if is_own else f"{by_hand}, of {row['user']}"
 
@@ -374,8 +374,8 @@ def _job_lines(row: Mapping[str, Any]) -> Iterator[str]:
             yield f"  {row['meaning']}"
         bad = row["ended_badly"]
         for element in bad[:MAX_NAMED]:
-            said = f"{element['state']}, {element['meaning']}; {element['advice']}"
-            yield f"  {element['id']} ({element['launch']}): {said}"
+            problem = f"{element['state']}, {element['meaning']}; {element['advice']}"
+            yield f"  {element['id']} ({element['launch']}): {problem}"
         if bad[MAX_NAMED:]:
             yield f"  and {len(bad) - MAX_NAMED} more; --json names them"
     elif row["advice"]:
@@ -398,9 +398,9 @@ def _times(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def ran(row: Mapping[str, Any]) -> str:
-    """Say how long a job ran and on which nodes, which an array's elements do not share."""
+    """Return how long a job ran and, unless it is an array, on which nodes."""
     where = f" on {row['nodes']}" if row["nodes"] and "elements" not in row else ""
-    # Of one that never began Slurm says that it ran 0 s.
+    # Slurm reports 0 s for a job that never started.
     return f"{in_words(row['elapsed_s'] if row['elapsed_s'] or row['nodes'] else None)}{where}"
 
 
@@ -409,16 +409,16 @@ def _complete(row: Mapping[str, Any]) -> str:
 
 
 def by_whom(row: Mapping[str, Any]) -> str:
-    """Say that launches of a job may be complete by another, as after a bad end."""
+    """Return a note that other jobs may have completed a failed job's launches."""
     is_bad_end = row["state"] in slurm.ENDED and row["state"] != "COMPLETED"
     return ", by any job" if is_bad_end else ""
 
 
-# What the folder and the cluster add
+# Facts of the folder and the cluster
 
 
 def recent_inventory(results: Results, now: float, *, ask: bool) -> dict[str, Any] | None:
-    """Return what the cluster has by partition, as kept, or asked anew where that is old."""
+    """Return the cluster's nodes by partition, from the cache or, if that is old, from Slurm."""
     kept = _read(results.jobs_folder / INVENTORY)
     is_whole = isinstance(kept.get("time"), int | float) and isinstance(kept.get("rows"), list)
     if ask and not (is_whole and now - kept["time"] < INVENTORY_S):
@@ -453,7 +453,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _write(path: Path, document: dict[str, Any]) -> None:
     if path.parent.is_dir():
-        with suppress(OSError):  # who only looks may not write
+        with suppress(OSError):  # a reader may lack write permission
             files.write_atomically(path, json.dumps(document))
 
 
@@ -461,13 +461,13 @@ def _site(results: Results) -> dict[str, Any] | None:
     try:
         site = stored_site(results).model_dump(mode="json")
     except (OSError, ValueError):
-        return None  # no scripts were written from here, or by an earlier version
+        return None  # no scripts, or those of an earlier version
     image = (site.get("container") or {}).get("image")
     return {key: image if key == "image" else site[key] for key in PLACE}
 
 
 def _machine(results: Results) -> dict[str, Any] | None:
-    """Return what the launch that began last noted of its software and its links."""
+    """Return the software and network of the launch that was written last."""
     journals = [results.journal(name) for name in results.names()]
     with suppress(ValueError):
         for path in sorted(journals, key=_written, reverse=True):
@@ -486,7 +486,7 @@ def _written(path: Path) -> float:
 
 
 def _measured(campaign: Campaign, results: Results, wanted: Wanted) -> dict[str, Any]:
-    """Return the points so far beside what is expected of them."""
+    """Return the points measured so far and their expected values."""
     # numpy and scipy take a moment
     from lockstep.report.compute.evaluation import evaluate_folder
 
@@ -535,7 +535,7 @@ def _ages(
     inventory: Mapping[str, Any] | None,
     expectation: str | None,
 ) -> dict[str, str | None]:
-    """Return what the record was made from -> when that was last known or written."""
+    """Return source -> when it was last read or written."""
     events = results.events().values()
     times = {
         "slurm": answered if results.jobs_folder.exists() else None,
@@ -550,20 +550,20 @@ def _ages(
 
 Quantity = Literal["parallel_efficiency", "speedup", "throughput", "step_s", "time_s",
                    "device_hours"]  # fmt: skip
-# In a campaign's folder, what is expected of it where no file is named.
+# Default files of expected values in a campaign's folder.
 USUAL = ("expected.json", "expected.targets.toml", "expected.csv")
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What one quantity shall be at one world size.
+    """The expected value of one quantity at one world size.
 
     Attributes:
-        quantity: Which one, in the unit of its name; throughput in samples/s.
-        low: Least that is expected.
-        high: Most that is expected.
-        case: The case it is about; None for every series of the scaling.
-        scaling: strong or weak; None for either.
+        quantity: Its name with the unit; throughput in samples/s.
+        low: Lower limit.
+        high: Upper limit.
+        case: The case; None for every series of the scaling.
+        scaling: strong or weak; None for both.
     """
 
     world_size: int
@@ -576,10 +576,10 @@ class Expected:
 
 
 def read_expectation(path: Path) -> list[Expected]:
-    """Return what a file expects.
+    """Return the expected values of a file.
 
     Raises:
-        ValueError: It cannot be read, or is neither a prediction, nor targets, nor a table.
+        ValueError: The file cannot be read, or is neither a prediction, nor targets, nor a table.
     """
     if path.suffix == ".toml":
         return list(_of_targets(targets.load(str(path))))
@@ -610,7 +610,7 @@ def _of_targets(given: targets.Targets) -> Iterator[Expected]:
 
 def _of_prediction(record: Any, path: Path) -> Iterator[Expected]:
     if not isinstance(record, dict) or not isinstance(record.get("points"), list):
-        raise ValueError(f"{path}: no prediction; make one by lockstep predict DIR --json")
+        raise ValueError(f"{path}: not a prediction; make one with lockstep predict DIR --json")
     case, metric = record.get("case"), record.get("metric")
     try:
         for point in record["points"]:
@@ -624,7 +624,7 @@ def _of_prediction(record: Any, path: Path) -> Iterator[Expected]:
             value, low, high = (float(ahead[name]) for name in ("value", "low", "high"))
             yield Expected(int(ahead["at"]), "throughput", value, low, high, case)
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: not as lockstep predict --json prints it ({error!r})") from None
+        raise ValueError(f"{path}: not the output of lockstep predict --json ({error!r})") from None
 
 
 def _of_table(path: Path) -> Iterator[Expected]:
@@ -640,7 +640,7 @@ def _of_table(path: Path) -> Iterator[Expected]:
 
 
 def values(series: Series, point: Point) -> dict[Quantity, float | None]:
-    """Return what is known of a point; the baseline has no ratios, nor has what `check` blocks."""
+    """Return a point's quantities; the baseline and points that `check` blocks have no ratios."""
     has_ratios = point is not series.base and not point.blocked_by
     is_rate = any(
         metric.get("primary") and str(metric.get("unit")).endswith("/s")
@@ -659,35 +659,35 @@ def values(series: Series, point: Point) -> dict[Quantity, float | None]:
 def compare_expected(
     expected: Iterable[Expected], series: Sequence[Series]
 ) -> list[dict[str, Any]]:
-    """Return a record for each expectation of each series that it is about."""
+    """Return a record for each expected value and each series that it applies to."""
     rows = []
-    for one in expected:
+    for limits in expected:
         meant: list[Series | None] = [
             curve
             for curve in series
             if (
-                one.case in (curve.case, curve.label, curve.name)
-                if one.case is not None
-                else not curve.row.has_smaller_batch and one.scaling in (None, curve.row.scaling)
+                limits.case in (curve.case, curve.label, curve.name)
+                if limits.case is not None
+                else not curve.row.has_smaller_batch and limits.scaling in (None, curve.row.scaling)
             )
         ]
         for own in meant or [None]:
             points = own.points if own else []
-            at = next((point for point in points if point.world_size == one.world_size), None)
-            found = values(own, at)[one.quantity] if own and at else None
+            at = next((point for point in points if point.world_size == limits.world_size), None)
+            found = values(own, at)[limits.quantity] if own and at else None
             rules = at.blocked_by if at else []
-            known = next((x for x in (one.value, one.low, one.high) if x), None)
-            row = {"series": own.name if own else one.case, "measured": found,
+            known = next((x for x in (limits.value, limits.low, limits.high) if x), None)
+            row = {"series": own.name if own else limits.case, "measured": found,
                    "sample_unit": (own and own.row.sample_unit) or "samples", "blocked_by": rules,
-                   # measured over expected, less 1; of a mere limit, over that
+                   # measured / expected - 1, or relative to the limit if only that is known
                    "deviation": found / known - 1 if found is not None and known else None,
-                   "meets": "blocked" if rules else _meets(one, found)}  # fmt: skip
-            rows.append(asdict(one) | row)
+                   "meets": "blocked" if rules else _meets(limits, found)}  # fmt: skip
+            rows.append(asdict(limits) | row)
     return sorted(rows, key=lambda row: (str(row["series"]), row["world_size"]))
 
 
 def _meets(expected: Expected, measured: float | None) -> str | None:
-    """Return how a measured value lies to the limits; None where there are none."""
+    """Return where a measured value lies relative to the limits; None without limits."""
     low, high = expected.low, expected.high
     if measured is None:
         return "pending"
@@ -703,7 +703,7 @@ def waiting_above(
     planned: Sequence[Mapping[str, Any]],
     jobs: Sequence[Mapping[str, Any]],
 ) -> list[str]:
-    """Return the jobs that wait to measure only world sizes beyond those that miss the floor."""
+    """Return the pending jobs of world sizes above one that missed the floor."""
     if not below:
         return []
     sizes = {launch["name"]: launch.get("world_size", 0) for launch in planned}

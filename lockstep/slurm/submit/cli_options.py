@@ -1,4 +1,4 @@
-"""What the commands about jobs share: options, the work that they ask for, facts of a job."""
+"""Options that several commands about jobs share."""
 
 import math
 import os
@@ -17,7 +17,7 @@ MIN_REPEATS = 3
 DROP_ORDER = f"repeats down to {MIN_REPEATS}, then the largest world sizes, then repeats down to 1"
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 dry_run_option = click.option(
-    "-n", "--dry-run", is_flag=True, help="Print what would be done, and do nothing."
+    "-n", "--dry-run", is_flag=True, help="Print what would be done, but do nothing."
 )
 
 
@@ -58,7 +58,9 @@ class BudgetType(click.ParamType):  # type: ignore[type-arg]  # no generic befor
         except ValueError:
             hours = math.nan
         if not 0 <= hours < math.inf:
-            self.fail(f"{value!r} is no number of hours, such as 100, 500nh or 100gh", param, ctx)
+            self.fail(
+                f"{value!r} is not a number of hours, such as 100, 500nh or 100gh", param, ctx
+            )
         return Budget(hours, unit)
 
 
@@ -113,7 +115,8 @@ def _found_site(
     found_site = find_site(given, os.environ.get(SITE_VARIABLE), Path())
     if found_site is None and parameter.name == "site":
         raise click.MissingParameter(
-            f"give a site file or a built-in one, set {SITE_VARIABLE}, or go where {SITE_FILE} is",
+            f"give a site file or a built-in site, set {SITE_VARIABLE}, or use a folder with "
+            f"{SITE_FILE}",
             ctx,
             parameter,
         )

@@ -1,4 +1,4 @@
-"""Jobs: what a campaign asks of a site, computed here before `script` renders it.
+"""The jobs of a campaign at a site, computed before `script` renders them.
 
 The templates hold no arithmetic: every number and every option is in a `JobSpec`. The user's own
 jobs, its stages, come before and after those that measure.
@@ -98,7 +98,7 @@ def profile(campaign: Campaign, site: Site, folder: Path, profiler: Profiler) ->
 
 @dataclass(frozen=True)
 class Maker:
-    """What all jobs of a campaign at a site have in common."""
+    """Makes the jobs of a campaign at a site."""
 
     campaign: Campaign
     site: Site
@@ -205,18 +205,18 @@ class Maker:
         most_s, time_s = limit_s(self.site), parse_limit(stage.time or self.site.time)
         if stage.time and most_s and time_s > most_s:
             raise ValueError(
-                f"stage {stage.name}: time {stage.time} is over the {clock(most_s)} of partition "
-                f"{self.site.partition}; lower it"
+                f"stage {stage.name}: time {stage.time} exceeds the limit {clock(most_s)} of "
+                f"partition {self.site.partition}; lower it"
             )
         cpus = stage.cpus_per_task or max(1, self.site.cpus_per_node // tasks)
         if cpus * tasks > self.site.cpus_per_node:
             raise ValueError(
-                f"stage {stage.name}: {tasks} tasks of {cpus} CPUs do not fit on the "
+                f"stage {stage.name}: {tasks} tasks of {cpus} CPUs need more than the "
                 f"{self.site.cpus_per_node} CPUs of a node of {self.site.name}; lower one of them"
             )
         if stage.gpus and tasks > self.site.gpus_per_node:
             raise ValueError(
-                f"stage {stage.name}: {tasks} tasks with a GPU each, but a node of "
+                f"stage {stage.name}: {tasks} tasks need a GPU each, but a node of "
                 f"{self.site.name} has {self.site.gpus_per_node}; lower tasks_per_node"
             )
         kind: Kind = "fallback" if stage.dependency == "afternotok" else "stage"
@@ -315,8 +315,8 @@ def _by_size(launches: Sequence[Launch]) -> Iterator[tuple[int, list[Launch]]]:
 def _check_ladder(campaign: Campaign, site: Site, resources: Share) -> None:
     if site.gpu_types and campaign.jobs.chain > 1:
         raise ValueError(
-            "chain goes on with launches that may have begun on another of gpu_types; set chain = "
-            "1, or constraint to one type in the place of gpu_types"
+            "chain may continue a launch on another of gpu_types; set chain = 1, or replace "
+            "gpu_types by a constraint with one type"
         )
     # srun ignores --ntasks-per-node where the ranks do not fill their nodes evenly.
     on_node = resources.ranks_per_node
@@ -330,12 +330,14 @@ def _check_ladder(campaign: Campaign, site: Site, resources: Share) -> None:
 
 def _check_folder(folder: Path, site: Site) -> None:
     if not folder.is_absolute():
-        raise ValueError(f"{folder}: not an absolute path; jobs start in another folder")
+        raise ValueError(
+            f"{folder}: not an absolute path; give one, because jobs start in another folder"
+        )
     barred = UNSAFE | (frozenset(":,") if site.container else frozenset())
     unsafe = sorted(barred & set(str(folder)))
     if unsafe or not str(folder).isprintable():
         what = f"{unsafe[0]!r}" if unsafe else "a control character"
         raise ValueError(
-            f"{str(folder)!r} holds {what}, which sbatch or Apptainer would read its own way; "
+            f"{str(folder)!r} contains {what}, which has a special meaning to sbatch or Apptainer; "
             "give --to another folder"
         )

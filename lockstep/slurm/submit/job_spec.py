@@ -1,4 +1,4 @@
-"""One job as it is rendered and sent: every number and every option of it.
+"""One job as it is rendered and submitted, with every number and option.
 
 What one rank gets of a node, and the options of sbatch and srun that say so.
 """
@@ -201,7 +201,7 @@ def share(campaign: Campaign, site: Site) -> Share:
     cpus = site.cpus_per_node // ranks
     if cpus < threads:
         raise ValueError(
-            f"{ranks} ranks of {threads} threads do not fit on the {site.cpus_per_node} CPUs of a "
+            f"{ranks} ranks of {threads} threads need more than the {site.cpus_per_node} CPUs of a "
             f"node of {site.name}; lower threads_per_rank or max_ranks_per_node"
         )
     # torchrun starts what imports torch.distributed; a program has a launcher of its own.
@@ -228,7 +228,7 @@ def time_limit_s(campaign: Campaign, site: Site, name: str, num_launches: int) -
     needed_s = each_s * num_launches if times.launch_time else each_s
     if most_s is not None and needed_s > most_s:
         raise ValueError(
-            f"job {name} needs {clock(needed_s)}, over the {clock(most_s)} of partition "
+            f"job {name} needs {clock(needed_s)}, more than the limit {clock(most_s)} of partition "
             f"{site.partition}; {_how_to_cut(campaign, num_launches, most_s)}"
         )
     return needed_s
@@ -241,9 +241,9 @@ def _how_to_cut(campaign: Campaign, num_launches: int, most_s: int) -> str:
     if num_launches == 1 or not fitting:
         return "lower [jobs] launch_time, or choose another --partition"
     finer = {"ladder": '"job" or "array"', "job": '"array"'}.get(campaign.jobs.allocation)
-    fewer = "take share_job out" if campaign.jobs.share_job else "lower launch_time"
+    fewer = "remove share_job" if campaign.jobs.share_job else "lower launch_time"
     return (
-        f"{fitting} of its {num_launches} launches fit: {fewer}, or set [jobs] allocation to "
+        f"only {fitting} of its {num_launches} launches fit: {fewer}, or set [jobs] allocation to "
         f"{finer}"
     )
 
@@ -259,8 +259,8 @@ def check_nodes(resources: Share, site: Site, world_size: int) -> None:
         num_ranks = most * resources.ranks_per_node
         raise ValueError(
             f"world size {world_size} needs {num_nodes} nodes, but partition {site.partition} of "
-            f"site {site.name} gives {most}, for up to {num_ranks} ranks; leave the world size "
-            "out, or choose another --partition"
+            f"site {site.name} gives a job {most} nodes, for up to {num_ranks} ranks; leave out "
+            "the world size, or choose another --partition"
         )
 
 
@@ -305,8 +305,8 @@ def directive(option: str, value: str) -> str:
     """
     if not value.isprintable() or (UNSAFE - {"%"}) & set(value):
         raise ValueError(
-            f"{option} = {value!r}: a quote, backslash, $, # or control character is not allowed "
-            "in a value for sbatch; leave it out"
+            f"{option} = {value!r} contains a quote, backslash, $, # or control character, which a "
+            "value for sbatch must not have; remove it"
         )
     return f'--{option}="{value}"' if " " in value else f"--{option}={value}"
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # How full the site's partitions are, and when its jobs would start.
 Prospects = tuple[list[dict[str, Any]], list[dict[str, Any]]]
 TEXTS = ("job", "after", "cases of a launch")
-HOW = "first send a copy of the campaign with one repeat of its smallest world size"
+HOW = "first submit the campaign with one repeat of its smallest world size"
 
 
 @click.command()
@@ -45,15 +45,15 @@ HOW = "first send a copy of the campaign with one repeat of its smallest world s
     type=click.FloatRange(min=0),
     default=0.0,
     metavar="FRACTION",
-    help="To ask for so much more, 0.3 for 30 %: queues, failures, what is measured again.",
+    help="Add this fraction for failures and repeated measurements: 0.3 for 30 %.",
 )
 @as_json_option
 def plan(overhead: float, budget: "Budget | None", *, as_json: bool, **options: Any) -> None:
     """Show the jobs that CAMPAIGN still needs on a site, and what they may cost.
 
-    On a login node also which of them a limit of the QOS or the account would hold or refuse,
-    how full the partitions are and when its jobs would start. Where results in the folder of --to
-    hold the memory of such steps at this batch, also that.
+    On a login node it also shows which jobs exceed a limit of QOS or account, how full the
+    partitions are and when the jobs would start; and the memory of the steps, if results in the
+    folder of --to have measured it.
 
     \b
     Examples:
@@ -65,7 +65,7 @@ def plan(overhead: float, budget: "Budget | None", *, as_json: bool, **options: 
 
     if not overhead <= MAX_RATE:  # nan, too
         raise ValueError(
-            f"--overhead {overhead:g} is no fraction from 0 to {MAX_RATE}; write 0.3 for 30 %"
+            f"--overhead {overhead:g} is not a fraction from 0 to {MAX_RATE}; write 0.3 for 30 %"
         )
     todo = work_of(**options, budget=budget, is_draft=True)
     say_dropped(todo, budget)
@@ -105,7 +105,7 @@ def _over_limits(todo: "Work") -> "list[Excess] | None":
     try:
         limits = associations.limits_of_jobs(todo.site)
     except RuntimeError as error:
-        click.echo(f"Limits of QOS and account are not known: {error}", err=True)
+        click.echo(f"Warning: cannot read the limits of QOS and account: {error}", err=True)
         return None
     return associations.excesses(jobs, todo.site, limits)
 
@@ -118,7 +118,7 @@ def _prospects(todo: "Work") -> Prospects | None:
         full = [row for row in node_use.occupancy() if row["partition"] in ours]
         return full, node_use.starts(todo.jobs, todo.scripts())
     except RuntimeError as error:
-        click.echo(f"How full the partitions are is not known: {error}", err=True)
+        click.echo(f"Warning: cannot read how full the partitions are: {error}", err=True)
         return None
 
 
@@ -216,9 +216,7 @@ def _summary(todo: "Work", overhead: float, memory: "Sequence[Need]") -> list[st
     lines += [" ".join(batches)] if batches else []
     # How far the repeats are independent of each other, by the jobs that they are in.
     if campaign.repeats > 1 and campaign.jobs.share_job:
-        lines.append(
-            "The repeats share their jobs, so they are not independent; share_job says so."
-        )
+        lines.append("The repeats share their jobs (share_job), so they are not independent.")
     elif campaign.repeats > 1:
         what = {
             "ladder": "job",
@@ -258,13 +256,13 @@ def _memory_lines(needs: "Sequence[Need]") -> list[str]:
         return []
     measured = [one for one in needs if one.peak_bytes]
     if not measured:
-        return [f"No result in the folder of --to says whether a batch fits: {HOW}."]
+        return [f"No result in the folder of --to has this batch, so it may not fit: {HOW}."]
     said = []
     for name, total in dict.fromkeys((one.devices, one.total_bytes) for one in measured):
         has = f", which has {number(total / GIGA)} GB" if total else ""
         said.append(f"Memory is the peak of a rank on {name or 'an unknown device'}{has}.")
     if len(measured) < len(needs):
-        said.append(f"Whether a batch fits that was not measured is not known: {HOW}.")
+        said.append(f"Batches without a measured memory may not fit: {HOW}.")
     return said
 
 

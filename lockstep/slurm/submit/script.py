@@ -54,7 +54,7 @@ WITHOUT_DATA = ("collect", "stage", "fallback")
 
 @dataclass(frozen=True)
 class Runtime:
-    """One of them.
+    """How one container runtime is called.
 
     Attributes:
         begin: Its command, with what all images need; options of srun where it is a part of that.
@@ -280,11 +280,13 @@ def _rendered(name: str, template: str | None, values: dict[str, Any]) -> str:
     try:
         return environment(source).get_template(name).render(values, parent=SITE)
     except TemplateNotFound as error:
-        raise ValueError(f"{template}: no template {error.name!r}; extend {BASE}") from error
+        raise ValueError(
+            f"{template}: template {error.name!r} does not exist; extend {BASE}"
+        ) from error
     except (TemplateError, ArithmeticError, LookupError, TypeError) as error:
         reason = one_line(str(error))
         where = f"{template}{_line_of(error)}"
-        raise ValueError(f"{where}: not a template over {BASE}: {reason}") from error
+        raise ValueError(f"{where}: the template is broken: {reason}; correct it") from error
     except RecursionError:
         raise ValueError(f"{template}: extends itself; it must extend {BASE}") from None
 

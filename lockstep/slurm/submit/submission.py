@@ -1,4 +1,4 @@
-"""Sending a campaign's jobs: scripts written, claimed, sent once, and recorded before and after."""
+"""Submits a campaign's jobs: writes the scripts, claims the folder and records each submission."""
 
 import json
 import shlex
@@ -24,7 +24,7 @@ from lockstep.slurm.submit.job_spec import JobSpec, Profiler, Share, share, wait
 from lockstep.slurm.submit.script import LIBRARY, library, render
 
 SITE_FILE = "site.json"
-# So many of the jobs that keep a folder from changing are named.
+# Unfinished jobs named in a refusal.
 MAX_NAMED = 4
 
 
@@ -136,7 +136,7 @@ class Work:
         unit = granted.unit or self.unit
         if unit == "GPU-hours" != self.unit:
             raise ValueError(
-                f"--budget {granted}: this site has no GPUs; give node-hours, as in 500nh"
+                f"--budget {granted}: this site has no GPUs; give node-hours, such as 500nh"
             )
         names = {launch.name for launch in self.missing}
 
@@ -186,8 +186,8 @@ def fit(
     drop_repeats(1)
     if (needed := cost(campaign)) > budget:
         raise ValueError(
-            f"a budget of {budget:g} {unit} holds nothing of this campaign: one repeat of world "
-            f"size {sizes[0]} takes {rounded_up(needed)}; raise --budget, or lower time"
+            f"a budget of {budget:g} {unit} is too small: one repeat of world size {sizes[0]} "
+            f"takes {rounded_up(needed)}; raise --budget, or lower time"
         )
     return campaign, tuple(dropped)
 
@@ -203,7 +203,7 @@ def stored(results: Results) -> tuple[Campaign, Site]:
         # A submission that failed leaves a folder of jobs, too.
         ran_here = campaign is not None and not results.submissions_file.exists()
         todo = "run lockstep run again" if ran_here else "lockstep submit CAMPAIGN --site SITE"
-        raise ValueError(f"{results.path}: no jobs were sent from here; {todo}")
+        raise ValueError(f"{results.path}: no jobs were submitted from here; {todo}")
     # What a claim holds besides the campaign, and what older ones held.
     of_claim = ("launches", "left_out", "on_end")
     kept = {key: value for key, value in campaign.items() if key not in of_claim}
@@ -211,7 +211,7 @@ def stored(results: Results) -> tuple[Campaign, Site]:
         return Campaign.model_validate(kept), stored_site(results)
     except ValueError:
         raise ValueError(
-            f"{results.path}: its campaign.json or jobs/{SITE_FILE} is not as Lockstep wrote it; "
+            f"{results.path}: campaign.json or jobs/{SITE_FILE} was changed by hand; run "
             "lockstep submit CAMPAIGN --site SITE"
         ) from None
 
@@ -237,7 +237,7 @@ def write_scripts(todo: Work, *, force: bool) -> list[Path]:
     texts = {todo.results.jobs_folder / LIBRARY: library(), **scripts}
     for path, text in texts.items():
         if not force and path.exists() and files.text(path) != text:
-            raise ValueError(f"{path} is there and reads otherwise; give --force to replace it")
+            raise ValueError(f"{path} exists with other contents; give --force to replace it")
     todo.results.claim(todo.campaign, todo.launches, todo.results.below_floor())
     if todo.profiler is None:  # what a profile changes is not what measures
         site = todo.site.model_dump_json(by_alias=True, indent=1)
@@ -305,14 +305,14 @@ def submit(todo: Work) -> Iterator[Sent]:
 
 
 def _take_back(ids: Mapping[str, str]) -> str:
-    """Cancel the jobs that a refused one has left alone, and say so."""
+    """Cancel the jobs submitted before a refused one, and return that as a phrase."""
     if not ids:
         return ""
     try:
         slurm.scancel(list(ids.values()))
     except RuntimeError as error:
-        return f"; {', '.join(ids)} had been sent and may still run, for {error}"
-    return f"; {', '.join(ids)}, sent before it, cancelled"
+        return f"; {', '.join(ids)} were submitted before and may still run, because {error}"
+    return f"; jobs submitted before it were cancelled: {', '.join(ids)}"
 
 
 def refuse_unfinished(results: Results) -> None:
@@ -333,7 +333,7 @@ def refuse_unfinished(results: Results) -> None:
     if unfinished:
         raise ValueError(
             f"{listed(unfinished, MAX_NAMED)} may still write into {results.path}; wait until all "
-            f"have ended, or lockstep cancel {shlex.quote(str(results.path))}"
+            f"have ended, or run lockstep cancel {shlex.quote(str(results.path))}"
         )
 
 

@@ -62,23 +62,24 @@ def work_of(
     todo = Work(settle(chosen, where), where, results, profiler, debug_comm=debug_comm)
     if budget is not None:
         if profiler is not None:
-            raise ValueError("--budget is about what is measured; give it without --profile")
+            raise ValueError("--budget and --profile exclude each other; give one")
         todo = todo.within(budget)
     try:
         results.refuse(todo.campaign, todo.launches)
     except ValueError as error:
         if not is_draft:
             raise
-        click.echo(f"Submit would refuse this: {error}", err=True)
+        click.echo(f"Warning: lockstep submit would refuse this: {error}", err=True)
     return todo
 
 
 def say_dropped(todo: "Work", budget: Budget | None) -> None:
-    """Name on standard error what a budget left out."""
+    """Print to stderr what a budget left out."""
     if budget and todo.dropped:
         changes, unit = ", ".join(todo.dropped), budget.unit or todo.unit
         click.echo(
-            f"Dropped to stay within {budget.hours:g} {unit}: {changes} ({DROP_ORDER}).", err=True
+            f"Left out to stay within {budget.hours:g} {unit}: {changes} (order: {DROP_ORDER}).",
+            err=True,
         )
 
 
@@ -129,8 +130,8 @@ def _command(spec: "JobSpec") -> str:
 @campaign_options
 @script_options
 @dry_run_option
-@click.option("--by-hand", is_flag=True, help="Write the scripts, and send nothing.")
-@click.option("--force", is_flag=True, help="With --by-hand: replace scripts that read otherwise.")
+@click.option("--by-hand", is_flag=True, help="Write the scripts, and submit nothing.")
+@click.option("--force", is_flag=True, help="With --by-hand: replace scripts with other contents.")
 @as_json_option
 def submit(
     budget: Budget | None,
@@ -141,7 +142,7 @@ def submit(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Send the jobs that CAMPAIGN still needs; sent again, they measure only what is missing.
+    """Submit the jobs of CAMPAIGN; run again, it measures only what is missing.
 
     \b
     Examples:
@@ -150,7 +151,7 @@ def submit(
       lockstep submit campaign.toml --site site.toml --by-hand
     """
     if by_hand and (dry_run or as_json):
-        raise click.UsageError("--by-hand writes the scripts; give it without --dry-run and --json")
+        raise click.UsageError("--by-hand excludes --dry-run and --json")
     todo = work_of(**options, budget=budget)
     say_dropped(todo, budget)
     if by_hand:
@@ -161,16 +162,16 @@ def submit(
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True))
-@click.option("--site", "changed", help="Site file, where it has changed.")
-@click.option("--flagged", is_flag=True, help="Also measure again what has a flag.")
+@click.option("--site", "changed", help="Site file, if it has changed.")
+@click.option("--flagged", is_flag=True, help="Also measure launches with a flag again.")
 @dry_run_option
 @as_json_option
 def resume(
     folder: Path, changed: str | None, *, flagged: bool, dry_run: bool, as_json: bool
 ) -> None:
-    """Send jobs for what FOLDER's campaign still lacks, at the site it was sent to.
+    """Submit jobs for the missing launches of FOLDER's campaign, at its last site.
 
-    What is measured again is first moved to launches-set-aside/; nothing is deleted.
+    Launches to measure again are moved to launches-set-aside/; nothing is deleted.
 
     \b
     Examples:
@@ -230,7 +231,7 @@ def _send(todo: "Work", *, dry_run: bool, as_json: bool) -> None:
     if image.startswith("/") and not Path(image).is_file():
         click.echo(
             f"Warning: container.image {image} is not a file on this machine; "
-            "unless the nodes see it, every job will fail.",
+            "every job will fail unless the nodes see it.",
             err=True,
         )
 
