@@ -27,8 +27,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import soak_slurm  # noqa: E402, this script's own folder
 from launched import NO_HYPOTHESIS  # noqa: E402
-from soak_check import WRONGS, Watch  # noqa: E402
-from soak_strike import command, end, strike  # noqa: E402
+from soak_check import WRONGS, Watch, command, end, strike  # noqa: E402
 
 # Ranks that wait for a frozen one shall not wait for minutes, nor for hypothesis at their end.
 PYTEST_OPTIONS = f"--comm-timeout=20 --case-budget=60 {NO_HYPOTHESIS}"

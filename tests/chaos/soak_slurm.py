@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 from cluster import SHARED, STATE, TESTBED, USUAL_STATE, as_user
-from soak_check import Watch
-from soak_strike import end, strike
+from soak_check import Watch, end, strike
 
 if TYPE_CHECKING:
     from soak import Table
