@@ -285,16 +285,6 @@ def test_a_ladder_of_a_thousand_ranks_begins_with_a_figure_and_hides_no_column(w
     assert wide["height"] <= 12_000
 
 
-def test_the_page_prints_on_a_few_sheets(chromium, built, tmp_path):
-    sheet = tmp_path / "page.pdf"
-    browse(
-        chromium, tmp_path / "profile", (built / "page.html").as_uri(), f"--print-to-pdf={sheet}"
-    )
-    content = sheet.read_bytes()
-    assert content.startswith(b"%PDF")
-    assert 2 <= len(re.findall(rb"/Type\s*/Page\b", content)) <= 12
-
-
 @pytest.fixture(scope="module")
 def of_trainings(tmp_path_factory):
     """The page of trainings of two sizes on two devices."""
