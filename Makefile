@@ -4,7 +4,6 @@ BIN := .venv/bin
 EXTRAS := bench,dev,docs,lint,tensorboard,tracker,trees
 SEQUENCES ?= 200
 KILLS ?= 40
-SLURM_KILLS ?= 0
 SEED ?= 0
 DEMO ?= laptop
 # Pythons of `make versions`, as versions or paths.
@@ -145,9 +144,9 @@ faults: venv ## Put faults into real measurements; results/chaos/faults.md keeps
 fuzz: venv ## Feed hostile contents to every reader of files, a minute each; --seconds and --only in OPTIONS
 	$(BIN)/python tests/chaos/fuzz.py $(OPTIONS)
 
-soak: venv ## Misbehave in launches and kill in campaigns at random; SEQUENCES, KILLS, SLURM_KILLS, SEED
+soak: venv ## Misbehave in launches and kill in campaigns at random; SEQUENCES, KILLS, SEED
 	$(BIN)/python tests/chaos/fuzz_ranks.py --sequences $(SEQUENCES) --seed $(SEED) --patience $(PATIENCE)
-	$(BIN)/python tests/chaos/soak.py --kills $(KILLS) --slurm-kills $(SLURM_KILLS) --seed $(SEED)
+	$(BIN)/python tests/chaos/soak.py --kills $(KILLS) --seed $(SEED)
 
 # The tests say whether CITATION.cff, codemeta.json and CHANGELOG.md name this version.
 release: venv ## Build wheel, sdist, and the demo's page and bundle, with checksums, into dist/

@@ -1,8 +1,6 @@
-"""One fault that is put into a running measurement, and what became of it."""
+"""What was seen after a fault was put into a running measurement."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -18,22 +16,3 @@ class Seen:
     text: str
     holds: bool
     detected_s: float | None = None
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A row of the table of faults.
-
-    Attributes:
-        number: Its number there.
-        name: What breaks.
-        injected: How it was broken.
-        expected: What should become of it.
-        inject: Breaks it, in an empty folder of its own, and returns what was seen.
-    """
-
-    number: int
-    name: str
-    injected: str
-    expected: str
-    inject: Callable[[Path], Seen]

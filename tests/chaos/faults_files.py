@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import launched
-from fault import Fault, Seen
+from fault import Seen
 from launched import HUNG_S, alone, ladder, seen
 
 BEFORE, FAULTY, AFTER = "test_a_before", "test_b_breaks", "test_c_after"
@@ -132,35 +132,3 @@ def _report(folder: Path) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
     )
-
-
-FAULTS = [
-    Fault(
-        19,
-        "the disk of the results is full",
-        "rank 0 fills a tmpfs of 1 MiB while a case runs",
-        "exit 74 on both ranks, the file named; the finished case is kept; resume measures on",
-        disk_full,
-    ),
-    Fault(
-        19,
-        "the disk of a campaign is full",
-        "the same under `lockstep run`, its log and claim on that disk",
-        "exit 3, the file named; the finished case is kept",
-        disk_full_under_ladder,
-    ),
-    Fault(
-        38,
-        "ranks run other software",
-        "rank 1 starts from another checkout, as it would from another image",
-        "exit 78 on both, the difference named; no case runs",
-        another_checkout,
-    ),
-    Fault(
-        49,
-        "a result file is corrupt",
-        f"the JSON of one of two launches cut at {CUT_BYTES} bytes, then its journal broken, too",
-        "the report takes the journal; then it builds, that launch marked in it, and exits with 1",
-        result_cut,
-    ),
-]

@@ -9,7 +9,7 @@ from typing import Any
 
 import ground as testbed
 from cluster import IMAGE
-from fault import Fault, Seen
+from fault import Seen
 from faults_slurm import BEFORE, NUM_BEFORE, SHORT, code, measured
 from ground import Ground, first, ground
 
@@ -177,49 +177,3 @@ def two_images(folder: Path) -> Seen:
         line = first(here.log().splitlines(), "image")
         text = f"exit {facts['exit_code']}, {code(here, job_id)[:120]}; {line[:240]}"
         return Seen(text, "rank 1" in line and not measured(here))
-
-
-FAULTS = [
-    Fault(
-        36,
-        "image missing on a node",
-        "deleted before the job starts, and while it runs",
-        "one line that names image and host, exit 78, no tracebacks",
-        gone,
-    ),
-    Fault(
-        37,
-        "image cut short or changed",
-        "200 MB of it; one byte flipped; each beside the record of its hash, and one without",
-        "refused before any rank starts",
-        tampered,
-    ),
-    Fault(
-        38,
-        "two images on different ranks",
-        "the image of node2 carries the record of another build",
-        "refused before the first case, with the rank that differs",
-        two_images,
-    ),
-    Fault(
-        39,
-        "squashfuse dies",
-        "kill -9 of rank 1's, while a case runs",
-        "rank lost and named, the others measured in a new step",
-        squashfuse_killed,
-    ),
-    Fault(
-        40,
-        "no GPU inside the image",
-        "device = cuda on nodes without a driver",
-        "how many GPUs are visible and needed, rank and host named, before the first case",
-        no_gpu,
-    ),
-    Fault(
-        41,
-        "fewer GPUs than ranks of a node",
-        "a world size of 3 at 2 GPUs a node; the same by hand with srun",
-        "refused before anything is sent; by hand an error with the rank",
-        fewer_gpus,
-    ),
-]

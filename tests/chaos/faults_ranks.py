@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import launched
-from fault import Fault, Seen
+from fault import Seen
 from launched import BUDGET_S, DEAD_S, HUNG_S, Ended, alone, ladder, seen
 
 from lockstep.core.flags import read as flags_of
@@ -333,104 +333,3 @@ def straggles(folder: Path) -> Seen:
         flagged=len(flags) == len(blocks) and all("rank 1 on " in flag for flag in flags),
         exit_0=ended.codes == [0],
     )
-
-
-ON_ALL = "fails on both ranks, rank 1 blamed; the next case runs; its timings are in no JSON"
-AGAIN = "the case crashed, the launch started again; the other cases measured"
-FAULTS = [
-    Fault(1, "exception on one rank", "rank 1 raises before a collective", ON_ALL, raises),
-    Fault(
-        2, "exception after the timed rounds", "rank 1 raises once recorded", ON_ALL, raises_after
-    ),
-    Fault(3, "skip on one rank", "pytest.skip on rank 1", ON_ALL, skips_alone),
-    Fault(4, "skip on all ranks", "pytest.skip on both", "skipped once, complete", skips_on_all),
-    Fault(
-        5,
-        "unequal number of collectives",
-        "rank 1 makes 2 more all_reduces at the end of a case",
-        ON_ALL,
-        sums_more,
-    ),
-    Fault(
-        6,
-        "another collective",
-        "rank 1 broadcasts where rank 0 all_reduces",
-        "the case fails, a rank is named; the next case runs with right sums",
-        another_operation,
-    ),
-    Fault(7, "another shape", "8 floats on rank 1, 4 on rank 0: gloo aborts", AGAIN, another_shape),
-    Fault(
-        8,
-        "a rank hangs",
-        f"rank 2 of 3 sleeps; the case may take {BUDGET_S:g} s",
-        "rank 2 did not answer; its stacks are kept; the other cases measured",
-        sleeps,
-    ),
-    Fault(
-        9,
-        "a rank is frozen",
-        f"SIGSTOP of rank 1; the case may take {BUDGET_S:g} s",
-        "rank 1 did not answer; it is killed; the other cases measured",
-        frozen,
-    ),
-    Fault(10, "a rank is killed", "SIGKILL of rank 1 of 2", AGAIN, killed),
-    Fault(11, "rank 0 is killed", "SIGKILL of rank 0 of 3", AGAIN, rank_0_killed),
-    Fault(
-        12,
-        "the store is killed",
-        "SIGKILL of lockstep.ranks.store while a case runs",
-        "all ranks exit 70 and say so; the finished case is kept",
-        store_killed,
-    ),
-    Fault(
-        13,
-        "ranks collect other cases",
-        "one more case on rank 1",
-        "exit 4 on both, the first difference named; no case runs",
-        another_collection,
-    ),
-    Fault(
-        14,
-        "ranks order cases differently",
-        "a plugin that shuffles, seeded by rank",
-        "exit 4 on both, the order named; no case runs",
-        another_order,
-    ),
-    Fault(15, "set-up error on one rank", "a fixture of rank 1 raises", ON_ALL, set_up_raises),
-    Fault(16, "teardown error on one rank", "a finalizer raises", ON_ALL, teardown_raises),
-    Fault(
-        17,
-        "rounds calibrated by each rank",
-        "a case that calls pytest-benchmark's benchmark(step)",
-        "exit 4 on both, with a hint; no case runs",
-        calibrates,
-    ),
-    Fault(
-        43,
-        "the process group is not rebuilt",
-        "rank 1 fails with no file descriptor left",
-        "exit 70 with the reason; the launch started again, the other cases measured",
-        not_rebuilt,
-    ),
-    Fault(
-        45,
-        "Ctrl-C",
-        "SIGINT to the process group of `lockstep run`",
-        f"nothing runs after {INTERRUPTED_S:g} s; exit 130; the finished case is kept",
-        interrupted,
-    ),
-    Fault(
-        46,
-        "clocks apart",
-        "time.time of rank 1 an hour ahead",
-        "measured and flagged; durations are right",
-        clock_ahead,
-    ),
-    Fault(
-        50,
-        "a rank is slow",
-        "rank 1 takes a quarter longer for its own part of a step",
-        "measured and flagged with the rank",
-        straggles,
-    ),
-]

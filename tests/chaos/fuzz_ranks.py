@@ -2,8 +2,7 @@
 
 A sequence is a launch of two or three ranks over a few cases, most of them healthy; in the others
 some ranks raise, skip, hang, die or do another collective, in set-up, call or teardown, and some
-hang once all is over. A failing sequence is made smaller and printed as its plan, which
-`--plan FILE` repeats.
+hang once all is over. A failing sequence is printed as its plan, which `--plan FILE` repeats.
 """
 
 import argparse
@@ -13,7 +12,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -25,7 +23,6 @@ import fuzz_ranks_launch
 import fuzz_ranks_plan
 from fuzz_ranks_plan import Plan
 
-SHRINK_TRIES = 12
 EVERY = 50
 
 
@@ -35,7 +32,7 @@ class Result:
 
     Attributes:
         name: Its seed and number.
-        plan: What it did, made smaller where something does not hold.
+        plan: What it did.
         findings: What does not hold.
         ends: kind of end, and whether the case was healthy -> how many.
         faults: kind of fault -> how many were planned.
@@ -94,34 +91,10 @@ def _result(name: str, sequence: fuzz_ranks_launch.Sequence, findings: list[str]
 
 
 def numbered(task: tuple[int, int, float]) -> Result:
-    """Run the sequence of a seed and a number; make what does not hold smaller."""
+    """Run the sequence of a seed and a number."""
     seed, number, patience = task
     name = f"{seed}/{number}"
-    result = fuzz(fuzz_ranks_plan.draw(Random(name), patience), name)  # noqa: S311, no secret
-    # Ranks that do not meet do so whatever their plan is.
-    is_unmet = result.num_unmet == fuzz_ranks_launch.MAX_UNMET_LAUNCHES
-    return shrink(result) if result.findings and not is_unmet else result
-
-
-def shrink(result: Result) -> Result:
-    """Return the smallest sequence found in which something does not hold either."""
-    tries = SHRINK_TRIES
-    is_smaller = True
-    while is_smaller and tries:
-        is_smaller = False
-        for plan in fuzz_ranks_plan.smaller(result.plan):
-            tries -= 1
-            if (found := fuzz(plan, result.name)).findings:
-                result, is_smaller = found, True
-            if is_smaller or not tries:
-                break
-    return result
-
-
-def campaign(tasks: Iterable[tuple[int, int, float]], jobs: int) -> Iterator[Result]:
-    """Yield the results of many sequences, several of which run at once."""
-    with multiprocessing.get_context("fork").Pool(jobs) as pool:
-        yield from pool.imap_unordered(numbered, tasks)
+    return fuzz(fuzz_ranks_plan.draw(Random(name), patience), name)  # noqa: S311, no secret
 
 
 @dataclass
@@ -202,12 +175,13 @@ def main() -> int:
         return 1 if result.findings else 0
     started, tally = time.monotonic(), Tally()
     tasks = [(asked.seed, number, asked.patience) for number in range(asked.sequences)]
-    for result in campaign(tasks, asked.jobs):
-        tally.add(result)
-        if result.findings:
-            _show(result)
-        if tally.num_sequences % EVERY == 0:
-            _say(f"{tally.num_sequences} sequences, {time.monotonic() - started:.0f} s")
+    with multiprocessing.get_context("fork").Pool(asked.jobs) as pool:
+        for result in pool.imap_unordered(numbered, tasks):
+            tally.add(result)
+            if result.findings:
+                _show(result)
+            if tally.num_sequences % EVERY == 0:
+                _say(f"{tally.num_sequences} sequences, {time.monotonic() - started:.0f} s")
     _say(f"{tally}, {time.monotonic() - started:.0f} s")
     for reason, count in tally.reasons.most_common(10):
         _say(f"healthy but failed, {count} times: {reason}")

@@ -1,8 +1,7 @@
-"""What a fuzzed launch is to do wrong: plans, drawn at random, written down and made smaller."""
+"""What a fuzzed launch is to do wrong: plans, drawn at random and written down."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from random import Random
 
 PHASES = ("set-up", "before", "after", "teardown")
@@ -143,16 +142,3 @@ def _detectable(case: Case, world_size: int, store: str) -> Case:
     if len(case) == world_size and {fault.kind for fault in case} <= SILENT:
         case = tuple(fault for fault in case if fault.kind != "stop")
     return case
-
-
-def smaller(plan: Plan) -> Iterator[Plan]:
-    """Yield plans with one thing less, the largest first."""
-    if plan.stuck:
-        yield replace(plan, stuck=())
-    for i in range(len(plan.cases)):
-        if len(plan.cases) > 1:
-            yield replace(plan, cases=plan.cases[:i] + plan.cases[i + 1 :])
-    for i, case in enumerate(plan.cases):
-        for fault in case:
-            fewer = tuple(other for other in case if other != fault)
-            yield replace(plan, cases=(*plan.cases[:i], fewer, *plan.cases[i + 1 :]))

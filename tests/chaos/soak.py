@@ -1,9 +1,8 @@
 """Soak the suite in kills: campaigns, of whose processes one after another is struck at random.
 
-Ranks, torchrun, the driver and data workers on this machine; with --slurm-kills also srun, the
-steps, the batch script and the daemons of the testbed. What was struck is resumed until it is
-complete. No finished case may be lost, doubled or mixed with another attempt's, every file must be
-valid and no process may stay behind.
+Ranks, torchrun, the driver and data workers on this machine; `make faults` strikes what Slurm
+starts. What was struck is resumed until it is complete. No finished case may be lost, doubled or
+mixed with another attempt's, every file must be valid and no process may stay behind.
 """
 
 import argparse
@@ -25,10 +24,8 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-import soak_slurm  # noqa: E402, this script's own folder
-from launched import NO_HYPOTHESIS  # noqa: E402
-from soak_check import WRONGS, Watch  # noqa: E402
-from soak_strike import command, end, strike  # noqa: E402
+from launched import NO_HYPOTHESIS  # noqa: E402, this script's own folder
+from soak_check import WRONGS, Watch, command, end, strike  # noqa: E402
 
 # Ranks that wait for a frozen one shall not wait for minutes, nor for hypothesis at their end.
 PYTEST_OPTIONS = f"--comm-timeout=20 --case-budget=60 {NO_HYPOTHESIS}"
@@ -258,17 +255,13 @@ def _say(line: str) -> None:
 def main() -> int:
     """Strike as often as asked for and return 1 if anything was wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=20, help="on this machine (default: 20)")
-    parser.add_argument("--slurm-kills", type=int, default=0, help="on the testbed (default: 0)")
+    parser.add_argument("--kills", type=int, default=20, help="how many (default: 20)")
     parser.add_argument("--seed", type=int, default=0, help="which ones (default: 0)")
     asked = parser.parse_args()
     # A shell's background job ignores SIGINT, and so would all that it starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     started = time.monotonic()
     table = soak(asked.kills, asked.seed)
-    if asked.slurm_kills:
-        _say(str(table))  # the rest takes as long again, and may be stopped
-        soak_slurm.soak(table, asked.slurm_kills, asked.seed)
     for sentence in table.said:
         _say(sentence)
     _say(f"{table}\n{table.num_campaigns} campaigns, {time.monotonic() - started:.0f} s")

@@ -1,18 +1,24 @@
-"""What must hold of a campaign's folder at any moment, whatever was killed before.
+"""How the soaks strike a process, and what must hold of a campaign's folder at any moment.
 
 The journals are read by the rules of fuzz_ranks_check.py, not by the suite's own reader.
 """
 
+import contextlib
 import json
 import shutil
+import signal
 import tempfile
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import psutil
 from fuzz_ranks_check import fenced
 
+FROZEN_S = 8.0
 WRONGS = ("lost", "doubled", "mixed", "invalid")
 
 
@@ -115,3 +121,37 @@ def _compare_result(folder: Path) -> None:
     for entry in document["benchmarks"]:
         if entry not in kept:
             raise ValueError(f"result.json holds {entry['fullname']}, its journal does not")
+
+
+def strike(process: psutil.Process, name: str, random: Random) -> bool:
+    """Send a signal, and return whether there was still somebody to get it.
+
+    What is frozen thaws after a while, or is killed, unless its launcher has killed it by then.
+    """
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False  # it would take any signal, and has ended
+        process.send_signal(getattr(signal, name))
+    except psutil.NoSuchProcess:
+        return False
+    if name == "SIGSTOP":
+        time.sleep(random.uniform(0, FROZEN_S))
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(random.choice((signal.SIGCONT, signal.SIGKILL)))
+    return True
+
+
+def end(process: psutil.Process) -> str:
+    """Kill a process that should have ended by itself, and return which it was."""
+    said = f"{process.pid} {command(process)[:200]}"
+    with contextlib.suppress(psutil.Error):  # which it may do still
+        process.kill()
+    return said
+
+
+def command(process: psutil.Process) -> str:
+    """Return a process's command line, or a question mark where it has none any more."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return "?"

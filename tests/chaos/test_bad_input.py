@@ -543,15 +543,6 @@ def test_what_several_ranks_cannot_do_ends_all_of_them(options, names, run_ranks
     assert_nothing_kept(tmp_path)
 
 
-@pytest.mark.chaos
-@pytest.mark.slow
-def test_workers_do_not_measure_at_once(tmp_path):
-    ended = start(Session("", "-k weak -n 2"), tmp_path / "here")
-    assert ended.returncode == 1
-    assert "-n would measure several cases at once" in ended.stdout
-    assert_nothing_kept(tmp_path / "here")
-
-
 # A rank whose host has a file system of its own where the others share one.
 UNSHARED = """
 import os, sys

@@ -1,58 +1,68 @@
 """The table of faults: a row that raises is one that does not hold, and every row is logged."""
 
+import csv
+import importlib
+import re
 import sys
+from types import ModuleType
 
 import faults
 import pytest
-from fault import Fault, Seen
+from fault import Seen
+
+LINES = """number,name,injected,expected,inject
+1,other,so,this | that,faults_sample.fails
+2,holds,so,this | that,faults_sample.holds
+3,raises,so,that,faults_sample.raises
+"""
 
 
-def fault(number, inject):
-    return Fault(number, f"fault {number}", "so", "this | that", inject)
-
-
-def raising(folder):
+def raises(folder):
     raise RuntimeError("first line\nsecond line")
 
 
-HOLDS = fault(2, lambda folder: Seen(f"{len(list(folder.iterdir()))} files", True, 1.25))
-FAILS = fault(1, lambda folder: Seen("other", False))
-RAISES = fault(3, raising)
-
-
-def run(monkeypatch, tmp_path, rows, *arguments, lack=None):
-    module = type(sys)("faults_sample")
-    module.FAULTS = rows
-    module.missing = lambda: lack
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    module = ModuleType("faults_sample")
+    module.fails = lambda folder: Seen("other", False)
+    module.holds = lambda folder: Seen(f"{len(list(folder.iterdir()))} files", True, 1.25)
+    module.raises = raises
     monkeypatch.setitem(sys.modules, "faults_sample", module)
-    (tmp_path / "faults_sample.py").touch()
-    monkeypatch.setattr(faults, "__file__", str(tmp_path / "faults.py"))
-    monkeypatch.setattr(sys, "argv", ["faults.py", *arguments])
-    return faults.main()
+    (tmp_path / "faults.csv").write_text(LINES)
+    monkeypatch.setattr(faults, "TABLE", tmp_path / "faults.csv")
+
+    def run(*arguments, lack=None):
+        module.missing = lambda: lack
+        monkeypatch.setattr(sys, "argv", ["faults.py", *arguments])
+        return faults.main()
+
+    return run
 
 
-def test_every_row_is_logged_in_order_and_one_that_raises_ends_nothing(monkeypatch, tmp_path):
+def test_every_row_is_logged_in_order_and_one_that_raises_ends_nothing(run, tmp_path):
     log = tmp_path / "logs" / "faults.md"
-    assert run(monkeypatch, tmp_path, [RAISES, HOLDS, FAILS], "--log", str(log)) == 1
+    assert run("--log", str(log)) == 1
     *_, one, two, three, _, summary = log.read_text().splitlines()
-    assert one.startswith("| 1 | fault 1 | so | this / that | other | - | **NO** |")
-    assert two.startswith("| 2 | fault 2 | so | this / that | 0 files | 1.2 s | yes |")
+    assert one.startswith("| 1 | other | so | this / that | other | - | **NO** |")
+    assert two.startswith("| 2 | holds | so | this / that | 0 files | 1.2 s | yes |")
     assert "RuntimeError: first line second line" in three
     assert summary.startswith("1 of 3 rows hold, ")
 
 
-def test_some_rows_are_chosen_by_number(monkeypatch, tmp_path, capsys):
-    assert run(monkeypatch, tmp_path, [RAISES, HOLDS], "--only", "2") == 0
-    assert "fault 3" not in capsys.readouterr().out
-
-
-def test_what_a_row_lacks_has_an_exit_code_of_its_own(monkeypatch, tmp_path, capsys):
-    assert run(monkeypatch, tmp_path, [HOLDS], lack="no testbed is up") == 3
+def test_some_rows_are_chosen_by_number_and_what_they_lack_is_said(run, capsys):
+    assert run("--only", "2") == 0
+    assert "raises" not in capsys.readouterr().out
+    assert run(lack="no testbed is up") == 3
     assert capsys.readouterr().err == "faults_sample: no testbed is up\n"
+    with pytest.raises(SystemExit, match="2"):
+        run("--only", "2,9")
+    assert re.search("--only 9 is no row", capsys.readouterr().err)
 
 
-def test_a_number_that_is_no_row_is_refused(monkeypatch, tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended:
-        run(monkeypatch, tmp_path, [HOLDS], "--only", "2,9")
-    assert ended.value.code == 2
-    assert "--only 9 is no row" in capsys.readouterr().err
+def test_every_row_has_its_function():
+    with faults.TABLE.open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) > 50
+    for row in rows:
+        module, name = row["inject"].split(".")
+        assert callable(getattr(importlib.import_module(module), name))

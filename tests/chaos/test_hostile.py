@@ -267,15 +267,6 @@ def test_no_script_of_a_hostile_folder_runs(chromium, hostile_page, tmp_path, ha
 
 
 @pytest.mark.parametrize("text", HARMFUL)
-def test_a_campaign_s_words_reach_the_ranks_as_they_were_given(text, tmp_path):
-    (job,) = jobs(small(workload=text), plain(), made(tmp_path / "results"))
-    ended = execute(render(job, plain()), STUBS, tmp_path)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert f"--workload={text}" in seen(tmp_path, "arguments")
-    assert list(tmp_path.rglob("BROKEN")) == []
-
-
-@pytest.mark.parametrize("text", HARMFUL)
 def test_what_a_job_finds_around_it_stays_text(text, tmp_path):
     commands = tmp_path / "stubs"
     shutil.copytree(STUBS, commands)

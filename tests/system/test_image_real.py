@@ -8,10 +8,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
-import figures_image
 import pytest
 from cluster import (
     IMAGE,
@@ -240,14 +238,3 @@ def test_an_image_beside_a_bases_own_torch_keeps_it_and_can_be_read_by_all(
         assert (read.returncode, read.stdout) == (0, ""), read.stderr
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.mark.chaos
-def test_a_step_takes_about_as_long_inside_the_image(monkeypatch):
-    if lack := figures_image.missing():
-        missing(lack)
-    small = replace(figures_image.PLANS["0.3 ms step"], turns=4)
-    monkeypatch.setattr(figures_image, "PLANS", {"0.3 ms step": small})
-    ratio, step_s = figures_image.compare()["plans"]["0.3 ms step"]
-    assert 0.2 < ratio < 5
-    assert 1e-5 < step_s < 0.1

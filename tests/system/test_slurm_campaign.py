@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cluster import IMAGE, SHARED, STATE, TESTBED, USUAL_STATE, as_user, need_image
+from cluster import IMAGE, SHARED, STATE, USUAL_STATE, as_user, need_image
 
 from lockstep.measure.step.precision import is_emulated
 
@@ -221,34 +221,6 @@ def test_ranks_that_fit_on_one_node_are_measured_spread_over_two(folder):
     keep(folder, "spread")
 
 
-def test_a_node_that_is_lost_costs_only_what_was_not_measured_yet(folder):
-    write(folder / "campaign.toml", CAMPAIGN + ONE_JOB)
-    change(folder / "campaign.toml", world_sizes=[4], studies=["weak"])
-    first = begin(folder)
-    subprocess.run([TESTBED / "node", "lose", "node2"], check=True, capture_output=True)
-    try:
-        found = until(folder, has_ended)
-        (job,) = found["jobs"]
-        assert job["state"] == "NODE_FAIL", texts(folder)
-        said = lockstep(folder, "status", "results/campaign")
-        assert said.returncode == 1
-        assert "node2" in said.stdout
-        assert "lockstep resume" in said.stdout
-    finally:
-        subprocess.run([TESTBED / "node", "return", "node2"], check=True)
-    done(lockstep(folder, "resume", "results/campaign"))
-    assert not first & set(sent(folder)[1][1])
-    check_complete(folder, num_launches=2)
-    done(lockstep(folder, "status", "--collect", "results/campaign"))
-    rows = json.loads((folder / "results" / "campaign" / "accounting.json").read_text())["jobs"]
-    # Slurm's own verdict takes longer than the script's, which then ends as FAILED.
-    failed, completed = (row["accounting"]["state"] for row in rows)
-    assert failed in ("NODE_FAIL", "FAILED")
-    assert completed == "COMPLETED"
-    done(lockstep(folder, "report", "results/campaign"))
-    assert failed in (folder / "results" / "campaign" / "report.html").read_text()
-
-
 @pytest.mark.parametrize(
     ("study", "num_points", "num_of_each_precision"),
     [("precision", 4, 1), pytest.param("sensitivity", 27, 9, marks=pytest.mark.chaos)],
@@ -281,26 +253,6 @@ def test_a_torchrun_on_each_node_starts_the_ranks(folder):
     block = read_result(folder, "w2-r0")["lockstep"]
     assert (block["world_size"], block["num_nodes"]) == (2, 2)
     assert block["provenance"]["launcher"] == "torchrun"
-
-
-def test_stages_after_one_that_fails_are_named_as_never_begun(folder):
-    stages = """[[jobs.stage]]
-name = "prepare"
-command = "exit 3"
-[[jobs.stage]]
-name = "report"
-when = "after"
-command = "true"
-"""
-    change(folder / "campaign.toml", world_sizes=[1], repeats=1, studies=["weak"])
-    write(folder / "campaign.toml", (folder / "campaign.toml").read_text() + stages)
-    submit(folder)
-    found = until(folder, has_ended)
-    assert [*states(found).values()] == ["FAILED", "CANCELLED", "CANCELLED"]
-    report = found["jobs"][2]
-    why = "for campaign-prepare did not end as required (DependencyNeverSatisfied)"
-    assert why in report["advice"]
-    assert "DependencyNeverSatisfied" in done(lockstep(folder, "slurm", "why", report["id"]))
 
 
 @pytest.mark.chaos
@@ -436,14 +388,3 @@ def test_every_rank_sees_all_gpus_of_its_node(folder):
 
 def lines(path):
     return path.read_text().splitlines()
-
-
-# All that a real sbatch refuses is in `test_status.py`, in process.
-@pytest.mark.parametrize(("key", "value"), [("account", "nobody"), ("time", "2-00:00:00")])
-def test_what_slurm_refuses_names_the_site_s_key(folder, key, value):
-    change(folder / "site.toml", **{key: value})
-    ended = lockstep(folder, "submit", "campaign.toml", "--site", "site.toml")
-    assert ended.returncode == 2, ended.stderr
-    _, said = ended.stderr.splitlines()  # what the jobs may cost comes first
-    assert re.search(rf"\b{key}\b.* in the site file", said), ended.stderr
-    assert status(folder)["jobs"] == []

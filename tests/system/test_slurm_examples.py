@@ -17,6 +17,7 @@ import pytest
 from cluster import IMAGE, SHARED, STATE, USUAL_STATE, as_user, missing, need_testbed
 from measured import write_campaign
 from test_examples import ELSEWHERE, EXAMPLES
+from test_walk import DOCUMENTS, commands
 
 from examples import ROOT
 
@@ -37,11 +38,15 @@ FINISHED = {"campaign": ("campaign", "first"), "spread": ("spread",)}
 SUITE = {"schema": 1, "name": "campaign", "studies": ["weak"], "size": "smoke", "device": "cpu"}
 SCRATCH = "/scratch/me"  # which this cluster calls otherwise
 # The lines that measure in an image are run by `test_slurm_campaign.py`.
-# Nor are those that fetch from the internet, which `test_data.py` does from a server of its own.
+# Nor are those that fetch from the internet, which `test_data.py` does from a server of its own;
+# those of README and the tutorial are typed by `test_walk.py`.
+WALKED = {line for document in DOCUMENTS for line in commands(document)}
 LINES = [
     line
     for line in EXAMPLES
-    if line.startswith(ELSEWHERE) and not re.search("apptainer|data fetch", line)
+    if line.startswith(ELSEWHERE)
+    and line not in WALKED
+    and not re.search("apptainer|data fetch", line)
 ]
 JOB = re.compile(r"\b471[12](_3)?\b")  # which examples call a job
 

@@ -90,29 +90,6 @@ def test_a_job_of_two_nodes_is_run_and_accounted():
     ]
 
 
-@pytest.mark.parametrize(
-    ("option", "reason"),
-    [
-        ("--account=nobody", "Invalid account or account/partition combination"),
-        ("--qos=gold", "Invalid qos specification"),
-        ("--partition=nowhere", "Invalid partition name"),
-        ("--time=2-00:00:00", "Requested time limit is invalid"),
-        ("--gpus-per-node=3", "Requested node configuration is not available"),
-        ("--constraint=infiniband", "Invalid feature specification"),
-    ],
-)
-def test_what_a_cluster_refuses_is_refused(option, reason):
-    sent = as_user("sbatch", option, "--output=/dev/null", "--wrap=true")
-    assert sent.returncode == 1
-    assert reason in sent.stdout
-
-
-def test_the_user_has_a_clean_environment():
-    told = as_user("env").stdout.splitlines()
-    names = {line.partition("=")[0] for line in told}
-    assert names == {"HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "PATH"}
-
-
 def test_the_scripts_pass_shellcheck():
     need("shellcheck")
     scripts = [path for path in TESTBED.iterdir() if path.is_file()]

@@ -23,6 +23,7 @@ from examples import _BLOCK, _REMARK, ROOT, _joined, files_given
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
+DOCUMENTS = ("README.md", "docs/tutorial.md")
 # CI makes these, in minutes, and an environment of its own is entered already.
 MADE_BY_CI = ("make ", ". ")
 # Commands that judge: what was measured may well miss a target.
@@ -64,7 +65,7 @@ def desk():
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/tutorial.md"])
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_the_commands_of_a_text_run_one_after_another(desk, document):
     _give_what_the_reader_has(desk, document)
     for line in commands(document):

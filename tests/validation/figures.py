@@ -26,7 +26,6 @@ sys.path.insert(0, str(ROOT))
 import figures_causes  # noqa: E402, this script's own folder
 import figures_control  # noqa: E402
 import figures_exchanges  # noqa: E402
-import figures_image  # noqa: E402
 import figures_runner  # noqa: E402
 import figures_telemetry  # noqa: E402
 import kept  # noqa: E402
@@ -379,25 +378,6 @@ def _report_times(bench: Bench, num_points: int) -> list[tuple[float, float]]:
     return [(bench.wall_s(ours), bench.wall_s(theirs)) for _ in range(bench.repeats)]
 
 
-def image(bench: Bench) -> list[Figure]:
-    """Does a step take longer inside the image than outside?"""
-    if lack := figures_image.missing():
-        sys.stderr.write(f"image: left out, for {lack}\n")
-        return []
-    repeats = max(bench.repeats, figures_image.MIN_REPEATS)
-    found = [figures_image.compare() for _ in range(repeats)]
-    return [
-        Figure(
-            f"step inside the image / outside, {name}",
-            [launch["plans"][name][0] for launch in found],
-            plan.goal,
-            f"outside {median(launch['plans'][name][1] for launch in found) * 1e3:.3g} ms, "
-            f"{plan.turns} rounds each, {figures_image.differences(found[0]['facts'])}",
-        )
-        for name, plan in figures_image.PLANS.items()
-    ]
-
-
 FIGURES: dict[str, Callable[[Bench], list[Figure]]] = {
     "runner": runner,
     "telemetry": telemetry,
@@ -409,7 +389,6 @@ FIGURES: dict[str, Callable[[Bench], list[Figure]]] = {
     "first": first,
     "start": start,
     "report": report,
-    "image": image,
 }
 
 

@@ -3,23 +3,148 @@
     python tests/validation/figures_kinds.py [--out FOLDER] [--repeats 4] [--only explain,fixture]
 
 What comes in some steps on all ranks or on one, lengths that come with the batch, a slow beginning
-and pauses of the whole machine, and clean steps (`lab_kinds.py`), on two gloo ranks; their numbers
-are drawn at random with a seed. Most of a step is a sleep, so explain and the fixture are measured
-side by side. Wants a quiet machine, and takes about twenty minutes; what is measured is kept until
-the product changes, and with --judge only the figures of that are printed.
+and pauses of the whole machine, and clean steps, on two gloo ranks; their numbers are drawn at
+random with a seed. A step is a small net in DDP, whose device is a sleep of known length with 1 %
+of jitter; what is put in is a sleep, too, so explain and the fixture are measured side by side.
+Wants a quiet machine, and takes about twenty minutes; what is measured is kept until the product
+changes, and with --judge only the figures of that are printed.
 """
 
 import argparse
 import json
-import sys
-from collections.abc import Iterator, Sequence
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
-import lab_kinds
 import lab_runs
-from lab_runs import Run, Told
+import torch
+from lab_runs import Made, Run, Told
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+# Each batch is met as often as the others, so that the mean over all of them is what is put in.
+LOCAL_BATCH, WIDTH, NUM_BATCHES = 32, 128, 20
+JITTER = 0.01
+# Parts of a device's sleep, between which a machine may freeze.
+PARTS = 6
+
+
+def draw(kind: str, seed: int) -> Run:
+    """Return a run of a kind, its numbers drawn at random; with the same seed the same."""
+    of = random.Random(f"{kind} {seed}")  # noqa: S311, numbers of a test
+    device_s = of.uniform(0.045, 0.065)
+    run: Run = {"kind": kind, "seed": seed, "device_s": device_s, "batches": seed % 2 == 1}
+    if kind in ("together", "one rank"):
+        run |= {"every": of.randint(3, 7), "extra_s": of.uniform(0.03, 0.2)}
+        run |= {"phase": of.randrange(run["every"]), "rank": of.randrange(2)}
+    if kind == "lengths":
+        forms = ("even", "long-tailed", "two", "some are long")
+        run |= {"batches": True, "form": forms[seed % len(forms)], "halves": of.random() < 0.5}
+    if kind == "beginning":
+        run |= {"extra_s": device_s * of.uniform(0.5, 2.5)}
+        run |= {"steps": of.randint(40, 80) if run["batches"] else of.randint(25, 45)}
+    if kind == "pauses" and seed % 2:
+        run |= {"every": of.randint(3, 7), "extra_s": of.uniform(0.4, 1.4), "batches": seed % 4 > 1}
+        run |= {"phase": None if seed % 8 > 3 else of.randrange(run["every"])}
+    elif kind == "pauses":  # by the clock, whatever step is under way
+        run |= {"clock_s": of.uniform(0.4, 0.8), "freeze_s": of.uniform(0.1, 0.25)}
+        run |= {"batches": seed % 4 > 1}
+    return run
+
+
+@dataclass
+class Step:
+    """A training step with what a run puts into it.
+
+    Attributes:
+        count: Steps taken, as a training counts them.
+    """
+
+    run: Run
+    rank: int
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        """Make the net, its optimizer and a batch, equal on all ranks."""
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(WIDTH, 256), nn.ReLU(), nn.Linear(256, 1))
+        self.ddp = DistributedDataParallel(net)
+        self.optimizer = torch.optim.SGD(self.ddp.parameters(), 0.01)
+        self.batch = torch.randn(LOCAL_BATCH, WIDTH)
+        self.jitter = random.Random(self.rank)  # noqa: S311
+
+    def __call__(self, batch: Any = None) -> None:
+        """Train on a batch, or on the one that is there."""
+        inputs, length = (self.batch, 1.0) if batch is None else (batch[0], float(batch[1]))
+        self.optimizer.zero_grad()
+        outputs = self.ddp(inputs)
+        share = len(inputs) / LOCAL_BATCH if self.run.get("halves", True) else 1.0
+        self._compute(self.run["device_s"] * length * share * self.jitter.gauss(1, JITTER))
+        outputs.square().mean().backward()
+        if extra_s := self.extra_s():
+            time.sleep(extra_s)
+        self.optimizer.step()
+        self.count += 1
+
+    def _compute(self, seconds: float) -> None:
+        freeze_s = self.run.get("freeze_s", 0.0)
+        for _ in range(PARTS if freeze_s else 1):
+            time.sleep(seconds / (PARTS if freeze_s else 1))
+            if freeze_s and (since_s := time.time() % self.run["clock_s"]) < freeze_s:
+                time.sleep(freeze_s - since_s)
+
+    def extra_s(self) -> float:
+        """Return what this step takes longer on this rank."""
+        run = self.run
+        if run["kind"] == "beginning":
+            return float(run["extra_s"]) if self.count < run["steps"] else 0.0
+        if "every" not in run or (run["kind"] == "one rank" and self.rank != run["rank"]):
+            return 0.0
+        lap, at = divmod(self.count, run["every"])
+        phase = run.get("phase")
+        if phase is None:  # once in so many steps, in any of them
+            phase = random.Random(f"{run['seed']} {lap}").randrange(run["every"])  # noqa: S311
+        return float(run["extra_s"]) if at == phase else 0.0
+
+    @property
+    def batches(self) -> list[Any] | None:
+        """The batches, which are there at once, each with how long it takes."""
+        if not self.run["batches"]:
+            return None
+        return [(self.batch, torch.tensor(each)) for each in lengths(self.run, self.rank)]
+
+
+def lengths(run: Run, rank: int) -> list[float]:
+    """Return how long a rank's batches take, over the mean; shape (NUM_BATCHES,)."""
+    of = random.Random(f"{run['seed']} {rank}")  # noqa: S311
+    drawn: dict[str, Callable[[], float]] = {
+        "even": lambda: of.uniform(0.5, 1.5),
+        "long-tailed": lambda: of.lognormvariate(-0.08, 0.4),
+        "two": lambda: of.choice([0.6, 1.4]),
+        "some are long": lambda: of.choice([1.0, 1.0, 1.0, 2.0]),
+    }
+    one = drawn.get(run.get("form", ""), lambda: 1.0)
+    return [one() for _ in range(NUM_BATCHES)]
+
+
+def truth_s(run: Run) -> float:
+    """Return what is put into a step, the mean over steps; of pauses by the clock 0."""
+    if run["kind"] == "lengths":
+        both = zip(lengths(run, 0), lengths(run, 1), strict=True)
+        return float(run["device_s"] * fmean(abs(one - other) for one, other in both))
+    return float(run["extra_s"] / run["every"]) if "every" in run else 0.0
+
+
+def make(run: Run, rank: int) -> Made:
+    """Return the step of a run on a rank."""
+    step = Step(run, rank)
+    return Made(step, step.ddp, step.batches, LOCAL_BATCH)
+
 
 RANKS, LAUNCHES, NUM_CLEAN = 2, 3, 10
 KINDS = ("together", "one rank", "lengths", "beginning", "pauses")
@@ -46,7 +171,7 @@ class Found:
         assert self.told
         if "freeze_s" in self.run:
             return float(self.run["freeze_s"] / self.run["clock_s"])
-        return lab_kinds.truth_s(self.run) / float(self.told["step_s"])
+        return truth_s(self.run) / float(self.told["step_s"])
 
     @property
     def share(self) -> float:
@@ -89,10 +214,8 @@ class Found:
 
 def plans(repeats: int) -> dict[str, list[Run]]:
     """Return the runs by the name of their campaign."""
-    found = {
-        f"kinds-{seed}": [lab_kinds.draw(kind, seed) for kind in KINDS] for seed in range(repeats)
-    }
-    return found | {"clean": [lab_kinds.draw("clean", seed) for seed in range(NUM_CLEAN)]}
+    found = {f"kinds-{seed}": [draw(kind, seed) for kind in KINDS] for seed in range(repeats)}
+    return found | {"clean": [draw("clean", seed) for seed in range(NUM_CLEAN)]}
 
 
 def measure(asked: argparse.Namespace) -> None:
@@ -101,11 +224,11 @@ def measure(asked: argparse.Namespace) -> None:
 
     def explain() -> None:
         for runs in campaigns.values():
-            lab_runs.explain("lab_kinds", runs, asked.out / "explain.jsonl", RANKS)
+            lab_runs.explain("figures_kinds", runs, asked.out / "explain.jsonl", RANKS)
 
     def fixture() -> None:
         for name, runs in campaigns.items():
-            lab_runs.fixture("lab_kinds", runs, asked.out / name, str(RANKS), LAUNCHES)
+            lab_runs.fixture("figures_kinds", runs, asked.out / name, str(RANKS), LAUNCHES)
 
     lanes = {"explain": explain, "fixture": fixture}
     with ThreadPoolExecutor(len(lanes)) as pool:
@@ -178,20 +301,5 @@ def _row(*cells: str) -> str:
     return f"{cells[0]:10}  {cells[1]:19}" + "".join(f"  {cell:>17}" for cell in cells[2:])
 
 
-def main() -> None:
-    """Measure what was asked for, and print the figures of all that is kept."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=lab_runs.kept("lab-kinds"))
-    parser.add_argument("--repeats", type=int, default=4)
-    parser.add_argument("--only", default="explain,fixture")
-    parser.add_argument("--judge", action="store_true", help="print the figures of what is kept")
-    asked = parser.parse_args()
-    asked.out = asked.out.resolve()
-    asked.out.mkdir(parents=True, exist_ok=True)
-    if not asked.judge:
-        measure(asked)
-    show(asked.out)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    lab_runs.command(__doc__, "lab-kinds", measure, show)

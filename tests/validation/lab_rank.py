@@ -8,20 +8,305 @@ is to find it, in turns of its own. Rank 0 writes one line a run.
 import gc
 import json
 import os
+import random
+import signal
+import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from lab_faults import Faults
-from lab_step import Step
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.measure import timing
 from lockstep.measure.step import variants
 from lockstep.measure.step.train_step import bucket_bytes
 from lockstep.ranks.process_group import World, join
+
+PERIOD_US = 5000
+INTERFACE = "wire"
+BURN = "while True: pass"
+
+
+@dataclass
+class Delays:
+    """Seconds that the step sleeps, and operations that it adds; 0 for none."""
+
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    hook_s: float = 0.0
+    input_s: float = 0.0
+    num_tiny: int = 0
+
+
+@dataclass
+class Faults:
+    """The faults of this rank, each set to a strength or to nothing.
+
+    Attributes:
+        rank: This rank, which has core `rank` of the machine to itself.
+        delays: What the step reads.
+        groups: Where CPU groups are mounted, once one is needed.
+        neighbours: Processes on this rank's core, by their niceness; stopped unless wanted.
+    """
+
+    rank: int
+    delays: Delays = field(default_factory=Delays)
+    neighbours: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    groups: Path | None = None
+    _now: dict[str, float] = field(default_factory=dict)
+
+    def set(self, wanted: dict[str, float]) -> None:
+        """Make these faults, name -> strength, the only ones."""
+        for name in {*self._now, *wanted}:
+            strength = wanted.get(name, 0.0)
+            if self._now.get(name, 0.0) != strength:
+                getattr(self, f"_set_{name}")(strength)
+        self._now = dict(wanted)
+
+    def close(self) -> None:
+        """End the neighbours and the quota."""
+        self.set({})
+        for process in self.neighbours.values():
+            process.kill()
+            process.wait()
+        if self.groups:
+            (self.groups / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
+            (self.groups / "lockstep-lab").rmdir()
+            subprocess.run(["umount", self.groups], check=True)
+
+    def _set_forward(self, seconds: float) -> None:
+        self.delays.forward_s = seconds * self._is_slow
+
+    def _set_backward(self, seconds: float) -> None:
+        self.delays.backward_s = seconds * self._is_slow
+
+    def _set_hook(self, seconds: float) -> None:
+        self.delays.hook_s = seconds
+
+    def _set_loader(self, seconds: float) -> None:
+        self.delays.input_s = seconds
+
+    def _set_tiny(self, count: float) -> None:
+        self.delays.num_tiny = int(count)
+
+    def _set_link(self, bit_per_s: float) -> None:
+        limit = f"tbf rate {bit_per_s:.0f}bit burst 32kb latency 400ms"
+        change = (
+            f"replace dev {INTERFACE} root {limit}" if bit_per_s else f"del dev {INTERFACE} root"
+        )
+        with suppress(subprocess.CalledProcessError):  # there is no limit yet
+            subprocess.run(["tc", "qdisc", *change.split()], check=True, stderr=subprocess.DEVNULL)
+
+    def _set_quota(self, share: float) -> None:
+        """Let the slow rank's process have so much of a core; 0 for all of it.
+
+        It is in a group of its own meanwhile: a neighbour outside would have next to nothing of the
+        core beside a group of that weight.
+        """
+        if not self._is_slow:
+            return
+        group = self._group()
+        (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+        (group / "cpu.cfs_quota_us").write_text(str(int(share * PERIOD_US) or -1))
+        home = group if share else group.parent
+        (home / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
+
+    def _group(self) -> Path:
+        """Return this process's CPU group; the node's /sys has none, so it is mounted again."""
+        if self.groups is None:
+            self.groups = Path(tempfile.mkdtemp())
+            subprocess.run(
+                ["mount", "-t", "cgroup", "-o", "cpu", "cgroup", self.groups], check=True
+            )
+            (self.groups / "lockstep-lab").mkdir(exist_ok=True)
+            # A group has no time for real-time threads unless it is given some.
+            runtime = self.groups / "lockstep-lab" / "cpu.rt_runtime_us"
+            runtime.write_text("900000", encoding="ascii")
+            # Beside the processes of the root, each of which weighs as much as a whole group does.
+            (self.groups / "lockstep-lab" / "cpu.shares").write_text("262144", encoding="ascii")
+        return self.groups / "lockstep-lab"
+
+    def _set_neighbour(self, niceness: float) -> None:
+        """Let a busy process of this niceness, from 1, share the core; 0 for none."""
+        for other, process in self.neighbours.items():
+            if other != int(niceness):
+                process.send_signal(signal.SIGSTOP)
+        if niceness:
+            self._neighbour(int(niceness)).send_signal(signal.SIGCONT)
+
+    def _neighbour(self, niceness: int) -> subprocess.Popen[bytes]:
+        if niceness not in self.neighbours:
+            command = ["nice", "-n", str(niceness), sys.executable, "-c", BURN]
+            self.neighbours[niceness] = subprocess.Popen(command)  # it inherits the rank's core
+        return self.neighbours[niceness]
+
+    @property
+    def _is_slow(self) -> bool:
+        return self.rank == 1
+
+
+Seconds = Callable[[], float]
+
+LOCAL_BATCH = 112
+PIXELS = 16
+# What a device computes, during which its host waits: in forward, and in each half of backward.
+DEVICE_S = 0.02
+# Of the steps of a device, as a standard deviation over its mean.
+JITTER = 0.02
+
+
+class Slowed(torch.autograd.Function):
+    """The identity, which takes its time in forward and in backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, values: torch.Tensor, forward_s: Seconds, backward_s: Seconds
+    ) -> torch.Tensor:
+        ctx.backward_s = backward_s
+        _sleep(forward_s())
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        _sleep(ctx.backward_s())
+        return gradient, None, None
+
+
+def _sleep(seconds: float) -> None:
+    if seconds > 0:
+        time.sleep(seconds)
+
+
+class Net(nn.Module):
+    """What all nets of the laboratory share: faults in forward and backward, tiny operations."""
+
+    def __init__(self, delays: Delays) -> None:
+        super().__init__()
+        self.delays = delays
+        self.register_buffer("tiny", torch.zeros(1))
+
+    def faulty(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the values, after the delays."""
+        return Slowed.apply(values, lambda: self.delays.forward_s, lambda: self.delays.backward_s)
+
+    def add_tiny(self) -> None:
+        """Do the tiny operations."""
+        for _ in range(self.delays.num_tiny):
+            self.tiny.add_(1.0)
+
+
+class OnCpu(Net):
+    """Two convolutions and a classifier, computed by this rank's core; 0.5 MB of gradients."""
+
+    shape = (3, PIXELS, PIXELS)
+
+    def __init__(self, delays: Delays) -> None:
+        super().__init__(delays)
+        self.first = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.ReLU())
+        self.second = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU())
+        self.last = nn.Sequential(
+            nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(1024, 96), nn.ReLU(),
+            nn.Linear(96, 10),
+        )  # fmt: skip
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the classes of images, (B, 3, 16, 16) to (B, 10)."""
+        self.add_tiny()
+        return self.last(self.faulty(self.second(self.first(inputs))))
+
+
+class OnDevice(Net):
+    """Three linear layers between which a device computes, in proportion to the batch.
+
+    The host sleeps meanwhile, as it waits for a GPU; 0.6 MB of gradients.
+    """
+
+    shape = (64,)
+
+    def __init__(self, delays: Delays) -> None:
+        super().__init__(delays)
+        self.layers = nn.ModuleList([nn.Linear(64, 512), nn.Linear(512, 240), nn.Linear(240, 10)])
+        self.draw = random.Random(int(os.environ["RANK"]))  # noqa: S311
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the classes of vectors, (B, 64) to (B, 10)."""
+        self.add_tiny()
+        share = len(inputs) / LOCAL_BATCH
+        first, second, third = self.layers
+        values = Slowed.apply(first(inputs), self._of(share), self._of(share))
+        values = Slowed.apply(self.faulty(second(values)), _nothing, self._of(share))
+        return third(values)
+
+    def _of(self, share: float) -> Seconds:
+        return lambda: share * DEVICE_S * self.draw.gauss(1.0, JITTER)
+
+
+def _nothing() -> float:
+    return 0.0
+
+
+NETS = {"cpu": OnCpu, "device": OnDevice}
+
+
+class Step:
+    """A step with its variants.
+
+    Args:
+        delays: What is put into it.
+        computes: Where its net computes, of `NETS`.
+        bucket_cap_mb: DDP's own parameter.
+    """
+
+    def __init__(self, delays: Delays, computes: str, bucket_cap_mb: float | None = None) -> None:
+        torch.manual_seed(0)
+        self.delays = delays
+        net = NETS[computes](delays)
+        cap = {} if bucket_cap_mb is None else {"bucket_cap_mb": bucket_cap_mb}
+        self.ddp = DistributedDataParallel(net, broadcast_buffers=False, **cap)
+        self.ddp.register_comm_hook(None, self._hook)
+        self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=0.01)
+        self.inputs = torch.randn(LOCAL_BATCH, *net.shape)
+        self.targets = torch.randint(0, 10, (LOCAL_BATCH,))
+
+    def resident(self) -> None:
+        """Train on the batch that is there."""
+        self._train(LOCAL_BATCH)
+
+    def half(self) -> None:
+        """Train on half of it, without synchronisation."""
+        with self.ddp.no_sync():
+            self._train(LOCAL_BATCH // 2)
+
+    def full(self) -> None:
+        """Wait for the loader, then train."""
+        time.sleep(self.delays.input_s) if self.delays.input_s else None
+        self.resident()
+
+    def own(self) -> None:
+        """Train without synchronisation."""
+        with self.ddp.no_sync():
+            self.resident()
+
+    def _train(self, count: int) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        outputs = self.ddp(self.inputs[:count])
+        nn.functional.cross_entropy(outputs, self.targets[:count]).backward()
+        self.optimizer.step()
+
+    def _hook(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        time.sleep(self.delays.hook_s) if self.delays.hook_s else None
+        return allreduce_hook(state, bucket)
+
 
 WARM_UP = 6
 TRACED_STEPS = 2

@@ -155,30 +155,6 @@ class Planted:
     also: tuple[str, ...] = ()
 
 
-def stored(factor: Callable[[int], float]) -> Edit:
-    def edit(content: dict[str, Any], size: int, repeat: int) -> None:
-        block_of(content)["mean_throughput_samples_per_s"] *= factor(size)
-
-    return edit
-
-
-def copied(root: Path) -> Path:
-    """Give the second launch of two ranks the rounds of the first."""
-    measured(root, 34)
-    path = root / "launches" / "w2-r1" / "result.json"
-    content = json.loads((root / "launches" / "w2-r0" / "result.json").read_text())
-    content[KEY] |= {"launch": "w2-r1", "repeat": 1}
-    path.write_text(json.dumps(content))
-    return root
-
-
-def cut(root: Path) -> Path:
-    measured(root, 37)
-    path = root / "launches" / "w4-r1" / "result.json"
-    path.write_text(path.read_text()[:200])
-    return root
-
-
 def folder_copied(root: Path) -> Path:
     measured(root, 60)
     shutil.copytree(root / "launches" / "w2-r0", root / "launches" / "w2-r0-copy")
@@ -374,11 +350,6 @@ PLANTED: dict[str, Planted] = {
         lambda root: cited(root, table({1: 350, 2: 690, 4: 700, 8: 1400, 16: 2790},
                                        scaling="weak", nodes=lambda n: max(1, n // 4))),
     ),
-    "a history of two commits": Planted(
-        "circumstances", "test_sort at world size 1",
-        lambda root: others(root, commit_info=[{"id": "1f0c"}, {"id": "92be"}],
-                            machine_info=[{"node": "build3"}] * 2),
-    ),
     "a history of two machines, one of another Python": Planted(
         "circumstances", "test_sort at world size 1",
         lambda root: others(root, machine_info=[
@@ -387,25 +358,10 @@ PLANTED: dict[str, Planted] = {
     ),
     "a result of half the times of its journal": Planted(
         "journal-contradicts", "launch w2-r1", halved_beside_journal),
-    "a baseline of another host": Planted(
-        "circumstances", "world size 1", lambda root: measured(
-            root, 204, edit=lambda content, n, r: [rank.update(host="old7") for rank in content[
-                KEY]["provenance"]["ranks"]] if n == 1 else None),
-    ),
     "a compressing hook at 8": Planted(
         "circumstances", "strong[64] at world size 8",
         lambda root: measured(root, 205, (Case(changes=lambda n, r: {"details": {"ddp_settings": {
             "comm_hook": "fp16_compress_hook" if n == 8 else None}}}),)),
-    ),
-    "another optimizer at 1": Planted(
-        "circumstances", "strong[64] at world size 1",
-        lambda root: measured(root, 206, (Case(changes=lambda n, r: {"details": {"basis": {
-            "optimizer": "AdamW" if n == 1 else "SGD"}}}),)),
-    ),
-    "another partition at 4": Planted(
-        "circumstances", "launches w4-r0", lambda root: measured(
-            root, 207, edit=lambda content, n, r: content[KEY]["provenance"].update(
-                slurm={"SLURM_JOB_PARTITION": "old" if n == 4 else "gpu"})),
     ),
     "a training of more threads than cores": Planted(
         "crowded-training", "host node1, launch w1-r0", crowded_training, also=("no-repeat",)
@@ -415,29 +371,14 @@ PLANTED: dict[str, Planted] = {
         lambda root: measured(root, 131, launches=lambda size: 6, facts=lambda size, repeat: {
             "provenance": ranks(size, threads=1 + repeat % 2)}),
     ),
-    "half of the launches with another algorithm of NCCL": Planted(
-        "several-settings", "strong[64] at world size 1, 2, 4, 8",
-        lambda root: measured(root, 132, launches=lambda size: 6, facts=lambda size, repeat: {
-            "provenance": ranks(size) | {"environment": {"NCCL_ALGO": ("Ring", "Tree")[repeat % 2]}}
-        }),
-    ),
     "identical work that takes longer under another name": Planted(
         "identical-work", "weak[a] and weak[b] at world size 2",
         lambda root: measured(root, 90, equals(1.5)),
-    ),
-    "strong, but the global batch doubles at 2": Planted(
-        "constant-work", "strong[64] at world size 2, launches w2-r0, w2-r1 and w2-r2",
-        lambda root: measured(root, 1, (Case(changes=at(2, global_batch=128, local_batch=64)),)),
     ),
     "a cited strong table with a smaller batch at 4": Planted(
         "constant-work", "table table0",
         lambda root: cited(root, table(RATES, scaling="strong",
                                        global_batch=lambda n: 480 if n == 4 else 512)),
-    ),
-    "more samples a step than its batch holds": Planted(
-        "constant-work", "weak[64] at world size 4",
-        lambda root: measured(root, 5, (Case("weak[64]", "weak", lambda n: weak(n) * (
-            1.5 if n == 4 else 1), at(4, samples_per_step=384)),)),
     ),
     "fixed epochs called strong": Planted(
         "fixed-epochs-as-strong", "table table0",
@@ -450,11 +391,6 @@ PLANTED: dict[str, Planted] = {
     "fixed epochs": Planted(
         "fixed-epochs", "table table0",
         lambda root: cited(root, table(TIMES, "time", "s", scaling="fixed epochs", **FIXED)),
-    ),
-    "samples of a step multiplied by the ranks": Planted(
-        "doubled-world-size", "weak[64] at world size 4",
-        lambda root: measured(root, 12, (Case("weak[64]", "weak", lambda n: n * weak(n), lambda
-                                              size, repeat: {"samples_per_step": 64 * size**2}),)),
     ),
     "cited throughput of twice the samples": Planted(
         "doubled-world-size", "table rate at world size 2",
@@ -532,16 +468,6 @@ PLANTED: dict[str, Planted] = {
             table({1: 100, 2: 190, 4: 360, 8: 700}, scaling="weak"),
             table({2: 130}, scaling="weak"))),
     ),
-    "strong scaling of samples that grow": Planted(
-        "samples-time", "table table0 at world size 2, 4",
-        lambda root: cited(root, table({1: 100, 2: 56, 4: 30}, "time", "s", global_batch=100,
-                                       samples=lambda n: 50_000 * n, **STUDY)),
-    ),
-    "two plain tables that part": Planted(
-        "contradiction", "table table1 at world size 4, table table0",
-        lambda root: cited(root, table({1: 12, 2: 6.5, 4: 3.5}, "time", "h"),
-                           table({1: 40, 2: 80, 4: 160}, "throughput", "samples/s")),
-    ),
     "a launch folder given twice": Planted("duplicate", "w2-r0-copy", folder_copied),
     "a result taken away beside its journal": Planted(
         "journal-only", "launch w2-r1", journal_left),
@@ -563,12 +489,6 @@ PLANTED: dict[str, Planted] = {
         lambda root: measured(root, 35, (Case(changes=lambda n, r: {
             "steps_per_round": 2, "rank_round_s": [
                 [0.2 * strong(n) * (1 + 0.01 * k**n + 0.003 * r) for k in range(3)]] * n}),)),
-    ),
-    "a case that failed once": Planted(
-        "failed-case", "weak[64] at world size 4, launch w4-r2",
-        lambda root: measured(root, 38, facts=lambda n, r: {"failed": [
-            {"case": "weak[64]", "reason": "rank 1 ran out of memory"}]} if (
-                n, r) == (4, 2) else {}),
     ),
     "a launch that never ran": Planted(
         "missing-case", "world size 16, launch w16-r0",
@@ -599,10 +519,6 @@ PLANTED: dict[str, Planted] = {
         "duplicate-line", "table table0 at world size 8",
         lambda root: cited(root, joined(table(CSCS_OF_FOUR, scaling="weak"),
                                         table({8: CSCS[8]}, scaling="weak"))),
-    ),
-    "an expectation": Planted(
-        "not-measured", "table table0",
-        lambda root: cited(root, table(RATES, scaling="strong", note='"EXPECTED, NOT MEASURED"')),
     ),
 }  # fmt: skip
 
@@ -726,7 +642,6 @@ CLEAN: dict[str, Callable[[Path], Path]] = {
     "skipped for a reason": lambda root: measured(
         root, 125, facts=always(skipped=[{"case": "precision[fp16]", "reason": "needs a GPU"}])
     ),
-    "planned and all there": lambda root: planned(measured(root, 126)),
     "nearly the peak": lambda root: measured(
         root, 127, (Case("weak[64]", "weak", weak, always(
             flop_per_sample=1.5e12, peak_flop_per_s=1e15)),)
