@@ -40,7 +40,7 @@ def test_ranks_that_srun_binds_are_not_pooled_with_those_of_torchrun(tmp_path, o
     ("change", "name"),
     [({"precision": "bf16"}, "precision"), ({"workload": "cnn"}, "workload"),
      ({"global_batch": 128}, "global_batch"),
-     ({"global_batch": 128, "world_size": 2}, "global_batch 64 in launch w1-r0 and 128")],
+     ({"global_batch": 128, "world_size": 2}, "global_batch 64 in launch w1-r0, but 128")],
 )  # fmt: skip
 def test_one_case_name_with_two_meanings_is_refused(tmp_path, change, name):
     write(tmp_path, one_launch())

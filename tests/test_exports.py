@@ -25,6 +25,7 @@ from lockstep.report.report_cli import demo, import_table, report
 from lockstep.report.tracker import export_cli, sending, tracked
 from lockstep.report.tracker.runs import read_runs
 from lockstep.report.tracker.tracked import metric_name
+from lockstep.report.words import names
 
 pytest.importorskip("pandas")
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own, and what frames leave out
@@ -91,7 +92,12 @@ def test_csv_and_data_frames_hold_each_number_of_the_page(folder, points):
 @of_all
 def test_the_tables_of_the_page_are_its_numbers_rounded(folder, points):
     results = gather([folder])
-    data = page(evaluate(results), 0.7)
+    evaluation = evaluate(results)
+    data = page(evaluation, 0.7)
+    shown, _ = names.short(evaluation.series)
+    titles = {
+        whole.label: short.label for whole, short in zip(evaluation.series, shown, strict=True)
+    }
     tables = {
         (table["caption"], part["id"]): table for part in data["sections"]
         for table in part["tables"]
@@ -99,7 +105,7 @@ def test_the_tables_of_the_page_are_its_numbers_rounded(folder, points):
     compared = 0
     for point in points:
         kind = point["study"] if point["origin"] == "measured" else point["origin"]
-        if (table := tables.get((point["series"], kind))) is None:
+        if (table := tables.get((titles[point["series"]], kind))) is None:
             continue
         labels = [f"{one['label']} {one['unit']}".strip() for one in table["columns"]]
         (cells,) = [row for row in table["rows"] if row[0] == str(point["world_size"])]

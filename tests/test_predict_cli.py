@@ -226,7 +226,7 @@ def test_the_page_draws_what_is_predicted_apart_from_what_was_measured(ladder, t
     run(report, ladder)
     page = (ladder / "report.html").read_text()
     assert "Dotted with a hollow mark: by the rule chosen, predicted and not measured" in page
-    assert "global_batch=64, amdahl: 25.0 % at 16, 90 % interval" in page
+    assert "amdahl: 25.0 % at 16, 90 % interval" in page
     assert ">by the rule, predicted</text>" in page
     short = strong_tree(tmp_path / "short", {1: (0.1,), 2: (0.06,)})
     run(report, short)
