@@ -341,7 +341,7 @@ def test_costly_and_wrong_launches_are_found_and_usual_ones_are_not(text, rule):
 
 
 def test_a_missing_folder_is_an_error_only_where_slurm_is_known_to_be_old():
-    text = f"{HEAD}#SBATCH -o logs/%j/out\n"
+    text = f"{HEAD}#SBATCH -D /tmp\n#SBATCH -o logs/%j/out\n"
     severities = {
         slurm: [one.severity for one in judge(Job("job.sh", text, INTERFACES, slurm), BATCH)]
         for slurm in (None, (22, 5), (23, 2), (24, 11))

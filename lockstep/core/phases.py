@@ -80,6 +80,20 @@ def span_of(name: str, begin_s: float, end_s: float) -> Span | None:
     return None
 
 
+def phases_of(ranges: Iterable[tuple[str, float, float]]) -> Phases | None:
+    """Return where the time of a host's steps goes, by named ranges (begin and end in seconds).
+
+    Where steps are timed, those count; else the profiler's own, from one update to the next.
+    """
+    spans, marks = list[Span](), {TIMED: list[Range](), STEP: list[Range]()}
+    for name, begin_s, end_s in ranges:
+        if mark := next((mark for mark in marks if name.startswith(mark)), None):
+            marks[mark].append((begin_s, end_s))
+        elif span := span_of(name, begin_s, end_s):
+            spans.append(span)
+    return phases(spans, marks[TIMED] or marks[STEP])
+
+
 def phases(spans: Iterable[Span], steps: Sequence[Range]) -> Phases | None:
     """Return where the time of some steps goes; None without a step."""
     steps = _merged(steps_kept := [one for one in steps if one[1] > one[0]])

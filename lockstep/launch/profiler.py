@@ -8,9 +8,9 @@ after an update.
 
 import json
 import re
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from lockstep.core.formats import percent
+from lockstep.core.phases import TIMED, Phases, phases_of
 from lockstep.launch import FIXTURE
 from lockstep.launch.items import is_measured
 from lockstep.measure.batches import Step
@@ -27,84 +28,28 @@ from lockstep.ranks.placement import placement
 
 # Steps that pass by, that warm the profiler up, and that are kept.
 WAIT, WARMUP, ACTIVE = 1, 1, 3
-STEP, TIMED = "ProfilerStep", "lockstep:step"
-COMMUNICATION = "communication"
-# part -> how the ranges begin by which torch marks it (torch/nn/parallel/distributed.py,
-# torch/autograd, torch/optim/optimizer.py, torch/utils/data/dataloader.py, torch/csrc/.../c10d)
-PARTS = {
-    "data": ("enumerate(DataLoader)",),
-    "forward": ("DistributedDataParallel.forward",),
-    "backward": ("autograd::engine::evaluate_function",),
-    "optimizer": ("Optimizer.",),
-    COMMUNICATION: ("gloo:", "nccl:"),
-}
 MAX_NAME = 180  # of a file, with what is put after it
 
-Range = tuple[float, float]  # beginning and end
-Span = tuple[str, float, float]  # name, beginning and end, in microseconds
+
+def shares(found: Phases) -> dict[str, Any]:
+    """Return a profile's phases as fractions of a step: of each part, exposed, and of no part."""
+    return {
+        "num_steps": found.num_steps,
+        "step_s": found.step_s,
+        "parts": {part: seconds / found.step_s for part, seconds in found.parts.items()},
+        "exposed": found.exposed_s / found.step_s,
+        "rest": found.idle_s / found.step_s,
+    }
 
 
-@dataclass(frozen=True)
-class Shares:
-    """What of the traced steps each part takes; parts may run beside each other.
-
-    Attributes:
-        step_s: Mean of the steps, with what the profiler adds to each operation.
-        parts: Part -> fraction of the time in which it ran, where torch marks it (not the forward
-            pass of FSDP2).
-        exposed: Fraction in which communication ran and no other part did.
-        rest: Fraction in which none of them ran.
-    """
-
-    num_steps: int
-    step_s: float
-    parts: dict[str, float]
-    exposed: float
-    rest: float
-
-
-def shares(spans: Iterable[Span]) -> Shares | None:
-    """Return what of its steps the parts of a trace take; None where it holds no step."""
-    ranges: dict[str, list[Range]] = {part: [] for part in (TIMED, STEP, *PARTS)}
-    for name, begin, end in spans:
-        for part, starts in ((TIMED, (TIMED,)), (STEP, (STEP,)), *PARTS.items()):
-            if name.startswith(starts) and "barrier" not in name:  # ours before each step
-                ranges[part].append((begin, end))
-    timed, between_updates = ranges.pop(TIMED), ranges.pop(STEP)
-    steps = timed or between_updates
-    if not steps:
-        return None
-    whole = sum(end - begin for begin, end in steps)
-    every = _covered([range_ for part in ranges.values() for range_ in part], steps)
-    others = [range_ for part in PARTS if part != COMMUNICATION for range_ in ranges[part]]
-    return Shares(
-        num_steps=len(steps),
-        step_s=whole / len(steps) / 1e6,
-        parts={part: _covered(each, steps) / whole for part, each in ranges.items() if each},
-        exposed=(every - _covered(others, steps)) / whole,
-        rest=1 - every / whole,
-    )
-
-
-def _covered(ranges: Sequence[Range], steps: Sequence[Range]) -> float:
-    """Return how long at least one of some ranges lasts within steps, which do not overlap."""
-    covered, ordered = 0.0, sorted(ranges)
-    for reached, last in steps:
-        for begin, end in ordered:
-            begin, end = max(begin, reached), min(end, last)
-            covered += max(end - begin, 0.0)
-            reached = max(reached, end)
-    return covered
-
-
-def in_words(found: Shares) -> str:
+def in_words(found: dict[str, Any]) -> str:
     """Return what the parts take, as a line."""
-    alone = f" ({percent(found.exposed)} % beside nothing else)"
+    alone = f" ({percent(found['exposed'])} % beside nothing else)"
     parts = [
-        f"{part} {percent(share)} %{alone if part == COMMUNICATION else ''}"
-        for part, share in (found.parts | {"rest": found.rest}).items()
+        f"{part} {percent(share)} %{alone if part == 'communication' else ''}"
+        for part, share in (found["parts"] | {"rest": found["rest"]}).items()
     ]
-    return f"{found.num_steps} steps of {1e3 * found.step_s:.3g} ms: {', '.join(parts)}"
+    return f"{found['num_steps']} steps of {1e3 * found['step_s']:.3g} ms: {', '.join(parts)}"
 
 
 @dataclass(eq=False)  # pytest keeps its plugins in sets
@@ -193,9 +138,10 @@ class Tracing:
         self.lines.append(str(path))
         # On a GPU these ranges say when work was handed over, not when it was done.
         if not any("cuda" in str(event.device_type).lower() for event in events):
-            spans = ((e.name, e.time_range.start, e.time_range.end) for e in events)
-            if found := shares(spans):
+            ranges = [(e.name, e.time_range.start / 1e6, e.time_range.end / 1e6) for e in events]
+            if phases := phases_of(ranges):
+                found = shares(phases)
                 facts = {"case": name, "world_size": place.world_size, "rank": place.rank}
-                text = json.dumps(facts | asdict(found), indent=1)
+                text = json.dumps(facts | found, indent=1)
                 path.with_name(f"{stem}.shares.json").write_text(text, encoding="utf-8")
                 self.lines.append(f"  {in_words(found)}")

@@ -815,8 +815,10 @@ def missing_folder(job: Job) -> Iterator[Hit]:
         option = job.directive(name)
         folder = Path(option.value).parent if option and option.value else Path()
         if option and not _may_exist(folder, job):
-            fact = f"the folder {folder} of --{name} does not exist"
-            yield Hit(option.line, fact, severity="error" if job.slurm else "")
+            is_sure = folder.is_absolute() or bool(job.value("chdir"))
+            where = "" if is_sure else ", here or beside the script"
+            fact = f"the folder {folder} of --{name} does not exist{where}"
+            yield Hit(option.line, fact, severity="error" if job.slurm and is_sure else "")
 
 
 def _may_exist(folder: Path, job: Job) -> bool:
@@ -955,7 +957,7 @@ def clean_environment(job: Job) -> Iterator[Hit]:
 
 @BATCH.rule(
     "CONTAINALL", "error", "NCCL and gloo cannot use shared memory, and /tmp has 64 MiB",
-    "use --cleanenv --no-home instead",
+    "use --no-home instead",
 )  # fmt: skip
 def contained(job: Job) -> Iterator[Hit]:
     for container in job.containers:
