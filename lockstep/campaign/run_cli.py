@@ -320,7 +320,8 @@ def _measure(ladder: "Ladder", limit_s: float, goes_on: str, *, as_json: bool) -
     is_end = _say_left(ladder, missing[len(outcomes) :])
     incomplete = [outcome for outcome in outcomes if not outcome.complete]
     for outcome in outcomes:
-        _explain(ladder, outcome)
+        if outcome.measured:
+            _explain(ladder, outcome)
     _say(f"Results: {ladder.folder}")
     is_all = is_end and not incomplete
     is_well = stages.after(is_well=is_all, has_measured=bool(outcomes))
@@ -362,6 +363,8 @@ def _outcomes(
             view.begin(launch)
             outcomes.append(ladder.run(launch, advance))
             view.end(outcomes[-1])
+            if not outcomes[-1].measured:  # at once: the others will probably end alike
+                _explain(ladder, outcomes[-1])
             tracker.send()
             longest_s = max(longest_s, time.monotonic() - now_s)
     return outcomes
