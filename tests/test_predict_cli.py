@@ -90,7 +90,7 @@ def test_all_rules_are_shown_with_their_errors(cited):
         "  level    error   6.1 %   efficiency stays at the last measured value",
         "* smallest error, so chosen: falling",
         "no peak: these sizes do not determine beta of the",
-        "expected at 128 (predicted, not measured): 1463 s, 90 % interval 12",
+        "expected on 128 ranks (predicted, not measured): 1463 s, 90 % interval 12",
         "recommended: 64 (efficiency >= 70 %): efficiency 76.8 %, speed-up 49.12",
         "diminishing returns from 32 to 64: each added rank gains 68 %",
     ):  # fmt: skip
@@ -121,7 +121,7 @@ def test_karp_flatt_and_overhead_of_the_tutorial_are_printed(cited):
     rows = [line.split() for line in out.splitlines()]
     assert ["2", "42.06", "1.75", "87.3", "0.1449", "74.7", "14.5"] in rows
     assert ["4", "25.61", "2.87", "71.7", "0.1314", "56.1", "39.4"] in rows
-    assert "expected at 8 (predicted, not measured):" in out
+    assert "expected on 8 ranks (predicted, not measured):" in out
 
 
 @pytest.mark.parametrize("rates", [(105,), (105, 100), (190, 200)])

@@ -636,8 +636,8 @@ def campaign_of(
     asked = QUESTIONS[name]
     if 0 < num_gpus < asked.ranks:
         raise ValueError(
-            f"{name} needs {asked.ranks} GPUs and ranks see {num_gpus}; ask where there are more, "
-            "or pass --device cpu"
+            f"the question {name} needs {asked.ranks} GPUs, but ranks see only {num_gpus} here; "
+            "run it on a machine with more, or pass --device cpu"
         )
     most = int(1 << (num_gpus or max(asked.ranks, min(cores, MOST_CPU_RANKS))).bit_length() - 1)
     return Campaign.model_validate(

@@ -233,7 +233,7 @@ class _TimeLeftColumn(ProgressColumn):
         """Return minutes and seconds."""
         left_s = self._time_left.left_s(time.monotonic())
         if left_s is None:
-            return Text("time left unknown yet")
+            return Text("time left: not known yet")
         return Text(f"about {left_s // 60:.0f}:{left_s % 60:02.0f} left")
 
 

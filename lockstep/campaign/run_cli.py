@@ -383,7 +383,7 @@ def _say_left(ladder: "Ladder", left: list[Launch]) -> bool:
         _say(f"Time is up: {num_left} left for another time.")
         return False
     ladder.leave_out({launch.world_size for launch in left})
-    _say(f"The ladder ends, {num_left} before its end: {missed}.")
+    _say(f"The ladder stops here, {num_left} left out: {missed}.")
     return True
 
 

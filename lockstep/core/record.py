@@ -82,7 +82,8 @@ class Epoch:
         "Of the rank that used most: on its GPU, or resident on a CPU."
     )
     is_warmup: bool = about(
-        "Whether it is the first epoch of its process, which loads and compiles.", default=False
+        "Whether it is the first epoch of its process, in which libraries load and compile.",
+        default=False,
     )
     ended: str = about("When it ended, UTC, ISO 8601.", default="")
 

@@ -256,8 +256,8 @@ def lines(explanation: Explanation, kept: str) -> list[str]:
         text += card(explanation.bound, explanation.hosts, NEXT)
     for note in explanation.notes:
         sentence = {
-            "alone": "one rank communicates with nobody; ask again under torchrun or srun with "
-            "more",
+            "alone": "one rank communicates with nobody; run it again under torchrun or srun "
+            "with more ranks",
             "drawn": f"the step may have drawn from {listed(note.names)}, which cannot be put "
             "back; give a step that holds one batch, or batches=loader",
             "collectives": f"a step has {counted(note.count, 'collective')} beside its "

@@ -115,7 +115,12 @@ Examples:
 @_options_of_config
 @click.option("--results", default="results", show_default=True, help="Folder of all runs.")
 @click.option("--name", default="run", show_default=True, help="Folder of this run below it.")
-@click.option("--repeat", default=0, show_default=True, help="Which of several equal runs.")
+@click.option(
+    "--repeat",
+    default=0,
+    show_default=True,
+    help="Number of this run among those of the same settings.",
+)
 @click.option("--resume", is_flag=True, help="Go on from the run's checkpoint if there is one.")
 @click.option(
     "--threads-per-rank",

@@ -73,7 +73,7 @@ def test_what_a_real_sbatch_refuses_names_the_key_and_what_there_is(
     monkeypatch.setattr(slurm, "own_name", lambda: TESTBED_USER)
     script = login / "true.sh"
     script.write_text("#!/bin/sh\ntrue\n")
-    with pytest.raises(ValueError, match=r"^sbatch said: ") as refused:
+    with pytest.raises(ValueError, match=r"^sbatch refused the job: ") as refused:
         slurm.sbatch(script, "lockstep:refused", *option.split())
     said = str(refused.value)
     assert f"; change {key}" in said
@@ -88,7 +88,7 @@ def test_a_job_of_more_nodes_than_its_partition_gives_one_is_told_how_many(login
     script = login / "true.sh"
     script.write_text("#!/bin/sh\ntrue\n")
     too_many = ("--partition=debug", "--nodes=2")
-    with pytest.raises(ValueError, match=r"^sbatch said: ") as refused:
+    with pytest.raises(ValueError, match=r"^sbatch refused the job: ") as refused:
         slurm.sbatch(script, "lockstep:refused", *too_many)
     assert "; change world_sizes in the campaign file (partitions: " in str(refused.value)
     assert "debug has 2 nodes, jobs of 1)" in str(refused.value)

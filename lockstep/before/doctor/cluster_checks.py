@@ -327,7 +327,7 @@ def partition(subject: Subject) -> Finding:
     if not chosen.is_up:
         return missing(
             f"{chosen.name} is not up",
-            "ask the cluster's support when, or choose another partition",
+            "choose another partition, or ask the cluster's support when this one will be up",
         )
     if absent := ", ".join(sorted(set(site.partitions) - set(names))):
         return missing(f"{absent} does not exist", "remove its table from the site file")

@@ -67,7 +67,10 @@ def _list_of(*words: str, by_function: bool = False) -> Values:
             for word in text.split(",")
         )
 
-    return Values(f"a list with commas, or ^ and a list to exclude, of {', '.join(words)}", accept)
+    return Values(
+        f"words separated by commas, from: {', '.join(words)}; ^ before the list excludes them",
+        accept,
+    )
 
 
 def _interfaces(form: str, prefix: str) -> Values:

@@ -228,8 +228,9 @@ def samples_time(evidence: Evidence) -> Iterator[Finding]:
         if apart:
             sizes = [point.world_size for point in apart]
             grown, speedups = [rates[size] for size in sizes], [point.speedup for point in apart]
-            text = f"throughput grows {joined(map(ratio, grown))} times, but the speed-up is"
-            text = f"{text} {joined(map(ratio, speedups))}, with samples of {joined(samples)}"
+            text = f"throughput is {joined(map(ratio, grown))} times the baseline's, but the "
+            text += f"speed-up is {joined(map(ratio, speedups))}, which should be equal; its "
+            text += f"samples are {joined(samples)}"
             action = ("correct the samples or the scaling: strong scaling keeps the "
                       "samples, weak scaling multiplies them by n")  # fmt: skip
             yield in_series("samples-of-table", text, series, *sizes, action=action,

@@ -424,7 +424,7 @@ def values(table: Table) -> tuple[list[Understood], list[tuple[int, dict[str, st
     columns = []
     for heading, cell in typed.items():
         name, unit = named[heading], ""
-        meaning = name if name in COLUMNS else "kept as it is"
+        meaning = name if name in COLUMNS else "not a known column; kept unchanged"
         if quantity := quantities.get(heading, {}):
             unit = quantity["unit"] or line.get(f"{heading}\n", "")
             meaning = quantity["metric"] or "value"

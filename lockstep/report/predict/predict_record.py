@@ -396,7 +396,7 @@ def text(
         lines.append(f"{expected['at']} ranks are not predicted: {expected['refused']}")
     else:
         lines.append(
-            f"expected at {expected['at']} (predicted, not measured): "
+            f"expected on {expected['at']} ranks (predicted, not measured): "
             f"{number(expected['value'], 4)} {expected['unit']}, "
             f"{trimmed(100 * expected['level'])} % interval "
             f"{span((expected['low'], expected['high']))}{origin}"

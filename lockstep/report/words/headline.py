@@ -90,7 +90,7 @@ class Headline:
             given = f"{size} are slower than {base}: {gain(point)} its rate ({achieved})"
         if self.kind == "good":
             return given
-        sure = "no" if self.kind == "below" else "not shown whether any"
+        sure = "no" if self.kind == "below" else "it is not shown that any"
         best = "at best " if point.speedup >= 1 else ""
         return f"{sure} size reaches {100 * self.threshold:.0f} % efficiency: {best}{given}"
 

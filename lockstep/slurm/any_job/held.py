@@ -33,7 +33,7 @@ WAITS = {
     "afterok": "job {} has succeeded",
     "afternotok": "job {} has failed",
     "aftercorr": "the same element of job {} has succeeded",
-    "afterburstbuffer": "the data of job {} have been copied",
+    "afterburstbuffer": "job {} has ended and its burst-buffer data have been copied out",
     "singleton": "your earlier jobs of the same name have ended",
 }
 # CODE:SIGNAL as sacct writes it -> the usual cause

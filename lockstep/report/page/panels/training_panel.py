@@ -128,7 +128,11 @@ def _figure(
         return None
     first = drawn[:MAX_CURVES]
     against = "epochs" if whole else "time"
-    left_out = f" The first {len(first)} of {len(drawn)}." if len(drawn) > len(first) else ""
+    left_out = (
+        f" Only the first {len(first)} of {len(drawn)} curves are drawn."
+        if len(drawn) > len(first)
+        else ""
+    )
     described = "; ".join(f"{name}: {number(c.values[-1].value)} at last" for name, c in first)
     return {
         "kind": "band", "id": key, "title": f"{ylabel.partition(' (')[0]} over {against}",
