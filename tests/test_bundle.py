@@ -139,7 +139,7 @@ def test_one_point_is_cut_out_under_a_megabyte(measured, tmp_path):
         }
         command = (inside / "reproduce.md").read_text()
     assert f"torchrun --nproc-per-node=2 -m pytest 'bench/test_strong_scaling.py::{case}" in command
-    with pytest.raises(ValueError, match="4 cases are meant"):
+    with pytest.raises(ValueError, match="matches 4 cases"):
         run("bundle", measured / "fp32", "--point", "bucket@2", "--to", tmp_path / "x.tar.gz")
     with pytest.raises(ValueError, match="strong was measured at world size 1, 2, not at 8"):
         run("bundle", measured / "fp32", "--point", "strong@8", "--to", tmp_path / "x.tar.gz")

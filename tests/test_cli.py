@@ -25,7 +25,7 @@ REFUSED = {
     "run --studies nosuch": "Error: --studies: studies.0 = 'nosuch': input should be 'strong', ",
     "run smoke --repeats 0": "Error: --repeats: repeats = 0: input should be greater than or ",
     "run --frobnicate": "No such option '--frobnicate'",
-    "explain": "call lockstep.explain(step, model=ddp, batches=loader) in the training script",
+    "explain train.py": "call lockstep.explain(step, model=ddp, batches=loader) in it",
     "reprot": "No such command 'reprot'; did you mean 'report'?",
     "run smoke --set bucket=1": "no factor 'bucket'; choose from workload, precision,",
     "run --set num_workers=0 --set prefetch_factor=4": "no case of the study loader is left",

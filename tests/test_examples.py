@@ -148,6 +148,7 @@ def _write_texts(folder):
     shutil.copy(ROOT / "slurm_templates" / "sites" / "example.toml", folder / "site.toml")
     write_campaign(folder / "campaign.toml", **SHARED, name="campaign", **CAMPAIGNS["fp32"])
     profile_sleeps(folder)
+    shutil.copy(folder / "lockstep-explain.json", folder / "before.json")
     (folder / "traces").mkdir()
     for rank in (0, 1):
         shutil.copy(folder / "trace.json", folder / "traces" / f"test_strong-w2-r{rank}.json.gz")
