@@ -14,6 +14,7 @@ from statistics import median
 import pytest
 from commands import ROOT, run
 from data.training_samples import seeds
+from test_tracker import needed
 from tracker_server import KEY, serving
 
 import lockstep
@@ -27,7 +28,7 @@ from lockstep.report.tracker.runs import read_runs
 from lockstep.report.tracker.tracked import metric_name
 from lockstep.report.words import names
 
-pytest.importorskip("pandas")
+needed("pandas")
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own, and what frames leave out
 
 # Of a table of the page: the start of a column's heading -> the point's column and its scale.
@@ -166,7 +167,7 @@ def test_trackers_are_sent_those_numbers_unchanged(folder, tmp_path, monkeypatch
             for m in one["metrics"]
         ]  # fmt: skip
     assert sorted(found) == expected
-    pytest.importorskip("mlflow")
+    needed("mlflow")
     path = tmp_path / "m.db"
     assert sending.send(folder, tracked.given("mlflow", f"sqlite:///{path}")).kind == "sent"
     with sqlite3.connect(path) as database:
@@ -175,8 +176,7 @@ def test_trackers_are_sent_those_numbers_unchanged(folder, tmp_path, monkeypatch
 
 
 def test_tensorboard_has_the_epochs_of_the_data_frame(tmp_path):
-    pytest.importorskip("tensorboard")
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    accumulator = needed("tensorboard.backend.event_processing.event_accumulator")
     runs = tmp_path / "runs"
     seeds(runs)
     frame = lockstep.read(runs, epochs=True)

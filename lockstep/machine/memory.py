@@ -127,6 +127,7 @@ def is_exhausted(error: BaseException) -> bool:
 
     if isinstance(error, (torch.OutOfMemoryError, MemoryError, NoRoomError, ExhaustedError)):
         return True
+    # torch raises a bare RuntimeError where the host has no memory; its text alone tells.
     return "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
