@@ -6,6 +6,7 @@ SEQUENCES ?= 200
 KILLS ?= 40
 SEED ?= 0
 DEMO ?= laptop
+PAGE ?= results/laptop/report.html
 # Pythons of `make versions`, as versions or paths.
 OLDEST ?= 3.11
 NEWEST ?= 3.13
@@ -16,7 +17,7 @@ DURATIONS := --durations=0 --durations-min=1
 # Each process of the tests would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo test test-here test-testbed unit versions lint docs format bench house messages statistics lab lab-steps recording screen chaos faults fuzz soak release clean
+.PHONY: help venv demo test test-here test-testbed unit versions lint docs format bench house messages statistics lab lab-steps recording gpu-proof screen screenshots chaos faults fuzz soak release clean
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -126,20 +127,38 @@ lab-steps: venv ## The part of it without root: causes that come unevenly, and s
 recording: venv ## Record the campaign of `lockstep demo` over links of a known rate; root, a quiet machine
 	$(BIN)/python tests/validation/record_demo.py $(OPTIONS)
 
+gpu-proof: .venv/bench ## Show on one GPU what has only run on CPUs; parts of minutes, taken up where they were cut
+	$(BIN)/python tests/validation/gpu_proof.py $(OPTIONS)
+
+# A window of Chromium is never as narrow as a phone, so the page is shown in a frame.
+screenshots: ## Picture a page (PAGE) at 1280 and 390 px, light, dark and printed, in results/screenshots
+	@set -e; ls $(PAGE); mkdir -p results/screenshots; cd results/screenshots; \
+	look() { chromium --headless --no-sandbox --disable-gpu --hide-scrollbars \
+		--allow-file-access-from-files "$$@" 2>/dev/null; }; \
+	for width in 1280 390; do \
+		echo "<style>body { margin: 0 } iframe { width: $${width}px; height: 5000px; border: 0 }</style>" \
+			"<iframe src=\"file://$(abspath $(PAGE))\"></iframe>" >frame.html; \
+		for scheme in light:1 dark:0; do \
+			look --blink-settings=preferredColorScheme=$${scheme#*:} --window-size=$$width,5000 \
+				--screenshot=$$width-$${scheme%:*}.png "file://$$PWD/frame.html"; \
+		done; \
+	done; rm frame.html; \
+	look --no-pdf-header-footer --print-to-pdf=printed.pdf "file://$(abspath $(PAGE))"; ls
+
 screen: venv ## Print how often `lockstep screen` names a node or link that is really slowed, in half an hour
 	$(BIN)/python tests/validation/figures_screen.py
 
-# Two lanes of about equal length, and all of it runs whatever fails. The rows of faults wait for
-# Slurm half of their time.
-chaos: venv ## Run what takes an hour: tests of faults and bad input, faults, random faults and kills
+# Two lanes, and all of it runs whatever fails. What needs the testbed waits for Slurm half of its
+# time.
+chaos: venv ## Run what takes an hour: tests of faults and bad input, random faults and kills
 	@mkdir -p results/chaos; \
-	$(MAKE) faults >results/chaos/faults.log 2>&1 & faults=$$!; \
-	$(BIN)/python -m pytest -m chaos --durations=25; tests=$$?; \
+	$(BIN)/python -m pytest -m "chaos and slurm" $(DURATIONS) >results/chaos/slurm.txt 2>&1 & slurm=$$!; \
+	$(BIN)/python -m pytest -m "chaos and not slurm" $(DURATIONS); tests=$$?; \
 	$(MAKE) soak; soak=$$?; \
-	wait $$faults; faults=$$?; cat results/chaos/faults.log; exit $$((tests || soak || faults))
+	wait $$slurm; slurm=$$?; cat results/chaos/slurm.txt; exit $$((tests || soak || slurm))
 
-faults: venv ## Put faults into real measurements; results/chaos/faults.md keeps what became of each
-	$(BIN)/python tests/chaos/faults.py --log results/chaos/faults.md
+faults: venv ## Put faults into real measurements, on this machine and on the testbed
+	$(BIN)/python -m pytest tests/chaos/test_faults_ranks.py tests/chaos/test_faults_slurm.py
 
 fuzz: venv ## Feed hostile contents to every reader of files, a minute each; --seconds and --only in OPTIONS
 	$(BIN)/python tests/chaos/fuzz.py $(OPTIONS)

@@ -1,7 +1,7 @@
-"""What is measured: a file per question, each the first use of the fixture `lockstep`.
+"""The benchmarks: a file per question, each a use of the fixture `lockstep`.
 
-A test's arguments are the factors of its study (`lockstep.core.studies`), so its cases are rows of
-that study. `build_step` gives the model in DDP with a batch and an optimizer; a step, forward,
-backward and update, is `TrainStep.run` in `lockstep/measure/step/train_step.py`.
-`lockstep.measure` times it on every rank and keeps the result, as it does in anybody's repository.
+Each case of a test is a row of its study (`lockstep.core.studies`): its factors are the test's
+arguments, or it reads them from `lockstep.factors`. `measure_step` builds the model in DDP with a
+batch and an optimizer, and times its step, `TrainStep.run` of `lockstep.measure.step.train_step`,
+on every rank.
 """

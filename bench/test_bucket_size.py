@@ -1,23 +1,14 @@
 import pytest
 
-from lockstep import workloads
 from lockstep.measure.harness import Harness
-from lockstep.measure.step.step_cases import build_step
+from lockstep.measure.step.step_cases import measure_step
 
 
 @pytest.mark.cases("bucket")
 def test_bucket_size(
-    lockstep: Harness,
-    workload: str,
-    precision: str,
-    bucket_cap_mb: int,
-    local_batch: int,
+    lockstep: Harness, workload: str, precision: str, bucket_cap_mb: int, local_batch: int
 ) -> None:
     """Which gradient bucket size hides the most of the all-reduce?"""
     if lockstep.world.world_size == 1:
         pytest.skip("a bucket size needs two ranks; one exchanges no gradients")
-    model = workloads.make(workload)
-    with build_step(
-        lockstep, model, local_batch, precision=precision, bucket_cap_mb=bucket_cap_mb
-    ) as step:
-        lockstep.measure(step, samples=step.samples, ddp=step.ddp, unit=model.sample_unit)
+    measure_step(lockstep, workload, local_batch, precision=precision, bucket_cap_mb=bucket_cap_mb)

@@ -17,7 +17,7 @@ __all__ = ["__version__", "explain", "read"]
 
 
 def __getattr__(name: str) -> Any:
-    # torch and pandas are loaded by those who explain or read, not by every import of the package.
+    # Only `explain` and `read` load torch or pandas, not each import of the package.
     if name == "__version__":
         try:
             return metadata.version("lockstep-bench")

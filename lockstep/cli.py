@@ -15,150 +15,76 @@ import click
 
 from lockstep.core.formats import one_line
 
-# group -> command -> (where it is, one line for --help), in the order a user meets them
+# group -> command -> (module below lockstep, one line for --help), in the order a user meets them;
+# the module's function has the command's name unless `:NAME` follows
 GROUPS = {
     "Measure on this machine": {
-        "demo": (
-            "lockstep.report.report_cli:demo",
-            "Show the page of a recorded campaign, in seconds.",
-        ),
-        "run": (
-            "lockstep.campaign.run_cli:run",
-            "Measure a campaign; or: run train, run verify, run data.",
-        ),
-        "diagnose": (
-            "lockstep.campaign.run_cli:diagnose",
-            "Answer one question about scaling, in about five minutes.",
-        ),
+        "demo": ("report.report_cli", "Show the page of a recorded campaign, in seconds."),
+        "run": ("campaign.run_cli", "Measure a campaign; or: run train, run verify, run data."),
+        "diagnose": ("campaign.run_cli",
+            "Answer one question about scaling, in about five minutes."),
     },
     "Before measuring": {
-        "doctor": (
-            "lockstep.before.doctor.doctor_cli:doctor",
-            "Check whether this machine can measure, and describe it.",
-        ),
-        "screen": (
-            "lockstep.before.screen.screen_cli:screen",
-            "Find a slow node, device or link before a campaign.",
-        ),
-        "init": (
-            "lockstep.before.init.init_cli:init",
-            "Write a site and a campaign file for this place.",
-        ),
-        "lint": ("lockstep.before.lint.lint_cli:lint", "Find errors in your own scripts."),
-        "image": ("lockstep.image.image_cli:image", "Build, inspect, verify or hash the image."),
+        "doctor": ("before.doctor.doctor_cli",
+            "Check whether this machine can measure, and describe it."),
+        "screen": ("before.screen.screen_cli",
+            "Find a slow node, device or link before a campaign."),
+        "init": ("before.init.init_cli", "Write a site and a campaign file for this place."),
+        "lint": ("before.lint.lint_cli", "Find errors in your own scripts."),
+        "image": ("image.image_cli", "Build, inspect, verify or hash the image."),
     },
     "Measure on Slurm": {
-        "plan": (
-            "lockstep.slurm.submit.plan_cli:plan",
-            "Show the Slurm jobs of a campaign and their cost.",
-        ),
-        "submit": (
-            "lockstep.slurm.submit.submit_cli:submit",
-            "Submit a campaign's jobs to Slurm, or write their scripts.",
-        ),
-        "status": (
-            "lockstep.slurm.status.status_cli:status",
-            "Show the progress of a campaign's jobs, and collect their results.",
-        ),
-        "resume": (
-            "lockstep.slurm.submit.submit_cli:resume",
-            "Submit what a campaign's jobs have not measured yet.",
-        ),
-        "cancel": (
-            "lockstep.slurm.status.jobs_cli:cancel",
-            "Cancel a campaign's jobs that have not ended.",
-        ),
-        "slurm": (
-            "lockstep.cli:slurm",
-            "Any job: jobs, nodes, why, eff, top, shell; serve a status page.",
-        ),
+        "plan": ("slurm.submit.plan_cli", "Show the Slurm jobs of a campaign and their cost."),
+        "submit": ("slurm.submit.submit_cli",
+            "Submit a campaign's jobs to Slurm, or write their scripts."),
+        "status": ("slurm.status.status_cli",
+            "Show the progress of a campaign's jobs, and collect their results."),
+        "resume": ("slurm.submit.submit_cli",
+            "Submit what a campaign's jobs have not measured yet."),
+        "cancel": ("slurm.status.status_cli", "Cancel a campaign's jobs that have not ended."),
+        "slurm": ("cli", "Any job: jobs, nodes, why, eff, top, shell; serve a status page."),
     },
     "Read results": {
-        "report": (
-            "lockstep.report.report_cli:report",
-            "Make the scaling report of measured or imported results.",
-        ),
-        "check": (
-            "lockstep.report.check.check_cli:check",
-            "Check whether results are valid, and reach their targets.",
-        ),
-        "compare": (
-            "lockstep.report.compare.compare_cli:compare",
-            "Show for each point whether B is faster than A.",
-        ),
-        "predict": (
-            "lockstep.report.predict.predict_cli:predict",
-            "Predict a world size, or recommend one.",
-        ),
-        "import": (
-            "lockstep.report.report_cli:import_table",
-            "Read a published or hand-made table into points.",
-        ),
-        "explain": (
-            "lockstep.report.profiles.explain_cli:explain",
-            "Show where the time of a profiled step goes.",
-        ),
-        "export": (
-            "lockstep.report.tracker.export_cli:export",
-            "Export results to MLflow, TensorBoard or another program.",
-        ),
-        "bundle": (
-            "lockstep.report.bundle.bundle_cli:bundle",
-            "Pack results, their page and how to reproduce them.",
-        ),
+        "report": ("report.report_cli", "Make the scaling report of measured or imported results."),
+        "check": ("report.check.check_cli",
+            "Check whether results are valid, and reach their targets."),
+        "compare": ("report.compare.compare_cli",
+            "Show for each point whether B is faster than A."),
+        "predict": ("report.predict.predict_cli", "Predict a world size, or recommend one."),
+        "import": ("report.report_cli:import_table",
+            "Read a published or hand-made table into points."),
+        "explain": ("report.profiles.explain_cli", "Show where the time of a profiled step goes."),
+        "export": ("report.tracker.export_cli",
+            "Export results to MLflow, TensorBoard or another program."),
+        "bundle": ("report.bundle.bundle_cli",
+            "Pack results, their page and how to reproduce them."),
     },
-}
-# Commands of two words whose first one is a command of its own, too.
+}  # fmt: skip
+# Commands of two words, whose first word is a command as well.
 SECOND_WORDS = {
-    "run train": (
-        "lockstep.trainer.training_cli:train",
-        "Train a workload with DDP and keep its curves.",
-    ),
-    "run verify": (
-        "lockstep.trainer.training_cli:verify",
-        "Check that DDP trains the same at two world sizes.",
-    ),
-    "run data": ("lockstep.trainer.training_cli:data", "List data sets to train on, or fetch one."),
+    "run train": ("trainer.training_cli", "Train a workload with DDP and keep its curves."),
+    "run verify": ("trainer.training_cli", "Check that DDP trains the same at two world sizes."),
+    "run data": ("trainer.training_cli", "List, fetch or make data sets to train on."),
 }
 ANY_JOB = {
-    "jobs": ("lockstep.slurm.any_job.any_job_cli:jobs", "Show all your jobs of Slurm."),
-    "nodes": (
-        "lockstep.slurm.any_job.any_job_cli:nodes",
-        "Show each node's state and jobs, or why it is drained.",
-    ),
-    "why": (
-        "lockstep.slurm.any_job.any_job_cli:why",
-        "Show why a job waits, when it may start, or how it ended.",
-    ),
-    "eff": (
-        "lockstep.slurm.any_job.any_job_cli:eff",
-        "Show how well a job used CPUs, memory and time.",
-    ),
-    "top": (
-        "lockstep.slurm.any_job.any_job_cli:top",
-        "Show the current load of a running job's nodes.",
-    ),
-    "shell": (
-        "lockstep.slurm.any_job.any_job_cli:shell",
-        "Open a shell in an allocation like a point's.",
-    ),
-    "serve": (
-        "lockstep.slurm.status.serve_cli:serve",
-        "Serve a campaign's status page, and take events of its jobs.",
-    ),
-}
+    "jobs": ("slurm.any_job.any_job_cli", "Show all your jobs of Slurm."),
+    "nodes": ("slurm.any_job.any_job_cli",
+        "Show each node's state and jobs, or why it is drained."),
+    "why": ("slurm.any_job.any_job_cli",
+        "Show why a job waits, when it may start, or how it ended."),
+    "eff": ("slurm.any_job.any_job_cli", "Show how well a job used CPUs, memory and time."),
+    "top": ("slurm.any_job.any_job_cli", "Show the current load of a running job's nodes."),
+    "shell": ("slurm.any_job.any_job_cli", "Open a shell in an allocation like a point's."),
+    "serve": ("slurm.status.serve_cli",
+        "Serve a campaign's status page, and take events of its jobs."),
+}  # fmt: skip
 COMMANDS = {name: facts for group in GROUPS.values() for name, facts in group.items()}
 
-# Old or mistaken command -> what to use instead.
+# Mistaken command -> what to use instead.
 MEANT = {
     "measure": "call lockstep.measure(step, samples=N, ddp=ddp) in a test with the fixture "
     "lockstep; lockstep run --tests FOLDER runs such tests",
     "read": "call lockstep.read(FOLDER) in Python; lockstep report FOLDER --csv prints the same",
-    "gate": "it is lockstep check FOLDER --targets FILE",
-    "system": "it is lockstep doctor --system",
-    "render": "it is lockstep submit CAMPAIGN --by-hand",
-    "collect": "it is lockstep status FOLDER --collect",
-    "sync": "it is lockstep export again FOLDER",
     **{name: f"it is lockstep slurm {name}" for name in ANY_JOB},
     **{two.partition(" ")[2]: f"it is lockstep {two}" for two in SECOND_WORDS},
 }
@@ -168,12 +94,7 @@ EXIT_INTERRUPTED = 130
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command to run it, not to list it.
-
-    Args:
-        groups: Title -> command -> (where it is, one line for --help).
-        second_words: Commands of two words, in the same form.
-    """
+    """A group that imports a command to run it, not to list it; its tables are as `GROUPS`."""
 
     def __init__(
         self,
@@ -184,8 +105,8 @@ class LazyGroup(click.Group):
     ) -> None:
         super().__init__(**attributes)
         self.groups = groups
-        self.listed = {name: facts for group in groups.values() for name, facts in group.items()}
-        self.known = self.listed | (second_words or {})
+        self.known = {name: row for group in groups.values() for name, row in group.items()}
+        self.known |= second_words or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002, click's signature
         """Return the commands in the table's order."""
@@ -195,9 +116,9 @@ class LazyGroup(click.Group):
         """Return a command, or None if there is none of that name."""
         if cmd_name not in self.known:
             return None
-        module_name, _, attribute = self.known[cmd_name][0].partition(":")
-        command = getattr(importlib.import_module(module_name), attribute)
-        assert isinstance(command, click.Command)
+        module_name, _, function = self.known[cmd_name][0].partition(":")
+        module = importlib.import_module(f"lockstep.{module_name}")
+        command: click.Command = getattr(module, function or cmd_name.split()[-1])
         return command
 
     def resolve_command(
@@ -238,7 +159,7 @@ def lockstep(*, verbose: bool) -> None:
     \b
     Examples:
       lockstep run                      the built-in campaign, on this machine
-      lockstep run --dry-run            what that would start
+      lockstep run --dry-run            the launches that run would start
       lockstep report results/laptop    the page of its results
       lockstep import table.csv --to results/published
       lockstep init                     on a cluster: files for its Slurm, then doctor and submit
@@ -257,7 +178,7 @@ def main() -> None:
         sys.exit(stop.exit_code)
     except click.ClickException as error:
         text, context = error.format_message(), getattr(error, "ctx", None)
-        if context is not None and text == context.get_help():  # what a group alone raises
+        if context is not None and text == context.get_help():  # a group without its command
             click.echo(text, err=True)
         else:
             click.UsageError(one_line(text), context).show()
@@ -265,15 +186,11 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("Interrupted.", err=True)
         sys.exit(EXIT_INTERRUPTED)
-    except ValueError as error:
-        click.echo(f"Error: {one_line(str(error))}", err=True)
-        sys.exit(EXIT_INPUT)
-    except (RuntimeError, OSError) as error:
+    except (ValueError, RuntimeError, OSError, MemoryError) as error:
         text = str(error)
         if isinstance(error, OSError) and error.filename is not None and error.strerror:
             text = f"{error.filename}: {error.strerror}"
+        elif isinstance(error, MemoryError):
+            text = "not enough memory; give less data, or free some memory"
         click.echo(f"Error: {one_line(text)}", err=True)
-        sys.exit(EXIT_MACHINE)
-    except MemoryError:
-        click.echo("Error: not enough memory; give less data, or free some memory", err=True)
-        sys.exit(EXIT_MACHINE)
+        sys.exit(EXIT_INPUT if isinstance(error, ValueError) else EXIT_MACHINE)

@@ -1,6 +1,6 @@
-"""Where the files lie that are no code: measured tests, definitions, templates and tables.
+"""The place of the files that are not code: benchmarks, image definitions, templates and tables.
 
-In a checkout they lie next to the package, in an installation inside it, under the same names.
+In a checkout they are next to the package, in an installation inside it, under the same names.
 """
 
 from pathlib import Path

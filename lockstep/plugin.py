@@ -1,8 +1,6 @@
-"""The pytest plugin that an installation brings: the fixture `lockstep`, and nothing before it.
+"""The pytest plugin that an installation brings: the fixture `lockstep`, and no option or marker.
 
-pytest loads this file in every session of the environment, so it imports only pytest, adds no
-option and no marker. What measures is loaded once a collected test asks for the fixture; a session
-known to measure, by a checkout's conftest.py or by `lockstep run`, loads it at its start.
+pytest loads it in every session, so it imports pytest alone until a test asks for the fixture.
 """
 
 import os
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def lockstep(request: pytest.FixtureRequest, benchmark: Any) -> "Harness":
-    """Return what a test measures with.
+    """Return the object that measures the step of a test.
 
     `lockstep.measure(step, samples=...)` times a step on every rank, keeps the result, and returns
     the seconds per round of this rank, shape (num_rounds,).
@@ -31,7 +29,7 @@ def lockstep(request: pytest.FixtureRequest, benchmark: Any) -> "Harness":
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    # Before a plugin opens its file: few plugins can be taken out later.
+    # This runs before plugins open their files: few plugins can be removed later.
     by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     launcher = os.environ.get("LOCKSTEP_LAUNCHER", "torchrun" if by_torchrun else "")
     if launcher:
@@ -44,8 +42,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    asked = any(FIXTURE in getattr(item, "fixturenames", ()) for item in items)
-    if config.pluginmanager.hasplugin(HOOKS) or not asked:
+    uses_fixture = any(FIXTURE in getattr(item, "fixturenames", ()) for item in items)
+    if config.pluginmanager.hasplugin(HOOKS) or not uses_fixture:
         return
     config.pluginmanager.import_plugin(HOOKS)
     from lockstep.launch import hooks
@@ -58,7 +56,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Say what bounds each test of one's own, and what makes a page of them."""
+    """Print a card for each of the user's own tests, and the command that makes their page."""
     hooks = config.pluginmanager.get_plugin(HOOKS)
     folder = hooks.results_of_session(config) if hooks else None
     if folder:
@@ -72,7 +70,7 @@ def _cards(folder: Path) -> list[str]:
         from lockstep.core.metrics import GOOD_EFFICIENCY
         from lockstep.report.compute.evaluation import evaluate_folder
         from lockstep.report.words.verdict_card import printed
-    except ImportError:  # an image needs less to measure than a report needs
+    except ImportError:  # an image may lack what a report needs
         return []
     try:
         own = [curve for curve in evaluate_folder(folder).series if curve.row.is_own_test]

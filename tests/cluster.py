@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-TESTBED = Path(__file__).parent / "testbed"
+ROOT = Path(__file__).resolve().parents[1]
+TESTBED = ROOT / "tests" / "testbed"
+USER = "lockstep"
 USUAL_STATE = "/var/tmp/lockstep-testbed"  # noqa: S108, the testbed's own
 STATE = Path(os.environ.get("LOCKSTEP_TESTBED", USUAL_STATE))
 SHARED = STATE / "shared"
@@ -57,6 +59,29 @@ def as_user(*command, cwd="/", **options):
     return subprocess.run(
         [TESTBED / "as-user", *entered], capture_output=True, text=True, check=False, **options
     )
+
+
+def give(*paths):
+    """Give folders and files to the ordinary user."""
+    subprocess.run(["chown", "--recursive", "--no-dereference", USER, *paths], check=True)
+
+
+def site_text(partition="debug"):
+    """Return the testbed's own site file, for where its state really lies."""
+    text = (ROOT / "slurm_templates" / "sites" / "testbed.toml").read_text()
+    return text.replace(USUAL_STATE, str(STATE)).replace('"debug"', f'"{partition}"')
+
+
+def unpack_checkout(folder):
+    """Write the files of the last commit into a folder."""
+    made = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True)
+    subprocess.run(["tar", "-x"], cwd=folder, input=made.stdout, check=True)
+
+
+def done(ended):
+    """Return what a command printed, which must have succeeded."""
+    assert ended.returncode == 0, ended.stderr + ended.stdout
+    return ended.stdout
 
 
 def without_namespaces(*command, cwd):

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,13 @@ def run(command: click.Command, *arguments: object) -> Result:
     )
 
 
-def lockstep(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run the assembled command in its own process, as users do."""
-    return subprocess.run(
-        [sys.executable, "-m", "lockstep", *map(str, arguments)], cwd=ROOT, capture_output=True,
-        text=True, check=False, **BOUNDED,
-    )  # fmt: skip
+def finish(command: Sequence[object], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command in its own process, and return how it ended with what it printed."""
+    bounded = {"timeout": BOUNDED["timeout"]} if "input" in options else BOUNDED
+    options = bounded | {"capture_output": True, "text": True, "check": False} | options
+    return subprocess.run(list(map(str, command)), **options)
+
+
+def lockstep(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the assembled command in its own process, as users do; by default in the checkout."""
+    return finish([sys.executable, "-m", "lockstep", *arguments], **{"cwd": ROOT} | options)

@@ -151,6 +151,20 @@ def _variables(launcher: str, rank: int, world_size: int, port: int) -> dict[str
 
 
 @pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Put a shell script on PATH under a command's name, with nothing else but the system's."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/sbin:/usr/bin:/bin")
+
+    def make(name: str, script: str) -> None:
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+
+    return make
+
+
+@pytest.fixture
 def group() -> Iterator[None]:
     """A process group of this process alone."""
     from lockstep.ranks import process_group

@@ -1,12 +1,10 @@
 """A workload whose strong case does what files say, so that faults strike a case while it runs.
 
 In the folder that `FAULT_FOLDER` names, `arrived-RANK` appears once a rank is in that case, which
-waits there as long as `hold` exists; then `eat-RANK` fills memory, `flood-RANK` writes 100 MB and
-`raise-RANK` raises.
+waits there as long as `hold` exists; then `eat-RANK` fills memory.
 """
 
 import os
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +16,6 @@ from lockstep.workloads.mlp import mlp
 
 # Items per rank of the strong case in a campaign of two ranks and a global batch of 16.
 GATED_ITEMS = 8
-FLOOD_BYTES = 100_000_000
-PAGE = 4096
 
 
 def gated() -> Workload:
@@ -40,12 +36,6 @@ def _act(folder: Path, rank: str) -> None:
         time.sleep(0.05)
     if (folder / f"eat-{rank}").exists():
         _eat()
-    if (folder / f"flood-{rank}").exists():
-        (folder / f"flood-{rank}").unlink()
-        for _ in range(FLOOD_BYTES // PAGE):
-            os.write(sys.__stdout__.fileno(), b"x" * (PAGE - 1) + b"\n")
-    if (folder / f"raise-{rank}").exists():
-        raise RuntimeError("a fault")
 
 
 def _eat() -> None:

@@ -7,19 +7,18 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cluster import IMAGE, SHARED, STATE, TESTBED, as_user
+from cluster import IMAGE, ROOT, SHARED, STATE, TESTBED, USER, as_user, done, give
+from launched import until
 
-ROOT = Path(__file__).resolve().parent.parent
 RUN = Path("/run/lockstep-testbed")
-USER = "lockstep"
-PATIENCE_S = 120.0
-# The tests beside, in `make chaos`, have jobs on the same nodes.
+CONF = Path("/etc/slurm/slurm.conf")
+# Jobs of other tests may still be on the nodes.
 QUEUE_PATIENCE_S = 400.0
 Ended = subprocess.CompletedProcess[str]
 CAMPAIGN = {
@@ -34,20 +33,6 @@ CAMPAIGN = {
     "global_batch": 16,
     "workload": "gated:gated",
 }
-
-
-def missing() -> str | None:
-    """Return what the rows lack here, or None."""
-    if shutil.which("sinfo") is None:
-        return "no Slurm is installed; tests/testbed/up brings the testbed up"
-    asked = subprocess.run(["scontrol", "show", "config"], capture_output=True, check=False)
-    if b"= testbed" not in asked.stdout:
-        return "no testbed is up; tests/testbed/up brings it up"
-    if os.geteuid() != 0:
-        return "only root may harm the testbed's daemons"
-    if not (STATE / "login").exists():
-        return "the testbed's user has no Lockstep; tests/testbed/login installs it"
-    return None if IMAGE.exists() else f"there is no {IMAGE}; tests/testbed/image builds it"
 
 
 @cache
@@ -119,11 +104,7 @@ class Ground:
         (self.folder / "site.toml").write_text(toml(usual | (site or {})))
         text = toml(CAMPAIGN | campaign | {"jobs": jobs or {}})
         (self.folder / "campaign.toml").write_text(text)
-        self.own(self.folder)
-
-    def own(self, path: Path) -> None:
-        """Give a path to the user."""
-        subprocess.run(["chown", "--recursive", USER, path], check=True)
+        give(self.folder)
 
     @property
     def results(self) -> Path:
@@ -135,36 +116,24 @@ class Ground:
         python = STATE / "login" / "bin" / "python"
         return ["env", f"PYTHONPATH={suite()}", str(python), "-m", "lockstep", *arguments]
 
-    def lockstep(self, *arguments: str, tools: Path | None = None) -> Ended:
-        """Run a command of `lockstep` as the user does.
-
-        Args:
-            arguments: The command's.
-            tools: Folder of commands that come before Slurm's.
-        """
-        path = ["env", f"PATH={tools}:/usr/local/bin:/usr/bin:/bin"] if tools else []
-        ended: Ended = as_user(*path, *self.command(*arguments), cwd=self.folder)
+    def lockstep(self, *arguments: str) -> Ended:
+        """Run a command of `lockstep` as the user does."""
+        ended: Ended = as_user(*self.command(*arguments), cwd=self.folder)
         return ended
 
-    def begin(self, *arguments: str, tools: Path | None = None) -> "subprocess.Popen[str]":
-        """Start a command of `lockstep` as the user does, and do not wait for it."""
-        line = [str(TESTBED / "as-user"), "env", f"--chdir={self.folder}"]
-        line += [f"PATH={tools}:/usr/local/bin:/usr/bin:/bin"] if tools else []
+    def begin_submit(self, sbatch: str) -> "subprocess.Popen[str]":
+        """Begin to send the campaign by an sbatch that does what the lines of a shell say."""
+        tools = self.folder / "tools"
+        tools.mkdir()
+        (tools / "sbatch").write_text(f"#!/bin/bash\n{sbatch}\n")
+        (tools / "sbatch").chmod(0o755)
+        give(tools)
+        line = [TESTBED / "as-user", "env", f"--chdir={self.folder}"]
+        path = f"PATH={tools}:/usr/local/bin:/usr/bin:/bin"
+        submit = self.command("submit", "campaign.toml", "--site", "site.toml")
         return subprocess.Popen(
-            [*line, *self.command(*arguments)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            [*line, path, *submit], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-
-    def tool(self, name: str, body: str) -> Path:
-        """Write a command into a folder of tools, and return that."""
-        made = self.folder / "tools"
-        made.mkdir(exist_ok=True)
-        (made / name).write_text(f"#!/bin/bash\n{body}\n")
-        (made / name).chmod(0o755)
-        self.own(made)
-        return made
 
     def submit(self) -> str:
         """Send the campaign and return the id of its first job."""
@@ -176,30 +145,12 @@ class Ground:
         lines = (self.results / "jobs" / "submitted.jsonl").read_text().splitlines()
         return [entry["id"] for entry in map(json.loads, lines) if "id" in entry]
 
-    def rewrite_site(self, **keys: str) -> None:
-        """Set further keys of the site."""
-        path = self.folder / "site.toml"
-        lines = [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
-        path.write_text("\n".join([*lines, path.read_text()]))
-
-    def bind_on(self, node: str, bind: str) -> None:
-        """Bind something further into the image on one node alone."""
-        real = "exec /usr/bin/apptainer"
-        elsewhere = f'[ "$SLURMD_NODENAME" = {node} ] || {real} "$@"'
-        tools = self.tool("apptainer", f'{elsewhere}\nshift\n{real} exec --bind="{bind}" "$@"')
-        self.rewrite_site(shell_before=f"PATH={tools}:$PATH")
-
-    def status(self, tools: Path | None = None) -> dict[str, Any]:
-        """Return how the campaign stands, as `lockstep status --json` says it."""
-        ended = self.lockstep("status", "results/fault", "--json", tools=tools)
+    def job(self) -> dict[str, Any]:
+        """Return how the job that was sent last stands, as `lockstep status --json` says it."""
+        ended = self.lockstep("status", "results/fault", "--json")
         if not ended.stdout:
             raise RuntimeError(ended.stderr)
-        found: dict[str, Any] = json.loads(ended.stdout)
-        return found
-
-    def job(self, tools: Path | None = None) -> dict[str, Any]:
-        """Return how the job that was sent last stands."""
-        row: dict[str, Any] = self.status(tools)["jobs"][-1]
+        row: dict[str, Any] = json.loads(ended.stdout)["jobs"][-1]
         return row
 
     def told(self) -> str:
@@ -212,38 +163,45 @@ class Ground:
             (self.folder / name).touch()
             shutil.chown(self.folder / name, USER)
 
+    def submit_and_hold(self) -> str:
+        """Send the campaign, wait until both ranks wait in the gated case; return the job's id."""
+        self.put("hold")
+        job_id = self.submit()
+        until(
+            lambda: all((self.folder / f"arrived-{rank}").exists() for rank in (0, 1)),
+            f"both ranks in the gated case; {self.texts()}",
+            QUEUE_PATIENCE_S,
+        )
+        return job_id
+
     def let_go(self) -> None:
         """Let the ranks go on that wait in the gated case."""
         (self.folder / "hold").unlink(missing_ok=True)
 
-    def at_gate(self, *ranks: int) -> None:
-        """Wait until ranks are in the gated case."""
-        until(
-            lambda: all((self.folder / f"arrived-{rank}").exists() for rank in ranks),
-            f"ranks {ranks} in the gated case; {self.texts()}",
-            QUEUE_PATIENCE_S,
-        )
+    @property
+    def launch(self) -> Path:
+        """The folder of the campaign's one launch."""
+        return self.results / "launches" / "w2-r0"
 
-    def entries(self, launch: str = "w2-r0") -> list[dict[str, Any]]:
-        """Return the lines of a journal."""
-        path = self.results / "launches" / launch / "journal.jsonl"
-        text = path.read_text() if path.exists() else ""
-        return [json.loads(line) for line in text.split("\n")[:-1]]
+    def entries(self, kind: str) -> list[dict[str, Any]]:
+        """Return the lines of one kind of the launch's journal."""
+        path = self.launch / "journal.jsonl"
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        return [entry for entry in map(json.loads, lines) if entry["kind"] == kind]
 
-    def cases(self, kind: str = "case", launch: str = "w2-r0") -> list[str]:
-        """Return the studies of a journal's cases that ended so, in the order they did."""
-        ids = [entry["case"] for entry in self.entries(launch) if entry["kind"] == kind]
-        return [one.partition("::test_")[2].partition("_")[0] for one in ids]
+    def measured(self) -> list[str]:
+        """Return the cases that the launch has measured, in the order it did."""
+        return [entry["case"] for entry in self.entries("case")]
 
-    def log(self, launch: str = "w2-r0") -> str:
-        """Return what the ranks of a launch said."""
-        path = self.results / "launches" / launch / "log.txt"
+    def log(self) -> str:
+        """Return what the ranks of the launch said."""
+        path = self.launch / "log.txt"
         return path.read_text(errors="replace") if path.exists() else ""
 
     def said(self, job_id: str) -> str:
         """Return what the script of a job said."""
-        path = self.results / "jobs" / f"slurm-{job_id}.out"
-        return path.read_text(errors="replace") if path.exists() else ""
+        paths = (self.results / "jobs").glob(f"*-{job_id}.out")
+        return "".join(path.read_text(errors="replace") for path in paths)
 
     def exit_facts(self, job_id: str) -> dict[str, Any]:
         """Return what the script of a job left about its end; empty before it."""
@@ -284,13 +242,6 @@ def ground(name: str, **changes: Any) -> Iterator[Ground]:
             shutil.rmtree(made.folder, ignore_errors=True)
 
 
-def done(ended: Ended) -> str:
-    """Return what a command printed, which must have succeeded."""
-    if ended.returncode:
-        raise RuntimeError(f"{ended.returncode}: {ended.stderr}{ended.stdout}")
-    return ended.stdout
-
-
 def ask(*command: str | Path) -> str:
     """Return what a command prints, as root."""
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
@@ -308,18 +259,18 @@ def state(job_id: str) -> str:
     return found[0].partition("=")[2] if found else ""
 
 
-def until(holds: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> float:
-    """Wait until something holds, and return the seconds that took.
-
-    Raises:
-        RuntimeError: It did not in time.
-    """
-    began = time.monotonic()
-    while not holds():
-        if time.monotonic() - began > patience_s:
-            raise RuntimeError(f"waited {patience_s:g} s in vain for {what}")
-        time.sleep(0.1)
-    return time.monotonic() - began
+@contextmanager
+def configured(*lines: str) -> Iterator[None]:
+    """Give Slurm further lines of configuration for a while."""
+    before = CONF.read_text()
+    CONF.write_text("\n".join([before.rstrip("\n"), *lines, ""]))
+    try:
+        ask("scontrol", "reconfigure")
+        time.sleep(1)
+        yield
+    finally:
+        CONF.write_text(before)
+        ask("scontrol", "reconfigure")
 
 
 def pid_of(daemon: str) -> int:
@@ -370,8 +321,3 @@ def processes(*words: str, job_id: str | None = None, rank: int | None = None) -
         if wanted <= set(environ) and all(word in line for word in words):
             found.append(int(path.name))
     return sorted(found)
-
-
-def first(lines: Sequence[str], *words: str) -> str:
-    """Return the first line that holds all words, or nothing."""
-    return next((one.strip() for one in lines if all(word in one for word in words)), "")

@@ -15,16 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fault import Seen
-
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLES = ROOT / "tests" / "samples"
 # Of a healthy case, which takes a fraction of a second, on two cores that do other things as well.
 BUDGET_S = 9.0
-HUNG_S = BUDGET_S + 2.0
-DEAD_S = 2.0
 PATIENCE_S = 120.0
-POLL_S = 0.02
 CAMPAIGN = """
 schema = 1
 name = "fault"
@@ -40,9 +35,6 @@ OPTIONS = (
     *("--size=smoke", "--device=cpu", "--threads-per-rank=1"),
     *(f"--case-budget={BUDGET_S:g}", "--journal=out.journal.jsonl", "--benchmark-json=out.json"),
 )
-# What torchrun or a rank says once it knows of a rank's end; the journal's word of a failed case.
-SIGNS = (b"closing signal", b"exitcode", b"lockstep: rank", b"ERROR: ", b"Exit: ")
-FAILED = b'"kind": "fail"'
 
 
 @dataclass(frozen=True)
@@ -55,7 +47,6 @@ class Ended:
         lines: The journal.
         document: The JSON; empty where there is none, or an empty file.
         told: Rank -> case -> its phases that did not pass, as that rank's pytest reported them.
-        detected_s: Seconds from the fault to the first sign of it; None where it left no time.
         num_left: Processes that still run.
     """
 
@@ -64,7 +55,6 @@ class Ended:
     lines: list[dict[str, Any]]
     document: dict[str, Any]
     told: dict[int, dict[str, list[str]]]
-    detected_s: float | None
     num_left: int
 
     def ends(self, kind: str) -> dict[str, str]:
@@ -91,13 +81,18 @@ def short(case: str) -> str:
     return case.rpartition("::")[2].partition("[")[0]
 
 
-def suite(folder: Path, case: Path = SAMPLES / "faulted_cases.py") -> None:
-    """Copy what measures into a folder, with one file of cases in the place of the suite's own."""
+def copy_suite(folder: Path) -> None:
+    """Copy what measures into a folder, without the suite's own cases."""
     for name in ("conftest.py", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
     ignored = shutil.ignore_patterns("test_*", "*.pyc.*")  # the last are being written
     for room in ("bench", "lockstep", "reports"):
         shutil.copytree(ROOT / room, folder / room, ignore=ignored)
+
+
+def suite(folder: Path, case: Path = SAMPLES / "faulted_cases.py") -> None:
+    """Copy what measures into a folder, with one file of cases in the place of the suite's own."""
+    copy_suite(folder)
     shutil.copy(case, folder / "bench" / "test_faulted.py")
     shutil.copy(SAMPLES / "telling_conftest.py", folder / "bench" / "conftest.py")
 
@@ -126,12 +121,10 @@ class Started:
     Attributes:
         folder: Where they run.
         processes: The ranks, or `lockstep run` alone.
-        detected: When the first sign of the fault was seen, as `time.time()` tells it.
     """
 
     folder: Path
     processes: list["subprocess.Popen[bytes]"] = field(default_factory=list)
-    detected: float | None = None
 
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
         """Start one process in a session of its own, whose output goes to a file."""
@@ -149,22 +142,11 @@ class Started:
         return process
 
     def wait(self) -> None:
-        """Wait until all have ended, and note the first sign of the fault on the way."""
-        until(self._has_ended, "the end of the launch")
-
-    def _has_ended(self) -> bool:
-        codes = [process.poll() for process in self.processes]
-        if self.detected is None and self._is_injected() and (any(codes) or self._has_sign()):
-            self.detected = time.time()
-        return None not in codes
-
-    def _is_injected(self) -> bool:
-        return (self.folder / "injected").exists()
-
-    def _has_sign(self) -> bool:
-        if any(FAILED in path.read_bytes() for path in self._journals()):
-            return True
-        return any(sign in text for text in self._texts() for sign in SIGNS)
+        """Wait until all have ended."""
+        until(
+            lambda: None not in [process.poll() for process in self.processes],
+            "the end of the launch",
+        )
 
     def _journals(self) -> Iterator[Path]:
         return self.folder.glob("**/*journal.jsonl")
@@ -175,16 +157,12 @@ class Started:
 
     def ended(self) -> Ended:
         """Return what is left."""
-        detected_s = None
-        if self.detected is not None:
-            detected_s = self.detected - float((self.folder / "injected").read_text())
         return Ended(
             codes=[process.returncode for process in self.processes],
             said=b"\n".join(self._texts()).decode(errors="replace"),
             lines=[line for path in self._journals() for line in read_lines(path)],
             document=self._document(),
             told=self._told(),
-            detected_s=detected_s,
             num_left=len(inside(self.folder)),
         )
 
@@ -209,17 +187,20 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
 
 
-def until(holds: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
-    """Wait until something holds.
+def until(
+    holds: Callable[[], Any], what: str, patience_s: float = PATIENCE_S, poll_s: float = 0.05
+) -> Any:
+    """Wait until something holds, and return that.
 
     Raises:
         RuntimeError: It did not in time.
     """
     deadline = time.monotonic() + patience_s
-    while not holds():
+    while not (found := holds()):
         if time.monotonic() > deadline:
             raise RuntimeError(f"waited {patience_s:g} s in vain for {what}")
-        time.sleep(POLL_S)
+        time.sleep(poll_s)
+    return found
 
 
 @contextmanager
@@ -256,11 +237,11 @@ def inside(folder: Path) -> list[int]:
     return found
 
 
-def ladder(folder: Path, fault: str, *, ranks: int = 2, **env: str) -> Ended:
+def ladder(folder: Path, fault: str, **env: str) -> Ended:
     """Measure by `lockstep run`, which starts a launch again after a crash."""
     suite(folder)
     with started(folder) as launch:
-        begin_ladder(launch, fault, ranks=ranks, **env)
+        begin_ladder(launch, fault, **env)
         launch.wait()
         return launch.ended()
 
@@ -323,13 +304,6 @@ def store(folder: Path) -> Iterator[tuple[str, int]]:
             yield path.read_text().strip(), process.pid
         finally:
             process.kill()
-
-
-def seen(ended: Ended, said: str, **expected: bool) -> Seen:
-    """Return what was seen, and which of the expectations did not hold."""
-    wrong = [name.replace("_", " ") for name, holds in expected.items() if not holds]
-    text = f"{said}; NOT: {', '.join(wrong)}" if wrong else said
-    return Seen(text, not wrong, ended.detected_s)
 
 
 def free_port() -> int:

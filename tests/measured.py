@@ -6,11 +6,10 @@ sessions, for whoever works on the tests.
 """
 
 import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import commands
 from launched import environ
 
 ROOT = Path(__file__).parents[1]
@@ -50,11 +49,9 @@ def write_campaign(path: Path, **keys: object) -> Path:
 
 def _run(folder: Path, name: str) -> None:
     file = write_campaign(folder / f"{name}.toml", **SHARED, name=name, **CAMPAIGNS[name])
-    ended = subprocess.run(
-        [sys.executable, "-m", "lockstep", "run", file, "--to", folder],
-        cwd=folder, env=environ(ROOT), stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
+    ended = commands.lockstep(
+        "run", file, "--to", folder, cwd=folder, env=environ(ROOT), timeout=PATIENCE_S
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 

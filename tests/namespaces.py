@@ -8,12 +8,14 @@ root, `ip` and `tc`; what it makes lies in its own namespaces and goes with them
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 
-from launched import free_port
+from launched import ROOT, free_port
 
 INTERFACE = "wire"
 # More than TCP's largest segment of 64 KiB and its headers, which the filter would have to cut up:
@@ -24,6 +26,7 @@ QUEUE_MS = 50
 PAYLOAD_SHARE = 1448 / 1514
 # What a process needs to be on a node: its network, its host name.
 ENTER = 'hostname "$0" && exec "$@"'
+FIRST = ("nice", "-n", "-15")
 NUMBER = count()
 
 
@@ -54,6 +57,41 @@ class Links:
     nodes: list[str] = field(default_factory=list)
     switch: str = ""
 
+    def run(
+        self,
+        command: Sequence[str],
+        folder: Path,
+        patience_s: float,
+        *,
+        first: bool = True,
+        **variables: str,
+    ) -> None:
+        """Run Python on every rank; what rank N says goes to `rank-N.txt` of a folder.
+
+        Args:
+            command: Python's arguments.
+            folder: Where the ranks' words go.
+            patience_s: A rank that takes longer is an error.
+            first: Whether they run before what else the machine does: a rank that waits for a core
+                is no link.
+            variables: Further variables.
+
+        Raises:
+            RuntimeError: A rank failed.
+        """
+        started = []
+        for number, rank in enumerate(self.ranks):
+            line = [*(FIRST if first else ()), *rank.prefix, sys.executable, *command]
+            own = os.environ | {"OMP_NUM_THREADS": "1"} | variables | dict(rank.env)
+            with (folder / f"rank-{number}.txt").open("wb") as log:
+                started.append(
+                    subprocess.Popen(line, cwd=ROOT, env=own, stdout=log, stderr=subprocess.STDOUT)
+                )
+        codes = [rank.wait(patience_s) for rank in started]
+        if any(codes):
+            said = "".join(path.read_text()[-2000:] for path in sorted(folder.glob("rank-*.txt")))
+            raise RuntimeError(f"a rank failed; see {folder}\n{said}")
+
     def set_rate(self, rate_bit_per_s: float, node: int | None = None) -> None:
         """Hold what every node sends, or one of them, to a rate."""
         limit = f"tbf rate {rate_bit_per_s:.0f}bit burst {BURST_KB}kb latency {QUEUE_MS}ms"
@@ -62,28 +100,39 @@ class Links:
 
 
 @contextmanager
-def linked(rate_bit_per_s: float, ranks: int, per_node: int = 1) -> Iterator[Links]:
-    """Join nodes by links of one rate, and take them away afterwards.
+def linked(rate_bit_per_s: float, ranks: int) -> Iterator[Links]:
+    """Join nodes of one rank each by links of one rate, and take them away afterwards.
 
     Args:
         rate_bit_per_s: Of what each node sends, frames counted whole.
         ranks: How many there are.
-        per_node: Ranks of one node, which share its link.
 
     Yields:
-        Where each rank runs.
+        Where each rank runs; rank 0 serves the store on its node's link.
 
     Raises:
         RuntimeError: The kernel refuses, or `ip` or `tc` are missing.
     """
     base = f"lockstep-{os.getpid()}-{next(NUMBER)}"
     links = Links(switch=f"{base}-switch")
+    common = {
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": _address(0),
+        "MASTER_PORT": str(free_port()),
+        "GLOO_SOCKET_IFNAME": INTERFACE,
+    }
     try:
-        _make_switch(links.switch)
-        for node in range(-(-ranks // per_node)):
-            _add_node(links, f"{base}-node{node}", node)
+        _run(f"ip netns add {links.switch}")
+        _run(f"ip -n {links.switch} link add bridge type bridge")
+        _run(f"ip -n {links.switch} link set bridge up")
+        for rank in range(ranks):
+            space = f"{base}-node{rank}"
+            _add_node(links, space, rank)
+            enter = ["ip", "netns", "exec", space, "unshare", "--uts", "sh", "-c", ENTER]
+            links.ranks.append(Rank([*enter, f"node{rank}"], common | {"RANK": str(rank)}))
         links.set_rate(rate_bit_per_s)
-        links.ranks.extend(_ranks(links.nodes, ranks, per_node))
         yield links
     finally:
         for space in (*links.nodes, links.switch):
@@ -97,12 +146,6 @@ def is_possible() -> bool:
             return True
     except (OSError, RuntimeError):
         return False
-
-
-def _make_switch(space: str) -> None:
-    _run(f"ip netns add {space}")
-    _run(f"ip -n {space} link add bridge type bridge")
-    _run(f"ip -n {space} link set bridge up")
 
 
 def _add_node(links: Links, space: str, node: int) -> None:
@@ -119,22 +162,6 @@ def _add_node(links: Links, space: str, node: int) -> None:
 
 def _address(node: int) -> str:
     return f"10.77.0.{node + 1}"
-
-
-def _ranks(nodes: Sequence[str], ranks: int, per_node: int) -> Iterator[Rank]:
-    """Yield where each rank runs; rank 0 serves the store on its node's link."""
-    common = {
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(per_node),
-        "MASTER_ADDR": _address(0),
-        "MASTER_PORT": str(free_port()),
-        "GLOO_SOCKET_IFNAME": INTERFACE,
-    }
-    for rank in range(ranks):
-        node, local_rank = divmod(rank, per_node)
-        enter = ["ip", "netns", "exec", nodes[node], "unshare", "--uts", "sh", "-c", ENTER]
-        own = {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
-        yield Rank([*enter, f"node{node}"], common | own)
 
 
 def _run(command: str) -> None:

@@ -49,8 +49,8 @@ class Case(NamedTuple):
         """Whether `predict` gives no value."""
         return prediction.refusal(self.known, self.held_out, force=False) is not None
 
-    def foretold(self, learned: Learned, share: float = LEVEL) -> Prediction:
-        return prediction.foretell(self.known, self.held_out, share, learned)
+    def foretold(self, learned: Learned) -> Prediction:
+        return prediction.foretell(self.known, self.held_out, LEVEL, learned)
 
     def error(self, found: Prediction) -> float:
         """Return predicted over true value, less 1."""

@@ -7,6 +7,7 @@ import time
 
 import pytest
 import stand_ins
+from commands import finish
 from stand_ins import sacct
 
 from examples import collected
@@ -15,39 +16,14 @@ from lockstep.slurm.any_job import node_use
 from lockstep.slurm.any_job.held import COLUMNS
 
 GIB = 1024**3
-RUNS = {
-    "job_id": "4711",
-    "state": "RUNNING",
-    "reason": "None",
-    "elapsed": "2:00",
-    "nodes": "n1",
-    "limit": "1:00:00",
-    "name": "train|x",
-}
-WAITS = {
-    "job_id": "4712",
-    "state": "PENDING",
-    "reason": "Priority",
-    "elapsed": "0:00",
-    "priority": "100",
-    "waits_for": "afterok:12(unfulfilled),after:13+5(unfulfilled),singleton",
-    "name": "eval",
-    "limit": "1:00:00",
-}
-ENDED = {
-    "JobID": "4711",
-    "JobIDRaw": "4711",
-    "State": "COMPLETED",
-    "ExitCode": "0:0",
-    "User": "me",
-    "Elapsed": "00:10:00",
-    "Timelimit": "01:00:00",
-    "AllocCPUS": "8",
-    "NNodes": "1",
-    "AllocTRES": "cpu=8,mem=64G,node=1",
-    "JobName": "train",
-    "NodeList": "n1",
-}
+RUNS = {"job_id": "4711", "state": "RUNNING", "reason": "None", "elapsed": "2:00", "nodes": "n1",
+        "limit": "1:00:00", "name": "train|x"}  # fmt: skip
+WAITS = {"job_id": "4712", "state": "PENDING", "reason": "Priority", "elapsed": "0:00",
+         "priority": "100", "name": "eval", "limit": "1:00:00",
+         "waits_for": "afterok:12(unfulfilled),after:13+5(unfulfilled),singleton"}  # fmt: skip
+ENDED = {"JobID": "4711", "JobIDRaw": "4711", "State": "COMPLETED", "ExitCode": "0:0", "User": "me",
+         "Elapsed": "00:10:00", "Timelimit": "01:00:00", "AllocCPUS": "8", "NNodes": "1",
+         "AllocTRES": "cpu=8,mem=64G,node=1", "JobName": "train", "NodeList": "n1"}  # fmt: skip
 STEP = {"JobID": "4711.0", "TotalCPU": "00:20:00", "MaxRSS": "8G", "NTasks": "1"}
 
 
@@ -79,6 +55,7 @@ def test_my_jobs_are_listed_by_when_they_start(slurm):
     slurm.say("squeue", squeue(WAITS, soon, RUNS))
     found = asked("jobs", slurm)["jobs"]
     assert [job["job_id"] for job in found] == ["4711", "4713", "4712"]
+    assert not {"raw_id", "comment", "command", "elements"} & found[0].keys()  # not asked for
     assert (found[0]["name"], found[0]["elapsed_s"], found[0]["limit_s"]) == ("train|x", 120, 3600)
     assert found[2]["waits_for"] == [["afterok", "12"], ["after", "13"], ["singleton", ""]]
     said = ask("jobs", slurm).stdout
@@ -100,16 +77,13 @@ def test_jobs_that_were_cancelled_while_they_waited_are_among_those_that_ended(s
     assert asked("jobs --ended 24", slurm)["ended"]["4714"]["started"] is None
 
 
-def test_why_a_job_waits_has_its_rank_and_its_factors(slurm):
+def test_why_a_job_waits_has_its_rank_and_its_factors_if_slurm_has_them(slurm):
     queue = "100|Priority\n200|Resources\n300|Dependency\n150|Priority\n"
     slurm.say("squeue", squeue(WAITS), queue)
     slurm.say("sprio", "  1000|  500|0|0|0|  -100\n")
     (job,) = asked("why 4712", slurm)["jobs"]
-    assert (job["reason"], job["wait"]["num_ahead"]) == ("Priority", 2)
-    assert job["wait"]["factors"] == {"age": 1000, "fairshare": 500, "nice": -100}
-
-
-def test_without_factors_and_for_another_reason_nothing_is_made_up(slurm):
+    factors = {"age": 1000, "fairshare": 500, "nice": -100}
+    assert (job["reason"], job["wait"]) == ("Priority", {"factors": factors, "num_ahead": 2})
     slurm.say("squeue", squeue(WAITS | {"reason": "Dependency"}))
     slurm.say("sprio", rc=1, error="sprio: error: not running a supported priority plugin")
     (job,) = asked("why 4712", slurm)["jobs"]
@@ -141,17 +115,10 @@ def test_why_names_the_dependency_for_which_slurm_cancelled_a_job(slurm):
     ("change", "step", "shares", "hints"),
     [
         # CPUs, memory, time; what would do with a margin of a quarter
-        (
-            {}, {}, (0.25, 0.125, 1 / 6),
-            {"memory_ample": 10 * GIB, "time_ample": 750, "cpus_idle": 3},
-        ),
+        ({}, {}, (0.25, 0.125, 1 / 6),
+         {"memory_ample": 10 * GIB, "time_ample": 750, "cpus_idle": 3}),
         ({"AllocTRES": "cpu=8,mem=64G,gres/gpu=1"}, {"MaxRSS": "40G"}, (0.25, 0.625, 1 / 6),
          {"time_ample": 750}),
-        ({"State": "OUT_OF_MEMORY", "Elapsed": "00:40:00"},
-         {"MaxRSS": "63G", "TotalCPU": "4:00:00"},
-         (0.75, 63 / 64, 2 / 3), {"memory_near": 80 * GIB}),
-        ({"State": "TIMEOUT", "Elapsed": "01:00:00"}, {"MaxRSS": "40G", "TotalCPU": "8:00:00"},
-         (1.0, 0.625, 1.0), {"time_near": 4500}),
         # A peak is of one node; a step may have had fewer nodes than the job.
         ({"NNodes": "2"}, {}, (0.25, 0.125, 1 / 6),
          {"memory_ample": 10 * GIB, "time_ample": 750, "cpus_idle": 3}),
@@ -207,6 +174,23 @@ def test_why_and_eff_say_which_signal_ended_a_job_or_a_step(slurm, state, code, 
     assert bad == ([expected] if step else [])
 
 
+@pytest.mark.parametrize(
+    ("job", "step", "head", "once"),
+    [
+        (("CANCELLED by 0", "0:15"), ("CANCELLED", "0:15"), "it was cancelled by root", "cancel"),
+        (("OUT_OF_MEMORY", "0:125"), ("OUT_OF_MEMORY", "0:125"), "more memory", "than it had"),
+        (("COMPLETED", "0:0"), ("FAILED", "3:0"), "exit code 0, but a step failed", "3:0"),
+    ],
+)
+def test_why_says_each_cause_once(slurm, job, step, head, once):
+    row, part = (dict(zip(("State", "ExitCode"), ends, strict=True)) for ends in (job, step))
+    slurm.say("squeue", rc=1, error="slurm_load_jobs error: Invalid job id specified")
+    slurm.say("sacct", sacct(ENDED | row, STEP | part))
+    lines = ask("why 4711", slurm).stdout.replace("CANCELLED", "")
+    assert head in lines.splitlines()[0]
+    assert lines.count(once) == 1
+
+
 @pytest.mark.parametrize("state", ["CANCELLED by 1", "TIMEOUT", "PREEMPTED"])
 def test_how_slurm_ends_the_steps_of_a_job_is_no_news(slurm, state):
     ended = STEP | {"State": "CANCELLED", "ExitCode": "0:15"}
@@ -229,10 +213,8 @@ def test_how_busy_gpus_were_is_said_where_slurm_gathers_it(slurm, step, use):
     script = STEP | {"JobID": "4711.batch", "TRESUsageInTot": "mem=1G"}
     slurm.say("sacct", sacct(on_gpus, script, STEP | step))
     found = asked("eff 4711", slurm)["jobs"]["4711"]["gpu_use"]
-    assert (found["step"], found["column"], found["busy_percent"], found["memory_bytes"]) == (
-        "0",
-        *use,
-    )
+    keys = ("step", "column", "busy_percent", "memory_bytes")
+    assert [found[key] for key in keys] == ["0", *use]
     assert f"{use[1]}% busy" in ask("eff 4711", slurm).stdout
     slurm.say("sacct", sacct(on_gpus, script, STEP))
     assert "Slurm does not report" in ask("eff 4711", slurm).stdout
@@ -272,20 +254,14 @@ def test_each_look_adds_a_line_a_gpu_to_a_table(slurm, tmp_path):
     for _ in range(2):
         assert ask(f"top 4711 --csv {table}", slurm).returncode == 0
     rows = list(csv.DictReader(table.read_text().splitlines()))
-    assert [(row["node"], row["gpu_index"], row["gpu_busy"]) for row in rows] == 2 * [
-        *(("n1", "0", "0.97"), ("n1", "1", "0.03"), ("n2", "", "")),
-    ]
+    cells = [(row["node"], row["gpu_index"], row["gpu_busy"]) for row in rows]
+    assert cells == 2 * [("n1", "0", "0.97"), ("n1", "1", "0.03"), ("n2", "", "")]
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:]{8}[+-]\d{4}", rows[0]["time"])
 
 
 @pytest.mark.slow
-def test_the_script_of_a_look_runs_here(tmp_path):
-    import subprocess
-
-    said = subprocess.run(
-        ["sh", "-c", node_use.SCRIPT], capture_output=True, text=True, check=False, timeout=60
-    ).stdout
-    (node,) = node_use.read(said)
+def test_the_script_of_a_look_runs_here():
+    (node,) = node_use.read(finish(["sh", "-c", node_use.SCRIPT]).stdout)
     assert node["cores"]
     assert node["total_bytes"] > node["used_bytes"] > 0
     assert 0 <= node["busy"] <= 1
@@ -336,13 +312,11 @@ def test_each_node_has_its_state_its_use_and_whose_jobs_run_there(slurm):
     slurm.say("scontrol", CLUSTER)
     slurm.say("squeue", "7_3|alice|n[1,09-11]|train|x\n8|bob|n1|shell\n9|bob||waits\n")
     mixed, drained = asked("nodes", slurm)["nodes"]
-    assert [mixed[key] for key in ("used_cpus", "num_cpus", "used_gpus", "num_gpus")] == [
-        *(24, 64, 3, 4),
-    ]
+    keys = ("used_cpus", "num_cpus", "used_gpus", "num_gpus")
+    assert [mixed[key] for key in keys] == [24, 64, 3, 4]
     assert (mixed["used_bytes"], mixed["memory_bytes"]) == (GIB, 64 * GIB)
-    assert [(one["job_id"], one["user"], one["name"]) for one in mixed["jobs"]] == [
-        *(("7_3", "alice", "train|x"), ("8", "bob", "shell")),
-    ]
+    own = [(job["job_id"], job["user"], job["name"]) for job in mixed["jobs"]]
+    assert own == [("7_3", "alice", "train|x"), ("8", "bob", "shell")]
     assert (drained["state"], drained["jobs"], drained["num_gpus"]) == ("IDLE+DRAIN", [], 0)
     why = {"text": "a disk is bad, see ticket=4711", "user": "root", "since": 1700000000}
     assert drained["reason"] == why

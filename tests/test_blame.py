@@ -18,11 +18,11 @@ PASSED = asdict(Ended())
 
 
 def failed(reason):
-    return asdict(Ended.with_words(reason))
+    return asdict(Ended.from_words(reason))
 
 
 def lost(error):
-    return asdict(Ended.with_error(error))
+    return asdict(Ended.from_error(error))
 
 
 def skipped(reason):
@@ -55,8 +55,8 @@ RESET = lost(RuntimeError("[gloo/transport/tcp/pair.cc:547] Broken pipe"))
 )
 def test_what_a_rank_did_itself_comes_before_what_it_suffered(found, lines):
     facts = replace(FACTS, journal_path=Path("here/out.jsonl"))
-    assert Verdict.of_phase(found, facts).reason.splitlines() == lines
-    without_journal = Verdict.of_phase(found, FACTS).reason.splitlines()
+    assert Verdict.judge_phase(found, facts).reason.splitlines() == lines
+    without_journal = Verdict.judge_phase(found, FACTS).reason.splitlines()
     assert without_journal == [line.partition("; its stacks")[0] for line in lines]
 
 
@@ -78,7 +78,7 @@ def test_what_only_comes_of_others_is_told_by_the_error(error, expected):
 def test_causes_are_records_with_the_error_alone():
     own = Ended("failed", "a traceback\nKeyError: 1", "KeyError: 1")
     ends = [lost(LostError("rank 0 is silent")), None, PASSED, asdict(own), skipped("no bf16")]
-    found = Verdict.of_phase(ends, FACTS).causes
+    found = Verdict.judge_phase(ends, FACTS).causes
     assert found[0] == FailureCause(3, "n0", "cuda:3", "fault", "KeyError: 1")
     assert [(cause.rank, cause.kind, cause.error) for cause in found[1:]] == [
         (1, "silence", ""),
@@ -87,10 +87,10 @@ def test_causes_are_records_with_the_error_alone():
     ]
 
 
-@pytest.mark.parametrize(("num_lost", "last"), [(7, "rank 6 on "), (11, "and 4 ranks more")])
+@pytest.mark.parametrize(("num_lost", "last"), [(7, "rank 6 on "), (11, "and 4 more ranks")])
 def test_a_culprit_comes_first_and_no_more_ranks_are_named_than_anybody_reads(num_lost, last):
     own = failed("DataLoader worker (pid 7) exited")
-    lines = Verdict.of_phase([RESET] * num_lost + [own], FACTS).reason.splitlines()
+    lines = Verdict.judge_phase([RESET] * num_lost + [own], FACTS).reason.splitlines()
     assert lines[0].endswith(": DataLoader worker (pid 7) exited")
     assert len(lines) == min(num_lost + 1, verdict.MAX_BLAMED + 1)
     assert lines[-1].startswith(last)
@@ -115,12 +115,12 @@ def at(*cases):
         (at("x", "y", "x", "z"), 76, "rank 1 on n0 (cuda:1) is at y while rank 0 is at x; "),
         (at("x", None, "y"), 76, "rank 2 on n0 (cuda:2) is at y while rank 0 is at x; "),
         (at("x", NO_CASE), 76, "rank 1 on n0 (cuda:1) is at the end of its launch while rank 0"),
-        (at("x", "x", None), 70, "rank 2 on n0 (cuda:2), awaited at x, did not come within 2.5 s"),
-        (at("x", None, None), 70, "rank 1 on n0 (cuda:1) and 1 more, awaited at x, did not come"),
+        (at("x", "x", None), 70, "rank 2 on n0 (cuda:2) did not come to x within 2.5 s"),
+        (at("x", None, None), 70, "rank 1 on n0 (cuda:1) and 1 more did not come to x"),
     ],
 )
 def test_ranks_at_two_cases_are_out_of_step_and_silent_ones_are_lost(cases, code, ending):
-    settled = Verdict.of_leaving(cases, FACTS)
+    settled = Verdict.judge_leaving(cases, FACTS)
     assert (settled.code, settled.ending[: len(ending)]) == (code, ending)
     assert (settled.code is None) == (settled.outcome == "passed" and not settled.ending)
 
@@ -132,13 +132,13 @@ def test_ranks_at_two_cases_are_out_of_step_and_silent_ones_are_lost(cases, code
         (ends({"outcome": "skipped", "reason": "no bf16"}), "skipped", None, "no bf16"),
         (ends({}, {"outcome": "failed", "reason": "no"}), "failed", None, "rank 1 on n0 (cuda:1):"),
         (ends({}, {"outcome": "skipped", "reason": "no"}), "failed", None, "rank 1 on n0 (cuda:1)"),
-        (ends({}, {"collectives": 4}), "failed", None, "rank 1 on n0 (cuda:1) has called 4 "),
+        (ends({}, {"collectives": 4}), "failed", None, "rank 1 on n0 (cuda:1) called 4 "),
         (ends({}, None), "failed", 70, "rank 1 on n0 (cuda:1) did not answer in time"),
     ],
 )
 def test_a_phase_comes_to_what_its_worst_rank_does(given, outcome, code, words):
     facts = replace(FACTS, case="x")
-    for judge in (Verdict.of_phase, Verdict.of_set_up, Verdict.of_leaving):
+    for judge in (Verdict.judge_phase, Verdict.judge_set_up, Verdict.judge_leaving):
         settled = judge(given, facts)
         assert (settled.outcome, settled.code) == (outcome, code)
         assert settled.reason.startswith(words)
@@ -146,16 +146,16 @@ def test_a_phase_comes_to_what_its_worst_rank_does(given, outcome, code, words):
 
 
 def test_set_up_finds_the_least_room_and_ranks_that_run_another_case_after_all():
-    room = Verdict.of_set_up(ends({}, {"free_bytes": 5}, {}), FACTS).room
+    room = Verdict.judge_set_up(ends({}, {"free_bytes": 5}, {}), FACTS).room
     assert (room.rank, room.host, room.free_bytes) == (1, "n0", 5)
-    settled = Verdict.of_set_up(ends({}, {"case": "y"}), FACTS)
+    settled = Verdict.judge_set_up(ends({}, {"case": "y"}), FACTS)
     assert (settled.outcome, settled.code) == ("failed", 76)
 
 
 def test_a_rank_without_its_process_group_makes_all_build_it_again():
     gone = ends({}, {"left": [{"kind": "process_group"}]})
-    assert Verdict.of_leaving(gone, FACTS).needs_group
-    assert not Verdict.of_leaving(ends({}, {}), FACTS).needs_group
+    assert Verdict.judge_leaving(gone, FACTS).needs_group
+    assert not Verdict.judge_leaving(ends({}, {}), FACTS).needs_group
 
 
 @pytest.mark.parametrize(
@@ -163,9 +163,9 @@ def test_a_rank_without_its_process_group_makes_all_build_it_again():
 )
 def test_a_rank_that_called_other_collectives_is_named(counts, odd):
     found = [None if count is None else {"collectives": count} for count in counts]
-    words = FACTS.uneven(found)
+    words = FACTS.find_uneven(found)
     assert (
-        words.startswith(f"rank {odd} on n0 (cuda:{odd}) has called {counts[odd]}")
+        words.startswith(f"rank {odd} on n0 (cuda:{odd}) called {counts[odd]}")
         if odd
         else (words == "")
     )

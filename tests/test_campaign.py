@@ -12,13 +12,7 @@ from lockstep.campaign import campaign
 from lockstep.campaign.campaign import Campaign, Launch
 from lockstep.core import studies
 
-GIVEN = {
-    "schema": 1,
-    "name": "test",
-    "studies": ["strong"],
-    "world_sizes": [1, 2],
-    "size": "smoke",
-}
+GIVEN = {"schema": 1, "name": "test", "studies": ["strong"], "world_sizes": [1, 2], "size": "smoke"}
 TOML = """
 schema = 1
 name = "test"
@@ -141,7 +135,7 @@ def test_tests_are_named_absolutely_for_jobs_that_start_elsewhere(file, tmp_path
     given = ["benchmarks", "benchmarks::test_a"]
     loaded = campaign.load(file(TOML), studies=[], tests=given)
     assert loaded.tests == tuple(f"{tmp_path}/{name}" for name in given)
-    with pytest.raises(ValueError, match=r"tests: there is no file or folder gone; "):
+    with pytest.raises(ValueError, match=r"tests: gone does not exist; "):
         campaign.load(file(TOML), studies=[], tests=["gone"])
 
 
@@ -175,14 +169,26 @@ def test_what_was_measured_otherwise_differs():
     assert campaign.differences(stored, grown) == {}
 
 
+def test_a_program_may_go_on_where_an_earlier_version_knew_fewer_keys():
+    metric = {"name": "loss", "unit": "nats", "regex": "loss (.*)"}
+    own = {"studies": ["command"], "command": {"line": "./solve", "metrics": [metric]}}
+    program, stored = make(**own), make(**own).facts()
+    del stored["command"]["metrics"][0]["curve"]
+    assert campaign.differences(stored, program) == {}
+    stored["command"]["metrics"][0]["unit"] = "bits"
+    assert list(campaign.differences(stored, program)) == ["command"]
+    stored["command"] = ["changed by hand"]
+    assert list(campaign.differences(stored, program)) == ["command"]
+
+
 @pytest.mark.parametrize(
     ("world_sizes", "before", "cores", "threads"),
     [([1, 2], None, 8, 4), ([1], None, 8, 8), ([1, 16], None, 8, 1), ([1, 2, 4], 8, 8, 8)],
 )
 def test_threads_are_equal_at_every_world_size(world_sizes, before, cores, threads):
-    settled = campaign.with_threads(make(world_sizes=world_sizes), before, cores)
+    settled = campaign.set_threads(make(world_sizes=world_sizes), before, cores)
     assert settled.threads_per_rank == threads
-    assert campaign.with_threads(make(threads_per_rank=3), 2, cores).threads_per_rank == 3
+    assert campaign.set_threads(make(threads_per_rank=3), 2, cores).threads_per_rank == 3
 
 
 def test_a_launch_cut_by_case_holds_every_case_once(file):

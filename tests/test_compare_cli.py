@@ -1,18 +1,14 @@
 import json
 import re
-import subprocess
-import sys
 from functools import partial
 
 import commands
 import pytest
-from commands import ROOT, lockstep
 from data.report_samples import document, provenance, record, strong_tree, write
 from planted import others
-from planted_errors import copied, scaled
 
-from lockstep.report.compare.compare_cli import compare
-from lockstep.report.compare.comparison import environment
+from lockstep.report.compare.compare_cli import ALLOWABLE, compare
+from lockstep.report.compare.comparison import MUST_AGREE, environment
 from lockstep.report.load.reading import load
 from lockstep.report.words.lines import WIDTH
 
@@ -28,15 +24,6 @@ def sides(tmp_path):
         return strong_tree(tmp_path / "a", {1: a}), strong_tree(tmp_path / "b", {1: b}, **facts)
 
     return made
-
-
-@pytest.mark.parametrize(
-    ("b", "verdict", "code"), [(SLOW, "slower", 1), (STEADY, "same", 0), (STEADY[:1], "not", 0)]
-)
-def test_the_exit_code_says_whether_something_is_slower(sides, b, verdict, code):
-    done = run(*sides(b))
-    assert done.return_value == code
-    assert f"\n{verdict}" in done.stdout
 
 
 def test_every_line_fits_a_terminal_that_knows_only_ascii(sides):
@@ -56,6 +43,7 @@ def test_the_json_is_the_published_form(sides):
     document = json.loads(done.stdout)
     (point,) = document["points"]
     assert done.return_value == 1
+    assert "\nslower" in run(*sides(SLOW)).stdout
     assert point["case"] == "test_strong_scaling[workload=mlp-global_batch=64]"
     assert (point["world_size"], point["verdict"]) == (1, "slower")
     assert point["low"] < point["ratio"] < point["high"] < 1
@@ -68,18 +56,6 @@ def test_a_point_that_an_error_of_either_side_touches_is_blocked(sides):
     (point,) = json.loads(done.stdout)["points"]
     assert (point["verdict"], point["blocked_by"]) == ("blocked", ["duplicate"])
     assert (point["ratio"], point["low"], point["quantities"]) == (None, None, {})
-
-
-def test_an_error_at_one_size_blocks_the_points_of_its_cases_alone(measured, tmp_path):
-    wrong = copied(measured / "fp32", tmp_path / "wrong")
-    scaled(1000.0, 2, (0, 1, 2))(wrong)
-    done = run(measured / "fp32", wrong, "--json")
-    points = json.loads(done.stdout)["points"]
-    assert done.return_value == 1
-    assert {one["case"].partition("[")[0] for one in points if one["blocked_by"] == ["unit"]} == {
-        "test_strong_scaling"
-    }
-    assert not {"slower", "faster"} & {one["verdict"] for one in points}
 
 
 def test_markdown_shows_strangers_text_as_it_is_and_leaves_out_names_before(tmp_path):
@@ -95,26 +71,20 @@ def test_markdown_shows_strangers_text_as_it_is_and_leaves_out_names_before(tmp_
     assert columns == {0, 8}
 
 
-@pytest.mark.parametrize(
-    ("b", "a", "text"),
-    [
-        (
-            (0.1, 0.11, 0.095),
-            (0.1, 0.105, 0.101),
-            "a change of {} or more would have been detected",
-        ),
-        (STEADY[:1], STEADY[:1], "without repeats"),
-    ],
-)
-def test_what_cannot_be_judged_names_the_change_it_could_have_shown(sides, b, a, text):
+@pytest.mark.parametrize(("b", "a", "texts"), [
+    ((0.1, 0.11, 0.095), (0.1, 0.105, 0.101), ["a change of {} or more would have been detected"]),
+    ((0.1, 0.11), (0.1, 0.15), ["no change would have been detected", " too wide ", "Too wide:"]),
+    (STEADY[:1], STEADY[:1], ["without repeats"]),
+])  # fmt: skip
+def test_what_cannot_be_judged_names_the_change_it_could_have_shown(sides, b, a, texts):
     trees = sides(b, a)
     done = run(*trees)
     (point,) = json.loads(run(*trees, "--json").stdout)["points"]
     least = point["smallest_change"]
     assert (done.return_value, point["verdict"]) == (0, "not-enough-evidence")
     assert (least is None) == (point["low"] is None) == (len(b) == 1)
-    shown = text.format(least and f"{100 * least:.2g} %")
-    assert shown in " ".join(done.stdout.split())
+    shown = " ".join(done.stdout.split())
+    assert all(text.format(least and f"{100 * least:.2g} %") in shown for text in texts)
 
 
 def test_the_text_names_what_differs_what_is_missing_and_what_cannot_be_read(tmp_path):
@@ -144,18 +114,5 @@ def test_others_benchmarks_say_of_what_commit_and_host_they_are(tmp_path, about,
     assert (list(found), [name for name in same if name == "hosts"]) == (differing, equal)
 
 
-def test_the_assembled_command_loads_no_torch_and_ends_with_its_codes(tmp_path):
-    a = strong_tree(tmp_path / "a", {1: STEADY})
-    b = strong_tree(tmp_path / "b", {1: SLOW})
-    other = strong_tree(tmp_path / "c", {2: STEADY})
-    done = [lockstep("compare", *pair) for pair in ((a, a), (a, b), (a, other))]
-    assert [one.returncode for one in done] == [0, 1, 2]
-    assert (done[2].stdout, len(done[2].stderr.strip().splitlines())) == ("", 1)
-    code = (
-        "import sys; sys.modules['torch'] = None\n"
-        "import lockstep.report.compare.compare_cli as cli\n"
-        "assert not {'numpy', 'scipy', 'matplotlib'} & set(sys.modules)\n"
-        "from lockstep.report.compare.comparison import MUST_AGREE\n"
-        "assert tuple(MUST_AGREE) == cli.ALLOWABLE\n"
-    )
-    assert not subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode
+def test_all_that_must_agree_may_be_allowed():
+    assert tuple(MUST_AGREE) == ALLOWABLE

@@ -4,34 +4,21 @@ from dataclasses import replace
 import noise
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from data.report_samples import document, provenance, record, strong_tree, write
 from figures_compare import ONE_NOISY, false_claims, power
 from hypothesis import given
 from hypothesis import strategies as st
+from planted import cited
 
 from lockstep.report.compare import comparison, outcome
 from lockstep.report.compare.comparison import compare
 from lockstep.report.compare.judging import judge, launches_needed
 from lockstep.report.compute.statistics import t_quantile
 from lockstep.report.load.reading import load
-from lockstep.report.report_cli import import_table
 
 positive = st.floats(1e-3, 1e6)
 side = st.lists(positive, min_size=1, max_size=6)
 families = st.lists(st.tuples(side, side), min_size=1, max_size=6)
-
-
-def results(path):
-    return load([path])
-
-
-def table(folder, text, name="t.csv"):
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(text)
-    done = CliRunner().invoke(import_table, [str(folder / name), "--to", str(folder)])
-    assert done.exit_code == 0, done.output
-    return load([folder])
 
 
 def logs(*values):
@@ -39,42 +26,37 @@ def logs(*values):
     return [math.exp(value) for value in values]
 
 
-def test_one_point_by_hand():
-    # Logs of A: 0, 0.01 and 0.02; of B: 0.09 to 0.11. Each variance 0.0001, standard error
-    # sqrt(0.0002 / 3), freedom 4; the difference 0.09 is 11.0 of them, beyond t = 2.776.
-    (found,), error = judge([(logs(0, 0.01, 0.02), logs(0.09, 0.10, 0.11))])
-    half = t_quantile(4) * math.sqrt(0.0002 / 3)
-    assert error == pytest.approx(0.05)
-    assert found.ratio == pytest.approx(math.exp(0.09))
+def results(path):
+    return load([path])
+
+
+def table(folder, text):
+    return load([cited(folder, text)])
+
+
+@pytest.mark.parametrize(("a", "b", "half", "verdict"), [
+    # Each variance 0.0001, standard error sqrt(0.0002 / 3), freedom 4; the difference 0.09 is 11.0
+    # of them, beyond t = 2.776.
+    (logs(0, 0.01, 0.02), logs(0.09, 0.10, 0.11), t_quantile(4) * math.sqrt(0.0002 / 3), "faster"),
+    # Fewer than six launches may all be of one mode a side: standard error sqrt(0.0002) and
+    # t = 6.36, beyond that of 2 freedoms and not of 1, 12.7.
+    (logs(0, 0.02), logs(0.09, 0.11), t_quantile(1) * math.sqrt(0.0002), "not-enough-evidence"),
+])  # fmt: skip
+def test_points_by_hand(a, b, half, verdict):
+    (found,), error = judge([(a, b)])
+    assert (error, found.ratio) == (pytest.approx(0.05), pytest.approx(math.exp(0.09)))
     assert found.interval == pytest.approx((math.exp(0.09 - half), math.exp(0.09 + half)))
-    assert found.verdict == "faster"
-    assert found.spread == pytest.approx(0.01)
-
-
-def test_fewer_than_six_launches_may_all_be_of_one_mode_a_side():
-    # Standard error sqrt(0.0002) and t = 6.36, beyond that of 2 freedoms and not of 1, 12.7.
-    (found,), _ = judge([(logs(0, 0.02), logs(0.09, 0.11))])
-    half = t_quantile(1) * math.sqrt(0.0002)
-    assert found.interval == pytest.approx((math.exp(0.09 - half), math.exp(0.09 + half)))
-    assert found.verdict == "not-enough-evidence"
-
-
-@pytest.mark.parametrize(
-    ("b", "verdict"),
-    [
-        ([1.0, 1.0], "same"),
-        ([1.029, 1.029], "same"),
-        ([0.9710, 0.9710], "same"),  # 1 / 1.03 = 0.97087
-        ([0.9705, 0.9705], "slower"),
-        ([1.031, 1.031], "faster"),
-        ([0.9, 1.1], "not-enough-evidence"),
-        ([0.5], "not-enough-evidence"),
-    ],
-)
-def test_each_verdict_at_its_border(b, verdict):
-    (found,), _ = judge([([1.0, 1.0 + 1e-6], b)])
     assert found.verdict == verdict
-    assert (found.interval is None) == (len(b) < 2)
+
+
+def test_each_verdict_at_its_border():
+    # 1 / 1.03 = 0.97087
+    same, unknown = ([1.0, 1.0], [1.029, 1.029], [0.9710, 0.9710]), ([0.9, 1.1], [0.5])
+    sides = [*same, [0.9705, 0.9705], [1.031, 1.031], *unknown]
+    found = [judge([([1.0, 1.0 + 1e-6], b)])[0][0] for b in sides]
+    verdicts = [*["same"] * 3, "slower", "faster", *["not-enough-evidence"] * 2]
+    assert [one.verdict for one in found] == verdicts
+    assert [one.interval is None for one in found] == [*[False] * 6, True]
 
 
 def test_rounded_launches_are_no_certainty():
@@ -83,8 +65,8 @@ def test_rounded_launches_are_no_certainty():
     (alone,), error = judge([rounded])
     assert (alone.verdict, alone.interval, alone.spread) == ("not-enough-evidence", None, None)
     assert (alone.ratio, error) == (pytest.approx(1.04), pytest.approx(0.05))
-    assert outcome.counted_as(alone) == outcome.EQUAL
-    assert outcome.counted_as(judge([([100], [104, 104])])[0][0]) == outcome.BARE
+    assert outcome.kind_of(alone) == outcome.EQUAL
+    assert outcome.kind_of(judge([([100], [104, 104])])[0][0]) == outcome.BARE
     noisy = ([100, 103], [101, 98])
     assert judge([rounded, noisy])[0][1] == judge([noisy])[0][0]
     among = judge([rounded, noisy, noisy])[0][0]
@@ -120,20 +102,17 @@ def test_turned_round_faster_is_slower(family):
 @given(families, st.floats(0.01, 0.5))
 def test_a_verdict_can_be_read_off_its_interval(family, margin):
     for found in judge(family, margin)[0]:
-        if found.interval is None:
-            assert found.verdict == "not-enough-evidence"
-            continue
-        low, high = found.interval
+        low, high = found.interval or (0.0, math.inf)
         inside = 1 / (1 + margin) <= low and high <= 1 + margin
         assert (found.verdict == "same") == inside
         assert (found.verdict == "faster") == (low > 1 and not inside)
         assert (found.verdict == "slower") == (high < 1 and not inside)
 
 
-@pytest.mark.parametrize("margin", [0, 1, -0.1, math.nan, math.inf])
-def test_a_margin_that_is_no_fraction_is_refused(margin):
-    with pytest.raises(ValueError, match="not a fraction between 0 and 1"):
-        judge([([1.0, 1.0], [1.0, 1.0])], margin)
+def test_a_margin_that_is_no_fraction_is_refused():
+    for margin in (0, 1, -0.1, math.nan, math.inf):
+        with pytest.raises(ValueError, match="not a fraction between 0 and 1"):
+            judge([([1.0, 1.0], [1.0, 1.0])], margin)
 
 
 def test_the_launches_that_a_difference_needs():
@@ -158,74 +137,53 @@ def test_points_are_matched_by_case_and_world_size(tmp_path):
     ((pair, found),) = made.points
     assert (pair.world_size, found.verdict) == (2, "faster")
     assert found.ratio == pytest.approx(1.2, rel=1e-4)
-    assert [one.world_size for one in made.only_in_a] == [1]
-    assert [one.world_size for one in made.only_in_b] == [4]
-
-
-@pytest.mark.parametrize(
-    ("other", "allowed", "factor"),
-    [("bf16", "precision", "precision"), ("batch", "batch", "global_batch")],
-)
-def test_measured_campaigns_are_paired_but_for_the_factor_that_may_differ(
-    measured, other, allowed, factor
-):
-    a, b = results(measured / "fp32"), results(measured / other)
-    with pytest.raises(ValueError, match=f"no point in common.*; pass --allow {allowed} or"):
-        compare(a, b)
-    made = compare(a, b, allowed=[allowed])
-    assert {pair.world_size for pair, _ in made.points} == {1, 2}
-    pairs = {(p.a[0].study, p.world_size): p for p, _ in made.points if p.case != p.b[0].case}
-    assert {("strong", 1), ("strong", 2), ("weak", 1), ("weak", 2)} <= set(pairs)
-    strong = pairs["strong", 2]
-    assert strong.a[0].factors[factor] != strong.b[0].factors[factor]
-    assert strong.label.endswith(f"(B: {factor}={strong.b[0].factors[factor]})")
-    assert not (made.only_in_b or made.ambiguous)
-
-
-def test_points_that_could_be_paired_in_several_ways_are_named_and_not_paired(measured):
-    fp32, bf16 = results(measured / "fp32"), results(measured / "bf16")
-    tf32 = renamed(bf16.rows, "bf16", "tf32")
-    a = replace(fp32, rows=[row for row in fp32.rows if row.study == "strong"])
-    several = replace(bf16, rows=[r for r in [*bf16.rows, *tf32] if r.study == "strong"])
-    with pytest.raises(ValueError, match=r"could be paired in several ways.*bf16.*tf32.*one of"):
-        compare(a, several, allowed=["precision"])
-    both = replace(several, rows=[*several.rows, *a.rows])
-    made = compare(a, both, allowed=["precision"])
-    assert {pair.b[0].precision for pair, _ in made.points} == {"fp32"}
-
-
-def renamed(rows, precision, other):
-    return [
-        replace(
-            row, case=row.case.replace(precision, other), precision=other,
-            factors=row.factors | ({"precision": other} if "precision" in row.factors else {}),
-        )
-        for row in rows
-    ]  # fmt: skip
-
-
-def test_nothing_in_common_is_refused_with_what_each_side_holds(tmp_path):
-    a = results(strong_tree(tmp_path / "a", {1: (0.1,)}))
-    b = results(strong_tree(tmp_path / "b", {2: (0.1,)}))
+    assert [one.world_size for one in (*made.only_in_a, *made.only_in_b)] == [1, 4]
+    other = results(strong_tree(tmp_path / "other", {8: (0.1,)}))
     with pytest.raises(
-        ValueError, match=r"A holds test_strong.* at 1 on 1 node; B holds .* at 2 on"
+        ValueError, match=r"A holds test_strong.* at 1 on 1 node.*; B holds .* at 8 on"
     ):
-        compare(a, b)
+        compare(a, other)
 
 
-@pytest.mark.parametrize(
-    ("changes", "fact", "allowed"),
-    [
-        ({"workload": "resnet18"}, "workload", "workload"),
-        ({"study": "precision", "scaling": "strong"}, "study", "workload"),
-        ({"precision": "bf16"}, "precision", "precision"),
-        ({"scaling": "weak"}, "scaling", "scaling"),
-        ({"local_batch": 32}, "local_batch", "batch"),
-        ({"global_batch": 32}, "global_batch", "batch"),
-        ({"samples_per_step": 32}, "samples_per_step", "batch"),
-        ({"sample_unit": "tokens"}, "sample_unit", "unit"),
-    ],
-)
+def test_points_of_two_optimizers_are_paired_and_the_optimizer_is_a_difference(tmp_path):
+    for side, name in (("a", "SGD"), ("b", "AdamW")):
+        factors = {"workload": "mlp"} | ({"optimizer": "adamw"} if side == "b" else {})
+        case = "-".join(f"{key}={value}" for key, value in factors.items())
+        made = record("weak", 2, factors=factors, details={"basis": {"optimizer": name}})
+        write(tmp_path / side, document("w2-r0", 2, {f"test_weak[{case}]": made}))
+    sides = results(tmp_path / "a"), results(tmp_path / "b")
+    with pytest.raises(ValueError, match="pass --allow training or pass --allow step"):
+        compare(*sides)
+    made = compare(*sides, allowed=["step"])
+    assert len(made.points) == 1
+    assert made.environment["optimizer"] == (["SGD"], ["AdamW"])
+
+
+def test_points_that_could_be_paired_in_several_ways_are_named_and_not_paired(tmp_path):
+    def side(*precisions):
+        cases = {
+            f"test_strong[precision={one}]": record(precision=one, factors={"precision": one})
+            for one in precisions
+        }
+        return results(write(tmp_path / "-".join(precisions), document("w1-r0", 1, cases)))
+
+    fp32 = side("fp32")
+    with pytest.raises(ValueError, match=r"could be paired in several ways.*bf16.*tf32.*one of"):
+        compare(fp32, side("bf16", "tf32"), allowed=["precision"])
+    made = compare(fp32, side("bf16", "tf32", "fp32"), allowed=["precision"])
+    assert [pair.b[0].precision for pair, _ in made.points] == ["fp32"]
+
+
+@pytest.mark.parametrize(("changes", "fact", "allowed"), [
+    ({"workload": "resnet18"}, "workload", "workload"),
+    ({"study": "precision", "scaling": "strong"}, "study", "workload"),
+    ({"precision": "bf16"}, "precision", "precision"),
+    ({"scaling": "weak"}, "scaling", "scaling"),
+    ({"local_batch": 32}, "local_batch", "batch"),
+    ({"global_batch": 32}, "global_batch", "batch"),
+    ({"samples_per_step": 32}, "samples_per_step", "batch"),
+    ({"sample_unit": "tokens"}, "sample_unit", "unit"),
+])  # fmt: skip
 def test_what_makes_points_incomparable_is_refused_unless_allowed(tmp_path, changes, fact, allowed):
     write(tmp_path / "a", document("w1-r0", 1, {"case": record()}))
     write(tmp_path / "b", document("w1-r0", 1, {"case": replace(record(), **changes)}))
@@ -235,7 +193,7 @@ def test_what_makes_points_incomparable_is_refused_unless_allowed(tmp_path, chan
     assert len(compare(*sides, allowed=[allowed]).points) == 1
 
 
-def test_another_driver_or_image_is_what_one_compares_for(tmp_path):
+def test_another_driver_or_image_is_what_one_compares_for_and_other_devices_are_refused(tmp_path):
     facts = provenance(driver="575.2", image_sha256="cd", environment={"NCCL_ALGO": "Ring"})
     a = strong_tree(tmp_path / "a")
     b = strong_tree(tmp_path / "b", provenance=facts)
@@ -246,6 +204,11 @@ def test_another_driver_or_image_is_what_one_compares_for(tmp_path):
     assert made.environment["driver"] == (["570.1"], ["575.2"])
     assert made.environment["variable NCCL_ALGO"] == ([], ["Ring"])
     assert {"torch", "nccl", "cuda", "num_nodes"} <= set(made.same_facts)
+    c = strong_tree(tmp_path / "c", provenance=provenance(device_names=["A100"]))
+    with pytest.raises(ValueError, match="--allow device"):
+        compare(results(a), results(c))
+    made = compare(results(a), results(c), allowed=["device"])
+    assert made.environment["device_names"] == ([["H100"]], [["A100"]])
 
 
 def test_another_setting_of_a_loader_or_of_ddp_is_named(tmp_path):
@@ -269,33 +232,23 @@ def test_a_fact_that_older_results_lack_differs_only_where_it_is_known(tmp_path)
     assert known == {"project_commit": ([None], ["ab12"])}
 
 
-def test_lines_of_a_table_at_one_size_are_launches(tmp_path):
-    lines = "".join(f"2,{value},throughput,images/s\n" for value in (100, 101, 99))
-    faster = "".join(f"2,{value},throughput,images/s\n" for value in (120, 121, 119))
-    head = "n,value,metric,unit\n"
-    a, b = table(tmp_path / "a", head + lines), table(tmp_path / "b", head + faster)
-    ((pair, found),) = compare(a, b).points
-    assert (len(pair.a), len(pair.b), found.verdict) == (3, 3, "faster")
+def test_lines_of_lone_tables_at_one_size_are_launches_whatever_the_files_are_called(tmp_path):
+    def rates(name, *values):
+        lines = [f"{name},2,{value},throughput,images/s" for value in values]
+        return table(tmp_path / name, "\n".join(["table_id,n,value,metric,unit", *lines]))
+
+    ((pair, found),) = compare(rates("before", 100, 101, 99), rates("after", 120, 121, 119)).points
+    assert (pair.case, len(pair.a), len(pair.b), found.verdict) == ("before", 3, 3, "faster")
     assert found.ratio == pytest.approx(1.2, rel=0.001)
 
 
-def test_two_lone_tables_are_matched_whatever_their_files_are_called(tmp_path):
-    text = "n,value,metric,unit\n1,{},time,h\n"
-    a = table(tmp_path / "a", text.format(8), "before.csv")
-    b = table(tmp_path / "b", text.format(4), "after.csv")
-    ((pair, found),) = compare(a, b).points
-    assert (pair.case, found.ratio) == ("before", pytest.approx(2.0))
-
-
-@pytest.mark.parametrize(
-    ("other", "fact"),
-    [("1,9,epoch_time,h", "metric"), ("1,9,throughput,images/s", "sample_unit")],
-)
-def test_tables_of_other_quantities_are_refused(tmp_path, other, fact):
+def test_tables_of_other_quantities_are_refused(tmp_path):
     a = table(tmp_path / "a", "n,value,metric,unit\n1,10,time,h\n")
-    b = table(tmp_path / "b", f"n,value,metric,unit\n{other}\n")
-    with pytest.raises(ValueError, match=f"has {fact}.*--allow unit"):
-        compare(a, b)
+    others = {"metric": "1,9,epoch_time,h", "sample_unit": "1,9,throughput,images/s"}
+    for fact, other in others.items():
+        b = table(tmp_path / fact, f"n,value,metric,unit\n{other}\n")
+        with pytest.raises(ValueError, match=f"has {fact}.*--allow unit"):
+            compare(a, b)
 
 
 def test_measured_is_not_compared_with_cited(tmp_path):
@@ -306,44 +259,25 @@ def test_measured_is_not_compared_with_cited(tmp_path):
         compare(a, b, allowed=["workload", "scaling", "precision", "batch", "unit"])
 
 
-def at(hour):
-    return f"2026-11-20T{hour:02}:00:00+00:00"
-
-
 def timed(root, hours):
     for repeat, hour in enumerate(hours):
-        write(root, document(f"w1-r{repeat}", 1, {"case": record()}, started=at(hour)))
+        facts = {"started": f"2026-11-20T{hour:02}:00:00+00:00"}
+        write(root, document(f"w1-r{repeat}", 1, {"case": record()}, **facts))
     return results(root)
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "values"),
-    [
-        ((1, 2, 3), (4, 5, 6), {"first": "A", "last": "B", "share": "all"}),
-        ((5, 6, 7, 8), (1, 2, 3, 4, 9), {"first": "B", "last": "A", "share": "most"}),
-        ((1, 4, 5), (2, 3, 6), None),
-        ((1, 3), (2, 4), None),
-    ],
-)
+@pytest.mark.parametrize(("a", "b", "values"), [
+    ((1, 2, 3), (4, 5, 6), {"first": "A", "last": "B", "share": "all"}),
+    ((5, 6, 7, 8), (1, 2, 3, 4, 9), {"first": "B", "last": "A", "share": "most"}),
+    ((1, 4, 5), (2, 3, 6), None),
+    ((1, 3), (2, 4), None),
+])  # fmt: skip
 def test_launches_that_were_not_measured_in_turn_are_a_caution(tmp_path, a, b, values):
     cautions = compare(timed(tmp_path / "a", a), timed(tmp_path / "b", b)).cautions
     found = [(one.kind, one.values) for one in cautions]
     assert found == ([("not-in-turn", values)] if values else [])
-
-
-def test_a_side_compared_with_itself_is_a_caution(tmp_path):
-    tree = strong_tree(tmp_path)
-    (caution,) = compare(results(tree), results(tree)).cautions
-    assert (caution.kind, caution.values) == ("copies", {"count": 4})
-
-
-def test_other_devices_are_refused_unless_allowed(tmp_path):
-    a = results(strong_tree(tmp_path / "a"))
-    b = results(strong_tree(tmp_path / "b", provenance=provenance(device_names=["A100"])))
-    with pytest.raises(ValueError, match="--allow device"):
-        compare(a, b)
-    environment = compare(a, b, allowed=["device"]).environment
-    assert environment["device_names"] == ([["H100"]], [["A100"]])
+    (itself,) = compare(*[timed(tmp_path / "a", a)] * 2).cautions
+    assert (itself.kind, itself.values) == ("copies", {"count": len(a)})
 
 
 def test_shares_are_compared_too(tmp_path):
@@ -358,10 +292,9 @@ def test_shares_are_compared_too(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("a_reserved", "b_reserved", "b", "ratio"),
-    [([], [], 400, 0.5), ([900], [900], 400, 0.5), ([], [900], 400, None), ([], [], None, None)],
-)
+@pytest.mark.parametrize(("a_reserved", "b_reserved", "b", "ratio"), [
+    ([], [], 400, 0.5), ([900], [900], 400, 0.5), ([], [900], 400, None), ([], [], None, None)
+])  # fmt: skip
 def test_peak_memory_is_compared_where_both_sides_mean_the_same_by_it(
     tmp_path, a_reserved, b_reserved, b, ratio
 ):
@@ -377,17 +310,14 @@ def test_peak_memory_is_compared_where_both_sides_mean_the_same_by_it(
     assert any(line.startswith(f"| {' | '.join(cells)} |") for line in lines)
 
 
-@pytest.mark.parametrize("kind", noise.KINDS)
-@pytest.mark.parametrize("points", [1, 4])
-def test_equal_campaigns_are_rarely_said_to_differ(kind, points):
+@pytest.mark.parametrize(("kind", "points", "spread", "more"), [
+    *((kind, points, 0.02, {}) for kind in noise.KINDS for points in (1, 4)),
+    # Without a limit to what the quiet points say of the noisy one, 40 or more differ.
+    ("normal", len(ONE_NOISY), ONE_NOISY, {"launches": 2}),
+])  # fmt: skip
+def test_equal_campaigns_are_rarely_said_to_differ(kind, points, spread, more):
     # Of 200 families 5 % are 10; 20 or more come by chance once in 500.
-    assert false_claims(kind, points, 0.02, pairs=200, seed=11) < 20 / 200
-
-
-def test_one_noisy_point_among_quiet_ones_is_rarely_said_to_differ():
-    # As above; without a limit to what the quiet points say of the noisy one, it is 40 or more.
-    wrong = false_claims("normal", len(ONE_NOISY), ONE_NOISY, pairs=200, seed=11, launches=2)
-    assert wrong < 20 / 200
+    assert false_claims(kind, points, spread, pairs=200, seed=11, **more) < 20 / 200
 
 
 def test_a_slowdown_of_five_per_cent_is_found_and_never_called_the_same():
@@ -401,3 +331,21 @@ def test_what_is_not_interleaved_is_taken_for_a_difference_on_a_drifting_machine
     together = false_claims("drift", 1, 0.02, pairs=200, seed=2)
     apart = false_claims("drift", 1, 0.02, pairs=200, seed=2, in_turn=False)
     assert apart > 0.1 > together
+
+
+def test_batches_of_16_and_32_are_compared_by_the_sample_and_only_if_allowed(tmp_path):
+    for side, batch in {"a": 16, "b": 32}.items():
+        of_batch = {"local_batch": batch, "global_batch": batch, "samples_per_step": batch}
+        for repeat, step_s in enumerate((0.1, 0.101, 0.099)):
+            factors = {"workload": "mlp", "local_batch": batch}
+            case = record("weak", 1, step_s, factors=factors, **of_batch)
+            name = f"test_weak_scaling[workload=mlp-local_batch={batch}]"
+            write(tmp_path / side, document(f"w1-r{repeat}", 1, {name: case}, repeat=repeat))
+    sides = results(tmp_path / "a"), results(tmp_path / "b")
+    with pytest.raises(ValueError, match=r"no point in common.*pass --allow batch or measure"):
+        compare(*sides)
+    ((pair, found),) = compare(*sides, allowed=["batch"]).points
+    # A step of twice the samples takes as long, so B does twice the samples per second.
+    assert (found.ratio, found.verdict) == (pytest.approx(2.0), "faster")
+    assert found.interval[0] < 2.0 < found.interval[1]
+    assert pair.label.endswith("(B: local_batch=32)")

@@ -82,14 +82,11 @@ def test_cpu_ranks_of_unequal_strength_are_flagged_at_every_size(tmp_path):
     found = flag("unequal-threads", threads={"1": [8], "2": [4], "8": [1]})
     assert str(found).endswith("8 threads at world size 1, 4 at 2, 1 at 8")
     assert [row.flags for row in rows] == [[found]] * 3
-
-
-def test_repeats_of_unequal_strength_are_flagged(tmp_path):
     for repeat, count in enumerate((2, 1)):
         facts = provenance(1, "cpu", threads_per_rank=count)
-        write(tmp_path, document(f"w1-r{repeat}", 1, {CASE: record()}, provenance=facts))
+        write(tmp_path / "b", document(f"w1-r{repeat}", 1, {CASE: record()}, provenance=facts))
     found = flag("unequal-threads", threads={"1": [1, 2]})
-    assert [row.flags for row in load([tmp_path]).rows] == [[found]] * 2
+    assert [row.flags for row in load([tmp_path / "b"]).rows] == [[found]] * 2
 
 
 @pytest.mark.parametrize(("threads", "device"), [({1: 1, 8: 1}, "cpu"), ({1: 8, 8: 1}, "cuda:0")])

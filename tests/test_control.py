@@ -3,17 +3,16 @@
 Threads stand for ranks; the store and its time-outs are real.
 """
 
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 
-import figures_exchanges
+import exchanges
 import pytest
-from torch.distributed import HashStore, TCPStore
+from launched import kill, store
+from torch.distributed import TCPStore
 
 from lockstep.ranks.control import Control, LostError, Waits
 
@@ -58,7 +57,7 @@ def test_the_store_does_not_grow_with_the_exchanges(server):
     for number in range(4):
         at_once(controls, lambda control, name=f"{number}": control.exchange(name, "value"))
         num_keys.append(server.num_keys())
-    assert len(set(num_keys)) == 1
+    assert num_keys[1] == num_keys[2] == num_keys[3]
 
 
 def test_what_was_said_before_under_a_name_is_no_answer(server):
@@ -103,12 +102,12 @@ def test_without_rank_0_there_is_no_answer(server):
 def test_ranks_part_when_all_are_there_and_rank_0_last(server):
     zero, *others, late = ranks(server, 4, 30)
     with ThreadPoolExecutor(4) as pool:
-        first, *waiting = [pool.submit(control.part) for control in (zero, *others)]
+        first, *waiting = [pool.submit(control.leave_together) for control in (zero, *others)]
         server.wait([f"leaving/1/{rank}" for rank in range(3)], timedelta(seconds=30))
         # One is not there yet: none of the others may have gone.
         assert not any(server.check([f"left/{rank}"]) for rank in range(1, 4))
         assert not any(one.done() for one in (first, *waiting))
-        waiting.append(pool.submit(late.part))
+        waiting.append(pool.submit(late.leave_together))
         first.result()
         # Rank 0 may take the store along: by then each of the others has said that it left.
         assert server.check([f"left/{rank}" for rank in (1, 2, 3)])
@@ -122,7 +121,7 @@ def test_a_rank_that_was_silent_is_not_waited_for_again(server):
     at_once([zero, one], lambda control: control.exchange("join", "here"))
     zero.deadline = None
     start = time.monotonic()
-    at_once([zero, one], Control.part)
+    at_once([zero, one], Control.leave_together)
     assert time.monotonic() - start < 30
     assert server.check(["left/1"])
 
@@ -131,14 +130,9 @@ def test_a_lost_rank_0_is_waited_for_in_no_further_exchange(server):
     _, one = ranks(server, 2, 0.1)
     with pytest.raises(LostError):
         one.exchange("x", 1)
-    one.part()
+    one.leave_together()
     assert server.check(["left/1"])
     assert not server.check(["leaving/1/1"])
-
-
-def test_one_rank_needs_no_store():
-    Control(HashStore(), 0, 1, 0.1).part()
-    assert Control(HashStore(), 0, 1, 0.1).exchange("x", "mine") == ["mine"]
 
 
 @pytest.mark.slow
@@ -220,35 +214,19 @@ def test_rank_0_may_be_slow_to_conclude_once_it_has_come_to_the_end_of_a_case(se
 
 
 def test_ranks_meet_three_times_a_case_and_what_one_above_0_reads_does_not_grow():
-    few, many = (figures_exchanges.count(world_size) for world_size in (2, 16))
-    assert few.num_exchanges == many.num_exchanges == 3
-    assert few.bytes_of_another == many.bytes_of_another < 1000
-    assert many.bytes_of_rank_0 == 8 * few.bytes_of_rank_0
+    few, of_zero, of_another = exchanges.count(2)
+    many, of_zero_of_16, of_another_of_16 = exchanges.count(16)
+    assert few == many == 3
+    assert of_another == of_another_of_16 < 1000
+    assert of_zero_of_16 == 8 * of_zero
 
 
 @pytest.mark.slow
 def test_a_lost_store_is_told_from_a_silent_rank(tmp_path):
-    address = tmp_path / "address"
-    serving = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "lockstep.ranks.store",
-            "--host",
-            "127.0.0.1",
-            "--address-file",
-            address,
-        ],
-        stdin=subprocess.PIPE,
-    )
-    while not address.exists():
-        assert serving.poll() is None
-        time.sleep(0.05)
-    port = int(address.read_text().rpartition(":")[2])
-    one = Control(TCPStore("127.0.0.1", port, wait_for_workers=False), 1, 2, 30)
-    with ThreadPoolExecutor(1) as pool:
+    with store(tmp_path) as (address, pid), ThreadPoolExecutor(1) as pool:
+        port = int(address.rpartition(":")[2])
+        one = Control(TCPStore("127.0.0.1", port, wait_for_workers=False), 1, 2, 30)
         waiting = pool.submit(one.exchange, "x", 1)
-        serving.kill()
+        kill(pid)
         with pytest.raises(LostError, match=r"^rank 1 on \S+ lost the store \("):
             waiting.result()
-    serving.communicate()

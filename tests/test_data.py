@@ -11,12 +11,12 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
+import commands
 import numpy as np
 import pytest
 import torch
@@ -26,8 +26,9 @@ from torch.utils.data import DataLoader
 from torchvision import datasets
 
 from lockstep import workloads
-from lockstep.measure.loading import data, download
+from lockstep.measure.loading import data, download, sample
 from lockstep.measure.loading.data import ImageDataset, MemmapImages
+from lockstep.trainer.training_cli import make
 
 # A process that fetches a tiny MNIST from a mirror, noting each file it downloads.
 CHILD = """
@@ -78,7 +79,7 @@ class QuietHandler(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def files(tmp_path_factory):
     """A folder with a tiny MNIST: 12 training and 4 test images."""
     folder = tmp_path_factory.mktemp("mirror")
     for split, num in (("train", 12), ("t10k", 4)):
@@ -88,7 +89,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def mirror(files: Path) -> Iterator[str]:
+def mirror(files):
     """The address of a server of those files."""
     handler = partial(QuietHandler, directory=files)
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -97,26 +98,18 @@ def mirror(files: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def fetch(num_processes: int, root: Path, mirror: str, resources: list[list[str]]) -> list[str]:
+def fetch(num_processes, root, mirror, resources):
     """Let processes fetch at the same moment; return each one's last words."""
     arguments = [str(root), mirror, f"{root}.log", json.dumps(resources)]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "no_proxy": "127.0.0.1"}
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", CHILD, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "no_proxy": "127.0.0.1"},
-        )
+        subprocess.Popen([sys.executable, "-c", CHILD, *arguments], text=True, env=env, **pipes)
         for _ in range(num_processes)
     ]
-    for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+    assert [process.stdout.readline() for process in processes] == ["ready\n"] * num_processes
     answers = []
     for process in processes:
-        assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
     for process in processes:
@@ -125,7 +118,7 @@ def fetch(num_processes: int, root: Path, mirror: str, resources: list[list[str]
     return answers
 
 
-def checksums(files: Path) -> list[list[str]]:
+def checksums(files):
     """Return (file, MD5) of all files."""
     return [
         [file.name, hashlib.md5(file.read_bytes(), usedforsecurity=False).hexdigest()]
@@ -133,15 +126,13 @@ def checksums(files: Path) -> list[list[str]]:
     ]
 
 
-def files_below(root: Path) -> set[str]:
+def files_below(root):
     return {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
 
 
 @pytest.mark.chaos
 @pytest.mark.slow
-def test_one_of_three_processes_downloads_and_all_find_it_complete(
-    tmp_path: Path, files: Path, mirror: str
-) -> None:
+def test_one_of_three_processes_downloads_and_all_find_it_complete(tmp_path, files, mirror):
     root = tmp_path / "data"
     answers = fetch(3, root, mirror, checksums(files))
     expected = [[12, 1, 28, 28], [*range(10), 0, 1], [4, 1, 28, 28]]
@@ -151,40 +142,38 @@ def test_one_of_three_processes_downloads_and_all_find_it_complete(
     assert len(set(log)) == 1
     raw = {f"MNIST/raw/{file.name}" for file in files.iterdir()}
     unpacked = {name.removesuffix(".gz") for name in raw}
-    assert files_below(root) == raw | unpacked | {data.LOCK_NAME}
+    assert files_below(root) == raw | unpacked | {download.LOCK_NAME}
 
 
-@pytest.mark.slow
-def test_a_wrong_checksum_is_refused_and_leaves_what_is_right(
-    tmp_path: Path, files: Path, mirror: str
-) -> None:
-    root = tmp_path / "data"
-    resources = checksums(files)
-    resources[2][1] = "0" * 32
-    (answer,) = fetch(1, root, mirror, resources)
-    assert answer.startswith("refused: train-images-idx3-ubyte.gz has the MD5 checksum ")
-    assert "instead of 00000000000000000000000000000000" in answer
-    right = {f"MNIST/raw/{name}" for name, _ in resources[:2]}
-    assert files_below(root) == right | {data.LOCK_NAME}
-
-
-@pytest.mark.slow
-def test_without_network_one_sentence_says_what_to_put_where(
-    tmp_path: Path, files: Path, mirror: str
-) -> None:
-    root = tmp_path / "data"
-    (answer,) = fetch(1, root, NOWHERE, checksums(files))
-    assert answer.startswith(f"refused: the data set is not in {root} and cannot be downloaded")
-    assert answer.endswith(f"into {root}/MNIST/raw")
-    assert "train-images-idx3-ubyte.gz" in answer
-    assert files_below(root) == {data.LOCK_NAME}
+@pytest.mark.parametrize("is_reached", [True, False])
+def test_a_wrong_checksum_and_no_network_leave_what_is_right(
+    tmp_path, monkeypatch, files, mirror, is_reached
+):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    root, address = tmp_path / "data", mirror if is_reached else NOWHERE
+    sums = checksums(files)
+    if is_reached:
+        sums[2][1] = "0" * 32
+    archives = tuple(
+        download.Archive(f"MNIST/raw/{name}", (address + name,), md5) for name, md5 in sums
+    )
+    with pytest.raises(RuntimeError) as refused:
+        download.fetch(archives, root)
+    said = str(refused.value)
+    if is_reached:
+        assert said.startswith("train-images-idx3-ubyte.gz has the MD5 checksum ")
+        assert "instead of 00000000000000000000000000000000" in said
+    else:
+        assert said.startswith(f"the data set is not in {root} and cannot be downloaded")
+        assert said.endswith(f"into {root}/MNIST/raw")
+        assert "train-images-idx3-ubyte.gz" in said
+    right = {f"MNIST/raw/{name}" for name, _ in sums[: 2 * is_reached]}
+    assert files_below(root) == right | {download.LOCK_NAME}
 
 
 @pytest.mark.chaos
 @pytest.mark.slow
-def test_archives_put_there_by_hand_need_no_network(
-    tmp_path: Path, files: Path, mirror: str
-) -> None:
+def test_archives_put_there_by_hand_need_no_network(tmp_path, files, mirror):
     raw = tmp_path / "data" / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for file in files.iterdir():
@@ -219,9 +208,7 @@ class BreakingHandler(BaseHTTPRequestHandler):
 
 
 @pytest.mark.parametrize("is_right", [True, False])
-def test_a_broken_download_goes_on_and_its_checksum_is_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_right: bool
-) -> None:
+def test_a_broken_download_continues_and_its_checksum_is_verified(tmp_path, monkeypatch, is_right):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(download, "ATTEMPTS", 1)
     BreakingHandler.asked.clear()
@@ -230,7 +217,9 @@ def test_a_broken_download_goes_on_and_its_checksum_is_asked(
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/a.gz"
         archives = (download.Archive("set/a.gz", (url,), md5),)
-        with pytest.raises(RuntimeError, match=r"broke after 512000 of 1024000 bytes.* goes on"):
+        with pytest.raises(
+            RuntimeError, match=r"broke after 512000 of 1024000 bytes.* to continue"
+        ):
             download.fetch(archives, tmp_path)
         if is_right:
             assert download.fetch(archives, tmp_path) == list(archives)
@@ -244,32 +233,40 @@ def test_a_broken_download_goes_on_and_its_checksum_is_asked(
     assert list(tmp_path.rglob("*.part")) == []
 
 
-def test_archives_are_those_that_torchvision_looks_for() -> None:
+def test_archives_are_those_that_torchvision_looks_for():
     (cifar,), mnist = download.SOURCES["cifar10"], download.SOURCES["mnist"]
     assert (cifar.path, cifar.md5) == (datasets.CIFAR10.filename, datasets.CIFAR10.tgz_md5)
-    assert [(Path(one.path).name, one.md5) for one in mnist] == datasets.MNIST.resources
+    assert [(Path(file.path).name, file.md5) for file in mnist] == datasets.MNIST.resources
 
 
-def test_a_dead_process_leaves_a_lock_and_a_stage_that_do_not_matter(tmp_path: Path) -> None:
-    (tmp_path / data.LOCK_NAME).touch()
-    leftover = tmp_path / f"{data.STAGING_PREFIX}dead"
-    leftover.mkdir()
+def test_the_small_data_set_is_read_as_cifar10_is_and_has_the_checksum_that_is_printed(tmp_path):
+    made = commands.run(make, "--to", tmp_path)
+    assert made.output.endswith(f"100 images, SHA-256 {sample.SHA256}\n")
+    train, validation = data.torchvision_arrays(sample.NAME, tmp_path)
+    assert (train[0].shape, validation[0].shape) == ((80, 3, 32, 32), (20, 3, 32, 32))
+    assert train[0].dtype == np.uint8
+    assert np.bincount(train[1]).tolist() == [8] * 10
+    batch = tmp_path / sample.FOLDER / "test_batch"
+    altered = pickle.loads(batch.read_bytes()) | {"labels": [0] * 20}  # noqa: S301, our own
+    batch.write_bytes(pickle.dumps(altered))
+    with pytest.raises(RuntimeError, match=r"has the SHA-256 checksum .*it was altered"):
+        data.torchvision_arrays(sample.NAME, tmp_path)
+
+
+def test_a_dead_or_failed_process_leaves_nothing_that_matters(tmp_path):
+    (tmp_path / download.LOCK_NAME).touch()
+    (leftover := tmp_path / f"{data.STAGING_PREFIX}dead").mkdir()
     (leftover / "images.npy").write_bytes(b"half")
-    data.write_memmap(tmp_path, 4, (1, 2, 2))
-    assert files_below(tmp_path) == {"images.npy", "labels.npy", data.LOCK_NAME}
-
-
-def test_a_failed_stage_installs_nothing(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), data.locked(tmp_path), data.staging(tmp_path) as stage:
+    with pytest.raises(KeyError), download.lock_folder(tmp_path), data.staging(tmp_path) as stage:
         (stage / "half").write_bytes(b"half")
         raise KeyError
-    assert files_below(tmp_path) == {data.LOCK_NAME}
+    assert files_below(tmp_path) == {download.LOCK_NAME}
+    data.write_memmap(tmp_path, 4, (1, 2, 2))
+    assert files_below(tmp_path) == {"images.npy", "labels.npy", download.LOCK_NAME}
 
 
-def test_a_file_system_without_locks_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
+    def refuse(*_):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
@@ -277,36 +274,28 @@ def test_a_file_system_without_locks_is_named(
         data.write_memmap(tmp_path, 4)
 
 
-def test_mapped_images_are_the_generated_ones(tmp_path: Path) -> None:
-    folder = data.write_memmap(tmp_path / "images", 300, (3, 4, 4))
-    mapped = MemmapImages(folder)
+def test_mapped_images_are_the_generated_ones_and_reach_workers_as_a_path(tmp_path):
+    folder = data.write_memmap(tmp_path / "images", 300, (3, 16, 16))
+    mapped = MemmapImages(folder, augment=True)
     assert len(mapped) == 300
     assert isinstance(mapped.images, np.memmap)
-    images, labels = data.generated(256, (3, 4, 4))
+    images, labels = data.generate_images(256, (3, 16, 16))
     assert np.array_equal(mapped.images[:256], images)
     assert np.array_equal(mapped.labels[:256], labels)
     assert [mapped[index][1] for index in (0, 9, 10, 299)] == [0, 9, 0, 9]
-
-
-def test_mapped_images_travel_to_workers_as_a_path(tmp_path: Path) -> None:
-    mapped = MemmapImages(data.write_memmap(tmp_path, 500, (3, 16, 16)), augment=True)
     sent = pickle.dumps(mapped)
     assert len(sent) < 1000
     received = pickle.loads(sent)  # noqa: S301 - our own bytes
     assert received.augment
     assert np.array_equal(received.images, mapped.images)
-
-
-def test_another_shape_in_the_same_folder_is_refused(tmp_path: Path) -> None:
-    data.write_memmap(tmp_path, 4, (1, 2, 2))
-    assert data.write_memmap(tmp_path, 4, (1, 2, 2)) == tmp_path
-    with pytest.raises(ValueError, match=r"holds images of shape \(4, 1, 2, 2\)"):
-        data.write_memmap(tmp_path, 5, (1, 2, 2))
+    assert data.write_memmap(folder, 300, (3, 16, 16)) == folder
+    with pytest.raises(ValueError, match=r"holds images of shape \(300, 3, 16, 16\)"):
+        data.write_memmap(folder, 5, (3, 16, 16))
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 4), (16,), (3, 4, 4)])
-def test_grey_images_fit_flat_and_coloured_models(shape: tuple[int, ...]) -> None:
-    images, labels = data.generated(2, (1, 4, 4))
+def test_grey_images_fit_flat_and_coloured_models(shape):
+    images, labels = data.generate_images(2, (1, 4, 4))
     item = ImageDataset(images, labels, shape)[0][0]
     assert tuple(item.shape) == shape
     plane = torch.from_numpy(images[0, 0]) / 127.5 - 1
@@ -314,21 +303,21 @@ def test_grey_images_fit_flat_and_coloured_models(shape: tuple[int, ...]) -> Non
 
 
 @given(st.integers(0, 2**32), st.integers(4, 40))
-def test_augmenting_moves_pixels_and_invents_none(seed: int, side: int) -> None:
+def test_augmenting_moves_pixels_and_invents_none(seed, side):
     torch.manual_seed(seed)
     image = torch.arange(1, side * side + 1, dtype=torch.int32).reshape(1, side, side)
-    result = data.augmented(image)
+    result = data.crop_and_mirror(image)
     assert result.shape == image.shape
     kept = result[result > 0]
     assert len(kept.unique()) == len(kept)
     assert len(kept) >= (side - max(1, side // 8)) ** 2
 
 
-def test_digits_are_split_the_same_way_each_time() -> None:
+def test_digits_are_split_the_same_way_each_time():
     workload = workloads.make("mlp:width=64")
     splits = data.load("digits", Path("unused"), workload, augment=False, num_synthetic=0)
-    assert len(splits.train) == 1440  # type: ignore[arg-type]
-    assert len(splits.validation) == 357  # type: ignore[arg-type]
+    assert len(splits.train) == 1440
+    assert len(splits.validation) == 357
     again = data.load("digits", Path("unused"), workload, augment=False, num_synthetic=0)
     assert torch.equal(splits.train[3][0], again.train[3][0])
     inputs, labels = next(iter(DataLoader(splits.train, batch_size=1440)))
@@ -336,8 +325,8 @@ def test_digits_are_split_the_same_way_each_time() -> None:
     assert (inputs.min(), labels.bincount().min() > 100) == (-1, True)
 
 
-def test_synthetic_data_has_the_form_of_any_workload() -> None:
+def test_synthetic_data_has_the_form_of_any_workload():
     splits = data.load("synthetic", Path("unused"), workloads.make("gpt:seq=6"), False, 8)
-    assert len(splits.train) == 8  # type: ignore[arg-type]
-    assert len(splits.validation) == 2  # type: ignore[arg-type]
+    assert len(splits.train) == 8
+    assert len(splits.validation) == 2
     assert splits.train[0][0].shape == (6,)

@@ -9,6 +9,8 @@ from data.report_samples import document, record, write
 
 from lockstep.campaign import progress, run_cli
 from lockstep.campaign.campaign import campaign_of
+from lockstep.campaign.folder import Outcome
+from lockstep.campaign.next import Ended, Facts
 from lockstep.campaign.run_cli import diagnose
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
@@ -45,24 +47,57 @@ def test_two_nodes_are_a_question_for_slurm():
         run(diagnose, "nodes")
 
 
-def test_no_launch_is_begun_that_would_end_too_late(monkeypatch, tmp_path):
+@pytest.fixture
+def make(monkeypatch, tmp_path):
+    """Make five launches of 100 s that end with given outcomes; return how many, and the rest."""
     now = [0.0]
 
-    def launch_of_100_s(launch):
-        now[0] += 100
-        return launch
+    def make(outcomes, limit_s):
+        ends = iter(outcomes)
 
-    view = SimpleNamespace(begin=lambda _: None, end=lambda _: None, advance=None)
-    monkeypatch.setattr(progress, "View", lambda *_: nullcontext(view))
-    monkeypatch.setattr(run_cli, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    ladder = SimpleNamespace(
-        run=lambda launch, _: launch_of_100_s(launch),
-        missed=lambda _: False,
-        folder=tmp_path,
-        campaign=SimpleNamespace(studies=()),
-    )
-    launches = [SimpleNamespace(measured=1) for _ in range(5)]
-    assert run_cli._outcomes(ladder, launches, 350, {}) == launches[:3]
+        def run_100_s(launch, _):
+            now[0] += 100
+            return next(ends)
+
+        view = SimpleNamespace(begin=lambda _: None, end=lambda *_: None, advance=None)
+        monkeypatch.setattr(progress, "View", lambda *_: nullcontext(view))
+        monkeypatch.setattr(run_cli, "time", SimpleNamespace(monotonic=lambda: now[0]))
+        monkeypatch.setattr(run_cli, "_explain", lambda *_: None)
+        ladder = SimpleNamespace(
+            run=run_100_s, find_missed=lambda _: None, folder=tmp_path,
+            campaign=SimpleNamespace(studies=()),
+        )  # fmt: skip
+        ended, stop, is_end = run_cli._make_launches(ladder, [None] * 5, limit_s, {})
+        return len(ended), stop, is_end
+
+    return make
+
+
+def test_no_launch_is_begun_that_would_end_too_late(make):
+    assert make([Outcome("w1-r0", measured=1)] * 5, 350) == (
+        3, "The time is up; 2 launches not started.", False,
+    )  # fmt: skip
+
+
+def failed(error):
+    cause = {"kind": "fault", "error": error}
+    case = {"case": "test_x", "reason": "a traceback", "causes": [cause]}
+    return Outcome("w1-r0", failed=(case,), ended=Ended(Facts("")))
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "num_made"),
+    [
+        ([failed("OSError: full"), failed("OSError: full")], 2),
+        ([Outcome("w1-r0", ended=Ended(Facts("rank 3 ended with exit code 1")))] * 2, 2),
+        ([failed("a"), failed("b"), failed("b"), failed("b"), failed("b")], 5),
+        ([Outcome("w1-r0", measured=1), *[failed("a")] * 4], 5),
+    ],
+)
+def test_launches_that_all_fail_alike_are_not_all_started(make, outcomes, num_made):
+    num_ended, stop, is_end = make(outcomes, 1e6)
+    assert (num_ended, is_end) == (num_made, num_made == 5)
+    assert ("run the same command" in stop) is (num_made == 2)
 
 
 @pytest.mark.parametrize(

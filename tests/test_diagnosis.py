@@ -13,7 +13,7 @@ STEADY = [1.00, 1.01, 0.99, 1.02, 1.00, 0.98, 1.01, 1.00, 0.99, 1.01, 1.00, 1.02
 
 
 def found(rounds):
-    return diagnosis.of_rounds(np.array([rounds]))[0]
+    return diagnosis.flag_rounds(np.array([rounds]))[0]
 
 
 @pytest.mark.parametrize(("rounds", "kinds", "values"), [
@@ -39,16 +39,14 @@ def test_what_is_odd_about_rounds(rounds, kinds, values):
 
 def test_rounds_far_out_are_counted_by_hand():
     # Quartiles of 1..11 are 3.5 and 8.5, so the outer fence is 8.5 + 3 * 5 = 23.5.
-    assert list(diagnosis.far_out(np.array([[*range(1, 11), 23.0], [*range(1, 11), 24.0]]))) == [
-        0,
-        1,
-    ]
+    rounds = np.array([[*range(1, 11), 23.0], [*range(1, 11), 24.0]])
+    assert diagnosis.far_out(rounds).tolist() == [0, 1]
 
 
 def test_noise_alone_is_rarely_taken_for_a_pattern():
     chance = np.random.default_rng(3)
     rounds = np.exp(0.05 * chance.standard_t(3, (20_000, 20)))
-    assert sum(map(bool, diagnosis.of_rounds(rounds))) <= 40  # two of a thousand
+    assert sum(map(bool, diagnosis.flag_rounds(rounds))) <= 40  # two of a thousand
 
 
 @pytest.mark.parametrize(("kept", "most"), [(0.3, 0.006), (0.5, 0.015), (0.7, 0.035)])
@@ -76,7 +74,7 @@ def launches(rates, **more):
 
 def test_a_launch_far_from_the_others_is_marked_and_kept():
     rows = launches([100.0, 101.0, 99.0, 100.5, 70.0])
-    (outlier,) = diagnosis.of_launches(rows)
+    (outlier,) = diagnosis.flag_launches(rows)
     assert (outlier.kind, outlier.values) == ("outlier", {"launch": "l4", "change": 0.7 - 1})
     (series,) = series_of(rows)
     assert series.points[0].rates == [100.0, 101.0, 99.0, 100.5, 70.0]
@@ -88,7 +86,7 @@ def test_a_launch_far_from_the_others_is_marked_and_kept():
     (100.0, 100.0, 100.0, 100.0, 104.0), (100.0, 100.5, 101.0, 70.0),  # less than 5 %; too few
 ])  # fmt: skip
 def test_launches_that_agree_or_are_too_few_are_not_marked(rates):
-    assert diagnosis.of_launches(launches(rates)) == []
+    assert diagnosis.flag_launches(launches(rates)) == []
 
 
 def test_the_border_of_a_launch_far_out_by_hand():
@@ -97,25 +95,25 @@ def test_the_border_of_a_launch_far_out_by_hand():
     a = 0.01
     others = [math.exp(x) for x in (-a, a, -a, a)]
     border = 22.2037 * math.sqrt(1.25) * 2 * a / math.sqrt(3)
-    assert diagnosis.of_launches(launches([*others, math.exp(0.99 * border)])) == []
-    assert len(diagnosis.of_launches(launches([*others, math.exp(1.01 * border)]))) == 1
+    assert diagnosis.flag_launches(launches([*others, math.exp(0.99 * border)])) == []
+    assert len(diagnosis.flag_launches(launches([*others, math.exp(1.01 * border)]))) == 1
 
 
 def test_launches_of_noise_alone_rarely_hold_an_outlier():
     draws = np.exp(0.05 * np.random.default_rng(5).standard_normal((4000, 5)))
-    found = sum(bool(diagnosis.of_launches(launches(rates))) for rates in draws.tolist())
+    found = sum(bool(diagnosis.flag_launches(launches(rates))) for rates in draws.tolist())
     assert found <= 12  # of 4 expected
 
 
 def test_lines_of_a_table_are_in_no_order_of_time():
     falling = [100 - 2.0 * i for i in range(10)]
-    assert len(diagnosis.of_launches(launches(falling))) == 1
-    assert diagnosis.of_launches(launches(falling, started="")) == []
+    assert len(diagnosis.flag_launches(launches(falling))) == 1
+    assert diagnosis.flag_launches(launches(falling, started="")) == []
 
 
 def test_launches_that_get_slower_have_a_trend_whatever_order_they_are_read_in():
     rows = launches([100 - 2 * i for i in range(10)])
-    (trend,) = diagnosis.of_launches([rows[i] for i in (3, 1, 9, 0, 2, 8, 7, 4, 6, 5)])
+    (trend,) = diagnosis.flag_launches([rows[i] for i in (3, 1, 9, 0, 2, 8, 7, 4, 6, 5)])
     assert (trend.kind, round(trend.values["change"], 2)) == ("trend", -0.14)
 
 

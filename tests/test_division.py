@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.measure.causes.bound import judge, settled
+from lockstep.measure.causes.bound import judge, split_at_change
 from lockstep.measure.step.variants import RUN, turns
 
 STEP_S, REDUCE_S, NOISE = 0.05, 0.002, 0.01
@@ -144,7 +144,7 @@ def test_a_slow_beginning_that_one_variant_has_more_of_is_no_cause_either(first,
 
 
 def test_equal_turns_seldom_seem_to_drift():
-    found = [settled(Made().turns(50, seed=seed), 20)[1] for seed in range(200)]
+    found = [split_at_change(Made().turns(50, seed=seed), 20)[1] for seed in range(200)]
     assert sum(one is not None for one in found) <= 2
 
 
@@ -195,7 +195,7 @@ def matrix(ranks, num_turns):
 def test_shares_add_up_to_the_step_and_each_is_one(data, ranks, num_turns, running):
     made = {name: data.draw(matrix(ranks, num_turns)) for name in (*WITH_LOADER, "reduce")}
     found = judge([made | {"running": running * made["own"]}])
-    for bound in (found, found.of_rounds(2 * found.step_s, None)):
+    for bound in (found, found.rescale(2 * found.step_s, None)):
         shares = shares_of(bound)
         assert sum(shares.values()) == pytest.approx(1)
         assert all(0 <= share <= 1 + 1e-9 for share in shares.values())

@@ -15,7 +15,7 @@ from lockstep.report.gate import gates
 from lockstep.report.gate.targets import Targets
 from lockstep.report.load.reading import gather
 from lockstep.report.page.content_of_page import page
-from lockstep.report.page.parts import MILLI, allowed
+from lockstep.report.page.parts import MILLI, ratio_cell
 from lockstep.report.words.console import console_table
 
 LADDERS = ("strong", "weak")
@@ -58,10 +58,12 @@ def test_the_step_time_is_one_on_page_and_terminal_and_in_every_figure(told):
 
 def test_the_card_and_the_headline_part_the_step_time_of_the_table(told):
     for series, point in told.points:
-        card = quantities.judged(series, point)
+        card = quantities.find_bottleneck(series, point)
         assert card.step_s == point.step_s
         assert card.compute_s + card.lost_s == pytest.approx(point.step_s)
-        if lost := quantities.loss(series, point):
+        parts, lost = quantities.parts_and_loss(series, point)
+        assert sum(part.seconds for part in parts) == pytest.approx(point.step_s)
+        if lost:
             assert lost.step_s == point.step_s
             assert sum(part.seconds for part in lost.parts) == pytest.approx(lost.seconds)
             # What is lost of a step is what its efficiency lacks.
@@ -71,7 +73,9 @@ def test_the_card_and_the_headline_part_the_step_time_of_the_table(told):
 def test_the_efficiency_is_one_on_page_and_in_csv_and_gate(told):
     records = {(one["case"], one["world_size"]): one for one in table(told.series)}
     cells = column(told.page, "Efficiency")
-    assert cells == [allowed(point, percent(point.parallel_efficiency)) for _, point in told.points]
+    assert cells == [
+        ratio_cell(point, percent(point.parallel_efficiency)) for _, point in told.points
+    ]
     for series, point in told.points:
         one = records[series.case, point.world_size]
         assert (one["step_s"], one["parallel_efficiency"]) == (

@@ -41,7 +41,8 @@ def results(tmp_path):
 
 @pytest.fixture
 def server(results):
-    served = serve_cli.Server(("127.0.0.1", 0), Inbox(results, KEY), serve_cli.Shown())
+    page = serve_cli.StatusPage(results, "here", Wanted())
+    served = serve_cli.Server(("127.0.0.1", 0), Inbox(results, KEY), page)
     thread = threading.Thread(target=served.serve_forever, args=(0.01,))
     thread.start()
     yield served
@@ -114,33 +115,29 @@ def test_a_thousand_posts_of_strangers_change_nothing(server, results):
     assert (event.job_id, event.status, event.exit_code) == ("17", "COMPLETED", 0)
 
 
-def test_who_restarts_the_receiver_replays_nothing(results):
-    body, headers = _signed(encoded())
-    given = (headers[TIMESTAMP_HEADER], headers[SIGNATURE_HEADER], body)
-    assert Inbox(results, KEY).take(*given)[0] == 202
-    assert Inbox(results, KEY).take(*given)[0] == 409
-
-
-def test_what_could_not_be_kept_is_taken_when_it_is_sent_again(server, results, monkeypatch):
-    message = _signed(encoded())
+def test_a_message_is_taken_once_also_after_a_restart_and_after_a_full_disk(
+    server, results, monkeypatch
+):
+    message = body, headers = _signed(encoded())
     with monkeypatch.context() as full_disk:
         full_disk.setattr(serve_cli, "Journal", lambda path: (path / "no folder").open())
         assert post(server, *message) == 500
     assert [post(server, *message) for _ in range(2)] == [202, 409]
+    given = (headers[TIMESTAMP_HEADER], headers[SIGNATURE_HEADER], body)
+    assert Inbox(results, KEY).take(*given)[0] == 409
 
 
 def test_a_look_that_fails_is_shown_and_is_not_the_last(results):
-    shown = serve_cli.Shown()
-    follower = serve_cli.Follower(Board(results), "here", Wanted(), shown)
-    follower.look()
-    version, claim = shown.version, results.claim_file
+    page = serve_cli.StatusPage(results, "here", Wanted())
+    page.look()
+    version, claim = page.version, results.claim_file
     claim.write_text("{")
-    follower.attempt()
-    assert "failed_look" in shown.facts
-    assert shown.version == version + 1
+    page.attempt()
+    assert "failed_look" in page.facts
+    assert page.version == version + 1
     claim.unlink()
-    follower.attempt()
-    assert "failed_look" not in shown.facts
+    page.attempt()
+    assert "failed_look" not in page.facts
 
 
 def test_a_key_is_made_once_and_is_for_its_owner_alone(tmp_path):
@@ -153,7 +150,7 @@ def test_a_key_is_made_once_and_is_for_its_owner_alone(tmp_path):
 
 
 def test_the_page_is_told_of_each_change(server):
-    server.shown.put("<p>old", {"time": "then"}, is_new=True)
+    server.page.look()
     connection = http.client.HTTPConnection(*server.server_address, timeout=20)
     connection.request("GET", "/changes")
     stream = connection.getresponse()
@@ -162,7 +159,7 @@ def test_the_page_is_told_of_each_change(server):
     there = stream.fp.raw._sock
     there.settimeout(0.2)
     while time.monotonic() < give_up:  # the viewer may begin to wait a moment after its answer
-        server.shown.put("<p>new", {}, is_new=True)
+        server.page._show(server.page.facts | {"folder": "new"}, [object()])
         with suppress(TimeoutError):
             if there.recv(14, socket.MSG_PEEK):
                 break
@@ -170,7 +167,7 @@ def test_the_page_is_told_of_each_change(server):
     assert stream.readline() == b"data: changed\n"
     connection.close()
     connection.request("GET", "/")
-    assert connection.getresponse().read() == b"<p>new"
+    assert b"<title>new: status" in connection.getresponse().read()
 
 
 def epilog(url, folder, **variables):
@@ -290,7 +287,7 @@ def _write_event(folder, status, code):
 
 def test_an_event_does_not_end_a_job_that_squeue_still_holds(results, monkeypatch):
     _write_event(results.path, "FAILED", 1)
-    held = client.queued(job_id="17", state="RUNNING", comment="lockstep:ladder-17", user="me")
+    held = client.parse_row(job_id="17", state="RUNNING", comment="lockstep:ladder-17", user="me")
     monkeypatch.setattr(client, "queue", lambda *_: {"17": held})
     monkeypatch.setattr(accounting, "ask", lambda _: {})
     assert Board(results).look().jobs[0].state.name == "RUNNING"

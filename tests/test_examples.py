@@ -13,7 +13,8 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from data.profile_samples import profile_sleeps, write_sqlite
+from commands import finish
+from data.profile_samples import profile_sleeps, write_ncu, write_sqlite
 from data.training_samples import seeds
 from launched import environ
 from measured import CAMPAIGNS, SHARED, write_campaign
@@ -28,10 +29,26 @@ EXAMPLES = {line: where for where, line in reversed(collected())}
 # A name in an example -> the measured campaign that is found under it.
 RESULTS = {
     **dict.fromkeys(
-        ("laptop", "a", "node", "first", "campaign", "fp32", "benchmarks", "shell", "xgboost"),
+        (
+            "laptop",
+            "a",
+            "sgd",
+            "adamw",
+            "node",
+            "first",
+            "campaign",
+            "fp32",
+            "benchmarks",
+            "shell",
+            "xgboost",
+        ),
         "fp32",
     ),
     "tabular": "fp32",
+    **dict.fromkeys(("old/first", "new/first"), "fp32"),
+    **dict.fromkeys(("my-ladder", "node/my-ladder", "cluster/my-ladder", "sweep"), "fp32"),
+    "bf16": "bf16",
+    **dict.fromkeys(("mixed/smoke", "bucketed/smoke"), "fp32"),
     **dict.fromkeys(("bf16", "bf16-ladder"), "bf16"),
     "b": "batch",
     "cpu/rungs": "fp32",
@@ -74,6 +91,8 @@ SHORTER = {
     "run rungs": "run rungs --dry-run",
     "run ladder.toml": "run ladder.toml --dry-run",
     "run smoke": "run smoke --studies weak",
+    "lockstep run --replace": "lockstep run smoke --studies weak --replace",
+    "diagnose loader": "diagnose loader --dry-run",
     "run rates": "run rates --size smoke",
     "--augment --precision bf16": "--augment",  # which some CPUs emulate, in minutes
     "image build": "image build --dry-run",
@@ -154,6 +173,7 @@ def _write_texts(folder):
         shutil.copy(folder / "trace.json", folder / "traces" / f"test_strong-w2-r{rank}.json.gz")
     for name in ("one-node", "two-nodes"):
         write_sqlite(folder / f"{name}.sqlite")
+    write_ncu(folder / "kernels.csv")
     commands = Path("examples", "commands")
     shutil.copytree(ROOT / commands, folder / commands, dirs_exist_ok=True)
     (folder / "benchmarks").mkdir()
@@ -183,7 +203,7 @@ def _targets():
 
 
 def _runs_here(line):
-    if line.startswith("lockstep demo") and not recorded.shipped():
+    if line.startswith("lockstep demo") and not recorded.list_shipped():
         return False
     return not line.startswith(ELSEWHERE) and line not in IN_CI and not line.startswith(". ")
 
@@ -214,7 +234,5 @@ def run(folder, line):
     """Run a line as it is typed, in a folder of a user who has Lockstep installed."""
     folders = (Path(sys.executable).parent, sysconfig.get_path("scripts"), os.environ["PATH"])
     path = os.pathsep.join(map(str, folders))
-    return subprocess.run(
-        ["bash", "-c", line], cwd=folder, env=environ(ROOT) | {"PATH": path},
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
-    )  # fmt: skip
+    variables = environ(ROOT) | {"PATH": path}
+    return finish(["bash", "-c", line], cwd=folder, env=variables, timeout=TIMEOUT_S)

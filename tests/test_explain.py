@@ -1,6 +1,7 @@
 """`lockstep.explain` in scripts as users write them: a card, a record, and nothing else changed."""
 
 import json
+import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import lockstep
 from lockstep.measure import explain as explanation
+from lockstep.measure.causes.bound import NAMES
 from lockstep.measure.causes.card import KINDS as BOUND
+from lockstep.measure.causes.card import NEXT_OWN
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
@@ -25,9 +28,9 @@ def run_script(run_ranks, folder, script, *options):
     """Run a script on two ranks; return what each said and what it saved."""
     folder.mkdir()
     ended = run_ranks([[script, "--save", "rank", *options]] * 2, folder)
-    assert [each.returncode for each in ended] == [0, 0], ended[0].stderr + ended[1].stderr
+    assert [rank.returncode for rank in ended] == [0, 0], ended[0].stderr + ended[1].stderr
     saved = [torch.load(folder / f"rank-{rank}.pt", weights_only=False) for rank in range(2)]
-    return [each.stdout for each in ended], [exact(each) for each in saved]
+    return [rank.stdout for rank in ended], [exact(state) for state in saved]
 
 
 @pytest.mark.slow
@@ -71,16 +74,6 @@ def asked(step, **options):
 
 
 @pytest.mark.slow
-def test_a_script_without_ranks_is_told_of_itself():
-    batch = torch.ones(4, 8)
-    script = Script()
-    found = asked(lambda: script.step(batch), samples=4)
-    assert [note["kind"] for note in found["notes"]] == ["alone"]
-    assert found["samples_per_s"] == pytest.approx(4 / found["bound"]["step_s"])
-    assert script.optimizer.state_dict() == Script().optimizer.state_dict()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "batches", "variants"),
     [
@@ -94,17 +87,13 @@ def test_a_script_without_ranks_is_told_of_itself():
 def test_batches_show_what_the_step_waits_for(tmp_path, step, batches, variants):
     out = tmp_path / "record.json"
     script = Script()
-    lockstep.explain(getattr(script, step), batches=batches, seconds=0.01, out=out)
+    size = len(batches[0])
+    lockstep.explain(getattr(script, step), batches=batches, seconds=0.01, out=out, samples=size)
     record = json.loads(out.read_text())
+    assert record["samples_per_s"] == pytest.approx(size / record["bound"]["step_s"])
+    assert script.optimizer.state_dict() == Script().optimizer.state_dict()
     assert set(record["rank_variant_s"]) == variants | {"running", "draw"}
     assert [note["kind"] for note in record["notes"]] == ["alone"]
-
-
-def test_an_iterator_keeps_its_batches():
-    batches = iter([1, 2])
-    with pytest.raises(ValueError, match="list_iterator"):
-        asked(Script().step, batches=batches)
-    assert list(batches) == [1, 2]
 
 
 @pytest.mark.slow
@@ -120,22 +109,6 @@ def test_an_epoch_whose_workers_persist_goes_on_with_the_same_batches():
         return seen
 
     assert losses(asks=True) == losses(asks=False)
-
-
-class SlowLoader:
-    """Delivers a batch twenty milliseconds after it was asked for it."""
-
-    def __iter__(self):
-        for _ in range(10):
-            time.sleep(0.02)
-            yield torch.ones(4, 8)
-
-
-@pytest.mark.slow
-def test_a_slow_loader_is_what_bounds_a_step():
-    found = asked(Script().step, batches=SlowLoader())["bound"]
-    assert found["kind"] == "input"
-    assert 0.015 < found["shares"][0]["seconds"] < 0.06  # of 0.02; a busy machine sleeps longer
 
 
 class SlowData(Dataset):
@@ -179,14 +152,24 @@ def test_a_step_that_fails_leaves_nothing_behind():
         ({"seconds": 0}, "seconds=0 is not"),
         ({"samples": 1.5}, "samples=1.5 is not"),
         ({"samples": 2, "batches": [(torch.ones(8, 8), torch.ones(8))]}, "hold 8 items"),
-        ({"batches": []}, "no batch"),
-        ({"out": "nowhere/record.json"}, "no folder"),
+        ({"batches": []}, "is empty"),
+        ({"out": "nowhere/record.json"}, "the folder of out="),
         ({"step": 1}, "step is a int"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(wrong, said):
     with pytest.raises(ValueError, match=said):
         lockstep.explain(**{"step": Script().step, "seconds": 0.01} | wrong)
+
+
+def test_an_iterator_keeps_its_batches_and_a_script_must_have_joined(monkeypatch):
+    batches = iter([1, 2])
+    with pytest.raises(ValueError, match="list_iterator"):
+        asked(Script().step, batches=batches)
+    assert list(batches) == [1, 2]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="after init_process_group"):
+        asked(lambda: None)
 
 
 def test_the_device_is_that_of_what_is_trained_or_else_a_gpu():
@@ -196,12 +179,6 @@ def test_the_device_is_that_of_what_is_trained_or_else_a_gpu():
     assert explanation._device([gpu], [host, gpu]) == on_gpu.device
     assert explanation._device([host], [gpu, host]).type == "cpu"
     assert explanation._device([], [host]).type == "cpu"
-
-
-def test_a_script_that_has_not_joined_yet_is_refused(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="after init_process_group"):
-        asked(lambda: None)
 
 
 SLOW_RANK = """
@@ -228,7 +205,7 @@ print(json.dumps(found))
 def test_a_slow_rank_is_named_on_every_rank(run_ranks, tmp_path):
     (tmp_path / "script.py").write_text(SLOW_RANK)
     ended = run_ranks([["script.py"]] * 2, tmp_path)
-    first, second = (json.loads(each.stdout.splitlines()[-1]) for each in ended)
+    first, second = (json.loads(rank.stdout.splitlines()[-1]) for rank in ended)
     assert first == second
     assert first["notes"] == []
     assert (first["bound"]["kind"], first["bound"]["slow"]["rank"]) == ("imbalance", 1)
@@ -272,9 +249,9 @@ def test_what_comes_in_some_steps_or_with_the_batch_is_told_from_what_ranks_wait
 ):
     (tmp_path / "script.py").write_text(UNEVEN)
     ended = run_ranks([["script.py", kind]] * 2, tmp_path)
-    assert [each.returncode for each in ended] == [0, 0], ended[0].stderr
+    assert [rank.returncode for rank in ended] == [0, 0], ended[0].stderr
     record = json.loads((tmp_path / "0.json").read_text())
-    assert {int(each.stdout.split()[-1]) for each in ended} == {record["order_seed"]}
+    assert {int(rank.stdout.split()[-1]) for rank in ended} == {record["order_seed"]}
     bound = record["bound"]
     seconds = {share["cause"]: share["seconds"] for share in bound["shares"]}
     # The sleeps are known in seconds; their share falls where a busy machine draws out the rest.
@@ -327,7 +304,7 @@ def test_ranks_agree_on_their_variants_and_no_cause_is_told_where_they_wait(
 ):
     (tmp_path / "script.py").write_text(BATCHES_OF_RANKS)
     ended = run_ranks([["script.py", sizes, how]] * 2, tmp_path)
-    assert [each.returncode for each in ended] == [0, 0], ended[0].stderr
+    assert [rank.returncode for rank in ended] == [0, 0], ended[0].stderr
     record = json.loads((tmp_path / "0.json").read_text())
     assert set(record["rank_variant_s"]) & {"half", "reduce"} == variants
     assert [(note["kind"], note["count"]) for note in record["notes"]] == (
@@ -362,9 +339,9 @@ distributed.barrier()
 @pytest.mark.parametrize(("num_steps", "is_refused"), [(0, True), (1, False)])
 def test_a_static_graph_is_recorded_by_the_training(run_ranks, tmp_path, num_steps, is_refused):
     (tmp_path / "script.py").write_text(STATIC)
-    for each in run_ranks([["script.py", str(num_steps)]] * 2, tmp_path):
-        lines = each.stdout.splitlines()
-        assert ("refused" in lines, lines[-1]) == (is_refused, "goes on"), each.stderr
+    for rank in run_ranks([["script.py", str(num_steps)]] * 2, tmp_path):
+        lines = rank.stdout.splitlines()
+        assert ("refused" in lines, lines[-1]) == (is_refused, "goes on"), rank.stderr
 
 
 ONE_RANK_ASKS = """
@@ -372,7 +349,6 @@ import sys
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 import lockstep
-from lockstep.measure.causes.card import KINDS as BOUND
 from lockstep.measure import explain as explanation
 
 explanation.PATIENCE_S = 2.0
@@ -392,3 +368,17 @@ def test_a_rank_that_asks_alone_is_told_so(run_ranks, tmp_path, rank):
     ended = run_ranks([[script, str(rank)]] * 2, tmp_path)
     assert f"rank {1 - rank}" in ended[rank].stderr
     assert "call it on every rank" in ended[rank].stderr
+
+
+def test_the_card_of_the_readme_has_the_lines_of_a_card():
+    (block,) = re.findall(
+        r"^```text\n(\S+-bound: .*?)^```", (ROOT / "README.md").read_text(), re.M | re.S
+    )
+    headline, *rows = block.splitlines()
+    words = re.fullmatch(r"(.*)-bound: a step takes [\d.]+ ms; reduce (.*) first\.", headline)
+    assert words.group(1).lower() == BOUND["communication"]
+    assert words.group(2) == NAMES["exposed"]
+    causes = [re.split(r"  +", row.strip())[0] for row in rows if row.startswith("  ")]
+    assert causes[0] == "compute"
+    assert set(causes[1:]) <= set(NAMES.values())
+    assert rows[-1] == f"next      {NEXT_OWN['communication']}"

@@ -2,17 +2,17 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
+import commands
 import pytest
 from launched import environ
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = """
     "stride": Study(
-        "Stride of the input", _weak_cases, is_step=True, trains=True,
+        "Stride of the input", lambda size: [_model(size) | {"local_batch": size.local_batch}],
+        is_step=True, trains=True,
         compared_with=("precision", "fp32"),
     ),
 }  # fmt: skip
@@ -20,15 +20,13 @@ NAMES = """
 MEASURED = '''
 import pytest
 
-from lockstep import workloads
-from lockstep.measure.step.step_cases import build_step
+from lockstep.measure.step.step_cases import measure_step
 
 
 @pytest.mark.cases("stride")
 def test_stride(lockstep, workload, precision, local_batch):
     """What does a stride cost?"""
-    with build_step(lockstep, workloads.make(workload), local_batch, precision=precision) as step:
-        lockstep.measure(step, samples=step.samples, ddp=step.ddp)
+    measure_step(lockstep, workload, local_batch, precision=precision)
 '''
 
 
@@ -39,26 +37,22 @@ ADDED = {
             "",
             """
 
-@rule(
-    "few-rounds", "warning", "a median of so few may be far off",
-    "measure again with --rounds 10",
-)
-def few_rounds(evidence: Evidence) -> Iterator[Finding]:
+@rule("few-rounds", "warning", "a median of so few may be far off",
+      "measure again with --rounds 10", "points")
+def few_rounds(_series: Series, point: Point) -> Iterator[Finding]:
     \"\"\"A point rests on few rounds.\"\"\"
-    for series, point in evidence.points:
-        rounds = sum(row.rounds or 0 for row in point.rows)
-        if rounds < 50:
-            text = f"{rounds} rounds were timed"
-            yield in_series("few-rounds", text, series, point.world_size, rounds=rounds)
+    rounds = sum(row.rounds or 0 for row in point.rows)
+    if rounds < 50:
+        yield fact("few-rounds", f"{rounds} rounds were timed", rounds=rounds)
 """,
-        ),
+        )
     },
     "column": {
         "lockstep/report/columns.py": (
             '    "num_far_out": Column(\n        "count", "rounds far outside the quartiles of',
             '    "num_flags": Column("count", "flags", lambda place: len(place.point.flags)),\n'
             '    "num_far_out": Column(\n        "count", "rounds far outside the quartiles of',
-        ),
+        )
     },
     "rule of lint": {
         "lockstep/before/lint/batch_rules.py": (
@@ -71,13 +65,13 @@ def no_name(job: Job) -> Iterator[Hit]:
     if "--job-name" not in job.text:
         yield Hit(1, "the job has no name")
 """,
-        ),
+        )
     },
     "target": {
         "lockstep/report/gate/targets.py": (
-            "    num_nodes: Count | None = Field(",
-            '    num_launches: Count | None = Field(default=None, description="least launches")\n'
-            "    num_nodes: Count | None = Field(",
+            "    num_nodes: Count | None = _target(",
+            '    num_launches: Count | None = _target("least launches")\n'
+            "    num_nodes: Count | None = _target(",
         ),
         "lockstep/report/gate/gates.py": (
             "        *_nodes(targets, results),",
@@ -100,7 +94,7 @@ def hello():
         ),
         "lockstep/cli.py": (
             '        "bundle": (',
-            '        "hello": ("lockstep.hello:hello", "Say hello."),\n        "bundle": (',
+            '        "hello": ("hello", "Say hello."),\n        "bundle": (',
         ),
     },
     "workload": {
@@ -183,9 +177,6 @@ def test_a_study_is_one_record_and_one_measured_file(copy):
 
 
 def lockstep(folder, *arguments):
-    ended = subprocess.run(
-        [sys.executable, "-m", "lockstep", *arguments], cwd=folder, env=environ(folder),
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    ended = commands.lockstep(*arguments, cwd=folder, env=environ(folder))
     assert ended.returncode in (0, 1), ended.stderr
     return ended.stdout + ended.stderr if arguments[0] == "run" else ended.stdout

@@ -1,19 +1,29 @@
+"""Figures: what they show, as inline SVG and as files, and what a redacted report leaves out."""
+
 import re
 from xml.etree import ElementTree as ET
 
 import pytest
-from data.report_samples import document, full_tree, record, strong_tree, write
+from click.testing import CliRunner
+from data.report_samples import document, full_tree, provenance, record, strong_tree, write
 from matplotlib.figure import Figure
+from test_render import data_of
 
+from lockstep import content
+from lockstep.cli import lockstep
+from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
+from lockstep.report.load.redaction import Redactor
+from lockstep.report.page import figures
 from lockstep.report.page.by_study import panels
-from lockstep.report.page.figures import SERIES_COLOURS, draw, one_curve
+from lockstep.report.page.content_of_page import page
+from lockstep.report.page.figures import SERIES_COLOURS, draw, draw_curve
 
 
 def specs_of(root, threshold=0.7):
     results = load([root])
-    found = panels(results, series_of(results.rows), threshold, "GPU-hours")
+    found = panels(results, series_of(results.rows), threshold)
     return {spec["id"]: spec for panel in found for spec in panel["figures"]}
 
 
@@ -34,47 +44,21 @@ def test_every_study_has_its_figure(specs):
     }  # fmt: skip
 
 
-def test_the_same_data_give_the_same_bytes(specs):
-    for spec in specs.values():
-        assert draw(spec) == draw(spec)
-
-
-def test_a_figure_is_named_for_those_who_do_not_see_it(specs):
+def test_a_figure_is_named_for_those_who_do_not_see_it_and_has_no_address_and_no_date(specs):
+    source = "Report <demo>. Made with: lockstep report 'a & b'"
     for key, spec in specs.items():
-        svg = draw(spec)
+        svg = draw(spec, source)
+        assert draw(spec, source) == svg
         root = ET.fromstring(svg.replace("xlink:href", "href"))  # noqa: S314, it is our own
-        assert root.get("role") == "img"
-        assert root.get("aria-labelledby") == f"{key}-title {key}-desc"
-        assert root.find("title").text == spec["title"]
-        assert root.find("desc").text == spec["desc"]
+        assert (root.get("role"), root.get("aria-labelledby")) == ("img", f"{key}-title {key}-desc")
+        named = [root.find(name).text for name in ("title", "desc", "metadata")]
+        assert named == [spec["title"], spec["desc"], source]
+        assert not re.search(r"http|20\d\d-\d\d", svg)
 
 
-def test_a_figure_names_no_address_and_no_date(specs):
-    for spec in specs.values():
-        svg = draw(spec)
-        assert "http" not in svg
-        assert "<metadata" not in svg
-        assert not re.search(r"20\d\d-\d\d", svg)
-
-
-def test_a_figure_keeps_where_it_comes_from(specs):
-    source = "Report <demo>. Measured 2026-11-20. Made with: lockstep report 'a & b'"
-    spec = specs["strong-throughput"]
-    svg = draw(spec, source)
-    root = ET.fromstring(svg.replace("xlink:href", "href"))  # noqa: S314, it is our own
-    assert [one.text for one in root.iter("metadata")] == [source]
-    assert draw(spec, source) == svg
-    assert "http" not in svg
-
-
-def test_text_stays_text_and_ticks_are_the_sizes_measured(specs):
-    found = texts(draw(specs["strong-throughput"]))
-    assert {"1", "2", "4", "Ranks"} <= set(found)
-    assert "Throughput (images/s)" in found
-
-
-def test_colours_are_variables_with_the_palette_behind_them(specs):
+def test_text_stays_text_and_colours_are_variables_with_the_palette_behind_them(specs):
     svg = draw(specs["strong-throughput"])
+    assert {"1", "2", "4", "Ranks", "Throughput (images/s)"} <= set(texts(svg))
     assert f"var(--c0, {SERIES_COLOURS[0]})" in svg
     assert not re.search(r"(?:stroke|fill): #(?!ffffff|none)", svg)
 
@@ -103,16 +87,6 @@ def test_each_curve_of_weak_step_time_has_its_horizontal_and_ten_per_cent(tmp_pa
     assert "+10 %" in texts(draw(spec))
 
 
-def solid_lines(svg):
-    """Return how many solid lines of a series' width a figure has."""
-    return len(re.findall(r"stroke: var\(--c0[^;]*; stroke-width: 1\.6", svg))
-
-
-def test_two_sizes_are_not_joined_and_three_are(tmp_path, specs):
-    two = specs_of(strong_tree(tmp_path))["strong-throughput"]
-    assert solid_lines(draw(two)) < solid_lines(draw(specs["strong-throughput"]))
-
-
 def test_the_bar_spans_the_interval_though_the_median_lies_outside(tmp_path):
     # Four of ten launches took twice the time: the median is 640, the mean lies below it.
     skewed = (0.1,) * 6 + (0.2,) * 4
@@ -121,9 +95,10 @@ def test_the_bar_spans_the_interval_though_the_median_lies_outside(tmp_path):
     low, high = series["intervals"][1]
     assert low < high < series["y"][1] == pytest.approx(640)
     figure = Figure()
-    one_curve(figure.add_subplot(), series, 0)
+    draw_curve(figure.add_subplot(), series, 0)
     bars = [list(line.get_ydata()) for line in figure.axes[0].lines if line.get_marker() == "_"]
     assert bars[0][3:5] == [low, high]
+    assert figure.axes[0].lines[-1].get_linestyle() == "None"  # two sizes are not joined
 
 
 def test_every_repeat_is_a_dot_and_a_single_launch_has_none(tmp_path, specs):
@@ -131,23 +106,6 @@ def test_every_repeat_is_a_dot_and_a_single_launch_has_none(tmp_path, specs):
     one = specs_of(strong_tree(tmp_path, {1: (0.1,), 2: (0.06,)}))["strong-throughput"]
     assert one["series"][0]["dots"] == []
     assert one["series"][0]["intervals"] == [None, None]
-
-
-def test_hostile_labels_stay_text(specs):
-    hostile = "<script>alert(1)</script> $\\frac{1}{0}$ & \"'"
-    spec = specs["strong-speedup"] | {"title": hostile, "desc": hostile}
-    spec["series"] = [spec["series"][0] | {"label": hostile}]
-    svg = draw(spec)
-    assert "<script" not in svg
-    assert "&lt;script&gt;" in svg
-
-
-def test_bandwidth_is_of_the_largest_size_against_message_sizes(specs):
-    spec = specs["collective-bandwidth"]
-    assert spec["title"] == "Collectives: busbw on 4 ranks"
-    assert spec["series"][0]["y"] == [1.5, 1.5]
-    assert all(low < 1.5 < high for low, high in spec["series"][0]["intervals"])
-    assert {"1 KiB", "1 MiB"} <= set(texts(draw(specs["collective-bandwidth"])))
 
 
 def test_a_figure_holds_six_series_and_says_which_it_leaves_out(tmp_path):
@@ -158,7 +116,123 @@ def test_a_figure_holds_six_series_and_says_which_it_leaves_out(tmp_path):
         }
         write(tmp_path, document(f"w{size}-r0", size, cases))
     results = load([tmp_path])
-    panel = panels(results, series_of(results.rows), 0.7, "GPU-hours")[0]
+    panel = panels(results, series_of(results.rows), 0.7)[0]
     assert [len(spec["series"]) for spec in panel["figures"]] == [6, 6, 6]
     assert "left out: mlp, i=6, mlp, i=7" in panel["notes"][0]
-    assert len(panel["tables"]) == 16  # two of each series: its scaling, and what it takes
+    # Three of each series: its scaling, what it takes, and which size suits which purpose.
+    assert len(panel["tables"]) == 24
+
+
+def test_bandwidth_is_of_the_largest_size_against_message_sizes(specs):
+    spec = specs["collective-bandwidth"]
+    assert spec["title"] == "Collectives: busbw on 4 ranks"
+    assert spec["series"][0]["y"] == [1.5, 1.5]
+    assert {"1 KiB", "1 MiB"} <= set(texts(draw(spec)))
+
+
+def test_figures_are_written_in_every_format_with_their_basis_and_the_same_bytes(tmp_path):
+    whole = data_of(strong_tree(tmp_path / "tree"), command="lockstep report DIR")
+    one = {
+        "source": whole["source"],
+        "sections": [{"figures": whole["sections"][0]["figures"][:1]}],
+    }
+    found = figures.write(one, tmp_path / "a")
+    assert [path.name for path in found] == [f"strong-speedup.{k}" for k in ("svg", "pdf", "png")]
+    again = figures.write(one, tmp_path / "b")
+    assert [path.read_bytes() for path in found] == [path.read_bytes() for path in again]
+    svg = found[0].read_text()
+    assert "lockstep report DIR" in svg
+    assert "H100" in svg
+    assert "var(--" not in svg
+
+
+def test_no_factor_s_name_leads_out_of_the_folder(tmp_path):
+    factor = "../../../out"
+    known = {"metrics": {}, "over": [factor]}
+    cases = {
+        f"program[{value}]": record(
+            step_s=0.1 / value, details={"command": known},
+            factors={"workload": "own", factor: value},
+        )
+        for value in (1, 2, 4)
+    }  # fmt: skip
+    write(tmp_path / "tree", document("w1-r0", 1, cases))
+    folder = tmp_path / "a" / "b" / "figures"
+    made = figures.write(data_of(tmp_path / "tree"), folder, ["svg"])
+    assert any("speedup" in path.name for path in made)
+    assert {path.resolve().parent for path in made} == {folder}
+    assert {path.name for path in tmp_path.iterdir()} == {"tree", "a"}
+
+
+def luminance(colour):
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one, other):
+    low, high = sorted(map(luminance, (one, other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_every_colour_is_seen_on_white_and_in_the_dark():
+    style = (content.ROOT / "reports" / "templates" / "report.css").read_text()
+    blocks = re.findall(r":root \{(.*?)\n\s*\}", style, re.DOTALL)
+    values = [dict(re.findall(r"--(\w+): (#\w{6})", block)) for block in blocks]
+    for found in (one for one in values if "c0" in one):
+        colours = [found[f"c{i}"] for i in range(len(SERIES_COLOURS))]
+        assert min(contrast(colour, found["paper"]) for colour in colours) >= 3
+    assert min(contrast(colour, "#ffffff") for colour in SERIES_COLOURS) >= 3
+
+
+def curve_spec(xs, ys, **more):
+    series = {"label": "e", "x": xs, "y": ys, "intervals": [None] * len(xs), "ideal": [],
+              "dots": [[xs[1], ys[1]]]}  # fmt: skip
+    return {
+        "kind": "curve", "id": "e", "title": "e", "desc": "e", "xlabel": "Ranks", "ylabel": "E",
+        "ylog": False, "ticks": xs, "series": [series], "lines": [],
+    } | more  # fmt: skip
+
+
+def test_one_launch_far_above_the_ideal_leaves_room_for_the_others():
+    spec = curve_spec([1, 2, 4], [1.0, 3.33, 0.8], percent=True, cap=1.5)
+    figure = Figure()
+    figures.curves(figure, spec)
+    assert figure.axes[0].get_ylim()[1] < 1.5
+    assert ">333 %<" in draw(spec)
+
+
+def test_labels_that_would_overlap_are_left_out_and_the_last_one_stays():
+    sizes = [2.0**power for power in range(10, 30)]
+    found = re.findall(
+        r">(\d+ [KM]iB)<", draw(curve_spec(sizes, sizes, ylog=True, size_ticks=True))
+    )
+    assert found[-1] == "512 MiB"
+    assert 5 <= len(found) <= 10
+
+
+def test_a_redacted_page_or_pack_names_no_host_user_path_or_variable(tmp_path):
+    ranks = provenance(1)["ranks"][0] | {"host": "jupiter07.fzj.de"}
+    facts = provenance(
+        1, hostname="jupiter07", image_path="/home/alice/images/a.sif", ranks=[ranks],
+        environment={"USER": "alice", "SECRET_TOKEN": "xyzzy"}, command=["/home/alice/bin/pytest"],
+    )  # fmt: skip
+    root = strong_tree(tmp_path, {1: (0.1, 0.11)}, provenance=facts)
+    results = load([root])
+    redactor = Redactor(results)  # takes facts out of the results, too
+    text = str(redactor(page(evaluate(results), 0.7)))
+    pack = tmp_path / "pack"
+    wanted = ("--proposal", "generic", "--despite", "--redact", "--to", pack)
+    CliRunner().invoke(lockstep, ["report", *map(str, (root, *wanted))], catch_exceptions=False)
+    text += "".join(path.read_text() for path in pack.iterdir() if path.is_file())
+    assert "proposal.tex" in {path.name for path in pack.iterdir()}
+    for secret in ("jupiter07", "alice", "SECRET_TOKEN", "xyzzy", "/home"):
+        assert secret not in text
+    assert "host1" in text
+    assert "images/s" in text
+
+
+def test_hosts_keep_their_order_under_other_names(tmp_path):
+    results = load([full_tree(tmp_path)])
+    results.rows[0].rank_hosts = ["node10", "node9"]
+    assert Redactor(results)(["node9", "node10", "renode9"]) == ["host2", "host3", "renode9"]

@@ -2,12 +2,13 @@
 
 import re
 import shutil
-import subprocess
 import sys
 
 import pytest
-from commands import BOUNDED
+from commands import finish, run
 from launched import ROOT, environ
+
+from lockstep.before.lint.lint_cli import lint
 
 PAGE = ROOT / "docs" / "how-to" / "four-rungs.md"
 RUNGS = re.split(r"^## \d\. .*$", PAGE.read_text(), flags=re.MULTILINE)[1:]
@@ -20,8 +21,6 @@ ASKED = [
     ("--nodes=2", "--gpus-per-node=4", 'torchrun --nnodes="$SLURM_NNODES"'),
 ]
 
-pytestmark = pytest.mark.slow
-
 
 def climbed(folder, rung):
     """Write both scripts as they are on a rung into the folder, by the page's diffs."""
@@ -29,35 +28,25 @@ def climbed(folder, rung):
         shutil.copy(ROOT / "examples" / "rungs" / name, folder)
     for text in RUNGS[:rung]:
         for diff in re.findall(r"^```diff\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-            ended = subprocess.run(
-                ["git", "apply", "-p0", "-"], cwd=folder, input=diff, text=True, check=False,
-                capture_output=True,
-            )  # fmt: skip
+            ended = finish(["git", "apply", "-p0", "-"], cwd=folder, input=diff)
             assert ended.returncode == 0, ended.stderr
 
 
-def run(folder, *arguments):
-    ended = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environ(ROOT), capture_output=True,
-        text=True, check=False, **BOUNDED,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(("rung", "start"), [(1, ()), (2, ()), (3, TORCHRUN), (4, TORCHRUN)])
 def test_each_rung_learns_and_one_rank_says_so(tmp_path, rung, start):
     climbed(tmp_path, rung)
-    said = run(tmp_path, *start, "train.py")
-    first, _, last = (float(loss) for loss in re.findall(r"^epoch \d: loss (\S+),", said, re.M))
+    ended = finish([sys.executable, *start, "train.py"], cwd=tmp_path, env=environ(ROOT))
+    assert ended.returncode == 0, ended.stderr
+    losses = re.findall(r"^epoch \d: loss (\S+),", ended.stdout, re.M)
+    first, _, last = map(float, losses)
     assert last < first / 2
 
 
 @pytest.mark.parametrize("rung", [1, 2, 3, 4])
 def test_the_linter_finds_nothing_in_a_rung(tmp_path, rung):
     climbed(tmp_path, rung)
-    said = run(tmp_path, "-m", "lockstep", "lint", "train.sbatch", "train.py")
-    assert said == ""
+    assert run(lint, tmp_path / "train.sbatch", tmp_path / "train.py").stdout == ""
     script = (tmp_path / "train.sbatch").read_text()
     nodes, gpus, start = ASKED[rung - 1]
     assert f"#SBATCH {nodes}\n" in script

@@ -32,13 +32,8 @@ def test_every_column_of_the_points_is_described_and_no_other(folder):
     assert {tuple(point) for point in points} == {(*columns.POINTS, *columns.DETAILS)}
 
 
-def test_a_row_of_points_holds_what_the_report_prints(folder):
+def test_factors_and_meanings_of_columns_come_with_a_frame(folder):
     frame = lockstep.read(folder)
-    printed = table(series_of(load([folder]).rows))
-    assert len(frame) == len(printed)
-    for name in ("case", "world_size", "step_s", "speedup_low", "global_batch"):
-        values = frame[name].astype(object).where(frame[name].notna(), None)
-        assert list(values) == [row[name] for row in printed]
     assert set(frame.factor_bucket_cap_mb.dropna()) == {1, 25, 50, 100}
     assert frame.attrs["version"] == columns.VERSION
     assert frame.attrs["columns"]["step_s"]["unit"] == "s"
@@ -60,6 +55,12 @@ def test_launches_and_rounds_are_the_rows_below_the_points(folder):
     ]
     assert own.pivot_table("round_s", "rank", "round").values.tolist() == block["rank_round_s"]
     assert own.groupby("round").step_s.max().median() == pytest.approx(one.step_s)
+
+
+def test_a_column_that_no_launch_has_is_an_error_and_not_unknown(folder, monkeypatch):
+    monkeypatch.setitem(columns.LAUNCHES, "no_such_field", columns.Column("s", "misspelt"))
+    with pytest.raises(AttributeError, match="no_such_field"):
+        lockstep.read(folder, launches=True)
 
 
 def test_a_launch_that_cannot_be_read_is_told(tmp_path):

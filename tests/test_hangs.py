@@ -51,8 +51,8 @@ def test_a_thread_that_outlives_a_launch_of_one_rank_costs_no_case_and_is_report
     ended = run(impatient, "linger")
     assert (ended.codes, len(ended.measured), ended.num_left) == ([0], 3, 0)
     assert re.search(
-        r"^w1-r0 is complete, but it did not end well: rank 0 on \S+ \(cpu\) did not end within "
-        r"9 s of its last case; ",
+        r"^w1-r0 is complete, but ended with an error: rank 0 on \S+ \(cpu\) did not end within "
+        r"9 s of its last case, because a thread or exit handler still runs; ",
         ended.said,
         re.MULTILINE,
     )
@@ -67,21 +67,21 @@ def test_a_thread_that_outlives_a_launch_of_one_rank_costs_no_case_and_is_report
             "timer",
             "all",
             r"rank 0 on \S+ \(cpu\) did not end \S+::test_b_breaks\S+ within its budget of 5 s; "
-            "raise --case-budget if it needs longer; ",
+            "raise --case-budget if the case needs longer; ",
             [-signal.SIGALRM, -signal.SIGALRM],
             1,
         ),
         (
             "late",
             "1",
-            r"rank 1 on \S+ \(cpu\) did not come to the end of the launch; see its log$",
+            r"rank 1 on \S+ \(cpu\) did not reach the end of the launch; see its log$",
             [70, 1],
             3,
         ),
         (
             "internal",
             "1",
-            r"rank 1 on \S+: broke outside a case: RuntimeError: DataLoader worker \(pid 7\) is "
+            r"rank 1 on \S+: failed outside a case: RuntimeError: DataLoader worker \(pid 7\) is "
             "killed by signal: Killed.$",
             [70, 3],
             0,
@@ -103,7 +103,7 @@ def test_ranks_that_no_driver_watches_end_and_name_who_is_at_fault(
         ("exit", r"rank 1 on \S+: ended the session: Exit: no licence here"),
         pytest.param(
             "module",
-            r"rank 1 on \S+: skips all that it could measure: .*no such GPU here",
+            r"rank 1 on \S+: skips every case: .*no such GPU here",
             marks=pytest.mark.chaos,
         ),
     ],

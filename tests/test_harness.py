@@ -1,4 +1,4 @@
-"""What a case gets from us: whom it names as the rank that holds the others up, and what fits."""
+"""The fixture `lockstep`: flags of slow ranks, checks and counts of samples, own steps."""
 
 import json
 import socket
@@ -6,7 +6,6 @@ from collections import UserDict
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,15 +17,10 @@ from torch import zeros
 from lockstep.core.flags import flag
 from lockstep.core.record import KEY
 from lockstep.measure import harness
-from lockstep.measure.batches import Goal
-from lockstep.measure.harness import Harness, Measurement, Part
-from lockstep.measure.loop_variants import Loop, halved
+from lockstep.measure.harness import Goal, Harness, Measurement, Part
+from lockstep.measure.loop_variants import Loop, halve
 from lockstep.report.load.reading import gather
 from lockstep.workloads import trees
-
-ROOT = Path(__file__).parents[1]
-SMOKE = ("-m", "pytest", ROOT / "bench", "--size", "smoke")
-
 
 TURNS = 8
 
@@ -43,16 +37,15 @@ TURNS = 8
     ],
 )
 def test_the_rank_that_the_others_wait_for_is_named(own_s, slow):
-    own_s = [[one * (1 + 0.001 * (turn % 2)) for turn in range(TURNS)] for one in own_s]
+    own_s = [[mean_s * (1 + 0.001 * (turn % 2)) for turn in range(TURNS)] for mean_s in own_s]
 
-    def found(num_turns):
+    def flags(num_turns):
         parts = [Part([1.0], variant_s={"own": rank[:num_turns]}) for rank in own_s]
-        return [one.values for one in harness.find_flags(parts, list("abcd"))]
+        return [flag.values for flag in harness.find_flags(parts, list("abcd"))]
 
-    assert [(one["rank"], one["host"], one["ratio"]) for one in found(TURNS)] == (
-        [(slow[0], "abcd"[slow[0]], pytest.approx(slow[1]))] if slow else []
-    )
-    assert found(2) == []
+    expected = [(slow[0], "abcd"[slow[0]], pytest.approx(slow[1]))] if slow else []
+    assert [(flag["rank"], flag["host"], flag["ratio"]) for flag in flags(TURNS)] == expected
+    assert flags(2) == []
 
 
 @pytest.fixture
@@ -74,7 +67,7 @@ def test_a_count_of_samples_that_is_no_count_is_refused_before_the_rounds(
     only_rank, monkeypatch, samples
 ):
     monkeypatch.setattr(Harness, "time", lambda *_: pytest.fail("its rounds were timed"))
-    with pytest.raises(ValueError, match="no whole number of 1 or more"):
+    with pytest.raises(ValueError, match="not a whole number of 1 or more"):
         only_rank.measure(lambda: None, samples=samples)
 
 
@@ -126,7 +119,7 @@ def test_a_batch_that_holds_other_samples_than_are_given_is_seen(only_rank, batc
     def flags(unit):
         own = Measurement(print, samples, [batch], unit=unit)
         assert own.problem(1) == ""  # draws the first batch
-        return [each.to_dict() for each in own.contradiction()]
+        return [flag_.to_dict() for flag_ in own.contradiction()]
 
     seen = [] if items is None else [{"kind": "other-samples", "samples": samples, "items": items}]
     assert flags("samples") == seen
@@ -140,15 +133,15 @@ def test_of_what_a_step_holds_only_the_number_of_its_parts_is_no_number_of_sampl
         return pair, average
 
     own = Measurement(step, 2, unit="rows")
-    assert [each.values["items"] for each in own.contradiction()] == [256]
+    assert [flag_.values["items"] for flag_ in own.contradiction()] == [256]
     other = replace(own, step=partial(print, pair))
-    assert [each.kind for each in other.contradiction()] == ["other-samples"]
+    assert [flag_.kind for flag_ in other.contradiction()] == ["other-samples"]
     assert not replace(own, samples=256).contradiction()
     assert not replace(own, samples=300).contradiction()
 
 
 def test_half_of_a_dataclass_is_half_of_its_tensors():
-    half = halved(Batch(X, Y))
+    half = halve(Batch(X, Y))
     assert (half.rows.shape, half.labels.shape, half.name) == ((128, 64), (128,), "digits")
 
 
@@ -160,13 +153,13 @@ class Once:
 
 
 def test_batches_that_hold_none_are_refused_and_used_up_ones_named(only_rank):
-    with pytest.raises(ValueError, match="batches holds no batch"):
+    with pytest.raises(ValueError, match="batches is empty"):
         only_rank.measure(print, samples=1, batches=[])
     loop = Loop(lambda batch: None, [], Once())
     assert loop.problem() == ""
-    loop.drawing()()
-    with pytest.raises(RuntimeError, match="used up at step 2; give a DataLoader"):
-        loop.drawing()()
+    loop.drawing_step()()
+    with pytest.raises(RuntimeError, match="ended at step 2; give a DataLoader"):
+        loop.drawing_step()()
 
 
 def test_a_wrapper_with_no_sync_and_no_buckets_is_no_ddp_model():
@@ -196,39 +189,6 @@ def test_what_a_ranks_part_shows_against_the_result_is_flagged_with_its_host():
     ]
 
 
-SLOW_RANK = """
-import os
-import time
-from dataclasses import replace
-from lockstep.workloads.mlp import mlp
-
-def make():
-    plain = mlp(width=64, depth=2)
-    def loss(outputs, targets):
-        time.sleep(0.05 if os.environ["RANK"] == "1" else 0.02)
-        return plain.loss(outputs, targets)
-    return replace(plain, loss=loss)
-"""
-
-
-@pytest.mark.slow
-def test_a_slow_rank_is_flagged_with_its_host(run_ranks, tmp_path):
-    (tmp_path / "slow.py").write_text(SLOW_RANK)
-    options = ["--workload", "slow:make", "--rounds", "40", "--benchmark-json", "out.json"]
-    arguments = [*SMOKE, "-m", "weak", *options]
-    ended = run_ranks([arguments] * 2, tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
-    assert [rank.returncode for rank in ended] == [0, 0], ended[0].stdout
-    (entry,) = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
-    block = entry["extra_info"][KEY]
-    variants = block["details"]["rank_variant_s"]
-    assert set(variants) == {"full", "own", "half", "reduce", "running"}
-    assert len({len(turns) for ranks in variants.values() for turns in ranks}) == 1
-    zero_s, one_s = map(min, variants["own"])
-    assert one_s > zero_s > 0.02
-    (found,) = [flag for flag in block["flags"] if flag["kind"] == "straggler"]
-    assert (found["rank"], found["host"]) == (1, socket.gethostname())
-
-
 TWICE = """
 def test_twice(lockstep):
     lockstep.measure(lambda: None, samples=1)
@@ -241,7 +201,7 @@ def test_a_test_that_measures_twice_is_refused_on_all_ranks(run_ranks, tmp_path)
     ended, cases = of_own_test(run_ranks, tmp_path, TWICE)
     assert [rank.returncode for rank in ended] == [1, 1], ended[0].stdout + ended[1].stderr
     assert cases == {}
-    assert "ValueError: test_twice has measured already" in ended[0].stdout
+    assert "ValueError: test_twice has already measured" in ended[0].stdout
 
 
 OWN_STEPS = """
@@ -285,19 +245,8 @@ def test_a_step_in_which_ranks_wait_also_without_gradients_has_no_variants(run_r
     kinds = [{flag["kind"] for flag in case["flags"]} for case in (plain, waits)]
     assert [found & {"straggler", "own-waits"} for found in kinds] == [{"straggler"}, {"own-waits"}]
     assert set(waits["details"]) & {"rank_variant_s", "bucket_bytes"} == {"bucket_bytes"}
-
-
-@pytest.mark.chaos
-@pytest.mark.slow
-def test_a_batch_beyond_memory_fails_on_all_ranks_before_it_is_made(run_ranks, tmp_path):
-    arguments = [
-        *(*SMOKE, "-m", "weak"),
-        *("--local-batch", "1000000", "--workload", "resnet50:image=10000", "--comm-timeout", "30"),
-    ]
-    zero, one = run_ranks([arguments] * 2, tmp_path)
-    assert (zero.returncode, one.returncode) == (1, 1)
-    assert "ValueError: rank 0 on " in zero.stdout
-    assert "GiB for its batch of 1000000, but " in zero.stdout
+    (slow,) = (flag for flag in plain["flags"] if flag["kind"] == "straggler")
+    assert (slow["rank"], slow["host"]) == (1, socket.gethostname())
 
 
 SLIPS = """
@@ -311,24 +260,20 @@ from lockstep.workloads import Workload
 def of_last_rank(asked):
     return asked + (distributed.get_rank() + 1 == distributed.get_world_size())
 
-def make(num_of=lambda asked: asked, **facts):
+def make(num_of=lambda asked: asked):
     def make_batch(num_items, device, generator):
         shape = (num_of(num_items), 8)
         inputs = torch.randn(shape, device=device, generator=generator)
         return inputs, torch.zeros(len(inputs), dtype=torch.long, device=device)
 
-    loss = nn.functional.cross_entropy
-    return Workload("mine", lambda: nn.Linear(8, 2), make_batch, loss, **facts)
+    return Workload("mine", lambda: nn.Linear(8, 2), make_batch, nn.functional.cross_entropy)
 
 healthy = lambda: make()
 half = lambda: make(lambda asked: asked // 2)
 one_more = lambda: make(of_last_rank)
-floats = lambda: make(samples_per_item=1.5)
-no_unit = lambda: make(sample_unit=None)
-negative = lambda: make(samples_per_item=-1)
 
 @pytest.mark.cases("weak")
-@pytest.mark.parametrize("slip", ["half", "one_more", "floats", "no_unit", "negative", "healthy"])
+@pytest.mark.parametrize("slip", ["half", "one_more", "healthy"])
 def test_slip(lockstep, slip, workload, precision, local_batch):
     model = workloads.make(f"slips:{slip}")
     with build_step(lockstep, model, local_batch, precision=precision) as step:
@@ -348,14 +293,11 @@ def test_a_workload_that_counts_wrongly_fails_its_own_case_alone(run_ranks, tmp_
     path = tmp_path / "out.json"
     launch = json.loads(path.read_text())[KEY]
     failed = {end["case"].rpartition("-")[2].rstrip("]"): end for end in launch["failed"]}
-    reasons = {slip: end["reason"] for slip, end in failed.items()}
-    assert set(reasons) == {"half", "one_more", "floats", "no_unit", "negative"}
-    assert "workload slips:half was asked for 32 items and returned 16; return" in reasons["half"]
+    assert set(failed) == {"half", "one_more"}
+    said = "workload slips:half returned 16 items instead of 32; return"
+    assert said in failed["half"]["reason"]
     own, others = failed["one_more"]["causes"]
     assert (own["rank"], own["kind"], others["kind"]) == (1, "fault", "consequence")
     assert "OtherRankError" in others["error"]  # it did not wait for the time-out
-    assert "samples_per_step is 96.0, which is no whole number of 1 or more" in reasons["floats"]
-    assert "sample_unit is None; give a text, such as 'images'" in reasons["no_unit"]
-    assert "samples_per_step is -64, which is no whole number" in reasons["negative"]
     (row,) = gather([path]).rows
     assert "healthy" in row.case

@@ -2,12 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import finish
 from launched import environ
 
 from lockstep.core.record import KEY
@@ -35,7 +35,7 @@ def read_all(folder: Path, *, is_cold: bool) -> tuple[int, np.ndarray]:
 def test_every_cold_read_comes_from_storage_and_no_warm_one(tmp_path):
     if network.file_system(tmp_path) in IN_MEMORY:
         pytest.skip(f"{tmp_path} is memory, where no read is cold")
-    images, _ = data.generated(NUM_IMAGES, SHAPE)
+    images, _ = data.generate_images(NUM_IMAGES, SHAPE)
     loader_cases._write(tmp_path, images)
     warm_bytes, read = read_all(tmp_path, is_cold=False)
     assert warm_bytes == 0
@@ -77,10 +77,8 @@ def test_both_caches_are_measured_as_cases_of_their_own_and_leave_no_file(tmp_pa
         ),
         f"--benchmark-json={tmp_path}/result.json",
     ]
-    ended = subprocess.run(
-        [sys.executable, "-m", "pytest", *options], cwd=ROOT, env=environ(ROOT),
-        capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "pytest", *options]
+    ended = finish(command, cwd=ROOT, env=environ(ROOT), timeout=600)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     document = json.loads((tmp_path / "result.json").read_text())
     records = {one["params"]["cache"]: one["extra_info"][KEY] for one in document["benchmarks"]}

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import stand_ins
-from cluster import need_testbed
 from data.job_samples import site_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,9 +18,8 @@ from lockstep.before.init.drafts import (
     Surroundings,
     choose,
     cluster_campaign,
-    drafts,
     ladder,
-    look_around,
+    read_surroundings,
     site_file,
 )
 from lockstep.campaign import campaign as campaigns
@@ -33,92 +31,67 @@ from lockstep.slurm.associations import Accounts
 ROOT = Path(__file__).parents[1]
 
 # As Slurm 22.05 prints them; what a case does not change is as on a plain cluster.
-NODE = """NodeName={name} Arch=x86_64 CoresPerSocket=32
+
+
+def node(
+    name, gres="(null)", *, cpus="CPUEfctv=128 CPUTot=128", features="(null)", memory=512000,
+    state="IDLE", partitions="gpu",
+):  # fmt: skip
+    return f"""NodeName={name} Arch=x86_64 CoresPerSocket=32
    CPUAlloc=0 {cpus} CPULoad=0.49
    AvailableFeatures={features}
-   ActiveFeatures={features}
    Gres={gres}
-   NodeAddr={name} NodeHostName={name} Version=22.05.8
    OS=Linux 5.14.0-284.el9.x86_64 #1 SMP PREEMPT_DYNAMIC Thu Jan 1 00:00:00 UTC 2026
-   RealMemory={memory} AllocMem=0 FreeMem=17382 Sockets={sockets} Boards=1
+   RealMemory={memory} AllocMem=0 FreeMem=17382 Sockets=2 Boards=1
    State={state} ThreadsPerCore=2 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A
    Partitions={partitions}
    CfgTRES=cpu=128,mem=512000M,billing=128,gres/gpu=4
    Reason=a comment that says Gres=gpu:liar:99 [root@2026-01-01T00:00:00]
 
 """
-PARTITION = """PartitionName={name}
+
+
+def partition(
+    name="gpu", *, accounts="ALL", default="NO", max_nodes="UNLIMITED", max_time="1-00:00:00",
+    state="UP",
+):  # fmt: skip
+    return f"""PartitionName={name}
    AllowGroups=ALL AllowAccounts={accounts} AllowQos=ALL
    AllocNodes=ALL Default={default} QoS=N/A
-   DefaultTime=NONE DisableRootJobs=NO {exclusive} GraceTime=0 Hidden=NO
    MaxNodes={max_nodes} MaxTime={max_time} MinNodes=0 LLN=NO MaxCPUsPerNode=UNLIMITED
-   Nodes=n[1-2]
-   PriorityJobFactor=1 PriorityTier=1 RootOnly=NO ReqResv=NO OverSubscribe=NO
    State={state} TotalCPUs=16 TotalNodes=4 SelectTypeParameters=NONE
 
 """
-CONFIG = """Configuration data as of 2026-11-21T09:14:01
+
+
+def cluster(*texts, storage="accounting_storage/slurmdbd", name="here"):
+    config = f"""Configuration data as of 2026-11-21T09:14:01
 AccountingStorageType   = {storage}
 ClusterName             = {name}
-MaxArraySize            = {array}
-SLURM_VERSION           = {version}
+MaxArraySize            = 1001
+SLURM_VERSION           = 22.05.8
 
 Slurmctld(primary) at head is UP
 """
-
-
-def node(name, gres="(null)", **changes):
-    usual = {
-        "cpus": "CPUEfctv=128 CPUTot=128",
-        "features": "(null)",
-        "memory": 512000,
-        "sockets": 2,
-        "state": "IDLE",
-        "partitions": "gpu",
-    }
-    return NODE.format(name=name, gres=gres, **usual | changes)
-
-
-def partition(name="gpu", **changes):
-    usual = {
-        "accounts": "ALL",
-        "default": "NO",
-        "exclusive": "ExclusiveUser=NO",
-        "max_nodes": "UNLIMITED",
-        "max_time": "1-00:00:00",
-        "state": "UP",
-    }
-    return PARTITION.format(name=name, **usual | changes)
-
-
-def cluster(*texts, **changes):
-    usual = {
-        "storage": "accounting_storage/slurmdbd",
-        "name": "here",
-        "array": 1001,
-        "version": "22.05.8",
-    }
-    nodes = "".join(text for text in texts if text.startswith("NodeName"))
-    partitions = "".join(text for text in texts if text.startswith("PartitionName"))
-    return clusters.parse(CONFIG.format(**usual | changes), partitions, nodes)
+    parts = [[text for text in texts if text.startswith(kind)] for kind in ("Partition", "Node")]
+    return clusters.parse(config, *map("".join, parts))
 
 
 def around(**changes):
     usual = {
-        "interfaces": ("eth0",),
-        "images": (Path("/images/lockstep.sif"),),
-        "has_apptainer": True,
-        "venv": None,
-        "modules": (),
-        "suite": Path("/home/me/lockstep"),
-        "scratch": None,
-        "num_cores": 4,
-        "num_gpus": 0,
-    }
+        "interfaces": ("eth0",), "images": (Path("/images/lockstep.sif"),), "has_apptainer": True,
+        "venv": None, "modules": (), "suite": Path("/home/me/lockstep"), "scratch": None,
+        "num_cores": 4, "num_gpus": 0,
+    }  # fmt: skip
     return Surroundings(**usual | changes)
 
 
 MANY = [node(f"n{i}", "gpu:a100:4(S:0-3)") for i in range(40)]
+ONE_NODE = [partition(max_nodes=1), *MANY]
+MIXED = [
+    partition(), *[node(f"a{i}", "gpu:a100:4(S:0-1)") for i in range(5)],
+    node("h1", "gpu:h100:8(S:0-1)"),
+]  # fmt: skip
 # cluster -> what the site file says of it, and the campaign's ladder
 CLUSTERS = {
     "typed GPUs with sockets": (
@@ -127,105 +100,66 @@ CLUSTERS = {
         [1, 2, 4, 8, 16],
     ),
     "AMD": (
-        [
-            partition("standard-g", max_time="2-00:00:00", max_nodes=1024),
-            node("nid1", "gpu:mi250x:8(S:0-7)", partitions="standard-g"),
-            node("nid2", "gpu:mi250x:8(S:0-7)", partitions="standard-g"),
-        ],
-        {"gpus_per_node": 8, "gpu_runtime": "rocm", "time": "02:00:00"},
-        [1, 2, 4, 8, 16],
+        [partition("standard-g", max_time="2-00:00:00", max_nodes=1024),
+         *[node(f"nid{i}", "gpu:mi250x:8(S:0-7)", partitions="standard-g") for i in (1, 2)]],
+        {"gpus_per_node": 8, "gpu_runtime": "rocm", "time": "02:00:00"}, [1, 2, 4, 8, 16],
     ),
     "no GPUs": (
         [partition("batch"), node("n1", partitions="batch"), node("n2", partitions="batch")],
-        {"gpus_per_node": 0, "max_ranks_per_node": 2, "gpu_type": None},
-        [1, 2, 4],
+        {"gpus_per_node": 0, "max_ranks_per_node": 2, "gpu_type": None}, [1, 2, 4],
     ),
     "no gres field, old Slurm": (
         [partition(), node("n1", cpus="CPUTot=64").replace("   Gres=(null)\n", "")],
-        {"gpus_per_node": 0, "cpus_per_node": 64},
-        [1, 2],
+        {"gpus_per_node": 0, "cpus_per_node": 64}, [1, 2],
     ),
     "CPUs kept from jobs": (
         [partition(), node("n1", "gpu:4", cpus="CPUEfctv=120 CPUTot=128")],
-        {"cpus_per_node": 120},
-        [1, 2, 4],
+        {"cpus_per_node": 120}, [1, 2, 4],
     ),
     "several partitions, the default without GPUs": (
-        [
-            partition("cpu", default="YES"),
-            partition("gpu", max_time="08:00:00"),
-            partition("devel", max_time="00:30:00", max_nodes=1),
-            partition("other"),
-            node("c1", partitions="cpu"),
-            *[node(f"g{i}", "gpu:h100:4(S:0-1),nvme:1", partitions="gpu,devel") for i in (1, 2)],
-            node("v1", "gpu:v100:2", partitions="other"),
-        ],
-        {
-            "partition": "gpu",
-            "partitions": {"gpu": ("08:00:00", 2), "devel": ("00:30:00", 1)},
-            "gpus_per_node": 4,
-        },
+        [partition("cpu", default="YES"), partition("gpu", max_time="08:00:00"),
+         partition("devel", max_time="00:30:00", max_nodes=1), partition("other"),
+         node("c1", partitions="cpu"), node("v1", "gpu:v100:2", partitions="other"),
+         *[node(f"g{i}", "gpu:h100:4(S:0-1),nvme:1", partitions="gpu,devel") for i in (1, 2)]],
+        {"partition": "gpu", "gpus_per_node": 4,
+         "partitions": {"gpu": ("08:00:00", 2), "devel": ("00:30:00", 1)}},
         [1, 2, 4, 8],
     ),
     "mixed types": (
-        [
-            partition(),
-            *[node(f"a{i}", "gpu:a100:4(S:0-1)") for i in range(5)],
-            node("h1", "gpu:h100:8(S:0-1)"),
-        ],
-        {"gpus_per_node": 4, "gpu_type": "a100", "constraint": None},
-        [1, 2, 4, 8, 16],
+        MIXED, {"gpus_per_node": 4, "gpu_type": "a100", "constraint": None}, [1, 2, 4, 8, 16],
     ),
     "mixed processors": (
-        [
-            partition(),
-            *[node(f"a{i}", "gpu:a100:4", features="rome,ib") for i in range(3)],
-            node("b1", "gpu:a100:4", cpus="CPUTot=192", features="genoa,ib"),
-        ],
-        {"cpus_per_node": 128, "constraint": "rome", "gpu_type": None},
-        [1, 2, 4, 8],
+        [partition(), *[node(f"a{i}", "gpu:a100:4", features="rome,ib") for i in range(3)],
+         node("b1", "gpu:a100:4", cpus="CPUTot=192", features="genoa,ib")],
+        {"cpus_per_node": 128, "constraint": "rome", "gpu_type": None}, [1, 2, 4, 8],
     ),
     "memory that differs a little": (
-        [partition(), node("n1", "gpu:4", memory=515000), node("n2", "gpu:4", memory=512000)],
-        {"gpus_per_node": 4, "constraint": None},
-        [1, 2, 4, 8],
+        [partition(), node("n1", "gpu:4", memory=515000), node("n2", "gpu:4")],
+        {"gpus_per_node": 4, "constraint": None}, [1, 2, 4, 8],
     ),
     "no time limit": (
         [partition(max_time="UNLIMITED"), node("n1", "gpu:4")],
-        {"time": "02:00:00", "partitions": {"gpu": (None, 1)}},
-        [1, 2, 4],
+        {"time": "02:00:00", "partitions": {"gpu": (None, 1)}}, [1, 2, 4],
     ),
-    "a limit of one node": ([partition(max_nodes=1), *MANY], {"gpus_per_node": 4}, [1, 2, 4]),
+    "a limit of one node": (ONE_NODE, {"gpus_per_node": 4}, [1, 2, 4]),
     "GPUs in a number that no batch divides": (
-        [partition(), node("n1", "gpu:6"), node("n2", "gpu:6")],
-        {"gpus_per_node": 6},
+        [partition(), node("n1", "gpu:6"), node("n2", "gpu:6")], {"gpus_per_node": 6},
         [1, 2, 4, 6, 12],
     ),
     "a partition that is down": (
-        [
-            partition("a", state="DOWN"),
-            partition("b"),
-            node("n1", "gpu:8", partitions="a,b"),
-        ],
-        {"partition": "b"},
-        [1, 2, 4, 8],
+        [partition("a", state="DOWN"), partition("b"), node("n1", "gpu:8", partitions="a,b")],
+        {"partition": "b"}, [1, 2, 4, 8],
     ),
     "a partition for others": (
-        [
-            partition("a", accounts="physics,chemistry"),
-            partition("b", accounts="mine"),
-            node("n1", "gpu:8", partitions="a"),
-            node("n2", "gpu:4", partitions="b"),
-        ],
-        {"partition": "b", "account": "mine"},
-        [1, 2, 4],
+        [partition("a", accounts="physics,chemistry"), partition("b", accounts="mine"),
+         node("n1", "gpu:8", partitions="a"), node("n2", "gpu:4", partitions="b")],
+        {"partition": "b", "account": "mine"}, [1, 2, 4],
     ),
     "names with all that Slurm allows": (
         [partition("gpu.big+1"), node("n1", "gpu:4", partitions="gpu.big+1")],
-        {"partition": "gpu.big+1", "partitions": {"gpu.big+1": ("1-00:00:00", 1)}},
-        [1, 2, 4],
+        {"partition": "gpu.big+1", "partitions": {"gpu.big+1": ("1-00:00:00", 1)}}, [1, 2, 4],
     ),
-}
+}  # fmt: skip
 # User, default account, account, partition, default QOS, QOS, and limits.
 OWN = associations.parse("me|mine|mine|||normal,high||||\nme|mine|theirs|||normal||||\n")
 
@@ -237,7 +171,7 @@ def load(tmp_path, name, text):
     return (sites if name == "site.toml" else campaigns).load(str(path))
 
 
-def said(site):
+def facts_of(site):
     """Return a site's values as the table above writes them."""
     limits = {name: (limit.time, limit.max_nodes) for name, limit in site.partitions.items()}
     return dict(site) | {"partitions": limits}
@@ -247,24 +181,19 @@ def said(site):
 def test_a_cluster_s_words_become_files_that_load(name, tmp_path):
     texts, facts, world_sizes = CLUSTERS[name]
     found = cluster(*texts)
-    site = load(tmp_path, "site.toml", site_file(found, OWN, around()).text)
-    assert {key: said(site)[key] for key in facts} == facts
-    campaign = load(tmp_path, "campaign.toml", cluster_campaign(found, OWN).text)
+    text = site_file(found, OWN, around())
+    site = load(tmp_path, "site.toml", text)
+    assert {key: facts_of(site)[key] for key in facts} == facts
+    campaign = load(tmp_path, "campaign.toml", cluster_campaign(found, OWN))
     assert list(campaign.world_sizes) == world_sizes
-
-
-@pytest.mark.parametrize("name", CLUSTERS)
-def test_each_commented_key_is_one_that_a_site_file_may_set(name):
-    text = site_file(cluster(*CLUSTERS[name][0]), OWN, around()).text
     known = set(sites.Site.model_fields) | set(sites.Container.model_fields) | {"NCCL_DEBUG"}
     off = [line[2:].partition(" = ")[0] for line in text.splitlines() if line.startswith("# ")]
     keys = {key for key in off if key.isidentifier()}
-    assert {"qos", "reservation", "scratch", "binds"} <= keys <= known
+    assert {"qos", "reservation", "scratch", "binds"} <= keys <= known, "keys in comments"
 
 
 def test_the_inventory_lists_each_kind_of_node():
-    texts = CLUSTERS["mixed types"][0]
-    text = site_file(cluster(*texts), OWN, around()).text
+    text = site_file(cluster(*MIXED), OWN, around())
     rows = [line.split() for line in text.splitlines() if line.startswith("#   gpu*")]
     assert rows == [
         ["#", "gpu*", "5", "4", "x", "a100", "128", "500", "GiB", "1-00:00:00"],
@@ -306,18 +235,17 @@ def test_a_ladder_grows_and_fills_its_nodes(ranks_per_node, num_nodes):
     assert all(size < ranks_per_node or size % ranks_per_node == 0 for size in found)
 
 
-def test_without_accounts_the_account_is_left_to_be_filled_in(tmp_path):
-    found = cluster(*CLUSTERS["a limit of one node"][0], storage="(null)")
-    assert not found.keeps_accounts
-    text = site_file(found, Accounts(), around()).text
-    assert '# account = "PROJECT"' in text
-    assert load(tmp_path, "site.toml", text).account is None
-
-
-def test_a_user_s_default_account_is_proposed_and_the_others_named():
-    text = site_file(cluster(*CLUSTERS["a limit of one node"][0]), OWN, around()).text
-    (line,) = [line for line in text.splitlines() if line.startswith("account")]
-    assert line.split() == ["account", "=", '"mine"', "#", "or", "theirs"]
+@pytest.mark.parametrize(
+    ("storage", "accounts", "line"),
+    [
+        ("(null)", Accounts(), '# account = "PROJECT"'),
+        ("accounting_storage/slurmdbd", OWN, 'account = "mine" # or theirs'),
+    ],
+)
+def test_a_user_s_default_account_is_proposed_and_the_others_named(storage, accounts, line):
+    here = cluster(*ONE_NODE, storage=storage)
+    assert here.keeps_accounts == (accounts is OWN)
+    assert line in " ".join(site_file(here, accounts, around()).split())
 
 
 def test_accounts_are_read_from_associations():
@@ -345,25 +273,20 @@ def test_a_node_that_is_powered_down_comes_back(state, is_here):
 
 
 @pytest.mark.parametrize(
-    ("interfaces", "set_to"),
-    [
-        (("ib0", "eth0"), "ib0"),
-        (("eth0",), None),
-        ((), None),
-    ],
+    ("interfaces", "set_to"), [(("ib0", "eth0"), "ib0"), (("eth0",), None), ((), None)]
 )
 def test_a_fast_interface_is_set_and_another_only_proposed(interfaces, set_to, tmp_path):
-    found = cluster(*CLUSTERS["a limit of one node"][0])
-    text = site_file(found, OWN, around(interfaces=interfaces)).text
+    found = cluster(*ONE_NODE)
+    text = site_file(found, OWN, around(interfaces=interfaces))
     assert load(tmp_path, "site.toml", text).interface == set_to
     assert f'interface = "{(*interfaces, "ib0")[0]}"' in text
 
 
 def test_without_an_image_loading_asks_for_one_in_a_sentence(tmp_path):
-    draft = site_file(cluster(*CLUSTERS["a limit of one node"][0]), OWN, around(images=()))
-    assert draft.to_fill_in == ("image",)
+    draft = site_file(cluster(*ONE_NODE), OWN, around(images=()))
+    assert "fill in image in site.toml" in init_cli._next(Path(), {"site.toml": draft})
     with pytest.raises(ValueError, match=r"site\.toml: not filled in yet: container\.image;"):
-        load(tmp_path, "site.toml", draft.text)
+        load(tmp_path, "site.toml", draft)
     site = sites.load(str(tmp_path / "site.toml"), is_draft=True)
     assert site.to_fill_in == ("container.image",)
     subject = Subject({}, tmp_path, site)
@@ -380,29 +303,27 @@ def test_without_an_image_loading_asks_for_one_in_a_sentence(tmp_path):
 )
 def test_where_there_is_no_apptainer_ranks_run_beside_it(changes, facts, tmp_path):
     seen = around(has_apptainer=False, images=(), **changes)
-    draft = site_file(cluster(*CLUSTERS["a limit of one node"][0]), OWN, seen)
-    site = load(tmp_path, "site.toml", draft.text)
+    draft = site_file(cluster(*ONE_NODE), OWN, seen)
+    site = load(tmp_path, "site.toml", draft)
     assert {key: getattr(site, key) for key in facts} == facts
     assert site.suite == "/home/me/lockstep"
-    assert draft.to_fill_in == ()
 
 
 def test_an_installed_lockstep_is_no_checkout_for_modules(tmp_path, monkeypatch):
     root = content.IMPORTABLE_FROM
-    assert look_around(tmp_path, {}).suite == root
+    assert read_surroundings(tmp_path, {}).suite == root
     monkeypatch.setattr(content, "IMPORTABLE_FROM", tmp_path / "site-packages")
-    suite = look_around(tmp_path, {}).suite
+    suite = read_surroundings(tmp_path, {}).suite
     seen = around(has_apptainer=False, images=(), modules=("PyTorch/2.9",), suite=suite)
-    draft = site_file(cluster(*CLUSTERS["a limit of one node"][0]), OWN, seen)
-    assert draft.to_fill_in == ("suite",)
+    draft = site_file(cluster(*ONE_NODE), OWN, seen)
     with pytest.raises(ValueError, match=r"site\.toml: not filled in yet: suite;"):
-        load(tmp_path, "site.toml", draft.text)
+        load(tmp_path, "site.toml", draft)
 
 
 def test_what_slurm_says_cannot_leave_its_comment_or_string(tmp_path):
     texts = [partition(), node("n1", "gpu:4", features='a"\x1b[31m\x85b,#c')]
     found = cluster(*texts, name='our "best" \\ cluster')
-    site = load(tmp_path, "site.toml", site_file(found, OWN, around()).text)
+    site = load(tmp_path, "site.toml", site_file(found, OWN, around()))
     assert site.name == 'our "best" \\ cluster'
 
 
@@ -425,23 +346,16 @@ def test_a_laptop_gets_a_campaign_and_is_told_so(tmp_path):
     assert campaigns.load(str(tmp_path / "campaign.toml")).size in ("laptop", "node")
 
 
-def test_no_file_is_replaced_unless_it_is_asked_for(tmp_path):
+def test_force_replaces_a_file(tmp_path):
     (tmp_path / "campaign.toml").write_text("mine")
-    ended = lockstep(["--site", "example"], tmp_path, "/nowhere")
-    assert ended.returncode == 2
-    assert "campaign.toml exists already; replace with --force" in ended.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["campaign.toml"]
-    assert (tmp_path / "campaign.toml").read_text() == "mine"
     assert lockstep(["--site", "example", "--force"], tmp_path, "/nowhere").returncode == 0
     assert campaigns.load(str(tmp_path / "campaign.toml")).world_sizes == (1, 2, 4, 8, 16)
     assert sites.load(str(tmp_path / "site.toml")).name == "example"
 
 
-def test_a_silent_controller_is_an_error_and_no_laptop(tmp_path):
-    script = "#!/bin/sh\necho 'slurm_load_ctl_conf error: Unable to contact controller' >&2; exit 1"
-    (tmp_path / "scontrol").write_text(script)
-    (tmp_path / "scontrol").chmod(0o755)
-    ended = lockstep([tmp_path / "new"], tmp_path, f"{tmp_path}:/usr/bin:/bin")
+def test_a_silent_controller_is_an_error_and_no_laptop(tmp_path, stand_in):
+    stand_in("scontrol", "echo 'error: Unable to contact controller' >&2; exit 1")
+    ended = lockstep([tmp_path / "new"], tmp_path, os.environ["PATH"])
     assert ended.returncode == 3
     assert "Unable to contact controller" in ended.stderr
     assert not (tmp_path / "new").exists()
@@ -454,23 +368,7 @@ def test_images_are_found_beside_the_files(tmp_path, monkeypatch):
         os.utime(tmp_path / name, (age, age))
     (tmp_path / "dangling.sif").symlink_to("gone.sif")
     (tmp_path / "sandbox.sif").mkdir()
-    assert look_around(tmp_path, {}).images == (
-        tmp_path / "new.sif",
-        tmp_path / "old.sif",
-    )
-
-
-@pytest.mark.slurm
-def test_the_testbed_s_own_files_load(tmp_path):
-    need_testbed()
-    (tmp_path / "my.sif").touch()
-    made = drafts(tmp_path, {})
-    site = load(tmp_path, "site.toml", made["site.toml"].text)
-    assert (site.name, site.partition, site.gpus_per_node) == ("testbed", "gpu", 2)
-    assert said(site)["partitions"] == {"gpu": ("1-00:00:00", 4), "debug": ("00:15:00", 2)}
-    assert site.max_array_size == 1001
-    campaign = load(tmp_path, "campaign.toml", made["campaign.toml"].text)
-    assert campaign.world_sizes == (1, 2, 4, 8)
+    assert read_surroundings(tmp_path, {}).images == (tmp_path / "new.sif", tmp_path / "old.sif")
 
 
 @pytest.mark.parametrize(

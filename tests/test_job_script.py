@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from data.job_samples import CONTAINER, campaign_of, small
-from ground import until
 from job_runs import LAUNCH, JobRun, made, plain, with_real_stat
+from launched import until
 
 from lockstep.campaign.campaign import common_options, own_options
 from lockstep.slurm.submit.job import jobs, profile, settle
@@ -39,7 +39,11 @@ def is_well(ended):
 
 def test_a_script_starts_what_was_meant(job):
     (spec,) = jobs(small(), plain(), job.results)
-    assert is_well(job.run())
+    # What a job around it asked for is not for its steps.
+    names = ("MEM_PER_CPU", "GPUS_PER_TASK", "TRES_PER_TASK", "GPU_BIND", "DISTRIBUTION", "GPUS")
+    outer = {f"SLURM_{name}": "outer" for name in (*names, "CLUSTERS", "CPU_BIND_TYPE")}
+    assert is_well(job.run(**outer, PYTHONPATH="outer"))
+    assert "outer" not in job.environment.values()
     results = job.results
     binds = (f"--bind={results}", "--bind=/scratch")
     assert job.seen("binds") == [
@@ -81,13 +85,6 @@ def test_what_the_site_s_lines_export_reaches_the_image_or_is_recorded(job):
     assert sorted(dropped) == ["MY_TOOL", "OMP_PROC_BIND", "PATH"]
 
 
-def test_what_an_outer_job_asked_for_is_not_for_the_steps(job):
-    names = ("MEM_PER_CPU", "GPUS_PER_TASK", "TRES_PER_TASK", "GPU_BIND", "DISTRIBUTION", "GPUS")
-    outer = {f"SLURM_{name}": "outer" for name in (*names, "CLUSTERS", "CPU_BIND_TYPE")}
-    assert is_well(job.run(**outer, PYTHONPATH="outer"))
-    assert "outer" not in job.environment.values()
-
-
 def test_a_site_s_own_functions_and_ours_are_apart(job):
     names = ("say", "begin", "enter", "launch", "step", "finish", "after", "end")
     assert is_well(
@@ -98,16 +95,12 @@ def test_a_site_s_own_functions_and_ours_are_apart(job):
 def test_an_element_of_an_array_makes_its_launch(job):
     campaign = campaign_of(jobs={"allocation": "array"}, world_sizes=[2])
     (spec,) = jobs(campaign, plain(), job.results)
-    for number in range(spec.num_elements):
-        ids = {"SLURM_ARRAY_JOB_ID": "20", "SLURM_ARRAY_TASK_ID": str(number)}
-        assert is_well(job.run(campaign, SLURM_JOB_ID=f"2{number}", **ids))
-        assert job.end(f"20_{number}")["job_id"] == f"20_{number}"
-    assert job.launches() == [launch.name for launch in spec.launches]
-    words = job.seen("arguments")
-    for launch in spec.launches:
-        assert set(own_options(launch)) <= set(words)
-    assert words.count("--part=1/2") == 2
-    assert f"--stop-file={job.results}/jobs/stop-20_3" in words
+    ids = {"SLURM_ARRAY_JOB_ID": "20", "SLURM_ARRAY_TASK_ID": "3"}
+    assert is_well(job.run(campaign, SLURM_JOB_ID="23", **ids))
+    assert job.end("20_3")["job_id"] == "20_3"
+    assert job.launches() == [spec.launches[3].name]
+    words = set(job.seen("arguments"))
+    assert {*own_options(spec.launches[3]), f"--stop-file={job.results}/jobs/stop-20_3"} <= words
 
 
 @pytest.mark.parametrize("tool", ["nsys", "ncu"])
@@ -120,6 +113,8 @@ def test_a_profiler_is_around_the_rank_and_not_around_srun(job, tool):
     # The other cases after one that failed are a step of their own, with files of their own.
     name = f"{output}={folder}/step-%q{{SLURM_STEP_ID}}-rank-%q{{SLURM_PROCID}}"
     assert name in job.seen("tool")
+    counts = {"--set=full", "--launch-skip=200", "--launch-count=20"} if tool == "ncu" else set()
+    assert counts <= {*job.seen("tool")}
     assert f"--journal={folder}/journal.jsonl" in job.seen("arguments")
     assert not (job.results / "launches").exists()
 
@@ -167,16 +162,6 @@ def test_a_rank_of_any_runtime_measures_and_knows_its_image(job, runtime, image,
     assert not [name for name in job.environment if name.startswith("_") and name != "_"]
 
 
-def test_one_rank_of_torchrun_meets_too_and_a_program_has_a_launcher_of_its_own(job):
-    site = plain(launcher="torchrun")
-    assert is_well(job.run(site=site))
-    assert "--rdzv-endpoint=node1:4711" in job.seen("arguments")
-    program = {"line": "true", "metrics": [{"name": "m", "unit": "K", "json": "a.0"}]}
-    campaign = small(studies=["command"], world_sizes=[8], global_batch=None, command=program)
-    (spec,) = jobs(campaign, site, job.results)
-    assert (spec.agents, "--ntasks=8" in spec.shapes[8]) == ({}, True)
-
-
 # What a node lacks
 
 
@@ -205,10 +190,9 @@ def test_an_image_is_not_read_while_it_is_as_it_was_built(job):
     assert (ended.returncode, "has changed since it was built" in ended.stderr) == (78, True)
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_an_image_that_is_gone_ends_the_job(job, world_size):
+def test_an_image_that_is_gone_ends_the_job(job):
     path = with_real_stat(job.folder)
-    ended = job.run(small(world_sizes=[world_size]), PATH=path, SLURMD_NODENAME="node1")
+    ended = job.run(small(world_sizes=[2]), PATH=path, SLURMD_NODENAME="node1")
     assert ended.returncode == job.end()["exit_code"] == 78
     assert ended.stderr.endswith(" image /images/lockstep.sif not found on host node1\n")
     assert ended.stderr.count("\n") == 1
@@ -216,11 +200,20 @@ def test_an_image_that_is_gone_ends_the_job(job, world_size):
     assert not job.has_measured
 
 
-def test_a_scratch_that_the_job_lacks_ends_it_by_its_key(job):
-    ended = job.run(site=plain(scratch="$NO_SUCH_FOLDER/mine"))
-    assert "NO_SUCH_FOLDER, which the site file names" in ended.stderr
+@pytest.mark.parametrize(
+    ("keys", "message", "key"),
+    [
+        ({"scratch": "$NO_SUCH_FOLDER/mine"}, "NO_SUCH_FOLDER, which the site file", "scratch"),
+        ({"shell_before": "false"}, "", "shell_before"),
+        ({"shell_before": "exit 3"}, "", "shell_before"),
+    ],
+)
+def test_what_the_job_lacks_ends_it_by_its_key_after_the_last_lines(job, keys, message, key):
+    ended = job.run(site=plain(**{"scratch": str(job.folder), "shell_after": "echo last"} | keys))
+    assert (ended.stdout, message in ended.stderr) == ("last\n", True)
+    assert job.end()["exit_code"] == ended.returncode != 0
+    assert job.end()["mend"] == key
     assert not job.has_measured
-    assert job.end()["mend"] == "scratch"
 
 
 @pytest.fixture
@@ -261,9 +254,7 @@ def test_what_a_node_lacks_is_recorded_by_its_key(node, lacks):
     if lacks == "image.sif":  # it goes away once the job has begun
         script = script.replace("\nlockstep_launch", "\nrm $image\nlockstep_launch")
     assert node.execute(script, PATH=with_real_stat(node.folder)).returncode == 1
-    key = {"image.sif": "container.image", "data set": "container.binds", "my suite": "suite"}[
-        lacks
-    ]
+    key = KEYS[lacks]
     assert node.end()["mend"] == key
     log = (node.results / "launches/w1-r0/log.txt").read_text()
     assert log == f"lockstep: error: {key} {path} not found on host node1\n"
@@ -328,15 +319,6 @@ def test_the_lines_after_run_and_count(job, after, code):
     assert job.end()["exit_code"] == code
 
 
-@pytest.mark.parametrize("before", ["false", "exit 3"])
-def test_the_lines_after_also_run_where_a_job_fails_early(job, before):
-    site = plain(shell_before=before, shell_after="echo last", scratch=str(job.folder))
-    ended = job.run(site=site)
-    assert ended.stdout == "last\n"
-    assert job.end()["exit_code"] == ended.returncode != 0
-    assert job.end()["mend"] == "shell_before"
-
-
 def test_the_end_is_on_record_before_what_slurm_may_cut(job):
     assert is_well(job.run(site=plain(shell_after="cp jobs/exit-7.json jobs/before.json")))
     # Cut here, it has not ended well.
@@ -395,20 +377,6 @@ def command_of(pid):
 # How a job ends
 
 
-def test_a_failed_launch_fails_the_job_and_not_the_next_launch(job):
-    ended = job.run(campaign_of(), STUB_CODE="3")
-    assert ended.returncode == job.end()["exit_code"] == 1
-    assert ended.stdout.count("srun ended with 3") == 8
-
-
-def test_after_the_warning_no_launch_begins(job):
-    ended = job.run(campaign_of(), plain(shell_before="kill -USR1 $$"))
-    assert ended.returncode == 75
-    assert ended.stdout.count("not started") == 8
-    assert not job.has_measured
-    assert job.end()["stopped"] is True
-
-
 def test_the_warning_tells_the_ranks_and_lets_their_launch_end(job):
     script = job.script(campaign_of()).replace("set -euo", "export BATCH=$$; set -euo", 1)
     # A rank that ends in order, with 75, once it finds the stop file.
@@ -416,6 +384,7 @@ def test_the_warning_tells_the_ranks_and_lets_their_launch_end(job):
     ended = job.execute(script, STUB_DO=rank)
     assert ended.returncode == 75
     assert (ended.stdout.count("srun ended with 75"), ended.stdout.count("not started")) == (1, 7)
+    assert job.end()["stopped"] is True
 
 
 def test_a_stop_file_stops_the_job_unless_it_was_left(job):
@@ -473,7 +442,7 @@ def run_sessions(job, *sessions):
         for next in sessions/*.next; do break; done
         own=${next%.next}; mv "$next" "$own.done"
         cat "$own.lines" >>"$JOURNAL"; cat "$own.said"
-        sed -n "s/^lockstep: //p" "$own.said" >"${JOURNAL%/*}/rank-1.said" # a rank keeps its words
+        sed -n "s/^lockstep: //p" "$own.said" >"${JOURNAL%/*}/rank-1.reason" # as a rank does
         exit "$(cat "$own.done")" """
     ended = job.run(STUB_DO=body, JOURNAL=str(journal))
     assert ended.stderr == ""
@@ -539,38 +508,27 @@ def test_a_log_that_was_flooded_keeps_its_beginning_and_its_end(job):
 # The jobs that do not measure
 
 
-def test_a_preflight_asks_every_node_and_then_every_rank(job):
-    ended = job.run(campaign_of(jobs=ALL), index=PREFLIGHT)
-    assert is_well(ended)
+@pytest.mark.parametrize("code", [0, 78])
+def test_a_preflight_asks_every_node_and_then_every_rank(job, code):
+    ended = job.run(campaign_of(jobs=ALL), index=PREFLIGHT, STUB_CODE=str(code))
+    assert (ended.returncode, ended.stderr) == (int(code != 0), "")
     assert "every node: ended with 0" in ended.stdout
-    assert "every rank: ended with 0" in ended.stdout
+    assert f"every rank: ended with {code}" in ended.stdout
     assert "--benchmark-disable" in job.seen("arguments")
     assert "--nodes=2" in job.seen("srun")
     assert not (job.results / "launches").exists()
 
 
-def test_a_preflight_fails_where_the_ranks_do(job):
-    ended = job.run(campaign_of(jobs=ALL), index=PREFLIGHT, STUB_CODE="78")
-    assert (ended.returncode, "every rank: ended with 78" in ended.stdout) == (1, True)
-
-
 def test_a_collect_job_asks_accounting_outside_the_image(job):
     lines = ['{"uuid": "a"}', '{"uuid": "a", "id": "17"}', '{"uuid": "b", "id": "18"}']
     (job.results / "jobs" / "submitted.jsonl").write_text("\n".join(lines) + "\n")
-    (job.results / "jobs" / "slurm-9_2.out").touch()  # of an array that was sent by hand
+    (job.results / "jobs" / "points-w2-9_2.out").touch()  # of an array that was sent by hand
     assert is_well(job.run(campaign_of(jobs=ALL), index=COLLECT))
     assert (job.folder / "seen.sacct").read_text().endswith(" --jobs=9,17,18\n")
     assert "7.batch|7.batch|RUNNING\n" in (job.results / "jobs" / "sacct.txt").read_text()
-    command, folder = ["-m", "lockstep"], str(job.results)
-    assert job.seen("arguments") == [
-        *command,
-        "status",
-        "--collect",
-        folder,
-        *command,
-        "report",
-        folder,
-    ]
+    status = ["-m", "lockstep", "status", "--collect", str(job.results)]
+    report = ["-m", "lockstep", "report", str(job.results)]
+    assert job.seen("arguments") == [*status, *report]
     assert "--nv" not in job.seen("binds")
 
 
@@ -695,17 +653,15 @@ def test_a_copy_of_the_image_that_differs_ends_the_job(node):
     assert list(stale.parent.iterdir()) == []
 
 
-def test_data_that_are_not_there_end_the_job(node):
-    ended = node.run(site=staged(node, stage_in=["/nowhere"]))
-    assert (ended.returncode, "'/nowhere': No such file" in ended.stderr) == (1, True)
-    assert is_clean(node)
-
-
-def test_a_link_is_no_scratch_of_the_job_s(node):
+@pytest.mark.parametrize("is_link", [False, True])
+def test_data_that_are_not_there_or_a_scratch_of_another_s_end_the_job(node, is_link):
     (node.folder / "elsewhere").mkdir()
-    (node.folder / "my scratch/lockstep-7").symlink_to(node.folder / "elsewhere")
-    ended = node.run(site=staged(node))
-    assert (ended.returncode, "lockstep-7 is another's" in ended.stderr) == (1, True)
+    if is_link:
+        (node.folder / "my scratch/lockstep-7").symlink_to(node.folder / "elsewhere")
+    ended = node.run(site=staged(node) if is_link else staged(node, stage_in=["/nowhere"]))
+    message = "lockstep-7 is another's" if is_link else "'/nowhere': No such file"
+    assert (ended.returncode, message in ended.stderr) == (1, True)
+    assert is_link or is_clean(node)
     assert list((node.folder / "elsewhere").iterdir()) == []
 
 

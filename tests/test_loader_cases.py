@@ -1,9 +1,6 @@
-"""The loader study: an endless stream of epochs, each sample once in every one of them."""
+"""The loader study: an endless stream of epochs, each with every sample once."""
 
-from collections.abc import Callable, Iterator
 from itertools import islice
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -35,27 +32,27 @@ world.leave()
 """
 
 
-def stream(num_images: int, world_size: int, rank: int, seed: int = 0) -> Iterator[int]:
+def stream(num_images, world_size, rank, seed: int = 0):
     return iter(EndlessSampler(loader_cases._share(num_images, world_size, rank, seed)))
 
 
 @given(st.integers(1, 60), st.integers(1, 7), st.integers(0, 3))
-def test_every_epoch_has_each_sample_once_over_all_ranks(
-    num_images: int, world_size: int, seed: int
-) -> None:
+def test_every_epoch_has_each_sample_once_over_all_ranks(num_images, world_size, seed):
     if num_images < world_size:
-        with pytest.raises(ValueError, match=rf"^{num_images} samples do not reach {world_size} "):
+        with pytest.raises(
+            ValueError, match=rf"^{num_images} samples are fewer than {world_size} "
+        ):
             stream(num_images, world_size, 0)
         return
     share = num_images // world_size
     streams = [stream(num_images, world_size, rank, seed) for rank in range(world_size)]
     for _ in range(3):
-        taken = [index for one in streams for index in islice(one, share)]
+        taken = [index for stream_ in streams for index in islice(stream_, share)]
         assert len(taken) == len(set(taken)) == share * world_size
         assert set(taken) <= set(range(num_images))
 
 
-def test_epochs_differ_in_order_and_follow_the_seed() -> None:
+def test_epochs_differ_in_order_and_follow_the_seed():
     def epochs(seed: int) -> list[list[int]]:
         indices = stream(40, 2, 1, seed)
         return [list(islice(indices, 20)) for _ in range(2)]
@@ -66,11 +63,11 @@ def test_epochs_differ_in_order_and_follow_the_seed() -> None:
     assert epochs(2) != [first, second]
 
 
-def given_batches(*batches: list[int]) -> Iterator[Any]:
+def given_batches(*batches):
     return ((None, torch.tensor(indices)) for indices in batches)
 
 
-def test_an_epoch_may_end_within_a_batch(group: None) -> None:
+def test_an_epoch_may_end_within_a_batch(group):
     batches = given_batches([0, 1, 2], [3, 0, 1], [2, 3])
     assert loader_cases._check(batches, 4, 4, CPU) == {"each_sample_once": True}
     # What follows the epoch is for the rounds: only the batch it ends in is used up.
@@ -78,9 +75,7 @@ def test_an_epoch_may_end_within_a_batch(group: None) -> None:
 
 
 @pytest.mark.parametrize("epoch", [([0, 1, 1], [3]), ([0, 1], [3, 1])])
-def test_a_sample_that_comes_twice_fails_the_case(
-    group: None, epoch: tuple[list[int], ...]
-) -> None:
+def test_a_sample_that_comes_twice_fails_the_case(group, epoch):
     with pytest.raises(RuntimeError, match=r"^sample 1 came 2 times in one epoch instead of once;"):
         loader_cases._check(given_batches(*epoch), 4, 4, CPU)
 
@@ -89,16 +84,14 @@ def test_a_sample_that_comes_twice_fails_the_case(
 @pytest.mark.parametrize(
     ("share", "says"), [("own", "{'each_sample_once': True}"), ("same", "came 2 times")]
 )
-def test_ranks_count_their_samples_together(
-    share: str, says: str, tmp_path: Path, run_ranks: Callable[..., Any]
-) -> None:
+def test_ranks_count_their_samples_together(share, says, tmp_path, run_ranks):
     ended = run_ranks([["-c", CHILD, share]] * 2, tmp_path)
     assert [rank.returncode for rank in ended] == [0, 0], ended
     assert all(says in rank.stdout for rank in ended)
 
 
-def test_a_loader_with_workers_goes_on_over_epochs(group: None) -> None:
-    images = Numbered(data.ImageDataset(*data.generated(10, (1, 2, 2))), 10)
+def test_a_loader_with_workers_goes_on_over_epochs(group):
+    images = Numbered(data.ImageDataset(*data.generate_images(10, (1, 2, 2))), 10)
     sampler = EndlessSampler(loader_cases._share(10, 1, 0, seed=0))
     batches = iter(DataLoader(images, 4, sampler=sampler, num_workers=1))
     loader_cases._check(batches, 10, 10, CPU)
@@ -126,9 +119,7 @@ PIPED = {"num_workers": 2, "pin_memory": True, "persistent_workers": True, "pref
         (PIPED | {"num_workers": 0}, "cuda", {"persistent_workers", "prefetch_factor"}),
     ],
 )
-def test_options_without_effect_are_left_out_with_their_reason(
-    options: dict[str, Any], device: str, ignored: set[str]
-) -> None:
+def test_options_without_effect_are_left_out_with_their_reason(options, device, ignored):
     found = loader_cases._ignored(options, torch.device(device))
     assert set(found) == ignored
     assert all(found.values())

@@ -1,61 +1,16 @@
 """What a rank may take: the host's memory, what its control groups leave of it, and the peak."""
 
-import contextlib
 import functools
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import psutil
 import pytest
 import torch
-from cluster import missing
 
 from lockstep import workloads
 from lockstep.machine import memory
 from lockstep.workloads.costs import batch_bytes, flop_per_item, model_bytes
 
 CPU = torch.device("cpu")
-LIMIT = 3 * 2**30
-# What a process prints of itself from within a group: the memory that two ranks there have each.
-FREE = """
-import sys, torch
-from lockstep.machine import memory
-open(sys.argv[1] + "/cgroup.procs", "w").write("0")
-print(memory.free_bytes(torch.device("cpu"), ranks_per_node=2))
-"""
-
-
-@contextlib.contextmanager
-def group(limit):
-    """Make a control group of its own with a memory limit, of the version that this host has."""
-    root, name = Path("/sys/fs/cgroup"), "memory.max"
-    if (root / "memory").is_dir():
-        root, name = root / "memory", "memory.limit_in_bytes"
-    folder = root / f"lockstep-test-{os.getpid()}"
-    try:
-        folder.mkdir()
-    except OSError as error:
-        missing(f"this user may not make a control group: {error}")
-    try:
-        if not (folder / name).exists():
-            missing(f"no memory controller is delegated to {root}")
-        (folder / name).write_text(str(limit))
-        yield folder
-    finally:
-        folder.rmdir()
-
-
-@pytest.mark.slow
-def test_ranks_have_what_their_control_group_leaves_them():
-    with group(LIMIT) as folder:
-        ended = subprocess.run(
-            [sys.executable, "-c", FREE, folder], capture_output=True, text=True, check=True
-        )
-    assert LIMIT / 4 < int(ended.stdout) < LIMIT / 2 < psutil.virtual_memory().available / 2
-
-
 # line of /proc/self/cgroup, files below the group's root, what is left, see cgroups(7)
 GROUPS = [
     (
@@ -98,10 +53,7 @@ def test_each_group_above_limits_what_is_left(line, files, left, monkeypatch, tm
     assert memory.left_in_groups() == left
     on_host = psutil.virtual_memory().available
     assert memory.free_bytes(CPU, 2) == pytest.approx(min([on_host, *left]) // 2, rel=0.2)
-
-
-def test_a_host_without_control_groups_leaves_all_it_has(monkeypatch, tmp_path):
-    monkeypatch.setattr(memory, "CGROUP", tmp_path / "none")
+    monkeypatch.setattr(memory, "CGROUP", tmp_path / "none")  # a host without control groups
     assert memory.left_in_groups() == []
 
 

@@ -1,7 +1,6 @@
 """What memory the batches of a plan took, where other campaigns measured them."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import stand_ins
@@ -10,62 +9,77 @@ from data.report_samples import document, record, write
 from measured import write_campaign
 
 from lockstep.report.load.reading import gather
-from lockstep.slurm.submit.plan_cli import Held, Step, need, planned
+from lockstep.slurm.submit import plan_cli
+from lockstep.slurm.submit.plan_cli import Measured, needs, step_of
 
 GB = 10**9
 GPU_GB = 80
 MODEL = {"workload": "resnet50", "precision": "bf16"}
-USUAL = MODEL | {"strategy": "ddp", "activation_checkpointing": False}
 
 
-def step(local_batch, accumulation=1):
-    return Step(USUAL, (1,), local_batch, accumulation)
+def held(gb, **changes):
+    """Return the memory of a step on a GPU of 80 GB."""
+    return Measured(int(gb * GB), GPU_GB * GB, **changes)
 
 
-def held(local_batch, gb, *, accumulation=1, **changes):
-    """Return what a step held of a GPU of 80 GB."""
-    known = {"total_bytes": GPU_GB * GB} | changes
-    return Held(step(local_batch, accumulation), int(gb * GB), **known)
+def needed(monkeypatch, measured, **changes):
+    """Return the memory of a campaign of one step, where steps of these batches were measured."""
+    known = {}
+    for (local_batch, accumulation, precision), memory in measured:
+        factors = MODEL | {"precision": precision, "accumulation": accumulation}
+        known.setdefault(step_of(factors, 1, local_batch), []).append(memory)
+    monkeypatch.setattr(plan_cli, "read_memory", lambda *_, **__: known)
+    asked = {"studies": ["weak"], "world_sizes": [1], "global_batch": None, "precision": "bf16"}
+    return needs(campaign_of(**asked | changes), None, is_gpu=True)[0]
 
 
 @pytest.mark.parametrize(
-    ("asked", "known", "gb"),
+    ("asked", "measured", "gb"),
     [
-        (step(64), [], None),
-        (step(64), [held(64, 24), held(64, 25), held(32, 14)], 25),
-        (step(48), [held(64, 24)], None),
-        (step(128, 4), [held(128, 44)], None),
-        (step(128, 4), [held(128, 24, accumulation=4)], 24),
+        ({"local_batch": 64}, [], None),
+        ({"local_batch": 64}, [((64, 1, "bf16"), held(24)), ((64, 1, "bf16"), held(25))], 25),
+        ({"local_batch": 48}, [((64, 1, "bf16"), held(24))], None),
+        ({"local_batch": 64}, [((64, 1, "fp32"), held(24))], None),
+        (
+            {"local_batch": 128, "factors": {"accumulation": [4]}},
+            [((128, 1, "bf16"), held(44)), ((128, 4, "bf16"), held(24))],
+            24,
+        ),
     ],
 )
-def test_no_more_is_claimed_than_was_measured_at_this_batch(asked, known, gb):
-    peak = need(asked, known).peak_bytes
+def test_no_more_is_claimed_than_was_measured_at_this_batch(monkeypatch, asked, measured, gb):
+    peak = needed(monkeypatch, measured, **asked).peak_bytes
     assert (peak and peak / GB) == gb
 
 
-def test_only_what_is_like_the_newest_counts():
-    old = held(64, 24, started="2025", alike=("A100", "SGD", None))
-    new = held(64, 30, started="2026", alike=("H100", "SGD", None))
-    assert need(step(64), [new, replace(old, held_bytes=40 * GB)]).peak_bytes == 30 * GB
-    assert need(step(64), [old, new]).devices == "H100"
-    fp32 = replace(new, step=Step(USUAL | {"precision": "fp32"}, (1,), 64))
-    assert need(step(64), [fp32]).peak_bytes is None
+def test_only_what_is_like_the_newest_counts(monkeypatch):
+    old = held(40, started="2025", alike=("A100", "SGD", None))
+    new = held(30, started="2026", alike=("H100", "SGD", None))
+    both = [((64, 1, "bf16"), memory) for memory in (new, old)]
+    need = needed(monkeypatch, both, local_batch=64)
+    assert (need.peak_bytes, need.devices) == (30 * GB, "H100")
 
 
-def test_a_plan_has_each_step_once_with_the_sizes_that_take_it():
-    factors = {"accumulation": [1, 4]}
-    found = planned(campaign_of(studies=["strong", "weak"], world_sizes=[4, 8], factors=factors))
-    assert [(one.world_sizes, one.local_batch, one.accumulation) for one in found] == [
-        ((4,), 256, 1),
-        ((4, 8), 128, 1),
-        ((4,), 256, 4),
-        ((4, 8), 128, 4),
+def planned(monkeypatch, **changes):
+    monkeypatch.setattr(plan_cli, "read_memory", lambda *_, **__: {})
+    return needs(campaign_of(**changes), None, is_gpu=True)
+
+
+def test_a_plan_has_each_step_once_with_the_sizes_that_take_it(monkeypatch):
+    asked = {"studies": ["strong", "weak"], "world_sizes": [4, 8]}
+    found = planned(monkeypatch, factors={"accumulation": [1, 4]}, **asked)
+    names = ("world_sizes", "local_batch", "accumulation")
+    assert [tuple(need.step[name] for name in names) for need in found] == [
+        ([4], 256, 1),
+        ([4, 8], 128, 1),
+        ([4], 256, 4),
+        ([4, 8], 128, 4),
     ]
 
 
-def test_ranks_that_share_their_parameters_are_not_compared_across_world_sizes():
-    found = planned(campaign_of(studies=["weak"], factors={"strategy": ["fsdp"]}))
-    assert [one.settings["world_size"] for one in found] == [1, 2, 4, 8]
+def test_ranks_that_share_their_parameters_are_not_compared_across_world_sizes(monkeypatch):
+    found = planned(monkeypatch, studies=["weak"], factors={"strategy": ["fsdp"]})
+    assert [need.step["settings"]["world_size"] for need in found] == [1, 2, 4, 8]
 
 
 def on_gpu(root, local_batch, gb):
@@ -114,6 +128,7 @@ def test_a_plan_without_records_says_how_to_find_out(tmp_path):
     assert "No result in the folder of --to has this batch" in said
     assert "memory, GB" not in said
     (found, _) = json.loads(plan(tmp_path, "--json", **STRONG, world_sizes=[1, 4]))["memory"]
+    assert found["step"]["world_sizes"] == [1]
     assert (found["step"]["local_batch"], found["peak_bytes"]) == (512, None)
 
 

@@ -78,19 +78,19 @@ def test_marginal_efficiency_of_the_guide():
 
 
 def test_breaks_of_published_tables():
-    def found(table):
+    def breaks(table):
         ladder = published.ladder(table)
         return models.breaks(ladder.sizes, ladder.repeats, ladder.nodes)
 
     for table in ("cscs_inceptionv3_p2xlarge_synthetic", "cscs_inceptionv3_p2xlarge_real"):
-        assert (128, "saturation") in [(one.world_size, one.kind) for one in found(table)]
-    (cliff,) = found("dlperf_pytorch_rn50_fp32_dali_workers8")
+        assert (128, "saturation") in [(b.world_size, b.kind) for b in breaks(table)]
+    (cliff,) = breaks("dlperf_pytorch_rn50_fp32_dali_workers8")
     assert cliff.world_size == 8
-    (boundary,) = found("dlperf_ngcpytorch_bertbase_amp_b64")
+    (boundary,) = breaks("dlperf_ngcpytorch_bertbase_amp_b64")
     assert (boundary.world_size, boundary.kind) == (16, "node-boundary")
     assert boundary.values["loss"] == pytest.approx(0.241, abs=5e-4)
     for table in ("kempner_a100_resnet50", "nv_txl_large_dgx2h_fp32"):
-        assert found(table) == []
+        assert breaks(table) == []
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_breaks_of_published_tables():
     ],
 )
 def test_a_break_is_one_even_at_the_end_of_noise(above, below, kinds):
-    assert [one.kind for one in models.breaks([1, 2], [below, above])] == kinds
+    assert [break_.kind for break_ in models.breaks([1, 2], [below, above])] == kinds
 
 
 @given(
@@ -120,4 +120,4 @@ def test_a_straight_line_has_no_break(sizes, per_rank):
 def test_a_planted_cliff_is_found_where_it_is(index, left):
     sizes = [2**i for i in range(7)]
     rates = [[p * (left if i >= index else 1.0)] for i, p in enumerate(sizes)]
-    assert [one.world_size for one in models.breaks(sizes, rates)] == [sizes[index]]
+    assert [break_.world_size for break_ in models.breaks(sizes, rates)] == [sizes[index]]

@@ -1,14 +1,14 @@
 """What follows when a session of a launch has ended, and why it ended."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from commands import finish
 
 from lockstep.campaign.next import Facts, Next, decide, gather, last_words, mark, words_of
 from lockstep.core import errors
-from lockstep.core.journal import Journal, settled
+from lockstep.core.journal import Journal, settled_outcomes
 from lockstep.core.record import SCHEMA_VERSION
 
 WORDS = "rank 1 ended with SIGKILL"
@@ -69,13 +69,11 @@ def test_a_case_that_failed_before_and_is_in_flight_again_is_left(tmp_path: Path
     assert session(tmp_path, ("begin", "b")).num_left == 1
 
 
-def test_a_case_that_failed_in_an_earlier_run_is_measured_again_in_this_one(
-    tmp_path: Path,
-) -> None:
+def test_a_case_that_failed_in_an_earlier_run_is_measured_again_in_this_one(tmp_path: Path) -> None:
     session(tmp_path, ("fail", "a"), ("fail", "b"))
     assert session(tmp_path, ("begin", "a")).num_left == 2  # a session that a ends
     assert session(tmp_path, ("fail", "a"), skips_failed=True).num_left == 1
-    assert settled(tmp_path / "journal.jsonl") == {"a": "fail"}
+    assert settled_outcomes(tmp_path / "journal.jsonl") == {"a": "fail"}
     assert session(tmp_path, ("fail", "b"), skips_failed=True).num_left == 0
 
 
@@ -92,7 +90,7 @@ def asked(folder: Path, *more: str) -> list[str]:
     """Return the lines that the script of a job reads."""
     command = [sys.executable, "-m", "lockstep.campaign.next", str(folder), "--num-lines=0"]
     command += ["--num-log-bytes=0", "--began=0", f"--stop-file={folder}/stop", *more]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    ended = finish(command)
     assert (ended.returncode, ended.stderr) == (0, "")
     return ended.stdout.removeprefix("lockstep-next: ").splitlines()
 

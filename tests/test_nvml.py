@@ -1,12 +1,13 @@
-"""NVML by a stand-in that answers as the library does: no test machine has a device."""
+"""NVML and amdsmi by stand-ins that answer as they do: no test machine has a device."""
 
 import sys
+import warnings
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
-from lockstep.machine import nvidia
+from lockstep.machine import nvidia, telemetry
 
 CUDA, CPU = torch.device("cuda", 1), torch.device("cpu")
 
@@ -53,31 +54,20 @@ def test_the_reasons_of_a_slow_clock(library, bits, names):
     assert library.opened == library.closed == 1
 
 
-def test_a_cpu_is_not_asked_about(library):
+def test_a_cpu_an_unknown_device_and_a_missing_driver_give_nothing(library, monkeypatch):
     library.bits = 0xFF
-    assert nvidia.slowdowns(CPU) == []
-    assert library.opened == 0
-
-
-def test_a_device_that_the_library_does_not_know_tells_nothing(library, monkeypatch):
-    library.bits = 0xFF
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="other")
-    )
+    assert (nvidia.slowdowns(CPU), library.opened) == ([], 0)
+    assert nvidia.driver_version() == "570.1"
+    other = SimpleNamespace(uuid="other")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: other)
     assert nvidia.slowdowns(CUDA) == []
-    assert library.opened == library.closed == 1
+    assert library.opened == library.closed == 2
 
-
-def test_without_a_driver_nothing_is_told(library):
     def refuse():
         raise library.NVMLError
 
     library.nvmlInit = refuse
-    assert (nvidia.driver_version(), nvidia.slowdowns(CUDA), library.closed) == (None, [], 0)
-
-
-def test_the_version_of_the_driver(library):
-    assert nvidia.driver_version() == "570.1"
+    assert (nvidia.driver_version(), nvidia.slowdowns(CUDA), library.closed) == (None, [], 2)
 
 
 def test_gauges_have_what_the_device_supports(library):
@@ -96,7 +86,7 @@ def test_gauges_have_what_the_device_supports(library):
     vars(library).update(answers)
     library.NVML_CLOCK_SM, library.NVML_CLOCK_MEM, library.NVML_TEMPERATURE_GPU = 1, 2, 0
     library.bits = 0x40
-    with nvidia.opened(CUDA) as gauges:
+    with nvidia.open_gauges(CUDA) as gauges:
         assert gauges.sample() == {
             "gpu_utilisation": 0.93, "memory_utilisation": 0.2, "gpu_memory_bytes": 2**30,
             "power_w": 251.0, "sm_clock_mhz": 1410.0, "memory_clock_mhz": 1215.0,
@@ -109,3 +99,50 @@ def test_gauges_have_what_the_device_supports(library):
         assert gauges.totals() == {}
         assert library.closed == 0
     assert library.opened == library.closed == 1
+
+
+# As torch passes amdsmi's answers on.
+ANSWERS = {
+    "utilization": 93, "memory_usage": 20, "device_memory_used": 2**30, "clock_rate": 1700,
+    "power_draw": 415,
+}  # fmt: skip
+READ = {
+    "gpu_utilisation": pytest.approx(0.93), "memory_utilisation": pytest.approx(0.2),
+    "gpu_memory_bytes": 2**30, "sm_clock_mhz": 1700.0, "power_w": 415.0,
+}  # fmt: skip
+
+
+@pytest.fixture
+def rocm(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    answers = dict(ANSWERS)
+    for name in answers:
+        monkeypatch.setattr(
+            torch.cuda, name, lambda device, name=name: answers[name], raising=False
+        )
+    return answers
+
+
+def test_gpus_of_amd_are_read_through_torch(rocm):
+    gauges = telemetry.open_amd(CUDA)
+    assert gauges.sample() == READ
+    assert {*gauges.gauges} == {*READ} <= {*nvidia.GAUGES}
+    rocm |= {"utilization": 0, "memory_usage": "N/A", "power_draw": 0, "clock_rate": 0}
+    assert gauges.sample() == {"gpu_utilisation": 0.0, "gpu_memory_bytes": 2**30}
+
+
+def test_a_gpu_that_torch_cannot_name_to_amdsmi_has_no_readings(rocm, monkeypatch):
+    assert telemetry.open_amd(CPU) is None
+
+    def warn(device):
+        warnings.warn("Cannot translate HIP ID 1 to AMD SMI ID", stacklevel=1)
+        return 50
+
+    def lack(device):
+        raise ModuleNotFoundError("amdsmi does not seem to be installed")
+
+    for wrong in (warn, lack):
+        monkeypatch.setattr(torch.cuda, "utilization", wrong)
+        assert telemetry.open_amd(CUDA) is None
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert telemetry.open_amd(CUDA) is None

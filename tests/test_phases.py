@@ -54,7 +54,7 @@ def test_with_a_smaller_cap_the_first_all_reduce_begins_earlier(group):
         step, batch = step_of(cap), torch.randn(4, 512)
         for _ in range(3):
             step.run(batch, batch)
-        own = variants.without_sync(step.ddp, lambda step=step, batch=batch: step.run(batch, batch))
+        own = variants.own_step(step.ddp, lambda step=step, batch=batch: step.run(batch, batch))
         found[cap] = step_cases.bucket_starts(step, own)
     assert found[1]["first_reduce_s"] < NAP_S
     assert 2 * NAP_S < found[100]["first_reduce_s"] < 3 * NAP_S
@@ -99,9 +99,11 @@ def measured_step(run_ranks, folder, name, num_ranks):
 @pytest.mark.slow
 def test_phases_add_up_to_the_whole_step_and_a_nap_in_forward_is_seen_there(run_ranks, tmp_path):
     details = measured_step(run_ranks, tmp_path, "make", 2)
-    of_ranks, full = details["rank_phase_s"], details["rank_variant_s"]["full"]
+    of_ranks, variants = details["rank_phase_s"], details["rank_variant_s"]
+    assert set(variants) == {"full", "own", "half", "reduce", "running"}
+    assert len({len(turns) for ranks in variants.values() for turns in ranks}) == 1
     assert list(of_ranks) == ["forward", "backward", "optimizer"]
-    for rank, turns in enumerate(full):
+    for rank, turns in enumerate(variants["full"]):
         whole = [
             sum(each) for each in zip(*(of_ranks[name][rank] for name in of_ranks), strict=True)
         ]
@@ -120,7 +122,8 @@ def test_phases_add_up_to_the_whole_step_and_a_nap_in_forward_is_seen_there(run_
 @pytest.mark.slow
 def test_a_step_of_the_workloads_own_has_no_phases_that_we_know(run_ranks, tmp_path):
     details = measured_step(run_ranks, tmp_path, "own", 1)
-    assert "rank_variant_s" in details and "rank_phase_s" not in details
+    assert set(details["rank_variant_s"]) == {"full", "own", "half", "running"}
+    assert "rank_phase_s" not in details
 
 
 def test_phases_of_accumulated_batches_add_up():
@@ -130,12 +133,12 @@ def test_phases_of_accumulated_batches_add_up():
         for name in ("forward", "backward", "forward", "backward", "optimizer"):
             time.sleep(0.001)
             marks.end(name)
-    found = marks.in_turns(2)
+    found = marks.turn_seconds(2)
     assert {name: len(turns) for name, turns in found.items()} == dict.fromkeys(
         ("forward", "backward", "optimizer"), 2
     )
     assert min(found["forward"]) > 0.002
-    assert marks.in_turns(0) == {}
+    assert marks.turn_seconds(0) == {}
 
 
 def test_the_table_of_buckets_says_when_the_first_all_reduce_begins(tmp_path):

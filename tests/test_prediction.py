@@ -18,7 +18,7 @@ from lockstep.report.predict.prediction import (
     LEARNED,
     Ladder,
     candidates,
-    curve,
+    curves,
     foretell,
     ladder_of,
     predict,
@@ -68,25 +68,17 @@ def test_no_table_of_a_source_teaches_for_another_of_it(monkeypatch):
     assert published.learned.__wrapped__(None) == without != whole
 
 
-@pytest.mark.parametrize(
-    ("rule", "rate"),
-    [("level", 1600), ("falling", 800 * 1.6), ("halfway", 800 * math.sqrt(2 * 1.6))],
-)
-def test_a_ruler_goes_through_the_last_two_sizes(rule, rate):
+def test_each_rule_goes_through_the_last_size_or_the_neighbours():
     sizes, rates = [2, 4, 8], [300, 500, 800]
-    assert rules.RULES[rule](sizes, rates, 16) == pytest.approx(rate)
-    assert rules.RULES[rule](sizes, rates, 8) == pytest.approx(800)
-
-
-def test_amdahls_law_is_recovered_and_goes_through_the_last_size():
+    wanted = {"level": 1600, "falling": 800 * 1.6, "halfway": 800 * math.sqrt(2 * 1.6)}
+    for rule, rate in wanted.items():
+        assert rules.RULES[rule](sizes, rates, 16) == pytest.approx(rate)
+        assert rules.RULES[rule](sizes, rates, 8) == pytest.approx(800)
     known = amdahl(0.05, (1, 2, 4, 8))
     sizes, rates = list(known), [x for (x,) in known.values()]
     assert rules.amdahl(sizes, rates, 16) == pytest.approx(amdahl(0.05, (16,))[16][0])
     rates[-1] *= 1.1
     assert rules.amdahl(sizes, rates, 8) == pytest.approx(rates[-1])
-
-
-def test_a_size_between_two_lies_on_the_line_of_logarithms():
     assert rules.between([1, 4, 16], [100, 300, 900], 2) == pytest.approx(100 * math.sqrt(3))
     assert rules.between([1, 4, 16], [100, 300, 900], 4) == pytest.approx(300)
 
@@ -140,14 +132,9 @@ def test_a_ladder_gives_back_the_values_of_its_table(table, at, kind):
 
 @pytest.mark.parametrize(
     ("sizes", "at", "measure"),
-    [
-        ((1, 2), 16, (4,)),
-        ((1, 8), 16, (2,)),
-        ((1, 8), 2, (4,)),
-        ((1, 2), 4, ()),
-        ((4,), 32, (8, 16)),
-    ],
-)
+    [((1, 2), 16, (4,)), ((1, 8), 16, (2,)), ((1, 8), 2, (4,)), ((1, 2), 4, ()),
+     ((4,), 32, (8, 16))],
+)  # fmt: skip
 def test_too_few_sizes_are_refused_even_by_force_and_never_is_the_asked_one_to_be_measured(
     sizes, at, measure
 ):
@@ -171,11 +158,11 @@ def test_only_sizes_from_the_smallest_to_twice_the_largest_are_predicted(at):
 def test_below_the_smallest_size_the_interval_grows_and_the_value_says_so():
     known = ladder({p: [p / (1.4 + 0.02 * math.log2(p))] for p in (64, 128, 256, 512)})
     assert predict(known, 1).refusal.kind == "below"
-    found = [predict(known, at, force=True) for at in (64, 32, 8, 1)]
-    spreads = [one.spread / found[0].spread for one in found]
+    first, *_, last = forced = [predict(known, at, force=True) for at in (64, 32, 8, 1)]
+    spreads = [prediction.spread / first.spread for prediction in forced]
     assert spreads == sorted(spreads) and spreads[-1] > 3
-    assert found[0].warnings == ()
-    assert found[-1].warnings[0].startswith("1 is below the smallest measured size, 64")
+    assert first.warnings == ()
+    assert last.warnings[0].startswith("1 is below the smallest measured size, 64")
 
 
 @pytest.mark.parametrize("last", [380, 395], ids=["falls", "saturation"])
@@ -199,22 +186,22 @@ def test_three_sizes_are_answered_with_a_wide_interval(sizes):
 def test_too_few_sizes_after_a_cliff_are_not_enough_and_the_cliff_widens_the_interval(measured):
     known = ladder({p: [x] for p, x in measured.items()}, scaling="weak", nodes=None)
     smooth = ladder({p: [99.0 * p] for p in measured}, scaling="weak", nodes=None)
-    assert [one.world_size for one in known.breaks] == [4]
-    found, clean = (predict(one, 2 * known.sizes[-1]) for one in (known, smooth))
+    assert [break_.world_size for break_ in known.breaks] == [4]
+    found, clean = (predict(made, 2 * known.sizes[-1]) for made in (known, smooth))
     assert found.refusal is None and found.spread > 2 * clean.spread
     assert found.low < found.value <= known.rates[-1] * 2 < found.high
 
 
 def test_an_interval_beyond_the_last_size_mentions_that_a_cliff_cannot_be_seen():
     known = ladder(amdahl(0.01, (1, 2, 4, 8)))
-    assert any("between 8 and 16 would go unnoticed" in one for one in predict(known, 16).warnings)
+    assert "between 8 and 16 would go unnoticed" in " ".join(predict(known, 16).warnings)
     assert predict(known, 6).warnings == ()
 
 
 def test_a_break_is_not_bridged():
     cliff = {1: [100], 2: [198], 4: [390], 8: [500], 16: [990], 32: [1960]}
     known = ladder(cliff, scaling="weak", nodes=None)
-    assert [one.world_size for one in known.breaks] == [8]
+    assert [break_.world_size for break_ in known.breaks] == [8]
     assert predict(known, 6).refusal.kind == "break"
     assert predict(known, 3).refusal is predict(known, 12).refusal is None
     found = predict(known, 64)
@@ -231,11 +218,13 @@ def test_a_break_is_not_bridged():
     ],
 )
 def test_no_curve_is_drawn_through_what_the_check_forbids(rates, rule):
-    known = ladder(rates, scaling="weak", nodes=None)
+    made = rows(rates, scaling="weak", nodes=None)
+    (series,), findings = series_of(made), check(Results(rows=made))
+    known = ladder_of(series, {}, findings)
     reason = predict(known, 32).refusal
     assert (reason.kind, reason.rule, reason.world_sizes) == ("check", rule, (4,))
     assert reason.fact in predict(known, 32, force=True).warnings
-    assert curve(series_of(rows(rates, scaling="weak", nodes=None))[0]) is None
+    assert curves([series], findings) == {}
 
 
 def width(found):
@@ -291,8 +280,8 @@ def guide():
 
 
 def test_the_guides_recommendations():
-    assert recommend(guide(), parse("efficiency=0.8")).world_size == 4
-    assert recommend(guide(), parse("fastest")).world_size == 8
+    assert recommend(guide(), parse("efficiency=0.8"))["world_size"] == 4
+    assert recommend(guide(), parse("fastest"))["world_size"] == 8
     assert diminishing(guide()) == (
         "diminishing returns from 4 to 8: each added rank gains 64 % of a baseline rank, under 70 %"
     )
@@ -306,12 +295,12 @@ def test_the_guides_recommendations():
     ],
 )  # fmt: skip
 def test_a_deadline_or_budget_picks_a_size(rule, size):
-    assert recommend(guide(), parse(rule)).world_size == size
+    assert recommend(guide(), parse(rule))["world_size"] == size
 
 
 def test_a_throughput_needs_the_samples_of_the_run():
     series = series_of(rows({1: [100.0], 2: [190.0], 4: [350.0]}))[0]
-    assert recommend(series, parse("deadline=00:10:00"), 1e5).world_size == 2
+    assert recommend(series, parse("deadline=00:10:00"), 1e5)["world_size"] == 2
     with pytest.raises(ValueError, match="give --samples"):
         recommend(series, parse("budget=1"))
 
@@ -319,16 +308,16 @@ def test_a_throughput_needs_the_samples_of_the_run():
 @pytest.mark.parametrize(
     ("rates", "kind", "sizes"),
     [
-        ({1: [1.0], 2: [1.41]}, "larger", (4,)),
-        ({1: [1.0], 2: [1.39]}, "stop", ()),
-        ({1: [1.0], 8: [3.0]}, "between", (2, 4)),
-        ({1: [1.0], 4: [3.9], 16: [4.0]}, "between", (8,)),
-        ({1: [1.0], 4: [3.9], 8: [4.0]}, "stop", ()),
+        ({1: [1.0], 2: [1.41]}, "larger", [4]),
+        ({1: [1.0], 2: [1.39]}, "stop", []),
+        ({1: [1.0], 8: [3.0]}, "between", [2, 4]),
+        ({1: [1.0], 4: [3.9], 16: [4.0]}, "between", [8]),
+        ({1: [1.0], 4: [3.9], 8: [4.0]}, "stop", []),
     ],
 )
 def test_the_next_sizes_are_larger_ones_or_those_where_the_efficiency_was_lost(rates, kind, sizes):
     found = next_step(series_of(rows(rates))[0])
-    assert (found.kind, found.world_sizes) == (kind, sizes)
+    assert (found["kind"], found["world_sizes"]) == (kind, sizes)
 
 
 def test_a_layout_without_a_good_size_is_recommended_none():
@@ -338,15 +327,15 @@ def test_a_layout_without_a_good_size_is_recommended_none():
             ranks_per_node=size // nodes)
         for (size, nodes), rate in placed.items()
     )  # fmt: skip
-    assert recommend(spread, parse("efficiency=0.7")).world_size is None
-    assert recommend(spread, parse("fastest")).world_size == 8
+    assert recommend(spread, parse("efficiency=0.7"))["world_size"] is None
+    assert recommend(spread, parse("fastest"))["world_size"] == 8
     found = next_step(spread)
-    assert (found.kind, found.world_sizes) == ("between", (2, 4))
+    assert (found["kind"], found["world_sizes"]) == ("between", [2, 4])
 
 
-def test_a_figures_curve_goes_from_the_last_size_measured_to_twice_that():
+def test_a_figure_has_the_rate_predicted_at_twice_the_last_size():
     series = series_of(published.rows_of("kempner_a100_resnet50"))[0]
-    found = curve(series)
-    told = predict(published.ladder("kempner_a100_resnet50"), 128)
-    assert found.points == [(64, series.points[-1].rate), (128, pytest.approx(1 / told.value))]
-    assert found.interval == pytest.approx((1 / told.high, 1 / told.low))
+    (found,) = curves([series], []).values()
+    own = predict(published.ladder("kempner_a100_resnet50"), 128)
+    expected = (1 / own.value, 1 / own.high, 1 / own.low)
+    assert (found.at, found.value, found.low, found.high) == (128, *map(pytest.approx, expected))

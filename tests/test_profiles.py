@@ -1,14 +1,28 @@
 """Profiles read back: shares of steps whose truth is known, whatever tool recorded them."""
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
-from data.profile_samples import TRUTH, profile_sleeps, write_sqlite, write_trace
+from data.profile_samples import (
+    LAUNCHED,
+    TRUTH,
+    profile_sleeps,
+    write_ncu,
+    write_sqlite,
+    write_trace,
+)
+from data.report_samples import strong_tree
 
-from lockstep.core.phases import Span, phases
+from lockstep.core.phases import Span, phases, phases_of
+from lockstep.report.compute.evaluation import evaluate
+from lockstep.report.load.reading import load
+from lockstep.report.page.content_of_page import page
+from lockstep.report.page.render import html
 from lockstep.report.profiles.explain_cli import explain
 from lockstep.report.profiles.profiles import read
+from lockstep.report.profiles.roofline import roofline
 
 
 @pytest.mark.parametrize(
@@ -22,6 +36,14 @@ def test_the_phases_of_a_known_step_add_up_to_it(name, write, rank, tmp_path):
     assert {key: getattr(profile.phases, key) for key in TRUTH} == pytest.approx(TRUTH)
     assert profile.phases.overlap == pytest.approx(1 / 3)
     assert [kernel.count for kernel in profile.kernels] == [1, 1, 1]
+    found = {name: profile.phases.parts[name] for name in LAUNCHED}
+    assert found == pytest.approx(LAUNCHED)  # by when the host launched them
+    assert "optimizer" not in profile.phases.parts  # it launched nothing
+    printed = ask(profile.path).output
+    for name, seconds in LAUNCHED.items():
+        assert re.search(
+            rf"^of it {name} +{1e3 * seconds:g}\.0 ms +{1e3 * seconds:g}\.0 %", printed, re.M
+        )
 
 
 def test_a_moment_counts_once_however_many_ranges_overlap():
@@ -32,6 +54,34 @@ def test_a_moment_counts_once_however_many_ranges_overlap():
     assert times == pytest.approx((3, 3, 4, 0))
     assert sum(times) == pytest.approx(found.step_s)
     assert phases(spans, []) is None
+
+
+def test_a_wait_for_others_within_a_backward_is_no_computing():
+    ranges = [
+        ("lockstep:step", 0, 10),
+        ("lockstep:forward", 0, 2),
+        ("lockstep:backward", 2, 9),
+        ("autograd::engine::evaluate_function: AddmmBackward0", 2, 5),
+        ("lockstep:bucket 0", 4, 4.1),
+        ("gloo:all_reduce", 4.2, 8),  # when gloo's own thread began it
+        ("lockstep:optimizer", 9, 10),
+    ]
+    found = phases_of(ranges)
+    assert (found.compute_s, found.exposed_s, found.idle_s) == pytest.approx((7, 3, 0))
+    parts = {"forward": 2, "backward": 4, "optimizer": 1, "communication": 3.8, "bucket 0": 3.8}
+    assert found.parts == pytest.approx(parts)
+
+
+def test_only_the_first_buckets_are_printed_and_json_has_all(tmp_path):
+    ranges = [("lockstep:step", 0, 100)]
+    for number in range(12):
+        at = 5 * number
+        ranges += [(f"lockstep:bucket {number}", at, at + 1), ("gloo:all_reduce", at, at + 2)]
+    events = [{"ph": "X", "name": name, "ts": b, "dur": e - b} for name, b, e in ranges]
+    (path := tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    printed = ask(path).output
+    assert ("of it bucket 7" in printed, "of it bucket 8" in printed) == (True, False)
+    assert "bucket 11" in json.loads(ask(path, "--json").output)["profiles"][0]["phases"]["parts"]
 
 
 STATS = """Processing [report.sqlite] with [cuda_gpu_kern_sum.py]...
@@ -83,6 +133,66 @@ def test_a_kernel_of_ncu_has_its_occupancy_bandwidth_and_place_under_the_rooflin
     assert "667" in ask(path).output  # 10^9 FLOP/s
 
 
+def test_the_roofline_of_what_ncu_counted(tmp_path):
+    profile = read(write_ncu(tmp_path / "kernels.csv"))
+    gemm, add, _ = profile.kernels
+    # 400,000 operations a cycle, 10^9 cycles a second, 1 ms; 1,000 GB/s and 3,000 GB/s.
+    assert (gemm.precision, add.precision) == ("bf16", "fp32")
+    assert (gemm.flop, gemm.num_bytes) == pytest.approx((4e11, 1e9))
+    assert (add.flop, add.num_bytes) == pytest.approx((3e8, 3e9))
+    bound, slow = roofline(profile).places
+    assert (bound.limit, slow.limit) == ("compute", "memory")
+    assert (bound.flop_per_byte, bound.flop_per_s) == pytest.approx((400, 4e14))
+    assert slow.roof_flop_per_s == pytest.approx(0.1 * 3350e9)
+    printed = ask(tmp_path / "kernels.csv").output
+    assert "Roofline of H100 SXM, 3350 GB/s" in printed
+    assert re.search(r"^gemm +compute +bf16 +400 +400 +989 +40\.4$", printed, re.M)
+    assert re.search(r"^add +memory +fp32 +0\.100 +0\.300 +0\.335 +89\.6$", printed, re.M)
+    assert "1 kernel without FLOP" in printed
+    assert re.search(r" 1000 +- .* gemm$", printed, re.M)  # GB/s
+
+
+@pytest.mark.parametrize(
+    ("device", "change", "why"),
+    [
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", ("", ""), "knows no datasheet with the peaks of"),
+        ("H100 PCIe", ("", ""), "knows no datasheet with the peaks of H100 PCIe"),  # of memory
+        ("NVIDIA H100 80GB HBM3", ("dram__bytes", "l2__bytes"), "for no kernel does kernels.csv give"),
+        ("NVIDIA H100 80GB HBM3", ("path_tensor", "x"), "for no kernel does kernels.csv give"),
+        ("NVIDIA H100 80GB HBM3", ("display_name", "x"), "does not name its GPU"),
+    ],
+)
+def test_no_roofline_without_peaks_or_counts(device, change, why, tmp_path):
+    path = write_ncu(tmp_path / "kernels.csv", device)
+    path.write_text(path.read_text().replace(*change) if change[0] else path.read_text())
+    with pytest.raises(ValueError, match=why) as refused:
+        roofline(read(path))
+    assert str(refused.value) in ask(path).output
+
+
+def test_the_page_has_the_roofline_of_profiles_in_the_results_folder(tmp_path):
+    strong_tree(tmp_path, {1: (0.1,)})
+    (tmp_path / "campaign.json").write_text('{"schema": 1, "name": "demo", "launches": []}')
+
+    def panel():
+        data = page(evaluate(load([tmp_path])), 0.7)
+        assert html(data)
+        return next((each for each in data["sections"] if each["id"] == "roofline"), None)
+
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / "other.csv").write_text("a,b\n1,2\n")
+    assert panel() is None
+    write_ncu(tmp_path / "profiles" / "ncu-7" / "w1-r0" / "kernels.csv")
+    made = panel()
+    assert [row[:3] for row in made["tables"][0]["rows"]] == [
+        ["1", "gemm", "compute"],
+        ["2", "add", "memory"],
+    ]
+    assert made["figures"][0]["peaks"] == pytest.approx({"bf16": 989.4, "fp32": 66.9})
+    write_ncu(tmp_path / "profiles" / "ncu-7" / "w1-r0" / "kernels.csv", "GPU of the future")
+    assert "GPU of the future" in panel()["lead"][1]
+
+
 def ask(*words):
     return CliRunner().invoke(explain, [str(word) for word in words], standalone_mode=False)
 
@@ -90,7 +200,8 @@ def ask(*words):
 def test_two_profiles_are_compared_phase_by_phase(tmp_path):
     one, two = write_trace(tmp_path / "one.json.gz"), write_trace(tmp_path / "two.json.gz", 2.0)
     asked = ask(one, "--against", two)
-    assert asked.output.count("2.00x") == 6
+    assert asked.output.count("2.00x") == 6 + 7
+    assert re.search(r"^  of it bucket 0 +30\.0 ms -> +60\.0 ms", asked.output, re.M)
     both = json.loads(ask(one, "--against", two, "--json").output)["profiles"]
     assert [each["phases"]["step_s"] for each in both] == pytest.approx([0.1, 0.2])
 

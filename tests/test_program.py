@@ -6,13 +6,12 @@ The programs are shell scripts whose metric is known: 100 a rank, or the threads
 import contextlib
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
 
+import commands
 import pytest
 from job_runs import JobRun, made, plain, seen
 from launched import environ
@@ -22,12 +21,14 @@ from lockstep.campaign import floor, run_cli
 from lockstep.campaign import program as programs
 from lockstep.campaign.campaign import Campaign, load, plan
 from lockstep.campaign.command import Command
+from lockstep.campaign.ladder import Ladder
 from lockstep.core import journal as journals
 from lockstep.core.processes import hostname
 from lockstep.core.record import KEY
 from lockstep.report.compute.alternatives import factor_ladders
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import gather
+from lockstep.report.page.by_study import programs_panels
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 120
@@ -64,13 +65,24 @@ def written(tmp_path):
     return write
 
 
+@pytest.fixture
+def drive(written, tmp_path, monkeypatch):
+    """Measure the launch of a campaign in this process; return its exit code and its document."""
+    monkeypatch.setattr(programs.signal, "signal", lambda *_: None)
+
+    def drive(text):
+        rungs = Ladder(load(str(written(text, sizes="1"))), tmp_path / "results")
+        (launch,) = plan(rungs.campaign)
+        with pytest.raises(SystemExit) as ended:
+            programs.main(rungs.command(launch)[3:])
+        return ended.value.code, journals.rebuild(rungs.results.journal(launch.name))
+
+    return drive
+
+
 def lockstep(folder, *arguments):
     """Run the command in a folder and return how it ended."""
-    return subprocess.run(
-        [sys.executable, "-m", "lockstep", *map(str, arguments)],
-        cwd=folder, env=environ(ROOT), stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
+    return commands.lockstep(*arguments, cwd=folder, env=environ(ROOT), timeout=PATIENCE_S)
 
 
 def result(folder, launch="w1-r0"):
@@ -96,8 +108,8 @@ def test_a_line_gets_its_values_and_keeps_the_shells_braces(line, filled):
         ({"line": "a", "factors": {"size": [1]}}, "does not use factor 'size'"),
         ({"metrics": [{"name": "m", "unit": "s", "regex": "no group"}]}, "has no group"),
         ({"metrics": [{"name": "m", "unit": "K", "regex": "(.)", "primary": True}]}, "speed-ups"),
-        ({"metrics": [{"name": "m", "unit": "s"}]}, "needs a regex or a json path"),
-        ({"sanity": "("}, "no regular expression"),
+        ({"metrics": [{"name": "m", "unit": "s"}]}, "needs either regex or json"),
+        ({"sanity": "("}, "not a regular expression"),
         ({"line": " "}, r"command\.line"),
         ({"line": "a {threads}", "factors": {"threads": 4}}, r"factors\.threads"),
     ],
@@ -153,14 +165,13 @@ def test_threads_are_told_to_the_program_and_have_a_ladder_of_their_own(written,
     assert lockstep(tmp_path, "run", written(text, sizes="1", repeats=2)).returncode == 0
     (ladder,) = factor_ladders(series_of(gather([tmp_path / "results" / "test"]).rows))
     assert ladder.factor == "threads"
-    assert [rung.value for rung in ladder.rungs] == [1, 2, 4]
-    assert ladder.rungs[-1].speedup == pytest.approx(4, rel=0.5)
+    assert [*map(ladder.value, ladder.points)] == [1, 2, 4]
+    assert ladder.points[-1].speedup == pytest.approx(4, rel=0.5)
     reported = lockstep(tmp_path, "report", "results/test")
     assert "over threads" in reported.stdout, reported.stderr
     assert "Scaling over threads" in (tmp_path / "results" / "test" / "report.html").read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "failure"),
     [
@@ -177,12 +188,10 @@ def test_threads_are_told_to_the_program_and_have_a_ladder_of_their_own(written,
         ),
     ],
 )
-def test_a_run_that_does_not_count_is_a_failed_case_with_its_kind(written, tmp_path, text, failure):
-    ended = lockstep(tmp_path, "run", written(text, sizes="1"))
-    assert ended.returncode == 1
-    document = result(tmp_path / "results" / "test")
+def test_a_run_that_does_not_count_is_a_failed_case_with_its_kind(drive, text, failure):
+    code, document = drive(text)
     (failed,) = document[KEY]["failed"]
-    assert not document["benchmarks"]
+    assert (code, document["benchmarks"]) == (1, [])
     assert failed["failure"]["run"] == 1
     assert failure.items() <= failed["failure"].items()
 
@@ -198,6 +207,40 @@ def test_a_metric_is_the_last_match_or_a_path_into_the_last_json(tmp_path):
         "rate": 2000.0,
         "b": 7.0,
     }
+
+
+def test_a_curve_has_every_match_of_its_regex(tmp_path):
+    metric = {"name": "loss", "unit": "nats", "regex": "loss (\\S+)", "curve": True}
+    command = Command.model_validate({"line": "true", "metrics": [metric]})
+
+    def curve(*losses):
+        output = "".join(f"loss {loss}\n" for loss in losses)
+        return programs.curves(command, programs.Run(1.0, 0.0, output), {})["loss"]
+
+    assert curve(3, 2.5, 1e-3) == [3.0, 2.5, 0.001]
+    assert curve(*range(programs.MAX_CURVE + 1)) == list(range(programs.MAX_CURVE))
+    for wrong in ("nan", "high"):
+        with pytest.raises(programs.RunError, match="not a finite number"):
+            curve(1, wrong)
+    with pytest.raises(ValueError, match="curve = true needs a regex"):
+        Command.model_validate({"line": "true", "metrics": [metric | {"regex": None, "json": "a"}]})
+
+
+@pytest.mark.slow
+def test_a_sweep_over_a_training_script_is_one_table_and_one_figure(written, tmp_path):
+    metric = '[[command.metrics]]\nname = "loss"\nunit = "nats"\nbetter = "lower"\n'
+    metric += "regex = 'loss ([0-9.]+)'\ncurve = true\n[factors]\nlr = [1, 2, 3]\n"
+    line = "line = 'for i in 3 2 1; do echo loss $((i * {lr})).$((RANDOM % 9)); done'\n"
+    ended = lockstep(tmp_path, "run", written(line + metric, sizes="1", repeats=2))
+    assert ended.returncode == 0, ended.stderr
+    series = series_of(gather([tmp_path / "results" / "test"]).rows)
+    (made,) = programs_panels(series)
+    _, losses = made["tables"]
+    assert losses["caption"] == "loss (nats), the lowest first"
+    assert [row[0].rpartition(", ")[2] for row in losses["rows"]] == ["lr=1", "lr=2", "lr=3"]
+    (figure,) = made["figures"]
+    assert [curve["x"] for curve in figure["series"]] == [[1, 2, 3]] * 3
+    assert all(curve["y"] == sorted(curve["y"], reverse=True) for curve in figure["series"])
 
 
 @pytest.mark.slow
@@ -227,33 +270,6 @@ def test_the_digest_of_a_program_is_of_its_scripts_and_not_of_its_data(tmp_path)
 
 
 @pytest.mark.slow
-def test_a_killed_ladder_goes_on_where_it_was(written, tmp_path):
-    text = (
-        "line = 'echo {size} >>../runs; sleep 0.3'\nworkdir = 'here'\n[factors]\nsize = [1, 2, 3]\n"
-    )
-    (tmp_path / "here").mkdir()
-    path = written(text, sizes="1")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "lockstep", "run", str(path)], cwd=tmp_path, env=environ(ROOT),
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    journal = tmp_path / "results" / "test" / "launches" / "w1-r0" / "journal.jsonl"
-    deadline = time.monotonic() + PATIENCE_S
-    while not (journal.exists() and '"kind": "case"' in journal.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    first = journal.read_text().count('"kind": "case"')
-    ended = lockstep(tmp_path, "run", path)
-    assert ended.returncode == 0, ended.stderr
-    assert len(result(tmp_path / "results" / "test")["benchmarks"]) == 3
-    # Two runs a case; what ended before the kill is not run again, what it met at most once more.
-    assert 6 <= len((tmp_path / "runs").read_text().split()) <= 6 + 2
-    assert first < 3
-
-
-@pytest.mark.slow
 def test_a_ladder_ends_after_the_size_that_misses_the_floor(written, tmp_path):
     line = "line = 'echo rate $((100 + 10 * {ranks})).$((RANDOM % 10))'\n"
     path = written(line + RATE, sizes="1, 2, 4", repeats=2, keys="until_efficiency = 0.7")
@@ -263,9 +279,9 @@ def test_a_ladder_ends_after_the_size_that_misses_the_floor(written, tmp_path):
         assert ended.returncode == 0, ended.stderr
     folder = tmp_path / "results" / "test"
     assert {path.name for path in (folder / "launches").iterdir()} == {
-        *("w1-r0", "w1-r1", "w2-r0", "w2-r1"),
+        *("w1-r0", "w1-r1", "w2-r0", "w2-r1")
     }
-    missed = floor.missed(folder / "launches", 4, 0.7)
+    missed = floor.find_missed(folder / "launches", 4, 0.7)
     assert missed is not None
     assert missed.world_size == 2
     assert missed.efficiency == pytest.approx(120 / 110 / 2, rel=0.01)
@@ -281,21 +297,21 @@ def test_a_stage_that_waits_for_a_good_end_does_not_follow_time_that_is_up(writt
     assert not (tmp_path / "test" / "done").exists()
 
 
-@pytest.mark.slow
-def test_an_edited_program_is_not_pooled_with_what_it_was(written, tmp_path):
+def test_what_has_ended_is_not_run_again_and_an_edited_program_not_pooled(drive, tmp_path, capsys):
     script = tmp_path / "mine.sh"
-    script.write_text("echo rate 1")
-    text = "line = 'bash mine.sh {size}'\n" + RATE
-    path = written(text + "[factors]\nsize = [1, 2]\n", sizes="1")
-    assert lockstep(tmp_path, "run", path).returncode == 0
-    journal = tmp_path / "results" / "test" / "launches" / "w1-r0" / "journal.jsonl"
+    script.write_text("echo $1 >>runs; echo rate 1")
+    text = "line = 'bash mine.sh {size}'\n" + RATE + "[factors]\nsize = [1, 2]\n"
+    assert drive(text)[0] == 0
+    (journal,) = tmp_path.glob("results/launches/*/journal.jsonl")
     lines = journal.read_text().splitlines(keepends=True)
-    journal.write_text("".join(lines[:3]))  # one of the two cases
-    (journal.parent / "result.json").unlink()
+    journal.write_text("".join(lines[:4]))  # a case has ended, and the other has begun
+    code, document = drive(text)
+    assert (code, len(document["benchmarks"])) == (0, 2)
+    assert len((tmp_path / "runs").read_text().split()) == 4 + 2
+    journal.write_text("".join(lines[:4]))
     script.write_text("echo rate 2")
-    ended = lockstep(tmp_path, "run", path)
-    assert ended.returncode == 1
-    assert "was changed" in ended.stderr
+    assert drive(text)[0] == programs.EXIT_USAGE
+    assert "changed; undo the change" in capsys.readouterr().err
 
 
 # Campaigns of the suite's own studies lie beside those of programs.
@@ -306,6 +322,7 @@ PROGRAMS = [path for path in EXAMPLES if "[command]" in path.read_text()]
 SMALL = {
     "shell": ["--set", "numbers=200", "--world-sizes", "1,2"],
     "mpi": ["--set", "terms=1000", "--world-sizes", "1,2"],
+    "sweep": ["--set", "lr=0.1"],
     **{name: ["--set", "threads=1", "--set", "rows=500"] for name in ("xgboost", "lightgbm")},
 }
 # As Open MPI starts ranks and tells each of them its number.

@@ -1,22 +1,17 @@
 import hashlib
 import json
 import os
-import shutil
-import socket
 
 import pytest
+import torch
 from launched import git
 
 from lockstep import content
 from lockstep.core import record
 from lockstep.launch import preflight
-from lockstep.machine import provenance
+from lockstep.machine import nvidia, provenance
 
 UNKNOWN = {"git_commit": None, "git_dirty": None}
-# In CI a missing git is a failure.
-HAS_GIT = pytest.mark.skipif(
-    shutil.which("git") is None and os.environ.get("CI") != "true", reason="git is not on PATH"
-)
 
 
 @pytest.fixture
@@ -31,29 +26,19 @@ def checkout(tmp_path, monkeypatch):
     return root
 
 
-@HAS_GIT
-def test_a_checkout_gives_its_commit_and_is_dirty_once_a_file_is_changed(checkout):
+def test_a_checkout_gives_its_commit_and_is_dirty_once_a_file_is_changed(
+    checkout, tmp_path, monkeypatch
+):
     (checkout / "result.json").write_text("{}")
     expected = {"git_commit": git(checkout, "rev-parse", "HEAD"), "git_dirty": False}
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))  # as in another repository's hook
     assert provenance.git_facts(checkout) == expected
     (checkout / "code.py").write_text("x = 2\n")
     assert provenance.git_facts(checkout) == expected | {"git_dirty": True}
+    (inside := checkout / "venv").mkdir()  # an installation has no commit of the checkout around
+    assert provenance.git_facts(inside) == UNKNOWN
 
 
-@HAS_GIT
-def test_a_hook_of_another_repository_does_not_lead_astray(checkout, tmp_path, monkeypatch):
-    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
-    assert len(provenance.git_facts(checkout)["git_commit"]) == 40
-
-
-@HAS_GIT
-def test_an_installation_inside_another_checkout_borrows_no_commit(checkout):
-    inside = checkout / "venv"
-    inside.mkdir()
-    assert provenance.git_facts(inside) == {"git_commit": None, "git_dirty": None}
-
-
-@HAS_GIT
 def test_a_checkout_of_another_owner_is_read_all_the_same(checkout):
     if os.geteuid() != 0:
         pytest.skip("only root can give a folder away")
@@ -62,7 +47,6 @@ def test_a_checkout_of_another_owner_is_read_all_the_same(checkout):
     assert provenance.git_facts(checkout)["git_dirty"] is False
 
 
-@HAS_GIT
 @pytest.mark.parametrize(
     ("file", "dirty"),
     [("code.py", False), ("changed.py", True), ("test_new.py", True), (".venv/model.py", None)],
@@ -87,6 +71,9 @@ def test_without_git_the_image_names_the_commit(tmp_path, monkeypatch):
     assert provenance.git_facts(tmp_path) == {"git_commit": "abc1234", "git_dirty": False}
     monkeypatch.delenv("LOCKSTEP_COMMIT")
     assert provenance.git_facts(tmp_path) == UNKNOWN
+    facts = provenance.launch_facts(0, ["pytest"])
+    assert facts["git_commit"] is None
+    assert facts["lockstep_version"]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +94,6 @@ def test_the_file_an_image_holds_names_the_commit_it_was_built_of(
     assert provenance.git_facts(tmp_path) == {"git_commit": commit, "git_dirty": dirty}
 
 
-@HAS_GIT
 def test_a_checkout_bound_into_an_image_is_not_taken_for_the_images_suite(checkout, monkeypatch):
     head = git(checkout, "rev-parse", "HEAD")
     monkeypatch.setenv("LOCKSTEP_COMMIT", "b2" * 20)
@@ -118,52 +104,37 @@ def test_a_checkout_bound_into_an_image_is_not_taken_for_the_images_suite(checko
 
 def test_the_environment_keeps_what_steers_communication_and_no_secret():
     kept = {
-        "NCCL_DEBUG": "INFO",
-        "OMP_NUM_THREADS": "4",
-        "TOKENIZERS_PARALLELISM": "false",
-        "CUDA_VISIBLE_DEVICES": "0,1",
-        "UCX_TLS": "rc",
-        "FI_PROVIDER": "cxi",
-        "HSA_ENABLE_SDMA": "0",
-        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
-        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
-        "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
-    }
-    left_out = {
-        "HOME": "/home/a",
-        "TORCH_HUB_TOKEN": "s3cret",
-        "NCCL_API_KEY": "s3cret",
-        "GLOO_secret": "s3cret",
-        "MKL_PASSWORD": "s3cret",
-        "WANDB_API_KEY": "s3cret",
-    }
+        "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4", "TOKENIZERS_PARALLELISM": "false",
+        "CUDA_VISIBLE_DEVICES": "0,1", "UCX_TLS": "rc", "FI_PROVIDER": "cxi",
+        "HSA_ENABLE_SDMA": "0", "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
+    }  # fmt: skip
+    secret = ("TORCH_HUB_TOKEN", "NCCL_API_KEY", "GLOO_secret", "MKL_PASSWORD", "WANDB_API_KEY")
+    left_out = {"HOME": "/home/a"} | dict.fromkeys(secret, "s3cret")
     assert provenance.environment(left_out | kept) == kept
 
 
 @pytest.mark.parametrize(
-    ("environ", "kinds"),
+    ("environ", "dropped", "kinds"),
     [
-        ({"TORCH_DISTRIBUTED_DEBUG": "detail"}, ["debug-detail"]),
-        ({"TORCH_DISTRIBUTED_DEBUG": "INFO"}, []),
-        ({"NCCL_DEBUG": "TRACE"}, ["nccl-log"]),
-        ({"NCCL_DEBUG": "info", "NCCL_DEBUG_SUBSYS": "ALL"}, ["nccl-log"]),
-        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,coll"}, ["nccl-log"]),
-        ({"NCCL_DEBUG": "INFO"}, []),
-        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}, []),
-        ({"NCCL_DEBUG": "WARN", "NCCL_DEBUG_SUBSYS": "ALL"}, []),
-        ({"NCCL_DEBUG_SUBSYS": "ALL"}, []),
+        ({"TORCH_DISTRIBUTED_DEBUG": "detail"}, [], ["debug-detail"]),
+        ({"TORCH_DISTRIBUTED_DEBUG": "INFO"}, [], []),
+        ({"NCCL_DEBUG": "TRACE"}, [], ["nccl-log"]),
+        ({"NCCL_DEBUG": "info", "NCCL_DEBUG_SUBSYS": "ALL"}, [], ["nccl-log"]),
+        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,coll"}, [], ["nccl-log"]),
+        ({"NCCL_DEBUG": "INFO"}, [], []),
+        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}, [], []),
+        ({"NCCL_DEBUG": "WARN", "NCCL_DEBUG_SUBSYS": "ALL"}, [], []),
+        ({"NCCL_DEBUG_SUBSYS": "ALL"}, [], []),
+        ({}, ["PATH", "OMP_PROC_BIND"], ["dropped-environment"]),
     ],
 )
-def test_checks_and_logs_of_every_collective_are_flags(environ, kinds):
+def test_settings_that_slow_or_miss_a_launch_are_flags(environ, dropped, kinds):
     facts = {"ranks": [], "device_names": [], "git_dirty": False, "environment": environ}
-    assert [flag.kind for flag in preflight.launch_flags(facts)] == kinds
-
-
-def test_what_steers_torch_and_did_not_reach_the_image_is_a_flag():
-    facts = {"ranks": [], "device_names": [], "git_dirty": False, "environment": {}}
-    facts["dropped_environment"] = ["PATH", "OMP_PROC_BIND"]
-    (found,) = preflight.launch_flags(facts)
-    assert (found.kind, found.values) == ("dropped-environment", {"names": ["OMP_PROC_BIND"]})
+    flags = list(preflight.launch_flags(facts | {"dropped_environment": dropped}))
+    assert [flag.kind for flag in flags] == kinds
+    if dropped:
+        assert flags[0].values == {"names": ["OMP_PROC_BIND"]}
 
 
 def test_slurm_facts_are_those_of_the_job_and_empty_outside_one():
@@ -202,33 +173,14 @@ def test_cudnn_numbers_read_as_versions(number, text):
     assert provenance._cudnn_version(number) == text
 
 
-def test_a_missing_package_has_no_version():
-    assert provenance.package_version("no-such-distribution") is None
-    assert provenance.package_version("pytest") == pytest.__version__
-
-
-def test_a_rank_on_this_cpu_is_described():
-    import torch
-
-    facts = provenance.rank_facts(3, 1, torch.device("cpu"))
-    assert (facts["rank"], facts["local_rank"], facts["device"]) == (3, 1, "cpu")
-    assert facts["host"] == socket.gethostname()
-    assert facts["pid"] == os.getpid()
-    assert facts["cores"] == sorted(os.sched_getaffinity(0))
-    assert facts["num_threads"] == torch.get_num_threads()
-    assert facts["device_name"]
-    assert facts["gpu_uuid"] is None
-    assert facts["driver"] is None
-
-
 def test_a_cpu_launch_claims_no_gpu_software():
-    import torch
-
     rank = provenance.rank_facts(0, 0, torch.device("cpu"))
+    assert (rank["device"], rank["gpu_uuid"], rank["driver"]) == ("cpu", None, None)
+    assert rank["cores"] == sorted(os.sched_getaffinity(0))
     launch = provenance.launch_facts(7, ["pytest", "bench/"])
     merged = provenance.launch_provenance(launch, [rank])
     assert set(record.POOLING_FACTS) <= set(merged)
-    assert [merged[name] for name in provenance.GPU_FACTS] == [None] * 4
+    assert [merged[name] for name in provenance.GPU_FACTS] == [None] * 6
     assert merged["torch"] == torch.__version__
     assert (merged["seed"], merged["command"]) == (7, ["pytest", "bench/"])
     assert merged["device_names"] == [rank["device_name"]]
@@ -236,32 +188,49 @@ def test_a_cpu_launch_claims_no_gpu_software():
     assert json.loads(json.dumps(merged)) == merged
 
 
-def test_drivers_that_differ_are_all_named():
-    launch = {"torch": "2.6.0", "cuda": "12.4", "cudnn": "9.1.0", "nccl": "2.21.5", "driver": "550"}
+TOPOLOGY = [
+    "        GPU0    GPU1    CPU Affinity",
+    "GPU0     X      NV18    0-31",
+    "GPU1    NV18     X      32-63",
+]
+
+
+def test_how_gpus_are_joined_is_kept_where_nvidia_smi_says_it(tmp_path, stand_in, monkeypatch):
+    printed = ["\t\x1b[4mGPU0\tGPU1\tCPU Affinity\x1b[0m", "GPU0\t X \tNV18\t0-31"]
+    printed += ["GPU1\tNV18\t X \t32-63", "", ""]
+    (tmp_path / "topology").write_text("\n".join(printed))
+    stand_in("nvidia-smi", f'[ "$*" = "topo -m" ] && exec cat {tmp_path}/topology; exit 3')
+    launch = provenance.launch_facts(0, ["pytest"])
+    assert (launch["gpu_topology"], launch["nvlink"]) == (TOPOLOGY, None)
+    rank = provenance.rank_facts(0, 0, torch.device("cpu"))
+    on_gpu = rank | {"device": "cuda:0", "driver": "570"}
+    assert provenance.launch_provenance(launch, [on_gpu])["gpu_topology"] == TOPOLOGY
+    assert provenance.launch_provenance(launch, [rank])["gpu_topology"] is None
+    monkeypatch.setenv("PATH", "")
+    assert nvidia.links() == {"gpu_topology": None, "nvlink": None}
+
+
+@pytest.mark.parametrize(("names", "backend", "gb_per_s"), [
+    (["NVIDIA H200"] * 2, "nccl", 450), (["NVIDIA H200"] * 2, "gloo", None),
+    (["NVIDIA H200", "NVIDIA A40"], "nccl", None), (["a GPU"], "nccl", None),
+])  # fmt: skip
+def test_the_link_of_gpus_is_that_of_their_sheet_and_each_driver_is_named(names, backend, gb_per_s):
     ranks = [
-        {"rank": r, "device": f"cuda:{r}", "device_name": name, "driver": driver}
-        for r, (name, driver) in enumerate([("NVIDIA H200", "560.1"), ("NVIDIA A40", "550.2")])
+        {"rank": r, "device": f"cuda:{r}", "device_name": name, "driver": f"56{len(name)}"}
+        for r, name in enumerate(names)
     ]
-    merged = provenance.launch_provenance(launch, ranks)
-    assert merged["driver"] == "550.2, 560.1"
-    assert merged["device_names"] == ["NVIDIA A40", "NVIDIA H200"]
-    assert merged["cuda"] == "12.4"
-    assert merged["ranks"] == ranks
+    merged = provenance.launch_provenance({"backend": backend, "cuda": "12.4"}, ranks)
+    assert merged["gpu_link_gb_per_s"] == gb_per_s
+    assert merged["device_names"] == sorted({*names})
+    assert merged["driver"] == ", ".join(sorted({rank["driver"] for rank in ranks}))
+    assert (merged["cuda"], merged["ranks"]) == ("12.4", ranks)
 
 
-def test_the_version_is_that_of_this_checkout():
+def test_the_version_is_that_of_this_checkout_or_of_the_package():
+    assert provenance.package_version("no-such-distribution") is None
+    assert provenance.package_version("pytest") == pytest.__version__
     pyproject = (content.IMPORTABLE_FROM / "pyproject.toml").read_text()
     assert f'version = "{provenance.lockstep_version()}"' in pyproject
-
-
-def test_without_git_a_launch_is_still_described(monkeypatch):
-    import torch  # noqa: F401, what is read below must be importable
-
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("LOCKSTEP_COMMIT", raising=False)
-    facts = provenance.launch_facts(0, ["pytest"])
-    assert facts["git_commit"] is None
-    assert facts["lockstep_version"]
 
 
 def test_ranks_share_the_cores_of_their_host_whether_each_is_bound_or_not():
@@ -277,11 +246,9 @@ def test_the_command_line_keeps_no_secret_and_no_home(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     given = ["pytest", "--label=token=a", "--api-key", "b", "--label", "password=c=d"]
     shown = ["pytest", "--label=token=***", "--api-key", "***", "--label", "password=***"]
-    assert provenance.without_secrets(given) == shown
-    assert provenance.without_secrets(["--journal=/home/me/j", "/home/me2"]) == [
-        "--journal=~/j",
-        "/home/me2",
-    ]
+    assert provenance.hide_secrets(given) == shown
+    shown = provenance.hide_secrets(["--journal=/home/me/j", "/home/me2"])
+    assert shown == ["--journal=~/j", "/home/me2"]
 
 
 def test_what_is_measured_by_is_all_there():

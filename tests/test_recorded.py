@@ -3,17 +3,15 @@
 import gzip
 import json
 import re
-import subprocess
-import sys
 
 import pytest
-from commands import BOUNDED
+from commands import lockstep
 from launched import ROOT, environ
 
 from lockstep.report.load import recorded
 
 FACTS = {"kind": "links", "num_nodes": 2, "rate_bit_per_s": 1e9}
-TUTORIAL = ROOT / "docs" / "tutorial.md"
+TUTORIAL, README = ROOT / "docs" / "tutorial.md", ROOT / "README.md"
 # Importing it ends with an error, as where it is not installed.
 NO_TORCH = "raise ImportError('no torch here')\n"
 
@@ -29,36 +27,30 @@ def test_the_page_of_a_recording_is_made_without_torch_and_says_what_it_is(recor
     (tmp_path / "stub").mkdir()
     (tmp_path / "stub" / "torch.py").write_text(NO_TORCH)
     path = f"{tmp_path / 'stub'}:{ROOT}"
-    ended = subprocess.run(
-        [sys.executable, "-m", "lockstep", "demo", "--recording", recording],
-        cwd=tmp_path, env=environ(ROOT) | {"PYTHONPATH": path}, capture_output=True, text=True,
-        check=False, **BOUNDED,
-    )  # fmt: skip
+    variables = environ(ROOT) | {"PYTHONPATH": path}
+    ended = lockstep("demo", "--recording", recording, cwd=tmp_path, env=variables)
     assert ended.returncode == 0, ended.stderr
     page = (tmp_path / "results" / "demo" / "report.html").read_text()
-    assert "2 nodes made on one, with links of 1000 Mbit/s" in page
+    assert "2 nodes simulated on one, with links of 1000 Mbit/s" in page
     assert json.loads((tmp_path / "results/demo/campaign.json").read_text())["recorded"] == FACTS
 
 
 def test_of_a_recording_nothing_is_left_to_measure(recording, tmp_path):
     recorded.unpack(recording, tmp_path / "demo")
-    ended = subprocess.run(
-        [sys.executable, "-m", "lockstep", "status", "demo"], cwd=tmp_path, env=environ(ROOT),
-        capture_output=True, text=True, check=False, **BOUNDED,
-    )  # fmt: skip
+    ended = lockstep("status", "demo", cwd=tmp_path, env=environ(ROOT))
     assert ended.returncode == 2
     assert "lockstep report demo makes its page" in ended.stderr
 
 
 @pytest.mark.slow
 def test_the_demo_that_ships_prints_what_the_tutorial_shows(tmp_path):
-    ended = subprocess.run(
-        [sys.executable, "-m", "lockstep", "demo"], cwd=tmp_path, env=environ(ROOT),
-        capture_output=True, text=True, check=False, **BOUNDED,
-    )  # fmt: skip
+    ended = lockstep("demo", cwd=tmp_path, env=environ(ROOT))
     blocks = re.findall(r"^```text\n(.*?)^```", TUTORIAL.read_text(), re.M | re.S)
     assert len(blocks) == 2
     assert [block for block in blocks if block not in ended.stdout] == []
+    (claim,) = re.findall(r"^Two of these nodes give .*$", README.read_text(), re.M)
+    for shown in ("1.58x", "101 ms", "254 ms step wait for communication"):
+        assert shown in claim and shown in re.sub(r"\s+", " ", ended.stdout)
 
 
 def test_a_recording_keeps_the_results_and_is_the_same_bytes_each_time(
@@ -89,11 +81,11 @@ def test_a_recording_keeps_the_results_and_is_the_same_bytes_each_time(
 def test_what_is_no_recording_is_refused(document, tmp_path):
     path = tmp_path / "other.json.gz"
     path.write_bytes(gzip.compress(json.dumps(document).encode()))
-    with pytest.raises(ValueError, match="no recorded campaign"):
+    with pytest.raises(ValueError, match="not a recorded campaign"):
         recorded.unpack(path, tmp_path / "demo")
     assert not (tmp_path / "demo").exists()
 
 
 def test_a_folder_of_something_else_is_left_as_it_is(recording, tmp_path):
-    with pytest.raises(ValueError, match="holds something else"):
+    with pytest.raises(ValueError, match="holds other files than a demo"):
         recorded.unpack(recording, tmp_path)

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import figures_house
+import figures_messages
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -40,7 +41,9 @@ MAY_IMPORT = {
     "before": {
         *("core", "content", "ranks", "measure", "campaign", "machine", "image", "slurm"),
     },
-    "report": {"core", "content", "measure.causes"},
+    "report": {"core", "content", "measure.causes", "report.profiles"},
+    # A roofline needs the peaks of the datasheets, which import no torch.
+    "report.profiles": {"core", "machine", "measure.causes"},
     "report.tracker": {"core", "content", "report"},
     "plugin": {"core", "launch", "measure", "ranks", "report"},
     "cli": {"core"},  # it names the commands, and loads each when it is asked for
@@ -193,8 +196,12 @@ def test_the_vocabulary_and_campaigns_load_neither_torch_nor_pytest():
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["run", "smoke", "--dry-run"], ["run", "--help"]]
-)
+    "arguments",
+    [
+        ["--help"], ["run", "smoke", "--dry-run"], ["run", "--help"],
+        ["report", "--help"], ["check", "--help"], ["compare", "--help"],
+    ],
+)  # fmt: skip
 def test_the_command_starts_without_the_heavy_libraries(arguments, tmp_path):
     ended = run("-X", "importtime", "-m", "lockstep", *arguments, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
@@ -243,11 +250,12 @@ def test_the_measuring_path_is_more_than_its_ends():
 # Modules that read what another program says, which has no records for us.
 READS_PROGRAMS = {
     "lockstep/campaign/next.py": "torchrun, srun and pytest",
+    "lockstep/core/record.py": "torch, of tensors on two devices",
     "lockstep/image/apptainer.py": "Apptainer",
     "lockstep/launch/verdict.py": "torch's collectives",
     "lockstep/machine/memory.py": "torch's allocator of host memory",
     "lockstep/slurm/client.py": "Slurm",
-    "lockstep/slurm/status/causes.py": "Slurm",
+    "lockstep/slurm/status/standing.py": "Slurm",
 }
 READS = {
     *("startswith", "endswith", "removeprefix", "removesuffix", "find", "index"),
@@ -348,6 +356,14 @@ def test_links_between_pages_lead_somewhere():
             if file and not re.match(r"[a-z]+:", file) and not (page.parent / file).exists():
                 broken.append(f"{ids(page)}: {target}")
     assert broken == []
+
+
+def test_the_documents_stay_short():
+    texts = figures_messages.documents()
+    words = sum(map(figures_messages.num_words, texts.values()))
+    assert words <= figures_messages.MOST_WORDS
+    assert {page: cells for page, text in texts.items()
+            if (cells := figures_messages.long_cells(text))} == {}  # fmt: skip
 
 
 def test_modules_that_a_page_names_are_there():

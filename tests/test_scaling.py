@@ -1,6 +1,5 @@
 import json
 import math
-import re
 import shutil
 from dataclasses import replace
 
@@ -16,12 +15,11 @@ from lockstep.report.compute.evaluation import Evaluation
 from lockstep.report.compute.scaling import pooled_step_s, series_of
 from lockstep.report.load.reading import load
 from lockstep.report.load.results import Results, Row
-from lockstep.report.page import content_of_page
+from lockstep.report.page import collective_tables, content_of_page
 from lockstep.report.page.by_study import programs_panels
 from lockstep.report.page.content_of_page import page
 from lockstep.report.page.curves import ladder_panel
-from lockstep.report.words import next_step, ranking_card
-from lockstep.report.words.method import timing
+from lockstep.report.words import headline, next_step, ranking_card
 
 
 def row(world_size, rate, scaling="strong", case="c", **more):
@@ -33,6 +31,17 @@ def points(rows, baseline=None):
     return series.points
 
 
+def test_an_epoch_lasts_as_long_as_its_samples_at_the_throughput():
+    known = {"details": {"epoch_samples": 1000}}
+    rows = [row(1, rate, throughput_samples_per_s=rate, **known) for rate in (99.0, 100.0, 101.0)]
+    (record,) = table(series_of(rows))
+    assert record["epoch_s"] == pytest.approx(10.0, rel=1e-3)
+    low, high = record["throughput_samples_per_s_low"], record["throughput_samples_per_s_high"]
+    assert [record["epoch_s_low"], record["epoch_s_high"]] == pytest.approx(
+        [1000 / high, 1000 / low]
+    )
+
+
 def two_layouts():
     """The series of 1, 2, 4 and 8 ranks on one node, and of 8 ranks on a node each."""
     rates = {(1, 1): 1.0, (2, 1): 1.9, (4, 1): 3.6, (8, 1): 5.0, (8, 8): 2.0}
@@ -40,6 +49,43 @@ def two_layouts():
         row(size, pace * rate, num_nodes=nodes, ranks_per_node=size // nodes)
         for (size, nodes), rate in rates.items() for pace in (0.99, 1.0, 1.01)
     ])  # fmt: skip
+
+
+def test_each_purpose_has_the_size_that_intervals_show():
+    rates = {1: 1.0, 2: 1.9, 4: 3.0, 8: 3.02}
+    (series,) = series_of([
+        row(size, pace * rate) for size, rate in rates.items() for pace in (0.99, 1.0, 1.01)
+    ])  # fmt: skip
+    cheap, good, fast = headline.choices(series, 0.7)
+    assert [cheap.world_size, good.world_size, fast.world_size] == [1, 4, 4]
+    assert fast.why.endswith("; 8 not shown to be faster")
+    assert headline.choice_sentences([series], 0.7) == [
+        f"{series.label}, size by purpose: fewest device-hours: 1 rank; 70 % efficiency or more: 4 "
+        "ranks; shortest time: 4 ranks (8 not shown to be faster)"
+    ]
+    # The rates of both sizes overlap, and yet their ratio excludes 1: 1.1 to 2.1.
+    (wide,) = series_of([
+        row(size, pace * rate) for size, rate in {1: 1.0, 4: 1.5}.items()
+        for pace in (0.8, 0.9, 1.0, 1.1, 1.2)
+    ])  # fmt: skip
+    assert headline.choices(wide, 0.7)[-1].world_size == 4
+    (alone,) = series_of([row(size, rate) for size, rate in rates.items()])
+    assert [choice.world_size for choice in headline.choices(alone, 0.7)] == [1, None, None]
+    assert [choice.lacking for choice in headline.choices(series, 0.99)] == [
+        "not shown", "none", "not shown",
+    ]  # fmt: skip
+    (cited,) = series_of(times({1: 1.0, 4: 0.3, 8: 0.2}))
+    assert [choice.world_size for choice in headline.choices(cited, 0.7)] == [1, 4, 8]
+    series.points[-1].blocked_by.append("shared-device")
+    assert headline.choices(series, 0.7) == []
+
+
+@pytest.mark.parametrize(("nodes", "gb_per_s"), [(1, 300.0), (2, 25.0), (None, None)])
+def test_a_collective_is_compared_with_the_link_that_it_crosses(nodes, gb_per_s):
+    ((point,),) = [series.points for series in series_of([row(2, 1.0, num_nodes=nodes)])]
+    wires = {("l", False): 300.0, ("l", True): 25.0}
+    assert collective_tables._wire([[(8.0, point)]], wires) == gb_per_s
+    assert collective_tables._wire([[(8.0, point)]], {}) is None
 
 
 def times(values, scaling="strong"):
@@ -59,11 +105,8 @@ def test_weak_efficiency_is_the_time_ratio_and_not_the_strong_formula():
     assert last.parallel_efficiency == pytest.approx(0.8)
     assert last.time_ratio == pytest.approx(0.8)
     assert last.speedup == pytest.approx(3.2)
-
-
-def test_strong_points_have_no_time_ratio():
-    rows = [row(n, 1 / n, step_s=1.0) for n in (1, 2)]
-    assert [p.time_ratio for p in points(rows)] == [None, None]
+    strong = points([row(n, 1 / n, step_s=1.0) for n in (1, 2)])
+    assert [p.time_ratio for p in strong] == [None, None]
 
 
 def test_a_baseline_may_be_chosen_and_smaller_sizes_stay():
@@ -71,14 +114,8 @@ def test_a_baseline_may_be_chosen_and_smaller_sizes_stay():
     assert [p.world_size for p in found] == [4, 8, 256]
     assert found[0].parallel_efficiency == pytest.approx((5 / 8) / (4 / 8))
     assert found[2].parallel_efficiency == pytest.approx((100 / 8) / 32)
-
-
-def test_a_series_without_the_chosen_baseline_keeps_its_smallest():
     rows = [row(1, 1.0, case="a"), row(8, 6.0, case="a"), row(2, 1.0, case="b")]
     assert {s.case: s.baseline for s in series_of(rows, 8)} == {"a": 8, "b": 2}
-
-
-def test_a_baseline_nobody_measured_is_refused():
     with pytest.raises(ValueError, match=r"no series has the baseline 3; measured sizes are \[1"):
         series_of([row(1, 1.0), row(2, 2.0)], 3)
 
@@ -86,9 +123,6 @@ def test_a_baseline_nobody_measured_is_refused():
 def test_a_point_is_the_median_over_its_launches():
     (point,) = points([row(1, r, step_s=1 / r) for r in (1.0, 100.0, 2.0)])
     assert (point.rate, point.num_launches, point.step_s) == (2.0, 3, 0.5)
-
-
-def test_the_rate_of_a_point_times_its_time_is_its_work():
     # Steps of 1 s and 3 s: median 2 s, so half a unit of work per second.
     (point,) = points([row(1, r, step_s=1 / r) for r in (1.0, 1 / 3)])
     assert (point.step_s, point.rate) == (pytest.approx(2.0), pytest.approx(0.5))
@@ -134,11 +168,18 @@ def test_efficiency_times_the_size_ratio_is_speedup(rates):
     assert series.baseline == min(rates)
 
 
-def test_the_cost_of_a_million_samples():
-    # 4 ranks at 1000 samples/s: 1000 s, so 4000 device-seconds.
-    (point,) = points([row(4, 1000.0, throughput_samples_per_s=1000.0, sample_unit="images")])
-    assert point.device_hours == pytest.approx(4000 / 3600)
-    assert point.device_hours_per == "1e6 images"
+@pytest.mark.parametrize(("study", "size", "more", "hours"), [
+    ("strong", 4, {}, 4000 / 3600),  # 1000 samples/s: 1000 s on each of 4 ranks
+    # 100 samples in 0.1 s at the median, 0.12 s at the mean: a million samples take 1200 s.
+    ("strong", 1, {"step_s": 0.1, "rounds": 5, "mean_step_s": 0.12, "stddev_step_s": 0.0},
+     1200 / 3600),
+    ("loader", 1, {}, None),
+])  # fmt: skip
+def test_the_cost_of_a_million_samples_follows_the_mean_step(study, size, more, hours):
+    known = {"throughput_samples_per_s": 1000.0, "sample_unit": "images", **more}
+    (point,) = points([row(size, 1000.0, study, **known)])
+    assert point.device_hours == (hours and pytest.approx(hours))
+    assert point.device_hours_per == (hours and "1e6 images")
 
 
 def test_what_more_devices_cost_over_the_baseline():
@@ -150,18 +191,6 @@ def test_what_more_devices_cost_over_the_baseline():
     assert [round(100 * p.extra_device_hours) for p in found[1:]] == [8, 17, 33]
     assert [p.cost for p in found] == pytest.approx([30, 32.5, 35, 40])
     assert points(rows)[0].cost is None
-
-
-def test_a_cost_follows_the_mean_step():
-    # 100 samples in 0.1 s at the median, 0.12 s at the mean: a million samples take 1200 s.
-    (point,) = points([row(1, 1000.0, throughput_samples_per_s=1000.0, step_s=0.1, rounds=5,
-                           mean_step_s=0.12, stddev_step_s=0.0)])  # fmt: skip
-    assert point.device_hours == pytest.approx(1200 / 3600)
-
-
-def test_a_loader_has_no_cost():
-    one = Row("l", "c", "loader", "w", 1, 10.0, throughput_samples_per_s=10.0)
-    assert points([one])[0].device_hours is None
 
 
 def test_statistics_over_all_rounds():
@@ -326,16 +355,6 @@ def test_what_differs_from_size_to_size_by_design_parts_no_ladders():
     assert [point.world_size for point in main.points] == [1, 2, 4]
     assert (other.layout, other.base.world_size) == ("cores_per_rank=4", 1)
     assert other.base is main.base
-
-
-@pytest.mark.parametrize(
-    ("count", "nouns"), [(1, ("1 step", "1 timed round", "1 launch")),
-                         (3, ("3 steps", "3 timed rounds", "3 launches"))]
-)  # fmt: skip
-def test_a_method_counts_one_as_one(count, nouns):
-    (point,) = points([row(1, 1.0, rounds=count, steps_per_round=count)] * count)
-    said = " ".join(timing([point], "1.0", [], is_campaign=True))
-    assert all(re.search(rf"\b{noun}\b", said) for noun in nouns)
 
 
 def test_of_own_tests_the_one_that_scales_worst_comes_first_and_a_blocked_one_last():

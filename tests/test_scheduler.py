@@ -5,7 +5,6 @@ import re
 import pytest
 from stand_ins import StandIns
 
-from lockstep.slurm import client as refusals
 from lockstep.slurm import client as slurm
 from lockstep.slurm.client import FailedError
 
@@ -61,7 +60,7 @@ def test_neither_a_job_around_us_nor_a_user_s_own_filters_reach_slurm(asked, mon
     foreign = ("SLURM_MEM_PER_CPU", "SBATCH_QOS", "SQUEUE_STATES", "SACCT_FORMAT")
     for name in (*foreign, "SLURM_CONF", "OTHER", "SLURM_CLUSTERS"):
         monkeypatch.setenv(name, "1")
-    slurm.on_cluster("big")
+    slurm.set_cluster("big")
     asked.act("squeue", "/usr/bin/env")
     asked.act("sbatch", f"/usr/bin/env >{asked.folder}/job; echo 7")
     slurm.sbatch(asked.folder / "x.sh", "mine")
@@ -100,6 +99,7 @@ def test_the_elements_of_an_array_are_counted_out(text, elements):
         ("(launch failed requeued held)", "it failed to start on its nodes"),
         ("QOSMaxJobsPerUserLimit", "your running jobs are at the limit"),
         ("QOSGrpGRES", "are at its limit"),
+        ("PartitionTimeLimit", "it can never start: its time exceeds the limit of the partition"),
         ("QOSMaxGRESPerUser", "a limit of the QOS is reached"),
         ("AssocGrpGRESMinutes", "its budget is spent"),
         ("Strange", "waits: Strange"),
@@ -167,27 +167,8 @@ def test_a_refused_submission_is_not_found_again_by_the_record_it_leaves(asked):
         slurm.sbatch(asked.folder / "x.sh", "mine")
 
 
-@pytest.mark.parametrize(
-    ("message", "key"),
-    [
-        ("invalid partition specified: X", "partition"),
-        ("Invalid account or account/partition combination specified", "account"),
-        ("Requested node configuration is not available", "gpus_per_node, gpu_type, "),
-        ("Invalid Trackable RESource (TRES) specification", "gpu_type or gpus_per_node"),
-        ("Node count specification invalid", "world_sizes"),
-        ("Requested time limit is invalid (missing or exceeds some limit)", "time"),
-        ("More processors requested than permitted", "cpus_per_node"),
-        ("Batch script contains DOS line breaks (\\r\\n)", "shell_before"),
-        ("unrecognized option '--nodess=3'", "extra_directives"),
-        ("Job violates accounting/QOS policy (job submit limit, ...)", "qos, account"),
-    ],
-)
-def test_a_message_of_sbatch_is_about_a_key(message, key):
-    assert refusals.find_refusal(message).key.startswith(key)
-
-
 def explain(text, answer, folder):
-    return refusals.explain_refusal(text, "me", answer, folder / "gone.sh")
+    return slurm.explain_refusal(text, "me", answer, folder / "gone.sh")
 
 
 def test_a_refusal_names_the_key_and_what_there_is(tmp_path):

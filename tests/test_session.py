@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -12,17 +11,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from commands import finish
 from hypothesis import given
 from hypothesis import strategies as st
-from launched import store
+from launched import copy_suite, store
 
 from lockstep.core import journal
 from lockstep.core.metrics import relative_margin
 from lockstep.core.processes import hostname
 from lockstep.core.record import KEY, CaseRecord, case_name
 from lockstep.launch import options as launch_options
-from lockstep.launch.items import of_part
-from lockstep.report.load.contents import checked
+from lockstep.launch.items import select_part
+from lockstep.report.load.contents import check_value
 
 pytestmark = pytest.mark.slow
 
@@ -77,6 +77,7 @@ def test_rank_0_alone_prints_and_writes(torchrun):
     folder, output, _ = torchrun
     assert output.count("test session starts") == 1
     assert output.count("lockstep: world size 2 on 1 node(s), gloo on ") == 1
+    assert output.count("torch sees no GPU, so") == 1
     assert output.count(" 16 passed, ") == 1
     assert documents(folder) == ["out.journal.jsonl", "out.json"]
 
@@ -108,37 +109,21 @@ def test_every_ranks_rounds_are_kept_and_the_slowest_counts(torchrun):
         block = entry["extra_info"][KEY]
         zero, one = block["rank_round_s"]
         assert entry["stats"]["data"] == [max(pair) for pair in zip(zero, one, strict=True)]
-        assert checked(CaseRecord, block, "out.json").to_dict() == block
+        assert entry["options"]["timer"] == "slowest_rank"
+        assert check_value(CaseRecord, block, "out.json").to_dict() == block
         assert all(block["peak_memory_bytes"])
         assert block["peak_reserved_bytes"] == [None, None]  # on CPUs
 
 
 def test_pytest_benchmark_compares_our_files(torchrun):
     folder, _, document = torchrun
-    ended = subprocess.run(
+    ended = finish(
         [sys.executable, "-m", "pytest_benchmark", "compare", "out.json", "--columns", "median"],
         cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert ended.returncode == 0, ended.stderr
     for entry in document["benchmarks"]:
         assert entry["name"] in ended.stdout
-
-
-@pytest.mark.chaos
-def test_one_process_measures_into_a_folder_of_its_own(run_ranks, tmp_path):
-    (ended,) = run_ranks([[*SMOKE, "-m", "weak or collective", "-k", "weak or 4096"]], tmp_path)
-    assert ended.returncode == 0, ended.stdout
-    assert " 1 passed, 5 skipped, " in ended.stdout
-    (found,) = tmp_path.glob("results/pytest/*/journal.jsonl")
-    assert f"lockstep report {found.parent.relative_to(tmp_path)}\n" in ended.stdout
-    block = journal.rebuild(found)[KEY]
-    assert (block["world_size"], block["complete"]) == (1, True)
-    names = [case.partition("::")[2] for case in block["expected"]]
-    assert len(names) == 6
-    assert all("4096" in name or name.startswith("test_weak_scaling[") for name in names)
 
 
 def test_disabled_runs_every_case_once_with_what_any_image_has(run_ranks, tmp_path):
@@ -179,7 +164,7 @@ def test_ranks_that_collected_other_cases_are_refused_before_the_first(run_ranks
     )
     (sentence,) = errors(zero)
     assert re.search(
-        r"rank 1 collected other cases than rank 0 \(1 against 2\), the first difference is "
+        r"rank 1 collected other cases than rank 0 \(1 against 2\), first difference "
         r"\S*test_collectives\[collective=broadcast-message_bytes=65536\]; give every rank the "
         r"same files and options$",
         sentence,
@@ -206,12 +191,12 @@ def test_a_batch_that_three_ranks_cannot_share_is_refused_also_under_srun(run_ra
 @given(st.integers(1, 60), st.integers(1, 90))
 def test_the_parts_hold_every_case_once(num_cases, num_parts):
     items = list(range(num_cases))
-    parts = [of_part(items, (k, num_parts)) for k in range(1, min(num_cases, num_parts) + 1)]
+    parts = [select_part(items, (k, num_parts)) for k in range(1, min(num_cases, num_parts) + 1)]
     assert sorted(item for part in parts for item in part) == items
     assert all(part == sorted(part) for part in parts)
     if num_parts > num_cases:
-        with pytest.raises(ValueError, match="holds no case"):
-            of_part(items, (num_parts, num_parts))
+        with pytest.raises(ValueError, match="has no case"):
+            select_part(items, (num_parts, num_parts))
 
 
 COLLECTIVE = (*SMOKE, "-m", "collective", "--benchmark-json", "out.json")
@@ -263,8 +248,8 @@ def test_a_stop_file_ends_a_launch_in_order_and_resume_measures_the_rest(
     done = kept(tmp_path, "case", full=True)
     assert 2 <= len(done) < len(collectives)
     assert (
-        f"stop exists: {len(done)} of 10 cases are finished, {10 - len(done)} left; remove it "
-        "and run again with --resume --journal=out.journal.jsonl"
+        f"stop exists: {len(done)} of 10 cases are finished, {10 - len(done)} left; remove the "
+        "file and run again with --resume --journal=out.journal.jsonl"
     ) in stopped.stdout
     assert f" {len(done)} passed" in stopped.stdout
     assert "Traceback" not in stopped.stdout
@@ -434,35 +419,9 @@ def test_what_failed_leaves_no_timings_and_what_ended_is_measured_once(faulty):
 
 def own_cases(folder, text):
     """Put a file of cases beside a copy of the suite, and return the start of a session of it."""
-    for name in ("conftest.py", "pyproject.toml"):
-        shutil.copy(ROOT / name, folder)
-    ignored = shutil.ignore_patterns("test_*", "__pycache__")
-    for room in ("bench", "lockstep"):
-        shutil.copytree(ROOT / room, folder / room, ignore=ignored)
+    copy_suite(folder)
     (folder / "bench" / "test_own.py").write_text(text)
     return ["-m", "pytest", "bench/test_own.py", "--size", "smoke", "--benchmark-json", "out.json"]
-
-
-@pytest.mark.chaos
-def test_a_journal_that_is_another_file_is_refused_and_stays_as_it_is(run_ranks, tmp_path):
-    path = tmp_path / "mine.json"
-    path.write_text('{\n "a": 1\n}')
-    (ended,) = run_ranks([[*SMOKE, "-m", "weak", "--journal", "mine.json"]], tmp_path)
-    assert ended.returncode == 4, ended.stdout
-    (error,) = errors(ended)
-    assert ": mine.json: no journal, for it begins with " in error
-    assert error.endswith("; give --journal another file")
-    assert path.read_text() == '{\n "a": 1\n}'
-
-
-@pytest.mark.chaos
-def test_a_link_to_a_result_that_is_not_there_yet_stays_a_link(run_ranks, tmp_path):
-    (tmp_path / "kept").mkdir()
-    (tmp_path / "out.json").symlink_to("kept/here.json")
-    (ended,) = run_ranks([[*COLLECTIVE, "-k", "4096"]], tmp_path)
-    assert ended.returncode == 0, ended.stdout
-    assert (tmp_path / "out.json").is_symlink()
-    assert json.loads((tmp_path / "kept" / "here.json").read_text())[KEY]["complete"]
 
 
 @pytest.mark.chaos
@@ -473,16 +432,13 @@ def test_a_result_that_cannot_be_replaced_is_refused_before_it_is_measured(clean
     folder.chmod(0o555)
     # Root may write where nobody may, but for this.
     obeys = ["setpriv", "--bounding-set=-dac_override"] if os.geteuid() == 0 else []
-    ended = subprocess.run(
+    ended = finish(
         [
             *(*obeys, sys.executable, *SMOKE, "-m", "collective", "-k", "4096"),
             *("--benchmark-json", "mine/out.json", "--journal", "kept.jsonl"),
         ],
         cwd=tmp_path,
         env=clean_environ,
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert ended.returncode == 78, ended.stdout
     assert re.search(
@@ -516,8 +472,8 @@ def test_a_json_that_no_longer_fits_leaves_the_older_one(run_ranks, tmp_path):
     assert [rank.returncode for rank in ended] == [74, 0], ended[0].stdout
     said = [line for line in ended[0].stderr.splitlines() if line.startswith("lockstep: ")]
     assert said == [
-        "lockstep: --benchmark-json out.json cannot be written: File too large; the cases are "
-        "kept in out.journal.jsonl: run again with --resume --journal=out.journal.jsonl"
+        "lockstep: --benchmark-json out.json cannot be written: File too large; "
+        "out.journal.jsonl has the cases, so run again with --resume --journal=out.journal.jsonl"
     ]
     assert "Traceback" not in ended[0].stdout + ended[0].stderr
     assert (tmp_path / "out.json").read_text() == "older"
@@ -529,38 +485,28 @@ def test_a_json_that_no_longer_fits_leaves_the_older_one(run_ranks, tmp_path):
 
 
 @pytest.mark.chaos
-def test_a_json_that_is_no_file_is_not_replaced(run_ranks, tmp_path):
-    (tmp_path / "sink").symlink_to("/dev/stdout")
+def test_a_link_stays_a_link_to_no_file_to_a_file_and_to_one_not_there_yet(run_ranks, tmp_path):
     (tmp_path / "real.json").write_text("older")
-    (tmp_path / "link.json").symlink_to("real.json")
-    for name in ("sink", "link.json"):
+    (tmp_path / "kept").mkdir()
+    targets = {"sink": "/dev/stdout", "link.json": "real.json", "new.json": "kept/here.json"}
+    for name, target in targets.items():
+        (tmp_path / name).symlink_to(target)
         arguments = [*SMOKE, "-m", "collective", "-k", "4096 and broadcast", "-q"]
         (ended, _) = run_ranks([[*arguments, "--benchmark-json", name]] * 2, tmp_path)
         assert ended.returncode == 0, ended.stdout
         assert (tmp_path / name).is_symlink()
-    assert len(json.loads((tmp_path / "real.json").read_text())["benchmarks"]) == 1
+    for name in ("real.json", "kept/here.json"):
+        assert len(json.loads((tmp_path / name).read_text())["benchmarks"]) == 1
 
 
-OWN_ROUNDS = """
-import pytest
+def test_a_case_that_would_choose_its_own_rounds_is_refused():
+    def own(benchmark, lockstep):
+        pass
 
-@pytest.mark.cases("collective")
-def test_own(benchmark, lockstep, collective, message_bytes):
-    benchmark(lambda: None)
-"""
-
-
-@pytest.mark.chaos
-def test_a_case_that_would_choose_its_own_rounds_is_refused(run_ranks, tmp_path):
-    arguments = own_cases(tmp_path, OWN_ROUNDS)
-    zero, one = run_ranks([arguments] * 2, tmp_path, PYTHONPATH=str(tmp_path))
-    (error,) = errors(zero)
-    assert re.search(
-        r"::test_own.* asks for `benchmark`, whose rounds each rank would choose for itself; "
-        r"ask for `lockstep` and time with lockstep\.time\(step\)$",
-        error,
-    )
-    assert [zero.returncode, one.returncode] == [4, 4]
+    item = SimpleNamespace(nodeid="test_own", obj=own, get_closest_marker=lambda name: name)
+    said = "test_own uses the fixture `benchmark`, with which each rank would choose its own rounds"
+    with pytest.raises(ValueError, match=said):
+        launch_options.refuse_tests([item], [], 1)
 
 
 def test_two_measured_tests_of_one_name_are_refused():
@@ -569,7 +515,7 @@ def test_two_measured_tests_of_one_name_are_refused():
 
     one, other = item("a"), item("a", "test_x[1]")
     launch_options.refuse_tests([], [one, other, one], 1)
-    with pytest.raises(ValueError, match=r"^a.py::test_x and b.py::test_x have one name"):
+    with pytest.raises(ValueError, match=r"^a.py::test_x and b.py::test_x have the same name"):
         launch_options.refuse_tests([], [one, other, item("b")], 1)
 
 
@@ -708,7 +654,7 @@ def test_one_rank_goes_on_after_a_failure_unless_its_device_is_lost(
     assert list(kept(tmp_path, "fail")) == ["test_fails"]
     assert list(kept(tmp_path, "case")) == measured
     said = re.search(
-        r"rank 0 on \S+ \(cpu.*\) has lost its device with a failed case \(CUDA error: device-side "
+        r"rank 0 on \S+ \(cpu.*\) lost its device in a failed case \(CUDA error: device-side "
         r"assert triggered\); run again with --resume",
         ended.stdout,
     )

@@ -1,7 +1,6 @@
 """The sizes: which cases a study holds, and which batches can be shared out."""
 
 import re
-from itertools import product
 
 import pytest
 from hypothesis import given
@@ -22,17 +21,6 @@ def test_ids_are_unique_and_say_name_equals_value(name, study):
         assert re.fullmatch(r"[a-z_]+=[^-]+(-[a-z_]+=[^-]+)*", case_id)
         assert case_id.split("-") == [f"{key}={value}" for key, value in row.items()]
         assert list(row) == list(rows[0])  # one signature for all cases of a study
-
-
-@ALL
-def test_the_sensitivity_study_is_the_full_product(name):
-    size = sizes.find(name)
-    rows = studies.rows("sensitivity", size)
-    found = {(row["bucket_cap_mb"], row["local_batch"], row["precision"]) for row in rows}
-    full = product((25, 50, 100), (64, 128, 256), ("fp32", "fp16", "bf16"))
-    assert len(rows) == 27
-    assert found == set(full)
-    assert {row["workload"] for row in rows} == {size.sensitivity_workload}
 
 
 @ALL
@@ -91,13 +79,6 @@ def test_a_training_has_a_global_batch_or_a_local_one(factors, batches):
         studies.rows("train", sizes.adapt(sizes.find("smoke"), factors=both))
 
 
-@ALL
-@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
-def test_every_size_shares_its_global_batch_on_the_usual_ladder(name, world_size):
-    size = sizes.find(name)
-    assert sizes.local_batch_of(size.global_batch, world_size) * world_size == size.global_batch
-
-
 @given(st.integers(1, 10**6), st.integers(1, 4096))
 def test_a_global_batch_is_shared_out_whole_or_refused_with_one_that_can_be(batch, world_size):
     try:
@@ -110,14 +91,6 @@ def test_a_global_batch_is_shared_out_whole_or_refused_with_one_that_can_be(batc
         assert len(near) == (2 if batch > world_size else 1)
     else:
         assert local_batch * world_size == batch
-
-
-def test_adapt_changes_what_is_given():
-    smoke = sizes.find("smoke")
-    changed = sizes.adapt(smoke, rounds=7, warmup_rounds=0, local_batch=None)
-    assert (changed.rounds, changed.warmup_rounds) == (7, 0)
-    assert changed.local_batch == smoke.local_batch
-    assert sizes.adapt(smoke) == smoke
 
 
 def test_a_workload_is_that_of_every_training_study():
@@ -140,9 +113,3 @@ def test_a_workload_is_that_of_every_training_study():
 def test_a_count_that_is_not_positive_is_refused(name, value, least):
     with pytest.raises(ValueError, match=rf"^{name}={value} is not {least} or more$"):
         sizes.adapt(sizes.find("smoke"), **{name: value})
-
-
-def test_an_unknown_size_is_refused():
-    sentence = r"^no size 'huge'; choose from smoke, laptop, node, cluster$"
-    with pytest.raises(ValueError, match=sentence):
-        sizes.find("huge")

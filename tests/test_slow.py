@@ -1,17 +1,12 @@
-"""Who is slow is named, where most launches show it; planted into copies of real results."""
-
-import json
-import shutil
+"""Who is slow is named, where most launches show it."""
 
 import pytest
 
-from lockstep.core.record import KEY
 from lockstep.measure.causes.division import LateInput
 from lockstep.report.compute.evaluation import evaluate
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.compute.slow import latest, slowest
-from lockstep.report.load.reading import load
-from lockstep.report.load.results import Row
+from lockstep.report.load.results import Results, Row
 from lockstep.report.page.content_of_page import page
 from lockstep.report.words import verdict_card
 
@@ -20,33 +15,21 @@ HOSTS = ["node01", "node02"]
 PACES = [0.97, 1.03, 0.97, 1.03]
 
 
-@pytest.fixture
-def campaign(measured, tmp_path):
-    """A copy of real launches."""
-    return shutil.copytree(measured / "fp32", tmp_path / "fp32")
+def planted(slow_rank=None, hosts=HOSTS):
+    """Return launches of two ranks, of which one may take 12 % longer for its own step."""
+    rows = []
+    for repeat in range(3):
+        even = [1.0, 1.001 + repeat / 1000]
+        own = [[0.01 * (1.12 if rank == slow_rank else 1.0) * pace] * 8
+               for rank, pace in enumerate(even)]  # fmt: skip
+        variants = {"full": [[0.013] * 8] * 2, "own": own}
+        rows.append(Row(f"w2-r{repeat}", "c", "strong", "w", 2, 77.0 + repeat, scaling="strong",
+                        step_s=0.013, rank_variant_s=variants, rank_hosts=hosts))  # fmt: skip
+    return Results(rows=rows)
 
 
-def plant(folder, slow_rank=None, hosts=HOSTS):
-    """Let a rank's own steps take 12 % longer than the others' in every launch of two ranks."""
-    for repeat, path in enumerate(sorted(folder.glob("launches/w2-*/result.json"))):
-        document = json.loads(path.read_text())
-        for entry in document["benchmarks"]:
-            block = entry["extra_info"][KEY]
-            variants = block["details"].get("rank_variant_s")
-            if not variants:
-                continue
-            even, num_turns = [1.0, 1.001 + repeat / 1000], len(variants["own"][0])
-            variants["own"] = [[0.01 * (1.12 if rank == slow_rank else 1.0) * pace] * num_turns
-                               for rank, pace in enumerate(even)]  # fmt: skip
-            block["rank_hosts"] = hosts
-            block["flags"] = []
-        path.write_text(json.dumps(document))
-        path.with_name("journal.jsonl").unlink(missing_ok=True)  # it would contradict the result
-    return load([folder])
-
-
-def test_a_host_12_percent_behind_in_every_launch_is_named_with_what_to_do(campaign):
-    results = plant(campaign, slow_rank=1)
+def test_a_host_12_percent_behind_in_every_launch_is_named_with_what_to_do():
+    results = planted(slow_rank=1)
     found = slowest(results.rows)
     assert (found.host, found.rank, found.num_seen, found.num_launches) == ("node02", None, 3, 3)
     assert found.ratio == pytest.approx(1.12, abs=0.005)
@@ -55,22 +38,22 @@ def test_a_host_12_percent_behind_in_every_launch_is_named_with_what_to_do(campa
     assert "sbatch --exclude=node02" in said
 
 
-def test_on_one_host_the_rank_is_named_and_nothing_is_left_out(campaign):
-    results = plant(campaign, slow_rank=1, hosts=["here", "here"])
+def test_on_one_host_the_rank_is_named_and_nothing_is_left_out():
+    results = planted(slow_rank=1, hosts=["here", "here"])
     (said, *_) = page(evaluate(results), 0.7)["verdicts"]
     assert said.startswith("rank 1 on here is the slowest in 3 of 3 launches, by 12.2 %")
     assert "--exclude" not in said
 
 
-def test_the_card_of_several_launches_names_who_is_slow_in_them(campaign):
-    (shown, *_) = verdict_card.judge_all(series_of(plant(campaign, slow_rank=1).rows), 0.7)
-    assert any(line.startswith("slow rank node02 ") for line in shown.lines)
-    (even, *_) = verdict_card.judge_all(series_of(plant(campaign).rows), 0.7)
-    assert not any(line.startswith("slow rank") for line in even.lines)
+def test_the_card_of_several_launches_names_who_is_slow_in_them():
+    (shown, *_) = verdict_card.judge_all(series_of(planted(slow_rank=1).rows), 0.7)
+    assert any(line.startswith("slow rank node02 ") for line in shown.lines())
+    (even, *_) = verdict_card.judge_all(series_of(planted().rows), 0.7)
+    assert not any(line.startswith("slow rank") for line in even.lines())
 
 
-def test_ranks_that_are_alike_are_not_shown_slower(campaign):
-    assert slowest(plant(campaign).rows) is None
+def test_ranks_that_are_alike_are_not_shown_slower():
+    assert slowest(planted().rows) is None
 
 
 @pytest.mark.parametrize(

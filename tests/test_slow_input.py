@@ -1,10 +1,9 @@
 """A slow input, really measured: a card that says so, and a gate that fails for it."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands import lockstep
 from launched import environ
 
 from lockstep.measure.causes.card import LATE_NEXT
@@ -19,17 +18,23 @@ from lockstep.report.words import verdict_card
 ROOT = Path(__file__).parents[1]
 NAP_S = 0.05
 OWN_STEP = f"""
+import os
 import time
+import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 class Slow:
+    def __init__(self, ranks):
+        self.nap_s = {NAP_S} if os.environ["RANK"] in ranks else 0
+
     def __iter__(self):
         for _ in range(4):
-            time.sleep({NAP_S})
+            time.sleep(self.nap_s)
             yield torch.ones(8, 64)
 
-def test_mine(lockstep):
+@pytest.mark.parametrize("ranks", ["01", "1"])
+def test_mine(lockstep, ranks):
     model = DistributedDataParallel(torch.nn.Linear(64, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 
@@ -38,11 +43,8 @@ def test_mine(lockstep):
         model(batch).sum().backward()
         optimizer.step()
 
-    lockstep.measure(step, samples=8, batches=Slow(), ddp=model)
+    lockstep.measure(step, samples=8, batches=Slow(ranks), ddp=model)
 """
-OF_ONE_RANK = OWN_STEP.replace("import time", "import os\nimport time", 1).replace(
-    f"sleep({NAP_S})", f"sleep({NAP_S} if os.environ['RANK'] == '1' else 0)"
-)
 WITH_WORKERS = f"""
 import time
 import torch
@@ -110,38 +112,28 @@ def measured_of(folder, source, *options):
     """Measure a test file as a campaign of one's own; return what it came to."""
     (folder / "mine").mkdir()
     (folder / "mine" / "test_mine.py").write_text(source)
-    command = [*(sys.executable, "-m", "lockstep", "run", "--tests", "mine"), *options]
-    ended = subprocess.run(
-        [*command, "--size", "smoke", "--device", "cpu"], cwd=folder, env=environ(ROOT),
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+    options = ("run", "--tests", "mine", *options, "--size", "smoke", "--device", "cpu")
+    ended = lockstep(*options, cwd=folder, env=environ(ROOT), timeout=600)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return load([folder / "results" / "mine"])
 
 
 @pytest.mark.slow
-def test_a_case_of_ones_own_repository_is_found_to_wait_for_its_input(tmp_path):
+def test_a_step_is_found_to_wait_for_its_input_and_for_that_of_one_rank_by_name(tmp_path):
     options = ("--world-sizes", "2", "--repeats", "1", "--rounds", "20")
-    series = series_of(measured_of(tmp_path, OWN_STEP, *options).rows)
-    judged = verdict_card.judge(series, 0.7)
-    assert judged.bound.kind == "input"
-    assert "input" in judged.lines[0]
-    (point,) = table(series)
+    both, one = series_of(measured_of(tmp_path, OWN_STEP, *options).rows)
+    judged, late = (verdict_card.judge([series], 0.7) for series in (both, one))
+    assert [each.bound.kind for each in (judged, late)] == ["input", "input"]
+    assert "input" in judged.lines()[0]
+    (point,) = table([both])
     assert point["data_s"] > 0.9 * NAP_S  # a busy machine sleeps longer
     assert point["overlap"] is not None
-    assert judged.bound.late is None  # all ranks wait for theirs alike
-
-
-@pytest.mark.slow
-def test_an_input_that_is_slow_on_one_rank_alone_names_the_rank(tmp_path):
-    options = ("--world-sizes", "2", "--repeats", "1", "--rounds", "20")
-    (row,) = (results := measured_of(tmp_path, OF_ONE_RANK, *options)).rows
-    (flag,) = (flag for flag in row.flags if flag.kind == "late-input")
-    assert (flag.values["rank"], flag.values["host"]) == (1, row.rank_hosts[1])
+    # All ranks wait for theirs alike, or one alone.
+    assert (judged.bound.late, late.bound.late.rank) == (None, 1)
+    (flag,) = (flag for flag in one.row.flags if flag.kind == "late-input")
+    assert (flag.values["rank"], flag.values["host"]) == (1, one.row.rank_hosts[1])
     assert flag.values["wait_s"] > 0.9 * NAP_S > flag.values["others_s"]
-    judged = verdict_card.judge(series_of(results.rows), 0.7)
-    assert (judged.bound.kind, judged.bound.late.rank) == ("input", 1)
-    assert any(LATE_NEXT in line for line in judged.lines)
+    assert any(LATE_NEXT in line for line in late.lines())
 
 
 @pytest.mark.slow

@@ -1,16 +1,19 @@
 """What a launch measured is not mixed with another model, another suite or another host."""
 
-import json
-import re
-import shutil
+import sys
 
 import pytest
-from launched import suite
+from data.report_samples import CASE, document, entry, provenance, record, write
 
-from lockstep.core.record import KEY
+from lockstep import workloads
+from lockstep.core import journal
+from lockstep.core.journal import Journal
+from lockstep.core.record import KEY, SCHEMA_VERSION
+from lockstep.launch import preflight
 from lockstep.report.load.reading import gather
+from lockstep.workloads import source
 
-# A user's own workload, whose width may be edited, and a suite of one case.
+# A user's own workload, whose width may be edited or imported.
 MINE = """
 import torch
 from torch import nn
@@ -25,97 +28,73 @@ def mine() -> Workload:
 
     return Workload("mine", lambda: nn.Linear(WIDTH, 2), make_batch, nn.functional.cross_entropy)
 """
-CASES = """
-import pytest
-from lockstep import workloads
-from lockstep.measure.step.step_cases import build_step
-
-@pytest.mark.cases("accumulation")
-def test_mine(lockstep, workload, precision, accumulation, no_sync, local_batch):
-    with build_step(lockstep, workloads.make(workload), local_batch, precision=precision) as step:
-        lockstep.measure(step, samples=step.samples, ddp=step.ddp)
-"""
-# Another host's name, as a resumed job on another node has it.
-MOVED = "import socket\nsocket.gethostname = lambda: 'node-b'\n"
 
 
-@pytest.fixture(scope="module")
-def half(run_ranks, tmp_path_factory):
-    """A launch that has two of its three cases, in a copy of the suite beside a user's workload."""
-    folder = tmp_path_factory.mktemp("half")
-    (folder / "cases.py").write_text(CASES)
-    suite(folder, folder / "cases.py")
-    (folder / "mine.py").write_text(MINE)
-    (folder / "moved.py").write_text(MOVED)
-    (ended,) = measure(run_ranks, folder, "out")
-    assert ended.returncode == 0, ended.stdout
-    journal = folder / "out.journal.jsonl"
-    lines = journal.read_text().splitlines(keepends=True)
-    journal.write_text("".join(lines[:5]))  # the head, and the begin and end of two cases
-    return folder
+@pytest.fixture
+def digest(tmp_path, monkeypatch):
+    """Return the digest of a workload by the texts of its modules, in a folder of its own."""
+
+    def make(name, **texts):
+        folder = tmp_path / name
+        folder.mkdir()
+        for module, text in texts.items():
+            (folder / f"{module}.py").write_text(text)
+            monkeypatch.delitem(sys.modules, module, raising=False)
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(folder)
+            return source.sha256(workloads.make("mine:mine"))
+
+    return make
 
 
-def measure(run_ranks, folder, name, *options):
-    arguments = [
-        *("-m", "pytest", "bench", "--size=smoke", "--device=cpu", "--threads-per-rank=1"),
-        *("--workload=mine:mine", f"--benchmark-json={name}.json", *options),
-    ]
-    return run_ranks([arguments], folder, PYTHONPATH=str(folder))
+def test_a_digest_is_of_the_workload_s_text_and_its_model_wherever_it_lies(digest):
+    first = digest("a", mine=MINE)
+    assert digest("b", mine=MINE) == first
+    assert digest("c", mine=MINE.replace("WIDTH = 8", "WIDTH = 64")) != first
+    imported = MINE.replace("WIDTH = 8", "from sizes import WIDTH")
+    narrow, wide = (digest(f"d{n}", mine=imported, sizes=f"WIDTH = {n}") for n in (8, 64))
+    assert narrow != wide
 
 
-def blocks(path):
-    return [one["extra_info"][KEY] for one in json.loads(path.read_text())["benchmarks"]]
+def head(host="node1", resumed=False):
+    """Return the line of a session on a host."""
+    facts = provenance(suite_sha256="old") | {"ranks": [{"rank": 0, "host": host}]}
+    return {
+        "kind": "launch", "schema": SCHEMA_VERSION, "resumed": resumed, "expected": [CASE],
+        "document": {"version": "5"},
+        "launch": {"world_size": 1, "provenance": facts, "measured_with": {}},
+    }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("file", "slip", "said"),
-    [
-        (
-            "mine.py",
-            ("WIDTH = 8", "WIDTH = 64"),
-            r"journal.jsonl holds \S+test_mine\S+, measured with another source of workload "
-            r"mine:mine \(workload_sha256 \w{12}, now \w{12}\); put the source back, or measure",
-        ),
-        (
-            "bench/test_faulted.py",
-            ("precision=precision", 'precision="bf16"'),
-            r"journal.jsonl was measured with suite_sha256 \w+, now it is \w+; results that differ "
-            "in it are not pooled: measure into another folder",
-        ),
-    ],
-)
-def test_a_resume_with_another_source_is_refused(half, tmp_path, run_ranks, file, slip, said):
-    folder = tmp_path / "copy"
-    shutil.copytree(half, folder)
-    path = folder / file
-    path.write_text(path.read_text().replace(*slip))
-    (ended,) = measure(run_ranks, folder, "out", "--resume")
-    assert ended.returncode == 4
-    assert re.search(said, ended.stderr), ended.stderr
+def journal_of(path, *lines):
+    kept = Journal(path)
+    for line in lines:
+        kept.append(line)
+    kept.close()
+    return path
 
 
-@pytest.mark.chaos
-def test_launches_of_one_name_and_two_models_are_not_pooled(half, tmp_path, run_ranks):
-    folder = tmp_path / "copy"
-    shutil.copytree(half, folder)
-    (folder / "mine.py").write_text(MINE.replace("WIDTH = 8", "WIDTH = 64"))
-    (ended,) = measure(run_ranks, folder, "other")
-    assert ended.returncode == 0, ended.stdout
-    found = gather([folder / "out.json", folder / "other.json"]).conflicts
-    assert {one.fact for one in found} == {"workload_sha256", "gradient_bytes"}
-    assert "has gradient_bytes 72 in launch out and 520 in launch other" in found[-1].message
+@pytest.mark.parametrize(("suite", "digests", "said"), [
+    ("old", {CASE: "b" * 64}, "measured with another source of workload mlp "
+     r"\(workload_sha256 a{12}, now b{12}\); undo the change, or measure"),
+    ("new", {}, "journal.jsonl was measured with suite_sha256 old, now suite_sha256 is new; "
+     "such results are not pooled, so measure into another folder"),
+])  # fmt: skip
+def test_a_resume_with_another_source_is_refused(tmp_path, suite, digests, said):
+    case = entry(CASE, record(workload_sha256="a" * 64))
+    line = {"kind": "case", "case": CASE, "benchmark": case}
+    path = journal_of(tmp_path / "journal.jsonl", head(), line)
+    launch = provenance(suite_sha256="old")
+    assert CASE in preflight.resumable(path, {}, launch, {CASE: "a" * 64}).done
+    with pytest.raises(ValueError, match=said):
+        preflight.resumable(path, {}, launch | {"suite_sha256": suite}, digests)
 
 
-@pytest.mark.chaos
-def test_a_launch_that_goes_on_elsewhere_says_which_host_measured_what(half, tmp_path, run_ranks):
-    folder = tmp_path / "copy"
-    shutil.copytree(half, folder)
-    (first,) = {tuple(block["rank_hosts"]) for block in blocks(folder / "out.json")}
-    (ended,) = measure(run_ranks, folder, "out", "--resume", "-p", "moved")
-    assert ended.returncode == 0, ended.stdout
-    in_order = sorted(blocks(folder / "out.json"), key=lambda block: block["position"])
-    assert [tuple(block["rank_hosts"]) for block in in_order] == [first, first, ("node-b",)]
-    launch = json.loads((folder / "out.json").read_text())[KEY]
-    assert [tuple(one["rank_hosts"]) for one in launch["sessions"]] == [first, ("node-b",)]
-    for row in gather([folder / "out.json"]).rows:
+def test_a_launch_that_goes_on_elsewhere_says_which_host_measured_what(tmp_path):
+    path = journal_of(tmp_path / "journal.jsonl", head("node-a"), head("node-b", resumed=True))
+    sessions = journal.rebuild(path)[KEY]["sessions"]
+    assert [session["rank_hosts"] for session in sessions] == [["node-a"], ["node-b"]]
+    cases = {name: record(rank_hosts=[f"node-{name[-1]}"]) for name in ("test_a", "test_b")}
+    write(tmp_path, document("w1-r0", 1, cases))
+    for row in gather([tmp_path]).rows:
         assert any(flag.kind == "moved" for flag in row.flags)

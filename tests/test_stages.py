@@ -69,10 +69,7 @@ def waits(campaign, site=None, launches=None, done=()):
             },
         ),
         (  # beside what measures
-            [
-                stage("serve", dependency="after"),
-                stage("watch", when="after", dependency="after"),
-            ],
+            [stage("serve", dependency="after"), stage("watch", when="after", dependency="after")],
             {"serve": [], "ladder": ["after serve"], "watch": ["after ladder"]},
         ),
         (
@@ -82,11 +79,13 @@ def waits(campaign, site=None, launches=None, done=()):
     ],
 )
 def test_stages_come_before_and_after_what_measures(asked, expected):
-    assert waits(campaign_of(jobs={"stage": asked})) == expected
+    # What runs beside the measurements is sent each time.
+    assert waits(campaign_of(jobs={"stage": asked}), done={"serve", "watch"}) == expected
 
 
 def test_stages_a_preflight_and_a_chain_together():
     asked = [stage("prepare"), stage("evaluate", when="after")]
+    asked += [stage("watch", when="after", dependency="after")]  # begins with the chain's first job
     cut = {"stage": asked, "preflight": True, "collect": True, "chain": 3}
     assert waits(campaign_of(jobs=cut)) == {
         "prepare": [],
@@ -95,28 +94,16 @@ def test_stages_a_preflight_and_a_chain_together():
         "c2": ["afterok preflight", "afterany ladder"],
         "c3": ["afterok preflight", "afterany c2"],
         "evaluate": ["afterok preflight", "afterok c3"],
+        "watch": ["after preflight", "after ladder"],
         "collect": [f"afterany {name}" for name in (
-            "prepare", "preflight", "ladder", "c2", "c3", "evaluate",
+            "prepare", "preflight", "ladder", "c2", "c3", "evaluate", "watch",
         )],
     }  # fmt: skip
 
 
-def test_what_runs_beside_a_chain_begins_with_its_first_job_and_is_sent_each_time():
-    asked = [
-        stage("serve", dependency="after"), stage("watch", when="after", dependency="after"),
-    ]  # fmt: skip
-    found = waits(campaign_of(jobs={"stage": asked, "chain": 2}), done={"serve", "watch"})
-    assert found == {
-        "serve": [],
-        "ladder": ["after serve"],
-        "c2": ["after serve", "afterany ladder"],
-        "watch": ["after ladder"],
-    }
-
-
 def test_a_stage_beside_what_measures_needs_jobs(tmp_path):
     beside = Stage.model_validate(stage("serve", dependency="after"))
-    with pytest.raises(ValueError, match="submit it"):
+    with pytest.raises(ValueError, match="use lockstep submit"):
         Stages((beside,), Folder(tmp_path), print)
 
 
@@ -218,11 +205,14 @@ def test_a_job_that_goes_on_ends_at_once_where_nothing_is_left(tmp_path, code, m
 
 def test_scripts_are_sent_with_the_ids_of_those_that_they_wait_for(tmp_path):
     sent = [
-        ("a", Path("/j/a.sh"), []),
-        ("b-r0", Path("/j/my b.sh"), [("a", "afterok")]),
-        ("c", Path("/j/c.sh"), [("a", "afternotok"), ("b-r0", "afternotok")]),
-        ("d", Path("/j/d.sh"), [("a", "afterany"), ("b-r0", "afterany"), ("d", "singleton")]),
-        ("e", Path("/j/e.sh"), [("a", "after")]),
+        SimpleNamespace(name=name, script=Path(script), after=after)
+        for name, script, after in (
+            ("a", "/j/a.sh", []),
+            ("b-r0", "/j/my b.sh", [("a", "afterok")]),
+            ("c", "/j/c.sh", [("a", "afternotok"), ("b-r0", "afternotok")]),
+            ("d", "/j/d.sh", [("a", "afterany"), ("b-r0", "afterany"), ("d", "singleton")]),
+            ("e", "/j/e.sh", [("a", "after")]),
+        )
     ]
     stubs = tmp_path / "bin"
     stubs.mkdir()
@@ -299,15 +289,15 @@ def test_on_this_machine_stages_run_as_their_jobs_would(tmp_path, asked, is_well
         for name, end, more in asked
     ]
     stages = Stages(tuple(made), Folder(tmp_path), print)
-    if stages.before():
+    if stages.run_before():
         with (tmp_path / "ran").open("a") as log:
             log.write("MEASURED\n")
-        stages.after(is_well=is_well, has_measured=True)
+        stages.run_after(is_well=is_well, has_measured=True)
     assert (tmp_path / "ran").read_text().split() == ran.split()
     done = [one.name for one, (_, end, _) in zip(made, asked, strict=True)
             if end == "true" and one.name in ran]  # fmt: skip
     assert [one.name for one in made if stages.is_done(one)] == done
-    assert stages.before() is ("MEASURED" in ran)  # what is done does not run again
+    assert stages.run_before() is ("MEASURED" in ran)  # what is done does not run again
 
 
 def test_all_tasks_of_a_stage_have_one_limit(monkeypatch):
@@ -338,7 +328,7 @@ def over(limit, stages=(), **site):
     [
         (Limit("MaxJobs", "QOS q", 1), []),  # one after another
         (Limit("MaxJobs", "QOS q", 0), [("queued", (), 1)]),
-        (Limit("MaxSubmit", "QOS q", 1), [("refused", ("ladder-post",), 2)]),
+        (Limit("MaxSubmit", "QOS q", 1, denies=True), [("refused", ("ladder-post",), 2)]),
         (Limit("MaxWall", "QOS q", 60), [("held", ("ladder", "ladder-post"), 7200)]),
         # two nodes with eight tasks of eight CPUs each
         (Limit("MaxTRES", "QOS q", 64, "cpu"), [("held", ("ladder", "ladder-post"), 128)]),

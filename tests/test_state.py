@@ -1,4 +1,4 @@
-"""What a case leaves behind is put back or flagged, and charged to it and not to the next case."""
+"""State that a case leaves behind is restored or flagged, for that case and not for the next."""
 
 import json
 from collections import defaultdict
@@ -22,8 +22,7 @@ import pytest
 import torch
 from torch import distributed
 from torch.utils.data import DataLoader, TensorDataset
-from lockstep import workloads
-from lockstep.measure.step.step_cases import build_step
+from lockstep.measure.step.step_cases import measure_step
 
 KEPT = []
 LOADER = DataLoader(TensorDataset(torch.ones(8)), num_workers=1, persistent_workers=True)
@@ -76,8 +75,7 @@ SLIPS = {
 )
 def test_case(lockstep, number, slip, workload, precision, local_batch):
     first = drawn()
-    with build_step(lockstep, workloads.make(workload), local_batch, precision=precision) as step:
-        lockstep.measure(step, samples=step.samples, ddp=step.ddp)
+    measure_step(lockstep, workload, local_batch, precision=precision)
     with open("drawn.txt", "a") as file:
         file.write(f"{os.environ['RANK']} {first}\\n")
     SLIPS[slip]()
@@ -116,17 +114,25 @@ def slip_of(case):
     return case.rstrip("]").rpartition("-")[2]
 
 
+def flags_of(launch, kind):
+    """Return case -> its flags of a kind."""
+    return {
+        case_name(entry): [
+            f for f in entry["extra_info"][KEY]["flags"] if f["kind"].startswith(kind)
+        ]
+        for entry in launch["benchmarks"]
+    }
+
+
 def test_what_a_case_leaves_behind_is_a_record_that_names_it(launch):
     found = defaultdict(list)
-    for one in launch[KEY]["left_behind"]:
-        if one["rank"] == 1:
-            found[slip_of(one["case"])].append(
-                (one["kind"], one["before"], one["after"], one["is_restored"])
-            )
+    for left in launch[KEY]["left_behind"]:
+        if left["rank"] == 1:
+            facts = (left["kind"], left["before"], left["after"], left["is_restored"])
+            found[slip_of(left["case"])].append(facts)
     assert {name: found[name] for name in EXPECTED} == EXPECTED
-    assert {
-        name: [(one[0], one[3]) for one in found[name]] for name in found.keys() - EXPECTED
-    } == {
+    others = found.keys() - EXPECTED
+    assert {name: [(kind, restored) for kind, *_, restored in found[name]] for name in others} == {
         "affinity": [("affinity", True)],
         "collector": [("collector", True)],
         "folder": [("folder", True)],
@@ -143,45 +149,24 @@ def test_what_a_case_leaves_behind_is_a_record_that_names_it(launch):
 
 def test_the_next_case_is_measured_as_if_nothing_had_been_and_is_not_blamed(launch):
     assert launch[KEY]["failed"] == []
-    flags = {
-        case_name(entry): [
-            flag for flag in entry["extra_info"][KEY]["flags"] if flag["kind"].startswith("left-")
-        ]
-        for entry in launch["benchmarks"]
-    }
-    assert {slip_of(name) for name, own in flags.items() if own} == {
-        slip_of(one["case"]) for one in launch[KEY]["left_behind"]
-    }
+    blamed = {slip_of(name) for name, flags in flags_of(launch, "left-").items() if flags}
+    assert blamed == {slip_of(left["case"]) for left in launch[KEY]["left_behind"]}
     assert len(set(launch["drawn"])) == 2  # each case of a rank begins with the same numbers
     assert "parameter-dtypes" not in json.dumps(launch["benchmarks"])
 
 
-def test_each_case_that_runs_beside_a_busy_thread_says_who_left_it(launch):
-    beside = {
-        case_name(entry): [
-            (flag["rank"], slip_of(flag["case"]))
-            for flag in entry["extra_info"][KEY]["flags"]
-            if flag["kind"] == "ran-beside"
-        ]
-        for entry in launch["benchmarks"]
+@pytest.mark.parametrize(
+    ("kind", "slip", "what"),
+    [("ran-beside", "spin", "thread spinner"), ("ran-under", "leak", "memory_bytes")],
+)
+def test_each_case_after_one_that_left_something_says_who_left_it(launch, kind, slip, what):
+    flags = {
+        name: {(flag["rank"], slip_of(flag["case"]), flag["what"]) for flag in own}
+        for name, own in flags_of(launch, kind).items()
     }
-    names = list(beside)
-    after = next(i for i, name in enumerate(names) if slip_of(name) == "spin") + 1
-    assert not any(beside[name] for name in names[:after])
-    assert all((1, "spin") in beside[name] for name in names[after:])
-
-
-def test_each_case_that_runs_under_what_is_not_put_back_says_who_left_it(launch):
-    under = {
-        case_name(entry): [
-            (flag["rank"], slip_of(flag["case"]), flag["what"])
-            for flag in entry["extra_info"][KEY]["flags"]
-            if flag["kind"] == "ran-under"
-        ]
-        for entry in launch["benchmarks"]
-    }
-    names = list(under)
-    after = next(i for i, name in enumerate(names) if slip_of(name) == "leak") + 1
-    assert not any(under[name] for name in names[:after])
-    held = [(rank, "leak", "memory_bytes") for rank in (0, 1)]
-    assert all(under[name] == held for name in names[after:])
+    names = list(flags)
+    after = next(i for i, name in enumerate(names) if slip_of(name) == slip) + 1
+    assert not any(flags[name] for name in names[:after])
+    assert all((1, slip, what) in flags[name] for name in names[after:])
+    if kind == "ran-under":
+        assert all(flags[name] == {(r, slip, what) for r in (0, 1)} for name in names[after:])

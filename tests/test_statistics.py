@@ -10,7 +10,7 @@ from lockstep.report.compute.statistics import (
     Ratio,
     family_error,
     log_interval,
-    moderated,
+    moderate,
     ratio_interval,
     t_quantile,
     welch,
@@ -121,13 +121,13 @@ def family(spreads, launches=5):
 
 
 def test_points_that_agree_share_what_they_know_of_their_spread():
-    drawn = moderated(family([0.02] * 4))
+    drawn = moderate(family([0.02] * 4))
     assert [one.spread for one in drawn] == pytest.approx([0.02] * 4, rel=0.1)
     assert [one.freedom for one in drawn] == pytest.approx([16] * 4)  # their own, and as many again
 
 
 def test_points_that_differ_are_drawn_a_little_towards_each_other():
-    quiet, middle, noisy = moderated(family([0.001, 0.01, 0.1]))
+    quiet, middle, noisy = moderate(family([0.001, 0.01, 0.1]))
     assert quiet.spread == pytest.approx(0.5**0.5 * 0.01)  # no less than half the median variance
     assert 0.08 < noisy.spread < 0.1
     assert 8 < middle.freedom < 10
@@ -136,26 +136,26 @@ def test_points_that_differ_are_drawn_a_little_towards_each_other():
 def test_the_pull_of_a_family_is_a_part_of_smyths():
     # Logarithms of variances vary by ln(6.25)^2 / 3 = 1.1195, by trigamma(4) = 0.2838 of them as
     # noise does; the rest, 0.8357, is trigamma(1.6333), so Smyth's prior is worth 3.2665.
-    drawn = moderated(family([0.02, 0.02, 0.05]))
+    drawn = moderate(family([0.02, 0.02, 0.05]))
     assert [one.freedom for one in drawn] == pytest.approx([8 + 0.4 * 3.2665] * 3, rel=1e-4)
 
 
 def test_too_few_points_to_tell_a_spread_by_are_left_alone():
-    assert moderated(family([0.02])) == family([0.02])
-    assert moderated(family([0.0, 0.02])) == family([0.0, 0.02])
-    assert moderated([]) == []
+    assert moderate(family([0.02])) == family([0.02])
+    assert moderate(family([0.0, 0.02])) == family([0.0, 0.02])
+    assert moderate([]) == []
 
 
 def test_a_point_of_no_spread_is_drawn_like_the_rest_and_draws_nobody():
-    equal, *others = moderated(family([0.0, 0.02, 0.03]))
-    assert others == moderated(family([0.02, 0.03]))
+    equal, *others = moderate(family([0.0, 0.02, 0.03]))
+    assert others == moderate(family([0.02, 0.03]))
     assert 0.01 < equal.spread < 0.03
 
 
 @given(st.lists(st.floats(1e-4, 0.5), min_size=2, max_size=8), st.integers(2, 10))
 def test_a_drawn_spread_lies_between_its_own_and_the_familys(spreads, launches):
     given_ones = family(spreads, launches)
-    drawn = moderated(given_ones)
+    drawn = moderate(given_ones)
     most = sum(one.freedom for one in given_ones)
     for before, after in zip(given_ones, drawn, strict=True):
         assert before.freedom <= after.freedom <= most

@@ -11,7 +11,7 @@ from data.report_samples import record as sample
 from stand_ins import StandIns, keep, leave, lockstep, sacct, send
 
 from lockstep.slurm.client import MEANINGS, State
-from lockstep.slurm.status import status_page, status_record
+from lockstep.slurm.status import status_page
 
 # The job states and flags of squeue(1), Slurm 24.05.
 STATES = {
@@ -142,7 +142,7 @@ def test_what_slurm_last_said_is_shown_with_its_age_where_it_is_silent(tmp_path)
     assert record["jobs"][0]["last_known"] == last
     assert record["as_of"]["slurm"] == last["time"]
     assert f"last known: RUNNING at {last['time']}" in page
-    assert "Slurm gives no answer" in page
+    assert "Slurm does not answer" in page
 
 
 @pytest.fixture
@@ -165,18 +165,18 @@ def test_targets_lie_beside_what_is_measured(tmp_path, measured):
     (tmp_path / "my.targets.toml").write_text(TARGETS)
     record, page = look(tmp_path, measured, "--expect my.targets.toml --floor 0.7")
     rows = record["measured"]["expected"]
-    found = {(row["quantity"], row["world_size"]): (row["measured"], row["meets"]) for row in rows}
+    measured_at = {(row["quantity"], row["world_size"]): row["measured"] for row in rows}
     # Efficiency at p is 100 / (80 + 20 p), and the speed-up p times that.
-    assert found == {
-        ("parallel_efficiency", 2): (pytest.approx(5 / 6), "met"),
-        ("parallel_efficiency", 4): (pytest.approx(5 / 8), "below"),
-        ("parallel_efficiency", 8): (None, "pending"),
-        ("speedup", 4): (pytest.approx(2.5), "met"),
+    assert measured_at == {
+        ("parallel_efficiency", 2): pytest.approx(5 / 6),
+        ("parallel_efficiency", 4): pytest.approx(5 / 8),
+        ("parallel_efficiency", 8): None,
+        ("speedup", 4): pytest.approx(2.5),
     }
     (below,) = record["measured"]["below_floor"]
     assert (below["world_size"], below["floor"]) == (4, 0.7)
     assert "below the floor of 70.0 %" in page
-    assert "not measured yet" in page
+    assert "at least 75.0" in page
 
 
 @pytest.mark.parametrize(("moment", "rules"), [("done", ["unfinished-launch"]), ("pending", [])])
@@ -196,9 +196,8 @@ def test_a_ratio_that_check_blocks_is_a_dash_with_the_reason_and_misses_no_floor
     assert (last["parallel_efficiency"], last["speedup"]) == (
         (None, None) if rules else (pytest.approx(5 / 8), pytest.approx(2.5))
     )
-    assert {one["meets"] for one in record["measured"]["expected"] if one["world_size"] == 4} == (
-        {"blocked"} if rules else {"below", "met"}
-    )
+    of_four = [row for row in record["measured"]["expected"] if row["world_size"] == 4]
+    assert {row["measured"] is None for row in of_four} == {bool(rules)}
     assert bool(record["measured"]["below_floor"]) is not bool(rules)
     assert ("blocked by check: unfinished-launch" in page) is bool(rules)
     if rules:  # as the report has it
@@ -244,13 +243,12 @@ def test_a_point_has_the_unit_of_its_series_and_no_floor_that_nobody_asked_for(
     assert "1 of 1" in page  # of a point's launches: its row is final
 
 
-def test_jobs_beyond_a_size_that_misses_the_floor_are_to_be_cancelled():
-    below = [{"world_size": 4}]
-    planned = [{"name": f"w{n}", "world_size": n} for n in (4, 8)]
-    jobs = [{"job": f"j{n}", "state": "PENDING", "launches": (f"w{n}",)} for n in (4, 8)]
-    jobs.append({"job": "collect", "state": "PENDING", "launches": ()})
-    assert status_record.waiting_above(below, planned, jobs) == ["j8"]
-    assert status_record.waiting_above([], planned, jobs) == []
+def test_pending_jobs_of_sizes_above_one_that_misses_the_floor_are_to_be_cancelled(tmp_path):
+    asked = campaign_at("pending", tmp_path)
+    strong_tree(tmp_path / "results" / "x", {p: (0.02 + 0.08 / p,) for p in (1, 2)})
+    for above, commands in ((0.9, ["lockstep cancel results/x --job campaign-w4-r0"]), (0.8, [])):
+        record, _ = look(tmp_path, asked, f"--floor {above}")
+        assert [line.partition("  #")[0] for line in record["next"]] == commands
 
 
 def test_what_strangers_wrote_is_text(tmp_path):

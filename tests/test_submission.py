@@ -1,4 +1,4 @@
-"""Jobs sent to a stand-in for sbatch, which writes down what it was told."""
+"""Jobs submitted to a stand-in for sbatch, which records its arguments."""
 
 import json
 import shlex
@@ -6,10 +6,8 @@ import shlex
 import pytest
 import stand_ins
 from data.job_samples import CAMPAIGN_FILE as CAMPAIGN
+from data.job_samples import write_journal
 from stand_ins import StandIns
-
-from lockstep.core.journal import Journal
-from lockstep.core.record import KEY, SCHEMA_VERSION
 
 SHARED = "[jobs]\nshare_job = true\n"
 JOBS = SHARED + 'allocation = "job"\npreflight = true\ncollect = true\n'
@@ -56,8 +54,8 @@ def submit(folder, jobs=SHARED, options=""):
     return lockstep(f"submit campaign.toml --site site.toml {options}", folder)
 
 
-def told(folder):
-    """Return what each sbatch was told, without the comment by which a job is found."""
+def sbatch_calls(folder):
+    """Return the arguments of each call of sbatch, without the comment that identifies a job."""
     lines = (folder / "bin" / "calls").read_text().splitlines()
     calls = [line.split()[1:] for line in lines if line.startswith("sbatch ")]
     return [[one for one in call if not one.startswith("--comment=")] for call in calls]
@@ -68,23 +66,16 @@ def recorded(folder):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def measured(folder, name, *cases, expected=("a",), flags=()):
-    """Write the journal of a launch."""
-    kept = Journal(folder / "results/ladder/launches" / name / "journal.jsonl")
-    head = {"kind": "launch", "schema": SCHEMA_VERSION, "resumed": False}
-    facts = {"document": {"version": "5"}, "launch": {"world_size": 1, "studies": "weak"}}
-    kept.append(head | facts | {"expected": list(expected)})
-    for case in cases:
-        found = {"name": case, "stats": {}, "extra_info": {KEY: {"flags": list(flags)}}}
-        kept.append({"kind": "case", "case": case, "benchmark": found})
-    kept.close()
+def measured(folder, name, *cases, flags=()):
+    path = folder / "results/ladder/launches" / name / "journal.jsonl"
+    write_journal(path, *cases, expected=["a"], flags=flags)
 
 
 def test_jobs_are_sent_each_after_those_it_waits_for(folder):
     ended = submit(folder, JOBS)
     assert ended.returncode == 0, ended.stderr
     jobs, kill = f"{folder}/results/ladder/jobs", "--kill-on-invalid-dep=yes"
-    assert told(folder) == [
+    assert sbatch_calls(folder) == [
         ["--parsable", f"{jobs}/ladder-preflight.sh"],
         ["--parsable", "--dependency=afterok:101", kill, f"{jobs}/ladder-w1.sh"],
         ["--parsable", "--dependency=afterok:102", kill, f"{jobs}/ladder-w8.sh"],
@@ -99,20 +90,6 @@ def test_jobs_are_sent_each_after_those_it_waits_for(folder):
     ]
     assert [one["id"] for one in entries[1::2]] == ["101", "102", "103", "104"]
     assert entries[2]["launches"] == ["w1-r0", "w1-r1"]
-
-
-def test_repeats_are_jobs_of_their_own_and_one_is_resumed_alone(folder):
-    assert submit(folder, jobs="").returncode == 0
-    jobs, kill = f"{folder}/results/ladder/jobs", "--kill-on-invalid-dep=yes"
-    assert told(folder) == [
-        ["--parsable", f"{jobs}/ladder-r0.sh"],
-        ["--parsable", "--dependency=afterany:101", kill, f"{jobs}/ladder-r1.sh"],
-    ]
-    for name in ("w1-r0", "w8-r0", "w1-r1"):
-        measured(folder, name, "a")
-    assert lockstep("resume results/ladder", folder).returncode == 0
-    assert told(folder)[2:] == [["--parsable", f"{jobs}/ladder-r1.sh"]]
-    assert recorded(folder)[-2]["launches"] == ["w8-r1"]
 
 
 def test_a_resumed_campaign_takes_the_mended_site_where_it_is_given(folder):
@@ -133,17 +110,14 @@ def test_what_was_sent_is_said_with_commands_to_copy(folder):
     ended = submit(folder, JOBS)
     lines = ended.stdout.splitlines()
     assert ended.stderr.startswith("4 jobs, 4 launches: at most ")  # before the first is sent
-    output = f"{folder}/results/ladder/jobs/slurm-101.out"
+    assert "Warning: container.image /images/lockstep.sif is not a file" in ended.stderr
+    output = f"{folder}/results/ladder/jobs/ladder-preflight-101.out"
     assert lines[0] == f"ladder-preflight: job 101, output {output}"
     assert lines[4:] == [
         "Watch: squeue --jobs=101,102,103,104",
         f"       tail -F {output}",
         f"Next: lockstep status {folder}/results/ladder",
     ]
-
-
-def test_an_image_that_is_not_seen_from_here_is_told(folder):
-    assert "Warning: container.image /images/lockstep.sif is not a file" in submit(folder).stderr
 
 
 def test_an_array_is_one_job_and_its_elements_are_recorded_in_order(folder):
@@ -153,21 +127,12 @@ def test_an_array_is_one_job_and_its_elements_are_recorded_in_order(folder):
         ("ladder-w1", "101"),
         ("ladder-w8", "102"),
     ]
-    assert found[0]["output"].endswith("jobs/slurm-101_0.out")
+    assert found[0]["output"].endswith("jobs/ladder-w1-101_0.out")
     entry = recorded(folder)[0]
     assert (entry["kind"], entry["launches"]) == ("array", ["w1-r0-p1", "w1-r1-p1"])
     script = (folder / "results/ladder/jobs/ladder-w1.sh").read_text()
     listed = [line.split()[0].strip("'") for line in script.splitlines() if line[4:6] == "'w"]
     assert listed == entry["launches"]
-
-
-@pytest.mark.chaos
-def test_a_thousand_launches_are_few_calls(folder):
-    text = CAMPAIGN.replace("repeats = 2", "repeats = 1000").replace("[1, 8]", "[1]")
-    (folder / "campaign.toml").write_text(text + ARRAY)
-    ended = lockstep("submit campaign.toml --site site.toml", folder)
-    assert ended.returncode == 0, ended.stderr
-    assert len(told(folder)) == 1
 
 
 def test_a_refusal_ends_the_submission_and_is_recorded(folder):
@@ -176,7 +141,7 @@ def test_a_refusal_ends_the_submission_and_is_recorded(folder):
     assert ended.returncode == 2
     assert "Invalid qos specification" in ended.stderr
     assert "qos" in ended.stderr
-    assert len(told(folder)) == 2
+    assert len(sbatch_calls(folder)) == 2
     assert "refused" in recorded(folder)[-1]
     assert ended.stdout.startswith("ladder-preflight: job 101")
     assert ended.stderr.endswith("; jobs submitted before it were cancelled: ladder-preflight\n")
@@ -194,7 +159,9 @@ def test_a_refusal_ends_the_submission_and_is_recorded(folder):
 def test_jobs_that_may_still_write_are_waited_for_and_a_dry_run_names_them(folder, command, code):
     assert submit(folder).returncode == 0
     (uuid,) = [one["uuid"] for one in recorded(folder) if "job" in one]
-    elements = "101_0|111|RUNNING|None|1|me|x\n101_[1-9]|101|PENDING|Priority|1|me|x\n"
+    elements = "".join(
+        f"{row}|None|1|me|{uuid}\n" for row in ("101_0|111|RUNNING", "101_[1-9]|101|PENDING")
+    )
     others = "".join(f"{k}|{k}|RUNNING|None|1|me|{uuid}\n" for k in range(7, 10))
     (folder / "queue").write_text(f"{elements}6|6|RUNNING|None|1|me|other\n{others}")
     ended = lockstep(command, folder)
@@ -204,7 +171,7 @@ def test_jobs_that_may_still_write_are_waited_for_and_a_dry_run_names_them(folde
         "job 8 of me (RUNNING) and 1 more may still write into"
     ) in ended.stderr
     assert "lockstep cancel" in ended.stderr
-    assert len(told(folder)) == 1
+    assert len(sbatch_calls(folder)) == 1
 
 
 def test_a_script_of_the_folder_that_was_sent_by_hand_is_waited_for(folder):
@@ -216,7 +183,7 @@ def test_a_script_of_the_folder_that_was_sent_by_hand_is_waited_for(folder):
     assert submit(folder).returncode == 0
     (folder / "queue").write_text(f"{others}9|9|PENDING|Priority|1|me|(null)|{script} x\n")
     ended = submit(folder)
-    assert (ended.returncode, len(told(folder))) == (2, 1)
+    assert (ended.returncode, len(sbatch_calls(folder))) == (2, 1)
     assert "job 9 of me (PENDING) may still write into" in ended.stderr
 
 
@@ -274,7 +241,7 @@ def test_resume_with_nothing_missing_sends_nothing(folder):
         measured(folder, name, "a")
     ended = lockstep("resume results/ladder", folder)
     assert (ended.returncode, ended.stdout.splitlines()[0]) == (0, "Nothing is missing.")
-    assert len(told(folder)) == 1
+    assert len(sbatch_calls(folder)) == 1
 
 
 def test_what_is_flagged_is_set_aside_and_measured_again(folder):
@@ -320,17 +287,12 @@ def test_a_record_that_is_broken_is_one_sentence(folder, file, text):
     assert ended.stderr.count("\n") == 1
 
 
-def test_a_profile_is_sent_apart_from_the_launches(folder):
-    ended = submit(folder, options="--profile ncu")
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.startswith("ladder-ncu: job 101")
-    assert (recorded(folder)[0]["kind"], recorded(folder)[0]["launches"]) == ("profile", [])
-
-
-def test_a_profile_leaves_the_site_to_resume_as_it_was(folder):
+def test_a_profile_is_sent_apart_and_leaves_the_site_to_resume_as_it_was(folder):
     assert submit(folder).returncode == 0
     before = (folder / "results/ladder/jobs/site.json").read_text()
-    assert submit(folder, options="--profile nsys --debug-comm").returncode == 0
+    ended = submit(folder, options="--profile ncu --debug-comm")
+    assert ended.stdout.startswith("ladder-ncu: job 102"), ended.stderr
+    assert (recorded(folder)[2]["kind"], recorded(folder)[2]["launches"]) == ("profile", [])
     assert (folder / "results/ladder/jobs/site.json").read_text() == before
 
 

@@ -2,11 +2,13 @@
 
 import re
 
+import click
 import pytest
+from click.testing import CliRunner
 from data.report_samples import document, record, write
 
 from lockstep.campaign import campaign
-from lockstep.campaign.campaign import load_with
+from lockstep.campaign.campaign import load_factors
 from lockstep.core import factors, sizes, studies
 from lockstep.report.compute.alternatives import rank
 from lockstep.report.compute.evaluation import evaluate
@@ -14,11 +16,11 @@ from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
 from lockstep.report.page import content_of_page
 from lockstep.report.words.ranking_card import lines
-from lockstep.slurm.submit.cli_options import FoundSite, find_site
+from lockstep.slurm.submit.cli_options import site_option
 
 
 def test_values_of_ones_own_take_the_place_of_a_studys_in_each_of_its_settings():
-    given = factors.read(["bucket_cap_mb=1,2.5", "precision=fp32,bf16"])
+    given = factors.parse(["bucket_cap_mb=1,2.5", "precision=fp32,bf16"])
     size = sizes.adapt(sizes.find("smoke"), factors=tuple(given.items()))
     found = [(row["precision"], row["bucket_cap_mb"]) for row in studies.rows("bucket", size)]
     assert found == [("fp32", 1), ("bf16", 1), ("fp32", 2.5), ("bf16", 2.5)]
@@ -28,9 +30,9 @@ def test_values_of_ones_own_take_the_place_of_a_studys_in_each_of_its_settings()
 
 def test_a_comma_within_a_models_options_parts_no_values():
     text = "workload=resnet18,mlp:width=64,depth=2,gpt"
-    given = factors.read([text])
+    given = factors.parse([text])
     assert given == {"workload": ("resnet18", "mlp:width=64,depth=2", "gpt")}
-    assert factors.written(given) == [text]
+    assert factors.format_options(given) == [text]
 
 
 @pytest.mark.parametrize(
@@ -38,7 +40,7 @@ def test_a_comma_within_a_models_options_parts_no_values():
 )
 def test_a_value_that_no_case_can_have_is_refused(wrong):
     with pytest.raises(ValueError, match=re.escape(wrong)):
-        factors.read([wrong])
+        factors.check(factors.parse([wrong]))
 
 
 @pytest.mark.parametrize(
@@ -54,7 +56,7 @@ def test_a_value_that_no_case_can_have_is_refused(wrong):
 )
 def test_the_study_of_a_sweep_is_the_one_that_varies_the_least_else(names, study):
     values = {"precision": ["fp32"], "dataset": ["tensor"]}
-    found = load_with("laptop", {name: values.get(name, [2, 4]) for name in names.split()})
+    found = load_factors("laptop", {name: values.get(name, [2, 4]) for name in names.split()})
     assert found.studies == (study,)
     assert found.name == "-".join(["laptop", *names.split()])
 
@@ -118,19 +120,25 @@ def test_settings_that_made_the_same_buckets_are_no_choice(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "variable", "found"),
-    [
-        ("a.toml", "b.toml", FoundSite("a.toml", "option")),
-        (None, "b.toml", FoundSite("b.toml", "variable")),
-        (None, None, FoundSite("site.toml", "folder")),
-    ],
+    ("options", "variable", "chosen"),
+    [(["--site", "a.toml"], "b.toml", "a.toml"), ([], "b.toml", "b.toml"), ([], "", "site.toml")],
 )
 def test_a_site_is_the_options_else_the_variables_else_the_folders(
-    tmp_path, given, variable, found
+    tmp_path, monkeypatch, options, variable, chosen
 ):
-    assert find_site(None, None, tmp_path) is None
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LOCKSTEP_SITE", variable)
+    command = site_option("site", "Site file")(click.command()(lambda site: click.echo(site)))
     (tmp_path / "site.toml").touch()
-    assert find_site(given, variable, tmp_path) == found
+    ended = CliRunner().invoke(command, options)
+    assert ended.stdout == f"{chosen}\n"
+    assert (f"Site: {chosen}" in ended.stderr) == (not options)
+
+
+def test_a_command_that_needs_a_site_asks_for_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = site_option("site", "Site file")(click.command()(lambda site: click.echo(site)))
+    assert "set LOCKSTEP_SITE" in CliRunner().invoke(command).stderr
 
 
 def test_other_studies_or_own_tests_leave_a_built_in_campaign_s_factors_out(tmp_path):

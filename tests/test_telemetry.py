@@ -6,13 +6,12 @@ import os
 import threading
 import time
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
 
 from lockstep.core.record import KEY
-from lockstep.machine import memory, telemetry
+from lockstep.machine import memory, network, telemetry
 from lockstep.machine.telemetry import Host, Telemetry
 
 BUSY_S = 0.6
@@ -41,7 +40,7 @@ class Scripted:
         return {"energy_j": self.counter}
 
 
-def test_gauges_are_spans_and_counters_grow_over_all_that_was_watched() -> None:
+def test_gauges_are_spans_and_counters_grow_over_all_that_was_watched():
     source = Scripted()
     watch = Telemetry([source], interval_s=0.02)
     for _ in range(2):
@@ -58,7 +57,7 @@ def test_gauges_are_spans_and_counters_grow_over_all_that_was_watched() -> None:
     assert not [one for one in threading.enumerate() if one.name == "telemetry"]
 
 
-def test_a_busy_process_is_seen_by_its_cores_and_time() -> None:
+def test_a_busy_process_is_seen_by_its_cores_and_time():
     watch = Telemetry([Host()], interval_s=telemetry.INTERVAL_S)
     with watch:
         begun = time.process_time()
@@ -71,23 +70,36 @@ def test_a_busy_process_is_seen_by_its_cores_and_time() -> None:
     assert facts["rss_bytes"][1] > 1e7
 
 
-def test_what_the_system_does_not_tell_is_left_out(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(telemetry, "STATM", tmp_path / "none")
+def test_what_infiniband_ports_sent_is_a_rate_of_the_host(tmp_path, monkeypatch):
+    assert network.sent_bytes(tmp_path) is None
+    for name, count in (("mlx5_0", "250000000"), ("mlx5_1", "N/A (no PMA)")):
+        port = tmp_path / "infiniband" / name / "ports" / "1" / "counters"
+        port.mkdir(parents=True)
+        (port / "port_xmit_data").write_text(f"{count}\n")
+    assert network.sent_bytes(tmp_path) == 10**9
+    sent = iter([10**9, 4 * 10**9])
+    monkeypatch.setattr(network, "sent_bytes", lambda: next(sent))
+    watch = Telemetry([Host()], interval_s=0.1)
+    with watch:
+        time.sleep(0.2)
+    facts = watch.facts()
+    assert facts["fabric_sent_gb_per_s"] == pytest.approx(3 / facts["elapsed_s"], rel=1e-2)
+    assert "fabric_sent_bytes" not in facts
+
+
+def test_a_system_without_masks_of_cores_counts_them_all(monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity")
-    assert "rss_bytes" not in Host().sample()
     assert Host().totals()["core_s"] > 0
 
 
-def test_who_does_not_want_it_has_no_thread_and_no_facts() -> None:
+def test_unwanted_telemetry_has_no_thread_and_no_facts():
     before = threading.active_count()
-    with telemetry.of(CPU, is_wanted=False) as watch, watch:
+    with telemetry.sampling(CPU, is_wanted=False) as watch, watch:
         assert threading.active_count() == before
     assert watch.facts() == {}
 
 
-def test_ranks_stand_side_by_side_by_quantity() -> None:
+def test_ranks_stand_side_by_side_by_quantity():
     gpu = {"gpu_utilisation": [0.5, 0.1, 0.9], "energy_j": 7.0}
     assert telemetry.columns([gpu, {}]) == {
         "gpu_utilisation": {"mean": [0.5, None], "least": [0.1, None], "most": [0.9, None]},
@@ -105,21 +117,19 @@ def test_ranks_stand_side_by_side_by_quantity() -> None:
         ("0::/job", "other", "throttled_usec 1\n", None),
     ],
 )
-def test_time_that_a_quota_took_of_two_cores(
-    tmp_path, monkeypatch, line, folder, stat, seconds
-) -> None:
+def test_time_that_a_quota_took_of_two_cores(tmp_path, monkeypatch, line, folder, stat, seconds):
     (tmp_path / "own").write_text(line + "\n")
     (tmp_path / folder).mkdir(parents=True)
     (tmp_path / folder / "cpu.stat").write_text(stat)
     monkeypatch.setattr(memory, "CGROUP", tmp_path / "own")
     monkeypatch.setattr(memory, "CGROUP_ROOT", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2})
-    assert telemetry.throttled() == seconds
+    assert telemetry.read_throttled_s() == seconds
     monkeypatch.setattr(memory, "CGROUP", tmp_path / "none")
-    assert telemetry.throttled() is None
+    assert telemetry.read_throttled_s() is None
 
 
-def test_a_file_has_a_row_a_second_and_the_columns_names_once(tmp_path) -> None:
+def test_a_file_has_a_row_a_second_and_the_columns_names_once(tmp_path):
     path = telemetry.file_of(tmp_path / "journal.jsonl", 3)
     for case in ("weak[a]", "weak[b]"):
         kept = telemetry.Timeline(["power_w", "temperature_c"])
@@ -134,23 +144,18 @@ def test_a_file_has_a_row_a_second_and_the_columns_names_once(tmp_path) -> None:
     assert lines[31].startswith("1000.000,weak[b],")
 
 
-def test_a_long_case_keeps_fewer_rows_over_all_of_its_time() -> None:
+def test_a_long_case_keeps_fewer_rows_and_an_unwritable_file_costs_no_result(tmp_path):
     kept = telemetry.Timeline(["power_w"])
     for second in range(5 * telemetry.MOST_ROWS):
         kept.add(second, {"power_w": 250.0})
     assert telemetry.MOST_ROWS / 2 <= len(kept.rows) <= telemetry.MOST_ROWS
-    between = [later[0] - row[0] for row, later in pairwise(kept.rows)]
-    assert set(between) == {8}
-
-
-def test_a_file_that_cannot_be_written_costs_no_result(tmp_path) -> None:
+    assert {later[0] - row[0] for row, later in pairwise(kept.rows)} == {8}
     (tmp_path / "telemetry").write_text("in the way")
-    kept = telemetry.Timeline(["power_w"], [(1.0, {"power_w": 2.0})])
     kept.append_to(telemetry.file_of(tmp_path / "journal.jsonl", 0), "weak")
     assert (tmp_path / "telemetry").read_text() == "in the way"
 
 
-def test_each_rank_leaves_its_samples_beside_the_journal(measured) -> None:
+def test_each_rank_leaves_its_samples_beside_the_journal(measured):
     launches = sorted((measured / "bf16" / "launches").iterdir())
     for launch in launches:
         files = sorted((launch / "telemetry").iterdir())

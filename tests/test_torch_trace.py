@@ -1,15 +1,19 @@
 """`--torch-trace`: what torch.profiler sees of a few steps, and what a part of a step takes."""
 
+import contextlib
 import gzip
 import json
-import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+from commands import finish, lockstep
 from launched import ROOT, environ
 
 from lockstep.core.phases import phases_of
+from lockstep.launch import profiler
 from lockstep.launch.profiler import shares
+from lockstep.report.profiles.profiles import read
 
 MS = 1e-3
 
@@ -55,6 +59,69 @@ def test_what_lies_between_timed_steps_is_no_part_of_them():
     assert (found["exposed"], found["rest"]) == pytest.approx((0.25, 0.75))
 
 
+@pytest.fixture
+def ranges():
+    """Return how ranges are made, and the names of those that began and ended."""
+    seen = []
+
+    @contextlib.contextmanager
+    def make(name):
+        seen.append(name)
+        yield
+        seen.append(f"/{name}")
+
+    return make, seen
+
+
+def in_order(*phases):
+    return [f"{sign}lockstep:{phase}" for phase in phases for sign in ("", "/")]
+
+
+def test_the_phases_of_any_step_have_ranges_under_a_profiler_alone(ranges):
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    make, seen = ranges
+    # A checkpoint computes its forward again in the backward.
+    inner = torch.nn.Linear(2, 2)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    optimizer = torch.optim.SGD([*model.parameters(), *inner.parameters()])
+
+    class Net(torch.nn.Module):
+        def forward(self, values):
+            return checkpoint(inner, model(values), use_reentrant=False)
+
+    def step():
+        Net()(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+    step()
+    with profiler.phase_ranges(make):
+        step()
+        with pytest.raises(RuntimeError):
+            model(torch.ones(1, 3))
+    step()
+    assert seen == in_order("forward", "backward", "optimizer", "forward")
+
+
+def test_under_nsight_systems_the_ranges_are_nvtx(ranges, monkeypatch):
+    import torch
+
+    make, seen = ranges
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.nvtx, "range", make)
+    monkeypatch.setattr(profiler, "is_measured", lambda item: True)
+    harness = SimpleNamespace(case=SimpleNamespace(around=None))
+    item = SimpleNamespace(funcargs={"lockstep": harness})
+    running = profiler.Marking().pytest_runtest_call(item)
+    next(running)
+    harness.case.around(lambda: torch.nn.Identity()(1))()
+    with pytest.raises(StopIteration):
+        next(running)
+    inner, outer = in_order("forward"), in_order("step")
+    assert seen == [outer[0], *inner, outer[1]]
+
+
 def test_a_traced_session_takes_no_file_for_results(tmp_path):
     ended = traced(tmp_path, "--journal=here.jsonl", num_ranks=1)
     assert ended.returncode == 4
@@ -64,10 +131,7 @@ def test_a_traced_session_takes_no_file_for_results(tmp_path):
 @pytest.mark.slow
 def test_a_campaign_is_traced_at_each_size_and_measures_nothing(tmp_path):
     options = "--device cpu --studies weak --world-sizes 1,2 --torch-trace traces"
-    ended = subprocess.run(
-        [sys.executable, "-m", "lockstep", "run", "smoke", *options.split()],
-        cwd=tmp_path, env=environ(ROOT), capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    ended = lockstep("run", "smoke", *options.split(), cwd=tmp_path, env=environ(ROOT))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert not (tmp_path / "results").exists()
     names = sorted(path.name for path in tmp_path.glob("traces/*.shares.json"))
@@ -76,6 +140,11 @@ def test_a_campaign_is_traced_at_each_size_and_measures_nothing(tmp_path):
     seen = {event.get("name", "") for event in events["traceEvents"]}
     assert len({name for name in seen if name.startswith("ProfilerStep#")}) == 3
     assert {"DistributedDataParallel.forward", "gloo:all_reduce"} <= seen
+    ranges = ("step", "forward", "backward", "optimizer", "bucket 0")
+    assert {f"lockstep:{name}" for name in ranges} <= seen
+    read_back = read(next(tmp_path.glob("traces/*-w2-r1.json.gz"))).phases
+    assert {*ranges[1:]} <= {*read_back.parts}
+    assert read_back.parts["bucket 0"] <= read_back.communication_s
     assert [name[name.rindex("-w") :] for name in names] == [f"{one}.shares.json" for one in ranks]
 
 
@@ -151,10 +220,6 @@ def test_each_part_of_a_step_takes_what_it_is_known_to_take(tmp_path):
 
 def traced(folder, *options, num_ranks=2, case=ROOT / "bench" / "test_weak_scaling.py"):
     ranks = ["torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}", "-m"]
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", *(ranks if num_ranks > 1 else []), "pytest", case, "-q"),
-            *("--size=smoke", "--device=cpu", "--torch-trace=traces", *options),
-        ],
-        cwd=folder, env=environ(ROOT), capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-m", *(ranks if num_ranks > 1 else []), "pytest", case, "-q"]
+    options = ("--size=smoke", "--device=cpu", "--torch-trace=traces", *options)
+    return finish([*command, *options], cwd=folder, env=environ(ROOT))

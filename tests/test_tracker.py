@@ -1,4 +1,4 @@
-"""What a tracker is told of results: each thing once, whatever fails, and no key in a file."""
+"""A tracker receives each result once, whatever fails, and no key is written to a file."""
 
 import fcntl
 import importlib
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -47,15 +48,15 @@ def lines(folder, name="w2-r1"):
 
 
 def launch(folder, name):
-    return next(run for run in read_runs(folder).runs if run.name == name)
+    return next(run for run in read_runs(folder)[0] if run.name == name)
 
 
 def send(folder, tracker, **options):
-    return sending.send(folder, tracked.given("http", tracker.uri), **options)
+    return sending.send(folder, tracked.tracker_at("http", tracker.uri), **options)
 
 
-def told(tracker):
-    """Return what a tracker holds, and refuse doubles and requests of another form."""
+def received(tracker):
+    """Return what a tracker holds; fail if it holds anything twice or a request was malformed."""
     assert tracker.problems == []
     for run in tracker.runs.values():
         points = Counter((metric["name"], metric["step"]) for metric in run["metrics"])
@@ -77,39 +78,15 @@ def test_a_launch_is_a_run_with_its_rounds(folder):
         (2, 0.018944409000141604 / 2),
     ]
     assert (run.params["world_size"], run.facts["node"], run.facts["seed"]) == ("2", "vm", "0")
-    assert "gpu_type" not in run.facts  # CPUs are none
+    assert "gpu_type" not in run.facts  # measured on CPUs
 
 
 def efficiencies(folder, name):
     return [m for m in launch(folder, name).metrics if m.name.endswith("efficiency")]
 
 
-def test_a_point_that_the_check_blocks_has_no_efficiency(folder):
+def test_a_blocked_point_and_a_smaller_batch_have_no_efficiency(folder):
     assert len(efficiencies(folder, "w2-r1")) == 2
-    shutil.rmtree(folder / "launches" / "w2-r0")
-    assert efficiencies(folder, "w2-r1") == []
-
-
-def test_an_efficiency_is_sent_again_where_more_launches_back_it(folder):
-    campaign = json.loads((folder / "campaign.json").read_text())
-    whole = Path(shutil.copytree(folder, folder.with_name("whole")))
-    few = [one for one in campaign["launches"] if one["name"].endswith("r0")]
-    (folder / "campaign.json").write_text(json.dumps(campaign | {"launches": few}))
-    for one in (folder / "launches").glob("*-r1"):
-        shutil.rmtree(one)
-    with serving() as tracker:
-        send(folder, tracker)
-        shutil.copytree(whole, folder, dirs_exist_ok=True)
-        send(folder, tracker)
-        (run,) = [run for run in tracker.runs.values() if run["name"] == "w2-r0"]
-        assert tracker.problems == []
-    found = [m for m in run["metrics"] if m["name"].endswith("efficiency")]
-    assert sorted(m["step"] for m in found) == [2, 2, 4, 4]
-    last = {m["name"]: m["value"] for m in found if m["step"] == 4}
-    assert last == {one.name: one.value for one in efficiencies(folder, "w2-r0")}
-
-
-def test_what_was_measured_at_a_smaller_batch_has_no_efficiency(folder):
     path = folder / "launches" / "w2-r0" / "result.json"
     document = json.loads(path.read_text())
     for entry in document["benchmarks"]:
@@ -117,6 +94,27 @@ def test_what_was_measured_at_a_smaller_batch_has_no_efficiency(folder):
     path.write_text(json.dumps(document))
     assert efficiencies(folder, "w2-r0") == []
     assert len(efficiencies(folder, "w2-r1")) > 0
+    shutil.rmtree(path.parent)
+    assert efficiencies(folder, "w2-r1") == []
+
+
+def test_an_efficiency_is_sent_again_where_more_launches_back_it(folder):
+    campaign = json.loads((folder / "campaign.json").read_text())
+    whole = Path(shutil.copytree(folder, folder.with_name("whole")))
+    few = [launch for launch in campaign["launches"] if launch["name"].endswith("r0")]
+    (folder / "campaign.json").write_text(json.dumps(campaign | {"launches": few}))
+    for path in (folder / "launches").glob("*-r1"):
+        shutil.rmtree(path)
+    with serving() as tracker:
+        send(folder, tracker)
+        shutil.copytree(whole, folder, dirs_exist_ok=True)
+        send(folder, tracker)
+        (run,) = [run for run in tracker.runs.values() if run["name"] == "w2-r0"]
+        assert tracker.problems == []
+    values = [m for m in run["metrics"] if m["name"].endswith("efficiency")]
+    assert sorted(m["step"] for m in values) == [2, 2, 4, 4]
+    last = {m["name"]: m["value"] for m in values if m["step"] == 4}
+    assert last == {metric.name: metric.value for metric in efficiencies(folder, "w2-r0")}
 
 
 def test_a_launch_ends_as_its_journal_says(folder):
@@ -124,19 +122,14 @@ def test_a_launch_ends_as_its_journal_says(folder):
     begin, case = entries[3:5]
     fail = begin | {"kind": "fail", "reason": "it broke"}
     ends = {"FINISHED": [begin, case], "FAILED": [begin, fail], "KILLED": [begin]}
-    stated = {}
-    for name, last in ends.items():
-        write([*entries[:3], *({**one, "time": "2026-11-23T08:00:00+00:00"} for one in last)])
+    for status, last in ends.items():
+        write([*entries[:3], *(line | {"time": "2026-11-23T08:00:00+00:00"} for line in last)])
         run = launch(folder, "w2-r1")
-        stated[name] = run.status
-        assert run.ended_ms == 1795420800000
-    assert stated == {name: name for name in stated}
-    with (folder / "launches" / "w2-r1" / "journal.jsonl").open("ab") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        assert (launch(folder, "w2-r1").status, launch(folder, "w2-r1").ended_ms) == (
-            "RUNNING",
-            None,
-        )
+        assert (run.status, run.ended_ms) == (status, 1795420800000)
+    with (folder / "launches" / "w2-r1" / "journal.jsonl").open("ab") as journal:
+        fcntl.flock(journal, fcntl.LOCK_EX)
+        run = launch(folder, "w2-r1")
+        assert (run.status, run.ended_ms) == ("RUNNING", None)
 
 
 def test_a_training_in_flight_is_a_run_with_its_epochs_so_far(folder):
@@ -149,7 +142,7 @@ def test_a_training_in_flight_is_a_run_with_its_epochs_so_far(folder):
     ]  # fmt: skip
     entries[0]["expected"] += [CASE, CASE.replace("seed=0", "seed=1")]
     write([*entries, *epochs])
-    run = next(run for run in read_runs(folder).runs if run.kind == "training")
+    run = next(run for run in read_runs(folder)[0] if run.kind == "training")
     losses = [(m.step, m.value, m.time_ms) for m in run.metrics if m.name == "train_loss"]
     assert losses == [(1, 1.0, 1795420801000), (2, 0.5, 1795420802000)]
     assert (run.name, run.status) == ("w2-r1 seed=0", "KILLED")
@@ -166,49 +159,44 @@ def test_a_training_in_flight_is_a_run_with_its_epochs_so_far(folder):
 def test_the_http_interface_has_each_thing_once(folder):
     with serving() as tracker:
         first = send(folder, tracker)
-        before = told(tracker)
+        before = received(tracker)
         again = send(folder, tracker)
         assert (first.kind, first.num_new, again.kind, again.num_new) == ("sent", 5, "sent", 0)
-        assert (told(tracker), len(tracker.runs)) == (before, 5)
+        assert (received(tracker), len(tracker.runs)) == (before, 5)
         (folder / "report.html").write_text("<html></html>")
         entries, write = lines(folder)
         write(entries[:3])  # as if a case were still to come
         assert send(folder, tracker).num_artifacts == 1
-        assert {state for state, *_ in told(tracker).values()} == {"FINISHED", "KILLED"}
+        assert {state for state, *_ in received(tracker).values()} == {"FINISHED", "KILLED"}
         write(entries)
         assert send(folder, tracker).kind == "sent"
-        assert told(tracker) != before
+        assert received(tracker) != before
         whole = next(run for run in tracker.runs.values() if run["kind"] == "campaign")
         assert "report.html" in whole["artifacts"]
     assert not [path for path in folder.rglob("*") if path.is_file() and KEY in path.read_text()]
 
 
-@pytest.mark.parametrize("dies_after", range(1, 18, 2))
+@pytest.mark.parametrize("dies_after", [1, 2, 7, 16])
 def test_a_tracker_that_dies_is_sent_the_rest_and_nothing_twice(folder, monkeypatch, dies_after):
     monkeypatch.setattr(sending.stores, "LARGEST_BATCH", 5)
     with serving() as whole:
         send(Path(shutil.copytree(folder, folder.with_name("copy"))), whole)
-        expected = told(whole)
+        expected = received(whole)
     with serving(dies_after) as tracker:
         assert send(folder, tracker, timeout_s=1).kind == "out-of-reach"
         tracker.dies_after = None
         assert send(folder, tracker).kind == "sent"
-        assert told(tracker) == expected
+        assert received(tracker) == expected
 
 
-def test_a_wrong_key_is_refused_in_words(folder, monkeypatch):
-    monkeypatch.setenv(tracked.KEY_VARIABLE, "wrong")
-    with serving() as tracker:
-        sent = send(folder, tracker)
-    assert (sent.kind, sent.why) == ("refused", "it answers POST /runs with 401 Unauthorized")
-
-
-def test_the_key_follows_no_redirection(folder):
+def test_a_wrong_key_is_refused_and_the_key_follows_no_redirection(folder, monkeypatch):
     with serving() as moved, serving() as other:
         moved.leads_to = other.uri
         sent = send(folder, moved)
-        assert (sent.kind, other.heard) == ("refused", 0)
-        assert other.uri in sent.why
+        assert (sent.kind, other.heard, other.uri in sent.why) == ("refused", 0, True)
+        monkeypatch.setenv(tracked.KEY_VARIABLE, "wrong")
+        sent = send(folder, other)
+    assert (sent.kind, sent.why) == ("refused", "it answers POST /runs with 401 Unauthorized")
 
 
 def test_a_run_that_is_refused_keeps_no_other_back(folder):
@@ -218,51 +206,43 @@ def test_a_run_that_is_refused_keeps_no_other_back(folder):
         assert (sent.kind, sent.num_refused, sent.num_runs) == ("refused", 1, 4)
         assert sent.why.startswith("it answers POST /runs with 422 Unprocessable")
         tracker.refuses = ""
-        assert (send(folder, tracker).num_new, len(told(tracker))) == (1, 5)
+        assert (send(folder, tracker).num_new, len(received(tracker))) == (1, 5)
 
 
 @pytest.mark.parametrize(
-    ("code", "error"),
-    [
-        ("INVALID_PARAMETER_VALUE", stores.RefusedError),
-        ("UNAUTHENTICATED", stores.RefusedError),
-        ("TEMPORARILY_UNAVAILABLE", stores.OutOfReachError),
-        ("INTERNAL_ERROR", stores.OutOfReachError),
-    ],
-)
-def test_what_mlflow_does_not_take_is_not_called_out_of_reach(code, error):
+    ("code", "kind"),
+    [("INVALID_PARAMETER_VALUE", "refused"), ("UNAUTHENTICATED", "refused"),
+     ("TEMPORARILY_UNAVAILABLE", "out-of-reach"), ("INTERNAL_ERROR", "out-of-reach")],
+)  # fmt: skip
+def test_a_refusal_by_mlflow_is_not_called_out_of_reach(code, kind):
     exceptions = needed("mlflow.exceptions")
-    with pytest.raises(error, match=code), stores._named():
+    with pytest.raises(stores.NotSentError, match=code) as error, stores._translated_errors():
         raise exceptions.RestException({"error_code": code, "message": "so"})
+    assert error.value.kind == kind
 
 
-def test_results_that_cannot_be_read_are_said_and_none_yet_are_not(folder):
-    tracker = tracked.given("http", "http://127.0.0.1:1")
-    said = []
-    (none := folder.parent / "none").mkdir()
-    live._report(sending.send(none, tracker), none, said.append)
-    assert said == []
+def test_unreadable_results_are_reported_and_an_empty_folder_is_not(folder, tmp_path, capsys):
+    tracker = tracked.tracker_at("http", "http://127.0.0.1:1")
+    (empty := tmp_path / "empty").mkdir()
+    live.print_outcome(sending.send(empty, tracker), empty)
+    assert capsys.readouterr().err == ""
     (folder / "campaign.json").write_text("{")
-    live._report(sending.send(folder, tracker), folder, said.append)
-    assert len(said) == 1
-    assert "campaign.json" in said[0]
-
-
-def test_a_folder_without_a_run_is_not_called_sent(folder, tmp_path):
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "x.json").write_text('{"benchmarks": []}')
-    with serving() as tracker:
-        sent = send(tmp_path / "other", tracker)
-    assert (sent.kind, sent.num_runs) == ("unreadable", 0)
-    assert not (tmp_path / "other" / "tracker").exists()
+    live.print_outcome(sending.send(folder, tracker), folder)
+    assert capsys.readouterr().err.count("campaign.json") == 1
+    (other := tmp_path / "other").mkdir()
+    (other / "x.json").write_text('{"benchmarks": []}')
+    sent = sending.send(other, tracker)
+    assert (sent.kind, sent.num_runs, (other / "tracker").exists()) == ("unreadable", 0, False)
 
 
 def test_a_campaign_is_one_run_whichever_launch_is_readable(folder):
     with serving() as tracker:
         send(folder, tracker)
-        first = min(read_runs(folder).runs, key=lambda run: (run.started_ms, run.name)).started_ms
-        (name,) = {r.name for r in read_runs(folder).runs
-                   if (r.kind, r.started_ms) == ("launch", first)}  # fmt: skip
+        first = min(read_runs(folder)[0], key=lambda run: (run.started_ms, run.name)).started_ms
+        (name,) = {
+            run.name for run in read_runs(folder)[0]
+            if (run.kind, run.started_ms) == ("launch", first)
+        }  # fmt: skip
         shutil.rmtree(folder / "launches" / name)
         assert send(folder, tracker).kind == "sent"
         assert [run["kind"] for run in tracker.runs.values()].count("campaign") == 1
@@ -276,9 +256,9 @@ def test_what_is_late_is_left_for_the_next_time(folder):
 
 def test_a_late_answer_is_not_taken_for_the_next(folder):
     with serving() as tracker:
-        sender = live.Sender(folder, tracked.given("http", tracker.uri))
+        sender = live.Sender(folder, tracked.tracker_at("http", tracker.uri))
         sender.send(0)
-        assert select.select([sender._process.stdout], [], [], 60)[0]  # it is not heard yet
+        assert select.select([sender._process.stdout], [], [], 60)[0]  # answered, and not read yet
         (folder / "report.html").write_text("<html></html>")
         sender.send(60)
         assert any("report.html" in run["artifacts"] for run in tracker.runs.values())
@@ -290,12 +270,12 @@ def test_nobody_waits_for_a_tracker_that_never_answers(folder, capsys):
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         uri = f"http://127.0.0.1:{deaf.getsockname()[1]}"
         (folder.parent / "site.toml").write_text(f'[tracker]\nkind = "http"\nuri = "{uri}"\n')
-        with live.following(folder) as sender:
+        with live.live_sender(folder) as send_new:
             began = time.monotonic()
-            sender.send()
+            send_new()
             assert time.monotonic() - began < 2 * sending.LIVE_TIMEOUT_S
-    said = capsys.readouterr().err
-    assert f"cannot be reached (timed out); nothing is lost: lockstep export again {folder}" in said
+    todo = f"cannot be reached (timed out); nothing is lost: lockstep export again {folder}"
+    assert todo in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -306,23 +286,20 @@ def test_a_measurement_goes_on_when_its_tracker_dies(tmp_path):
         site.write_text(f'[tracker]\nkind = "http"\nuri = "{tracker.uri}"\n')
         known = environ(ROOT) | {tracked.KEY_VARIABLE: KEY, tracked.SITE_VARIABLE: str(site)}
         options = ["smoke", "--studies", "weak", "--world-sizes", "1,2", "--device", "cpu"]
-        ended = subprocess.run(
-            [*run, "run", *options], cwd=tmp_path, env=known, capture_output=True, text=True,
-            check=False,
-        )  # fmt: skip
+        command = partial(
+            subprocess.run, cwd=tmp_path, env=known, capture_output=True, text=True, check=False
+        )
+        ended = command([*run, "run", *options])
         assert ended.returncode == 0, ended.stderr
         assert "lockstep export again results/smoke sends the rest" in ended.stderr
         results = tmp_path / "results" / "smoke"
         assert len(list(results.glob("launches/*/result.json"))) == 2
         tracker.dies_after = None
         for new in ("3 new or changed", "nothing new"):
-            ended = subprocess.run(
-                [*run, "export", "again", results], cwd=tmp_path, env=known,
-                capture_output=True, text=True,
-                check=True,
-            )  # fmt: skip
+            ended = command([*run, "export", "again", results])
+            assert ended.returncode == 0
             assert new in ended.stdout
-        states = told(tracker).values()
+        states = received(tracker).values()
     assert sorted(state for state, *_ in states) == ["FINISHED"] * 3
     assert [files for *_, files in states].count(["log.txt", "result.json"]) == 2
     kept = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".pt"]
@@ -337,16 +314,16 @@ def needed(module):
 
 
 def _of_mlflow(uri):
-    """Return what MLflow's own client reads back: key -> what is there of the run."""
+    """Return MLflow's client and what it reads back: key -> status, number of metrics, files."""
     mlflow = needed("mlflow")
     client = mlflow.MlflowClient(uri)
-    (experiment,) = [one for one in client.search_experiments() if one.name == "before"]
+    experiment = client.get_experiment_by_name("before")
     runs = client.search_runs([experiment.experiment_id])
     return client, {
         run.data.tags["lockstep.run"]: (
             run.info.status,
             sum(len(client.get_metric_history(run.info.run_id, n)) for n in run.data.metrics),
-            sorted(one.path for one in client.list_artifacts(run.info.run_id)),
+            sorted(file.path for file in client.list_artifacts(run.info.run_id)),
         )
         for run in runs
     }
@@ -359,16 +336,16 @@ def test_mlflow_reads_back_what_was_exported(folder):
     (folder / "report.html").write_text("<html></html>")
     entries, write = lines(folder)
     write(entries[:3])
-    tracker = tracked.given("mlflow", None)
+    tracker = tracked.tracker_at("mlflow", None)
     uri = f"sqlite:///{folder.parent / 'mlflow.db'}"
     assert sending.send(folder, tracker).kind == "sent"
     client, before = _of_mlflow(uri)
     assert Counter(state for state, *_ in before.values()) == {"FINISHED": 3, "KILLED": 2}
     assert ["campaign.json", "report.html"] in [files for *_, files in before.values()]
-    for clean in (False, True):  # nothing twice, also where nobody remembers what was sent
+    for clean in (False, True):  # nothing twice, even after the confirmations are deleted
         if clean:
             shutil.rmtree(folder / "tracker")
-        assert sending.send(folder, tracker, is_asked=True).num_metrics == 0
+        assert sending.send(folder, tracker, verifies=True).num_metrics == 0
         assert _of_mlflow(uri)[1] == before
     write(entries)
     sending.send(folder, tracker)
@@ -376,7 +353,7 @@ def test_mlflow_reads_back_what_was_exported(folder):
     assert (len(after), {state for state, *_ in after.values()}) == (5, {"FINISHED"})
     wanted = launch(folder, "w2-r1")
     (run,) = client.search_runs(
-        [one.experiment_id for one in client.search_experiments()],
+        [client.get_experiment_by_name("before").experiment_id],
         f"tags.`lockstep.run` = '{wanted.key}'",
     )
     assert run.info.run_name == "w2-r1"
@@ -403,21 +380,22 @@ def test_mlflow_reads_back_what_was_exported(folder):
 def test_a_table_that_says_what_it_may_not_is_refused(folder, table, said):
     (folder.parent / "site.toml").write_text(f"[tracker]\n{table}\n")
     with pytest.raises(ValueError, match=r"site\.toml: ") as refused:
-        tracked.find(folder)
+        tracked.find_tracker(folder)
     assert said in str(refused.value)
     assert os.linesep not in str(refused.value)
 
 
-def test_results_are_collected_where_what_a_tracker_keeps_cannot_be_written(folder, monkeypatch):
+def test_results_are_collected_where_what_a_tracker_keeps_cannot_be_written(
+    folder, monkeypatch, capsys
+):
     tracker = tracked.Tracker(kind="http", uri="http://127.0.0.1:9")
-    monkeypatch.setattr(tracked, "find", lambda of: tracker)
+    monkeypatch.setattr(tracked, "find_tracker", lambda of: tracker)
     (folder / "tracker" / live.LOG).mkdir(parents=True)  # as a file of another user's would be
-    said = []
-    live.tell(folder, said.append)
-    with live.following(folder) as sender:
-        assert isinstance(sender, live.Silent)
-    assert len(said) == 1
-    assert str(folder / "tracker") in said[0]
+    live.send_collected(folder)
+    with live.live_sender(folder) as send_new:
+        send_new()
+    errors = capsys.readouterr().err.splitlines()
+    assert [str(folder / "tracker") in line for line in errors] == [True, True]
 
 
 @pytest.mark.parametrize(("better", "unit"), [("higher", "rows/s"), ("lower", "s")])

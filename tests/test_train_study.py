@@ -8,12 +8,13 @@ import threading
 from collections import Counter
 
 import pytest
+from commands import finish
 from launched import ROOT, environ, inside, read_lines, until
 from measured import SHARED, write_campaign
 
 from lockstep.core import journal
 from lockstep.core.record import KEY, CaseRecord
-from lockstep.report.load.contents import checked
+from lockstep.report.load.contents import check_value
 
 pytestmark = pytest.mark.slow
 EPOCHS = 8
@@ -32,9 +33,7 @@ def command(folder):
 
 
 def run(folder):
-    ended = subprocess.run(
-        command(folder), cwd=folder, env=environ(ROOT), capture_output=True, text=True, check=False
-    )
+    ended = finish(command(folder), cwd=folder, env=environ(ROOT))
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
@@ -48,7 +47,7 @@ def lines(folder, kind):
 def records(path):
     entries = json.loads(path.read_text())["benchmarks"]
     blocks = [entry["extra_info"][KEY] for entry in entries]
-    return [checked(CaseRecord, block, "x.json") for block in blocks]
+    return [check_value(CaseRecord, block, "x.json") for block in blocks]
 
 
 def learned(folder):

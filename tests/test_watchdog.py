@@ -3,11 +3,11 @@
 import faulthandler
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from commands import finish
 
 from lockstep.launch import session
 from lockstep.launch.options import Settings
@@ -33,19 +33,9 @@ watchdog = Watchdog({path})
 
 def run(tmp_path, deed, path=None):
     """Run a deed in a process of its own, which `watchdog` watches over."""
-    return subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            SCRIPT.format(path=f"Path({str(path)!r})" if path else None, deed=deed),
-        ],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
+    script = SCRIPT.format(path=f"Path({str(path)!r})" if path else None, deed=deed)
+    variables = os.environ | {"PYTHONPATH": str(ROOT)}
+    return finish([sys.executable, "-c", script], cwd=tmp_path, env=variables, timeout=HANG_S)
 
 
 @pytest.mark.slow
@@ -127,16 +117,6 @@ def test_an_empty_file_and_an_empty_folder_are_removed(folder):
     second.close()
     assert not folder.parent.exists()
     second.close()  # a second time does no harm
-
-
-def test_a_file_of_the_same_name_that_is_anothers_stays(folder):
-    first = Watchdog(folder)
-    folder.unlink()
-    second = Watchdog(folder)
-    first.close()
-    assert folder.exists()
-    second.close()
-    assert not folder.exists()
 
 
 def settings(timeout_s):

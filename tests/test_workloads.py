@@ -1,13 +1,11 @@
 """The models that are measured: sizes, costs, determinism, and how one's own is added."""
 
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from lockstep import workloads
-from lockstep.workloads import Workload
 from lockstep.workloads.costs import flop_per_item
 
 CPU = torch.device("cpu")
@@ -17,7 +15,7 @@ import torch
 from lockstep.workloads import Workload
 
 
-def ridge(features: int = 3) -> Workload:
+def ridge(features: int = 3):
     def make_batch(num_items, device, generator):
         inputs = torch.randn(num_items, features, device=device, generator=generator)
         return inputs, inputs.sum(dim=1, keepdim=True)
@@ -59,11 +57,6 @@ number = 3
 """
 
 
-def count_parameters(workload: Workload) -> int:
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in workload.build().parameters())
-
-
 @pytest.mark.parametrize(
     ("spec", "num_parameters"),
     [
@@ -77,8 +70,16 @@ def count_parameters(workload: Workload) -> int:
         ("vit_b_16", 86_567_656),
     ],
 )
-def test_models_have_their_published_number_of_parameters(spec: str, num_parameters: int) -> None:
-    assert count_parameters(workloads.make(spec)) == num_parameters
+def test_models_have_their_published_number_of_parameters(spec, num_parameters):
+    with torch.device("meta"):
+        model = workloads.make(spec).build()
+    assert sum(parameter.numel() for parameter in model.parameters()) == num_parameters
+
+
+def test_an_image_workload_knows_how_many_samples_an_epoch_has():
+    known = [workloads.make(spec).epoch_samples for spec in ("mnist_cnn", "resnet18", "resnet50")]
+    assert known == [60_000, 50_000, 1_281_167]
+    assert workloads.make("resnet50:image=64").epoch_samples is None
 
 
 @pytest.mark.parametrize(
@@ -93,9 +94,7 @@ def test_models_have_their_published_number_of_parameters(spec: str, num_paramet
         ("vit_b_16:image=32,classes=10", (2, 3, 32, 32)),
     ],
 )
-def test_a_batch_has_its_shape_and_goes_through_the_model(
-    spec: str, shape: tuple[int, ...]
-) -> None:
+def test_a_batch_has_its_shape_and_goes_through_the_model(spec, shape):
     torch.manual_seed(0)
     workload = workloads.make(spec)
     inputs, targets = workload.make_batch(2, CPU, torch.Generator().manual_seed(0))
@@ -106,38 +105,37 @@ def test_a_batch_has_its_shape_and_goes_through_the_model(
 
 
 @pytest.mark.parametrize("spec", [*sorted(workloads.TABLE), "mobilenet_v3_small:image=32"])
-def test_a_seed_fixes_weights_and_batch(spec: str) -> None:
-    def first_weights_and_batch() -> list[torch.Tensor]:
+def test_a_seed_fixes_weights_and_batch(spec):
+    def first_weights_and_batch():
         torch.manual_seed(7)
         workload = workloads.make(spec)
         inputs, targets = workload.make_batch(2, CPU, torch.Generator().manual_seed(3))
         named = inputs.values() if isinstance(inputs, dict) else [inputs]
         return [*workload.build().parameters(), *named, targets]
 
-    for one, other in zip(first_weights_and_batch(), first_weights_and_batch(), strict=True):
-        assert torch.equal(one, other)
+    for tensor, other in zip(first_weights_and_batch(), first_weights_and_batch(), strict=True):
+        assert torch.equal(tensor, other)
 
 
-def padded_tokens(spec: str, rank: int) -> torch.Tensor:
+def padded_tokens(spec, rank):
     """Return the tokens of the longest text in each step of a rank, to which all are padded."""
     generator = torch.Generator().manual_seed(rank)
     inputs, _ = workloads.make(spec).make_batch(16, CPU, generator)
     return inputs["lengths"].max(0).values.float()
 
 
-def test_bucketing_by_length_takes_the_imbalance_of_padding_away() -> None:
+def test_bucketing_by_length_takes_the_imbalance_of_padding_away():
     shares = []
     for spec in ("sequences", "sequences:bucketed=1"):
         ranks = torch.stack([padded_tokens(spec, rank) for rank in range(2)])
-        shares.append(
-            float((ranks.max(0).values - ranks.mean(0)).sum() / ranks.max(0).values.sum())
-        )
+        longest = ranks.max(0).values
+        shares.append(float((longest - ranks.mean(0)).sum() / longest.sum()))
     mixed, bucketed = shares
     assert mixed > 0.08
     assert bucketed < mixed / 2
 
 
-def test_language_models_do_not_see_the_future() -> None:
+def test_language_models_do_not_see_the_future():
     torch.manual_seed(0)
     model = workloads.make("gpt").build()
     tokens = torch.randint(256, (1, 8))
@@ -148,57 +146,24 @@ def test_language_models_do_not_see_the_future() -> None:
     assert not torch.allclose(before[:, 5:], after[:, 5:])
 
 
-def test_flop_of_an_mlp_is_the_count_by_hand() -> None:
+def test_flop_are_those_counted_by_hand_and_published():
     width, depth, classes = 32, 3, 10
     forward = 2 * (depth * width * width + width * classes)
     # Backward costs each layer two such products, but the first has no input gradient.
     expected = 3 * forward - 2 * width * width
     assert flop_per_item(workloads.make(f"mlp:width={width},depth={depth}")) == expected
-
-
-def test_flop_of_a_transformer_is_the_count_by_hand() -> None:
     layers, tokens, width, vocabulary = 2, 16, 64, 256
     dense = 2 * tokens * 12 * width**2
     attention = 2 * 2 * tokens**2 * width
     logits = 2 * tokens * width * vocabulary
     expected = 3 * (layers * (dense + attention) + logits)
     assert flop_per_item(workloads.make(f"gpt:seq={tokens}")) == expected
-
-
-@pytest.mark.parametrize(("spec", "gigaflop"), [("resnet18", 0.2173), ("resnet18_cifar", 3.3290)])
-def test_flop_of_the_residual_networks_is_the_known_one(spec: str, gigaflop: float) -> None:
-    flop = flop_per_item(workloads.make(spec))
-    assert flop is not None
-    assert round(flop / 1e9, 4) == gigaflop
-
-
-def test_flop_is_unknown_where_the_batch_needs_real_data() -> None:
-    def make_batch(
-        num_items: int, device: torch.device, generator: torch.Generator | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        batch = torch.ones(num_items, 2, device=device)
-        return batch * batch.sum().item(), batch
-
-    own = Workload("own", lambda: torch.nn.Linear(2, 2), make_batch, torch.nn.functional.mse_loss)
-    assert flop_per_item(own) is None
-
-
-@pytest.mark.parametrize(
-    ("spec", "parts"),
-    [
-        ("mlp", ("mlp", {})),
-        ("mlp:width=8,depth=2", ("mlp", {"width": 8, "depth": 2})),
-        ("gpt:size=124m", ("gpt", {"size": "124m"})),
-        ("package.module:callable", ("package.module:callable", {})),
-        ("package.module:callable:features=4", ("package.module:callable", {"features": 4})),
-    ],
-)
-def test_a_spec_is_a_name_and_options(spec: str, parts: tuple[str, dict[str, object]]) -> None:
-    assert workloads.parse(spec) == parts
+    for spec, gigaflop in (("resnet18", 0.2173), ("resnet18_cifar", 3.3290)):
+        assert round(flop_per_item(workloads.make(spec)) / 1e9, 4) == gigaflop
 
 
 @pytest.fixture
-def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_module(tmp_path, monkeypatch):
     (tmp_path / "ownmodels.py").write_text(OWN_WORKLOAD)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "ownmodels", raising=False)
@@ -229,28 +194,25 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("ownbroken:x", "cannot be loaded: SyntaxError"),
     ],
 )
-def test_a_wrong_spec_is_refused_in_one_sentence(spec: str, names: str, own_module: Path) -> None:
+def test_a_wrong_spec_is_refused_in_one_sentence(spec, names, own_module):
     (own_module / "ownbroken.py").write_text("def x(:")
     with pytest.raises(ValueError, match=names) as caught:
         workloads.make(spec)
     assert "\n" not in str(caught.value)
 
 
-def test_a_users_workload_is_named_by_module_and_callable(own_module: Path) -> None:
+def test_a_users_workload_is_named_by_module_and_callable(own_module):
     workload = workloads.make("ownmodels:ridge:features=5")
     inputs, targets = workload.make_batch(4, CPU, None)
     assert workload.loss(workload.build()(inputs), targets).ndim == 0
     assert workload.sample_unit == "rows"
     # One dense layer on data: forward, and the weight's gradient.
     assert flop_per_item(workload) == 2 * (2 * 5)
-
-
-def test_an_interrupt_while_a_workload_is_made_interrupts(own_module: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         workloads.make("ownmodels:waits")
 
 
-def test_a_users_workload_is_found_by_its_entry_point(own_module: Path) -> None:
+def test_a_users_workload_is_found_by_its_entry_point(own_module):
     facts = own_module / "ownmodels-1.0.dist-info"
     facts.mkdir()
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: ownmodels\nVersion: 1.0\n")

@@ -1,8 +1,4 @@
-"""Whether a ladder goes on: `until_efficiency` against the sizes that are measured.
-
-`lockstep run` asks `missed`, `lockstep status` asks `left_out`; a job's script runs
-`python3 -m lockstep.campaign.floor` where its ranks run. The efficiency is the report's.
-"""
+"""Ends a ladder whose efficiency, as a report shows it, is below `until_efficiency`."""
 
 import argparse
 import sys
@@ -18,15 +14,10 @@ EXIT_MISSED = 3
 
 @dataclass(frozen=True)
 class Missed:
-    """A world size after which the ladder ends.
-
-    Attributes:
-        efficiency: The best that any case reaches there, relative to the smallest size.
-        floor: What it had to reach.
-    """
+    """A world size that missed the floor, so the ladder ends after it."""
 
     world_size: int
-    efficiency: float
+    efficiency: float  # best efficiency of any case, relative to the smallest size
     floor: float
 
     def __str__(self) -> str:
@@ -36,26 +27,18 @@ class Missed:
         )
 
 
-def missed(launches: Path, world_size: int, floor: float) -> Missed | None:
-    """Return the size below a world size that missed the floor; None where the ladder goes on.
-
-    Raises:
-        ValueError: What is measured cannot be read.
-    """
-    below = [
+def find_missed(launches: Path, world_size: int, floor: float) -> Missed | None:
+    """Return the smallest size below `world_size` that missed the floor, or None."""
+    below = (
         Missed(size, value, floor)
         for size, value in sorted(efficiencies(launches).items())
         if size < world_size and value < floor
-    ]
-    return below[0] if below else None
+    )
+    return next(below, None)
 
 
-def left_out(launches: Path, claimed: Mapping[str, Any]) -> set[str]:
-    """Return the launches of a claimed campaign that are not begun, for the ladder ended before.
-
-    Raises:
-        ValueError: What is measured cannot be read.
-    """
+def find_left_out(launches: Path, claimed: Mapping[str, Any]) -> set[str]:
+    """Return the launches of a claimed campaign that never begin, because the ladder ended."""
     floor = claimed.get("until_efficiency")
     if not isinstance(floor, float):
         return set()
@@ -69,37 +52,36 @@ def left_out(launches: Path, claimed: Mapping[str, Any]) -> set[str]:
 
 
 def efficiencies(launches: Path) -> dict[int, float]:
-    """Return world size -> the best parallel efficiency of any case, as a report has it.
+    """Return world size -> the best parallel efficiency of any case, as in a report.
 
-    What the check blocks counts for none; a launch that is not begun is not missing.
+    Cases that the check blocks do not count; launches that have not begun do not count as missing.
     """
-    # numpy and scipy take a moment, and most campaigns have no floor.
+    # Imported late: numpy and scipy load slowly, and most campaigns have no floor.
     from lockstep.report.compute.evaluation import evaluate_folder
     from lockstep.report.compute.scaling import best_efficiencies
     from lockstep.report.load.sources import JOURNAL, RESULT
 
-    planned = {
-        launch["name"] for launch in (Folder(launches.parent).claimed() or {}).get("launches", ())
-    }
+    claimed = Folder(launches.parent).read_claim() or {}
+    planned = {launch["name"] for launch in claimed.get("launches", ())}
     begun = {path.parent.name for name in (JOURNAL, RESULT) for path in launches.glob(f"*/{name}")}
-    return (
-        best_efficiencies(evaluate_folder(launches.parent, planned - begun).series) if begun else {}
-    )
+    if not begun:
+        return {}
+    return best_efficiencies(evaluate_folder(launches.parent, planned - begun).series)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Say which smaller size has missed the floor, and exit with 3; else the ladder goes on."""
+    """Print the smaller size that missed the floor and exit with 3; exit with 0 if none did."""
     parser = argparse.ArgumentParser(prog="lockstep.campaign.floor", description=main.__doc__)
     parser.add_argument("launches", type=Path, help="folder of the campaign's launches")
-    parser.add_argument("world_size", type=int, help="what would be measured next")
+    parser.add_argument("world_size", type=int, help="world size to measure next")
     parser.add_argument("floor", type=float, help="least parallel efficiency, a fraction")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        found = missed(given.launches, given.world_size, given.floor)
-    except ModuleNotFoundError as error:  # for the job's log; the ladder goes on
-        sys.exit(f"until_efficiency is not judged: install {error.name} where the ranks run")
-    if found:
-        sys.stdout.write(f"{found}\n")
+        smaller = find_missed(options.launches, options.world_size, options.floor)
+    except ModuleNotFoundError as error:  # for the job's log; the ladder continues
+        sys.exit(f"cannot judge until_efficiency; install {error.name} where the ranks run")
+    if smaller:
+        sys.stdout.write(f"{smaller}\n")
         sys.exit(EXIT_MISSED)
 
 

@@ -1,14 +1,7 @@
-"""What follows when a session of a launch has ended, and why it ended.
+"""Why a session of a launch ended, and whether another session follows; also for job scripts.
 
-A launch is measured by one session after another, each under one torchrun or srun. Whatever ends
-a session, the cases that are left follow in the next one, as long as each brings the launch
-further. `lockstep run` calls `decide`. A job's script runs `python3 -m lockstep.campaign.next`
-where its ranks run, where there may be no more than Python's own library.
-
-Why a session ended is what its ranks have kept, or else the words of the programs that took part:
-a process that is killed leaves no record. The table below is the one place that reads such output.
-Once cases run, they write into it, too: then only what launchers alone print counts, and of that
-what comes last.
+The reason is the one that the ranks wrote down, else a line of a program in the log. Once cases
+run, only lines of launchers count, because cases print into the log, too.
 """
 
 import argparse
@@ -18,51 +11,47 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from lockstep.core import errors, journal
 from lockstep.core.errors import EXIT_STOPPED
 from lockstep.core.formats import one_line
 from lockstep.core.record import KEY
 
-# A rank may print without end; why a launch ended is at the end of its log.
+# A rank may print very much; the reason is at the end of the log.
 MAX_LOG_BYTES = 2**20
 MAX_CHARACTERS = 300
 
-# program -> the line that says why, the programs that know best first
+# program -> pattern of its line with the reason; the more reliable programs come first
 LINES = {
-    # What ranks say when memory ran out is what came of it.
+    # If memory ran out, errors of the ranks are only a consequence.
     "Slurm on memory": re.compile(
         r"^(?:srun: error: |(?=slurmstepd))(.*(?:exceeded memory limit|oom.kill|Out Of Memory).*)$",
         re.MULTILINE,
     ),
     "a rank": re.compile(r"^lockstep: (rank .*)$", re.MULTILINE),
-    # In rank 0's words; of a rank that was killed it knows only the silence.
+    # A line of rank 0, which does not know why another rank is silent.
     "pytest": re.compile(
         r"^(?:!+ _pytest\.outcomes\.Exit:|ERROR:(?! usage:)) (.*?)(?: !+)?$", re.MULTILINE
     ),
     "srun": re.compile(r"^srun: error: (\S+: tasks? .*)$", re.MULTILINE),
-    # Of torch that does not load, say, no rank is left to say anything.
+    # If torch does not load, no rank writes a reason.
     "Python": re.compile(r"^((?:ModuleNotFound|Import)Error: .*)$", re.MULTILINE),
 }
 TORCHRUN = re.compile(r".*?^ *rank *: (\d+).*?^ *exitcode *: (-?\d+)", re.MULTILINE | re.DOTALL)
-# How srun says that a task ended by itself, not by a signal.
+# Words of srun about a task that ended by itself, not by a signal.
 EXITED = "Exited with"
-# Of programs that start ranks, which go on when a case has begun.
+# Programs whose lines also count after a case has begun.
 STARTERS = ("Slurm on memory", "srun")
 
 
 def last_words(
     log: Path, start: int, kept: str = "", *, has_begun: bool = False, by_slurm: bool = True
 ) -> str:
-    """Return what tells why the session ended whose output begins at byte `start`; or nothing.
+    """Return why a session ended, from its output after byte `start` of a log; empty if unknown.
 
-    Args:
-        log: The output of the session and its launchers.
-        start: Where it begins.
-        kept: What its ranks have kept of why they ended, if anything.
-        has_begun: Whether cases may have printed into the log.
-        by_slurm: Whether Slurm started the ranks.
+    `kept` is the reason that the ranks wrote down, `has_begun` is whether cases may have printed
+    into the log, and `by_slurm` is whether Slurm started the ranks.
     """
     with log.open("rb") as file:
         file.seek(max(start, log.stat().st_size - MAX_LOG_BYTES))
@@ -77,7 +66,7 @@ def last_words(
     if is_killed:
         lines.pop("pytest", None)
     if root and EXITED in lines.get("srun", ""):
-        lines.pop("srun")  # its task was torchrun, which knows the rank
+        lines.pop("srun")  # srun's task was torchrun, whose own line names the rank
     torchruns = f"rank {root[1]} ended with {how(int(root[2]))}" if root else ""
     lines = {"Slurm on memory": "", "a rank": ""} | lines | ({"a rank": kept} if kept else {})
     words = [*lines.values(), torchruns]
@@ -85,7 +74,6 @@ def last_words(
 
 
 def how(exit_code: int) -> str:
-    """Return an exit code in words; subprocess gives a signal as its negative."""
     if exit_code >= 0:
         return f"exit code {exit_code}"
     try:
@@ -94,41 +82,24 @@ def how(exit_code: int) -> str:
         return f"signal {-exit_code}"
 
 
-MARK = "lockstep-next: "  # before the first line that a script reads
+MARK = "lockstep-next: "  # prefix of the first line that a job script reads
 Kind = Literal["done", "again", "failed", "stopped", "not-begun", "no-progress"]
 
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of a launch when a session of it has ended.
+    """The facts of a launch at the end of a session."""
 
-    Attributes:
-        words: Why the session ended.
-        has_begun: Whether its ranks met and wrote to the journal.
-        num_recorded: What it wrote there of cases: that one began, or how it ended.
-        num_left: Cases that are still to be settled: neither finished before, nor ended by the
-            sessions since the launch was last started anew. The case in flight is one of them.
-        num_failed: Cases that have failed.
-        is_stop_asked: Whether the stop file is there, by a user or since the job's time is nearly
-            over.
-    """
-
-    words: str
-    has_begun: bool = False
-    num_recorded: int = 0
-    num_left: int = 0
+    words: str  # why the session ended
+    has_begun: bool = False  # whether the ranks met and wrote to the journal
+    num_recorded: int = 0  # lines about cases that the session wrote to the journal
+    num_left: int = 0  # cases that have not ended since the launch was started anew
     num_failed: int = 0
-    is_stop_asked: bool = False
+    is_stop_asked: bool = False  # by the user, or because the job's time is nearly over
 
 
-@dataclass(frozen=True)
-class Next:
-    """What follows.
-
-    Attributes:
-        kind: `done`, `again` for another session, or why no session follows.
-        options: Of that session's pytest, besides those of the first session.
-    """
+class Next(NamedTuple):
+    """Whether another session follows, with its further options of pytest, or why not."""
 
     kind: Kind
     options: tuple[str, ...] = ()
@@ -139,27 +110,20 @@ HangKind = Literal["start", "case", "between", "end"]
 
 @dataclass(frozen=True)
 class LeftRank:
-    """A rank that still runs: its number, and whether its process is stopped, as by SIGSTOP."""
+    """A rank that still runs."""
 
     rank: int
-    is_stopped: bool
+    is_stopped: bool  # by SIGSTOP
 
 
 @dataclass(frozen=True)
 class Hang:
-    """Where a launch brought nothing for so long that it was ended.
+    """A launch that made no progress for `limit_s` and was ended."""
 
-    Attributes:
-        kind: Before its first case, in one, between two, or after its last one.
-        limit_s: How long it brought nothing.
-        ranks: Those that still ran, on this machine.
-        case: The case that ran, in one.
-    """
-
-    kind: HangKind
+    kind: HangKind  # before the first case, in a case, between cases, or after the last case
     limit_s: float
-    ranks: tuple[LeftRank, ...]
-    case: str | None = None
+    ranks: tuple[LeftRank, ...]  # ranks that still ran
+    case: str | None = None  # case that ran
 
     def __str__(self) -> str:
         late = {
@@ -172,17 +136,12 @@ class Hang:
             f"rank {left.rank}{' (its process is stopped)' if left.is_stopped else ''}"
             for left in self.ranks
         )
-        return f"{late}; {who or 'torchrun alone'} still ran"
+        return f"{late}; {who or 'only torchrun'} still ran"
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a session of a launch ended.
-
-    Attributes:
-        facts: Of the launch then.
-        hung: Where it hung, and was ended.
-    """
+    """The end of a session of a launch."""
 
     facts: Facts
     exit_code: int = 0
@@ -190,12 +149,7 @@ class Ended:
 
 
 def decide(facts: Facts) -> Next:
-    """Return what follows a session.
-
-    The journal decides, never a launcher's exit code. Each further session begins a case that no
-    session has begun, or settles the case that ended the session before it: so they come to an
-    end.
-    """
+    """Return what follows a session; the journal decides, never a launcher's exit code."""
     if facts.has_begun and not facts.num_left:
         return Next("failed" if facts.num_failed else "done")
     if facts.is_stop_asked:
@@ -207,36 +161,23 @@ def decide(facts: Facts) -> Next:
     return Next("again", ("--skip-failed", f"--after={facts.words}"))
 
 
-@dataclass(frozen=True)
-class Mark:
-    """How far a launch's folder was filled before a session.
+class Mark(NamedTuple):
+    """The size of a launch's files before a session."""
 
-    Attributes:
-        num_lines: Lines of the journal.
-        num_log_bytes: Bytes of the log.
-        time_s: When that was, in whole seconds since the epoch, by the clock of the file system.
-    """
-
-    num_lines: int
+    num_lines: int  # lines of the journal
     num_log_bytes: int
-    time_s: int
+    time_s: int  # seconds since the epoch, by the clock of the file system
 
 
 def mark(folder: Path) -> Mark:
-    """Return how far a launch's folder is filled now."""
     path, log = folder / "journal.jsonl", folder / "log.txt"
     num_lines = path.read_bytes().count(b"\n") if path.exists() else 0
-    log.touch()  # the time of other files is compared with its time: hosts' clocks differ
+    log.touch()  # its time is compared with that of other files, because hosts' clocks differ
     status = log.stat()
     return Mark(num_lines, status.st_size, int(status.st_mtime))
 
 
 def words_of(folder: Path, before: Mark, *, by_slurm: bool) -> str:
-    """Return why the session ended that followed a mark, as `last_words` does; or nothing.
-
-    Raises:
-        ValueError: The journal is corrupt.
-    """
     path, kept = folder / "journal.jsonl", errors.take(folder, before.time_s)
     entries = journal.read(path) if path.exists() else []
     has_begun = any(entry.get("kind") == "launch" for entry in entries[before.num_lines :])
@@ -245,18 +186,8 @@ def words_of(folder: Path, before: Mark, *, by_slurm: bool) -> str:
 
 
 def gather(folder: Path, before: Mark, words: str, *, is_stop_asked: bool = False) -> Facts:
-    """Return the facts of a launch whose session has just ended.
-
-    Args:
-        folder: The launch's folder.
-        before: How far that was filled before the session.
-        words: Why the session ended.
-        is_stop_asked: Whether the stop file is there.
-
-    Raises:
-        ValueError: The journal is corrupt.
-    """
-    late = [  # ranks write their stacks for a case that takes too long
+    """Return the facts of a launch at the end of the session after a mark."""
+    late = [  # a rank writes its stacks when a case takes too long
         str(file)
         for file in sorted(folder.glob("stacks/*"))
         if file.stat().st_mtime >= before.time_s and file.stat().st_size
@@ -269,47 +200,43 @@ def gather(folder: Path, before: Mark, words: str, *, is_stop_asked: bool = Fals
     heads = [i for i, entry in enumerate(entries) if entry.get("kind") == "launch"]
     if not heads or heads[-1] < before.num_lines:
         return facts
-    block, ended = journal.rebuild(path)[KEY], journal.settled(path)
+    block, ended = journal.rebuild(path)[KEY], journal.settled_outcomes(path)
     head, *since = entries[heads[-1] :]
     left = set(block["expected"]) - set(ended) | ({block["in_flight"]} - {None})
     return replace(
-        facts,
-        has_begun=True,
+        facts, has_begun=True,
         num_recorded=sum(entry.get("attempt") == head.get("attempt") for entry in since),
-        num_left=len(left),
-        num_failed=len(block["failed"]),
-    )
+        num_left=len(left), num_failed=len(block["failed"]),
+    )  # fmt: skip
 
 
-# What a job's output adds to how srun ended.
+# kind -> phrase that a job's output adds to the exit code of srun
 _ADDED: dict[Kind, str] = {
     "done": "",
     "again": "",
-    "failed": "; cases have failed",
-    "stopped": "; the stop file is there",
+    "failed": "; cases failed",
+    "stopped": "; a stop was requested",
     "not-begun": "; no case began",
     "no-progress": "; no further case began",
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print what follows a session under srun, a line each: kind, words for people, options."""
+    """Print what follows a session under srun: lines with kind, words for people, and options."""
     parser = argparse.ArgumentParser(prog="lockstep.campaign.next", description=main.__doc__)
-    parser.add_argument("folder", type=Path, help="of the launch")
-    parser.add_argument("--num-lines", type=int, required=True, help="of its journal before")
-    parser.add_argument("--num-log-bytes", type=int, required=True, help="of its log before")
-    parser.add_argument(
-        "--began", type=int, required=True, help="seconds since the epoch, as the log's disk counts"
-    )
-    parser.add_argument("--exit-code", type=int, required=True, help="of srun")
+    parser.add_argument("folder", type=Path, help="folder of the launch")
+    parser.add_argument("--num-lines", type=int, required=True, help="lines in the old journal")
+    parser.add_argument("--num-log-bytes", type=int, required=True, help="size of the old log")
+    parser.add_argument("--began", type=int, required=True, help="time of the log at the start")
+    parser.add_argument("--exit-code", type=int, required=True, help="exit code of srun")
     parser.add_argument("--stop-file", type=Path, required=True)
-    given = parser.parse_args(arguments)
-    before = Mark(given.num_lines, given.num_log_bytes, given.began)
-    ended = f"srun ended with {given.exit_code}"
+    options = parser.parse_args(arguments)
+    before = Mark(options.num_lines, options.num_log_bytes, options.began)
+    ended = f"srun ended with {options.exit_code}"
     try:
-        why = words_of(given.folder, before, by_slurm=True)
-        is_stop_asked = given.exit_code == EXIT_STOPPED or given.stop_file.exists()
-        facts = gather(given.folder, before, why or ended, is_stop_asked=is_stop_asked)
+        why = words_of(options.folder, before, by_slurm=True)
+        is_stop_asked = options.exit_code == EXIT_STOPPED or options.stop_file.exists()
+        facts = gather(options.folder, before, why or ended, is_stop_asked=is_stop_asked)
     except ValueError as error:
         lines = [MARK + "corrupt", f"{ended}: {error}"]
     else:

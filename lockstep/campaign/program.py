@@ -1,9 +1,6 @@
-"""Any program as a study: what starts its ranks, its runs, what is read of them, and the record.
+"""Any program as a study: starts its ranks, runs it, reads its metrics and keeps the record.
 
-`lockstep run` and a job's script start `python -m lockstep.campaign.program`, once a launch; it is
-no rank, and starts the ranks itself. Its cases are in the journal that any launch has, each run so
-many times. It exits with 0, 1 where a case has failed, 4 where it cannot begin, or 75 where the
-stop file ended it.
+Exit codes: 0; 1 after a failed case; 4 if it cannot begin; 75 if the stop file exists.
 """
 
 import argparse
@@ -22,12 +19,13 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 from statistics import fmean, median, quantiles, stdev
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from lockstep import content
 from lockstep.campaign.command import (
@@ -38,7 +36,7 @@ from lockstep.campaign.command import (
     Launcher,
     Metric,
     fill,
-    marks,
+    find_marks,
 )
 from lockstep.core import errors, journal, processes, sizes
 from lockstep.core.errors import EXIT_STOPPED
@@ -50,103 +48,68 @@ from lockstep.core.record import KEY, CaseRecord, FailureCause, problem, sized_n
 from lockstep.machine import provenance
 
 EXIT_FAILED, EXIT_USAGE, EXIT_ENDED = 1, 4, 143
-MAX_SAID = 300
+MAX_CHARACTERS = 300
 
 Kind = Literal["exit-code", "timeout", "sanity", "missing-metric", "not-started"]
 # Why a metric is missing.
 Lack = Literal["no-match", "no-json", "no-key", "no-number", "no-file", "old-file", "not-positive"]
 
-_WORDS: dict[Kind, str] = {
-    "exit-code": "it ended with exit code {code}",
-    "timeout": "it did not end within {limit_s:g} s; raise timeout if it needs longer",
-    "sanity": "its output does not match the sanity pattern {pattern!r}",
-    "missing-metric": "metric {metric!r}: {lack}",
-    "not-started": "it cannot be started: {error}",
-}
 _LACKS: dict[Lack, str] = {
     "no-match": "the regex matches nothing in its output",
     "no-json": "it printed no line of JSON",
     "no-key": "the JSON has no such key",
     "no-number": "the value is not a finite number",
-    "no-file": "the file is not there",
-    "old-file": "the file was there before the run, which did not write it",
-    "not-positive": "no speed-up can be made of a value that is not above 0",
+    "no-file": "the file does not exist",
+    "old-file": "the file is older than the run, which did not write it",
+    "not-positive": "the value is not above 0, so it has no speed-up",
 }
 
 
 class RunError(RuntimeError):
-    """A run of a program does not count.
+    """A failed run of a program: the kind of failure, its facts, the run's number, the output."""
 
-    Attributes:
-        values: The facts of its kind.
-        run: Which run of the case it is, from 1, warm-ups first.
-        output: What the program has printed.
-    """
-
-    def __init__(self, kind: Kind, **values: Any) -> None:
-        super().__init__(kind)
-        self.kind, self.values, self.run, self.output = kind, values, 0, ""
+    def __init__(self, kind: Kind, sentence: str, output: str = "", **values: Any) -> None:
+        super().__init__(sentence)
+        self.kind, self.values, self.run, self.output = kind, values, 0, output
 
     def __str__(self) -> str:
-        """Return the failure in words."""
-        shown = dict(self.values)
-        if self.kind == "missing-metric":
-            shown["lack"] = _LACKS[self.values["lack"]]
         said = self.to_dict()["said"]
-        text = f"; it said: {said}" if said else ""
-        return f"run {self.run}: {_WORDS[self.kind].format_map(shown)}{text}"
+        return f"run {self.run}: {self.args[0]}{f'; it printed: {said}' if said else ''}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the failure as a journal holds it."""
-        said = last_line(self.output)[:MAX_SAID]  # the last line that the program printed
-        return {"kind": self.kind, "run": self.run, **self.values, "said": said}
+        line = last_line(self.output)[:MAX_CHARACTERS]
+        return {"kind": self.kind, "run": self.run, **self.values, "said": line}
 
 
-# Of a rank that its launcher says; a program would take an outer launcher's for its own.
+# Prefixes of variables of an outer launcher, which a program would take for its own.
 OUTER = ("OMPI_", "PMI_", "PMIX_", "PMI2_")
-# Of the end of output; what a program prints before it is on disk, and not searched.
+# Only so much of the end of the output is searched.
 MAX_OUTPUT_BYTES = 16 * 2**20
 PROBE_S = 120.0
-# What each rank of a trial says; the mark tells it from what prologs, and options as --label, add.
+# Line of each rank in a trial; the mark distinguishes it from the output of prologs.
 MARK = "lockstep-rank:"
 RANK_SAYS = f'echo {MARK} "$(hostname)"'
 
 
 @dataclass(frozen=True)
 class Start:
-    """What starts the ranks of a program.
-
-    Attributes:
-        words: Its command line, for the program's to follow.
-    """
+    """The launcher of a program's ranks."""
 
     launcher: Launcher
-    words: tuple[str, ...]
-    hosts: tuple[str, ...]
+    words: tuple[str, ...]  # the launcher's command line, before that of the program
+    hosts: tuple[str, ...]  # host of each rank
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run that has ended well.
-
-    Attributes:
-        wall_s: From its start to its end.
-        began: When it began, in seconds since the epoch, by the clock of the file system that its
-            output is on, which may not be the node's.
-        output: What it printed, on standard output and then on standard error.
-    """
+class Run(NamedTuple):
+    """A successful run."""
 
     wall_s: float
-    began: float
-    output: str
+    began: float  # seconds since the epoch, by the clock of its output's file system
+    output: str  # standard output, then standard error
 
 
 def launcher_of(command: Command, most_ranks: int, *, in_job: bool) -> Launcher:
-    """Return what starts the ranks, the same at every world size up to the largest.
-
-    Raises:
-        ValueError: Nothing here starts so many.
-    """
+    """Return the launcher, the same for all world sizes up to `most_ranks`."""
     has_srun = in_job or ("SLURM_JOB_ID" in os.environ and shutil.which("srun") is not None)
     has_mpirun = shutil.which("mpirun") is not None
     if command.launcher is None and has_srun:
@@ -155,13 +118,15 @@ def launcher_of(command: Command, most_ranks: int, *, in_job: bool) -> Launcher:
         return "mpirun"
     chosen = command.launcher or "alone"
     if chosen == "mpirun" and not has_mpirun:
-        raise ValueError("there is no mpirun on PATH; install an MPI, or set another launcher")
+        raise ValueError("mpirun is not on PATH; install an MPI, or set another launcher")
     if chosen == "srun" and not has_srun:
-        raise ValueError("srun starts ranks only in a Slurm job; submit it, or set a launcher")
-    if chosen == "alone" and most_ranks > 1 and "ranks" not in marks(command.line):
         raise ValueError(
-            f"nothing here starts {most_ranks} ranks: install mpirun, or let the line start them "
-            'itself by {ranks}, with launcher = "alone"'
+            'launcher = "srun" needs a Slurm job; use lockstep submit, or set another launcher'
+        )
+    if chosen == "alone" and most_ranks > 1 and "ranks" not in find_marks(command.line):
+        raise ValueError(
+            f"no launcher here starts {most_ranks} ranks; install mpirun, or let the line start "
+            '{ranks} ranks itself and set launcher = "alone"'
         )
     return chosen
 
@@ -169,15 +134,7 @@ def launcher_of(command: Command, most_ranks: int, *, in_job: bool) -> Launcher:
 def start(
     command: Command, world_size: int, most_ranks: int, under: Sequence[str], inside: Sequence[str]
 ) -> Start:
-    """Return what starts the ranks, and where they then are.
-
-    `under` is srun with what a job's script tells it, and empty outside one; `inside` puts a rank
-    into an image, and is empty where none is used.
-
-    Raises:
-        ValueError: Nothing here starts so many ranks.
-        RuntimeError: The launcher does not start them.
-    """
+    """Return the launcher and the ranks' hosts; `under` are words of srun, `inside` of an image."""
     launcher = launcher_of(command, most_ranks, in_job=bool(under))
     words = {
         "srun": tuple(under) or ("srun", f"--ntasks={world_size}"),
@@ -193,24 +150,19 @@ def start(
         raise RuntimeError(f"{launcher} does not start {world_size} ranks: {error}") from None
     names = re.findall(rf"{MARK} (\S+)", ended.output)
     if ended.code or len(names) != world_size:
-        text = last_line(ended.errors) or f"{len(names)} answer"
+        text = last_line(ended.errors) or f"{len(names)} ranks answered"
         raise RuntimeError(f"{launcher} does not start {world_size} ranks: {text}")
     return Start(launcher, words, tuple(sorted(names)))
 
 
 def clean(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without what an outer MPI says of a rank."""
     return {name: value for name, value in environ.items() if not name.startswith(OUTER)}
 
 
 def run(
     words: Sequence[str], folder: Path, workdir: str, environ: Mapping[str, str], timeout_s: float
 ) -> Run:
-    """Run a program once; what it prints is kept in files of a folder.
-
-    Raises:
-        RunError: It did not start, did not end in time, or ended with another code than 0.
-    """
+    """Run a program once, with its output in files of a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     output, errors_ = folder / "stdout.txt", folder / "stderr.txt"
     with output.open("wb") as out, errors_.open("wb") as err:
@@ -221,14 +173,16 @@ def run(
                 start_new_session=True, preexec_fn=die_with_parent,
             )  # fmt: skip
         except OSError as error:
-            raise RunError("not-started", error=str(error)) from None
+            raise RunError(
+                "not-started", f"it cannot be started: {error}", error=str(error)
+            ) from None
         late = threading.Event()
 
         def end() -> None:
             late.set()
             processes.end_groups([process], GRACE_S)
 
-        # Popen's own time-out looks every 50 ms, which would be part of the time measured.
+        # Popen's own timeout polls every 50 ms, which would add to the measured time.
         timer = threading.Timer(timeout_s, end)
         timer.daemon = True
         timer.start()
@@ -236,66 +190,85 @@ def run(
             process.wait()
         finally:
             timer.cancel()
-            # What the program has left behind would run beside the next case.
+            # A process that the program left behind would run beside the next case.
             processes.end_groups([process], GRACE_S)
     wall_s = time.perf_counter() - clock_s
     text = end_of(output) + "\n" + end_of(errors_)
-    if late.is_set() or process.returncode:
-        failed = RunError("exit-code", code=process.returncode)
-        if late.is_set():
-            failed = RunError("timeout", limit_s=timeout_s)
-        failed.output = text
-        raise failed
+    if late.is_set():
+        sentence = f"it did not end within {timeout_s:g} s; raise timeout if it needs longer"
+        raise RunError("timeout", sentence, text, limit_s=timeout_s)
+    if code := process.returncode:
+        raise RunError("exit-code", f"it ended with exit code {code}", text, code=code)
     return Run(wall_s, began, text)
 
 
 def end_of(path: Path) -> str:
-    """Return the text of a file, of a long one its end.
-
-    Raises:
-        OSError: It cannot be read.
-    """
     with path.open("rb") as file:
         if path.stat().st_size > MAX_OUTPUT_BYTES:
             file.seek(-MAX_OUTPUT_BYTES, os.SEEK_END)
         return file.read(MAX_OUTPUT_BYTES).decode(errors="replace")
 
 
-# File systems keep times in steps.
+# File systems round times, by up to 2 s.
 CLOCK_S = 2.0
 
 
-def values(command: Command, run: Run, given: Mapping[str, Any]) -> dict[str, float]:
-    """Return metric -> value of a run.
+def values(command: Command, run: Run, marks: Mapping[str, Any]) -> dict[str, float]:
+    """Return metric -> value of a run; raise RunError if a metric or the sanity check fails.
 
-    Raises:
-        RunError: It is not sane, or lacks a metric.
+    `marks` has the values of the `{name}` in a metric's file.
     """
     try:
         if command.sanity is not None and not re.search(command.sanity, run.output, re.MULTILINE):
-            raise RunError("sanity", pattern=command.sanity)
-        return {metric.name: _value(metric, run, command, given) for metric in command.metrics}
+            said = f"its output does not match the sanity pattern {command.sanity!r}"
+            raise RunError("sanity", said, pattern=command.sanity)
+        return {metric.name: _value(metric, run, command, marks) for metric in command.metrics}
     except RunError as error:
         error.output = run.output
         raise
 
 
-def _value(metric: Metric, run: Run, command: Command, given: Mapping[str, Any]) -> float:
-    text = run.output
-    if metric.file is not None:
-        path = Path(command.workdir or "", fill(metric.file, given, quoted=False))
-        try:
-            if path.stat().st_mtime < run.began - CLOCK_S:
-                raise _missing(metric, "old-file")
-            text = end_of(path)
-        except OSError:
-            raise _missing(metric, "no-file") from None
-    found = _find(metric, text)
+# The first so many values of a curve are kept, so that runs of different lengths stay comparable.
+MAX_CURVE = 2000
+
+
+def curves(command: Command, run: Run, marks: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Return metric -> all its values of a run, in their order, for the metrics with a curve."""
+    made = {}
+    for metric in command.metrics:
+        if metric.curve and metric.regex:
+            matches = re.findall(metric.regex, _text(metric, run, command, marks), re.MULTILINE)
+            groups = [match if isinstance(match, str) else match[0] for match in matches]
+            try:
+                values = [float(group) for group in groups]
+            except ValueError:
+                values = [math.nan]
+            if not all(map(math.isfinite, values)):
+                raise _missing(metric, "no-number")
+            made[metric.name] = values[:MAX_CURVE]
+    return made
+
+
+def _text(metric: Metric, run: Run, command: Command, marks: Mapping[str, Any]) -> str:
+    """Return what a metric is read of: the output of a run, or a file that it wrote."""
+    if metric.file is None:
+        return run.output
+    path = Path(command.workdir or "", fill(metric.file, marks, quoted=False))
     try:
-        value = float(found)
+        if path.stat().st_mtime < run.began - CLOCK_S:
+            raise _missing(metric, "old-file")
+        return end_of(path)
+    except OSError:
+        raise _missing(metric, "no-file") from None
+
+
+def _value(metric: Metric, run: Run, command: Command, marks: Mapping[str, Any]) -> float:
+    text_value = _find(metric, _text(metric, run, command, marks))
+    try:
+        value = math.nan if isinstance(text_value, bool) else float(text_value)
     except (OverflowError, TypeError, ValueError):
         value = math.nan
-    if isinstance(found, bool) or not math.isfinite(value):
+    if not math.isfinite(value):
         raise _missing(metric, "no-number")
     if metric.primary and value <= 0:
         raise _missing(metric, "not-positive")
@@ -303,11 +276,12 @@ def _value(metric: Metric, run: Run, command: Command, given: Mapping[str, Any])
 
 
 def _missing(metric: Metric, lack: Lack) -> RunError:
-    return RunError("missing-metric", metric=metric.name, lack=lack)
+    sentence = f"metric {metric.name!r}: {_LACKS[lack]}"
+    return RunError("missing-metric", sentence, metric=metric.name, lack=lack)
 
 
 def _find(metric: Metric, text: str) -> Any:
-    """Return the last match of a metric's regex, or what its keys lead to in the last JSON."""
+    """Return the last match of a metric's regex, or the value at its keys in the last JSON."""
     if metric.regex:
         match = None
         for match in re.finditer(metric.regex, text, re.MULTILINE):  # noqa: B007, the last counts
@@ -316,21 +290,20 @@ def _find(metric: Metric, text: str) -> Any:
             raise _missing(metric, "no-match")
         return match[1]
     assert metric.json_path is not None
-    found = _last_json(text)
-    if found is None:
+    value = _last_json(text)
+    if value is None:
         raise _missing(metric, "no-json")
     for key in metric.json_path.split("."):
-        if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
-            found = found[int(key)]
-        elif isinstance(found, dict) and key in found:
-            found = found[key]
+        if isinstance(value, list) and key.isdecimal() and int(key) < len(value):
+            value = value[int(key)]
+        elif isinstance(value, dict) and key in value:
+            value = value[key]
         else:
             raise _missing(metric, "no-key")
-    return found
+    return value
 
 
 def _last_json(text: str) -> Any:
-    """Return what the whole text, or its last line that can be read so, holds as JSON."""
     for part in (text, *reversed(text.splitlines())):
         if part.lstrip()[:1] in ("{", "["):
             try:
@@ -341,17 +314,12 @@ def _last_json(text: str) -> Any:
 
 
 GROUP = "command"
-# Of programs that are not executable themselves, for an interpreter to read.
+# Suffixes of programs that an interpreter reads.
 SCRIPTS = frozenset((".bash", ".jl", ".js", ".lua", ".m", ".pl", ".py", ".r", ".rb", ".sh"))
 
 
-@dataclass(frozen=True)
-class Case:
-    """One case: the program with one value of each factor.
-
-    Attributes:
-        name: As results have it, `trees[threads=2]`.
-    """
+class Case(NamedTuple):
+    """The program with one value of each factor, named for example `trees[threads=2]`."""
 
     name: str
     factors: dict[str, Any]
@@ -359,20 +327,16 @@ class Case:
 
 def record(
     command: Command, case: Case, start: Start, runs: Sequence[Mapping[str, float]], line: str,
-    launch: Mapping[str, Any],
+    launch: Mapping[str, Any], drawn: Sequence[Mapping[str, list[float]]] = (),
 ) -> CaseRecord:  # fmt: skip
-    """Return the record of a case.
+    """Return the record of a case, with the further fields in `launch`.
 
-    A round is a run, of one row, for the launcher's clock alone is known. It lasts the wall time or
-    what the primary metric says: a time, or the time of one unit of work at the rate that it gives.
-    `launch` has further fields of the record, the digest of the program among them.
-
-    Raises:
-        ValueError: A value is none that a record may hold.
+    A round is a run. Its time is the primary metric, the time of one unit for a rate, or the wall
+    time.
     """
     num_ranks, primary = len(start.hosts), command.primary
     samples = command.work * (num_ranks if command.scaling == "weak" else 1)
-    if command.rate_unit is not None:  # a run's work need not be known
+    if command.rate_unit is not None:  # the work of a run may be unknown
         samples = 1
 
     def round_s(run: Mapping[str, float]) -> float:
@@ -389,44 +353,35 @@ def record(
         metrics[metric.name] = {"unit": metric.unit, "better": better, "primary": is_primary}
     for name, facts in metrics.items():
         facts["values"] = [run[name] for run in runs]
+        if kept := [run[name] for run in drawn if run.get(name)]:
+            facts["curves"] = kept
     details = {
         "line": line, "launcher": start.launcher, "over": list(command.over), "metrics": metrics,
     }  # fmt: skip
     case_record = CaseRecord(
-        study=command.scaling,
-        workload=str(command.name),
-        scaling=command.scaling,
-        world_size=num_ranks,
-        num_nodes=len(set(start.hosts)),
-        factors=case.factors,
-        sample_unit=command.rate_unit or command.work_unit,
-        samples_per_step=samples,
-        steps_per_round=1,
-        rank_round_s=[[round_s(run) for run in runs]],
-        rank_hosts=list(start.hosts),
-        checks={"sanity": True} if command.sanity else {},
-        details={"command": details},
-        **launch,
-    )
+        study=command.scaling, workload=str(command.name), scaling=command.scaling,
+        world_size=num_ranks, num_nodes=len(set(start.hosts)), factors=case.factors,
+        sample_unit=command.rate_unit or command.work_unit, samples_per_step=samples,
+        steps_per_round=1, rank_round_s=[[round_s(run) for run in runs]],
+        rank_hosts=list(start.hosts), checks={"sanity": True} if command.sanity else {},
+        details={"command": details}, **launch,
+    )  # fmt: skip
     if wrong := problem(case_record):
         raise ValueError(wrong)
     return case_record
 
 
 def source_sha256(command: Command) -> str:
-    """Return the digest of a line, and of the scripts and executables that it names.
-
-    Data are none of the program: they may be large, and a run may write them.
-    """
+    """Return the digest of a line and of the programs that it names, but not of data files."""
     digest = hashlib.sha256(command.line.encode())
     try:
         split = shlex.shlex(command.line, posix=True, punctuation_chars=True)
         split.whitespace_split = True
         words = list(split)
-    except ValueError:  # a line that bash reads otherwise
+    except ValueError:  # shlex cannot read the line, but bash may
         words = command.line.split()
     for before, word in zip(["", *words], words, strict=False):
-        if ">" in before or before == "tee":  # where output goes
+        if ">" in before or before == "tee":  # `word` is a file of output
             continue
         path = Path(command.workdir or "", word)
         try:
@@ -440,22 +395,16 @@ def source_sha256(command: Command) -> str:
 
 
 def entry(case: Case, case_record: CaseRecord) -> dict[str, Any]:
-    """Return a case as pytest-benchmark's JSON has it."""
     name = sized_name(case.name, case_record.world_size)
     return {
-        "group": GROUP,
-        "name": name,
-        "fullname": f"command::{name}",
-        "params": case.factors or None,
-        "param": None,
-        "extra_info": {KEY: case_record.to_dict()},
+        "group": GROUP, "name": name, "fullname": f"command::{name}",
+        "params": case.factors or None, "param": None, "extra_info": {KEY: case_record.to_dict()},
         "options": {"timer": "perf_counter", "warmup": False},
         "stats": _statistics(case_record.round_s),
-    }
+    }  # fmt: skip
 
 
 def _statistics(data: Sequence[float]) -> dict[str, Any]:
-    """Return what pytest-benchmark says of rounds in seconds."""
     spread = stdev(data) if len(data) > 1 else 0.0
     q1, _, q3 = quantiles(data, method="inclusive") if len(data) > 1 else [data[0]] * 3
     far = 1.5 * (q3 - q1)
@@ -473,7 +422,6 @@ def _statistics(data: Sequence[float]) -> dict[str, Any]:
 
 
 def document() -> dict[str, Any]:
-    """Return the head of pytest-benchmark's JSON."""
     git = provenance.git_facts(content.IMPORTABLE_FROM)
     machine = {
         "node": hostname(), "processor": platform.processor(), "machine": platform.machine(),
@@ -489,18 +437,19 @@ def document() -> dict[str, Any]:
 
 
 def provenance_of(start: Start, threads: int, device: str, seed: int) -> dict[str, Any]:
-    """Return where a launch comes from; of nodes but the first, no more than the name is known."""
+    """Return a launch's provenance, read on this node; of other nodes only the names are known."""
     launch = (
-        {"lockstep_version": provenance.lockstep_version(), "seed": seed}
-        | {"command": provenance.without_secrets(sys.argv)}
-        | provenance.git_facts(content.IMPORTABLE_FROM)
+        provenance.git_facts(content.IMPORTABLE_FROM)
         | provenance.software_facts()
         | provenance.machine_facts()
-        | {"image_path": None, "image_sha256": os.environ.get("LOCKSTEP_IMAGE_SHA256")}
-        | {"suite_sha256": provenance.suite_sha256()}
-        | {"slurm": provenance.slurm_facts(os.environ)}
-        | {"environment": provenance.environment(os.environ)}
     )
+    launch |= {
+        "lockstep_version": provenance.lockstep_version(), "seed": seed,
+        "command": provenance.hide_secrets(sys.argv), "suite_sha256": provenance.suite_sha256(),
+        "image_path": None, "image_sha256": os.environ.get("LOCKSTEP_IMAGE_SHA256"),
+        "slurm": provenance.slurm_facts(os.environ),
+        "environment": provenance.environment(os.environ),
+    }  # fmt: skip
     before: dict[str, int] = {}
     ranks = []
     for rank, host in enumerate(start.hosts):
@@ -517,112 +466,99 @@ def provenance_of(start: Start, threads: int, device: str, seed: int) -> dict[st
 
 
 RUNS = "runs"
-# A pipe whose program fails fails: `./solve | tee log` is no success of tee.
+# With pipefail `./solve | tee log` fails if ./solve fails.
 SHELL = ("bash", "-o", "pipefail", "-c")
-# Of a case's name, at the beginning of its folder's.
+# Characters of a case's name in the name of its folder.
 MAX_SHOWN = 40
 
 
 @dataclass(frozen=True)
 class Driver:
-    """What a launch is to do.
+    """Measures the cases of a launch."""
 
-    Attributes:
-        source: Digest of the program as it is before any run.
-    """
-
-    given: argparse.Namespace
+    options: argparse.Namespace
     command: Command
     factors: dict[str, list[Any]]
     rounds: int
     warmups: int
     start: Start
-    source: str
+    source: str  # digest of the program before any run
 
     @property
     def labels(self) -> dict[str, str]:
-        """What the launch is called."""
-        return dict(label.split("=", 1) for label in self.given.label)
+        """The names of the launch and its campaign, and the number of the repeat."""
+        return dict(label.split("=", 1) for label in self.options.label)
 
     def cases(self) -> list[Case]:
-        """Return all cases of the launch's part, in the order of the factors."""
-        rows = [
-            dict(zip(self.factors, row, strict=True)) for row in product(*self.factors.values())
+        name, rows = self.command.name, product(*self.factors.values())
+        by_name = (dict(zip(self.factors, row, strict=True)) for row in rows)
+        cases = [
+            Case(f"{name}[{sizes.case_id(row)}]" if row else str(name), row) for row in by_name
         ]
-        cases = [Case(f"{self.command.name}[{sizes.case_id(row)}]", row) for row in rows]
-        if not self.factors:
-            cases = [Case(str(self.command.name), {})]
-        number, num_parts = map(int, (self.given.part or "1/1").split("/"))
+        number, num_parts = map(int, (self.options.part or "1/1").split("/"))
         return cases[number - 1 :: num_parts]
 
     def threads(self, case: Case) -> int:
-        """Return the threads of a rank in a case."""
-        return int(case.factors.get("threads", self.given.threads_per_rank))
+        return int(case.factors.get("threads", self.options.threads_per_rank))
 
-    def measure(self) -> int:
-        """Measure what the journal lacks, and return the exit code."""
-        kept = Journal(self.given.journal)
-        errors.keep_in(kept.path.parent, 0)
+    def measure(self, lines: Journal) -> int:
+        options = self.options
+        errors.keep_in(lines.path.parent, 0)
         cases = self.cases()
-        seed = self._begin(kept, [case.name for case in cases])
+        seed = self._begin(lines, [case.name for case in cases])
         code = 0
-        for position, case in enumerate(sizes.shuffled(cases, lambda one: one.name, seed)):
-            done = journal.settled(self.given.journal)
-            leave = {"case", "skip"} | ({"fail"} if self.given.skip_failed else set())
+        for position, case in enumerate(sizes.shuffle(cases, lambda case: case.name, seed)):
+            done = journal.settled_outcomes(options.journal)
+            leave = {"case", "skip"} | ({"fail"} if options.skip_failed else set())
             if done.get(case.name) in leave:
                 continue
-            if self.given.stop_file and self.given.stop_file.exists():
+            if options.stop_file and options.stop_file.exists():
                 return EXIT_STOPPED
-            kept.begin(case.name)
-            end = self._end_of(case, position)
-            kept.append({"case": case.name, **end})
+            lines.begin(case.name)
+            end = self._measure_case(case, position)
+            lines.append({"case": case.name, **end})
             code = EXIT_FAILED if end["kind"] == "fail" else code
-        kept.restore()
+        lines.restore()
         return code
 
-    def _begin(self, kept: Journal, expected: list[str]) -> int:
-        """Write the head of this session, and return the seed of the order of cases."""
-        given, path = self.given, self.given.journal
-        is_resumed = given.resume and bool(journal.current(journal.read(path)))
+    def _begin(self, lines: Journal, expected: list[str]) -> int:
+        """Write the `launch` line of this session, and return the seed of the order of cases."""
+        options, path = self.options, self.options.journal
+        is_resumed = options.resume and bool(journal.current(journal.read(path)))
         block = journal.rebuild(path)[KEY] if is_resumed else {}
         for case, entry in journal.measured(path).items() if is_resumed else ():
             if entry["extra_info"][KEY]["workload_sha256"] != self.source:
                 raise ValueError(
-                    f"{path} holds {case}, measured before the command or a program that it names "
-                    "was changed; put it back, or measure into another folder"
+                    f"{path} holds {case}, measured before the command or a program in it changed; "
+                    "undo the change, or measure into another folder"
                 )
-        drawn = secrets.randbits(32) if given.order_seed is None else given.order_seed
+        drawn = secrets.randbits(32) if options.order_seed is None else options.order_seed
         seed = int(block.get("order_seed", drawn))
-        # A case of more threads than cores has a flag; it is none against the others.
+        # The fewest threads of a case: only a case with more threads than cores gets a flag.
         threads = min(map(self.threads, self.cases()))
         facts = {
-            **self.labels,
-            "size": given.size,
-            "rounds": self.rounds,
+            **self.labels, "size": options.size, "rounds": self.rounds,
             "warmup_rounds": self.warmups,
-            "part": given.part and [int(part) for part in given.part.split("/")],
-            "order_seed": seed,
-            "world_size": given.world_size,
+            "part": options.part and [int(part) for part in options.part.split("/")],
+            "order_seed": seed, "world_size": options.world_size,
             "num_nodes": len(set(self.start.hosts)),
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "provenance": provenance_of(self.start, threads, given.device, given.seed),
-        }
-        kept.begin_session(
-            {"expected": expected, "document": document(), "launch": facts},
-            resume=given.resume, skip_failed=given.skip_failed, after=given.after,
-        )  # fmt: skip
+            "provenance": provenance_of(self.start, threads, options.device, options.seed),
+        }  # fmt: skip
+        head = {"expected": expected, "document": document(), "launch": facts}
+        lines.begin_session(head, options)
         return seed
 
-    def _end_of(self, case: Case, position: int) -> dict[str, Any]:
-        """Run a case and return how it ended, as the journal is to hold it."""
+    def _measure_case(self, case: Case, position: int) -> dict[str, Any]:
         runs: list[dict[str, float]] = []
+        drawn: list[dict[str, list[float]]] = []
         for number in range(1, self.warmups + self.rounds + 1):
             try:
-                values = self._run(case, number)
+                values, of_run = self._run(case, number)
             except RunError as error:
                 error.run = number
                 sys.stdout.write(f"{case.name} failed: {error}\n")
-                host, device = self.start.hosts[0], self.given.device
+                host, device = self.start.hosts[0], self.options.device
                 cause = FailureCause(0, host, device, "fault", str(error))
                 return {
                     "kind": "fail", "reason": str(error), "failure": error.to_dict(),
@@ -630,8 +566,9 @@ class Driver:
                 }  # fmt: skip
             if number > self.warmups:
                 runs.append(values)
+                drawn.append(of_run)
         flags: list[Flag] = []
-        num_threads = self._given(case, 0)["ranks_per_node"] * self.threads(case)
+        num_threads = self._marks(case, 0)["ranks_per_node"] * self.threads(case)
         if num_threads > (cores := len(provenance.usable_cores())):
             flags.append(flag("oversubscribed", threads=num_threads, cores=cores))
         launch = {
@@ -639,12 +576,12 @@ class Driver:
             "workload_sha256": self.source,
             "flags": [each.to_dict() for each in flags],
         }
-        line = fill(self.command.line, self._given(case, 0) | {"out": "OUT"})
+        line = fill(self.command.line, self._marks(case, 0) | {"out": "OUT"})
         try:
-            case_record = record(self.command, case, self.start, runs, line, launch)
-            kept = journal.fixed({"benchmark": entry(case, case_record)})
+            case_record = record(self.command, case, self.start, runs, line, launch, drawn)
+            kept = journal.copy_as_json({"benchmark": entry(case, case_record)})
         except ValueError as error:
-            return {"kind": "fail", "reason": f"the result cannot be kept: {error}"}
+            return {"kind": "fail", "reason": f"the result is not valid: {error}"}
         units = {WALL: "s"} | {metric.name: metric.unit for metric in self.command.metrics}
         shown = [
             f"{name} {' '.join(f'{run[name]:.6g}' for run in runs)} {unit}"
@@ -653,72 +590,63 @@ class Driver:
         sys.stdout.write(f"{case.name}: {', '.join(shown)}\n")
         return {"kind": "case", **kept}
 
-    def _run(self, case: Case, number: int) -> dict[str, float]:
-        """Return the metrics of one run, its wall time among them.
+    def _run(self, case: Case, number: int) -> tuple[dict[str, float], dict[str, list[float]]]:
+        command, marks = self.command, self._marks(case, number)
+        words = [*self.start.words, *SHELL, fill(command.line, marks)]
+        environ = clean(os.environ) | dict.fromkeys(THREAD_VARIABLES, str(self.threads(case)))
+        ended = run(words, Path(marks["out"]), command.workdir or ".", environ, command.timeout)
+        known = {WALL: ended.wall_s} | values(command, ended, marks)
+        return known, curves(command, ended, marks)
 
-        Raises:
-            RunError: It does not count.
-        """
-        given = self._given(case, number)
-        words = [*self.start.words, *SHELL, fill(self.command.line, given)]
-        # Its libraries take so many threads.
-        threads = dict.fromkeys(THREAD_VARIABLES, str(self.threads(case)))
-        environ = clean(os.environ) | threads
-        ended = run(
-            words, Path(given["out"]), self.command.workdir or ".", environ, self.command.timeout
-        )
-        return {WALL: ended.wall_s} | values(self.command, ended, given)
-
-    def _given(self, case: Case, number: int) -> dict[str, Any]:
-        """Return what the names in the line stand for."""
+    def _marks(self, case: Case, number: int) -> dict[str, Any]:
         hosts = self.start.hosts
         name = f"{case.name.replace('/', '_')[:MAX_SHOWN]}-{sizes.case_digest(case.name)}"
-        folder = self.given.journal.absolute().parent / RUNS / name
+        folder = self.options.journal.absolute().parent / RUNS / name
         return {
-            "ranks": len(hosts),
-            "nodes": len(set(hosts)),
+            "ranks": len(hosts), "nodes": len(set(hosts)),
             "ranks_per_node": max(hosts.count(host) for host in set(hosts)),
-            "threads": self.threads(case),
-            "seed": self.given.seed,
-            "repeat": self.labels.get("repeat", "0"),
-            "out": str(folder / str(number)),
+            "threads": self.threads(case), "seed": self.options.seed,
+            "repeat": self.labels.get("repeat", "0"), "out": str(folder / str(number)),
             **case.factors,
-        }
+        }  # fmt: skip
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="lockstep.campaign.program", allow_abbrev=False)
-    parser.add_argument("--table", type=json.loads, required=True, help="what to run, as JSON")
-    parser.add_argument("--world-size", type=int, required=True, help="ranks")
-    parser.add_argument("--journal", type=Path, required=True, help="keep finished cases here")
+    parser.add_argument(
+        "--table", type=json.loads, required=True, help="command and factors, as JSON"
+    )
+    parser.add_argument("--world-size", type=int, required=True, help="number of ranks")
+    parser.add_argument("--journal", type=Path, required=True, help="file of finished cases")
     parser.add_argument("--under", action="append", default=[], help="a word of srun's command")
     parser.add_argument("--inside", action="append", default=[], help="a word before the program")
-    parser.add_argument("--label", action="append", default=[], help="a fact to keep, NAME=VALUE")
-    parser.add_argument("--device", default="cpu", help="what the program computes on")
+    parser.add_argument("--label", action="append", default=[], help="a fact to record, NAME=VALUE")
+    parser.add_argument("--device", default="cpu", help="device that the program uses")
     parser.add_argument("--size", help="name of the size")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--order-seed", type=int, help="seed of the order of cases")
     parser.add_argument("--threads-per-rank", type=int, default=1)
     parser.add_argument("--part", help="K/N, the K-th of N parts of the cases")
-    parser.add_argument("--stop-file", type=Path, help="end before the next case once it is there")
+    parser.add_argument("--stop-file", type=Path, help="end before the next case if it exists")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--skip-failed", action="store_true")
-    parser.add_argument("--after", default="", help="how the session before ended")
+    parser.add_argument("--after", default="", help="why the previous session ended")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure a launch; options that are for pytest alone are left aside."""
+    """Measure a launch; options for pytest are ignored."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_ENDED))
-    given, _ = _parser().parse_known_args(arguments)
+    options, _ = _parser().parse_known_args(arguments)
     try:
-        command = Command.model_validate(given.table["command"])
-        most_ranks = given.table["most_ranks"]
-        started = start(command, given.world_size, most_ranks, given.under, given.inside)
-        rounds, warmups = given.table["rounds"], given.table["warmup_rounds"]
+        table, size = options.table, options.world_size
+        command = Command.model_validate(table["command"])
         source = source_sha256(command)
-        driver = Driver(given, command, given.table["factors"], rounds, warmups, started, source)
-        code = driver.measure()
+        starts = start(command, size, table["most_ranks"], options.under, options.inside)
+        rounds, warmups = table["rounds"], table["warmup_rounds"]
+        driver = Driver(options, command, table["factors"], rounds, warmups, starts, source)
+        with closing(Journal(options.journal)) as lines:
+            code = driver.measure(lines)
     except (ValueError, RuntimeError, OSError) as error:
         errors.note(str(error))
         sys.stderr.write(f"ERROR: {error}\n")

@@ -1,8 +1,4 @@
-"""The user's own stages on this machine: before the launches and after them, one at a time.
-
-Each leaves its log and how it ended under `stages/NAME/`. What has ended well is not run again, as
-long as the campaign says the same of it.
-"""
+"""Runs the user's own stages on this machine, one at a time, with logs in `stages/NAME/`."""
 
 import json
 import os
@@ -17,114 +13,94 @@ from lockstep.campaign.folder import Folder
 from lockstep.core import files, processes
 from lockstep.core.formats import parse_limit
 
-TIMED_OUT = 124  # as timeout(1) ends
-SIGNALLED = 128  # as a shell says it, the signal added
-ENDING_S = 10.0  # that a stage has to end in order
+TIMED_OUT = 124  # exit code of timeout(1)
+SIGNALLED = 128  # a shell's exit code is this number + the signal
+ENDING_S = 10.0  # time for a stage to end after SIGTERM
 
 
 @dataclass(frozen=True)
 class Stages:
-    """The stages of a campaign on this machine.
-
-    Attributes:
-        say: Gets what begins, what does not, and how it ended.
-    """
+    """The stages of a campaign on this machine; `say` prints a line about each."""
 
     stages: tuple[Stage, ...]
     folder: Folder
     say: Callable[[str], None]
 
     def __post_init__(self) -> None:
-        """Refuse what only jobs can do.
-
-        Raises:
-            ValueError: A stage is to run beside the launches.
-        """
-        beside = (stage.name for stage in self.of("before") if stage.dependency == "after")
+        """Refuse a stage that must run at the same time as the launches, which only jobs can do."""
+        beside = (stage.name for stage in self.select("before") if stage.dependency == "after")
         if name := next(beside, None):
             raise ValueError(
-                f'stage {name}: with dependency = "after" it runs beside what measures, and here '
-                'stages run one at a time; submit it, or choose "afterok" or "afterany"'
+                f'stage {name}: dependency = "after" runs beside the launches, but lockstep run '
+                'starts one after the other; use lockstep submit, or "afterok" or "afterany"'
             )
 
-    def of(self, when: str) -> list[Stage]:
-        """Return the stages before the launches, or those after them."""
+    def select(self, when: str) -> list[Stage]:
         return [stage for stage in self.stages if stage.when == when]
 
     def log(self, stage: Stage) -> Path:
-        """Return where the output of a stage goes."""
         return self.folder.path / "stages" / stage.name / "log.txt"
 
     def is_done(self, stage: Stage) -> bool:
-        """Return whether a stage has ended well, and is still as it was then."""
         try:
             end = files.parse(files.content(self.log(stage).with_name("end.json")))
         except ValueError:
-            return False  # it has not run yet
+            return False  # the stage has not run yet
         return bool(end == {"stage": stage.model_dump(mode="json"), "exit_code": 0})
 
-    def before(self) -> bool:
-        """Run what comes first, each after the one before it, and return whether to measure."""
+    def run_before(self) -> bool:
+        """Run the stages before the launches one by one, and return whether to measure."""
         goes_on = True
-        for stage in self.of("before"):
+        for stage in self.select("before"):
             if self.is_done(stage):
                 continue
             if not goes_on:
-                self.say(f"stage {stage.name}: not run, as the stage before it failed")
+                self.say(f"stage {stage.name}: not run, because the stage before it failed")
                 return False
             goes_on = self._run(stage) or stage.dependency == "afterany"
         return goes_on
 
-    def after(self, *, is_well: bool, has_measured: bool) -> bool:
-        """Run what comes last, and return whether each stage that began ended well.
+    def run_after(self, *, is_well: bool, has_measured: bool) -> bool:
+        """Run the stages after the launches, and return whether all that began succeeded.
 
-        Args:
-            is_well: Whether all that came before has ended well.
-            has_measured: Whether anything was measured now: a stage that is done then runs again.
+        `is_well` is whether the launches succeeded; with `has_measured` a finished stage runs
+        again.
         """
         all_well = True
-        for stage in self.of("after"):
+        for stage in self.select("after"):
             if self.is_done(stage) and not has_measured:
                 continue
-            if stage.dependency == "afternotok":
-                if not is_well:
-                    all_well &= self._run(stage)
-            elif stage.dependency == "afterok" and not (is_well and all_well):
-                self.say(f"stage {stage.name}: not run, as an earlier step failed")
-            else:
+            begins = {"afternotok": not is_well, "afterok": is_well and all_well}
+            if begins.get(stage.dependency, True):
                 all_well &= self._run(stage)
+            elif stage.dependency == "afterok":
+                self.say(f"stage {stage.name}: not run, because an earlier step failed")
         return all_well
 
     def _run(self, stage: Stage) -> bool:
-        """Run a stage, all of its tasks at once, and return whether it ended well."""
         log = self.log(stage)
         log.parent.mkdir(parents=True, exist_ok=True)
-        self.say(f"stage {stage.name}: begins, its output: {log}")
+        self.say(f"stage {stage.name}: started, output in {log}")
+        environ = os.environ | {"LOCKSTEP_RESULTS": str(self.folder.path.resolve())}
         with log.open("ab") as output:
-            tasks = [
-                subprocess.Popen(
-                    ["/bin/bash", "-c", stage.command],
-                    cwd=stage.folder,
-                    env=os.environ | {"LOCKSTEP_RESULTS": str(self.folder.path.resolve())},
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    preexec_fn=processes.die_with_parent,
-                    start_new_session=True,
-                )
-                for _ in range(stage.nodes * stage.tasks_per_node)
-            ]
+            tasks: list[subprocess.Popen[bytes]] = []
+            for _ in range(stage.nodes * stage.tasks_per_node):
+                task = subprocess.Popen(
+                    ["/bin/bash", "-c", stage.command], cwd=stage.folder, env=environ,
+                    stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                    preexec_fn=processes.die_with_parent, start_new_session=True,
+                )  # fmt: skip
+                tasks.append(task)
             code = _wait(tasks, parse_limit(stage.time) if stage.time else None)
         end = {"stage": stage.model_dump(mode="json"), "exit_code": code}
         files.write_atomically(log.with_name("end.json"), json.dumps(end))
         if code:
-            late = f", its limit of {stage.time} was reached" if code == TIMED_OUT else ""
-            self.say(f"stage {stage.name}: it ended with {code}{late}; see {log}")
+            late = f" at its limit of {stage.time}" if code == TIMED_OUT else ""
+            self.say(f"stage {stage.name}: ended with exit code {code}{late}; see {log}")
         return code == 0
 
 
 def _wait(tasks: "list[subprocess.Popen[bytes]]", limit_s: float | None) -> int:
-    """Return the highest exit code; what is left of the tasks is ended, whatever ends the wait."""
     deadline_s = time.monotonic() + (limit_s or 0)
     codes = []
     try:

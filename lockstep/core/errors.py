@@ -1,65 +1,59 @@
-"""Errors that name ranks.
-
-Why a rank ends its session: on standard error, and in a file that no case prints into.
-"""
+"""Errors that name ranks, and how a rank says why it ends: on standard error and in a file."""
 
 import contextlib
 import sys
 from pathlib import Path
 
-# How a session ends, beside pytest's own codes: a rank or the store is lost, its files cannot be
-# written, it ended in order for the stop file, ranks are out of step, the machine cannot measure.
+# Exit codes of a session, besides pytest's own: a rank or the store is lost; files cannot be
+# written; the stop file ended the session; ranks are out of step; the machine cannot measure.
 EXIT_LOST, EXIT_IO, EXIT_STOPPED, EXIT_OUT_OF_STEP, EXIT_MACHINE = 70, 74, 75, 76, 78
 
 
-class RankError(RuntimeError):
-    """What went wrong on some ranks, which the message names as the cause."""
+class _NamesRanksError(Exception):
+    """An error with the ranks that its message names as the cause."""
 
     def __init__(self, message: str, *ranks: int) -> None:
         super().__init__(message)
         self.ranks = ranks
+
+
+class RankError(_NamesRanksError, RuntimeError):
+    """A fault of the ranks that the message names."""
 
 
 class OtherRankError(RankError):
-    """What this rank meets only because of others, which the message names."""
+    """A failure of this rank that the ranks in the message have caused."""
 
 
-class AgreedError(ValueError):
-    """What all ranks refuse alike once they have met: each knows that rank 0 says it.
-
-    It has the ranks that the message names as the cause, if it is not about all.
-    """
-
-    def __init__(self, message: str, *ranks: int) -> None:
-        super().__init__(message)
-        self.ranks = ranks
+class AgreedError(_NamesRanksError, ValueError):
+    """A refusal that is raised on all ranks alike, so rank 0 alone prints it."""
 
 
-_files: list[Path] = []  # that of this rank, until it has said why
+_files: list[Path] = []  # this rank's file; removed from the list once a reason is written
 
 
 def keep_in(folder: Path, rank: int) -> None:
-    """Let what this rank says first, once cases run, be kept in the folder of its launch."""
-    _files[:] = [folder / f"rank-{rank}.said"]
+    """Set the folder of the launch, where `note` writes why this rank ends."""
+    _files[:] = [folder / f"rank-{rank}.reason"]
 
 
 def note(words: str) -> None:
-    """Keep why this rank ends, unless it has said so; a disk that is gone is said elsewhere."""
+    """Write why this rank ends into its file; later reasons are not written."""
     while _files:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # a lost disk is reported elsewhere
             _files.pop().write_text(words, encoding="utf-8", errors="backslashreplace")
 
 
 def say(words: str) -> None:
-    """Say on standard error why this rank ends, and keep it."""
+    """Print on standard error why this rank ends, and write it into its file."""
     note(words)
     sys.stderr.write(f"lockstep: {words}\n")
     sys.stderr.flush()
 
 
 def take(folder: Path, since_s: int) -> str:
-    """Return what the ranks of a launch have said first since a time, and forget all they said."""
-    paths = sorted(folder.glob("rank-*.said"), key=lambda path: path.stat().st_mtime_ns)
+    """Return the first reason that a rank wrote since a time, and delete all reasons."""
+    paths = sorted(folder.glob("rank-*.reason"), key=lambda path: path.stat().st_mtime_ns)
     words = ""
     for path in paths:
         if not words and path.stat().st_mtime >= since_s:

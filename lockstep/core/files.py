@@ -14,79 +14,55 @@ from lockstep.core.formats import visible_json
 
 MIB = 2**20
 LIMIT_BYTES = 64 * MIB
-# Integers beyond it, and floats beyond float's own range, measure nothing and overflow arithmetic.
+# Integers beyond this, and floats beyond their range, measure nothing and overflow arithmetic.
 LARGEST = 2**64
 
 _DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
-# Only a file with one of these can hold a number out of range; few need the slow search.
+# A number out of range has one of these in its document, after `_DIGITS`: few documents do, and
+# only these are read by the slower parser.
 _LONG_NUMBERS = (b"0" * len(str(LARGEST)), b"e000")
+_TOO_LARGE = "larger than the limit of {} MiB; give a smaller one"
 
 
 @contextmanager
-def opened(path: Path, limit: int = LIMIT_BYTES) -> Iterator[BufferedReader]:
-    """Open a file for reading.
-
-    Raises:
-        ValueError: It cannot be opened, is a folder, or is too large.
-    """
+def open_file(path: Path, limit: int = LIMIT_BYTES) -> Iterator[BufferedReader]:
+    """Open a file for reading; ValueError where it is missing, a folder or too large."""
     try:
         file = path.open("rb")
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from error
     with file:
         if os.fstat(file.fileno()).st_size > limit:
-            raise ValueError(f"{path}: {_too_large(limit)}")
+            raise ValueError(f"{path}: {_TOO_LARGE.format(limit // MIB)}")
         yield file
 
 
-def _too_large(limit: int) -> str:
-    return f"larger than the limit of {limit // MIB} MiB; give a smaller one"
-
-
 def content(path: Path) -> bytes:
-    """Return what a file holds.
-
-    Raises:
-        ValueError: It cannot be read, or is larger than `LIMIT_BYTES`.
-    """
-    with opened(path) as file:
-        found = file.read(LIMIT_BYTES + 1)
-    if len(found) > LIMIT_BYTES:  # it grew, or its file system does not say its size
-        raise ValueError(f"{path}: {_too_large(LIMIT_BYTES)}")
-    return found
+    """Return the bytes of a file of at most `LIMIT_BYTES`."""
+    with open_file(path) as file:
+        document = file.read(LIMIT_BYTES + 1)
+    if len(document) > LIMIT_BYTES:  # the file grew, or its file system reports no size
+        raise ValueError(f"{path}: {_TOO_LARGE.format(LIMIT_BYTES // MIB)}")
+    return document
 
 
 def text(path: Path) -> str:
-    """Return what a text file holds; what is not UTF-8 reads as replacement characters.
-
-    Raises:
-        ValueError: As `content` does.
-    """
+    """Return the text of a file; bytes that are not UTF-8 become replacement characters."""
     return content(path).decode("utf-8", errors="replace")
 
 
-def refuse_constant(token: str) -> NoReturn:
-    """Refuse NaN and the infinities, which are no JSON numbers.
-
-    Raises:
-        ValueError: Always.
-    """
+def _refuse_constant(token: str) -> NoReturn:
     raise ValueError(f"{token} is not a JSON number")
 
 
 def parse(
     document: bytes,
-    constant: Callable[[str], Any] = refuse_constant,
+    constant: Callable[[str], Any] = _refuse_constant,
     quick: Callable[[bytes], Any] | None = None,
 ) -> Any:
-    """Return the value of a JSON document in UTF-8, with escapes for control characters in texts.
+    """Return the value of a JSON document in UTF-8; control characters in its texts are escaped.
 
-    `constant` makes something of NaN and the infinities, which are refused by default; what `quick`
-    refuses with a ValueError is read without it.
-
-    Raises:
-        ValueError: It is not JSON in UTF-8, holds a number that is NaN, infinite or out of range,
-            or is nested too deep.
+    `constant` replaces NaN and infinities; `quick` is a faster reader, whose ValueError is ignored.
     """
     document = visible_json(document)
     digits = document.translate(_DIGITS, b"+")
@@ -116,14 +92,13 @@ def _float(digits: str) -> float:
 
 
 def are_texts(value: object) -> bool:
-    """Return whether a JSON value is a list of strings."""
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file so that a reader, or a kill, finds the old text or the new, never a part."""
+    """Write a file whole: a reader or a kill finds the old content or the new, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Of another host, or in another container, there is a process of the same number.
+    # A process number would not be unique: other hosts and containers have the same ones.
     temporary = path.with_name(f".{path.name[:40]}.{uuid.uuid4().hex}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -132,14 +107,13 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
         sync_folder(path.parent)
-    except OSError as error:  # a full disk does not say whose file it had no room for
+    except OSError as error:  # the error of a full disk does not name the file
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on disk, too."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

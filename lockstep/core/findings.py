@@ -1,4 +1,4 @@
-"""What a check, a gate, a doctor or a screening has found: one record, and its exit code."""
+"""The findings of a check, a gate, a doctor or a screening: one record, and its exit code."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -7,27 +7,20 @@ from typing import Any, Literal
 
 Level = Literal["error", "warning", "note", "missing", "ok", "not needed"]
 WIDTH = 100
-# What keeps results from being valid, or a machine from measuring.
+# Levels that make results invalid, or keep a machine from measuring.
 FAILING = ("error", "missing")
-# The page with cause and cure of each symptom, where one of them was found.
+# Printed after symptoms: the page with cause and cure of each.
 SYMPTOMS = "docs/troubleshooting.md explains symptoms, causes and cures."
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A fact, how much it weighs and what to do about it.
+    """A fact, how much it weighs and what to do about it."""
 
-    Attributes:
-        kind: Which fact it is; code reads this and never the text.
-        text: The fact with its value, in a sentence without its full stop.
-        action: What to do; empty where nothing is to be done.
-        values: The numbers and names of the fact.
-    """
-
-    kind: str
-    text: str
+    kind: str  # code reads this and never the text
+    text: str  # the fact with its value, a sentence without its full stop
     level: Level = "error"
-    action: str = ""
+    action: str = ""  # what to do
     values: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -1,7 +1,4 @@
-"""Why a result is no proposal evidence: a kind and its facts, put into words in this place alone.
-
-Records, journals and JSON keep the facts; a page or a terminal shows `str(flag)`.
-"""
+"""Flags: reasons against a result as evidence, each a kind with facts; `WORDS` has sentences."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -9,119 +6,78 @@ from typing import Any
 
 # kind -> its sentence over the flag's values; a list is shown with commas
 WORDS = {
-    # of a launch
+    # flags of a launch
     "oversubscribed": "oversubscribed: {threads} threads of ranks on {cores} cores",
     "mixed-devices": "mixed devices: {devices}",
     "debug-detail": "TORCH_DISTRIBUTED_DEBUG=DETAIL checks every collective, which takes time",
     "nccl-log": "{settings} logs every collective, which takes time",
     "dropped-environment": "the image did not get {names}; set it in the site's [env]",
-    "sockets-beside-infiniband": (
-        "NCCL sends {links} links through sockets although the nodes have {devices}{environment}; "
-        "see NCCL_IB_HCA, the image's libibverbs or its plugin for libfabric"
-    ),
-    "no-gpu-direct": (
-        "NCCL copies {links} links between nodes through host memory ({transports}): GPU-direct is "
-        "not used{environment}; see NCCL_NET_GDR_LEVEL and the module nvidia_peermem"
-    ),
-    "no-peer-to-peer": (
-        "ranks {ranks} on {host} exchange data by {transport}, not from GPU to GPU{environment}; "
-        "see NCCL_P2P_LEVEL and nvidia-smi topo -m"
-    ),
+    "sockets-beside-infiniband": "NCCL sends {links} links through sockets although the nodes "
+    "have {devices}{environment}; see NCCL_IB_HCA, the image's libibverbs or its plugin for "
+    "libfabric",
+    "no-gpu-direct": "NCCL copies {links} links between nodes through host memory ({transports}): "
+    "GPU-direct is not used{environment}; see NCCL_NET_GDR_LEVEL and the module nvidia_peermem",
+    "no-peer-to-peer": "ranks {ranks} on {host} exchange data by {transport}, not from GPU to "
+    "GPU{environment}; see NCCL_P2P_LEVEL and nvidia-smi topo -m",
     "clock-off": "the clock of {host} is {offset_s:.0f} s off rank 0's",
     "git-dirty": "the suite's checkout holds changes that are not committed",
     "moved": "the launch was resumed on other hosts: its cases ran on {hosts}",
     "unequal-threads": "ranks of unequal strength: {threads}",
-    # of a case
+    # flags of a case
     "loader-oversubscribed": "oversubscribed: {workers} loader workers on {cores} cores",
     "bf16-emulated": "bf16 is emulated: this CPU has neither avx512_bf16 nor amx_bf16",
-    "parameter-dtypes": (
-        "the parameters are {dtypes}, where precision {precision} keeps them in torch.float32"
-    ),
-    "left-behind": (
-        "left behind on rank {rank}: {what} was {before} before the case and {after} after it; put "
-        "back"
-    ),
-    "left-in-place": (
-        "left behind on rank {rank}: {what} was {before} before the case and {after} after it; the "
-        "next cases are measured with it"
-    ),
-    "ran-beside": (
-        "ran beside what {case} left on rank {rank}: {what} took {cores} cores meanwhile; end it "
-        "in that case"
-    ),
-    "ran-under": (
-        "ran under what {case} left on rank {rank}: {what} was {before} before that case and "
-        "{after} after it; put it back in that case"
-    ),
-    "smaller-batch": (
-        "measured at {measured} samples a rank, since rank {rank} on {host} had no memory for the "
-        "{asked} asked for; it is compared with no other point"
-    ),
-    "other-samples": (
-        "samples={samples} was given, but the tensors of a batch hold {items} items each"
-    ),
-    "wide-margin": (
-        "the margin of error is {margin:.2%} after {rounds} rounds, not the {goal:.2%} asked for"
-    ),
+    "parameter-dtypes": "the parameters are {dtypes}, where precision {precision} keeps them in "
+    "torch.float32",
+    "left-behind": "left behind on rank {rank}: {what} was {before} before the case and {after} "
+    "after it; Lockstep restored it",
+    "left-in-place": "left behind on rank {rank}: {what} was {before} before the case and {after} "
+    "after it; the next cases are measured with it",
+    "ran-beside": "{what} of {case} still ran on rank {rank} and took {cores} cores; end it in "
+    "that case",
+    "ran-under": "{what} on rank {rank} was still as {case} left it: {before} before that case, "
+    "{after} after it; restore it in that case",
+    "smaller-batch": "measured at {measured} samples per rank, since rank {rank} on {host} had no "
+    "memory for {asked}; the point is compared with no other",
+    "other-samples": "samples={samples} was given, but the tensors of a batch hold {items} items "
+    "each",
+    "wide-margin": "the margin of error is {margin:.2%} after {rounds} rounds, not the {goal:.2%} "
+    "asked for",
     "no-margin": "one round has no margin of error; {goal:.2%} was asked for",
-    "throttled": (
-        "throttled: the device of rank {rank} on {host} held its clocks back ({reasons})"
-    ),
-    "cpu-quota": (
-        "a CPU quota held processes of rank {rank} on {host} back for {held_s:.2g} s while its "
-        "rounds were timed; ask for as many cores as the ranks have threads"
-    ),
-    "straggler": (
-        "straggler: rank {rank} on {host} takes {ratio:.2f} times as long as the other ranks for "
-        "its own part of a step"
-    ),
-    "late-input": (
-        "late input: rank {rank} on {host} waits {wait_s:.2g} s a step for its batch, the median "
-        "of the others {others_s:.2g} s; look at its node's file system and cores, and at its "
-        "share of the data"
-    ),
-    "own-waits": (
-        "ranks wait for each other in {collectives} collectives that no_sync() leaves in a step, "
-        "so what it is lost to, and whether a rank is slow, is not known; take them out of the "
-        "step, and use no_sync() where it sets require_backward_grad_sync"
-    ),
-    # of a case's rounds
-    "long-round": (
-        "long round: the longest takes {longest_s:.3g} s, the median {median_s:.3g} s, and what is "
-        "beyond the median is {share:.0%} of the time; device-hours and rates rest on the mean, so "
-        "measure this launch again"
-    ),
-    "two-modes": (
-        "two modes: rounds fall into two groups {apart:.0%} apart; measure again on idle nodes "
-        "with --rounds {rounds} to see whether both stay"
-    ),
-    "warm-up-drift": (
-        "warm-up drift: rounds get {change:.0%} shorter from the first third to the last; measure "
-        "again with --warmup-rounds {rounds}, or warmup_rounds = {rounds} in the campaign file"
-    ),
-    "slows-down": (
-        "slows down: rounds get {change:.0%} longer from the first third to the last, as by "
-        "throttling or another load; measure again with --rounds {rounds}, and watch clocks and "
-        "load meanwhile"
-    ),
-    # of a point's launches
-    "outlier": (
-        "outlier: launch {launch} is {change} than the point's median; it is kept: "
-        "measure it again, elsewhere and there, before you drop it"
-    ),
-    "trend": (
-        "trend: throughput changes by {change:+.0%} from the first third of the launches to the "
-        "last; measure again with more repeats, which lockstep run interleaves"
-    ),
-    # of an imported line
+    "throttled": "throttled: the device of rank {rank} on {host} held its clocks back ({reasons})",
+    "cpu-quota": "a CPU quota held processes of rank {rank} on {host} back for {held_s:.2g} s "
+    "while its rounds were timed; ask for as many cores as the ranks have threads",
+    "straggler": "straggler: rank {rank} on {host} takes {ratio:.2f} times as long as the other "
+    "ranks for its own part of a step",
+    "late-input": "late input: rank {rank} on {host} waits {wait_s:.2g} s a step for its batch, "
+    "the median of the others {others_s:.2g} s; look at its node's file system and cores, and at "
+    "its share of the data",
+    "own-waits": "ranks wait for each other in {collectives} collectives that no_sync() leaves in "
+    "a step, so neither its causes nor slow ranks are known; measure a step without them, and use "
+    "no_sync() instead of setting require_backward_grad_sync",
+    # flags of a case's rounds
+    "long-round": "long round: the longest takes {longest_s:.3g} s, the median {median_s:.3g} s, "
+    "and {share:.0%} of the time is beyond the median; this shifts device-hours and rates, which "
+    "use the mean, so measure this launch again",
+    "two-modes": "two modes: rounds fall into two groups {apart:.0%} apart; measure again on idle "
+    "nodes with --rounds {rounds} to see whether both stay",
+    "warm-up-drift": "warm-up drift: rounds get {change:.0%} shorter from the first third to the "
+    "last; measure again with --warmup-rounds {rounds}, or warmup_rounds = {rounds} in the "
+    "campaign file",
+    "slows-down": "slows down: rounds get {change:.0%} longer from the first third to the last, "
+    "as by throttling or another load; measure again with --rounds {rounds}, and watch clocks and "
+    "load meanwhile",
+    # flags of a point's launches
+    "outlier": "outlier: launch {launch} is {change} than the point's median, and counts; measure "
+    "it again, on the same nodes and on others, before you leave it out",
+    "trend": "trend: throughput changes by {change:+.0%} from the first third of the launches to "
+    "the last; measure again with more repeats, which lockstep run interleaves",
+    # flags of an imported line
     "warm-up-only": "its only epoch is the warm-up",
-    "logged-rate": (
-        "logged images_per_sec is {factor:.3g} times what the epoch times allow, so throughput is "
-        "taken as {images} images / epoch time"
-    ),
+    "logged-rate": "logged images_per_sec is {factor:.3g} times what the epoch times allow, so "
+    "throughput is taken as {images} images / epoch time",
     "note": "{text}",
 }
-# Kinds that move all launches of a point alike, so that no interval over them shows it.
+# Kinds that shift all launches of a point alike: no interval over launches shows the shift.
 SYSTEMATIC = frozenset({
     "debug-detail", "nccl-log", "moved", "left-in-place", "throttled", "cpu-quota",
     "warm-up-drift", "slows-down", "trend",
@@ -156,13 +112,13 @@ def _shown(kind: str, name: str, value: object) -> object:
         return own(value)
     if isinstance(value, list):
         return ", ".join(map(str, value))
-    if isinstance(value, Mapping):  # functions by name, and where each comes from
+    if isinstance(value, Mapping):  # name of a function -> its module
         return ", ".join(f"{key} of {each}" for key, each in value.items())
     return value
 
 
-# How older files began the sentences of a kind; that of loader workers began as that of ranks. They
-# do not change with `WORDS`.
+# Beginning of a sentence in older files -> its kind; loader workers and ranks share one.
+# They do not change with `WORDS`.
 _BEGINNINGS = {
     "the suite's checkout holds changes": "git-dirty",
     "bf16 is emulated": "bf16-emulated",
@@ -177,33 +133,26 @@ _BEGINNINGS = {
 
 @dataclass(frozen=True)
 class Flag:
-    """One reason against a result.
+    """A reason against a result."""
 
-    Attributes:
-        kind: A key of `WORDS`, or one of a later version.
-    """
-
-    kind: str
+    kind: str  # a key of `WORDS`, or a kind of a later version
     values: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
-        """Return the flag in words, of an older file in its own."""
         if "text" in self.values:
             return str(self.values["text"])
         try:
             shown = {name: _shown(self.kind, name, value) for name, value in self.values.items()}
             return WORDS[self.kind].format_map({"environment": ""} | shown)
-        except (AttributeError, KeyError, TypeError, ValueError):  # of a later version
+        except (AttributeError, KeyError, TypeError, ValueError):  # a kind of a later version
             facts = (f"{name}={value}" for name, value in self.values.items())
             return " ".join([self.kind, *facts])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the flag as JSON holds it."""
         return {"kind": self.kind, **self.values}
 
 
 def flag(kind: str, **values: Any) -> Flag:
-    """Return a flag of a kind that has words."""
     assert kind in WORDS, kind
     return Flag(kind, values)
 
@@ -218,10 +167,9 @@ def read(value: object) -> Flag:
 
 
 def has(flags: Iterable[Flag], kind: str) -> bool:
-    """Return whether one of the flags is of a kind."""
-    return any(one.kind == kind for one in flags)
+    return any(flag.kind == kind for flag in flags)
 
 
 def to_dicts(flags: Iterable[Flag]) -> list[dict[str, Any]]:
     """Return flags as a report's JSON holds them, each with its words."""
-    return [one.to_dict() | {"words": str(one)} for one in flags]
+    return [flag.to_dict() | {"words": str(flag)} for flag in flags]

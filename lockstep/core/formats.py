@@ -1,9 +1,4 @@
-"""How numbers are written: three significant digits, a dash if unknown.
-
-Durations as text: read as Slurm and its users write them, written for Slurm and for people.
-
-Texts of others, such as error messages and names of files, made fit to print.
-"""
+"""How numbers and durations are written and read, and how foreign texts are made fit to print."""
 
 import re
 from collections.abc import Iterable
@@ -13,16 +8,13 @@ THIN = "\u202f"
 
 
 def number(value: float | None, digits: int = 3, scale: float = 1.0) -> str:
-    """Return a number with so many digits, in the unit that `scale` makes.
-
-    Thousands are separated by thin spaces.
-    """
+    """Return a number with `digits` significant digits and thin spaces; a dash for None."""
     if value is None:
         return DASH
     value *= scale
     if value == 0:
         return "0"
-    # The exponent after rounding: 9.999 has the size of 10.
+    # The exponent of the rounded number, since 9.999 rounds to 10.
     size = int(f"{value:.{digits - 1}e}".partition("e")[2])
     if size < -6:
         return f"{value:.{digits - 1}e}"
@@ -32,9 +24,9 @@ def number(value: float | None, digits: int = 3, scale: float = 1.0) -> str:
     return f"{round(value, places):,.0f}".replace(",", THIN if abs(value) >= 10_000 else "")
 
 
-def trimmed(value: float | None) -> str:
+def trimmed(value: float | None, digits: int = 3) -> str:
     """Return a number as `number` does, without the zeros that end its fraction."""
-    text = number(value)
+    text = number(value, digits)
     return text.rstrip("0").rstrip(".") if "." in text and "e" not in text else text
 
 
@@ -44,29 +36,25 @@ def ratio(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Return a fraction in per cent with one decimal and no sign: the header has it."""
+    """Return a fraction in per cent with one decimal, without the sign %."""
     return DASH if value is None else f"{100 * value:.1f}"
 
 
 def span(interval: tuple[float, float] | None, scale: float = 1.0) -> str:
-    """Return an interval's two ends with three digits, in the unit that `scale` makes."""
     if interval is None:
         return DASH
     return f"{number(interval[0] * scale)} to {number(interval[1] * scale)}"
 
 
 def percent_span(interval: tuple[float, float] | None) -> str:
-    """Return an interval of a fraction in per cent."""
     return DASH if interval is None else f"{percent(interval[0])} to {percent(interval[1])}"
 
 
 def ratio_span(interval: tuple[float, float] | None) -> str:
-    """Return an interval of a ratio with two decimals."""
     return DASH if interval is None else f"{ratio(interval[0])} to {ratio(interval[1])}"
 
 
 def capital(text: str) -> str:
-    """Return a text that begins a cell or a sentence."""
     return text[0].upper() + text[1:]
 
 
@@ -95,16 +83,8 @@ def size_of(num_bytes: float) -> str:
 
 
 # Seconds in each unit that a table of times may use.
-TIME_UNITS = {
-    "us": 1e-6,
-    "ms": 1e-3,
-    "s": 1.0,
-    "sec": 1.0,
-    "min": 60.0,
-    "h": 3600.0,
-    "hours": 3600.0,
-    "d": 86400.0,
-}
+TIME_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0}
+TIME_UNITS |= {"h": 3600.0, "hours": 3600.0, "d": 86400.0}
 _CLOCK = re.compile(r"(?:(\d{1,9})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,9}(?:\.\d+)?)", re.ASCII)
 
 
@@ -118,11 +98,7 @@ def parse_duration(text: str) -> float | None:
 
 
 def parse_limit(text: str) -> int:
-    """Return the seconds of a time limit, `[days-]HH:MM:SS`.
-
-    Raises:
-        ValueError: The text is no duration.
-    """
+    """Return the seconds of a time limit, `[days-]HH:MM:SS`."""
     seconds = parse_duration(text)
     if seconds is None:
         raise ValueError(f"{text!r} is no time limit; write [days-]HH:MM:SS")
@@ -138,24 +114,33 @@ def clock(seconds: int) -> str:
     return f"{prefix}{hours:02}:{minutes:02}:{seconds:02}"
 
 
-def in_words(seconds: float | None) -> str:
+def in_words(seconds: float | None, digits: int = 3) -> str:
     """Return a duration as people say it: 2 ms, 73.5 s, 12 min, 3.5 h; a dash for None."""
     if seconds is None:
         return DASH
     for least_s, unit in ((7200.0, "h"), (120.0, "min"), (0.1, "s")):
         if seconds >= least_s:
-            return f"{trimmed(seconds / TIME_UNITS[unit])} {unit}"
-    return f"{trimmed(seconds * 1e3)} ms"
+            return f"{trimmed(seconds / TIME_UNITS[unit], digits)} {unit}"
+    return f"{trimmed(seconds * 1e3, digits)} ms"
+
+
+def about(seconds: float) -> str:
+    """Return an estimated duration: whole minutes from two minutes on, else two digits."""
+    return (
+        f"about {round(seconds / 60)} min"
+        if 120 <= seconds < 7200
+        else (f"about {in_words(seconds, 2)}")
+    )
 
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # Control characters but the tab and the end of a line; C1, too, which some terminals act on.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-# The same in the bytes of a JSON document, where they are escaped or in UTF-8; and pairs of
-# backslashes, the second of which escapes nothing.
+# Control characters in the bytes of a JSON document, escaped or in UTF-8; and pairs of backslashes,
+# the second of which escapes nothing.
 _IN_JSON = re.compile(
     rb"\\(?:u00(0[0-8b-fB-F]|1[0-9a-fA-F]|7[fF]|[89][0-9a-fA-F])|([bfr])|\\)|"
-    rb"\xc2([\x80-\x9f])|(\x7f)"
+    rb"\xc2([\x80-\x9f])|\x7f"
 )
 _LETTERS = {b"b": b"08", b"f": b"0c", b"r": b"0d"}
 
@@ -174,18 +159,15 @@ def visible_json(document: bytes) -> bytes:
 
 
 def _escaped(match: re.Match[bytes]) -> bytes:
-    code, letter, second, single = match.groups()
+    code, letter, second = match.groups()
     if match[0] == rb"\\":
         return match[0]
-    digits = code or _LETTERS.get(letter) or f"{(second or single)[0]:02x}".encode()
+    digits = code or _LETTERS.get(letter) or f"{(second or match[0])[0]:02x}".encode()
     return rb"\\x" + digits.lower()
 
 
 def one_line(text: str) -> str:
-    r"""Return a text as one line that cannot act on a terminal.
-
-    A line end becomes a blank, any other control character its escape, such as `\x1b`.
-    """
+    r"""Return a text as one line; other control characters become escapes such as `\x1b`."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))

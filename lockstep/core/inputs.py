@@ -10,22 +10,24 @@ from datetime import date, time
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from lockstep.core import files
 
 Model = TypeVar("Model", bound=BaseModel)
 
-# Written by hand, and so never larger.
+# A file written by hand is never larger.
 LIMIT_BYTES = files.MIB
 MAX_SHOWN_CHARACTERS = 80
 # Largest price of an hour, and overhead: a larger one is a typing error.
 MAX_RATE = 1_000_000
 # kind of file -> a key that each file of it has, and no other kind
 MARKS = {"Campaign": "studies", "Site": "gpus_per_node"}
-# How alike two words are of which one may be a slip of the other, as difflib counts it.
+# A digital object identifier, of characters that no page or shell takes for its own.
+DOI = r"^10\.[0-9]{4,9}/[A-Za-z0-9._;()/:-]{1,100}$"
+# Least likeness, by difflib, of a word and its possible misspelling.
 LIKENESS = 0.7
-# pydantic's words are Python's; a file holds tables and texts.
+# pydantic's type of error -> a sentence in TOML's words, as pydantic speaks of Python's types.
 WORDS = {
     "tuple_type": "input should be a list",
     "dict_type": "input should be a table",
@@ -45,28 +47,36 @@ def _whole(value: Any) -> Any:
 SchemaVersion = Annotated[
     Literal[1],
     BeforeValidator(_whole),
-    Field(alias="schema", description="version of this format"),
+    Field(alias="schema", description="version of this format: 1"),
 ]
+
+
+class Table(BaseModel):
+    """A table of a file, without unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def key(description: str, default: Any = None, **limits: Any) -> Any:
+    """Return the field of a key that a file may leave out."""
+    return Field(default=default, description=description, **limits)
 
 
 def load(source: str, model: type[Model], built_in: Mapping[str, Path], **changes: Any) -> Model:
     """Read a file by its path or its built-in name.
 
-    Changes are keys that options of those names set over the file's; None leaves one as it is.
-
-    Raises:
-        ValueError: The file cannot be read, or says something that is not allowed.
+    `changes` are the values of options, which replace the file's keys of those names unless None.
     """
     path = built_in.get(source, Path(source))
     kind = model.__name__
-    given = _read(path, f"give a {kind.lower()} file, or a built-in one", built_in)
-    if MARKS.get(kind) not in (None, *given):
-        others = (other.lower() for other, key in MARKS.items() if key in given)
+    keys = _read(path, f"give a {kind.lower()} file, or a built-in one", built_in)
+    if MARKS.get(kind) not in (None, *keys):
+        others = (other.lower() for other, key in MARKS.items() if key in keys)
         if other := next(others, ""):
             raise ValueError(f"{path}: this is a {other} file; give a {kind.lower()} file")
-    given |= {key: value for key, value in changes.items() if value is not None}
+    keys |= {key: value for key, value in changes.items() if value is not None}
     try:
-        return model.model_validate(given)
+        return model.model_validate(keys)
     except ValidationError as error:
         key = str(next(iter(_first(error)["loc"]), ""))
         where = path if changes.get(key) is None else f"--{key.replace('_', '-')}"
@@ -74,15 +84,11 @@ def load(source: str, model: type[Model], built_in: Mapping[str, Path], **change
 
 
 def table(path: Path, name: str) -> dict[str, Any]:
-    """Return one table of a file, unchecked; an empty one where the file has none.
-
-    Raises:
-        ValueError: The file cannot be read, or gives something else by that name.
-    """
-    found = _read(path, "give a TOML file", {}).get(name, {})
-    if not isinstance(found, dict):
-        raise ValueError(f"{path}: {name} = {_shown(found)}: {WORDS['dict_type']}")
-    return found
+    """Return one table of a file, unchecked; an empty one where the file has none."""
+    value = _read(path, "give a TOML file", {}).get(name, {})
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: {name} = {_shown(value)}: {WORDS['dict_type']}")
+    return value
 
 
 def _read(path: Path, todo: str, built_in: Mapping[str, Path]) -> dict[str, Any]:
@@ -92,26 +98,26 @@ def _read(path: Path, todo: str, built_in: Mapping[str, Path]) -> dict[str, Any]
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}; {todo}: {', '.join(built_in)}") from error
-    with files.opened(path) as file:
+    with files.open_file(path) as file:
         content = file.read(LIMIT_BYTES + 1)
     if len(content) > LIMIT_BYTES:
-        raise ValueError(f"{path}: larger than 1 MiB, and so no file written by hand; {todo}")
+        raise ValueError(f"{path}: larger than the limit of 1 MiB; {todo}")
     try:
-        return tomllib.loads(content.decode("utf-8-sig"))  # some editors put a mark first
+        return tomllib.loads(content.decode("utf-8-sig"))  # some editors begin with a mark
     except UnicodeDecodeError as error:
         why = f"{error}; save it as UTF-8"
     except tomllib.TOMLDecodeError as error:
         why = str(error)
-    except (ValueError, RecursionError):  # of the parser itself: digits, or depth
-        why = "a number of it is too long, or it is nested too deep"
+    except (ValueError, RecursionError):  # the parser's own limits of digits and depth
+        why = "a number is too long, or tables are nested too deep"
     raise ValueError(f"{path}: not a TOML file: {why}")
 
 
 def sentence(error: ValidationError, model: type[BaseModel]) -> str:
-    """Return the first thing that is wrong with a model's input, in one sentence."""
+    """Return the first error of a model's input in one sentence."""
     first = _first(error)
     place = [str(part) for part in first["loc"] if part != "[key]"]
-    key, given = ".".join(place), first["input"]
+    key, value = ".".join(place), first["input"]
     table = model
     for part in place[:-1]:
         if field := table.model_fields.get(part):
@@ -122,34 +128,35 @@ def sentence(error: ValidationError, model: type[BaseModel]) -> str:
         hint = _nearest(key.rpartition(".")[2], known) or f"; known keys: {', '.join(known)}"
         return f"unknown key {_shown(key)}{hint}"
     if first["type"] == "missing":
-        return f"key {key!r} is missing"
+        abouts = {field.alias or name: field.description for name, field in fields.items()}
+        about = abouts.get(place[-1])
+        return f"key {key!r} is missing" + (f" ({about})" if about else "")
     message: str = WORDS.get(first["type"], first["msg"].removeprefix("Value error, "))
     if not key:
         return message
-    if isinstance(given, dict) or "[key]" in first["loc"]:  # it is the name that is wrong
+    if isinstance(value, dict) or "[key]" in first["loc"]:  # the name is wrong
         return f"{key}: {message}"
     if first["type"] in ("string_type", "string_pattern_mismatch") and place[-1] in fields:
-        return f"{key} = {_shown(given)} is not allowed; write the {fields[place[-1]].description}"
+        return f"{key} = {_shown(value)} is not allowed; write the {fields[place[-1]].description}"
     if first["type"] == "literal_error":
-        message += _nearest(given, re.findall("'([^']*)'", first["ctx"]["expected"]))
-    return f"{key} = {_shown(given)}: {message[0].lower()}{message[1:]}"
+        message += _nearest(value, re.findall("'([^']*)'", first["ctx"]["expected"]))
+    return f"{key} = {_shown(value)}: {message[0].lower()}{message[1:]}"
 
 
 def _first(error: ValidationError) -> Any:
-    # A misspelt key is missing as well; what was meant shows in the unknown one.
-    return min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
+    # A misspelt key causes two errors: it is unknown, and the right key is missing. Show the first.
+    return min(error.errors(), key=lambda part: part["type"] != "extra_forbidden")
 
 
 def _shown(value: Any) -> str:
-    """Return a value as its file writes it, cut where it is long."""
     if isinstance(value, bool):
         return str(value).lower()
     text = str(value) if isinstance(value, date | time) else repr(value)
     return text if len(text) <= MAX_SHOWN_CHARACTERS else text[:MAX_SHOWN_CHARACTERS] + "..."
 
 
-def _nearest(given: Any, allowed: Sequence[str]) -> str:
-    near = difflib.get_close_matches(str(given), allowed, n=1, cutoff=LIKENESS)
+def _nearest(value: Any, allowed: Sequence[str]) -> str:
+    near = difflib.get_close_matches(str(value), allowed, n=1, cutoff=LIKENESS)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 

@@ -1,13 +1,7 @@
 """The journal of a launch: one JSON line per event, on disk before the next case starts.
 
-A journal holds `launch` lines (one per session that wrote to it), then `begin`, `case`, `skip`,
-`fail`, `left` and, of a training, `epoch` lines. pytest-benchmark's JSON is rebuilt from it at any
-moment, so a killed launch loses no finished case. A line cut short by a kill was never a finished
-case: it is dropped.
-
-Each session writes under an attempt of its own. Where a file system has no locks, ranks of a lost
-node may go on writing after another session took over: what they write is of an older attempt than
-the `launch` line before it, and is not read.
+A line with another `attempt` than the `launch` line before it comes from a lost node and does not
+count. Nor does a last line that a kill has cut short.
 """
 
 import errno
@@ -27,18 +21,18 @@ from lockstep.core.record import KEY, SCHEMA_VERSION, case_name, check_schema
 
 # Characters of a value that a message shows.
 SHOWN = 60
-# A session may follow one that was killed and is still on its way out.
+# How long a session waits for the lock of a killed session that has not yet ended.
 LOCK_WAIT_S = 10.0
 ENDS = ("case", "skip", "fail")
-# Of a whole journal, which may hold many launches; one line is one document.
+# Limit of a whole journal, which may hold many launches; a line is a document.
 LIMIT_BYTES = 16 * files.LIMIT_BYTES
-# How a file begins that `Journal` wrote: of a launch, or of submissions.
+# How a journal of a launch, or of submissions, begins.
 _HEADS = (b'{"kind": "launch"', b'{"uuid": "')
-# How a line begins that `Journal` wrote of a case that has ended.
+# How the line of a case that has ended begins.
 _ENDED = tuple(f'{{"kind": "{kind}"'.encode() for kind in ENDS)
-# What a launch says of itself that no later session of it adds to.
+# Facts of a launch that no later session of it changes.
 _OF_LAUNCH = ("complete", "world_size", "num_nodes", "provenance")
-# What a reader relies on in each kind of line.
+# kind of line -> the keys, with their types, that a reader needs
 _NEEDED: dict[str, dict[str, type]] = {
     "launch": {"launch": dict, "document": dict, "expected": list},
     "begin": {"case": str},
@@ -52,21 +46,13 @@ _NEEDED: dict[str, dict[str, type]] = {
 class Journal:
     """An append-only file of JSON lines, each on disk when `append` returns.
 
-    Only one may be open at a time, wherever the file system has locks. Where the file is deleted,
-    replaced or cut short meanwhile, it is written again with all that was in it.
-
-    Args:
-        path: The file; its folder is made, and a torn last line is cut off.
-
-    Raises:
-        BlockingIOError: Another has it open.
-        ValueError: It is no journal, and stays as it is.
+    One process has it open. A file that is deleted, replaced or shortened meanwhile is made again.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._attempt = uuid.uuid4().hex
-        self._file = _opened(path)
+        self._file = _open(path)
         try:
             _cut_torn_tail(path)
             self._content = bytearray(path.read_bytes())
@@ -77,48 +63,32 @@ class Journal:
             raise
 
     def append(self, entry: Mapping[str, Any]) -> None:
-        """Write one line and wait until it is on disk.
-
-        Raises:
-            ValueError: No reader would take the entry, as `fixed` says.
-            OSError: The disk or the journal is full, or the file out of reach.
-        """
+        """Write one line and wait until it is on disk; refuse what `copy_as_json` refuses."""
         self._write(entry)
         os.fsync(self._file.fileno())
 
-    def begin_session(
-        self, head: Mapping[str, Any], *, resume: bool, skip_failed: bool, after: str
-    ) -> None:
-        """Begin a session of a launch; one that leaves out failed cases ends the one in flight.
+    def begin_session(self, head: Mapping[str, Any], options: Any) -> None:
+        """Write the `launch` line of a session, and the end of the case that crashed before it.
 
-        Args:
-            head: The cases as `expected`, the head of pytest-benchmark's JSON as `document`, and
-                what the launch says of itself as `launch`.
-            resume: Whether the session goes on with what is there.
-            skip_failed: Whether it leaves out what has failed.
-            after: How the session before it ended.
+        `head` has `expected` cases, `document` (the head of pytest-benchmark's JSON) and `launch`
+        (its facts); `options` has `resume`, `skip_failed` and `after`.
         """
         flight = in_flight(self.path)
-        facts = {"resumed": resume and bool(current(read(self.path))), "skips_failed": skip_failed}
+        is_resumed = options.resume and bool(current(read(self.path)))
+        facts = {"resumed": is_resumed, "skips_failed": options.skip_failed}
         self.append({"kind": "launch", "schema": SCHEMA_VERSION, **facts, **head})
-        if flight and resume and skip_failed:
-            self.append(crash(flight, after))
+        if flight and options.resume and options.skip_failed:
+            reason = f"crashed: {options.after or 'the session ended while this case ran'}"
+            self.append({"kind": "fail", "case": flight, "reason": reason, "crashed": True})
 
     def begin(self, case: str) -> None:
-        """Note that a case is in flight, for a reader after a crash; the disk is not waited for.
-
-        Raises:
-            OSError: The disk is full, or the file out of reach.
-        """
+        """Write that a case is in flight, without waiting for the disk."""
         self._write({"kind": "begin", "case": case})
 
     def restore(self) -> None:
-        """Write again what the file has lost since the last write, by whatever has changed it.
+        """Write all lines again if the file was deleted, replaced or shortened.
 
-        A file that was moved with its folder is where its owner wants it, and holds everything.
-
-        Raises:
-            OSError: The disk is full, the file out of reach, or another launch writes into it.
+        A file that was moved together with its folder is left alone.
         """
         own = os.fstat(self._file.fileno())
         is_there = self.path.exists() and os.path.samestat(own, self.path.stat())
@@ -126,7 +96,7 @@ class Journal:
         if is_moved or (is_there and own.st_size >= self._size_bytes):
             return
         if not is_there:
-            opened = _opened(self.path)
+            opened = _open(self.path)
             self._file.close()
             self._file = opened
         os.ftruncate(self._file.fileno(), 0)
@@ -146,15 +116,14 @@ class Journal:
     def _put(self, content: bytes) -> None:
         whole_bytes = os.fstat(self._file.fileno()).st_size
         try:
-            while content:  # a disk that is nearly full takes a part
+            while content:  # a nearly full disk writes only a part
                 content = content[self._file.write(content) :]
         except OSError:
-            os.ftruncate(self._file.fileno(), whole_bytes)  # or the next line would join this one
+            os.ftruncate(self._file.fileno(), whole_bytes)  # else the next line joins it
             raise
         self._size_bytes = os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
@@ -175,31 +144,19 @@ def _line(entry: Mapping[str, Any], attempt: str) -> bytes:
     return line
 
 
-def fixed(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an entry that `Journal.append` takes, whatever is later put into parts of the given.
-
-    Raises:
-        TypeError: It holds what JSON does not know.
-        ValueError: It is too long, nested too deep, or holds a number that is not finite or out
-            of range.
-    """
-    kept: dict[str, Any] = json.loads(_line(entry, uuid.uuid4().hex))  # as long as it will be
+def copy_as_json(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a deep copy of an entry as JSON holds it; refuse what `Journal.append` would."""
+    kept: dict[str, Any] = json.loads(_line(entry, uuid.uuid4().hex))  # as long as in the file
     return {name: kept[name] for name in entry}
 
 
-def crash(case: str, after: str) -> dict[str, Any]:
-    """Return the end of a case that was in flight as its session ended."""
-    reason = f"crashed: {after or 'the session ended while this case ran'}"
-    return {"kind": "fail", "case": case, "reason": reason, "crashed": True}
-
-
-def _opened(path: Path) -> FileIO:
+def _open(path: Path) -> FileIO:
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = FileIO(path, "a")  # one write a line
+    file = FileIO(path, "a")  # unbuffered: one write per line
     try:
         is_free = locks.take(file, LOCK_WAIT_S)
     except locks.NoLocksError:
-        return file  # no locks here: the drivers' own refusals are then all there is
+        return file  # without locks, only the drivers keep others out
     if not is_free:
         file.close()
         raise BlockingIOError(
@@ -210,31 +167,26 @@ def _opened(path: Path) -> FileIO:
 
 
 def _cut_torn_tail(path: Path) -> None:
-    with files.opened(path, LIMIT_BYTES) as file:
+    with files.open_file(path, LIMIT_BYTES) as file:
         content = file.read()
     if not any(content.startswith(head) or head.startswith(content) for head in _HEADS):
         raise ValueError(f"{path}: no journal, for it begins with {content[:16]!r}")
     whole = content.rfind(b"\n") + 1
     if whole < len(content):
-        read(path)  # what follows other lines than a journal's is not ours to cut
+        read(path)  # refuses a file that is no journal, before the cut
         os.truncate(path, whole)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return the entries of a journal, oldest first.
-
-    Raises:
-        ValueError: The file is missing, or a line other than the last is not JSON.
-    """
+    """Return the entries of a journal, oldest first; refuse a line that is corrupt."""
     entries = []
-    with files.opened(path, LIMIT_BYTES) as file:
+    with files.open_file(path, LIMIT_BYTES) as file:
         for number in itertools.count(1):
             line = file.readline(files.LIMIT_BYTES)
             if len(line) == files.LIMIT_BYTES:
-                raise ValueError(
-                    f"{path}:{number}: longer than the limit of {len(line) // files.MIB} MiB"
-                )
-            # What follows the last newline is empty, or a line the kill cut short.
+                limit = f"the limit of {len(line) // files.MIB} MiB"
+                raise ValueError(f"{path}:{number}: longer than {limit}")
+            # After the last newline is nothing, or a line that a kill cut short.
             if not line.endswith(b"\n"):
                 break
             entries.append(_entry(line, f"{path}:{number}"))
@@ -242,7 +194,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def _entry(line: bytes, where: str) -> dict[str, Any]:
-    # Whoever deletes it loses what the other lines, and files made of them, hold.
+    # Do not advise to delete the file: the cases of its other lines would be lost.
     todo = "put back a whole copy of the file, or move its folder away to start anew"
     try:
         entry = files.parse(line)
@@ -254,9 +206,9 @@ def _entry(line: bytes, where: str) -> dict[str, Any]:
 
 
 def current(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the entries that belong together: the last fresh launch and what resumed it.
+    """Return the entries that count: of the last fresh launch, and of the sessions that resumed it.
 
-    What a session wrote after another took over is left out.
+    Lines that a session wrote after another one had begun are left out.
     """
     starts = [i for i, e in enumerate(entries) if _is_header(e) and not e.get("resumed")]
     attempt, kept = None, []
@@ -272,7 +224,7 @@ def _is_header(entry: Mapping[str, Any]) -> bool:
 
 
 def _current_of(path: Path) -> list[dict[str, Any]]:
-    """Return the entries that count; those of a kind of a later version are not checked."""
+    """Return the entries that count, checked but for kinds of a later version."""
     entries = current(read(path))
     if entries:
         check_schema(entries[0], str(path))
@@ -280,14 +232,13 @@ def _current_of(path: Path) -> list[dict[str, Any]]:
         kind = str(entry.get("kind"))
         for name, needed in _NEEDED.get(kind, {}).items():
             if not isinstance(entry.get(name), needed):
+                noun = "an object" if needed is dict else needed.__name__
                 raise ValueError(
-                    f"{path}: a {kind} line has {name} {str(entry.get(name))[:80]!r}, which is no "
-                    f"{needed.__name__}; the journal is corrupt"
+                    f"{path}: {name} of a {kind} line is {str(entry.get(name))[:80]!r}, but "
+                    f"must be {noun}; the journal is corrupt"
                 )
         if kind == "launch" and not files.are_texts(entry["expected"]):
-            raise ValueError(
-                f"{path}: a launch line expects what is no case; the journal is corrupt"
-            )
+            raise ValueError(f"{path}: a launch line expects no cases; the journal is corrupt")
     return entries
 
 
@@ -296,22 +247,15 @@ def _last_ends(entries: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def outcomes(path: Path) -> dict[str, str]:
-    """Return case -> its last outcome, `case`, `skip` or `fail`; empty without a journal.
-
-    Raises:
-        ValueError: The journal is corrupt, or of another schema.
-    """
+    """Return case -> its last outcome, `case`, `skip` or `fail`; empty without a journal."""
     entries = _current_of(path) if path.exists() else []
     return {case: end["kind"] for case, end in _last_ends(entries).items()}
 
 
-def settled(path: Path) -> dict[str, str]:
+def settled_outcomes(path: Path) -> dict[str, str]:
     """Return case -> its last outcome, without the failures of an earlier run.
 
-    A run is a session that measures failed cases again, and those after it that skip them.
-
-    Raises:
-        ValueError: The journal is corrupt, or of another schema.
+    A run is a session that measures failed cases again, and the sessions after it that skip them.
     """
     entries = _current_of(path) if path.exists() else []
     firsts = [i for i, e in enumerate(entries) if _is_header(e) and not e.get("skips_failed")]
@@ -324,28 +268,18 @@ def settled(path: Path) -> dict[str, str]:
 
 
 def in_flight(path: Path) -> str | None:
-    """Return the case that was begun and has not ended, if there is one.
-
-    Raises:
-        ValueError: The journal is corrupt, or of another schema.
-    """
+    """Return the case that was begun and has not ended, or None."""
     return _in_flight(_current_of(path)) if path.exists() else None
 
 
 def _in_flight(entries: list[dict[str, Any]]) -> str | None:
-    # A session that resumed, and ended before a case of its own, has not settled this one.
+    # A later session that ended before its first case leaves this one in flight.
     last = next((e for e in reversed(entries) if e.get("kind") in ("begin", *ENDS)), None)
     return str(last["case"]) if last and last["kind"] == "begin" else None
 
 
 def rebuild(path: Path) -> dict[str, Any]:
-    """Return the pytest-benchmark document of a journal, finished or not.
-
-    Its cases stand as the suite lists them; they ran in a random order.
-
-    Raises:
-        ValueError: The journal is missing, corrupt, of another schema, or holds no launch.
-    """
+    """Return the pytest-benchmark document of a journal, its cases in the order of the suite."""
     entries = _current_of(path)
     if not entries:
         raise ValueError(f"{path}: no launch in this journal, so nothing was measured")
@@ -382,105 +316,86 @@ def rebuild(path: Path) -> dict[str, Any]:
 
 
 def _session(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return when and where a session of a launch ran; one that resumed it may have moved."""
     hosts: list[str | None] = []
-    # The record's reader says what is wrong with a provenance of another form.
+    # The reader of records refuses a provenance of another form.
     with suppress(AttributeError, KeyError, TypeError):
         hosts = [rank.get("host") for rank in facts["provenance"]["ranks"]]
     return {"started": facts.get("started"), "rank_hosts": hosts}
 
 
 def measured(path: Path) -> dict[str, dict[str, Any]]:
-    """Return case -> pytest-benchmark entry of the cases that were measured.
-
-    Raises:
-        ValueError: The journal is missing, corrupt, or of another schema.
-    """
+    """Return case -> its pytest-benchmark entry."""
     ends = _last_ends(_current_of(path))
     return {case: end["benchmark"] for case, end in ends.items() if end["kind"] == "case"}
 
 
-def write_result(journal_path: Path, result_path: Path) -> dict[str, Any]:
-    """Write the journal's pytest-benchmark JSON beside it and return the document."""
+def write_result(journal_path: Path, result_path: Path) -> None:
     document = rebuild(journal_path)
     files.write_atomically(result_path, json.dumps(document, indent=1, allow_nan=False))
-    return document
 
 
 def is_ahead(path: Path, document: Any) -> bool:
-    """Return whether a journal holds cases that its document, or None, does not.
+    """Return whether a journal has ended cases that its result file, `document` or None, lacks.
 
-    The contents decide, since copied files may be of any time. Lines are parsed only where the
-    journal has more ends of cases than the document.
-
-    Raises:
-        ValueError: The journal is missing, or corrupt.
+    Lines are parsed only if the journal has more of them; the times of copied files do not tell.
     """
     ends = _ends_in(document)
-    with files.opened(path, LIMIT_BYTES) as file:
+    with files.open_file(path, LIMIT_BYTES) as file:
         lines = iter(lambda: file.readline(files.LIMIT_BYTES), b"")
         num_lines = sum(line.startswith(_ENDED) and line.endswith(b"\n") for line in lines)
     return num_lines > len(ends) and _ends_in(rebuild(path)) != ends
 
 
 def lacks(path: Path, document: Any) -> bool:
-    """Return whether a document, or None, holds measured cases that its journal does not.
-
-    A missing journal holds none; one that was started again still has its earlier cases.
-
-    Raises:
-        ValueError: The journal cannot be read.
-    """
+    """Return whether a result file, or None, has measured cases that its journal never had."""
     benchmarks = [entry for kind, entry in _ends_in(document) if kind == "case"]
     kept = [line.get("benchmark") for line in read(path)] if benchmarks and path.exists() else []
     return any(entry not in kept for entry in benchmarks if isinstance(entry, dict))
 
 
 def contradictions(document: Any, kept: Any) -> dict[str, tuple[str, str]]:
-    """Return case -> a fact of it in a document and in its journal's, where these differ, as text.
+    """Return case -> the first fact that differs, as texts: of the document, of its journal.
 
-    What the launch itself says is under no case. A document that is not complete may lack cases
-    that were measured since.
+    Facts of the launch are under "". A document that is not complete may lack cases.
     """
     own, other = _measured(document), _measured(kept)
     is_complete = own.get("", {}).get("record.complete") is True
     if not is_complete:
         del own[""], other[""]
     return {
-        name: _differing(own.get(name), other.get(name))
+        name: _contrast(own.get(name), other.get(name))
         for name in dict.fromkeys([*own, *other])
         if own.get(name) != other.get(name) and (name in own or is_complete)
     }
 
 
 def _measured(document: Any) -> dict[str, dict[str, Any]]:
-    """Return case -> its statistics and what is recorded of it, by a document of any form."""
+    """Return case -> its statistics and its record, of a document of any form."""
     known = _object(_object(document).get(KEY))
-    found = {"": {f"record.{name}": known.get(name) for name in _OF_LAUNCH}}
+    facts_of = {"": {f"record.{name}": known.get(name) for name in _OF_LAUNCH}}
     for kind, entry in _ends_in(document):
         if kind == "case" and _object(entry).get("name"):
             block = _object(entry.get("extra_info")).get(KEY)
-            found[case_name(entry)] = {
+            facts_of[case_name(entry)] = {
                 f"{part}.{name}": value
                 for part, facts in (("stats", entry.get("stats")), ("record", block))
                 for name, value in _object(facts).items()
             }
-    return found
+    return facts_of
 
 
-def _differing(own: Mapping[str, Any] | None, kept: Mapping[str, Any] | None) -> tuple[str, str]:
+def _contrast(own: Mapping[str, Any] | None, kept: Mapping[str, Any] | None) -> tuple[str, str]:
     if own is None or kept is None:
         return ("nothing", "a result") if own is None else ("a result", "nothing")
     names = ("stats.median", *own, *kept)
     name = next(name for name in names if own.get(name) != kept.get(name))
-    values = (one.get(name) for one in (own, kept))
+    values = (own.get(name), kept.get(name))
     texts = (f"{value:.4g}" if isinstance(value, float) else str(value) for value in values)
     first, second = (f"{name.partition('.')[2]} {text}"[:SHOWN] for text in texts)
     return first, second
 
 
 def _ends_in(document: Any) -> list[tuple[str, Any]]:
-    """Return the kind and entry of each case that has ended, by a document of any form."""
     block = _object(_object(document).get(KEY))
     parts = {"case": _object(document).get("benchmarks")}
     parts |= {"skip": block.get("skipped"), "fail": block.get("failed")}

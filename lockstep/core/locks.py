@@ -1,8 +1,4 @@
-"""Locks on files: one holder at a time among the processes of all hosts that see the file.
-
-The system frees a lock when its last holder closes the file, however that process ends. A process
-that the holder forks would be another holder, so it closes the file at once.
-"""
+"""Locks on files, one holder on all hosts; the system frees a lock as its holder ends."""
 
 import errno
 import fcntl
@@ -19,17 +15,11 @@ from lockstep.core.processes import hostname
 
 POLL_S = 0.2
 MAX_COMMAND_CHARACTERS = 200
-# The files whose locks this process has taken, those closed since included.
+# The files whose locks this process has taken; a forked process closes them.
 _TAKEN = weakref.WeakSet[Any]()
 
 
-def _let_go() -> None:
-    """Close in a forked process the files that its parent has locked."""
-    for file in list(_TAKEN):
-        file.close()
-
-
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=lambda: [file.close() for file in list(_TAKEN)])
 
 
 class NoLocksError(ValueError):
@@ -44,11 +34,7 @@ class NoLocksError(ValueError):
 
 
 def take(file: IO[Any], wait_s: float = 0.0) -> bool:
-    """Take the lock of an open file, until that is closed; return whether it was free in time.
-
-    Raises:
-        NoLocksError: The file's file system has no locks.
-    """
+    """Take the lock of an open file until the file is closed; return False if it stays taken."""
     deadline_s = time.monotonic() + wait_s
     while True:
         try:
@@ -65,7 +51,7 @@ def take(file: IO[Any], wait_s: float = 0.0) -> bool:
 
 
 def sign(file: IO[str]) -> None:
-    """Write into a lock's file, open for appending, which process holds it."""
+    """Write this process and its command into a lock's file, open for appending."""
     command = ascii(shlex.join(sys.argv))[1:-1]
     file.truncate(0)
     file.write(f"{os.getpid()} {hostname()} {command[:MAX_COMMAND_CHARACTERS]}")
@@ -90,8 +76,8 @@ def holder(path: Path) -> tuple[str, str, str]:
     return process, host, command
 
 
-def in_use(folder: Path) -> str:
-    """Return in words which command works in a folder, by the signature of its `.lock`."""
+def name_holder(folder: Path) -> str:
+    """Return a sentence that names the command which holds a folder's `.lock`."""
     process, host, command = holder(folder / ".lock")
     return (
         f"another lockstep command (process {process} on {host}: {command}) works in {folder}; "

@@ -1,8 +1,4 @@
-"""The arithmetic of one launch: every derived number is defined here, once.
-
-Bandwidth follows nccl-tests, doc/PERFORMANCE.md: algbw = size / time, and busbw = algbw times a
-factor that makes the figure comparable with the speed of the slowest link.
-"""
+"""The formulas of one launch's numbers; bandwidths are those of nccl-tests, PERFORMANCE.md."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,20 +6,16 @@ from functools import lru_cache
 from statistics import fmean, stdev
 from typing import Any
 
-GIGA = 1e9
+GIGA, TERA = 1e9, 1e12
 
-# Least parallel efficiency that is called good, where nobody asks for another.
+# Least parallel efficiency that is called good, by default.
 GOOD_EFFICIENCY = 0.7
-# Smallest relative change, or share of a step, that is worth a word.
+# Smallest relative change, or share of a step, that is reported.
 NOTABLE = 0.05
 
 
 def slowest_rank(rank_round_s: Sequence[Sequence[float]]) -> list[float]:
-    """Return the slowest rank's seconds of each round; the shape is (num_ranks, num_rounds).
-
-    Raises:
-        ValueError: The ranks counted different numbers of rounds, or none.
-    """
+    """Return the slowest rank's seconds of each round, of shape (num_ranks, num_rounds)."""
     lengths = {len(rounds) for rounds in rank_round_s}
     if len(lengths) != 1 or 0 in lengths:
         raise ValueError(f"every rank must hold the same number of rounds, found {sorted(lengths)}")
@@ -31,8 +23,8 @@ def slowest_rank(rank_round_s: Sequence[Sequence[float]]) -> list[float]:
 
 
 def gives_rate(program: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Tell whether a program's primary metric, of those in its record, is a rate and no time."""
-    return any(one["primary"] and one["better"] == "higher" for one in program.values())
+    """Return whether a program's primary metric is a rate, such as samples/s, and not a time."""
+    return any(m["primary"] and m["better"] == "higher" for m in program.values())
 
 
 def throughput(samples: float, elapsed_s: float) -> float:
@@ -48,11 +40,7 @@ def algbw_gb_per_s(message_bytes: int, time_s: float) -> float:
 
 
 def busbw_factor(collective: str, world_size: int) -> float | None:
-    """Return busbw / algbw, or None at one rank, where nothing crosses a bus.
-
-    Raises:
-        ValueError: The collective is not one nccl-tests defines a factor for.
-    """
+    """Return busbw / algbw of nccl-tests; None at one rank, where nothing crosses a bus."""
     factors = {
         "all_reduce": 2 * (world_size - 1) / world_size,
         "all_gather": (world_size - 1) / world_size,
@@ -92,9 +80,9 @@ def half_width(values: Sequence[float], confidence: float) -> float:
 
 @lru_cache(maxsize=1024)
 def student_quantile(freedom: int, confidence: float) -> float:
-    """Return the t that |t| stays below with a probability, exact to rounding and without scipy."""
+    """Return the t that |t| stays below with probability `confidence`, exact to rounding."""
     low, high = 0.0, math.pi / 2
-    for _ in range(60):  # of the angle whose tangent is t / sqrt(freedom)
+    for _ in range(60):  # bisects the angle whose tangent is t / sqrt(freedom)
         middle = (low + high) / 2
         if _student_within(middle, freedom) < confidence:
             low = middle

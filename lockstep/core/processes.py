@@ -1,13 +1,4 @@
-"""Other programs: started with a time limit, what they printed, and how they are ended.
-
-Variables that torch, its threads and its communication read: what of them is recorded.
-
-What this host is called, and that a process of ours ends with the one that started it.
-
-What git says of a checkout.
-
-Python's collector of cycles, which walks all that is in memory again and again.
-"""
+"""Processes: how they are run and ended, their variables, this host's name, and git's answers."""
 
 import ctypes
 import gc
@@ -20,31 +11,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from lockstep.core.formats import last_line, visible
+
+if TYPE_CHECKING:
+    import psutil
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended.
+    """How a command ended, and what it printed."""
 
-    Attributes:
-        code: Its exit code; negative where a signal ended it.
-        errors: What it printed on standard error; empty where that went into `output`.
-    """
-
-    code: int
+    code: int  # its exit code; negative where a signal ended it
     output: str
-    errors: str
+    errors: str  # empty where standard error went into `output`
 
 
 class CommandError(RuntimeError):
-    """A command did not run to its end.
-
-    Args:
-        kind: `absent` where it cannot be started, `late` where it took longer than its limit.
-    """
+    """A command that cannot be started (`absent`), or took longer than its limit (`late`)."""
 
     def __init__(self, message: str, kind: Literal["absent", "late"]) -> None:
         super().__init__(message)
@@ -60,14 +45,9 @@ def run(
     text: str = "",
     merge_errors: bool = False,
 ) -> Ended:
-    """Run a command and return how it ended, whatever its exit code.
+    """Run a command with `text` as its standard input; return how it ended, or raise CommandError.
 
-    `text` is its standard input. With `merge_errors` its standard error is in `output`, in the
-    order of printing. Without a time limit it is waited for as long as it takes. What it printed
-    cannot act on a terminal: it has no colours, and escapes for control characters.
-
-    Raises:
-        CommandError: It cannot be started, or takes longer than its limit.
+    Its output cannot act on a terminal: colours are left out, control characters are escaped.
     """
     try:
         ended = subprocess.run(
@@ -90,11 +70,7 @@ def output(
     environ: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> str:
-    """Return what a command prints.
-
-    Raises:
-        RuntimeError: It is not there, fails, or does not answer in time.
-    """
+    """Return what a command prints; raise RuntimeError where it fails or is absent."""
     ended = run(command, timeout_s, environ=environ, folder=folder)
     if ended.code:
         raise RuntimeError(last_line(ended.errors) or f"it ended with {ended.code}")
@@ -112,11 +88,7 @@ def answer(
 
 
 def end_groups(processes: "Sequence[subprocess.Popen[bytes]]", grace_s: float) -> None:
-    """End processes that lead groups of their own, with all that they started.
-
-    They are asked first. What is left of their groups after `grace_s` is killed, of those that have
-    ended before, too.
-    """
+    """Terminate processes with their process groups, and kill what is left after `grace_s`."""
     for end in (signal.SIGTERM, signal.SIGKILL):
         for process in processes:
             with suppress(ProcessLookupError, PermissionError):
@@ -128,7 +100,7 @@ def end_groups(processes: "Sequence[subprocess.Popen[bytes]]", grace_s: float) -
 
 def end_tree(process: "subprocess.Popen[bytes]", grace_s: float) -> None:
     """End a process: ask it, and after `grace_s` kill it with all that it started."""
-    import psutil  # which a job's own Python may lack
+    import psutil  # here, since a job's own Python may lack it
 
     if process.poll() is not None:
         return
@@ -145,7 +117,7 @@ def end_tree(process: "subprocess.Popen[bytes]", grace_s: float) -> None:
 
 
 def runs(pid: str) -> bool:
-    """Return whether a process of this host runs; a zombie, or what is no number, does not."""
+    """Return whether a process of this host runs; False for a zombie, or if `pid` is no number."""
     import psutil
 
     try:
@@ -154,29 +126,40 @@ def runs(pid: str) -> bool:
         return False
 
 
-# What NCCL, RCCL, gloo and the libraries below them read: libfabric, the plugin of AWS that joins
-# NCCL to it, UCX and ROCm's runtime. A job hands all of it on into an image.
+def descendants() -> "list[psutil.Process]":
+    """Return the processes that this one has started, and those below them.
+
+    psutil looks for them among all processes of the host, which takes milliseconds. So one call
+    asks first whether there is a child at all.
+    """
+    import psutil
+
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return []
+    return list(psutil.Process().children(recursive=True))
+
+
+# Variables of NCCL, RCCL, gloo and libraries below them: libfabric, the plugin of AWS that joins
+# NCCL to it, UCX and ROCm's runtime. A job passes all of them into an image.
 COMMUNICATION_PREFIXES = (
     *("NCCL_", "RCCL_", "TORCH_NCCL_", "GLOO_", "FI_", "OFI_NCCL_", "UCX_", "HSA_"),
 )
 ENVIRONMENT_PREFIXES = (*COMMUNICATION_PREFIXES, "TORCH_", "OMP_", "MKL_", "OPENBLAS_")
-# How many threads OpenMP and the usual libraries of linear algebra take.
+# Variables for the threads of OpenMP and the usual libraries of linear algebra.
 THREAD_VARIABLES = ("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-# Which network interface NCCL and gloo take (their documentation, "Environment Variables";
+# Variables for the interface of NCCL and gloo (their documentation, "Environment Variables";
 # PyTorch, "Distributed communication package").
 INTERFACE_NAMES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 ENVIRONMENT_NAMES = (
-    "CUDA_DEVICE_MAX_CONNECTIONS",
-    "CUDA_VISIBLE_DEVICES",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "TOKENIZERS_PARALLELISM",
-    "TORCH_DISTRIBUTED_DEBUG",
-)
+    "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF", "TOKENIZERS_PARALLELISM", "TORCH_DISTRIBUTED_DEBUG",
+)  # fmt: skip
 
 
 def steers_torch(name: str) -> bool:
-    """Return whether torch, its threads or its communication read a variable."""
+    """Return whether torch, its threads or its communication reads a variable."""
     return name in ENVIRONMENT_NAMES or name.startswith(ENVIRONMENT_PREFIXES)
 
 
@@ -184,16 +167,12 @@ PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to end this process, by SIGTERM, when the one that started it ends.
-
-    However that does: a killed command must not leave ranks behind that go on. Linux alone has it.
-    """
+    """Let Linux send this process SIGTERM when its parent ends: a killed run leaves no ranks."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def hostname() -> str:
-    """Return this host's name; what is not UTF-8 in it, with replacement characters."""
     return os.fsencode(socket.gethostname()).decode(errors="replace")
 
 
@@ -211,14 +190,9 @@ def run_git(folder: Path, *arguments: str) -> str | None:
 
 
 def git_state(folder: Path, paths: Sequence[Path] = ()) -> tuple[str | None, bool | None]:
-    """Return a checkout's commit, and whether files differ from it.
+    """Return a checkout's commit and whether its files differ from it; None where git fails.
 
-    Args:
-        folder: A folder of the checkout.
-        paths: The files that count, those unknown to git included; all tracked files by default.
-
-    Returns:
-        Commit and dirtiness; None for what git does not say.
+    `paths` are the files that count, untracked ones included; all tracked files by default.
     """
     commit = run_git(folder, "rev-parse", "--verify", "HEAD")
     if commit is None:
@@ -230,12 +204,7 @@ def git_state(folder: Path, paths: Sequence[Path] = ()) -> tuple[str | None, boo
 
 @contextmanager
 def collector_paused(*, is_last: bool = False) -> Iterator[None]:
-    """Keep the collector off.
-
-    Results are trees, and a command that reads them ends soon; of a timed round, a collection would
-    be charged to whichever rank it struck. Where `is_last`, the process does nothing more: then it
-    never walks what there is by then.
-    """
+    """Keep Python's garbage collector off; if `is_last`, it never scans the present objects."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

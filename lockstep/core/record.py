@@ -1,14 +1,13 @@
-"""What a result file says of a case and of its launch, and which values each field may have.
+"""The records in a result file: of a case and of its launch, and the values of each field.
 
-pytest-benchmark's JSON carries a `CaseRecord` under `extra_info["lockstep"]` of each entry, and a
-`LaunchBlock` under its top-level key `lockstep`. The readers' checks and the JSON Schema that `make
-docs` publishes follow from these dataclasses: pydantic asks each `About` for its limits and its
-text. Readers keep keys that they do not know, so a file of a later minor change still loads; one of
-another schema version is refused.
+From these dataclasses pydantic makes the readers' checks and the JSON Schema, with each `About`.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from lockstep.core import metrics, studies
@@ -18,27 +17,19 @@ LARGEST_NUMBER = 1e30
 
 
 class About:
-    """What a field means, and the limits of its values.
-
-    Args:
-        text: One sentence for the published schema.
-        limits: Limits as pydantic names them: ge, gt, le, lt, min_length, strict.
-    """
+    """A field's text for the schema, and its limits as pydantic names them: ge, gt, strict, ..."""
 
     def __init__(self, text: str = "", **limits: Any) -> None:
-        self.text = text
-        self.limits = limits
+        self.text, self.limits = text, limits
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        """Return pydantic's schema of the annotated type, with the limits."""
         return {**handler(source), **self.limits}
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> Any:
-        """Return the JSON Schema of the annotated type, with the text."""
         return handler(schema) | ({"description": self.text} if self.text else {})
 
 
-# JSON's true is no number, and a text of digits is none either: therefore `strict`.
+# Strict: JSON's true and a text of digits are no numbers.
 Count = Annotated[int, About(strict=True, ge=1)]
 Whole = Annotated[int, About(strict=True, ge=0)]
 Amount = Annotated[float, About(strict=True, ge=0, le=LARGEST_NUMBER)]
@@ -50,6 +41,8 @@ def about(text: str, **default: Any) -> Any:
     return field(**(default or {"default": None}), metadata={"description": text})
 
 
+about_list = partial(about, default_factory=list)
+about_dict = partial(about, default_factory=dict)
 Number = Annotated[float, About(strict=True, ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
 Fraction = Annotated[float, About(strict=True, ge=0, le=1)]
 
@@ -58,72 +51,67 @@ Fraction = Annotated[float, About(strict=True, ge=0, le=1)]
 class Epoch:
     """One time through the training set, and the validation that followed it."""
 
-    epoch: Annotated[Count, About("Which, counted from 1.")]
-    steps: Annotated[Count, About("Updates.")]
-    time_s: Annotated[
-        Amount,
-        About("Seconds from the barrier before the first update to the slowest rank's last one."),
-    ]
+    epoch: Annotated[Count, About("Number of the epoch, from 1.")]
+    steps: Annotated[Count, About("Optimizer updates in the epoch.")]
+    time_s: Annotated[Amount, About("Seconds from the entry barrier to the slowest rank's end.")]
     samples_per_s: Annotated[Amount, About("Samples of all ranks, counted once, over time_s.")]
     lr: Annotated[Amount, About("Learning rate of the last update.")]
     loss: Annotated[Number, About("Mean over updates and ranks, each before its update.")]
+    data_s: Amount | None = about("Seconds of time_s in which steps wait for batches, rank mean.")
+    forward_s: Amount | None = about("Seconds of the forward passes, mean over ranks.")
+    backward_s: Amount | None = about("Seconds of the backward passes, mean over ranks.")
+    communication_s: Amount | None = about(
+        "Seconds from a step's first all-reduce to the end of its last, hidden or not, mean over "
+        "ranks; null on a GPU, where reading them would stop the steps."
+    )
     validation_loss: Annotated[Number, About("Mean over the whole validation set.")]
-    accuracy: Fraction | None = about(
-        "Share of the validation set predicted right; null where there are no classes."
-    )
-    train_accuracy: Fraction | None = about(
-        "Share of the epoch's samples predicted right, before each update."
-    )
+    accuracy: Fraction | None = about("Share of validation samples predicted right; or null.")
+    train_accuracy: Fraction | None = about("Share predicted right, each before its update.")
     validation_s: Annotated[Amount, About("Seconds of validation, slowest rank.")]
-    checkpoint_s: Amount | None = about(
-        "Seconds until the checkpoint was on disk; null if unknown."
-    )
-    peak_memory_bytes: Whole | None = about(
-        "Of the rank that used most: on its GPU, or resident on a CPU."
-    )
-    is_warmup: bool = about(
-        "Whether it is the first epoch of its process, in which libraries load and compile.",
-        default=False,
-    )
-    ended: str = about("When it ended, UTC, ISO 8601.", default="")
+    checkpoint_s: Amount | None = about("Seconds to write the checkpoint; null if unknown.")
+    peak_memory_bytes: Whole | None = about("Most of a rank, of its GPU or resident on a CPU.")
+    is_warmup: bool = about("Whether it is the first epoch of its process.", default=False)
+    ended: str = about("When the epoch ended, UTC, ISO 8601.", default="")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
     """Files of parameters, named from the folder of the launch's journal."""
 
-    last: str | None = about("Of the last epoch, which a resumed run goes on from.")
-    best: str | None = about("Of the epoch with the best accuracy.")
-    kept: list[str] = about("Of every n-th epoch, where they were asked for.", default_factory=list)
+    last: str | None = about("Parameters of the last epoch, from which a resumed run continues.")
+    best: str | None = about("Parameters of the epoch with the best accuracy.")
+    kept: list[str] = about_list("Parameters of every n-th epoch; empty without checkpoint_every.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """A training run: what was asked of it, and how it went."""
+    """A training run: its settings, its epochs and its result."""
 
     data: Annotated[str, About("The data set.")]
     samples_per_epoch: Annotated[Count, About("Samples of all ranks in an epoch, counted once.")]
-    epochs: Annotated[Count, About("Epochs that were asked for.")]
-    optimizer: Annotated[str, About("sgd, adam or adamw; the class of a workload's own.")]
+    epochs: Annotated[Count, About("Epochs to train.")]
+    optimizer: Annotated[str, About("sgd, adam or adamw; or the class of a workload's optimizer.")]
     lr: Annotated[Amount, About("Learning rate after warm-up, scaled to the global batch.")]
     schedule: Annotated[str, About("How the rate falls over the epochs; none where it does not.")]
     warmup_epochs: Whole = about("Epochs over which the rate rises to lr.", default=0)
-    weight_decay: Amount = about("Of the optimizer.", default=0.0)
+    weight_decay: Amount = about("Weight decay of the optimizer.", default=0.0)
     accumulation: Count = about("Micro-batches of an update.", default=1)
     augment: bool = about("Whether training images are cropped and mirrored.", default=False)
-    seed: Whole = about("Of parameters, order and augmentation.", default=0)
+    seed: Whole = about("Seed of parameters, order and augmentation.", default=0)
     device_name: str = about("Device of rank 0.", default="")
-    rows: list[Epoch] = about("The epochs, oldest first.", default_factory=list)
+    rows: list[Epoch] = about_list("The epochs, oldest first.")
     best_accuracy: Fraction | None = about("Largest accuracy of an epoch.")
-    target_accuracy: Fraction | None = about("The accuracy that was asked for.")
-    time_to_target_s: Amount | None = about(
-        "Seconds of training, validation left aside, to the end of the first epoch that reached "
-        "the target; null where none did."
-    )
+    target_accuracy: Fraction | None = about("Accuracy to reach; null without a target.")
+    time_to_target_s: Amount | None = about("Seconds of training to the target's epoch, or null.")
     checkpoints: Checkpoints = about("Where its parameters are.", default_factory=Checkpoints)
-    steps_file: str | None = about(
-        "JSON lines of each step's loss and rate, named from the folder of the launch's journal."
-    )
+    steps_file: str | None = about("JSON lines of each step's loss and rate, beside the journal.")
+
+
+def time_to(target: float | None, rows: Sequence[Epoch]) -> float | None:
+    """Return the seconds of training until the end of the first epoch that reached an accuracy."""
+    ends = zip(rows, accumulate(row.time_s for row in rows), strict=True)
+    reached = (end_s for row, end_s in ends if target and (row.accuracy or 0.0) >= target)
+    return next(reached, None)
 
 
 KEY = "lockstep"
@@ -133,16 +121,14 @@ if TYPE_CHECKING:
     Study = str
 else:
     Study = Literal[studies.NAMES]
-# What a launch of a user's own tests is asked for; each says itself how it scales.
+# The study of a user's own tests, each of which sets its scaling.
 OWN = "own"
 # Under these names a case's details have the settings in force of DDP and of its loader.
 DDP_SETTINGS, LOADER_SETTINGS = "ddp_settings", "loader_settings"
 Scaling = Literal["strong", "weak", "fixed-epochs"]
 
-# No round lasts 30,000 years, nor as long as light needs for a third of a millimetre; what is
-# computed from others may leave the range of numbers.
-LONGEST_ROUND_S = 1e12
-SHORTEST_ROUND_S = 1e-12
+# Outside this range a round is an error, and arithmetic may overflow.
+SHORTEST_ROUND_S, LONGEST_ROUND_S = 1e-12, 1e12
 
 Text = Annotated[str, About(min_length=1)]
 Seconds = Annotated[float, About(strict=True, gt=SHORTEST_ROUND_S, lt=LONGEST_ROUND_S)]
@@ -150,10 +136,9 @@ Rounds = Annotated[list[Seconds], About(min_length=1)]
 
 # Two launches may be pooled or compared only if these facts of their provenance are equal.
 POOLING_FACTS = (
-    *("torch", "cuda", "nccl", "driver", "image_sha256", "device_names", "suite_sha256"),
-    "launcher",
-)
-# A process that nothing started as a rank has none, nor has an older record: it differs from none.
+    "torch", "cuda", "nccl", "driver", "image_sha256", "device_names", "suite_sha256", "launcher",
+)  # fmt: skip
+# Absent in older records and for a process that no launcher started; absent equals any value.
 MAY_BE_UNKNOWN = ("launcher",)
 
 
@@ -163,10 +148,7 @@ class CaseRecord:
 
     study: Annotated[Study, About("The question the case belongs to.")]
     workload: Annotated[Text, About("Name of the model, data set or collective measured.")]
-    scaling: Annotated[
-        Scaling | None,
-        About("What the batch does as ranks are added; null where the batch has no meaning."),
-    ]
+    scaling: Annotated[Scaling | None, About("What stays fixed as ranks are added, or null.")]
     world_size: Annotated[Count, About("Number of ranks.")]
     num_nodes: Annotated[Count, About("Number of hosts.")]
     factors: Annotated[dict[str, Any], About("What the case varies, name to value, as in its id.")]
@@ -174,51 +156,26 @@ class CaseRecord:
     samples_per_step: Annotated[Count, About("Samples of all ranks in one step, counted once.")]
     steps_per_round: Annotated[Count, About("Steps in one timed round.")]
     rank_round_s: Annotated[
-        list[Rounds],
-        About(
-            "Seconds per round and rank, shape (num_ranks, num_rounds); a round lasts as long as "
-            "its slowest rank.",
-            min_length=1,
-        ),
+        list[Rounds], About("Seconds, shape (num_ranks, num_rounds).", min_length=1)
     ]
-    precision: str | None = about(
-        "Number format of the step, such as bf16; null where none is computed."
-    )
+    precision: str | None = about("Number format of the step, such as bf16; null without one.")
     local_batch: Count | None = about("Samples per rank and optimizer update.")
     global_batch: Count | None = about("Samples over all ranks per optimizer update.")
-    flop_per_sample: Amount | None = about(
-        "Model FLOP per sample, forward and backward; null if unknown."
+    flop_per_sample: Amount | None = about("Model FLOP, forward and backward; null if unknown.")
+    peak_flop_per_s: Amount | None = about("Dense datasheet peak of a rank's device, or null.")
+    peak_memory_bytes: list[Whole | None] = about_list(
+        "Peak memory per rank: of tensors on the device, or resident on a CPU."
     )
-    peak_flop_per_s: Amount | None = about(
-        "Dense datasheet peak of one rank's device in FLOP/s; null if unknown."
+    peak_reserved_bytes: list[Whole | None] = about_list(
+        "Peak memory per rank that PyTorch's allocator held of the device; null on a CPU."
     )
-    peak_memory_bytes: list[Whole | None] = about(
-        "Peak memory per rank: of tensors on the device, or resident on a CPU.",
-        default_factory=list,
+    checks: dict[str, Any] = about_dict("What was verified outside the timed region, by name.")
+    details: dict[str, Any] = about_dict("What one study adds, such as busbw in GB/s.")
+    flags: list[str | dict[str, Any]] = about_list(
+        "Reasons against the result as evidence: a kind and its facts; sentences in older files."
     )
-    peak_reserved_bytes: list[Whole | None] = about(
-        "Most memory per rank that PyTorch's allocator held of the device, in use or not; null "
-        "on a CPU, absent in older files.",
-        default_factory=list,
-    )
-    checks: dict[str, Any] = about(
-        "What was verified outside the timed region, name to value.", default_factory=dict
-    )
-    details: dict[str, Any] = about(
-        "What one study adds, such as real bucket sizes or busbw in GB/s.", default_factory=dict
-    )
-    flags: list[str | dict[str, Any]] = about(
-        "Reasons for which the result is no proposal evidence: a kind and its facts; sentences "
-        "in older files.",
-        default_factory=list,
-    )
-    rank_hosts: list[str] = about(
-        "Host of each rank that measured this case; absent in older files.", default_factory=list
-    )
-    workload_sha256: str | None = about(
-        "Digest of the workload's source and model structure, and of the user's own test file; "
-        "null where the suite alone defines what is measured."
-    )
+    rank_hosts: list[str] = about_list("Host of each rank; absent in older files.")
+    workload_sha256: str | None = about("Digest of a workload or own test; null for the suite's.")
     position: Whole | None = about("Place in the order in which the launch runs its cases, from 0.")
     training: Training | None = about("How a training went; null where the case trains nothing.")
 
@@ -234,41 +191,30 @@ class CaseRecord:
 
     @property
     def samples(self) -> int:
-        """Samples of all ranks in the timed region."""
         return self.samples_per_step * self.steps_per_round * len(self.round_s)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the block as written to JSON, with the numbers that follow from it."""
         samples_per_s = metrics.throughput(self.samples, self.elapsed_s)
+        flop, peak = self.flop_per_sample, self.peak_flop_per_s
         derived = {
             "schema": SCHEMA_VERSION,
             "samples": self.samples,
             "elapsed_s": self.elapsed_s,
             "mean_throughput_samples_per_s": samples_per_s,
-            "mean_mfu": metrics.mfu(
-                samples_per_s, self.flop_per_sample, self.peak_flop_per_s, self.world_size
-            ),
+            "mean_mfu": metrics.mfu(samples_per_s, flop, peak, self.world_size),
         }
         return derived | asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Derived:
-    """What a block holds beside the fields of its `CaseRecord`, from which it follows."""
+    """Fields of a block that follow from those of its `CaseRecord`."""
 
     schema: Annotated[Literal[1], About("Version of this block; a reader refuses another one.")]
-    samples: Annotated[
-        Count,
-        About(
-            "Samples of all ranks in the timed region: samples_per_step x steps_per_round x rounds."
-        ),
-    ]
+    samples: Annotated[Count, About("samples_per_step x steps_per_round x rounds, of all ranks.")]
     elapsed_s: Annotated[Positive, About("Seconds in the timed region: the sum of the rounds.")]
     mean_throughput_samples_per_s: Annotated[Positive, About("samples / elapsed_s.")]
-    mean_mfu: Annotated[
-        Amount | None,
-        About("Model FLOP/s over the peak of all ranks, a fraction; null where either is unknown."),
-    ]
+    mean_mfu: Annotated[Amount | None, About("Model FLOP/s over the peak of all ranks, or null.")]
 
 
 Cores = Annotated[list[Whole], About("Cores the process may run on.")]
@@ -278,10 +224,10 @@ CauseKind = Literal["fault", "skip", "silence", "consequence"]
 
 @dataclass(frozen=True)
 class RankFacts:
-    """What one rank ran on."""
+    """The host, device and cores of one rank."""
 
-    rank: Whole | None = about("Rank.")
-    local_rank: Whole | None = about("Rank on its host.")
+    rank: Whole | None = about("Number of the rank.")
+    local_rank: Whole | None = about("Number of the rank on its host.")
     host: str | None = about("Host name.")
     pid: Whole | None = about("Process id.")
     device: str | None = about("cpu, or cuda with its index.")
@@ -298,16 +244,10 @@ class Transport:
     """Which links NCCL used between ranks, as its own log of the launch's warm-up says."""
 
     nccl_log: str | None = about("Version of NCCL that wrote the log.")
-    networks: list[str] = about("What it used between nodes, such as IB.", default_factory=list)
-    adapters: list[str] = about(
-        "InfiniBand ports, or providers of libfabric.", default_factory=list
-    )
-    transports: dict[str, Count] = about(
-        "Transport, such as P2P/CUMEM or NET/IB/GDRDMA, to its links.", default_factory=dict
-    )
-    links: list[list[Any]] = about(
-        "[rank that sends, rank that receives, transport] of each link.", default_factory=list
-    )
+    networks: list[str] = about_list("Networks between nodes, such as IB.")
+    adapters: list[str] = about_list("InfiniBand ports, or providers of libfabric.")
+    transports: dict[str, Count] = about_dict("Transport, such as NET/IB/GDRDMA -> its links.")
+    links: list[list[Any]] = about_list("[sending rank, receiving rank, transport] of each link.")
 
 
 @dataclass(frozen=True)
@@ -316,15 +256,11 @@ class Provenance:
 
     lockstep_version: str | None = about("Version of the measuring code.")
     suite_sha256: str | None = about("Digest of the suite's measuring code.")
-    git_commit: str | None = about(
-        "Commit of the suite's checkout, or that its image was built of."
-    )
+    git_commit: str | None = about("Commit of the suite's checkout, or of its image.")
     git_dirty: bool | None = about("Whether tracked files differ from that commit.")
     project_commit: str | None = about("Commit of the repository of one's own tests or workload.")
     project_dirty: bool | None = about("Whether tracked files differ from that commit.")
-    command: list[str] = about(
-        "Command line of rank 0, one argument per item.", default_factory=list
-    )
+    command: list[str] = about_list("Command line of rank 0, one argument per item.")
     seed: int | None = about("Seed of parameters and data.")
     hostname: str | None = about("Host of rank 0.")
     os: str | None = about("Distribution.")
@@ -339,59 +275,53 @@ class Provenance:
     pytest: str | None = about("pytest version.")
     pytest_benchmark: str | None = about("pytest-benchmark version.")
     cuda: str | None = about("CUDA version of the torch build; null where every rank ran on a CPU.")
-    cudnn: str | None = about("cuDNN version; null likewise.")
-    nccl: str | None = about("NCCL version; null likewise.")
-    driver: str | None = about("NVIDIA driver; null likewise, and all of them where hosts differ.")
+    cudnn: str | None = about("cuDNN version; null where every rank ran on a CPU.")
+    nccl: str | None = about("NCCL version; null where every rank ran on a CPU.")
+    driver: str | None = about("NVIDIA driver, all if hosts differ; null if all ranks ran on CPUs.")
+    gpu_topology: list[str] | None = about("Lines of nvidia-smi topo -m on rank 0's host.")
+    nvlink: list[str] | None = about("Lines of nvidia-smi nvlink -s on rank 0's host.")
     backend: str | None = about("Back end of torch.distributed.")
-    wire_gb_per_s: Amount | None = about(
-        "What the ports of rank 0's host that carry the ranks' messages carry together."
-    )
-    transport: Transport | None = about(
-        "NCCL's links; null with another back end, or without its log."
-    )
+    wire_gb_per_s: Amount | None = about("Rate of the ports of rank 0's host that ranks use.")
+    gpu_link_gb_per_s: Amount | None = about("One direction of NVLink or PCIe by the GPU's sheet.")
+    transport: Transport | None = about("NCCL's links; null without NCCL or its log.")
     threads_per_rank: Count | None = about("Threads of a rank.")
-    launcher: str | None = about(
-        "What started the ranks, as slurm (srun) and torchrun; null for one alone."
-    )
+    launcher: str | None = about("What started the ranks, slurm or torchrun; null for one alone.")
     image_path: str | None = about("Container image; null outside one.")
-    image_sha256: str | None = about(
-        "Its SHA-256; null outside one, or where it could not be read."
-    )
+    image_sha256: str | None = about("SHA-256 of the image; null without one, or if unreadable.")
     device_names: list[str] | None = about("Names of the devices of all ranks, each once.")
     slurm: dict[str, Any] | None = about("Variables of the Slurm job and step; empty outside one.")
     environment: dict[str, str] | None = about("Variables that steer torch and its communication.")
-    dropped_environment: list[str] | None = about(
-        "Names of variables that the job's script set and the image did not get."
-    )
-    ranks: list[RankFacts] | None = about("What each rank ran on, in rank order.")
+    dropped_environment: list[str] | None = about("Variables of the job that the image lacks.")
+    ranks: list[RankFacts] | None = about("Host, device and cores of each rank, in rank order.")
+
+
+def are_apart(error: str) -> bool:
+    """Whether torch complains about tensors on different devices."""
+    if "Expected all tensors to be on the same device" in error:
+        return True
+    # A convolution names the types alone, which also differ where only the precision does.
+    kinds = re.search(r"Input type \(torch\.(cuda)?.*\) and weight type \(torch\.(cuda)?", error)
+    return kinds is not None and kinds[1] != kinds[2]
 
 
 def name_rank(rank: int, host: str, device: str) -> str:
-    """Return a rank with its host and device."""
     return f"rank {rank} on {host} ({device})"
 
 
 @dataclass(frozen=True)
 class FailureCause:
-    """What one rank met where a case failed."""
+    """The failure, or the consequence of a failure, on one rank of a case."""
 
     rank: Whole
     host: str
     device: str
-    kind: Annotated[
-        CauseKind,
-        About("Its own fault, a skip of its own, no answer, or only what another rank did."),
-    ]
-    error: str = about(
-        "Its error without the traceback, or why it skips; empty for no answer.", default=""
-    )
+    kind: Annotated[CauseKind, About("Own fault, own skip, no answer, or another rank's fault.")]
+    error: str = about("The error without its traceback; empty for no answer.", default="")
 
     def sentence(self, reason: str | None = None, stacks: str = "") -> str:
-        """Return what the rank met.
+        """Return the failure in a sentence: the first line of its error, or the given `reason`.
 
-        Args:
-            reason: What pytest shows of it, which may be a traceback; else the error's first line.
-            stacks: Where the stacks of a silent rank may lie.
+        `stacks` says where the stacks of a silent rank may lie.
         """
         who = name_rank(self.rank, self.host, self.device)
         if self.kind == "silence":
@@ -400,7 +330,10 @@ class FailureCause:
             reason = next(iter(self.error.strip().splitlines()), "it gave no reason")
         if self.kind == "skip":
             return f"{who} skips, but not all ranks do: {reason}"
-        return f"{who}: {reason}"
+        if not are_apart(self.error):
+            return f"{who}: {reason}"
+        cure = "model and batch are on different devices; move both to one with .to(device)"
+        return f"{who}: {reason}" + ("\n" if "\n" in reason else "; ") + cure
 
 
 def failure_gist(failed: Mapping[str, Any]) -> str:
@@ -418,13 +351,9 @@ class Unmeasured:
 
     case: str
     reason: str = ""
-    crashed: bool = about("True where a rank or the whole launch ended with it.", default=False)
-    causes: list[FailureCause] = about(
-        "What ranks met, the first to blame first; absent if unknown.", default_factory=list
-    )
-    failure: dict[str, Any] | None = about(
-        "Of a program: kind (exit-code, timeout, sanity, missing-metric), run, and its facts."
-    )
+    crashed: bool = about("Whether a rank or the launch ended with the case.", default=False)
+    causes: list[FailureCause] = about_list("Failures of ranks, the rank at fault first.")
+    failure: dict[str, Any] | None = about("A program's failure: its kind, run and facts.")
 
 
 @dataclass(frozen=True)
@@ -434,9 +363,9 @@ class LeftBehind:
     case: str
     rank: Whole
     kind: str
-    is_restored: Annotated[bool, About("Whether it was put back.")]
-    before: Any = about("Its value before the case.")
-    after: Any = about("Its value after the case.")
+    is_restored: Annotated[bool, About("Whether the old value was restored.")]
+    before: Any = about("The value before the case.")
+    after: Any = about("The value after the case.")
 
 
 @dataclass(frozen=True)
@@ -452,9 +381,7 @@ class LaunchBlock:
     """The facts of one launch."""
 
     schema: Literal[1] | None = about("Version of this block.")
-    complete: bool | None = about(
-        "Whether every expected case was measured, or skipped for a reason."
-    )
+    complete: bool | None = about("Whether every expected case was measured or skipped.")
     launch: str | None = about("Name of the launch in its campaign.")
     campaign: str | None = about("Name of the campaign.")
     repeat: int | str | None = about("Which of the point's repeats this is.")
@@ -462,10 +389,7 @@ class LaunchBlock:
     rounds: Count | None = about("Timed rounds of a case.")
     warmup_rounds: Whole | None = about("Untimed rounds before them.")
     order_seed: Whole | None = about("Seed of the random order in which the launch runs its cases.")
-    part: list[Count] | None = about(
-        "[K, N] where the launch holds the K-th of N parts of the selected cases, which are "
-        "every N-th from the K-th on; null where it holds all."
-    )
+    part: list[Count] | None = about("[K, N] for the K-th of N parts of the cases, or null.")
     world_size: Count | None = about("Number of ranks.")
     num_nodes: Count | None = about("Number of hosts.")
     started: str | None = about("When the session began, as ISO 8601.")
@@ -473,13 +397,8 @@ class LaunchBlock:
     expected: list[str] | None = about("Every case the launch was to measure.")
     skipped: list[Unmeasured] | None = about("Cases that do not apply here, and why.")
     left_behind: list[LeftBehind] | None = about("What cases left changed in their processes.")
-    sessions: list[Session] | None = about(
-        "When and where each session of the launch ran: the first, and those that resumed it. "
-        "The block's provenance is that of the last; each case names its own hosts."
-    )
-    in_flight: str | None = about(
-        "The case that was begun and had not ended when this was written."
-    )
+    sessions: list[Session] | None = about("When and where each session of the launch ran.")
+    in_flight: str | None = about("The case that had begun and not ended.")
     failed: list[Unmeasured] | None = about("Cases that failed, and why.")
 
 
@@ -493,7 +412,7 @@ def sized_name(name: str, world_size: int) -> str:
 
 
 def case_name(entry: Mapping[str, Any]) -> str:
-    """Return what a case is called at every world size; older files hold no other name."""
+    """Return a case's name without the world size; a name in older files has none."""
     name = str(entry["name"])
     extra = entry.get("extra_info")
     block = extra.get(KEY) if isinstance(extra, dict) else None
@@ -508,22 +427,21 @@ def _size_parameter(world_size: object) -> str:
 
 
 def problem(case: CaseRecord) -> str:
-    """Return what no reader could count or time of a record, as a sentence, or nothing.
+    """Return what is wrong with a record, as a sentence; empty if nothing.
 
-    A float count or a unit of another type comes from a workload's own fields, such as
-    `samples_per_item`.
+    Wrong types come from a workload's own fields, such as `samples_per_item`.
     """
     if not (isinstance(case.sample_unit, str) and case.sample_unit):
         return f"sample_unit is {case.sample_unit!r}; give a text, such as 'images'"
-    for name in _COUNTS:
+    counts = ("samples_per_step", "steps_per_round", "world_size", "num_nodes")
+    for name in (*counts, "local_batch", "global_batch"):
         count = getattr(case, name)
-        if name in _MAY_BE_UNKNOWN and count is None:
+        if (type(count) is int and count >= 1) or (count is None and name not in counts):
             continue
-        if type(count) is not int or count < 1:
-            return (
-                f"{name} is {count!r}, which is no whole number of 1 or more; give whole numbers "
-                "of items, and of samples in an item"
-            )
+        return (
+            f"{name} is {count!r}, which is no whole number of 1 or more; give whole numbers of "
+            "items, and of samples in an item"
+        )
     return _rounds_problem(case.rank_round_s)
 
 
@@ -546,74 +464,53 @@ def _rounds_problem(rank_round_s: Any) -> str:
     return ""
 
 
-_COUNTS = (
-    "samples_per_step", "steps_per_round", "world_size", "num_nodes", "local_batch", "global_batch",
-)  # fmt: skip
-_MAY_BE_UNKNOWN = ("local_batch", "global_batch")
-
-
 def check_schema(block: Mapping[str, Any], where: str) -> None:
-    """Refuse a block of another schema version.
-
-    Raises:
-        ValueError: The version is missing or not `SCHEMA_VERSION`.
-    """
     version = block.get("schema")
     if version != SCHEMA_VERSION:
-        shown = repr(version)[:80]
         raise ValueError(
-            f"{where}: lockstep schema {shown} is not the schema {SCHEMA_VERSION} this version "
-            "reads; use the Lockstep release that wrote the file, or measure again"
+            f"{where}: lockstep schema {repr(version)[:80]} is not the schema {SCHEMA_VERSION} "
+            "this version reads; use the Lockstep release that wrote the file, or measure again"
         )
 
 
 def pooling_facts(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts that must agree before two launches are pooled."""
     return {name: provenance.get(name) for name in POOLING_FACTS}
 
 
 Data = Literal["synthetic", "real"]
-# Under this name a case has it in its details.
-BASIS = "basis"
+BASIS = "basis"  # the key of a basis in a case's details
 
 
 @dataclass(frozen=True)
 class Basis:
-    """What a step is made of.
+    """The contents of a step; a field is None for a user's own step, or if unknown."""
 
-    Attributes:
-        data: What its batches hold; None where nobody says.
-        times_input: Whether the timed region reads them; None of a step of the user's own.
-        optimizer: Name of the optimizer's class; None of a step of the user's own.
-    """
-
-    data: Data | None = None
-    times_input: bool | None = None
-    optimizer: str | None = None
+    data: Data | None = None  # kind of data in the batches
+    times_input: bool | None = None  # whether the timed region reads them
+    optimizer: str | None = None  # name of the optimizer's class
 
     @property
     def is_bound(self) -> bool | None:
-        """Whether it leaves out what production has, so that rates are an upper bound."""
+        """Whether it leaves out a part of production, so that rates are an upper bound."""
         if self.times_input is None:
             return None
         return not self.times_input or self.data != "real"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON holds it."""
         return asdict(self)
 
 
 def basis_of(details: Mapping[str, Any]) -> Basis | None:
-    """Return the basis that a case's details hold; None where an older release wrote none.
+    """Return the basis in a case's details; None where an older release wrote none.
 
-    Results made before there was this record have `input` in words, and never timed it.
+    Older results have the key `input`, a sentence, and never timed their input.
     """
-    given = details.get(BASIS)
-    if not isinstance(given, dict):
+    basis = details.get(BASIS)
+    if not isinstance(basis, dict):
         return None
-    data, timed, optimizer = (given.get(name) for name in ("data", "times_input", "optimizer"))
+    data, timed, optimizer = (basis.get(name) for name in ("data", "times_input", "optimizer"))
     return Basis(
         data=data if data in get_args(Data) else None,
-        times_input=False if "input" in given else timed if isinstance(timed, bool) else None,
+        times_input=False if "input" in basis else timed if isinstance(timed, bool) else None,
         optimizer=optimizer if isinstance(optimizer, str) else None,
     )

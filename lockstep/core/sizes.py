@@ -7,19 +7,19 @@ from typing import Any, TypeVar
 
 Row = dict[str, Any]
 Value = bool | int | float | str
-# factor -> the values that take the place of a study's own, hashable as a size is
+# (factor, values that replace those of a study); hashable, as a size must be
 Factors = tuple[tuple[str, tuple[Value, ...]], ...]
 Item = TypeVar("Item")
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
-DATA = ("digits", "synthetic", "mnist", "cifar10")
+DATA = ("digits", "synthetic", "mnist", "cifar10", "tiny_cifar10")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULERS = ("none", "cosine", "step", "multistep")
 LR_SCALES = ("none", "linear", "sqrt")
 STRATEGIES = ("ddp", "fsdp")
 CACHES = ("warm", "cold")
-# Of samples at once: batch normalisation cannot train on one.
+# Least samples at once: batch normalisation cannot train on a single sample.
 LEAST_BATCH = 2
 KIB, MIB = 1024, 1024**2
 # Most rounds, steps, batches and ranks: a larger number is a typing error.
@@ -28,42 +28,25 @@ MAX_COUNT = 1_000_000
 
 @dataclass(frozen=True)
 class Size:
-    """How much to measure.
+    """How much to measure."""
 
-    Attributes:
-        rounds: Timed rounds of each case.
-        warmup_rounds: Untimed rounds before them.
-        steps_per_round: Steps in a round.
-        workload: The model of the scaling, precision and accumulation studies.
-        bucket_workload: The model of the bucket study: enough gradient bytes to share out.
-        sensitivity_workload: The model of the 27-point sweep.
-        global_batch: Batch of the strong study; per rank it is this over the world size.
-        local_batch: Batch per rank everywhere else.
-        collective_steps_per_round: Steps in a round of that study, whose steps are short.
-        epochs: Epochs of the training study.
-        train_workload: The model of the training study, which fits the data that ship.
-        train_batch: Batch over all ranks of the training study, which divides its data.
-        precision: Of the studies that do not ask about it.
-        factors: Values that take the place of a study's own, see `factors`.
-    """
-
-    rounds: int
-    warmup_rounds: int
+    rounds: int  # timed rounds of each case
+    warmup_rounds: int  # untimed rounds before them
     steps_per_round: int
-    workload: str
-    bucket_workload: str
-    sensitivity_workload: str
-    global_batch: int
-    local_batch: int
+    workload: str  # model of the scaling, precision and accumulation studies
+    bucket_workload: str  # model with gradients for several buckets
+    sensitivity_workload: str  # model of the 27-point sweep
+    global_batch: int  # of the strong study, divided among the ranks
+    local_batch: int  # per rank, in all other studies
     message_bytes: tuple[int, ...]
-    collective_steps_per_round: int
+    collective_steps_per_round: int  # more than above, since these steps are short
     num_workers: tuple[int, ...]
     loader_samples: int
     epochs: int = 10
-    train_workload: str = "mlp:width=64,depth=2"
-    train_batch: int = 96
-    precision: str = "fp32"
-    factors: Factors = ()
+    train_workload: str = "mlp:width=64,depth=2"  # fits the shipped data
+    train_batch: int = 96  # over all ranks; divides the shipped data
+    precision: str = "fp32"  # of the studies that do not vary it
+    factors: Factors = ()  # values that replace a study's own
 
 
 SIZES = {
@@ -94,7 +77,7 @@ SIZES = {
 }  # fmt: skip
 
 
-# What options and campaign files may change of a size.
+# Fields of a size that options and campaign files may change.
 CHANGES = (
     *("workload", "precision", "global_batch", "local_batch"),
     *("rounds", "warmup_rounds", "steps_per_round"),
@@ -102,42 +85,37 @@ CHANGES = (
 
 
 def find(name: str) -> Size:
-    """Return a size by its name.
-
-    Raises:
-        ValueError: There is no such size.
-    """
     if name not in SIZES:
         raise ValueError(f"no size {name!r}; choose from {', '.join(SIZES)}")
     return SIZES[name]
 
 
 def adapt(size: Size, **changes: Any) -> Size:
-    """Return a size with the options' changes; None leaves a value as it is.
-
-    Raises:
-        ValueError: A count is not positive, or larger than any measurement.
-    """
-    given = {name: value for name, value in changes.items() if value is not None}
-    for name, value in given.items():
+    """Return a size with the options' changes; None leaves a value as it is."""
+    values = {name: value for name, value in changes.items() if value is not None}
+    for name, value in values.items():
         least = 0 if name == "warmup_rounds" else 1
         if isinstance(value, int) and value < least:
             raise ValueError(f"{name}={value} is not {least} or more")
         if isinstance(value, int) and value > MAX_COUNT:
             raise ValueError(f"{name}={value} is not {MAX_COUNT} or less")
-    if "workload" in given:
+    if "workload" in values:
         models = ("bucket_workload", "sensitivity_workload", "train_workload")
-        given |= dict.fromkeys(models, given["workload"])
-    if "global_batch" in given:
-        given["train_batch"] = given["global_batch"]
-    return replace(size, **given)
+        values |= dict.fromkeys(models, values["workload"])
+    if "global_batch" in values:
+        values["train_batch"] = values["global_batch"]
+    return replace(size, **values)
 
 
-def shuffled(items: Sequence[Item], name_of: Callable[[Item], str], seed: int) -> list[Item]:
-    """Return the cases in the order in which a launch runs them: random, and equal for equal seeds.
+def num_moments(optimizer: str, momentum: float) -> int:
+    """Return the values that an optimizer keeps for each parameter."""
+    return int(momentum > 0) if optimizer == "sgd" else 2
 
-    Two cases keep their order whichever others are there, so a part of a launch, or one that is
-    resumed with fewer cases, runs them as the whole would.
+
+def shuffle(items: Sequence[Item], name_of: Callable[[Item], str], seed: int) -> list[Item]:
+    """Return cases in the random order in which a launch runs them, equal for equal seeds.
+
+    Two cases have the same order among any other cases, as in a part or a resumed launch.
     """
 
     def place(item: Item) -> bytes:
@@ -152,16 +130,12 @@ def case_id(row: Row) -> str:
 
 
 def case_digest(case: str) -> str:
-    """Return a name for a case's folder, for its own may be too long for a file system."""
+    """Return the name of a case's folder: its own name may be too long for a file system."""
     return hashlib.sha256(case.encode()).hexdigest()[:12]
 
 
 def local_batch_of(global_batch: int, world_size: int) -> int:
-    """Return the local batch of a strong-scaling case.
-
-    Raises:
-        ValueError: The global batch does not divide; it is never truncated.
-    """
+    """Return the local batch of a strong-scaling case; refuse one that does not divide."""
     if global_batch % world_size:
         lower = global_batch - global_batch % world_size
         nearest = [n for n in (lower, lower + world_size) if n]
@@ -173,7 +147,7 @@ def local_batch_of(global_batch: int, world_size: int) -> int:
 
 
 def halve_batch(local_batch: int, pieces: int) -> int | None:
-    """Return half a batch, None where it does not split into so many pieces to train on."""
+    """Return half a batch; None if half does not split into `pieces` that a step can train on."""
     half = local_batch // 2
     fits = local_batch % 2 == 0 and half % pieces == 0 and half // pieces >= LEAST_BATCH
     return half if fits else None

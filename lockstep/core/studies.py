@@ -1,9 +1,4 @@
-"""The studies: one record each, and the only list of them.
-
-A study's cases are rows: the keys of a row are the arguments of the test and, as `name=value`, its
-id, so all rows of a study have the same keys in the same order. They are equal on all ranks,
-because they rest on the size and the options alone.
-"""
+"""The studies: one record each, whose cases are rows of the arguments of its test."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,56 +7,39 @@ from itertools import product
 from lockstep.core.sizes import COLLECTIVES, PRECISIONS, Row, Size, Value, case_id
 
 BUCKET_CAPS_MB = (1, 25, 50, 100)
-# What a step may do otherwise, too: factors of some studies only where a user sets them.
-ON_REQUEST = ("strategy", "activation_checkpointing", "accumulation")
-# The study of results that are not Lockstep's own.
-OTHER = "other"
-# That of published tables.
-IMPORTED = "imported"
+# Factors of a step that cases have only where a user sets them.
+ON_REQUEST = ("strategy", "activation_checkpointing", "accumulation", "optimizer", "fused")
+OTHER = "other"  # results that are not Lockstep's own
+IMPORTED = "imported"  # published tables
 
 
 @dataclass(frozen=True)
 class Study:
-    """What a study is.
+    """One study: what it measures and how its results are shown."""
 
-    Attributes:
-        title: How a page calls it.
-        cases: Returns its cases at a size.
-        is_ladder: Whether its points are a curve over world sizes, of steps.
-        is_training: Whether its cases are whole trainings.
-        is_step: Whether its cases time the suite's training step at a batch, which may be halved.
-        trains: Whether its cases take training steps, so that samples have a cost.
-        has_ratio: Whether a case means something beside the same at another world size: there a
-            collective moves other bytes, and each rank's loader works for itself.
-        is_ranked: Whether its settings are put in order.
-        compared_with: The factor that it varies, and the value that the others are held against.
-        varies_one: Whether its cases differ in that factor alone: others that are set part them.
-        on_request: Factors that its cases have only where they are set.
-        is_usual: Whether a drafted campaign has it.
-        min_ranks: The fewest ranks that its cases need; fewer skip them.
-    """
-
-    title: str
+    title: str  # heading on a page
     cases: Callable[[Size], list[Row]]
-    is_ladder: bool = False
-    is_training: bool = False
-    is_step: bool = False
-    trains: bool = False
+    is_ladder: bool = False  # its points are a curve over world sizes, of steps
+    is_training: bool = False  # its cases are whole trainings
+    is_sweep: bool = False  # its cases are messages of several sizes; their links are fitted
+    is_loader: bool = False  # its cases read batches and take no step
+    is_crossed: bool = False  # its cases combine all values, so factors have main effects
+    is_step: bool = False  # its cases time the suite's step at a batch, which may be halved
+    trains: bool = False  # its cases take training steps, so that samples have a cost
+    # Whether rates at two world sizes are compared: not for a collective, which moves other bytes
+    # there, nor for a loader, which works for one rank.
     has_ratio: bool = True
-    is_ranked: bool = True
-    compared_with: tuple[str, Value] | None = None
-    varies_one: bool = False
-    on_request: tuple[str, ...] = ()
-    is_usual: bool = False
-    min_ranks: int = 1
+    is_ranked: bool = True  # a report ranks its settings
+    compared_with: tuple[str, Value] | None = None  # its factor, and the value to compare with
+    varies_one: bool = False  # its cases differ in that factor alone
+    sets_buckets: bool = False  # its cases set DDP's bucket size, so a report shows the buckets
+    on_request: tuple[str, ...] = ()  # factors that its cases have only where a user sets them
+    is_usual: bool = False  # `lockstep init` puts it into a campaign
+    min_ranks: int = 1  # at fewer ranks its cases are skipped
 
 
 def _model(size: Size, workload: str = "") -> Row:
     return {"workload": workload or size.workload, "precision": size.precision}
-
-
-def _weak_cases(size: Size) -> list[Row]:
-    return [_model(size) | {"local_batch": size.local_batch}]
 
 
 def _bucket_cases(size: Size) -> list[Row]:
@@ -95,7 +73,7 @@ def _loader_cases(size: Size) -> list[Row]:
     most = max(size.num_workers)
     settings = [("tensor", n, plain) for n in size.num_workers]
     settings += [("tensor", most, piped), ("memmap", 0, plain), ("memmap", most, piped)]
-    if "cache" in dict(size.factors):  # which matters to files alone
+    if "cache" in dict(size.factors):  # only the data set `files` has a cold cache
         settings = [("files", n, plain) for n in size.num_workers]
     return [
         {"dataset": dataset, "num_workers": n, **options, "local_batch": size.local_batch}
@@ -104,9 +82,9 @@ def _loader_cases(size: Size) -> list[Row]:
 
 
 def _train_cases(size: Size) -> list[Row]:
-    given = dict(size.factors)  # whose values take the place of None
-    is_local = "local_batch" in given
-    if is_local and "global_batch" in given:
+    names = dict(size.factors)  # their values replace the values of the row below
+    is_local = "local_batch" in names
+    if is_local and "global_batch" in names:
         raise ValueError("the study train takes global_batch or local_batch as a factor, not both")
     row = {
         "workload": size.train_workload, "data": "digits", "precision": size.precision,
@@ -126,7 +104,8 @@ STUDIES = {
         on_request=ON_REQUEST, is_usual=True,
     ),
     "weak": Study(
-        "Weak scaling", _weak_cases, is_ladder=True, is_step=True, trains=True,
+        "Weak scaling", lambda size: [_model(size) | {"local_batch": size.local_batch}],
+        is_ladder=True, is_step=True, trains=True,
         on_request=ON_REQUEST, is_usual=True,
     ),
     "train": Study(
@@ -144,18 +123,19 @@ STUDIES = {
     ),
     "bucket": Study(
         "DDP bucket size", _bucket_cases, is_step=True, trains=True,
-        compared_with=("bucket_cap_mb", 25), varies_one=True, is_usual=True, min_ranks=2,
+        compared_with=("bucket_cap_mb", 25), varies_one=True, sets_buckets=True, is_usual=True,
+        min_ranks=2,
     ),
     "sensitivity": Study(
-        "Sensitivity to settings", _sensitivity_cases, is_step=True, trains=True
+        "Sensitivity to settings", _sensitivity_cases, is_crossed=True, is_step=True, trains=True
     ),
     "accumulation": Study(
         "Gradient accumulation", _accumulation_cases, is_step=True, trains=True,
         compared_with=("accumulation", 1),
     ),
     "loader": Study(
-        "Data loader", _loader_cases, has_ratio=False, compared_with=("num_workers", 0),
-        on_request=("cache",),
+        "Data loader", _loader_cases, is_loader=True, has_ratio=False,
+        compared_with=("num_workers", 0), on_request=("cache",),
     ),
     "collective": Study(
         "Collectives",
@@ -163,7 +143,7 @@ STUDIES = {
             {"collective": collective, "message_bytes": message_bytes}
             for collective, message_bytes in product(COLLECTIVES, size.message_bytes)
         ],
-        has_ratio=False, is_ranked=False, is_usual=True, min_ranks=2,
+        is_sweep=True, has_ratio=False, is_ranked=False, is_usual=True, min_ranks=2,
     ),
 }  # fmt: skip
 NAMES = tuple(STUDIES)
@@ -171,37 +151,37 @@ TITLES = {name: study.title for name, study in STUDIES.items()} | {OTHER: "Other
 # A curve over world sizes: of steps, or of whole trainings.
 CURVES = tuple(name for name, study in STUDIES.items() if study.is_ladder or study.is_training)
 LADDERS = tuple(name for name, study in STUDIES.items() if study.is_ladder)
+SWEEPS = tuple(name for name, study in STUDIES.items() if study.is_sweep)
+LOADERS = tuple(name for name, study in STUDIES.items() if study.is_loader)
+CROSSED = tuple(name for name, study in STUDIES.items() if study.is_crossed)
+BUCKETS = tuple(name for name, study in STUDIES.items() if study.sets_buckets)
+TRAININGS = tuple(name for name, study in STUDIES.items() if study.is_training)
 STEPS = tuple(name for name, study in STUDIES.items() if study.is_step)
 TRAINING = tuple(name for name, study in STUDIES.items() if study.trains)
 WITHOUT_RANKING = tuple(name for name, study in STUDIES.items() if not study.is_ranked)
 WITHOUT_RATIO = tuple(name for name, study in STUDIES.items() if not study.has_ratio)
-# Own tests, programs and tables have a cost, as far as they count samples.
+# A user's own tests, programs and tables are not here: they have a cost if they count samples.
 WITHOUT_COST = (*(name for name, study in STUDIES.items() if not study.trains), OTHER)
 
 
 def rows(study: str, size: Size) -> list[Row]:
-    """Return the cases of a study at a size, in the order in which a report lists them.
-
-    Raises:
-        ValueError: The factors do not go together.
-    """
-    found = STUDIES[study].cases(size)
+    """Return the cases of a study at a size, in the order of a report."""
+    cases = STUDIES[study].cases(size)
     for name, values in size.factors:
-        if name in found[0] or name in STUDIES[study].on_request:
-            each = [row | {name: value} for row in found for value in values]
-            found = [row for row in {case_id(row): row for row in each}.values() if _fits(row)]
-            if not found:
+        if name in cases[0] or name in STUDIES[study].on_request:
+            each = [row | {name: value} for row in cases for value in values]
+            cases = [row for row in {case_id(row): row for row in each}.values() if _fits(row)]
+            if not cases:
                 shown = ",".join(map(str, values))
                 raise ValueError(
                     f"no case of the study {study} is left with {name}={shown}; cache needs "
                     "dataset=files, prefetch_factor and persistent_workers need workers"
                 )
-    return found
+    return cases
 
 
 def _fits(row: Row) -> bool:
-    """Return whether a case's factors go together."""
-    if "cache" in row and row["dataset"] != "files":  # the others' pages are mapped, or no file's
+    if "cache" in row and row["dataset"] != "files":
         return False
     # DataLoader refuses these two without workers.
     has_workers = row.get("num_workers") != 0

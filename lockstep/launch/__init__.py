@@ -1,15 +1,15 @@
-"""One launch: what its ranks agree on, and what becomes of each case."""
+"""One launch: the agreement of its ranks, and the end of each case."""
 
 from typing import Any
 
 FIXTURE = "lockstep"
 HOOKS = "lockstep.launch.hooks"
-# Options of pytest and its plugins that name a file, of which there is one for all ranks.
+# Options of pytest and its plugins that name an output file, which only rank 0 may write.
 FILES = ("xmlpath", "report_log", "log_file", "htmlpath", "json_report", "json_report_file")
 
 
 def leave_files(config: Any) -> None:
-    """Leave the files that a session writes to rank 0; `config` is pytest's."""
+    """Unset the options for output files on a rank above 0; `config` is pytest's."""
     for name in FILES:
         if hasattr(config.option, name):
             setattr(config.option, name, None)

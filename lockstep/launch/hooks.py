@@ -1,13 +1,10 @@
-"""What pytest asks of a session that measures: options, the rank-0 rule, and each case's outcome.
+"""pytest's hooks of a session that measures: options, output by rank 0 alone, outcomes of cases.
 
-Only sessions that collect a measured case join a world; others do not notice this file. Where a
-session is known to measure before it collects, these hooks are there from its start, with the
-options; else `lockstep.plugin` brings them after the collection, and the defaults hold.
-
-Rank 0 alone prints and writes; another rank speaks of what it alone knows.
+If `lockstep.plugin` loads these hooks after the collection, the options have their defaults.
 """
 
 import argparse
+import os
 import sys
 import time
 import traceback
@@ -27,30 +24,32 @@ from lockstep.core.processes import hostname
 from lockstep.core.record import KEY, sized_name
 from lockstep.launch import HOOKS, leave_files, options
 from lockstep.launch import session as sessions
-from lockstep.launch.items import case_of, is_measured, of_part, params_of, study_of
-from lockstep.launch.profiler import Tracing
+from lockstep.launch.items import case_of, is_measured, params_of, select_part, study_of
+from lockstep.launch.profiler import NSYS, Marking, Tracing
 from lockstep.launch.session import LaunchSession
 from lockstep.launch.verdict import Ended, is_consequence
 from lockstep.ranks.control import LostError
-from lockstep.ranks.placement import placement
+from lockstep.ranks.placement import Placement, placement
 from lockstep.ranks.process_group import NO_GPU
 
 EXIT_USAGE = 4
-REFUSAL_S = 6.0  # rank 0 may still be importing torch
-# Plugins of pytest that write a file without being asked.
+REFUSAL_S = 6.0  # time for rank 0, which may still be importing torch
+# Plugins of pytest that write a file without an option.
 WRITERS = ("LFPlugin", "NFPlugin", "StepwisePlugin")
 
 
-def is_rank_0() -> bool:
-    """Return whether this rank prints, whichever launcher started it."""
+def _place() -> Placement:
     try:
-        return placement().rank == 0
-    except ValueError:  # joining refuses what the launcher has set, and somebody must say so
-        return True
+        return placement()
+    except ValueError:  # wrong variables of the launcher, which joining refuses with a message
+        return Placement(world_size=0)
+
+
+def is_rank_0() -> bool:
+    return _place().rank == 0
 
 
 def leave_results(config: pytest.Config) -> None:
-    """Leave pytest-benchmark's files and tables to rank 0."""
     benchmarks: Any = config.pluginmanager.get_plugin("pytest-benchmark")
     if benchmarks is not None:
         benchmarks.json = benchmarks.save = benchmarks.autosave = benchmarks.compare = None
@@ -58,36 +57,34 @@ def leave_results(config: pytest.Config) -> None:
 
 
 def refuse(error: ValueError) -> NoReturn:
-    """End the session with one sentence, which rank 0 alone prints."""
+    """End the session with one sentence, printed by rank 0."""
     if is_rank_0():
         raise pytest.UsageError(str(error)) from error
     end_session(error, EXIT_USAGE)
 
 
 def end_session(error: Exception, returncode: int) -> NoReturn:
-    """End the session of this rank with a code; rank 0 says why."""
+    """End the session of this rank with an exit code; rank 0 prints why."""
     if not is_rank_0():
         rank, named = placement().rank, getattr(error, "ranks", ())
-        if rank in named:  # no other rank may know it
+        if rank in named:  # perhaps no other rank knows of the error
             errors.say(str(error))
-        # A launcher ends all ranks as soon as one has ended: rank 0 needs the time to say why.
+        # A launcher ends all ranks as soon as one rank has ended, so give rank 0 time to print.
         time.sleep(REFUSAL_S)
-        # Where nothing was agreed on, and no rank is named, this one may be alone: rank 0, still
-        # there, had no such reason to end.
-        if isinstance(error, LostError):  # which says which rank lost rank 0
+        if isinstance(error, LostError):  # its text names the rank
             errors.say(str(error))
-        elif not (isinstance(error, AgreedError) or named):
+        elif not (isinstance(error, AgreedError) or named):  # perhaps rank 0 does not know of it
             errors.say(f"rank {rank} on {hostname()}: {error}")
     pytest.exit(str(error), returncode=returncode)
 
 
 def say_own(words: str) -> None:
-    """Say what only this rank may know, in a line of its own: rank 0 may be within one of dots."""
+    """Print a message of this rank, on a new line after rank 0's dots."""
     sys.stderr.write("\n")
     errors.say(f"rank {placement().rank} on {hostname()}: {words}")
 
 
-# True where these hooks came after the command line was read.
+# Whether these hooks were loaded after the command line was read.
 CAME_LATE = pytest.StashKey[bool]()
 SETTINGS = pytest.StashKey[options.Settings]()
 SESSION = pytest.StashKey[LaunchSession]()
@@ -116,30 +113,28 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cases(study): parametrize from the named size")
     if folder := getattr(config.option, "torch_trace", None):
         config.pluginmanager.register(Tracing(folder))
+    elif NSYS in os.environ:
+        config.pluginmanager.register(Marking())
     if not is_rank_0():
         config.pluginmanager.unregister(name="terminalreporter")
         leave_results(config)
         for plugin in config.pluginmanager.get_plugins():
             if type(plugin).__name__ in WRITERS:
                 config.pluginmanager.unregister(plugin)
-    try:
-        is_alone = placement().world_size == 1
-    except ValueError:  # which joining refuses
-        is_alone = False
-    if config.pluginmanager.hasplugin("dsession") and not is_alone:
-        # pytest-xdist would start its workers before the ranks could refuse it.
+    if config.pluginmanager.hasplugin("dsession") and _place().world_size != 1:
+        # pytest-xdist would start its workers before the ranks could refuse the option.
         config.pluginmanager.unregister(name="dsession")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    # Where -p names this plugin, it is configured before pytest-benchmark is.
+    # With -p this plugin is configured before pytest-benchmark, so do this again.
     if not is_rank_0():
         leave_results(session.config)
 
 
 def pytest_collection(session: pytest.Session) -> None:
-    # Once files are collected, pytest would show a wrong option as an error of each of them.
+    # Later, while pytest collects files, a wrong option would become an error of each file.
     try:
         options.check(session.config.option)
         if placement().world_size > 1:
@@ -153,16 +148,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if marker is None:
         return
     if SETTINGS not in metafunc.config.stash:  # the first measured case
-        # A warning of another release of torch is no reason to lose a measurement.
+        # A warning by another release of torch must not fail a measurement.
         metafunc.config.addinivalue_line("filterwarnings", "default")
-        warnings.simplefilter("default")  # the collection is already under the file's filters
+        warnings.simplefilter("default")  # the collection already uses the filters of the ini file
     (study,) = marker.args
     rows = studies.rows(study, _settings(metafunc.config).size)
     mark = getattr(pytest.mark, study)
     params = [pytest.param(*row.values(), id=sizes.case_id(row), marks=[mark]) for row in rows]
-    # What is set on request is no argument of the test; `build_step` finds it in the case.
-    asked = studies.STUDIES[study].on_request
-    metafunc.fixturenames.extend({*rows[0]} & {*asked} - {*metafunc.fixturenames})
+    # A factor need not be an argument of the test, which may read it from `lockstep.factors`.
+    metafunc.fixturenames.extend(name for name in rows[0] if name not in metafunc.fixturenames)
     metafunc.parametrize(list(rows[0]), params)
 
 
@@ -170,7 +164,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Let a silenced rank say what it cannot collect, for its end would be an exit code alone."""
+    """Let a rank above 0 print what it cannot collect, which its exit code does not show."""
     report = yield
     if report.outcome == "failed" and not is_rank_0():
         lines = [line for line in str(report.longrepr).splitlines() if line.startswith("E  ")]
@@ -181,21 +175,21 @@ def pytest_make_collect_report(
 
 
 def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-    """Let a silenced rank say why it ends the session, where `_exit` has not."""
+    """Let a rank above 0 print why it ends the session."""
     code = getattr(excinfo.value, "returncode", None)
     if isinstance(excinfo.value, pytest.Session.Interrupted):
-        return  # the launch ends in order, and rank 0 says why
+        return  # the launch ends in order, and rank 0 prints why
     words = f"ended the session: {excinfo.typename}: {excinfo.value}".rstrip(": ")
     if is_rank_0():
-        if code is not None:  # of pytest.exit in a case, which pytest prints
+        if code is not None:  # pytest.exit in a case, whose reason pytest prints
             errors.note(str(excinfo.value))
     elif code not in (EXIT_USAGE, EXIT_MACHINE):
         say_own(words)
 
 
 def pytest_internalerror(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-    """Say what broke outside a case, as a signal's handler may: a silenced rank shows nothing."""
-    say_own(f"broke outside a case: {excinfo.typename}: {excinfo.value}".rstrip(": "))
+    """Print an error outside a case, for example of a signal handler, on any rank."""
+    say_own(f"failed outside a case: {excinfo.typename}: {excinfo.value}".rstrip(": "))
 
 
 @pytest.hookimpl(trylast=True)
@@ -208,19 +202,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             options.refuse_selection(config, left_out, _settings(config).labels)
         if not measured:
             return
-        if placement().world_size > 1:  # for hooks that came late
+        if placement().world_size > 1:  # not checked yet if the hooks were loaded late
             options.refuse_options(config)
         options.refuse_ignored(config)
-        chosen = of_part(measured, _settings(config).part)
-        # A worker of pytest-xdist has a workerinput.
+        chosen = select_part(measured, _settings(config).part)
+        # Only a worker of pytest-xdist has `workerinput`.
         if not config.option.collectonly and not hasattr(config, "workerinput"):
             chosen = _begin(config, chosen)
     except ImportError as error:
-        todo = 'pip install "/path/to/checkout[bench]" brings what measuring needs'
+        todo = 'pip install "/path/to/checkout[bench]" installs what measuring needs'
         end_session(RuntimeError(f"{error}; {todo}"), EXIT_MACHINE)
     except (ValueError, RuntimeError, OSError) as error:
         if launch := config.stash.get(SESSION, None):
-            launch.close()  # all ranks refuse alike, so no rank loses the store early
+            launch.close()  # all ranks refuse together, so no rank loses the store early
             del config.stash[SESSION]
         if isinstance(error, ValueError):
             refuse(error)
@@ -236,14 +230,13 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 
 
 def _begin(config: pytest.Config, expected: list[pytest.Item]) -> list[pytest.Item]:
-    """Join the other ranks and return the cases that are left to measure."""
-    # There is one timer, the watchdog's; pytest's own plugin would cancel it at each failure.
+    # pytest's plugin faulthandler would cancel the watchdog's timer at each failure.
     if config.pluginmanager.hasplugin("faulthandler"):
         config.pluginmanager.unregister(name="faulthandler")
     launch = config.stash[SESSION] = sessions.join(_settings(config))
     chosen = launch.prepare(expected)
     benchmarks: Any = config.pluginmanager.get_plugin("pytest-benchmark")
-    document = {  # the head of pytest-benchmark's JSON, as its own hooks make it
+    document = {  # the head of pytest-benchmark's JSON, made by its own hooks
         "machine_info": benchmarks.get_machine_info() | {"node": hostname()},
         "commit_info": config.hook.pytest_benchmark_generate_commit_info(config=config),
         "datetime": datetime.now(UTC).isoformat(),
@@ -259,7 +252,7 @@ def _begin(config: pytest.Config, expected: list[pytest.Item]) -> list[pytest.It
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     launch = config.stash.get(SESSION, None)
-    if launch is None or not launch.provenance:  # pytest reports a refused collection, too
+    if launch is None or not launch.provenance:  # the collection was refused
         return []
     w, settings = launch.world, launch.settings
     lines = [
@@ -270,14 +263,14 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
         f"journal {settings.journal_path or '-'}",
     ]
     if w.device.type == "cpu" and settings.device is None:
-        # Hooks that came late lack the option until they are named.
+        # If the hooks were loaded late, the option --device exists only with -p.
         named = f"-p {HOOKS} --device" if config.stash.get(CAME_LATE, False) else "--device"
         lines.append(f"lockstep: {NO_GPU.replace('--device', named, 1)}")
     return lines + [f"lockstep: flag: {flag}" for flag in launch.flags]
 
 
 def results_of_session(config: pytest.Config) -> Path | None:
-    """Return where rank 0 keeps what was measured; None where the caller has named a place."""
+    """Return the results folder of a session that named no journal or JSON; else None."""
     launch = config.stash.get(SESSION, None)
     path = launch and launch.writer.journal and launch.settings.journal_path
     unnamed = path and path.parent.parent == options.UNNAMED and journal.outcomes(path)
@@ -289,7 +282,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     item.stash[NEXT] = case_of(nextitem) if nextitem else None
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest skips a marked case, or the ranks lose count
+@pytest.hookimpl(tryfirst=True)  # before pytest skips a marked case, so that all ranks count it
 def pytest_runtest_setup(item: pytest.Item) -> None:
     launch = _launch_of(item)
     if launch is not None:
@@ -315,8 +308,8 @@ def pytest_runtest_makereport(
     reason = _reason(report)
     if report.outcome != "failed":
         ended = Ended(report.outcome, reason)
-    elif call.excinfo is None:  # as where a case passed that was to fail
-        ended = Ended.with_words(reason)
+    elif call.excinfo is None:  # for example, a strict xfail case passed
+        ended = Ended.from_words(reason)
     else:
         error = call.excinfo
         ended = Ended("failed", reason, error.exconly(), is_consequence(error.value))
@@ -331,13 +324,12 @@ def pytest_runtest_makereport(
 def _settle(
     launch: LaunchSession, item: pytest.Item, report: pytest.TestReport, ended: Ended
 ) -> None:
-    """Give a phase of the case, which has ended on this rank, the outcome that holds on all."""
     benchmark: Any = getattr(item, "funcargs", {}).get("benchmark")
     if report.when == "setup":
         settled = launch.end_set_up(ended)
     elif report.when == "call":
         if ended.outcome == "passed" and launch.settings.journal_path and not launch.current.part:
-            ended = Ended.with_words("it recorded nothing; call lockstep.measure")
+            ended = Ended.from_words("it recorded nothing; call lockstep.measure")
         settled = launch.end_call(ended, lambda: _entry(launch, item, benchmark))
     else:
         settled = launch.leave_case(ended, item.stash[NEXT])
@@ -351,27 +343,27 @@ def _settle(
 
 
 def _entry(launch: LaunchSession, item: pytest.Item, benchmark: Any) -> tuple[dict[str, Any], str]:
-    """Return what the journal is to keep of a case that passed, and why it cannot, if so."""
-    if benchmark is None or not benchmark.stats:  # under --benchmark-disable
+    """Return the journal's entry of a passed case, or an empty entry and the reason."""
+    if benchmark is None or not benchmark.stats:  # with --benchmark-disable
         return {}, ""
     stats, size = benchmark.stats, launch.world.world_size
     stats.name, stats.fullname = (sized_name(name, size) for name in (stats.name, stats.fullname))
     params = {"params": params_of(item)} if stats.params else {}
     entry = {"kind": "case", "case": case_of(item), "benchmark": stats.as_dict() | params}
     try:
-        return journal.fixed(entry), ""
+        return journal.copy_as_json(entry), ""
     except (TypeError, ValueError) as error:
-        return {}, f"the journal cannot keep what it recorded: {error}"
+        return {}, f"the result cannot be written to the journal: {error}"
 
 
 def _forget(error: BaseException | None) -> None:
-    """Let go of what the frames of an error hold, such as a process group to be built again."""
-    seen = set[int]()  # `raise ... from` may close a chain of causes to a ring
+    """Free the objects in the frames of an error, such as a process group to rebuild."""
+    seen = set[int]()  # a chain of causes by `raise ... from` may be a ring
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
-    for name in ("last_exc", "last_type", "last_value", "last_traceback"):  # pytest keeps them
+    for name in ("last_exc", "last_type", "last_value", "last_traceback"):  # set by pytest
         vars(sys).pop(name, None)
 
 
@@ -383,9 +375,9 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     return str(report.longrepr)
 
 
-@pytest.hookimpl(optionalhook=True)  # sessions that measure nothing may leave the plugin out
+@pytest.hookimpl(optionalhook=True)  # a session that measures nothing may lack pytest-benchmark
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
-    """Make the JSON from the journal's records: failed cases out, a resumed launch's in."""
+    """Make the JSON from the journal: without failed cases, with those of earlier sessions."""
     launch = config.stash.get(SESSION, None)
     if launch is not None and launch.writer.journal is not None:
         rebuilt = journal.rebuild(launch.writer.journal.path)
@@ -397,10 +389,10 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
     launch = session.config.stash.get(SESSION, None)
     skipped = session.config.stash.get(SKIPPED, [])
     if launch is None and skipped and not is_rank_0():
-        say_own(f"skips all that it could measure: {skipped[0]}")
+        say_own(f"skips every case: {skipped[0]}")
     if launch is not None and not launch.write_json(session.config):
         session.exitstatus = EXIT_IO
-    # That nothing was measured is a warning, which as an error would hide what failed.
+    # pytest-benchmark warns if nothing was measured; as an error this would hide the failure.
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         try:
@@ -412,12 +404,8 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
 
 def _settings(config: pytest.Config) -> options.Settings:
     if SETTINGS not in config.stash:
-        config.stash[SETTINGS] = options.read(_option(config))
+        option = config.option
+        if config.stash.get(CAME_LATE, False):  # the command line was read without these options
+            option = argparse.Namespace(**vars(option) | options.defaults())
+        config.stash[SETTINGS] = options.read(option)
     return config.stash[SETTINGS]
-
-
-def _option(config: pytest.Config) -> Any:
-    """Return the session's options, ours with their defaults if it began without them."""
-    if not config.stash.get(CAME_LATE, False):
-        return config.option
-    return argparse.Namespace(**vars(config.option) | options.defaults())

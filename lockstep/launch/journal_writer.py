@@ -1,11 +1,12 @@
-"""What a launch writes: its journal and its JSON, and the folder of stacks next to them."""
+"""The files that a launch writes: journal, JSON and stacks."""
 
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lockstep.core.errors import AgreedError, RankError
 from lockstep.core.flags import flag
@@ -17,98 +18,67 @@ from lockstep.machine import telemetry
 from lockstep.ranks.control import Control
 from lockstep.ranks.watchdog import stacks_file
 
-# An NFS client may go on for so long by what it knows of a folder (nfs(5), acdirmax).
+Result = TypeVar("Result")
+# An NFS client may use its cached list of a folder for so long (nfs(5), acdirmax).
 SHARED_WITHIN_S = 60.0
 
 
 @dataclass
 class JournalWriter:
-    """Writes what a launch measures, on rank 0 alone; all ranks agree on where.
-
-    Attributes:
-        name_rank: Returns a rank with its host, in words.
-        journal: Open on rank 0, once the ranks have agreed on it.
-        broken: Why rank 0 could not write the journal; empty while it can.
-        folder: Of the journal, as this host sees it; None where nothing is kept.
-        telemetry_file: Where this rank's samples go; None where nothing is kept.
-        pending: How the current case ends, unless it still fails; empty while nothing is known.
-    """
+    """Writes the journal on rank 0; all ranks agree on its path."""
 
     settings: Settings
     control: Control
     name_rank: Callable[[int], str]
-    journal: Journal | None = None
-    broken: str = ""
-    folder: Path | None = None
-    telemetry_file: Path | None = None
-    pending: dict[str, Any] = field(default_factory=dict)
+    journal: Journal | None = None  # open on rank 0 after the ranks agreed on its path
+    broken: str = ""  # why rank 0 could not write the journal
+    folder: Path | None = None  # the journal's folder on this host; None without a journal
+    telemetry_file: Path | None = None  # file of this rank
+    pending: dict[str, Any] = field(default_factory=dict)  # end of the case, unless it fails later
     _has_ended: bool = False  # whether the end of the current case is in the journal
 
     def open(self) -> Path | None:
-        """Open what is written, and keep others out of it, before anything of it is read.
-
-        Returns:
-            This rank's file of stacks, or None where nothing is kept.
-
-        Raises:
-            AgreedError: A path cannot be written.
-            RankError: A rank cannot write there.
-        """
+        """Open the journal, and return this rank's file of stacks; None without a journal."""
         path, result = self.settings.journal_path, self.settings.result_path
         if path is None:
             return None
         if result is not None:
             self._agree("--benchmark-json", result, lambda: self._check_writable(result))
         self._agree("--journal", path, lambda: self._open_journal(path))
-        # Without an option for it each rank has made up a path of its own, by the time.
+        # Without --journal each rank made a path of the present time; rank 0's path counts.
         of_rank_0 = Path(self.control.exchange_all("journal path", str(path.absolute()))[0])
-        seen: list[Path] = []
-        find = lambda: seen.append(self._find_shared(path, of_rank_0))  # noqa: E731
-        self._agree("stacks beside --journal", path, find)
-        self.folder = seen[0].parent
-        self.telemetry_file = telemetry.file_of(seen[0], self.control.rank)
-        return stacks_file(seen[0], self.control.rank)
+        find = partial(self._find_shared, path, of_rank_0)
+        seen = self._agree("stacks beside --journal", path, find)
+        self.folder = seen.parent
+        self.telemetry_file = telemetry.file_of(seen, self.control.rank)
+        return stacks_file(seen, self.control.rank)
 
     def begin(
         self, expected: list[str], document: Mapping[str, Any], facts: Mapping[str, Any]
     ) -> None:
-        """Begin this session's part of the journal, on rank 0; raises as `open` does.
-
-        `expected` has all cases of the launch; `document` has machine_info, commit_info, datetime
-        and version of pytest-benchmark's JSON; `facts` are what the launch says of itself.
-        """
-
-        def write_head() -> None:
-            if self.journal is not None:
-                asked = self.settings
-                self.journal.begin_session(
-                    {"expected": expected, "document": document, "launch": facts},
-                    resume=asked.resume, skip_failed=asked.skip_failed, after=asked.after,
-                )  # fmt: skip
-
-        if path := self.settings.journal_path:
-            self._agree("head of --journal", path, write_head)
+        """Write the head of this session on rank 0, see `Journal.begin_session`."""
+        settings, lines = self.settings, self.journal
+        head = {"expected": expected, "document": document, "launch": facts}
+        write = partial(lines.begin_session, head, settings) if lines else lambda: None
+        if settings.journal_path:
+            self._agree("head of --journal", settings.journal_path, write)
 
     def append(self, entry: Mapping[str, Any]) -> None:
-        """Write one line to the journal, on rank 0."""
-        self._write(lambda kept: kept.append(entry))
+        self._write(lambda lines: lines.append(entry))
 
     def restore(self) -> None:
-        """Write again what the journal's file has lost since the last write, on rank 0."""
         self._write(Journal.restore)
 
     def close(self) -> None:
-        """Close the journal."""
         if self.journal:
             self.journal.close()
 
     def begin_case(self, case: str) -> None:
-        """Note in the journal that a case is in flight, on rank 0."""
         self.pending, self._has_ended = {}, False
-        self._write(lambda kept: kept.begin(case))
+        self._write(lambda lines: lines.begin(case))
 
     def note(self, case: str, verdict: Verdict) -> None:
-        """Write that a case has failed, whose first failure counts; or note that it is skipped."""
+        """Write a failed case, once; keep a skipped case in `pending` until its end."""
         if verdict.outcome == "skipped":
             self.pending = {"kind": "skip", "case": case, "reason": verdict.reason}
         elif verdict.outcome == "failed":
@@ -119,10 +89,10 @@ class JournalWriter:
     def end_case(
         self, case: str, left: Sequence[Mapping[str, Any]], under: Sequence[Mapping[str, Any]] = ()
     ) -> bool:
-        """Write what the case left behind, and how it ended; return whether that is new.
+        """Write what a case left behind, and its end; return whether the end is new.
 
-        Each fact is one of `state.LeftBehind`, or for what earlier cases left one of
-        `state.Earlier`, with its rank. They become flags of a case that has passed.
+        `left` has facts of `state.LeftBehind` and `under` of `state.Earlier`; both become flags of
+        a passed case.
         """
         for each in left:
             self.append({"kind": "left", "case": case, "left": each})
@@ -151,14 +121,14 @@ class JournalWriter:
         try:
             act(self.journal)
         except OSError as error:
-            # The others learn of it with the case's last verdict.
+            # The case's last verdict carries this message to the other ranks.
             self.broken = f"the journal {self.journal.path} cannot be written: {error.strerror}"
 
-    def _agree(self, name: str, path: Path, act: Callable[[], None]) -> None:
-        """Use a file, or the folder of results, and refuse on all ranks where one cannot."""
+    def _agree(self, name: str, path: Path, act: Callable[[], Result]) -> Result:
+        """Call `act` for a file on this rank; if any rank fails, raise an error on all ranks."""
         option, problem, is_wrong = name.split()[-1], "", False
         try:
-            act()
+            result = act()
         except ValueError as error:
             problem, is_wrong = f": {error}; give {option} another file", True
         except OSError as error:
@@ -169,18 +139,18 @@ class JournalWriter:
             if words:
                 kind = AgreedError if is_input else RankError
                 raise kind(f"{self.name_rank(rank)}{words}", rank)
+        return result
 
     def _check_writable(self, path: Path) -> None:
-        """Refuse on rank 0 what it could not write at the end, when all is measured."""
-        if self.control.rank > 0 or (path.exists() and not path.is_file()):  # as /dev/null
+        if self.control.rank > 0 or (path.exists() and not path.is_file()):  # /dev/null
             return
-        target = path.resolve()  # of a link to what is not there yet, which stays
+        target = path.resolve()  # a link stays, even a link to a missing file
         target.parent.mkdir(parents=True, exist_ok=True)
         is_new = not path.exists()
         target.open("ab").close()
         if is_new:
             target.unlink()
-        else:  # another will be made in its folder, to take its place
+        else:  # a new file in the same folder will replace it
             tempfile.NamedTemporaryFile(dir=target.parent).close()
 
     def _open_journal(self, path: Path) -> None:
@@ -189,14 +159,14 @@ class JournalWriter:
             stacks_file(path, 0).parent.mkdir(exist_ok=True)
 
     def _find_shared(self, path: Path, of_rank_0: Path) -> Path:
-        """Return under which of two names this host sees the journal that rank 0 has opened."""
+        """Return which of two paths leads to rank 0's journal on this host."""
         end = time.monotonic() + min(SHARED_WITHIN_S, self.settings.timeout_s / 2)
-        # Rank 0 has made the folder of stacks, whose name no other rank has looked up before.
+        # Rank 0 made the folder of stacks, a name that no other rank has in its cache.
         while not (seen := [p for p in (path, of_rank_0) if stacks_file(p, 0).parent.is_dir()]):
             if time.monotonic() > end:
                 made = stacks_file(of_rank_0, 0).parent
-                raise FileNotFoundError(f"this host does not see {made}, which rank 0 has made")
+                raise FileNotFoundError(f"this host does not see {made}, which rank 0 made")
             time.sleep(0.1)
-        # A folder that this host sees it may still be unable to write to.
+        # This host may see the folder, but not be allowed to write into it.
         stacks_file(seen[0], self.control.rank).open("ab").close()
         return seen[0]

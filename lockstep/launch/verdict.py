@@ -1,8 +1,4 @@
-"""What holds on all ranks after a phase of a case, judged from what every rank gave.
-
-The same ends and facts give the same verdict on any rank. What a rank did itself is blamed before
-what it suffered from another.
-"""
+"""The verdict on a phase of a case: a rank's own fault comes before its consequences."""
 
 import errno
 import os
@@ -19,24 +15,24 @@ from lockstep.ranks.control import LostError
 from lockstep.ranks.watchdog import stacks_file
 
 MAX_BLAMED = 8
-# kind of a cause -> its place among those that a failure names
+# kind of a cause -> its order among the causes of a failure
 ORDER: dict[CauseKind, int] = {"fault": 0, "skip": 1, "silence": 1, "consequence": 2}
-# What gloo, NCCL and the store raise on the ranks that a failing one left waiting. gloo names
-# its source file: a pipe of the user's own, or of a loader's worker, breaks in the same words.
+# Parts of errors of gloo, NCCL and the store on ranks that wait for a failed rank. gloo's errors
+# name its source file, unlike a broken pipe in the user's code.
 SIGNS_OF_ANOTHERS_FAULT = ("gloo/", "wait timeout", "DistBackendError", "DistNetworkError")
-# What this rank's own kernel refuses, whatever library says so.
+# Parts of errors of this rank's own operating system, in any library.
 SIGNS_OF_OWN_FAULT = tuple(map(os.strerror, (errno.EMFILE, errno.ENFILE, errno.ENOMEM)))
 
 Outcome = Literal["passed", "failed", "skipped"]
-# What a rank that has no case left names as its next one.
+# The next "case" of a rank that has no case left.
 NO_CASE = "the end of its launch"
-# What each rank gives as a phase ends; None in its place where it did not answer.
+# The end of a phase by rank; None for a rank that did not answer.
 Ends = Sequence[Mapping[str, Any] | None]
 
 
 def is_consequence(error: BaseException) -> bool:
-    """Return whether an error is only that another rank was lost, or refused first."""
-    if isinstance(error, BaseExceptionGroup):  # of several fixtures, as they are torn down
+    """Return whether an error is only a consequence of another rank's loss or refusal."""
+    if isinstance(error, BaseExceptionGroup):  # errors of several fixtures in their teardown
         return all(map(is_consequence, error.exceptions))
     if isinstance(error, (LostError, OtherRankError)):
         return True
@@ -48,72 +44,57 @@ def is_consequence(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a phase of a case ended on this rank.
-
-    Attributes:
-        reason: Why it did not pass, as pytest shows it, which may be a traceback.
-        error: The error alone, where there was one.
-        is_consequence: Whether this rank only met what another one did.
-    """
+    """How a phase of a case ended on this rank."""
 
     outcome: Outcome = "passed"
-    reason: str = ""
-    error: str = ""
-    is_consequence: bool = False
+    reason: str = ""  # why the phase did not pass, as pytest shows it, perhaps with a traceback
+    error: str = ""  # the error without a traceback
+    is_consequence: bool = False  # whether another rank caused the failure
 
     @classmethod
-    def with_words(cls, words: str) -> Self:
-        """Return the end of a phase that failed without an error of its own."""
+    def from_words(cls, words: str) -> Self:
         return cls("failed", words, words)
 
     @classmethod
-    def with_error(cls, error: Exception) -> Self:
-        """Return the end of a phase that an error of this package or of torch ended."""
+    def from_error(cls, error: Exception) -> Self:
+        """Return a failure by an error of this package or of torch."""
         words = str(error).partition("\n")[0] or type(error).__name__
         return cls("failed", words, words, is_consequence(error))
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a verdict rests on besides what the ranks gave.
+    """The facts for a verdict, in addition to the ends of the ranks."""
 
-    Attributes:
-        ranks: The provenance of each rank, with its host and device.
-        case: The case that runs; empty before the first.
-        timeout_s: How long the ranks wait for each other between cases.
-        journal_path: Beside which silent ranks may have left their stacks.
-    """
-
-    ranks: Sequence[Mapping[str, Any]]
-    case: str
+    ranks: Sequence[Mapping[str, Any]]  # provenance of each rank
+    case: str  # the running case; empty before the first case
     budget_s: float
-    timeout_s: float
+    timeout_s: float  # how long ranks wait for each other between cases
     journal_path: Path | None
     has_failed: bool = False
 
     def name(self, rank: int) -> str:
-        """Return a rank with its host and device."""
         return name_rank(rank, self.ranks[rank]["host"], self.ranks[rank]["device"])
 
-    def late(self, silent: Sequence[int]) -> str:
-        """Return which ranks took longer for the case than it may take."""
-        more = f" and {len(silent) - 1} ranks more" if len(silent) > 1 else ""
+    def describe_late(self, silent: Sequence[int]) -> str:
+        """Return a sentence about ranks that took longer for the case than its budget."""
+        more = f" and {len(silent) - 1} more ranks" if len(silent) > 1 else ""
         return (
             f"{self.name(silent[0])}{more} did not end {self.case} within its budget of "
-            f"{self.budget_s:g} s; raise --case-budget if it needs longer{self.stacks(silent[0])}"
+            f"{self.budget_s:g} s; raise --case-budget if the case needs longer"
+            f"{self.describe_stacks(silent[0])}"
         )
 
-    def stacks(self, rank: int) -> str:
-        """Return where the stacks of a silent rank may be; empty without a journal."""
+    def describe_stacks(self, rank: int) -> str:
+        """Return a phrase with the file of a silent rank's stacks; empty without a journal."""
         if self.journal_path is None:
             return ""
         return f"; its stacks, if it could write them: {stacks_file(self.journal_path, rank)}"
 
-    def uneven(self, ends: Ends) -> str:
-        """Return which rank called other collectives than the first; empty where all agree.
+    def find_uneven(self, ends: Ends) -> str:
+        """Return a sentence about a rank that called more or fewer collectives; else an empty text.
 
-        A collective whose result no rank waits for does not fail where it is called: the next case
-        would meet it in place of its own. gloo counts sends and receives alike.
+        An unmatched collective may not fail in this case, but would disturb the next case.
         """
         counts = {rank: end["collectives"] for rank, end in enumerate(ends) if end is not None}
         first = min(counts)
@@ -121,25 +102,25 @@ class Facts:
         if odd is None:
             return ""
         return (
-            f"{self.name(odd)} has called {counts[odd]} collectives since the ranks last joined, "
-            f"{self.name(first)} {counts[first]}; every rank must call the same ones (gloo counts "
-            "sends and receives, too, but in a group of their own from new_group)"
+            f"{self.name(odd)} called {counts[odd]} collectives since the ranks last joined, but "
+            f"{self.name(first)} {counts[first]}; every rank must call the same collectives (gloo "
+            "also counts sends and receives, unless they use a group of their own from new_group)"
         )
 
-    def astray(self, ends: Ends, at: Literal["case", "next"]) -> str:
-        """Return which rank is at another case than the first; empty where all agree."""
+    def find_astray(self, ends: Ends, at: Literal["case", "next"]) -> str:
+        """Return a sentence about a rank that is at another case; else an empty text."""
         cases = {rank: end[at] for rank, end in enumerate(ends) if end is not None}
         first = min(cases)
         for rank, case in cases.items():
             if case != cases[first]:
                 return (
                     f"{self.name(rank)} is at {case} while rank {first} is at {cases[first]}; "
-                    "nothing measured from here on could be trusted"
+                    "later measurements would be wrong, so the launch ends"
                 )
         return ""
 
     def blame(self, ends: Ends) -> tuple[tuple[FailureCause, ...], str]:
-        """Return what ranks that did not pass met, the first to blame first, and in words."""
+        """Return the causes of a failure, the most likely first, and a text about them."""
         causes = []
         for rank, end in enumerate(ends):
             kind: CauseKind
@@ -157,65 +138,58 @@ class Facts:
         lines = []
         for cause in causes[:MAX_BLAMED]:
             end = ends[cause.rank]
-            lines.append(cause.sentence(end["reason"] if end else None, self.stacks(cause.rank)))
+            lines.append(
+                cause.sentence(end["reason"] if end else None, self.describe_stacks(cause.rank))
+            )
         if len(causes) > MAX_BLAMED:
-            lines.append(f"and {len(causes) - MAX_BLAMED} ranks more")
+            lines.append(f"and {len(causes) - MAX_BLAMED} more ranks")
         return tuple(causes[:MAX_BLAMED]), "\n".join(lines)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What holds on all ranks.
-
-    Attributes:
-        code: Exit code with which the launch ends before its next case; None where it goes on.
-        room: What every rank may still take of memory, once all are set up.
-        needs_group: Whether a rank has lost the process group without failing.
-        causes: What ranks that did not pass met, the first to blame first.
-    """
+    """The outcome of a phase, equal on all ranks."""
 
     outcome: Outcome = "passed"
     reason: str = ""
-    code: int | None = None
-    ending: str = ""
-    room: Room | None = None
-    needs_group: bool = False
-    causes: tuple[FailureCause, ...] = ()
+    code: int | None = None  # exit code, if the launch ends before its next case
+    ending: str = ""  # why the launch ends
+    room: Room | None = None  # memory that every rank may still use, after set-up
+    needs_group: bool = False  # whether a rank lost the process group although it passed
+    causes: tuple[FailureCause, ...] = ()  # the most likely first
 
     def to_json(self) -> dict[str, Any]:
-        """Return the verdict as JSON can hold it."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> Self:
-        """Return the verdict that `to_json` gave."""
         room = facts["room"]
         causes = tuple(FailureCause(**cause) for cause in facts["causes"])
         return cls(**{**facts, "room": Room(**room) if room else None, "causes": causes})
 
     def ends(self, code: int, ending: str) -> Self:
-        """Return the verdict with an end of the launch, unless it has one."""
+        """Return the verdict with an end of the launch, unless it already has one."""
         return self if self.code is not None else replace(self, code=code, ending=ending)
 
     @classmethod
-    def of_phase(cls, ends: Ends, facts: Facts) -> Self:
-        """Judge a phase: failed where one rank failed, or where ranks ended it differently."""
+    def judge_phase(cls, ends: Ends, facts: Facts) -> Self:
+        """Judge a phase: it fails if a rank fails, or if ranks end it differently."""
         outcomes = {end["outcome"] if end else "silent" for end in ends}
         if outcomes in ({"passed"}, {"skipped"}):
-            if not facts.has_failed and (uneven := facts.uneven(ends)):
+            if not facts.has_failed and (uneven := facts.find_uneven(ends)):
                 return cls("failed", uneven)
             assert ends[0] is not None
             return cls(ends[0]["outcome"], ends[0]["reason"])
         causes, reason = facts.blame(ends)
         verdict = cls("failed", reason, causes=causes)
         silent = [rank for rank, end in enumerate(ends) if end is None]
-        return verdict.ends(EXIT_LOST, facts.late(silent)) if silent else verdict
+        return verdict.ends(EXIT_LOST, facts.describe_late(silent)) if silent else verdict
 
     @classmethod
-    def of_set_up(cls, ends: Ends, facts: Facts) -> Self:
-        """Judge a set-up, and find the memory that is left; the ranks must run one case."""
-        verdict = cls.of_phase(ends, facts)
-        if astray := facts.astray(ends, "case"):
+    def judge_set_up(cls, ends: Ends, facts: Facts) -> Self:
+        """Judge a set-up, and add the free memory; all ranks must run the same case."""
+        verdict = cls.judge_phase(ends, facts)
+        if astray := facts.find_astray(ends, "case"):
             failed = replace(verdict, outcome="failed", reason=astray)
             return failed.ends(EXIT_OUT_OF_STEP, astray)
         if verdict.outcome != "passed":
@@ -225,33 +199,29 @@ class Verdict:
         return replace(verdict, room=least_room(free_bytes, hosts))
 
     @classmethod
-    def of_leaving(cls, ends: Ends, facts: Facts) -> Self:
-        """Judge a teardown; the ranks must be about to run the same case next.
-
-        Before the first case there is no teardown: `Facts.case` is empty, and every end passed.
-        """
+    def judge_leaving(cls, ends: Ends, facts: Facts) -> Self:
+        """Judge a teardown, or the entry of the first case; all ranks must go to the same case."""
         verdict = cls()
         silent = [rank for rank, end in enumerate(ends) if end is None]
         if facts.case:
-            verdict = cls.of_phase(ends, facts)
+            verdict = cls.judge_phase(ends, facts)
         elif silent:
             more = f" and {len(silent) - 1} more" if len(silent) > 1 else ""
             case = next(end["next"] for end in ends if end is not None)
             absent = (
-                f"{facts.name(silent[0])}{more}, awaited at {case}, did not come within "
+                f"{facts.name(silent[0])}{more} did not come to {case} within "
                 f"{facts.timeout_s:g} s; see its log"
             )
             verdict = cls("failed", absent, EXIT_LOST, absent)
-        if astray := facts.astray(ends, "next"):
+        if astray := facts.find_astray(ends, "next"):
             verdict = replace(verdict, code=EXIT_OUT_OF_STEP, ending=astray)
         left = [each["kind"] for end in ends if end for each in end["left"]]
         return replace(verdict, needs_group="process_group" in left)
 
     @classmethod
-    def of_rebuilding(cls, ends: Ends, facts: Facts) -> Self:
-        """Judge whether the process group is there again; without it the launch ends."""
+    def judge_rebuilding(cls, ends: Ends, facts: Facts) -> Self:
         _, reason = facts.blame(ends)
         if not reason:
             return cls()
-        ending = f"the process group could not be built again after a failure: {reason}"
+        ending = f"the process group could not be rebuilt after a failure: {reason}"
         return cls("failed", reason, EXIT_LOST, ending)

@@ -1,1 +1,1 @@
-"""What this machine is: devices, network, memory and versions."""
+"""Readers of this machine: devices, network, memory and versions."""

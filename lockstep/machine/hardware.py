@@ -1,52 +1,43 @@
-"""Datasheets of the GPUs we know: peaks, so that MFU has a denominator with a source, and boards.
+"""Datasheets of known GPUs: peak rates, which MFU divides by, and the board, with sources.
 
-Figures are dense: sheets that print the tensor-core rates with 2:4 sparsity are halved, and the
-plain fp32 rate is not, because sparsity never doubled it. A device that is not in the table, a
-slice of one (MIG), or a precision the silicon only emulates has no peak: never a guess.
+Figures are dense: tensor-core rates printed with 2:4 sparsity are halved; plain fp32 rates were
+never doubled. A GPU outside the table, a slice of one (MIG), or an emulated precision has no peak.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-TERA = 1e12
-
-
-@dataclass(frozen=True)
-class Board:
-    """What a sheet says of a GPU beside its peaks; None where we have no sheet that does.
-
-    Attributes:
-        memory_gb: Its memory.
-        memory_gb_per_s: What that can be read at.
-        tdp_w: Maximum thermal design power of the standard board.
-        source: The document that the figures are from.
-    """
-
-    memory_gb: float | None = None
-    memory_gb_per_s: float | None = None
-    tdp_w: float | None = None
-    source: str = ""
+from lockstep.core.metrics import TERA
 
 
 @dataclass(frozen=True)
 class Device:
-    """One row of the table.
+    """One row of the table; what is not on a sheet is None.
 
     Attributes:
-        name: What the sheet calls it.
-        pattern: Matches the whole of `torch.cuda.get_device_name()`, so that a variant with
-            other clocks or fewer units is not taken for this one.
-        peak_flop_per_s: Dense peak in FLOP/s, by precision; absent where not in hardware.
-        source: The document that the peaks are from.
-        board: Its memory and power.
+        name: The name in the datasheet.
+        pattern: Matches the whole of `torch.cuda.get_device_name()`, so that variants with other
+            clocks or fewer units do not match.
+        peak_flop_per_s: Dense peak in FLOP/s by precision; absent if not in hardware.
+        source: The document of the peaks.
+        tdp_w: The board's maximum thermal design power.
+        board_source: The document of memory, power and link.
+        num_sms: Streaming multiprocessors; on AMD's GPUs, compute units.
+        link_gb_per_s: One direction of what joins the GPUs of a node, half of the sum on the sheet:
+            all links of NVLink together, or PCIe on a board without NVLink.
     """
 
     name: str
     pattern: str
     peak_flop_per_s: Mapping[str, float]
     source: str
-    board: Board = Board()
+    memory_gb: float | None = None
+    memory_gb_per_s: float | None = None
+    tdp_w: float | None = None
+    board_source: str = ""
+    num_sms: int | None = None
+    link_gb_per_s: float | None = None
 
 
 def _peaks(
@@ -63,113 +54,74 @@ _V100_SHEET = "NVIDIA V100 Tensor Core GPU datasheet, January 2020"
 _V100_BOARD = "NVIDIA V100 Tensor Core GPU datasheet"
 _A100_SHEET = "NVIDIA A100 Tensor Core GPU datasheet"
 _H100_PAPER = "NVIDIA H100 Tensor Core GPU Architecture whitepaper"
+_MI250X_SHEET = "AMD Instinct MI200 series datasheet, MI250X halved to one GCD"
 
+# Multiprocessors: NVIDIA's whitepapers Tesla V100 GPU Architecture (80), Turing GPU Architecture
+# (T4: 40), A100 Tensor Core GPU Architecture (108) and H100 Tensor Core GPU Architecture (SXM5 132,
+# PCIe 114); MI250X: 220 compute units of two dies, on its datasheet. Those of A40, L4, L40S, V100S
+# and H200 are on none of these sheets.
+# NVLink: 25 GB/s a link and direction; V100 has 6 links, A100 12, H100 and H200 18
+# (https://www.nvidia.com/en-us/data-center/nvlink/). A PCIe board that takes an NVLink bridge has
+# an unknown link. Rates of InfiniBand and Ethernet are the kernel's (`network.wire_gb_per_s`).
+
+# Name, pattern, peaks and their source; memory in GB, its GB/s, the TDP in W and their source;
+# multiprocessors; GB/s of the link.
 DEVICES = (
-    Device(
-        "V100 SXM2",
-        r"(NVIDIA |Tesla )?V100-SXM2-(16|32)GB",
-        _peaks(fp32=15.7, fp16=125),
-        _V100_SHEET,
-        Board(None, 900, 300, _V100_BOARD),
-    ),
-    Device(
-        "V100 PCIe",
-        r"(NVIDIA |Tesla )?V100-PCIE-(16|32)GB",
-        _peaks(fp32=14, fp16=112),
-        _V100_SHEET,
-        Board(None, 900, 250, _V100_BOARD),
-    ),
-    Device(
-        "V100S PCIe", r"(NVIDIA |Tesla )?V100S-PCIE-32GB", _peaks(fp32=16.4, fp16=130), _V100_SHEET
-    ),
-    Device(
-        "T4",
-        r"(NVIDIA |Tesla )?T4",
-        _peaks(fp32=8.1, fp16=65),
-        "NVIDIA Turing GPU Architecture whitepaper, table of Tesla T4",
-        Board(16, None, 70, "NVIDIA T4 Tensor Core GPU datasheet"),
-    ),
-    *(
-        Device(name, rf"(NVIDIA )?{pattern}", _A100_PEAKS, _A100_SHEET, board)
-        for name, pattern, board in (
-            ("A100 SXM 40 GB", r"A100-SXM4?-40GB", Board(40, 1555, 400, _A100_SHEET)),
-            ("A100 SXM 80 GB", r"A100-SXM4?-80GB", Board(80, 2039, 400, _A100_SHEET)),
-            ("A100 PCIe 40 GB", r"A100-PCIE-40GB", Board(40, 1555, None, _A100_SHEET)),
-            (
-                "A100 PCIe 80 GB",
-                r"A100(-PCIE-80GB| 80GB PCIe)",
-                Board(80, 1935, 300, _A100_SHEET),
-            ),
-        )
-    ),
-    Device(
-        "A40",
-        r"(NVIDIA )?A40",
-        _peaks(fp32=37.4, tf32=74.8, bf16=149.7, fp16=149.7),
-        "NVIDIA A40 datasheet",
-        Board(48, 696, 300, "NVIDIA A40 datasheet"),
-    ),
-    Device(
-        "L4",
-        r"(NVIDIA )?L4",
-        _peaks(fp32=30.3, tf32=60, bf16=121, fp16=121),
-        "NVIDIA L4 Tensor Core GPU datasheet, tensor rates halved: printed with sparsity",
-        Board(24, 300, 72, "NVIDIA L4 Tensor Core GPU datasheet"),
-    ),
-    Device(
-        "L40S",
-        r"(NVIDIA )?L40S",
-        _peaks(fp32=91.6, tf32=183, bf16=362.05, fp16=362.05),
-        "NVIDIA L40S datasheet, the figures it prints without sparsity",
-        Board(48, 864, 350, "NVIDIA L40S datasheet"),
-    ),
-    Device(
-        "H100 PCIe",
-        r"(NVIDIA )?H100 PCIe",
-        _peaks(fp32=51.2, tf32=378, bf16=756, fp16=756),
-        _H100_PAPER,
-        Board(None, None, 350, "NVIDIA H100 PCIe GPU product brief, PB-11133-001_v02"),
-    ),
-    Device(
-        "H100 SXM",
-        r"(NVIDIA )?H100 80GB HBM3",
-        _HOPPER_SXM_PEAKS,
-        _H100_PAPER,
-        Board(80, 3350, 700, "NVIDIA H100 product page, specifications of H100 SXM"),
-    ),
-    Device(
-        "H200 SXM",
-        r"(NVIDIA )?H200",
-        _HOPPER_SXM_PEAKS,
-        f"NVIDIA H200 datasheet; rates unrounded as for the same chip in the {_H100_PAPER}",
-        Board(141, 4800, 700, "NVIDIA H200 product page, specifications of H200 SXM"),
-    ),
+    Device("V100 SXM2 16 GB", r"(NVIDIA |Tesla )?V100-SXM2-16GB", _peaks(fp32=15.7, fp16=125),
+           _V100_SHEET, 16, 900, 300, _V100_BOARD, 80, 150),
+    Device("V100 SXM2 32 GB", r"(NVIDIA |Tesla )?V100-SXM2-32GB", _peaks(fp32=15.7, fp16=125),
+           _V100_SHEET, 32, 900, 300, _V100_BOARD, 80, 150),
+    Device("V100 PCIe 16 GB", r"(NVIDIA |Tesla )?V100-PCIE-16GB", _peaks(fp32=14, fp16=112),
+           _V100_SHEET, 16, 900, 250, _V100_BOARD, 80),
+    Device("V100 PCIe 32 GB", r"(NVIDIA |Tesla )?V100-PCIE-32GB", _peaks(fp32=14, fp16=112),
+           _V100_SHEET, 32, 900, 250, _V100_BOARD, 80),
+    Device("V100S PCIe", r"(NVIDIA |Tesla )?V100S-PCIE-32GB", _peaks(fp32=16.4, fp16=130),
+           _V100_SHEET),
+    Device("T4", r"(NVIDIA |Tesla )?T4", _peaks(fp32=8.1, fp16=65),
+           "NVIDIA Turing GPU Architecture whitepaper, table of Tesla T4",
+           16, None, 70, "NVIDIA T4 Tensor Core GPU datasheet", 40, 16),
+    Device("A100 SXM 40 GB", r"(NVIDIA )?A100-SXM4?-40GB", _A100_PEAKS,
+           _A100_SHEET, 40, 1555, 400, _A100_SHEET, 108, 300),
+    Device("A100 SXM 80 GB", r"(NVIDIA )?A100-SXM4?-80GB", _A100_PEAKS,
+           _A100_SHEET, 80, 2039, 400, _A100_SHEET, 108, 300),
+    Device("A100 PCIe 40 GB", r"(NVIDIA )?A100-PCIE-40GB", _A100_PEAKS,
+           _A100_SHEET, 40, 1555, None, _A100_SHEET, 108),
+    Device("A100 PCIe 80 GB", r"(NVIDIA )?A100(-PCIE-80GB| 80GB PCIe)", _A100_PEAKS,
+           _A100_SHEET, 80, 1935, 300, _A100_SHEET, 108),
+    Device("A40", r"(NVIDIA )?A40", _peaks(fp32=37.4, tf32=74.8, bf16=149.7, fp16=149.7),
+           "NVIDIA A40 datasheet", 48, 696, 300, "NVIDIA A40 datasheet"),
+    Device("L4", r"(NVIDIA )?L4", _peaks(fp32=30.3, tf32=60, bf16=121, fp16=121),
+           "NVIDIA L4 Tensor Core GPU datasheet, tensor rates halved: printed with sparsity",
+           24, 300, 72, "NVIDIA L4 Tensor Core GPU datasheet", None, 32),
+    Device("L40S", r"(NVIDIA )?L40S", _peaks(fp32=91.6, tf32=183, bf16=362.05, fp16=362.05),
+           "NVIDIA L40S datasheet, the figures it prints without sparsity",
+           48, 864, 350, "NVIDIA L40S datasheet", None, 32),
+    Device("H100 PCIe", r"(NVIDIA )?H100 PCIe", _peaks(fp32=51.2, tf32=378, bf16=756, fp16=756),
+           _H100_PAPER,
+           None, None, 350, "NVIDIA H100 PCIe GPU product brief, PB-11133-001_v02", 114),
+    Device("H100 SXM", r"(NVIDIA )?H100 80GB HBM3", _HOPPER_SXM_PEAKS, _H100_PAPER,
+           80, 3350, 700, "NVIDIA H100 product page, specifications of H100 SXM", 132, 450),
+    Device("H200 SXM", r"(NVIDIA )?H200", _HOPPER_SXM_PEAKS,
+           f"NVIDIA H200 datasheet; rates unrounded as for the same chip in the {_H100_PAPER}",
+           141, 4800, 700, "NVIDIA H200 product page, specifications of H200 SXM",
+           None, 450),
     # A rank drives one of the module's two dies (GCD), so each figure is half of the sheet's;
-    # fp32 is the matrix rate, which is the one a GEMM reaches.
-    Device(
-        "MI250X, one GCD",
-        r"AMD Instinct MI250X",
-        _peaks(fp32=95.7 / 2, bf16=383 / 2, fp16=383 / 2),
-        "AMD Instinct MI200 series datasheet, MI250X halved to one GCD",
-        Board(64, 1600, None, "AMD Instinct MI200 series datasheet, MI250X halved to one GCD"),
-    ),
-)
+    # fp32 is the matrix rate, which a GEMM reaches.
+    Device("MI250X, one GCD", r"AMD Instinct MI250X",
+           _peaks(fp32=95.7 / 2, bf16=383 / 2, fp16=383 / 2), _MI250X_SHEET,
+           64, 1600, None, _MI250X_SHEET, 110),
+)  # fmt: skip
 
 
 def find(device_name: str) -> Device | None:
-    """Return the table's row for a GPU, or None where it is not in the table.
+    """Return the row of a GPU, named as by `torch.cuda.get_device_name()`; None if unknown.
 
-    Args:
-        device_name: As `torch.cuda.get_device_name()` prints it, such as
-            "NVIDIA H100 80GB HBM3"; "NVIDIA A100-SXM4-40GB MIG 1g.5gb" is a slice: None.
+    "NVIDIA A100-SXM4-40GB MIG 1g.5gb" is a slice, and therefore unknown.
     """
     return next((row for row in DEVICES if re.fullmatch(row.pattern, device_name)), None)
 
 
 def peak_flop_per_s(device_name: str, precision: str) -> float | None:
-    """Return a GPU's dense datasheet peak in FLOP/s; None where unknown or not in hardware.
-
-    The name is as `torch.cuda.get_device_name()` prints it.
-    """
+    """Return a GPU's dense peak in FLOP/s; None if unknown or not in hardware."""
     device = find(device_name)
     return device.peak_flop_per_s.get(precision) if device else None

@@ -1,6 +1,6 @@
-"""Memory of a rank, of its device on a GPU or of its host on a CPU: what is free, the peak.
+"""A rank's free and peak memory: of its device on a GPU, or of its host on a CPU.
 
-The control groups of this process, as that of a Slurm step or a container is one.
+The module also reads the control groups of this process, as of a Slurm step or a container.
 """
 
 import contextlib
@@ -21,12 +21,12 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def control_groups(controller: str) -> Iterator[tuple[int, Path]]:
-    """Yield the version and the folder of each group this process is in, and of those above.
+    """Yield the version and folder of each control group of this process, and those above it.
 
-    In version 2 one group serves all controllers.
+    Version 2 has one group for all controllers.
 
     Raises:
-        OSError: The kernel does not say.
+        OSError: The kernel does not provide them.
     """
     for line in CGROUP.read_text(encoding="utf-8", errors="replace").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -40,19 +40,8 @@ def control_groups(controller: str) -> Iterator[tuple[int, Path]]:
         yield from ((version, above) for above in (own, *own.parents) if above.is_relative_to(root))
 
 
-def control_group_numbers(path: Path) -> dict[str, int]:
-    """Return the lines `name number` of a group's file; empty where it cannot be read."""
-    found = {}
-    # A container may not see the group's folder.
-    with contextlib.suppress(OSError, ValueError):
-        for line in path.read_text(encoding="ascii").splitlines():
-            name, value = line.split()
-            found[name] = int(value)
-    return found
-
-
 GIB = 2**30
-# version -> limit, use, and the file pages in it that the kernel takes back (cgroups(7))
+# Version -> files with the limit and the use, and lines with reclaimable file pages (cgroups(7)).
 _CGROUP_FILES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", r"^total_(?:in)?active_file (\d+)$"),
     2: ("memory.max", "memory.current", r"^(?:in)?active_file (\d+)$"),
@@ -60,20 +49,16 @@ _CGROUP_FILES = {
 
 
 class NoRoomError(ValueError):
-    """What is asked for needs more memory than a rank has, known before any of it is made."""
+    """A case needs more memory than a rank has; raised before anything is allocated."""
 
 
 class ExhaustedError(RuntimeError):
-    """A rank ran out of memory, and the case cannot go on at half its batch."""
+    """A rank ran out of memory, and the case cannot continue with half its batch."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """The least that any rank may still take of memory.
-
-    Attributes:
-        free_bytes: Of its device on a GPU, of its share on a host.
-    """
+    """The rank with the least free memory: of its device on a GPU, of its share of the host."""
 
     rank: int
     host: str
@@ -82,11 +67,11 @@ class Room:
 
 @dataclass(frozen=True)
 class Peak:
-    """The most memory that a rank had since the last reset.
+    """The peak memory of a rank since the last reset.
 
     Attributes:
-        used_bytes: Of tensors on a GPU, resident on a CPU; None where the system does not tell.
-        reserved_bytes: What PyTorch's allocator held of the GPU, in use or not; None on a CPU.
+        used_bytes: Bytes of tensors on a GPU, resident bytes on a CPU; None if unknown.
+        reserved_bytes: Reserved by PyTorch's allocator on a GPU; None on a CPU.
     """
 
     used_bytes: int | None
@@ -94,18 +79,15 @@ class Peak:
 
 
 def least_room(free_bytes: Sequence[int], hosts: Sequence[str]) -> Room:
-    """Return the least of what the ranks may still take, from each rank's."""
     rank = min(range(len(free_bytes)), key=free_bytes.__getitem__)
     return Room(rank, hosts[rank], free_bytes[rank])
 
 
 def refuse_beyond(room: Room, needed: Mapping[str, int], device: "torch.device") -> None:
-    """Refuse on all ranks, before any of it is made, what one of them has no room for.
-
-    What is needed, in bytes by what it is for, must be equal on all ranks.
+    """Refuse, on all ranks, a case that does not fit `room`; `needed` is purpose -> bytes.
 
     Raises:
-        NoRoomError: It does not fit.
+        NoRoomError: The case does not fit.
     """
     if sum(needed.values()) > room.free_bytes:
         parts = " and ".join(f"{size / GIB:.1f} GiB for {what}" for what, size in needed.items())
@@ -122,17 +104,17 @@ def refuse_beyond(room: Room, needed: Mapping[str, int], device: "torch.device")
 
 
 def is_exhausted(error: BaseException) -> bool:
-    """Return whether an error says that there is no memory left, of a device or of the host."""
+    """Return whether an error means that a device or the host has no memory left."""
     import torch
 
     if isinstance(error, (torch.OutOfMemoryError, MemoryError, NoRoomError, ExhaustedError)):
         return True
-    # torch raises a bare RuntimeError where the host has no memory; its text alone tells.
+    # If the host has no memory, torch raises a plain RuntimeError with this text.
     return "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
 def free_bytes(device: "torch.device", ranks_per_node: int) -> int:
-    """Return what one rank may still take: of its device on a GPU, of its share on a host."""
+    """Return a rank's free memory: of its device on a GPU, of its share of the host on a CPU."""
     if device.type == "cuda":
         import torch
 
@@ -143,12 +125,12 @@ def free_bytes(device: "torch.device", ranks_per_node: int) -> int:
 
 
 def left_in_groups() -> list[int]:
-    """Return what each control group of this process leaves it, as that of a Slurm step does."""
+    """Return the free memory within each control group of this process."""
     left = []
     with contextlib.suppress(OSError):
         for version, folder in control_groups("memory"):
             limit, use, pages = _CGROUP_FILES[version]
-            # A container may not see the group's folder, and the uppermost has no limit.
+            # A container may not see the folder, and the topmost group has no limit.
             with contextlib.suppress(OSError, ValueError):
                 allowed, used, stat = (
                     (folder / name).read_text(encoding="ascii")
@@ -160,13 +142,13 @@ def left_in_groups() -> list[int]:
 
 
 def reset_peak(device: "torch.device") -> None:
-    """Forget the peak so far, so that the next reading is this case's own."""
+    """Reset the peak, so that the next reading is the peak of this case."""
     if device.type == "cuda":
         import torch
 
         torch.cuda.reset_peak_memory_stats(device)
         return
-    # Where /proc is read-only, the reading is the process's own peak.
+    # If /proc is read-only, the reading is the peak of the whole process.
     with contextlib.suppress(OSError):
         # 5 resets the peak resident size (proc_pid_clear_refs(5)).
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")

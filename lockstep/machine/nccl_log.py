@@ -1,8 +1,8 @@
-"""Which links NCCL uses between which ranks, as it says itself under NCCL_DEBUG=INFO.
+"""The links that NCCL uses between ranks, read from its log under NCCL_DEBUG=INFO.
 
-Lines differ between releases, and are of no promised form: what is not known is left aside. Read
-are those of NCCL 2.4 to 2.28 and of AMD's RCCL, which ends them in ` comm 0x... nRanks 16`, with
-their own transports, InfiniBand plugins and AWS's for libfabric:
+Lines differ between releases and have no documented form, so unknown lines are skipped. Known are
+lines of NCCL 2.4 to 2.28, of AMD's RCCL (which end in ` comm 0x... nRanks 16`), of InfiniBand
+plugins and of AWS's plugin for libfabric:
 
     rank 7 to 4 of a node    `Ring 00 : 7[3d000] -> 4[b2000] via P2P/IPC`, since 2.8
                              `Channel 00/0 : 7[7] -> 4[4] via P2P/CUMEM`, at times with `/read`
@@ -32,7 +32,7 @@ MAX_CHARACTERS = 200
 MAX_NAMED = 8
 SOCKETS = "NET/Socket"
 
-_SAID = re.compile(r"NCCL (?:INFO|WARN) (.*)")
+_MESSAGE = re.compile(r"NCCL (?:INFO|WARN) (.*)")
 _COMMUNICATOR = re.compile(r" comm 0x[0-9a-f]+ n[rR]anks \d+.*")
 _VERSION = re.compile(r"N?R?CCL version (?:: )?(\d+\.\d+[\w.+]*)")
 _NETWORK = re.compile(
@@ -49,7 +49,7 @@ _SHARED = re.compile(r"direct shared memory|SHM(?:/.*)?")
 _SETTING = re.compile(r"(NCCL_\w+) set by environment(?: to (.+?))?\.?")
 _NET = re.compile(r"NET/([\w .-]+)/\d+(?:\(\d+\))?(/GDRDMA(?:\(\w+\))?)?(?:/Shared)?")
 _OVER_TCP = re.compile(r"(tcp|sockets|udp)\b.*")  # providers of libfabric
-# What of a user's settings, as NAME=VALUE, takes a faster way away.
+# Kind of finding -> settings of a user, as NAME=VALUE, that cause it.
 _CAUSES = {
     "sockets-beside-infiniband": r"NCCL_IB(EXT)?_DISABLE(=(?!0$).*)?|NCCL_NET=Socket",
     "no-gpu-direct": r"NCCL_NET_GDR_LEVEL=(?!SYS|5).*|NCCL_(NET_GDR_READ|DMABUF_ENABLE)=0",
@@ -59,7 +59,7 @@ _CAUSES = {
 
 @dataclass(frozen=True, order=True)
 class Link:
-    """What one rank sends to another by.
+    """The transport from one rank to another.
 
     Attributes:
         transport: Without channel and device: `P2P/CUMEM`, `SHM`, `NET/IB/GDRDMA`, `NET/Socket`.
@@ -72,15 +72,15 @@ class Link:
 
 @dataclass(frozen=True)
 class NcclLog:
-    """What NCCL said as it started.
+    """What NCCL logged as it started.
 
     Attributes:
-        version: Of NCCL, such as `2.27.5+cuda12.9`; None where no line tells it.
-        networks: What it sends between nodes with, such as `IB`, `Socket` or `AWS Libfabric`.
+        version: NCCL's version, such as `2.27.5+cuda12.9`; None if no line contains it.
+        networks: Networks between nodes, such as `IB`, `Socket` or `AWS Libfabric`.
         adapters: Names of InfiniBand ports, such as `mlx5_0:1/IB`, and providers of libfabric.
         links: Every pair of ranks with each transport between them, once.
-        warnings: What it warned of, shortened.
-        settings: What a user set, such as `NCCL_IB_DISABLE=1`.
+        warnings: NCCL's warnings, shortened.
+        settings: A user's settings, such as `NCCL_IB_DISABLE=1`.
     """
 
     version: str | None = None
@@ -97,41 +97,36 @@ class NcclLog:
 
 
 def parse(text: str) -> NcclLog:
-    """Read a log, that of one rank or of several; a line that is cut or mixed is left aside."""
+    """Read a log of one or several ranks; incomplete or mixed lines are skipped."""
     version: str | None = None
-    networks: list[str] = []
-    adapters: list[str] = []
-    links: list[Link] = []
-    warnings: list[str] = []
-    settings: list[str] = []
-    whole, _, _ = text.rpartition("\n")  # what follows may be cut in the middle of a word
-    for line in whole.splitlines():
+    facts: dict[str, list[Any]] = {
+        name: [] for name in ("networks", "adapters", "links", "warnings", "settings")
+    }
+    complete, _, _ = text.rpartition("\n")  # the last line may be cut in the middle of a word
+    for line in complete.splitlines():
         if version is None and (match := _VERSION.search(line)):
             version = match[1]
-        said = _SAID.search(line)
-        if said is None:
+        message = _MESSAGE.search(line)
+        if message is None:
             continue
-        fact = _COMMUNICATOR.sub("", said[1]).strip()
+        fact = _COMMUNICATOR.sub("", message[1]).strip()
         if "NCCL WARN" in line:
-            warnings.append(one_line(fact)[:MAX_CHARACTERS])
+            facts["warnings"].append(one_line(fact)[:MAX_CHARACTERS])
         elif (match := _LINK.fullmatch(fact)) and (transport := _transport(match[3])):
-            links.append(Link(int(match[1]), int(match[2]), transport))
+            facts["links"].append(Link(int(match[1]), int(match[2]), transport))
         elif match := _NETWORK.fullmatch(fact):
-            networks.append(match[1])
+            facts["networks"].append(match[1])
         elif match := _ADAPTERS.fullmatch(fact):
-            adapters += re.findall(r"\[\d+\] ?(\S+?:\d+/\w+)", match[1])
+            facts["adapters"] += re.findall(r"\[\d+\] ?(\S+?:\d+/\w+)", match[1])
         elif match := _PROVIDER.fullmatch(fact):
-            adapters.append(match[1])
+            facts["adapters"].append(match[1])
         elif match := _SETTING.fullmatch(fact):
-            settings.append("=".join(filter(None, match.groups()))[:MAX_CHARACTERS])
-    log = NcclLog(
-        version, tuple(networks), tuple(adapters), tuple(links), tuple(warnings), tuple(settings)
-    )
-    return merged([log])
+            facts["settings"].append("=".join(filter(None, match.groups()))[:MAX_CHARACTERS])
+    return merge([NcclLog(version, **{name: tuple(items) for name, items in facts.items()})])
 
 
 def read(path: Path) -> NcclLog:
-    """Read a file of it; what cannot be read tells nothing."""
+    """Read the log's file; an unreadable file counts as empty."""
     try:
         with path.open("rb") as file:
             return parse(file.read(MAX_FILE_BYTES).decode(errors="replace"))
@@ -139,8 +134,8 @@ def read(path: Path) -> NcclLog:
         return NcclLog()
 
 
-def merged(logs: Iterable[NcclLog]) -> NcclLog:
-    """Return what logs tell together, each thing once."""
+def merge(logs: Iterable[NcclLog]) -> NcclLog:
+    """Return the facts of several logs, each once."""
     logs = list(logs)
 
     def join(name: str) -> tuple[Any, ...]:
@@ -157,15 +152,14 @@ def merged(logs: Iterable[NcclLog]) -> NcclLog:
 
 
 def findings(log: NcclLog, hosts: Sequence[str], fabrics: Sequence[str]) -> Iterator[Flag]:
-    """Yield what is slower than the machine could be, and what a user set that makes it so.
+    """Yield a flag for each way in which communication is slower than the machine allows.
 
-    The fabrics are names of the InfiniBand, EFA or Slingshot devices that the nodes have.
+    A flag names the user's settings that cause it. `fabrics` are the names of the InfiniBand, EFA
+    or Slingshot devices of the nodes.
     """
-    for each in _slow(log, hosts, fabrics):
-        settings = [
-            setting for setting in log.settings if re.fullmatch(_CAUSES[each.kind], setting)
-        ]
-        yield flag(each.kind, **each.values, environment=settings) if settings else each
+    for slow in _slow(log, hosts, fabrics):
+        causes = [setting for setting in log.settings if re.fullmatch(_CAUSES[slow.kind], setting)]
+        yield flag(slow.kind, **slow.values, environment=causes) if causes else slow
 
 
 def _slow(log: NcclLog, hosts: Sequence[str], fabrics: Sequence[str]) -> Iterator[Flag]:
@@ -177,13 +171,13 @@ def _slow(log: NcclLog, hosts: Sequence[str], fabrics: Sequence[str]) -> Iterato
     if sockets and beside:
         yield flag("sockets-beside-infiniband", devices=beside[:MAX_NAMED], links=len(sockets))
     others = [link for link in between if link not in sockets]
-    # Where a GPU may not be read by the card, but written to, only the receiver's line says GDRDMA.
+    # If the adapter may write to a GPU but not read it, only the receiver's line says GDRDMA.
     direct = {(link.source, link.target) for link in others if link.transport.endswith("/GDRDMA")}
     through_host = [link for link in others if (link.source, link.target) not in direct]
     if through_host:
         transports = sorted({link.transport for link in through_host})
         yield flag("no-gpu-direct", transports=transports, links=len(through_host))
-    # A host whose GPUs exchange data otherwise than directly is named with its first such pair.
+    # The first pair of GPUs on each host that do not exchange data directly.
     indirect: dict[str, Link] = {}
     for link in log.links:
         if max(link.source, link.target) >= len(hosts) or link.transport.startswith("P2P/"):
@@ -196,7 +190,7 @@ def _slow(log: NcclLog, hosts: Sequence[str], fabrics: Sequence[str]) -> Iterato
 
 
 def _transport(text: str) -> str | None:
-    """Return a transport without channel and device; None for what is cut or not known."""
+    """Return a transport without channel and device; None if unknown or incomplete."""
     if peer := _P2P.fullmatch(text):
         return f"P2P/{peer[1].removesuffix(' pointer')}"
     if net := _NET.fullmatch(text):

@@ -1,7 +1,4 @@
-"""Network interfaces and InfiniBand ports, as the kernel lists them.
-
-Files of the system, and the type of the file system that a folder lies on.
-"""
+"""Network interfaces and InfiniBand ports, as the kernel lists them, and types of file systems."""
 
 import re
 from collections.abc import Mapping
@@ -17,14 +14,14 @@ MAX_STRIPING = 200
 
 
 def file_system(folder: Path) -> str | None:
-    """Return the type of the file system a folder lies on, such as ext4, lustre or nfs4."""
+    """Return the type of a folder's file system, such as ext4, lustre or nfs4."""
     where = folder.resolve()
     mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
     return next((mounts[path] for path in (where, *where.parents) if path in mounts), None)
 
 
 def striping(folder: Path) -> str | None:
-    """Return how Lustre spreads a folder's new files over its servers; None elsewhere."""
+    """Return how Lustre stripes a folder's new files over its servers; None elsewhere."""
     try:
         ended = processes.run(["lfs", "getstripe", "-d", str(folder.resolve())], STRIPING_S)
     except processes.CommandError:
@@ -48,8 +45,8 @@ class Interface:
     """A network interface.
 
     Attributes:
-        speed_gbit_per_s: Rate of its link; None where the kernel has none.
-        is_down: Whether the kernel says that it is down.
+        speed_gbit_per_s: Rate of its link; None if the kernel has none.
+        is_down: Whether the kernel reports it as down.
         is_hardware: Whether it is a device, or a bond of devices.
     """
 
@@ -61,13 +58,13 @@ class Interface:
 
 @dataclass(frozen=True)
 class Port:
-    """A port of an InfiniBand device; its link layer is Ethernet where it speaks RoCE.
+    """A port of an InfiniBand device; its link layer is Ethernet for RoCE.
 
     Attributes:
         device: The device's name, such as `mlx5_0`.
         port: The port's number.
-        state: Such as `4: ACTIVE`; this and what follows None where the kernel does not say.
-        rate: Such as `200 Gb/sec (4X HDR)`.
+        state: State such as `4: ACTIVE`; state, rate and link layer are None if unknown.
+        rate: Rate such as `200 Gb/sec (4X HDR)`.
         link_layer: `InfiniBand` or `Ethernet`.
     """
 
@@ -79,34 +76,29 @@ class Port:
 
     @property
     def is_active(self) -> bool:
-        """Whether a cable and a subnet manager, or RoCE's interface, are there to be used."""
         return self.state is not None and self.state.endswith(": ACTIVE")
 
 
 def interfaces(classes: Path = CLASSES) -> list[Interface]:
-    """Return the network interfaces by name."""
-    found = []
+    links = []
     for path in sorted((classes / "net").glob("*")):
         if path.is_dir():
-            # The kernel gives Mbit/s, and -1 or an error where it has no rate.
+            # The kernel gives Mbit/s, or -1 or an error if it has no rate.
             speed = read_text(path / "speed") or ""
             gbit_per_s = int(speed) / 1000 if speed.isdecimal() else None
             is_down = read_text(path / "operstate") == "down"
             is_hardware = (path / "device").exists() or (path / "bonding").exists()
-            found.append(Interface(path.name, gbit_per_s, is_down, is_hardware))
-    return found
+            links.append(Interface(path.name, gbit_per_s, is_down, is_hardware))
+    return links
 
 
 def wire_gb_per_s(
     backend: str, environ: Mapping[str, str], classes: Path = CLASSES
 ) -> float | None:
-    """Return what the ports of this node that a back end uses carry together, in GB/s.
+    """Return the rate of this node's ports that a back end uses, in GB/s; None if unknown.
 
-    NCCL spreads its channels over all InfiniBand ports; without any, and in gloo, all goes through
+    NCCL spreads its channels over all InfiniBand ports; without any, and in gloo, all traffic uses
     one interface: the one that is named, or the fastest device.
-
-    Returns:
-        None where the kernel knows no rate, as of a virtual machine's or a container's interface.
     """
     if backend == "nccl" and not environ.get("NCCL_IB_DISABLE", "0").strip("0"):
         active = [port.rate or "" for port in infiniband_ports(classes) if port.is_active]
@@ -125,7 +117,6 @@ def wire_gb_per_s(
 
 
 def infiniband_ports(classes: Path = CLASSES) -> list[Port]:
-    """Return the ports of the InfiniBand devices."""
     return [
         Port(
             path.parents[1].name,
@@ -136,7 +127,17 @@ def infiniband_ports(classes: Path = CLASSES) -> list[Port]:
     ]
 
 
+def sent_bytes(classes: Path = CLASSES) -> int | None:
+    """Return what all InfiniBand ports of this host have sent, by any process; None without one.
+
+    The kernel counts in units of 4 bytes (Documentation/ABI/stable/sysfs-class-infiniband).
+    """
+    paths = (classes / "infiniband").glob("*/ports/*/counters/port_xmit_data")
+    counts = [text for path in paths if (text := read_text(path)) and text.isdecimal()]
+    return 4 * sum(map(int, counts)) if counts else None
+
+
 def fabrics(classes: Path = CLASSES) -> list[str]:
-    """Return the adapters that are faster than sockets: InfiniBand's in use, and Slingshot's."""
+    """Return the adapters faster than sockets: active InfiniBand ports, and Slingshot's."""
     slingshot = sorted(path.name for path in (classes / "cxi").glob("cxi*"))
     return [port.device for port in infiniband_ports(classes) if port.is_active] + slingshot

@@ -1,7 +1,4 @@
-"""What NVIDIA's management library says of driver and devices; nothing where it is not there.
-
-What nvidia-smi says of the GPUs; it needs neither torch nor a library of Python's.
-"""
+"""NVIDIA's driver and GPUs: sampled through NVML, if installed, and listed by nvidia-smi."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,8 +12,8 @@ if TYPE_CHECKING:
     import torch
 
 
-# Bits of NVML's clock event reasons (nvml.h) that mean fault or heat. A power cap alone is how a
-# busy device normally runs, and is none of them.
+# Bits of NVML's clock event reasons (nvml.h) that mean fault or heat; a power cap is normal for a
+# busy device.
 SLOWDOWNS = {
     0x08: "hardware slowdown",
     0x20: "thermal slowdown by the driver",
@@ -24,7 +21,7 @@ SLOWDOWNS = {
     0x80: "power brake",
 }
 
-# What `Gauges.sample` may return.
+# Names that `Gauges.sample` may return.
 GAUGES = (
     *("gpu_utilisation", "memory_utilisation", "gpu_memory_bytes", "sm_clock_mhz"),
     *("memory_clock_mhz", "power_w", "temperature_c", "clocks_held_back"),
@@ -33,7 +30,7 @@ GAUGES = (
 
 @contextmanager
 def _session() -> Iterator[Any]:
-    """Open the library; gives None where it is not installed, or finds no driver."""
+    """Open NVML; give None if it is not installed or finds no driver."""
     try:
         import pynvml
     except ImportError:
@@ -51,29 +48,26 @@ def _session() -> Iterator[Any]:
 
 
 def driver_version() -> str | None:
-    """Return the driver's version."""
     with _session() as library:
-        if library is None:
-            return None
-        try:
-            return str(library.nvmlSystemGetDriverVersion())
-        except library.NVMLError:
-            return None
+        if library is not None:
+            with suppress(library.NVMLError):
+                return str(library.nvmlSystemGetDriverVersion())
+    return None
 
 
 def slowdowns(device: "torch.device") -> list[str]:
-    """Return why a device holds its clocks back right now; empty if it does not say.
+    """Return why a device has reduced its clocks now; empty if unknown.
 
-    Ask at the end of the timed rounds, while the device is still as warm as they made it.
+    Call this at the end of the timed rounds, while the device is still warm.
     """
-    with opened(device) as gauges:
-        bits = (gauges.held_back() if gauges else None) or 0
+    with open_gauges(device) as gauges:
+        bits = (gauges.slowdown_bits() if gauges else None) or 0
     return [name for bit, name in SLOWDOWNS.items() if bits & bit]
 
 
 @contextmanager
-def opened(device: "torch.device") -> "Iterator[Gauges | None]":
-    """Open a device; gives None for a CPU, and where the library or its driver do not know it."""
+def open_gauges(device: "torch.device") -> "Iterator[Gauges | None]":
+    """Open a device; give None for a CPU, or if NVML or its driver do not know the device."""
     if device.type != "cuda":
         yield None
         return
@@ -90,30 +84,24 @@ def opened(device: "torch.device") -> "Iterator[Gauges | None]":
 
 @dataclass(frozen=True)
 class Gauges:
-    """What can be read of an open device; what it does not support is left out.
-
-    Attributes:
-        library: pynvml.
-        gauges: Names of what `sample` may return.
-    """
+    """Readings of an open device; unsupported ones are left out. The library is pynvml."""
 
     library: Any
     handle: Any
     gauges: Sequence[str] = GAUGES
 
-    def held_back(self) -> int | None:
-        """Return NVML's bits of why the clocks are held back right now."""
+    def slowdown_bits(self) -> int | None:
         bits = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
         return None if bits is None else int(bits)
 
     def sample(self) -> dict[str, float]:
-        """Return what is so at this moment, see `telemetry`."""
+        """Return the current readings, see `telemetry`."""
         library = self.library
         rates = self._ask("nvmlDeviceGetUtilizationRates")
         memory = self._ask("nvmlDeviceGetMemoryInfo")
-        bits = self.held_back()
+        bits = self.slowdown_bits()
         milliwatt = self._ask("nvmlDeviceGetPowerUsage")
-        found = {
+        readings = {
             "gpu_utilisation": None if rates is None else rates.gpu / 100,
             "memory_utilisation": None if rates is None else rates.memory / 100,
             "gpu_memory_bytes": None if memory is None else memory.used,
@@ -123,22 +111,22 @@ class Gauges:
             "temperature_c": self._ask("nvmlDeviceGetTemperature", library.NVML_TEMPERATURE_GPU),
             "clocks_held_back": None if bits is None else any(bits & bit for bit in SLOWDOWNS),
         }
-        return {name: float(value) for name, value in found.items() if value is not None}
+        return {name: float(value) for name, value in readings.items() if value is not None}
 
     def sample_apart(self) -> dict[str, float]:
-        """Return what hardly changes: the memory there is, and the limit of the board's power."""
+        """Return rarely changing readings: total memory, and the board's power limit."""
         memory = self._ask("nvmlDeviceGetMemoryInfo")
         milliwatt = self._ask("nvmlDeviceGetEnforcedPowerLimit")
-        found = {} if memory is None else {"gpu_memory_total_bytes": float(memory.total)}
-        return found if milliwatt is None else found | {"power_limit_w": milliwatt / 1e3}
+        total = {} if memory is None else {"gpu_memory_total_bytes": float(memory.total)}
+        return total if milliwatt is None else total | {"power_limit_w": milliwatt / 1e3}
 
     def totals(self) -> dict[str, float]:
-        """Return the energy used since the driver was loaded, where the device counts it."""
+        """Return the energy used since the driver was loaded, if the device counts it."""
         millijoule = self._ask("nvmlDeviceGetTotalEnergyConsumption")
         return {} if millijoule is None else {"energy_j": millijoule / 1e3}
 
     def _ask(self, name: str, *arguments: Any) -> Any:
-        """Return an answer of the library, None where it or the device has none."""
+        """Return an answer of NVML; None if NVML or the device does not support the question."""
         try:
             return getattr(self.library, name)(self.handle, *arguments)
         except (AttributeError, self.library.NVMLError):
@@ -151,12 +139,7 @@ COLUMNS = "name,memory.total,driver_version"
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU.
-
-    Attributes:
-        name: As its driver has it, such as `NVIDIA H100 80GB HBM3`.
-        driver: Version of the driver; None where another program than nvidia-smi lists it.
-    """
+    """A GPU by its driver's name: `NVIDIA H100 80GB HBM3`; `driver` is None if torch listed it."""
 
     name: str
     memory_bytes: int | None
@@ -171,6 +154,16 @@ def gpus() -> list[Gpu]:
     """
     query = ["nvidia-smi", f"--query-gpu={COLUMNS}", "--format=csv,noheader,nounits"]
     return parse_gpus(processes.output(query, TIMEOUT_S))
+
+
+def links() -> dict[str, list[str] | None]:
+    """Return how this machine's GPUs are joined, in nvidia-smi's lines; None if it says nothing."""
+    texts: dict[str, list[str] | None] = {"gpu_topology": None, "nvlink": None}
+    for name, words in zip(texts, (("topo", "-m"), ("nvlink", "-s")), strict=True):
+        with suppress(RuntimeError):
+            text = processes.output(["nvidia-smi", *words], TIMEOUT_S)
+            texts[name] = text.rstrip().expandtabs().splitlines() or None
+    return texts
 
 
 def parse_gpus(listing: str) -> list[Gpu]:

@@ -1,8 +1,7 @@
 """Where a result comes from: the software, the machine, the image and the settings of a launch.
 
-A fact that cannot be read is None: a missing git, a
-driver that does not answer or an image out of reach never stops a measurement. torch is imported
-only where a rank is described, so that a login node can use the rest.
+A fact that cannot be read is None: a missing git, a driver that does not answer or an unreadable
+image never stops a measurement. Only functions about ranks and torch import torch.
 """
 
 import hashlib
@@ -22,7 +21,7 @@ import psutil
 from lockstep import content
 from lockstep.core import processes
 from lockstep.core.processes import ENVIRONMENT_NAMES, hostname, steers_torch
-from lockstep.machine import network, nvidia
+from lockstep.machine import hardware, network, nvidia
 from lockstep.machine.network import read_text
 
 if TYPE_CHECKING:
@@ -33,50 +32,37 @@ DISTRIBUTION = "lockstep-bench"
 SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASS", "CREDENTIAL", "AUTH")
 HIDDEN = "***"
 SLURM_NAMES = (
-    "SLURM_JOB_ID",
-    "SLURM_JOB_NAME",
-    "SLURM_JOB_PARTITION",
-    "SLURM_JOB_NODELIST",
-    "SLURM_NNODES",
-    "SLURM_STEP_ID",
-    "SLURM_ARRAY_JOB_ID",
-    "SLURM_ARRAY_TASK_ID",
-)
-# What a launch has only where its ranks drive GPUs, whatever torch was built for.
-GPU_FACTS = ("cuda", "cudnn", "nccl", "driver")
-
-# Whose code decides what is measured.
+    "SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_NODELIST", "SLURM_NNODES",
+    "SLURM_STEP_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID",
+)  # fmt: skip
+# Facts that a launch has only if its ranks use GPUs, even if torch was built for CUDA.
+GPU_FACTS = ("cuda", "cudnn", "nccl", "driver", "gpu_topology", "nvlink")
+# Code that decides what is measured.
 MEASURING_ROOMS = (
     *("core", "machine", "ranks", "measure", "workloads", "trainer", "launch"),
     "campaign/program.py",
 )
-# Apptainer writes into every image when, and of what, it was built.
+# Apptainer writes the time and the source of an image's build here.
 IMAGE_LABELS = Path("/.singularity.d/labels.json")
 
 
 def rank_facts(rank: int, local_rank: int, device: "torch.device") -> dict[str, Any]:
-    """Describe one rank: who it is, what it runs on and which cores it may use."""
+    """Return the facts of one rank: its numbers, device and usable cores."""
     import torch
 
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     uuid = getattr(gpu, "uuid", None)
     return {
-        "rank": rank,
-        "local_rank": local_rank,
-        "host": hostname(),
-        "pid": os.getpid(),
-        "device": str(device),
-        "device_name": gpu.name if gpu else cpu_model(),
-        "cpu_model": cpu_model(),
-        "gpu_uuid": f"GPU-{uuid}" if uuid else None,
-        "driver": driver_version() if gpu else None,
-        "cores": usable_cores(),
+        "rank": rank, "local_rank": local_rank, "host": hostname(), "pid": os.getpid(),
+        "device": str(device), "device_name": gpu.name if gpu else cpu_model(),
+        "cpu_model": cpu_model(), "gpu_uuid": f"GPU-{uuid}" if uuid else None,
+        "driver": driver_version() if gpu else None, "cores": usable_cores(),
         "num_threads": torch.get_num_threads(),
-    }
+    }  # fmt: skip
 
 
 def rank_software() -> dict[str, Any]:
-    """Return what must be equal on all ranks: the image, the suite and what it runs on."""
+    """Return the software that must be equal on all ranks."""
     import torch
 
     return {
@@ -88,7 +74,7 @@ def rank_software() -> dict[str, Any]:
 
 
 def suite_sha256() -> str:
-    """Return the digest of the suite's measuring code, by whichever path this rank reads it."""
+    """Return the digest of the suite's measuring code, as this rank reads it."""
     digest = hashlib.sha256()
     places = [content.ROOT / "bench", *(content.PACKAGE / room for room in MEASURING_ROOMS)]
     files = [[place] if place.suffix else sorted(place.rglob("*.py")) for place in places]
@@ -98,14 +84,15 @@ def suite_sha256() -> str:
 
 
 def launch_facts(seed: int, command: Sequence[str], project: Path | None = None) -> dict[str, Any]:
-    """Describe the launch as seen from rank 0; `project` as of `project_facts`."""
+    """Return the facts of the launch on rank 0; `project` is the user's test or workload file."""
     return (
-        {"lockstep_version": lockstep_version(), "seed": seed, "command": without_secrets(command)}
+        {"lockstep_version": lockstep_version(), "seed": seed, "command": hide_secrets(command)}
         | git_facts(content.IMPORTABLE_FROM)
         | project_facts(project)
         | software_facts()
         | torch_facts()
         | machine_facts()
+        | nvidia.links()
         | image_facts(os.environ)
         | {"suite_sha256": suite_sha256(), "launcher": launcher(os.environ)}
         | {"slurm": slurm_facts(os.environ), "environment": environment(os.environ)}
@@ -116,40 +103,38 @@ def launch_facts(seed: int, command: Sequence[str], project: Path | None = None)
 def launch_provenance(
     launch: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Merge what rank 0 knows of the launch with what each rank knows of itself.
+    """Return the provenance of a launch, from rank 0's facts and those of each rank.
 
-    Returns:
-        The provenance of the launch. Its GPU facts are None where every rank runs on a CPU; a
-        mixed set of drivers or devices is kept whole, so that it never pools with a uniform one.
+    Its GPU facts are None if every rank runs on a CPU. Different drivers or devices are all listed,
+    so that the launch is never pooled with a uniform one.
     """
     drivers = sorted({rank["driver"] for rank in ranks if rank["driver"]})
     on_gpu = any(rank["device"] != "cpu" for rank in ranks)
+    names = sorted({rank["device_name"] for rank in ranks})
+    gpu = hardware.find(names[0]) if len(names) == 1 and launch.get("backend") == "nccl" else None
     return {
         **launch,
         "driver": ", ".join(drivers) or None,
         "transport": None,
         **({} if on_gpu else dict.fromkeys(GPU_FACTS)),
-        "device_names": sorted({rank["device_name"] for rank in ranks}),
+        "gpu_link_gb_per_s": gpu.link_gb_per_s if gpu else None,
+        "device_names": names,
         "ranks": [dict(rank) for rank in ranks],
     }
 
 
 def software_facts() -> dict[str, Any]:
     """Return the versions of the interpreter, the libraries around torch, and the system."""
+    packages = ("torchvision", "numpy", "pytest", "pytest-benchmark")
     return {
         "python": platform.python_version(),
-        "torchvision": package_version("torchvision"),
-        "numpy": package_version("numpy"),
-        "pytest": package_version("pytest"),
-        "pytest_benchmark": package_version("pytest-benchmark"),
-        "os": os_name(),
-        "kernel": platform.release(),
-        "driver": driver_version(),
-    }
+        **{name.replace("-", "_"): package_version(name) for name in packages},
+        "os": os_name(), "kernel": platform.release(), "driver": driver_version(),
+    }  # fmt: skip
 
 
 def torch_facts() -> dict[str, Any]:
-    """Return the versions torch was built with, its threads, its back end and that one's wire."""
+    """Return torch's versions, threads and back end, and the rate of the back end's network."""
     import torch
 
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -179,7 +164,7 @@ def machine_facts() -> dict[str, Any]:
 
 
 def lockstep_version() -> str | None:
-    """Return the version of the code that runs: of its checkout, else of the installation."""
+    """Return the version of the running code: of its checkout, or else of the installation."""
     pyproject = content.IMPORTABLE_FROM / "pyproject.toml"
     if pyproject.is_file():
         return str(tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]["version"])
@@ -187,7 +172,6 @@ def lockstep_version() -> str | None:
 
 
 def package_version(distribution: str) -> str | None:
-    """Return an installed distribution's version, or None where it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -195,26 +179,22 @@ def package_version(distribution: str) -> str | None:
 
 
 def git_facts(root: Path) -> dict[str, Any]:
-    """Return commit and dirtiness of the suite: its checkout's, else what its image was built of.
+    """Return commit and dirtiness of the suite's checkout, or else of its image's source.
 
-    Dirty means that tracked files differ from the commit; results lying about do not count.
+    Dirty means that tracked files differ from the commit.
     """
     top = processes.run_git(root, "rev-parse", "--show-toplevel")
     # An installation inside somebody else's checkout must not borrow that checkout's commit.
     if top is None or Path(top) != root.resolve():
-        return _built_of(root)
+        return _image_commit(root)
     commit, is_dirty = processes.git_state(root)
     return {"git_commit": commit, "git_dirty": is_dirty}
 
 
 def project_facts(file: Path | None) -> dict[str, Any]:
-    """Return commit and dirtiness of the repository that holds one's own test or workload.
+    """Return commit and dirtiness of the repository of a user's own test or workload file.
 
-    What git ignores, such as a package in an environment, is of no commit; a file that was never
-    added makes the commit dirty.
-
-    Args:
-        file: That of the test or workload; None where the suite alone is measured.
+    Both are None for a file that git ignores; an untracked file makes the commit dirty.
     """
     unknown = {"project_commit": None, "project_dirty": None}
     if file is None:
@@ -226,11 +206,11 @@ def project_facts(file: Path | None) -> dict[str, Any]:
     return {"project_commit": commit, "project_dirty": is_dirty or not is_added}
 
 
-def _built_of(root: Path) -> dict[str, Any]:
-    """Return what an image's builder left: a commit, with `-dirty` after it where files differed.
+def _image_commit(root: Path) -> dict[str, Any]:
+    """Return the commit that an image was built from, with `-dirty` after it if files differed.
 
-    The file `COMMIT` lies in the folder of the suite that it is about. The variable
-    `LOCKSTEP_COMMIT` of an image does not count for a checkout that is bound into the image.
+    The file `COMMIT` lies in the suite's folder. An image's variable `LOCKSTEP_COMMIT` does not
+    count for a checkout that is bound into the image.
     """
     text = read_text(root / "COMMIT")
     if text is None and not (root / ".git").exists():
@@ -242,22 +222,22 @@ def _built_of(root: Path) -> dict[str, Any]:
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that steer torch and its communication, secrets left out."""
+    """Return the variables that control torch and its communication, without secrets."""
     return {
-        name: _homeless(variables[name])
+        name: _hide_home(variables[name])
         for name in sorted(variables)
         if steers_torch(name) and not names_a_secret(name)
     }
 
 
-def without_secrets(command: Sequence[str]) -> list[str]:
-    """Return a command line as it may be shown: no value of a secret, no home folder's path.
+def hide_secrets(command: Sequence[str]) -> list[str]:
+    """Return a command line without values of secrets and without the home folder's path.
 
     `--label=token=x`, `--api-key=x`, and `x` after a word `--api-key`, are secrets by their names.
     """
     shown: list[str] = []
     follows = False
-    for word in map(_homeless, command):
+    for word in map(_hide_home, command):
         *names, value = word.split("=")
         secret = next((i for i, name in enumerate(names, 1) if names_a_secret(name)), 0)
         open_word = "=".join((*names[:secret], HIDDEN)) if secret else word
@@ -266,35 +246,31 @@ def without_secrets(command: Sequence[str]) -> list[str]:
     return shown
 
 
-def _homeless(text: str) -> str:
-    """Return a text with the user's home folder as `~`: its path names the user."""
+def _hide_home(text: str) -> str:
+    """Return a text with the user's home folder as `~`, as its path contains the user's name."""
     home = os.path.expanduser("~").rstrip("/")  # noqa: PTH111, which raises without a home
     return re.sub(rf"(?<![\w/]){re.escape(home)}(?=/|$)", "~", text) if len(home) > 1 else text
 
 
 def names_a_secret(name: str) -> bool:
-    """Return whether a variable's name suggests a secret value."""
     return name not in ENVIRONMENT_NAMES and any(word in name.upper() for word in SECRET_WORDS)
 
 
 def launcher(variables: Mapping[str, str]) -> str | None:
-    """Return what started this process as a rank; None where nothing did."""
     by_torchrun = "torchrun" if "TORCHELASTIC_RUN_ID" in variables else None
     return variables.get("LOCKSTEP_LAUNCHER", by_torchrun)
 
 
 def slurm_facts(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the Slurm job's and step's variables; empty outside a job."""
     return {name: variables[name] for name in SLURM_NAMES if name in variables}
 
 
 def image_facts(variables: Mapping[str, str]) -> dict[str, str | None]:
-    """Return path and SHA-256 of the container image; None outside one.
+    """Return path and SHA-256 of the container image; None outside a container.
 
-    A job script that hashed the image once exports `LOCKSTEP_IMAGE_SHA256`, which spares each
-    launch from reading gigabytes again. It counts only inside a container: left over in a shell,
-    it would label a run outside the image. Of a runtime that does not name its image, the script
-    exports `LOCKSTEP_IMAGE` as well.
+    A job script hashes the image once and exports `LOCKSTEP_IMAGE_SHA256`, so that launches need
+    not read gigabytes; the variable counts only inside a container. For a runtime that does not
+    name its image, the script exports `LOCKSTEP_IMAGE` as well.
     """
     names = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "LOCKSTEP_IMAGE")
     path = next(filter(None, map(variables.get, names)), None)
@@ -305,7 +281,7 @@ def image_facts(variables: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def _sha256(path: Path) -> str | None:
-    """Return a file's SHA-256, read in pieces, or None where it is no readable file."""
+    """Return a file's SHA-256, or None if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -314,20 +290,20 @@ def _sha256(path: Path) -> str | None:
 
 
 def usable_cores() -> list[int]:
-    """Return the cores this process may run on, or all of them where the system has no masks."""
+    """Return the cores that this process may run on; all, if the system has no masks."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def cpu_model() -> str:
-    """Return the processor's name, or the architecture where the system gives none."""
+    """Return the processor's name, or else the architecture."""
     line = re.search(r"^model name\s*:\s*(.+)$", read_text("/proc/cpuinfo") or "", re.MULTILINE)
     return line[1].strip() if line else platform.processor() or platform.machine()
 
 
 def os_name() -> str:
-    """Return the distribution's name and version, or the platform where it has none."""
+    """Return the distribution's name and version, or else the platform."""
     try:
         return platform.freedesktop_os_release()["PRETTY_NAME"]
     except (OSError, KeyError):
@@ -335,7 +311,7 @@ def os_name() -> str:
 
 
 def driver_version() -> str | None:
-    """Return the NVIDIA driver's version, from NVML or the kernel module; None without one."""
+    """Return the NVIDIA driver's version, from NVML or the kernel module; None if absent."""
     if version := nvidia.driver_version():
         return version
     text = read_text("/proc/driver/nvidia/version") or ""

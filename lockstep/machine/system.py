@@ -1,7 +1,7 @@
-"""What a machine is, read from the machine: the entries of SYSTEM.md.
+"""The facts of a machine, read from the machine: the entries of SYSTEM.md.
 
-Nothing is filled in by hand: a fact that cannot be read is None, and a dash in the text. Works
-where torch is not installed, such as on a login node.
+A fact that cannot be read is None, and a dash in the text. This works without torch, such as on a
+login node.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from lockstep import content
-from lockstep.core.files import write_atomically
+from lockstep.core.metrics import TERA
 from lockstep.core.processes import answer
 from lockstep.machine import hardware, network, nvidia, provenance
 from lockstep.machine.memory import GIB
@@ -26,44 +26,52 @@ from lockstep.machine.memory import GIB
 TITLE = "# Systems\n\nThe machines of the results, as `lockstep doctor --system` read them.\n\n"
 DASH = "-"
 COMMAND_TIMEOUT_S = 20
-
 SYSTEM_FOLDER = Path("/sys")
+# Rows of an entry: title -> fact.
+PROCESSOR = {
+    "CPU": "cpu_model", "Sockets": "sockets", "Cores": "cores",
+    "Hardware threads": "hardware_threads", "NUMA nodes": "numa_nodes",
+}  # fmt: skip
+SOFTWARE = {
+    "Operating system": "os", "Kernel": "kernel", "NVIDIA driver": "driver", "Python": "python",
+    "torch": "torch", "torchvision": "torchvision", "CUDA of this torch": "cuda",
+    "cuDNN of this torch": "cudnn", "NCCL of this torch": "nccl",
+}  # fmt: skip
+TOOLS = {"MPI": "mpi", "UCX": "ucx", "Slurm": "slurm", "Apptainer": "apptainer"}
 
 
 def system_facts(folder: Path) -> dict[str, Any]:
-    """Return everything an entry shows of this machine.
-
-    The file system's type is that of the folder, where results are written.
-    """
+    """Return the facts of an entry, with the type of the folder's file system."""
+    machine, processors = provenance.machine_facts(), SYSTEM_FOLDER / "devices/system"
+    packages = processors.glob("cpu/cpu[0-9]*/topology/physical_package_id")
+    huge_pages = network.read_text(SYSTEM_FOLDER / "kernel/mm/transparent_hugepage/enabled")
+    chosen = re.search(r"\[(\w+)\]", huge_pages or "")
     return {
-        "hostname": provenance.machine_facts()["hostname"],
+        "hostname": machine["hostname"],
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "hardware": hardware_facts(),
+        "hardware": {
+            "cpu_model": machine["cpu_model"],
+            "sockets": len({network.read_text(package) for package in packages}) or None,
+            "cores": psutil.cpu_count(logical=False),
+            "hardware_threads": psutil.cpu_count(),
+            "numa_nodes": len(list(processors.glob("node/node[0-9]*"))) or None,
+            "memory_bytes": machine["memory_bytes"],
+            "gpus": [asdict(gpu) for gpu in gpus()],
+        },
         "network": network_facts(),
         "software": software_facts(),
         "partitions": slurm_partitions(),
-        "settings": settings_facts(folder),
-    }
-
-
-def hardware_facts() -> dict[str, Any]:
-    """Return processor, memory in bytes, and GPUs."""
-    processors = SYSTEM_FOLDER / "devices/system"
-    packages = processors.glob("cpu/cpu[0-9]*/topology/physical_package_id")
-    machine = provenance.machine_facts()
-    return {
-        "cpu_model": machine["cpu_model"],
-        "sockets": len({network.read_text(package) for package in packages}) or None,
-        "cores": psutil.cpu_count(logical=False),
-        "hardware_threads": psutil.cpu_count(),
-        "numa_nodes": len(list(processors.glob("node/node[0-9]*"))) or None,
-        "memory_bytes": machine["memory_bytes"],
-        "gpus": [asdict(gpu) for gpu in gpus()],
+        "settings": {
+            "environment": provenance.environment(os.environ),
+            "cpu_governor": network.read_text(processors / "cpu/cpu0/cpufreq/scaling_governor"),
+            "transparent_hugepages": chosen[1] if chosen else None,
+            "file_system": network.file_system(folder),
+        },
     }
 
 
 def gpus() -> list[nvidia.Gpu]:
-    """Return the GPUs as nvidia-smi or, where that lists none, as torch sees them."""
+    """Return the GPUs as nvidia-smi lists them, or else as torch does."""
     with suppress(RuntimeError):
         if listed := nvidia.gpus():
             return listed
@@ -75,11 +83,7 @@ def gpus() -> list[nvidia.Gpu]:
 
 
 def network_facts(classes: Path = network.CLASSES) -> dict[str, Any]:
-    """Return the network interfaces of this machine and their link rates.
-
-    Returns:
-        `interfaces`, name and Gbit/s of each device, and `infiniband`, the facts of each port.
-    """
+    """Return `interfaces` (name and Gbit/s of each device) and `infiniband` (each port)."""
     devices = [link for link in network.interfaces(classes) if link.is_hardware]
     return {
         "interfaces": [
@@ -93,37 +97,33 @@ def software_facts() -> dict[str, Any]:
     """Return the versions of the system, of torch and what it was built with, and of the tools."""
     apptainer = _version_words("apptainer") or _version_words("singularity")
     slurm = _version_words("sinfo")
-    commit = provenance.git_facts(content.IMPORTABLE_FROM)["git_commit"]
     versions = provenance.software_facts()
     return {
-        "os": versions["os"],
-        "kernel": versions["kernel"],
-        "driver": versions["driver"],
-        "python": versions["python"],
+        **{name: versions[name] for name in ("os", "kernel", "driver", "python")},
         **_torch_versions(),
         "torchvision": versions["torchvision"],
-        "mpi": _said("mpirun", "--version"),
-        "ucx": _said("ucx_info", "-v"),
+        "mpi": _version_line("mpirun", "--version"),
+        "ucx": _version_line("ucx_info", "-v"),
         "slurm": slurm[-1] if slurm else None,
         "apptainer": apptainer[-1] if apptainer else None,
         "lockstep": provenance.lockstep_version(),
-        "lockstep_commit": commit,
+        "lockstep_commit": provenance.git_facts(content.IMPORTABLE_FROM)["git_commit"],
     }
 
 
 def _version_words(program: str) -> list[str]:
-    """Return the words that a program prints of its version; empty where it is absent."""
+    """Return the words of a program's version text; empty if it is absent."""
     return (answer([program, "--version"], COMMAND_TIMEOUT_S) or "").split()
 
 
-def _said(program: str, option: str) -> str | None:
-    """Return what a program says of itself up to the line with its version; None if absent."""
+def _version_line(program: str, option: str) -> str | None:
+    """Return a program's version text up to the line with a number; None if it is absent."""
     match = re.match(r"\D*\d.*", answer([program, option], COMMAND_TIMEOUT_S) or "")
     return " ".join(match[0].replace("#", "").split()) if match else None
 
 
 def _torch_versions() -> dict[str, Any]:
-    """Return torch's version, the libraries of its build, and which back ends can be used."""
+    """Return torch's version, the libraries of its build, and the usable back ends."""
     names = ("torch", "cuda", "cudnn", "nccl", "cuda_usable", "gloo_usable")
     torch = _torch()
     if torch is None:
@@ -137,7 +137,7 @@ def _torch_versions() -> dict[str, Any]:
 
 
 def _torch() -> Any:
-    """Return torch, or None where it is missing or its libraries do not load."""
+    """Return torch, or None if it is missing or its libraries do not load."""
     if importlib.util.find_spec("torch") is None:
         return None
     try:
@@ -159,48 +159,31 @@ def slurm_partitions() -> list[dict[str, Any]]:
     ]
 
 
-def settings_facts(folder: Path) -> dict[str, Any]:
-    """Return what changes speed without changing a version."""
-    processor = SYSTEM_FOLDER / "devices/system/cpu/cpu0"
-    huge_pages = network.read_text(SYSTEM_FOLDER / "kernel/mm/transparent_hugepage/enabled")
-    chosen = re.search(r"\[(\w+)\]", huge_pages or "")
-    return {
-        "environment": provenance.environment(os.environ),
-        "cpu_governor": network.read_text(processor / "cpufreq/scaling_governor"),
-        "transparent_hugepages": chosen[1] if chosen else None,
-        "file_system": network.file_system(folder),
-    }
-
-
 def known_gpus() -> str:
-    """Return a Markdown table of the GPUs whose datasheet is known, which MFU rests on."""
+    """Return a Markdown table of the GPUs with a known datasheet, which MFU needs."""
     names = ("fp32", "tf32", "bf16", "fp16")
     peaks = (f"{name}, TFLOP/s" for name in names)
-    figures = ("Memory, GB", "Memory, GB/s", "TDP, W")
-    rows = [
-        ("GPU", *peaks, "Source of peaks", *figures, "Source of memory and TDP"),
-        ("---",) * 10,
-    ]
+    heads = ("SMs", "Memory, GB", "Memory, GB/s", "TDP, W", "Link, GB/s")
+    rows = [("GPU", *peaks, "Source of peaks", *heads, "Source of memory, TDP and link")]
+    rows.append(("---",) * len(rows[0]))
     for device in hardware.DEVICES:
         rates = [device.peak_flop_per_s.get(name) for name in names]
-        board = device.board
-        rows.append(
-            (
-                device.name,
-                *(DASH if rate is None else f"{rate / hardware.TERA:g}" for rate in rates),
-                device.source,
-                *(
-                    DASH if figure is None else f"{figure:g}"
-                    for figure in (board.memory_gb, board.memory_gb_per_s, board.tdp_w)
-                ),
-                board.source or DASH,
-            )
+        figures = (
+            *(device.num_sms, device.memory_gb, device.memory_gb_per_s),
+            *(device.tdp_w, device.link_gb_per_s),
         )
+        rows.append((
+            device.name,
+            *(DASH if rate is None else f"{rate / TERA:g}" for rate in rates),
+            device.source,
+            *(DASH if figure is None else f"{figure:g}" for figure in figures),
+            device.board_source or DASH,
+        ))  # fmt: skip
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def to_markdown(facts: Mapping[str, Any]) -> str:
-    """Return the entry of one machine: a second-level section headed by its host name."""
+    """Return the entry of one machine: a second-level section with its host name as heading."""
     machine, software, settings = facts["hardware"], facts["software"], facts["settings"]
     alike = Counter((gpu["name"], gpu["memory_bytes"]) for gpu in machine["gpus"])
     cards = [f"{number} x {name}, {_gib(memory)}" for (name, memory), number in alike.items()]
@@ -213,11 +196,7 @@ def to_markdown(facts: Mapping[str, Any]) -> str:
     ]
     sections: dict[str, list[tuple[str, Any]]] = {
         "Hardware": [
-            ("CPU", machine["cpu_model"]),
-            ("Sockets", machine["sockets"]),
-            ("Cores", machine["cores"]),
-            ("Hardware threads", machine["hardware_threads"]),
-            ("NUMA nodes", machine["numa_nodes"]),
+            *((title, machine[name]) for title, name in PROCESSOR.items()),
             ("Memory", _gib(machine["memory_bytes"])),
             ("GPUs", "; ".join(cards) or "none"),
         ],
@@ -228,20 +207,9 @@ def to_markdown(facts: Mapping[str, Any]) -> str:
         ]
         + (ports or [("InfiniBand", "no InfiniBand")]),
         "Software": [
-            ("Operating system", software["os"]),
-            ("Kernel", software["kernel"]),
-            ("NVIDIA driver", software["driver"]),
-            ("Python", software["python"]),
-            ("torch", software["torch"]),
-            ("torchvision", software["torchvision"]),
-            ("CUDA of this torch", software["cuda"]),
-            ("cuDNN of this torch", software["cudnn"]),
-            ("NCCL of this torch", software["nccl"]),
+            *((title, software[name]) for title, name in SOFTWARE.items()),
             ("Usable from torch", software["torch"] and ", ".join(usable)),
-            ("MPI", software["mpi"]),
-            ("UCX", software["ucx"]),
-            ("Slurm", software["slurm"]),
-            ("Apptainer", software["apptainer"]),
+            *((title, software[name]) for title, name in TOOLS.items()),
             ("Lockstep", _present(software, "lockstep", "lockstep_commit")),
         ],
         "Slurm partitions": [
@@ -268,7 +236,7 @@ def to_markdown(facts: Mapping[str, Any]) -> str:
 
 
 def _cell(value: Any) -> str:
-    """Return a value as table text: a dash where unknown, and no markup of its own."""
+    """Return a value as escaped table text, a dash if unknown."""
     text = " ".join(str("" if value is None else value).split())
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;") or DASH
 
@@ -283,10 +251,7 @@ def _present(facts: Mapping[str, Any], *names: str) -> str | None:
 
 
 def merge_entry(text: str, entry: str) -> str:
-    """Return a SYSTEM.md with one machine's entry replaced, or added at its end.
-
-    The entry's first line, the host name, says what to replace.
-    """
+    """Return a SYSTEM.md in which an entry replaces the one of the same host, or is added."""
     head, *entries = re.split(r"^(?=## )", text or TITLE, flags=re.MULTILINE)
     heading = entry.partition("\n")[0]
     places = [i for i, old in enumerate(entries) if old.partition("\n")[0].rstrip() == heading]
@@ -295,9 +260,3 @@ def merge_entry(text: str, entry: str) -> str:
     else:
         entries.append(entry)
     return "\n\n".join(part.strip("\n") for part in (head, *entries) if part.strip()) + "\n"
-
-
-def write_entry(path: Path, entry: str) -> None:
-    """Put one machine's entry into a SYSTEM.md; a reader finds the old file or the new."""
-    old = path.read_text(encoding="utf-8") if path.exists() else ""
-    write_atomically(path, merge_entry(old, entry))

@@ -1,7 +1,7 @@
-"""The collectives, each a record of what to call, over one harness.
+"""The collective cases: a table of collectives, and one function that measures each of them.
 
-Message size is nccl-tests' S: the buffer of all-reduce, broadcast and reduce; the whole gathered
-buffer of all-gather; the whole input of reduce-scatter (doc/PERFORMANCE.md).
+A message's size is S of nccl-tests (doc/PERFORMANCE.md): the buffer of all-reduce, broadcast and
+reduce; the gathered buffer of all-gather; the input of reduce-scatter.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,14 +19,14 @@ ITEM_BYTES = 4  # float32
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective: its call, and the value it must give.
+    """One collective: its call, and the value it must return.
 
     Attributes:
-        call: Runs it; takes the whole buffer (S bytes) and this rank's part of it.
-        result: Which of the two buffers holds the result: "whole" or "part".
-        expected: Given that rank r puts in r + 1: "sum" of all ranks, "root" for rank 0's value,
-            "ranks" for every rank's in turn.
-        root_only: Whether only rank 0 is given the result.
+        call: Function of the whole buffer (S bytes) and this rank's part of it.
+        result: The buffer with the result: "whole" or "part".
+        expected: The result if rank r contributes r + 1: "sum" of all values, "root" for the
+            value of rank 0, "ranks" for the values of all ranks in order.
+        root_only: Whether only rank 0 receives the result.
     """
 
     call: "Callable[[torch.Tensor, torch.Tensor], object]"
@@ -35,9 +35,9 @@ class Collective:
     root_only: bool = False
 
     def expected_values(self, world_size: int) -> list[float]:
-        """Return the values of the result's equal stretches."""
-        given = [float(rank + 1) for rank in range(world_size)]
-        return {"sum": [sum(given)], "root": given[:1], "ranks": given}[self.expected]
+        """Return the values of the result's equal parts."""
+        values = [float(rank + 1) for rank in range(world_size)]
+        return {"sum": [sum(values)], "root": values[:1], "ranks": values}[self.expected]
 
 
 def _table() -> dict[str, Collective]:
@@ -55,10 +55,10 @@ def _table() -> dict[str, Collective]:
 
 
 def measure_collective(harness: Harness, *, collective: str, message_bytes: int) -> None:
-    """Time one collective at one message size, back to back.
+    """Time one collective at one message size; a call begins as soon as the last has ended.
 
     Raises:
-        RuntimeError: The collective gave a wrong result.
+        RuntimeError: The result of the collective is wrong.
     """
     import pytest
     import torch
@@ -75,7 +75,7 @@ def measure_collective(harness: Harness, *, collective: str, message_bytes: int)
     whole = torch.zeros(part_elements * n, device=harness.device)
     part = torch.zeros(part_elements, device=harness.device)
     is_right = [_is_right(harness, chosen, whole, part)]
-    whole.zero_()  # zeros stay zeros however often they are summed
+    whole.zero_()  # sums of other values would overflow in many calls
     part.zero_()
     round_s = harness.time(lambda: chosen.call(whole, part))
     is_right.append(_is_right(harness, chosen, whole, part))
@@ -96,7 +96,7 @@ def measure_collective(harness: Harness, *, collective: str, message_bytes: int)
 def _conclude(
     harness: Harness, parts: Sequence[Part], collective: str, used_bytes: int
 ) -> dict[str, Any]:
-    """Return what the ranks' rounds say, or raise where a rank holds a wrong result."""
+    """Return bandwidths from the ranks' rounds, or raise if a rank has a wrong result."""
     wrong = [rank for rank, part in enumerate(parts) if not all(part.own)]
     if wrong:
         raise RuntimeError(

@@ -1,12 +1,12 @@
-"""`lockstep.explain`: why a user's own training step does not scale, asked where it runs.
+"""`lockstep.explain`: why a user's own training step does not scale, asked inside their script.
 
 For about a minute the ranks run variants of the step in turns (`lockstep.measure.causes.division`),
-agree on how many through the store, and rank 0 judges them. Whatever the step changes is put back
-after every few turns and at the end, so training goes on as if nobody had asked.
+and rank 0 judges them. Everything that the step changes is restored after every few turns and at
+the end, so that training continues as before.
 
-Ranks meet through the store of the script's process group, not by a collective: where one rank
-alone explains its step, the others are in an all-reduce of their training, which would take the
-ranks' messages for gradients.
+Ranks exchange messages through the store of the script's process group, not by collectives: if one
+rank alone calls `explain`, the others are in an all-reduce of their training, which would take the
+messages for gradients.
 """
 
 import json
@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,9 +44,9 @@ from lockstep.ranks.placement import find_ranks_per_node
 from lockstep.ranks.process_group import World, has_group
 from lockstep.workloads.trees import seen_items
 
-# A rank may come later than the others by what a checkpoint or a validation takes.
+# Ranks wait so long for each other, since one may still validate or write a checkpoint.
 PATIENCE_S = 300.0
-# Launcher's variables that say how many ranks there should be.
+# Launchers' variables with the number of ranks.
 SIZES = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _meetings = count()
 
@@ -54,11 +54,11 @@ _meetings = count()
 def meet(device: torch.device, problem: str) -> tuple[World, tuple[str, ...]]:
     """Wait for all ranks of the script; return them and their hosts.
 
-    `problem` says why this rank cannot measure; empty where it can.
+    `problem` says why this rank cannot measure; empty if it can.
 
     Raises:
-        ValueError: This rank, or another one, cannot.
-        RuntimeError: A rank did not come.
+        ValueError: A rank cannot measure.
+        RuntimeError: A rank did not call `explain`.
     """
     control = _control()
     late, todo = "did not come to lockstep.explain within", "call it on every rank, not on one"
@@ -67,28 +67,23 @@ def meet(device: torch.device, problem: str) -> tuple[World, tuple[str, ...]]:
     except LostError as error:
         raise RuntimeError(f"rank 0 {late} {3 * PATIENCE_S:g} s; {todo}") from error
     refuse_silent(ranks, f"{late} {PATIENCE_S:g} s; {todo}")
-    for rank, each in enumerate(ranks):
-        if each["problem"]:
-            where = f"rank {rank} on {each['host']}: " if len(ranks) > 1 else ""
-            raise ValueError(f"{where}{each['problem']}")
-    hosts = tuple(each["host"] for each in ranks)
+    for rank, answer in enumerate(ranks):
+        if answer["problem"]:
+            where = f"rank {rank} on {answer['host']}: " if len(ranks) > 1 else ""
+            raise ValueError(f"{where}{answer['problem']}")
+    hosts = tuple(answer["host"] for answer in ranks)
     on_host = [rank for rank, host in enumerate(hosts) if host == hosts[control.rank]]
     world = World(
-        rank=control.rank,
-        local_rank=on_host.index(control.rank),
-        world_size=control.world_size,
-        ranks_per_node=max(hosts.count(host) for host in hosts),
-        device=device,
+        rank=control.rank, local_rank=on_host.index(control.rank), world_size=control.world_size,
+        ranks_per_node=max(hosts.count(host) for host in hosts), device=device,
         backend=torch.distributed.get_backend() if has_group() else "none",
-        threads_per_rank=torch.get_num_threads(),
-        control=control,
-        group_timeout_s=PATIENCE_S,
-    )
+        threads_per_rank=torch.get_num_threads(), control=control, group_timeout_s=PATIENCE_S,
+    )  # fmt: skip
     return world, hosts
 
 
 def _control() -> Control:
-    """Return what the ranks exchange through; a process without a group is alone."""
+    """Return the control plane of the script's ranks: of one rank without a process group."""
     from torch import distributed
 
     if not has_group():
@@ -99,15 +94,13 @@ def _control() -> Control:
                 "lockstep.explain after init_process_group"
             )
         return Control(distributed.HashStore(), 0, 1, PATIENCE_S)
-    # torch has no public name for the store that its ranks have met through.
+    # torch has no public name for the store of the default process group.
     store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001
     own = distributed.PrefixStore(f"lockstep/explain/{next(_meetings)}", store)
     return Control(own, distributed.get_rank(), distributed.get_world_size(), PATIENCE_S)
 
 
 SCHEMA = 1
-NoteKind = Literal["alone", "drawn", "collectives"]
-# Then it is asked again.
 NEXT: dict[Kind, str] = NEXT_OWN | {
     "own": "batches=loader, to see its fixed cost and its input as well; or profile one rank",
     "open": "explain(..., seconds=300), and batches=loader to see the input as well",
@@ -116,18 +109,18 @@ NEXT: dict[Kind, str] = NEXT_OWN | {
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank measured; JSON can hold all of it.
+    """What one rank measured, in JSON values.
 
     Attributes:
-        turns: Seconds of a step in each turn, shape (num_turns,), by variant.
+        turns: Variant -> seconds of a step in each turn, shape (num_turns,).
         bucket_lead_s: How long before the end of the backward each bucket is ready.
-        bucket_bytes: Of each bucket, in the order in which they are reduced.
-        collectives: Of a step that synchronises no gradients, see `variants.waits`.
-        num_steps: Taken in all.
-        order_seed: Of the order of the turns; drawn anew in each run.
-        again: Turns after which the step was put back as it was.
-        drawn: Names of iterators that the step may have drawn from.
-        samples: In one step, where they are known.
+        bucket_bytes: Bytes of each bucket, in the order in which they are reduced.
+        collectives: Collectives in a step without gradient synchronisation, see `variants.waits`.
+        num_steps: Steps run in all.
+        order_seed: Seed of the order of the turns; drawn anew in each run.
+        again: Number of turns from one restoration of the step's state to the next.
+        drawn: Names of iterators that the step may have advanced.
+        samples: Samples of one step, if known.
     """
 
     turns: dict[str, list[float]]
@@ -141,143 +134,88 @@ class Part:
     samples: int | None = None
 
 
-@dataclass(frozen=True)
-class Note:
-    """What a reader should know beside what bounds the step.
-
-    Attributes:
-        kind: `alone`: there is one rank, which communicates with nobody. `drawn`: the step may have
-            drawn from iterators, which cannot be put back. `collectives`: ranks wait for each other
-            also in a step that synchronises no gradients, so no causes are told.
-        names: Of variables.
-        count: Of collectives.
-    """
-
-    kind: NoteKind
-    names: tuple[str, ...] = ()
-    count: int = 0
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """What was found.
-
-    Attributes:
-        device: Name of rank 0's device.
-        seconds: That it took.
-        order_seed: Of the order of the turns, drawn anew in each run; and `again`, after how many
-            turns the step was put back as it was.
-        samples_per_s: Of all ranks in the whole step, where the samples are known.
-        rank_variant_s: Seconds of a step in each turn, shape (num_ranks, num_turns), by variant.
-    """
-
-    bound: Bound
-    notes: tuple[Note, ...]
-    hosts: tuple[str, ...]
-    device: str
-    num_steps: int
-    seconds: float
-    order_seed: int
-    again: int | None
-    samples_per_s: float | None
-    rank_variant_s: dict[str, list[list[float]]]
-
-    def summary(self) -> dict[str, Any]:
-        """Return the record without the seconds of single turns."""
-        record = self.to_dict()
-        del record["rank_variant_s"]
-        return record
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the whole record."""
-        versions = {"lockstep": lockstep_version(), "torch": torch.__version__}
-        return {"schema": SCHEMA, **versions, **asdict(self)}
-
-
-def make_explanation(
+def make_record(
     world: World, hosts: tuple[str, ...], parts: Sequence[Part], seconds: float
-) -> Explanation:
-    """Return what all ranks' parts come to."""
+) -> tuple[Bound, dict[str, Any]]:
+    """Return the bottleneck that follows from all ranks' parts, and the record of the answer.
+
+    `samples_per_s` counts the samples of all ranks in the whole step; None if unknown.
+    `rank_variant_s` is variant -> seconds of a step in each turn, shape (num_ranks, num_turns).
+    """
     names = [name for name in parts[0].turns if all(name in part.turns for part in parts)]
     turns = {name: [part.turns[name] for part in parts] for name in names}
     buckets = None
     if parts[0].bucket_lead_s and len(parts) > 1:
-        # Each is as late as on the rank where it is latest: the others wait.
+        # A bucket starts when the last rank has it ready: the others wait.
         lead_s = [min(leads) for leads in zip(*(part.bucket_lead_s for part in parts), strict=True)]
         buckets = Buckets(parts[0].bucket_bytes, lead_s)
-    arrays = {name: np.array(each) for name, each in turns.items()}
+    arrays = {name: np.array(seconds_) for name, seconds_ in turns.items()}
     bound = judge([arrays], buckets=buckets, again=parts[0].again)
-    notes = []
+    notes: list[dict[str, Any]] = []
     if len(parts) == 1:
-        notes.append(Note("alone"))
+        notes.append({"kind": "alone", "names": [], "count": 0})
     if drawn := sorted({name for part in parts for name in part.drawn}):
-        notes.append(Note("drawn", tuple(drawn)))
+        notes.append({"kind": "drawn", "names": drawn, "count": 0})
     collectives = max(part.collectives for part in parts)
     if collectives and len(parts) > 1:
-        notes.append(Note("collectives", count=collectives))
-        bound = replace(
-            bound, kind="open", compute_s=bound.step_s, shares=(), gains=(), slow=None, late=None,
-            exposed_bucket_s=(), rare=None, drift=None,
-        )  # fmt: skip
+        notes.append({"kind": "collectives", "names": [], "count": collectives})
+        bound = bound.without_causes()
     samples = [part.samples for part in parts if part.samples is not None]
     device = world.device
-    return Explanation(
-        bound=bound,
-        notes=tuple(notes),
-        hosts=hosts,
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
-        num_steps=parts[0].num_steps,
-        seconds=seconds,
-        order_seed=parts[0].order_seed,
-        again=parts[0].again,
-        samples_per_s=sum(samples) / bound.step_s if len(samples) == len(parts) else None,
-        rank_variant_s=turns,
-    )
+    return bound, {
+        "schema": SCHEMA, "lockstep": lockstep_version(), "torch": torch.__version__,
+        "bound": asdict(bound), "notes": notes, "hosts": hosts,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        "num_steps": parts[0].num_steps, "seconds": seconds, "order_seed": parts[0].order_seed,
+        "again": parts[0].again,
+        "samples_per_s": sum(samples) / bound.step_s if len(samples) == len(parts) else None,
+        "rank_variant_s": turns,
+    }  # fmt: skip
 
 
-def lines(explanation: Explanation, kept: str) -> list[str]:
-    """Return the card; `kept` says where the record is, or why nowhere, if one was asked for."""
-    hosts = counted(len(set(explanation.hosts)), "host")
-    ranks = counted(len(explanation.hosts), "rank")
-    rate, kinds = explanation.samples_per_s, {note.kind for note in explanation.notes}
+def lines(bound: Bound, record: Mapping[str, Any], kept: str) -> list[str]:
+    """Return the card as lines; `kept` names the record's file, or says why there is none."""
+    hosts = counted(len(set(record["hosts"])), "host")
+    ranks = counted(len(record["hosts"]), "rank")
+    rate, kinds = record["samples_per_s"], {note["kind"] for note in record["notes"]}
     speed = "" if rate is None else f", {number(rate)} samples/s"
-    exception = " but for what the notes say" if "drawn" in kinds else ""
+    exception = " except for iterators, see the note" if "drawn" in kinds else ""
     text = [
-        f"lockstep: {ranks} on {hosts} ({explanation.device}){speed}; "
-        f"{counted(explanation.num_steps, 'step')} in {number(explanation.seconds)} s, put "
-        f"back{exception}"
+        f"lockstep: {ranks} on {hosts} ({record['device']}){speed}; ran "
+        f"{counted(record['num_steps'], 'step')} in {number(record['seconds'])} s and restored "
+        f"the training{exception}"
     ]
     if "collectives" in kinds:
         text.append(
             "No cause is shown: ranks wait for each other even where no gradient is synchronised. "
-            f"A step takes {number(explanation.bound.step_s * MILLI)} ms."
+            f"A step takes {number(bound.step_s * MILLI)} ms."
         )
     else:
-        text += card(explanation.bound, explanation.hosts, NEXT)
-    for note in explanation.notes:
+        text += card(bound, record["hosts"], NEXT)
+    for note in record["notes"]:
         sentence = {
-            "alone": "one rank communicates with nobody; run it again under torchrun or srun "
-            "with more ranks",
-            "drawn": f"the step may have drawn from {listed(note.names)}, which cannot be put "
-            "back; give a step that holds one batch, or batches=loader",
-            "collectives": f"a step has {counted(note.count, 'collective')} beside its "
-            "gradients', as SyncBatchNorm or an all_reduce of the loss: take them out to ask; and "
-            "use no_sync() where the step sets require_backward_grad_sync",
-        }[note.kind]
+            "alone": "one rank has no communication; start more ranks with torchrun or srun to "
+            "measure it",
+            "drawn": f"the step may have advanced {listed(note['names'])}, which cannot be "
+            "restored; give a step that keeps one batch, or batches=loader",
+            "collectives": f"a step calls {counted(note['count'], 'collective')} besides those of "
+            "its gradients, as SyncBatchNorm or an all_reduce of the loss do: explain a step "
+            "without them, and use no_sync() instead of setting require_backward_grad_sync",
+        }[note["kind"]]
         text.append(f"note      {sentence}")
     return text + ([f"record    {kept}"] if kept else [])
 
 
 OUT = "lockstep-explain.json"
 SECONDS = 60.0
-# A turn is no shorter, or the barrier before it is felt in it.
+# In a shorter turn the barrier before it takes a visible share.
 LEAST_TURN_S = 0.02
 MOST_STEPS = 20
-# Steps between two restorations: often enough that weights which drift apart without
-# synchronisation stay near those of the training, and enough to see the end of a slow beginning.
+# Steps between two restorations: more would let the unsynchronised weights drift away from those
+# of the training, fewer would not show the end of a slow beginning.
 CHUNK_STEPS = 200
 LEAST_LAPS, LEAST_BLOCKS = 3, 2
-# More turns of each variant narrow no interval that matters.
+# More turns of each variant do not narrow intervals noticeably.
 MOST_TURNS = 100
 
 
@@ -290,72 +228,76 @@ def explain(
     samples: int | None = None,
     out: str | Path | None = OUT,
 ) -> dict[str, Any]:
-    """Say what a training step of one's own loses its time to, and leave all of it as it was.
+    """Print where the time of your own training step goes, and leave the training as it was.
 
     Call it on every rank, under torchrun or srun, after a few steps of training. Rank 0 prints a
     card of about twelve lines and writes a record. Parameters, gradients, optimizers, schedulers,
-    scalers, random states and whatever else is reached from the step are put back; learning rates
-    stand still meanwhile. What the step prints or writes stays printed and written.
+    scalers, random states and whatever else is reached from the step are restored; learning rates
+    stay constant meanwhile. What the step prints or writes stays printed and written.
 
     Args:
         step: One optimizer update on this rank. It takes no argument, or a batch of `batches`.
-        model: The model in `DistributedDataParallel`, where the step does not lead to it.
-        batches: A DataLoader, or another iterable that can be gone over again, to measure what the
-            step waits for its input, too. Without it the step holds a batch of its own.
+        model: The model in `DistributedDataParallel`, if it is not reached from the step.
+        batches: A DataLoader, or another iterable that can be repeated, to measure also how long
+            the step waits for its input. Without it the step uses a batch of its own.
         seconds: About how long to measure.
-        samples: Samples of this rank in one step, such as 32, its local batch, for the throughput.
-        out: The record's file, written by rank 0; None for none.
+        samples: This rank's samples in one step (its local batch), for the throughput.
+        out: The record's file, written by rank 0; None for no file.
 
     Returns:
         The record, without the seconds of single turns, equal on all ranks.
 
     Raises:
-        ValueError: What is given cannot be measured; all ranks raise it.
-        RuntimeError: A rank did not come.
+        ValueError: The arguments cannot be measured; all ranks raise it.
+        RuntimeError: A rank did not call it.
     """
     reached = reach(step=step, model=model, batches=batches)
     snapshot = Snapshot(reached, find_ranks_per_node(_world_size()))
-    models = [each for each in reached.models if isinstance(each, DistributedDataParallel)]
+    models = [model for model in reached.models if isinstance(model, DistributedDataParallel)]
     begun, device = time.monotonic(), _device(models, reached.models)
     try:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             loop = Loop(step, models, batches, can_halve=not reached.compiled)
-            problem = _problem(loop, seconds, samples, out) or _too_large(snapshot.left)
+            problem = _problem(loop, seconds, samples, out)
+            if snapshot.left and not problem:
+                named = [f"{name} ({size / MIB:.0f} MiB)" for name, size in snapshot.left.items()]
+                problem = (
+                    f"the step refers to {', '.join(named)}, too large to copy and restore; draw "
+                    "batches outside of step, and give the loader as batches="
+                )
             world, hosts = meet(device, problem)
             part = _measure(world, loop, seconds, lambda: _reset(snapshot, reached))
     finally:
         snapshot.restore()
     part = replace(part, drawn=reached.iterators, samples=samples)
-    took_s, shown = time.monotonic() - begun, list[Explanation]()
+    took_s = time.monotonic() - begun
 
-    def judge_parts(parts: list[dict[str, Any]]) -> dict[str, Any]:  # on rank 0
-        shown.append(make_explanation(world, hosts, [Part(**each) for each in parts], took_s))
-        return shown[0].summary()
-
-    summary = world.control.settle_all("turns", vars(part), judge_parts)
-    for explanation in shown:
+    def show(parts: list[dict[str, Any]]) -> dict[str, Any]:  # on rank 0
+        bound, record = make_record(world, hosts, [Part(**part) for part in parts], took_s)
         kept = ""
         if out is not None:
             try:
-                text = json.dumps(explanation.to_dict(), indent=1)
-                Path(out).write_text(f"{text}\n", encoding="utf-8")
+                Path(out).write_text(f"{json.dumps(record, indent=1)}\n", encoding="utf-8")
                 kept = str(out)
             except OSError as error:  # a full disk must not end a training
                 kept = f"not kept: {error}"
-        print("\n".join(lines(explanation, kept)), flush=True)  # noqa: T201, what it is called for
-    world.control.part()
-    return dict(json.loads(json.dumps(summary)))  # as other ranks have it, also where there is none
+        print("\n".join(lines(bound, record, kept)), flush=True)  # noqa: T201, the output asked for
+        return {name: value for name, value in record.items() if name != "rank_variant_s"}
+
+    summary = world.control.settle_all("turns", vars(part), show)
+    world.control.leave_together()
+    return dict(json.loads(json.dumps(summary)))  # JSON values, as the other ranks receive
 
 
 def _device(in_ddp: Sequence[nn.Module], models: Sequence[nn.Module]) -> torch.device:
-    """Return where a step's time is spent: the device of what is trained, or else any GPU."""
-    trained, every = ([p.device for m in each for p in m.parameters()] for each in (in_ddp, models))
+    """Return the device of the trained model, or else any GPU that a model uses."""
+    trained, every = ([p.device for m in ms for p in m.parameters()] for ms in (in_ddp, models))
     gpus = [device for device in every if device.type == "cuda"]
     return next(iter([*trained, *gpus, torch.device("cpu")]))
 
 
 def _problem(loop: Loop, seconds: Any, samples: Any, out: str | Path | None) -> str:
-    """Return what this rank cannot measure, or nothing; draws the first batch."""
+    """Draw the first batch; return why this rank cannot measure, or an empty text."""
     is_time = isinstance(seconds, int | float) and 0 < seconds < math.inf
     is_alone = _world_size() == 1
     if not callable(loop.step):
@@ -369,14 +311,14 @@ def _problem(loop: Loop, seconds: Any, samples: Any, out: str | Path | None) -> 
             "no model in DistributedDataParallel is reached from step; give it as model=, or "
             "wrap it: other strategies cannot be explained yet"
         )
-    # DDP has yet to record its static graph, which no snapshot can take back.
+    # The first step with static_graph=True records the graph, which no snapshot can undo.
     if any(
         ddp.static_graph and not ddp._static_graph_delay_allreduce_enqueued  # noqa: SLF001
         for ddp in loop.models
     ):
-        return "a model with static_graph=True has taken no step; take one before you ask"
+        return "a model with static_graph=True has run no step; run one before explain"
     if out is not None and not Path(out).absolute().parent.is_dir():
-        return f"out={str(out)!r} lies in no folder that exists; make it, or choose another"
+        return f"the folder of out={str(out)!r} does not exist; create it, or choose another file"
     problem = loop.problem()
     if samples and not problem and (items := seen_items(loop.step, loop.first, samples)):
         problem = f"samples={samples}, but the tensors of a batch hold {items} items each"
@@ -387,45 +329,30 @@ def _world_size() -> int:
     return torch.distributed.get_world_size() if has_group() else 1
 
 
-def _too_large(left: Mapping[str, int]) -> str:
-    """Return why a step that may change data too large to keep a copy of cannot be measured."""
-    named = ", ".join(f"{name} ({size / MIB:.0f} MiB)" for name, size in left.items())
-    if not left:
-        return ""
-    return (
-        f"the step reaches {named}, too large to keep a copy of; take the batch outside of step, "
-        "and give what draws it as batches="
-    )
-
-
 def _reset(snapshot: Snapshot, reached: Reached) -> None:
-    """Put all back, and let schedules stand still: many steps would lead beyond their end."""
+    """Restore everything, and stop learning-rate schedules, which would run past their end."""
     snapshot.restore()
     for schedule in reached.schedules:
-        vars(schedule)["step"] = _stand_still  # an attribute like others, put back with them
-
-
-def _stand_still(*_: Any, **__: Any) -> None:
-    pass
+        vars(schedule)["step"] = lambda *_, **__: None  # restored like other attributes
 
 
 def _measure(world: World, loop: Loop, seconds: float, reset: Callable[[], None]) -> Part:
-    """Run the variants of a loop in turns for a while; all ranks as often."""
+    """Run the variants of a loop in turns for about `seconds`, equally often on all ranks."""
     begun = time.monotonic()
     reset()
     ways = loop.variants()
     inner = variants.waits(ways["own"])
-    if inner:  # a rank would wait in a half for one that fails there
+    if inner:  # ranks would wait in these collectives for a rank whose half batch fails
         ways.pop("half", None)
     loop.keep_what_works(world, ways, "explain", reset)
     leads, sizes = list[float](), list[int]()
     if len(loop.models) == 1:
         ddp = loop.models[0]
         leads, sizes = variants.bucket_leads(ddp, ways["own"]), bucket_bytes(ddp)
-    # The steps of a turn, and the turns between two restorations, follow from one of each.
+    # One turn of each variant determines the steps of a turn and the turns between restorations.
     workers = loop.most_workers(world, "explain")
-    found = loop.time_in_turns(world, ways, Plan(1, 1, workers), seed=0)
-    once = {name: found[name][0] for name in ways}
+    first = loop.time_in_turns(world, ways, Plan(1, 1, workers), seed=0)
+    once = {name: first[name][0] for name in ways}
     plan = Plan(**world.control.settle_all("plan", once, partial(_plan, seconds, workers)))
     steps = sum(plan.full_steps if name == "full" else plan.steps for name in {*ways} - {"reduce"})
     laps = max(round(CHUNK_STEPS / (plan.blocks * steps)), 1)
@@ -446,11 +373,11 @@ def _measure(world: World, loop: Loop, seconds: float, reset: Callable[[], None]
 
 
 def _plan(seconds: float, workers: int, of_ranks: list[dict[str, float]]) -> dict[str, int]:
-    slowest = {name: max(each[name] for each in of_ranks) for name in of_ranks[0]}
+    slowest = {name: max(rank[name] for rank in of_ranks) for name in of_ranks[0]}
     steps = min(max(round(LEAST_TURN_S / slowest["full"]), 1), MOST_STEPS)
     full_steps = Plan(1, steps, workers).full_steps
     block_s = steps * sum(slowest.values()) + (full_steps - steps) * slowest["full"]
     fitting = int(seconds / (LEAST_LAPS * block_s))
-    blocks = next((each for each in (LAP, RUN) if each <= fitting), LEAST_BLOCKS)
+    blocks = next((least for least in (LAP, RUN) if least <= fitting), LEAST_BLOCKS)
     run = RUN if blocks > LEAST_BLOCKS else 1
     return {"blocks": blocks, "steps": steps, "workers": workers, "run": run}

@@ -1,12 +1,15 @@
-"""What a test measures with: timed rounds, and the one way in which a step becomes a case.
+"""The fixture `lockstep`: it times the rounds of a step, and records them as a case.
 
-`Harness` is the fixture `lockstep`; `Measurement` is how any step is measured by it; `make_record`
-makes the result of a case, on rank 0, from what every rank measured.
+A case has a warm-up, then a fixed number of rounds, or batches of them until the mean is precise:
+rank 0 decides for all ranks when there are enough. Every rank measures its `Part`; rank 0 makes the
+record of the case from all parts.
 """
 
 import contextlib
+import gc
 import math
 import reprlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -17,12 +20,12 @@ from lockstep.core import metrics
 from lockstep.core.flags import Flag, flag
 from lockstep.core.record import BASIS, KEY, Basis, CaseRecord, problem
 from lockstep.core.sizes import Size, case_id
-from lockstep.machine import memory, telemetry
+from lockstep.machine import memory, nvidia, telemetry
 from lockstep.machine.memory import Peak, Room
 from lockstep.measure import timing
-from lockstep.measure.batches import Goal, Rounds, Step
 from lockstep.measure.causes.division import late_input, slow_rank
 from lockstep.measure.step import variants
+from lockstep.measure.timing import Step
 from lockstep.ranks.process_group import World, refuse_in_case
 
 if TYPE_CHECKING:
@@ -31,26 +34,46 @@ if TYPE_CHECKING:
     from lockstep.machine.telemetry import Telemetry
 
 
-# Of the time; a quota that is hardly ever reached changes no median.
+# A CPU quota that stops ranks for a smaller share of the time changes no median.
 QUOTA_SHARE = 0.01
-# Units of which a batch's tensors hold one an item; it may have many tokens.
+# Units that count the items of a batch; an item may contain many of another unit, such as tokens.
 ITEMS = ("samples", "images", "rows", "examples", "sequences")
+# Most batches of rounds that a case takes to reach its margin of error.
+MAX_BATCHES = 20
+# Longest untimed run before a launch's first case.
+WARM_UP_S = 30.0
+
+
+@dataclass(frozen=True)
+class Goal:
+    """When a case has enough rounds.
+
+    Attributes:
+        margin: Largest relative margin of error of the mean round, such as 0.01.
+        confidence: Confidence level of that margin, such as 0.95.
+    """
+
+    margin: float
+    confidence: float
+
+    def margin_of(self, rank_round_s: list[list[float]]) -> float:
+        """Return the relative margin of rounds, shape (num_ranks, num_rounds)."""
+        return metrics.relative_margin(metrics.slowest_rank(rank_round_s), self.confidence)
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank measured of a case, as it goes to rank 0.
+    """One rank's measurement of a case, as it is sent to rank 0.
 
     Attributes:
         round_s: Seconds per round, shape (num_rounds,).
-        variant_s: Seconds per step of each variant of the step, by name, shape (num_turns,); empty
-            where none was timed.
-        slowdowns: Why the device held its clocks back when the rounds ended.
-        peak_bytes: Peak memory in use; None where the system does not say.
-        peak_reserved_bytes: Most that the allocator of a GPU held; None on a CPU.
-        own: What else the case tells rank 0 of this rank, as JSON can hold it.
-        telemetry: What device and host did meanwhile, `Telemetry.facts`; empty where not sampled.
-        phase_s: Seconds per step of each phase of the whole step, by name, shape (num_turns,).
+        variant_s: Variant of the step -> seconds per step, shape (num_turns,); may be empty.
+        slowdowns: Why the device had reduced its clocks when the rounds ended.
+        peak_bytes: Peak memory in use; None if the system does not say.
+        peak_reserved_bytes: Most that a GPU's allocator reserved; None on a CPU.
+        own: Further JSON values of the case for rank 0.
+        telemetry: `Telemetry.facts` of device and host; empty if not sampled.
+        phase_s: Phase of the whole step -> seconds per step, shape (num_turns,).
     """
 
     round_s: list[float]
@@ -63,27 +86,27 @@ class Part:
     phase_s: dict[str, list[float]] = field(default_factory=dict)
 
 
-# Takes every rank's part; returns further fields of `CaseRecord`, or raises where they are wrong.
+# Takes every rank's part; returns further fields of `CaseRecord`, or raises if a result is wrong.
 Conclusion = Callable[[Sequence[Part]], Mapping[str, Any]]
 
 
 @dataclass
 class Case:
-    """The case that runs on this rank, between the launch and what the case measures with.
+    """What the launch and the fixture share about the running case, on this rank.
 
     Attributes:
-        room: What every rank may still take of memory, known once all are set up.
-        peak: This rank's peak memory of the rounds, where more followed them.
-        waits: Collectives in which ranks wait for each other in a step without synchronisation.
-        order_seed: Of the order of the turns; drawn anew in each run.
-        part: What this rank measured; None until then.
-        measured_by: pytest-benchmark's fixture of the test that measured it.
-        conclude: Makes the result of all ranks' parts, on rank 0.
-        folder: Where it may keep files of its own; None where nothing is kept.
-        telemetry_file: Where this rank's samples go; None where nothing is kept.
-        go_on: Notes how far a long case has come, and gives it its time again: every rank calls it
-            with the same, as JSON can hold it.
-        around: Makes of a step what is timed, which a trace marks.
+        room: Free memory of the rank with the least, known once all ranks are set up.
+        peak: This rank's peak memory during the rounds; None if it is read later.
+        waits: Number of collectives left in a step without gradient synchronisation.
+        order_seed: Seed of the order of the turns; drawn anew in each run.
+        part: This rank's measurement; None until the rounds have ended.
+        measured_by: pytest-benchmark's fixture of the test that measured the case.
+        conclude: Makes the result from all ranks' parts, on rank 0.
+        folder: Folder for files of the case; None if no files are kept.
+        telemetry_file: File for this rank's samples; None if no files are kept.
+        go_on: Records the progress of a long case and restarts its time limit: every rank calls it
+            with the same JSON values.
+        around: Wraps the timed step, for a trace.
     """
 
     room: Room | None = None
@@ -102,37 +125,40 @@ class Case:
 
 
 def make_record(
-    harness: "Harness", parts: Sequence[Part], given: Mapping[str, Any], found: Mapping[str, Any]
+    harness: "Harness",
+    parts: Sequence[Part],
+    own: Mapping[str, Any],
+    concluded: Mapping[str, Any],
 ) -> CaseRecord:
     """Return the record of a case, on rank 0.
 
     Args:
-        harness: What the launch knows of the case.
-        parts: What every rank measured.
-        given: Further fields of `CaseRecord`; flags add to those of the launch.
-        found: Those that were concluded from all parts.
+        harness: The launch's facts about the case.
+        parts: Every rank's measurement.
+        own: Further fields of `CaseRecord`, known on this rank; flags add to those of the launch.
+        concluded: Fields that follow from all parts.
 
     Raises:
         ValueError: A count, a unit or a round is wrong, see `record.problem`.
     """
     measured = {
-        "rank_variant_s": of_all([part.variant_s for part in parts]),
-        "rank_phase_s": of_all([part.phase_s for part in parts]),
+        "rank_variant_s": join_ranks([part.variant_s for part in parts]),
+        "rank_phase_s": join_ranks([part.phase_s for part in parts]),
         "telemetry": telemetry.columns([part.telemetry for part in parts]),
     }
     details = {
-        **given.get("details", {}),
-        **found.get("details", {}),
+        **own.get("details", {}),
+        **concluded.get("details", {}),
         **{name: value for name, value in measured.items() if value},
     }
     if measured["rank_variant_s"]:
         details["order_seed"] = harness.case.order_seed
-    flags = [*harness.flags, *given.get("flags", [])]
+    flags = [*harness.flags, *own.get("flags", [])]
     if harness.case.waits:
         flags.append(flag("own-waits", collectives=harness.case.waits))
     flags += find_flags(parts, harness.rank_hosts, harness.goal if harness.measures else None)
     case_record = CaseRecord(
-        **{**given, **found, **(harness.facts or {})}
+        **{**own, **concluded, **(harness.facts or {})}
         | {
             "study": harness.study,
             "world_size": harness.world.world_size,
@@ -143,7 +169,7 @@ def make_record(
             "peak_memory_bytes": [part.peak_bytes for part in parts],
             "peak_reserved_bytes": [part.peak_reserved_bytes for part in parts],
             "rank_hosts": list(harness.rank_hosts),
-            "flags": [each.to_dict() for each in flags],
+            "flags": [flag_.to_dict() for flag_ in flags],
             "details": details,
         }
     )
@@ -152,8 +178,8 @@ def make_record(
     return case_record
 
 
-def of_all(ranks: Sequence[Mapping[str, list[float]]]) -> dict[str, list[list[float]]]:
-    """Return the turns, shape (num_ranks, num_turns), of what every rank timed, by name."""
+def join_ranks(ranks: Sequence[Mapping[str, list[float]]]) -> dict[str, list[list[float]]]:
+    """Return name -> seconds, shape (num_ranks, num_turns), for each name that all ranks timed."""
     names = [name for name in ranks[0] if all(name in rank for rank in ranks)]
     return {name: [rank[name] for rank in ranks] for name in names}
 
@@ -166,8 +192,8 @@ def step_s(parts: Sequence[Part], steps_per_round: int) -> float:
 def find_flags(
     parts: Sequence[Part], hosts: Sequence[str], goal: Goal | None = None
 ) -> Iterator[Flag]:
-    """Yield what all ranks' parts show against a result, with the ranks and hosts at fault."""
-    variant_s = of_all([part.variant_s for part in parts])
+    """Yield the flags that follow from all ranks' parts, with the ranks and hosts at fault."""
+    variant_s = join_ranks([part.variant_s for part in parts])
     if slow := slow_rank(variant_s.get("own", [])):
         yield flag("straggler", rank=slow.rank, host=hosts[slow.rank], ratio=slow.ratio)
     if late := late_input(variant_s):
@@ -191,7 +217,7 @@ def find_flags(
 
 @dataclass
 class Measurement:
-    """How a step becomes a case; the fields are the arguments of `Harness.measure`."""
+    """Turns a step into a case; the fields are the arguments of `Harness.measure`."""
 
     step: Callable[..., Any]
     samples: int
@@ -203,7 +229,7 @@ class Measurement:
     factors: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Find out what the step reaches."""
+        """Look for a DDP model and compiled code in the step."""
         from lockstep.measure.loop_variants import Loop
         from lockstep.measure.reach import reach
 
@@ -212,12 +238,12 @@ class Measurement:
         self.loop = Loop(self.step, models, self.batches, can_halve=not compiled)
 
     def measure(self, harness: "Harness") -> list[float]:
-        """Measure the step on every rank, keep the result, and return this rank's rounds."""
+        """Measure the step on every rank, record the result, and return this rank's rounds."""
         world = harness.world
         refuse_in_case(world, harness.rank_hosts, self.problem(world.world_size))
         if self.batches is not None:
-            # Workers deliver a batch each, and then a step waits for them: rounds of single steps
-            # would be quick and slow in turn, and their median one of the two.
+            # Workers deliver their batches together, then a step waits. So the steps of a round are
+            # a multiple of the workers: shorter rounds would be fast and slow in turn.
             workers = max(1, self.loop.most_workers(world, str(harness.number)))
             steps = math.ceil(harness.size.steps_per_round / workers) * workers
             harness = replace(harness, size=replace(harness.size, steps_per_round=steps))
@@ -228,40 +254,35 @@ class Measurement:
         facts = self.facts(harness)
         study, factors = facts.pop("study", harness.study), harness.factors | dict(self.factors)
         replace(harness, study=study, factors=factors).record(
-            round_s,
-            variant_s=variant_s,
-            phase_s=phase_s,
+            round_s, variant_s=variant_s, phase_s=phase_s, conclude=self.conclude,
             own={"samples": self.samples, "check": checked},
-            conclude=self.conclude,
-            scaling=self.scaling,
-            sample_unit=self.unit,
-            **facts,
-        )
+            scaling=self.scaling, sample_unit=self.unit, **facts,
+        )  # fmt: skip
         return round_s
 
     def problem(self, world_size: int) -> str:
-        """Return why this rank cannot measure it; empty where it can."""
+        """Return why this rank cannot measure the step; empty if it can."""
         if self.scaling not in ("weak", "strong"):
             return f"scaling={self.scaling!r} is not weak or strong"
         if type(self.samples) is not int or self.samples < 1:
             return (
-                f"samples is {reprlib.repr(self.samples)}, which is no whole number of 1 or more; "
-                "give those of a step on this rank, such as 32, its local batch"
+                f"samples={reprlib.repr(self.samples)} is not a whole number of 1 or more; give "
+                "this rank's samples in one step (its local batch), such as 32"
             )
-        # A model may be wrapped only where there are other ranks.
+        # On one rank a model need not be wrapped.
         if self.ddp is not None and world_size > 1 and not _is_ddp(self.ddp):
             return (
-                f"ddp={type(self.ddp).__name__} is no DistributedDataParallel model; wrap it, or "
-                "leave ddp out"
+                f"ddp={type(self.ddp).__name__} is not a DistributedDataParallel model; wrap the "
+                "model, or leave ddp out"
             )
         return self.loop.problem()
 
     def timed_step(self) -> Step:
-        """Return what the rounds are made of."""
-        return self.step if self.batches is None else self.loop.drawing()
+        """Return the step that is timed."""
+        return self.step if self.batches is None else self.loop.drawing_step()
 
     def run_check(self) -> Any:
-        """Check the step once its rounds are timed; return what rank 0 is to know of this rank."""
+        """Check the step after its rounds; return values for rank 0."""
         answer = None if self.check is None else self.check()
         if answer is not None and not answer:  # NumPy and torch have a False of their own
             raise RuntimeError(f"the check of the measured step returned {answer}")
@@ -269,18 +290,18 @@ class Measurement:
     def time_variants(
         self, harness: "Harness", step_s: float
     ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-        """Time the variants of the step in turns, to say where its time goes.
+        """Time the variants of the step in turns, to divide its time into causes.
 
         Returns:
-            This rank's seconds per step of each variant, shape (num_turns,), by name; and those of
-            each phase of the whole step, where they are known. Both are empty where nothing is
-            measured, no causes are asked for, or ranks wait for each other in their own steps.
+            This rank's seconds per step of each variant, and of each known phase of the whole step,
+            shape (num_turns,). Both are empty if nothing is measured, causes are switched off, or
+            ranks wait for each other in a step without gradient synchronisation.
         """
         world, case = harness.world, str(harness.number)
-        # Without DDP the variants of one rank are known at most.
+        # Without DDP the step of several ranks has no known variants.
         if not (harness.times_causes and (_is_ddp(self.ddp) or world.world_size == 1)):
             return {}, {}
-        harness.case.peak = memory.peak(harness.device)  # what follows is no part of the case
+        harness.case.peak = memory.peak(harness.device)  # before the variants allocate more
         ways = self.loop.variants()
         if self.waits_for_others(harness, ways["own"]):
             return {}, {}
@@ -292,9 +313,9 @@ class Measurement:
         return self.loop.time_in_turns(world, ways, plan, harness.case.order_seed), {}
 
     def waits_for_others(self, harness: "Harness", own: Step) -> bool:
-        """Note whether ranks wait for each other in a step without gradient synchronisation.
+        """Return whether ranks wait for each other in a step without gradient synchronisation.
 
-        Every rank calls equally many collectives, or the case fails: so all ranks agree on this.
+        All ranks agree on this: they call equally many collectives, or the case fails.
         """
         harness.case.waits = variants.waits(own) if harness.world.world_size > 1 else 0
         return harness.case.waits > 0
@@ -316,7 +337,7 @@ class Measurement:
         }
 
     def contradiction(self) -> list[Flag]:
-        """Return a flag where the tensors of a batch hold another number of items than given."""
+        """Return a flag if a batch's tensors hold another number of items than `samples`."""
         from lockstep.workloads.trees import seen_items
 
         one_each = self.unit in ITEMS
@@ -324,10 +345,7 @@ class Measurement:
         return [flag("other-samples", samples=self.samples, items=items)] if items else []
 
     def conclude(self, parts: Sequence[Part]) -> dict[str, Any]:
-        """Return on rank 0 the fields that follow from all ranks, or raise where they are wrong.
-
-        The batches of a user's step need not be equal on all ranks.
-        """
+        """Return the fields that follow from all ranks, on rank 0; their batches may differ."""
         batches = [part.own["samples"] for part in parts]
         return {
             "samples_per_step": sum(batches),
@@ -337,7 +355,7 @@ class Measurement:
 
 
 def _is_ddp(ddp: Any) -> bool:
-    """Tell DDP, compiled too, from another wrapper that has a `no_sync` and no buckets: FSDP."""
+    """Return whether a model is in DDP, compiled or not; FSDP has `no_sync`, but no buckets."""
     return hasattr(ddp, "_get_ddp_logging_data")
 
 
@@ -348,17 +366,17 @@ class Harness:
     Attributes:
         world: The ranks and this rank's device.
         name: The test's name, without its parameters.
-        number: Of the case in this session, from 1.
+        number: Number of the case in this session, from 1.
         data_root: Folder for data files.
         clock: The timer through which pytest-benchmark sees our durations.
-        case: What the launch and the case tell each other.
+        case: State that the launch and the case share.
         cores_on_host: Cores that the ranks of this host may run on together.
-        flags: What is already known against any result of this launch.
+        flags: Flags of every result of this launch.
         goal: When there are enough rounds; None for the fixed number.
         unsupported: Precision -> why a rank of this launch cannot measure it.
-        causes: Whether the variants of a step are timed, which say where its time goes.
-        halves: Whether a step that a rank has no memory for is measured with half the batch.
-        facts: Further fields of `CaseRecord`, which the launch knows.
+        causes: Whether the variants of a step are timed, to divide its time into causes.
+        halves: Whether a step that does not fit a rank's memory is measured with half the batch.
+        facts: Further fields of `CaseRecord` that the launch knows.
         watches: Whether device and host are sampled while rounds are timed.
     """
 
@@ -411,19 +429,70 @@ class Harness:
         Returns:
             This rank's seconds per round, shape (num_rounds,); every rank has as many rounds.
         """
-        around, slowdowns = self.case.around, self.case.slowdowns
-        is_first = self.number == 1 and self.measures
-        goal = self.goal if self.measures else None
-        with self.watched() as watch:
-            rounds = Rounds(
-                self.world, str(self.number), self.plan, goal, is_first, slowdowns, watch
-            )
-            return rounds.time(around(step) if around else step)
+        timed = self.case.around(step) if self.case.around else step
+        with self.sample_machine() as watch:
+            if self.number == 1 and self.measures:
+                self.warm_up(timed)
+            gc.collect()  # else the peak memory of this case contains memory of the last case
+            memory.reset_peak(self.device)
+            begun = time.monotonic()
+            if self.plan.warmup_rounds:
+                self._run(timed, self.plan.warmup_rounds)
+            own_round_s = batch = self._time_batch(timed, watch)
+            if self.goal is None or not self.measures:
+                return own_round_s
+            goal, left_s = self.goal, self.world.control.left_s
+            seen = [[] for _ in range(self.world.world_size)]  # type: list[list[float]]
+            for number in range(1, MAX_BATCHES):
+                batch_s = time.monotonic() - begun
+
+                def wants_more(batches: list[list[float]], batch_s: float = batch_s) -> bool:
+                    """Return, on rank 0, whether the rounds miss the goal and time is left."""
+                    for rounds, more in zip(seen, batches, strict=True):
+                        rounds.extend(more)
+                    rest_s = left_s()
+                    has_time = rest_s is None or rest_s > 2 * batch_s
+                    return has_time and goal.margin_of(seen) > goal.margin
+
+                if not self._settle(f"more {number}", batch, wants_more):
+                    break
+                begun = time.monotonic()
+                batch = self._time_batch(timed, watch)
+                own_round_s = own_round_s + batch
+            return own_round_s
+
+    def warm_up(self, step: Step) -> None:
+        """Run the launch's first case untimed, since a process is slow at first.
+
+        Rank 0 decides how many rounds fit the case's time limit.
+        """
+        left_s = self.world.control.left_s()
+        limit_s = WARM_UP_S if left_s is None else min(WARM_UP_S, left_s / 4)
+        begun = time.monotonic()
+        self._run(step, 1)
+        first_s = time.monotonic() - begun
+        wanted = self.plan.warmup_rounds + self.plan.rounds
+        more = min(wanted, int(limit_s / max(first_s, 1e-9))) - 1
+        self._run(step, self._settle("warm up", more, lambda counts: counts[0]))
+
+    def _run(self, step: Step, rounds: int) -> list[float]:
+        steps = self.plan.steps_per_round
+        return timing.time_rounds(self.world, step, rounds=rounds, steps_per_round=steps)
+
+    def _time_batch(self, step: Step, watch: "Telemetry") -> list[float]:
+        with watch:
+            round_s = self._run(step, self.plan.rounds)
+            # Read this before the device cools down.
+            self.case.slowdowns.update(nvidia.slowdowns(self.device))
+        return round_s
+
+    def _settle(self, name: str, value: Any, judge: Callable[[list[Any]], Any]) -> Any:
+        return self.world.control.settle_all(f"{self.number}/{name}", value, judge)
 
     @contextlib.contextmanager
-    def watched(self) -> "Iterator[Telemetry]":
-        """Give what samples device and host while it is entered, and keep what it saw."""
-        with telemetry.of(self.device, self.watches and self.measures) as watch:
+    def sample_machine(self) -> "Iterator[Telemetry]":
+        """Give the sampler of device and host, and keep its samples."""
+        with telemetry.sampling(self.device, self.watches and self.measures) as watch:
             try:
                 yield watch
             finally:
@@ -444,34 +513,34 @@ class Harness:
         unit: str = "samples",
         factors: Mapping[str, Any] | None = None,
     ) -> list[float]:
-        """Measure a step of one's own on every rank, and keep the result.
+        """Measure a step of your own on every rank, and keep the result.
 
         Args:
             step: One optimizer update on this rank; it need not wait for its device. It takes no
                 argument, or a batch of `batches`.
-            samples: Samples of this rank in one step, such as 32, its local batch. That the
-                tensors of its batch hold another number, where it is seen, is a flag.
-            batches: A DataLoader, or another iterable that can be gone over again: what the step
+            samples: Samples of this rank in one step, such as 32, its local batch. The case is
+                flagged if the tensors of its batch visibly hold another number.
+            batches: A DataLoader, or another iterable that can be repeated: the time that the step
                 waits for its input is then measured, too.
-            ddp: The model in `DistributedDataParallel`, where it is one: the step is then also
-                timed without gradient synchronisation, to say what a step is lost to.
-            check: Called after the rounds; the case fails where it raises or returns what is false,
-                but for None.
-            scaling: weak where the ranks keep their batch at every world size, strong where they
+            ddp: The model in `DistributedDataParallel`, if there is one: the step is then also
+                timed without gradient synchronisation, to divide its time into causes.
+            check: Called after the rounds; the case fails if it raises or returns a false value
+                other than None.
+            scaling: weak if each rank keeps its batch at every world size, strong if the ranks
                 share a fixed one.
             unit: What a sample is, such as images or tokens.
-            factors: What else tells this case from others, name -> value.
+            factors: Name -> value that distinguishes this case from others.
 
         Returns:
             This rank's seconds per round, shape (num_rounds,).
 
         Raises:
             ValueError: `scaling` is neither weak nor strong, or a count is not 1 or more.
-            RuntimeError: The check returned what is false, or another rank refuses its arguments.
+            RuntimeError: The check returned a false value, or another rank refuses its arguments.
         """
         kind = getattr(step, "lockstep_measurement", Measurement)
-        given = kind(step, samples, batches, ddp, check, scaling, unit, factors or {})
-        round_s: list[float] = given.measure(self)
+        measurement = kind(step, samples, batches, ddp, check, scaling, unit, factors or {})
+        round_s: list[float] = measurement.measure(self)
         return round_s
 
     def record(
@@ -484,45 +553,38 @@ class Harness:
         conclude: Conclusion | None = None,
         **facts: Any,
     ) -> None:
-        """Hand over what this rank measured; once the case has ended, rank 0 keeps all ranks'.
+        """Hand over this rank's measurement; rank 0 records the case once all ranks have ended it.
 
         Args:
-            round_s: What `time` returned.
-            variant_s: Seconds per step of each variant, shape (num_turns,), by name.
-            phase_s: Seconds of each phase in the turns of the whole step, where they are known.
-            own: What else `conclude` is to know of this rank, as JSON can hold it.
-            conclude: Called on rank 0 with what every rank has handed over.
+            round_s: Seconds per round, as `time` returned them.
+            variant_s: Variant -> seconds per step, shape (num_turns,).
+            phase_s: Phase -> seconds per step in the turns of the whole step, if known.
+            own: Further JSON values of this rank for `conclude`.
+            conclude: Called on rank 0 with the parts of all ranks.
             facts: Further fields of `CaseRecord`; flags add to those of the launch.
 
         Raises:
-            ValueError: The case has handed over a measurement already.
+            ValueError: The case has already handed over a measurement.
         """
         if self.case.measured_by is self.benchmark:
             raise ValueError(
-                f"{self.name} has measured already, and a case has one result; measure once a "
-                "test, and parametrize it"
+                f"{self.name} has already measured a step, and a case has one result; measure "
+                "once in a test, and parametrize the test for more"
             )
-        # A launch that ends makes no case for the tests that still run.
-        case = self.case
+        case = self.case  # self.case is replaced if the launch ends meanwhile
         case.measured_by = self.benchmark
         peak = case.peak or memory.peak(self.device)
         case.part = Part(
-            round_s=round_s,
-            variant_s=dict(variant_s or {}),
-            phase_s=dict(phase_s or {}),
-            slowdowns=sorted(case.slowdowns),
-            peak_bytes=peak.used_bytes,
-            peak_reserved_bytes=peak.reserved_bytes,
-            own=own,
-            telemetry=case.telemetry,
-        )
+            round_s=round_s, variant_s=dict(variant_s or {}), phase_s=dict(phase_s or {}),
+            slowdowns=sorted(case.slowdowns), peak_bytes=peak.used_bytes,
+            peak_reserved_bytes=peak.reserved_bytes, own=own, telemetry=case.telemetry,
+        )  # fmt: skip
 
         def make_result(parts: Sequence[Part]) -> None:
-            """Make the record of all ranks' parts, and show its rounds to pytest-benchmark."""
             case_record = make_record(self, parts, facts, conclude(parts) if conclude else {})
             self.benchmark.extra_info[KEY] = case_record.to_dict()
             self.clock.show(case_record.round_s, self.benchmark)
 
         case.conclude = make_result
-        if self.world.rank > 0:  # or pytest-benchmark would warn that its fixture was not used
+        if self.world.rank > 0:  # else pytest-benchmark warns that its fixture was not used
             self.clock.show(round_s, self.benchmark)

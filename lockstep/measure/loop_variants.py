@@ -1,4 +1,4 @@
-"""The variants of a user's own step, which may come with its batches."""
+"""The variants of a user's own step, with or without its batches."""
 
 import copy
 import math
@@ -21,29 +21,29 @@ from lockstep.measure.causes.division import LAP
 from lockstep.measure.loading.data import loader_settings
 from lockstep.measure.step import variants
 from lockstep.measure.step.variants import Plan
+from lockstep.measure.timing import Step
 from lockstep.workloads import trees
 
 if TYPE_CHECKING:
     from lockstep.ranks.process_group import World
 
-Step = Callable[[], Any]
-# DDP notes in the third forward which buckets it uses.
+# Steps after which DDP has settled on its buckets.
 WARM_UP = 3
 
 
 @dataclass
 class Loop:
-    """A step of the user's, and the batches that it runs on.
+    """A user's step, and the batches that it runs on.
 
     Attributes:
-        step: One optimizer update; takes a batch where there are batches.
+        step: One optimizer update; takes a batch if there are batches.
         models: The models in DDP that it trains.
-        batches: What gives batches, where drawing them is to be measured.
-        can_halve: Whether half of a batch may be tried; torch.compile would from then on compile
-            for any size.
-        num_steps: Taken so far.
-        draw_s: Seconds that each step which drew its batch waited for it.
-        first: The first batch, once it is drawn.
+        batches: Iterable of batches, if drawing them is to be measured.
+        can_halve: Whether half of a batch may be tried; torch.compile would compile for any size
+            from then on.
+        num_steps: Steps run so far.
+        draw_s: Seconds that each drawing step waited for its batch.
+        first: The first batch in a tuple; empty until it is drawn.
     """
 
     step: Callable[..., Any]
@@ -54,32 +54,31 @@ class Loop:
     draw_s: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Begin with no batch."""
-        self.stream = None if self.batches is None else endless(apart(self.batches))
-        # The latest batches, and halves of them; the other variants take those of the whole step.
+        self.stream = None if self.batches is None else endless(independent(self.batches))
+        # The latest batches of the whole step, and their halves, for the other variants.
         self._kept: deque[Any] = deque(maxlen=LAP)
         self._halves: list[Any] = []
         self._next: dict[str, int] = {}
         self.first: tuple[Any, ...] = ()
 
     def problem(self) -> str:
-        """Return why its batches cannot be measured with, or nothing; draws the first of them."""
+        """Draw the first batch; return why the batches cannot be used, or an empty text."""
         if isinstance(self.batches, Iterator):
             return (
-                f"batches is a {type(self.batches).__name__}, whose batches are gone once drawn; "
-                "give the loader itself"
+                f"batches is a {type(self.batches).__name__}, whose batches can be drawn only "
+                "once; give the loader itself"
             )
         if self.stream is None:
             return ""
         try:
             self.first = tuple(islice(self.stream, 1))
-        except Exception as error:  # noqa: BLE001, the other ranks are to hear of it
+        except Exception as error:  # noqa: BLE001, sent to the other ranks
             return f"batches cannot be drawn from: {type(error).__name__}: {error}"
         self._kept.extend(self.first)
-        return "" if self.first else "batches holds no batch; give a loader that does"
+        return "" if self.first else "batches is empty; give a loader with at least one batch"
 
-    def drawing(self) -> Step:
-        """Return a step that draws its batch; it raises RuntimeError where there is none left."""
+    def drawing_step(self) -> Step:
+        """Return a step that draws its batch; it raises RuntimeError if none is left."""
         return self._take(self._draw)
 
     def _draw(self) -> tuple[Any, ...]:
@@ -89,66 +88,66 @@ class Loop:
             self._kept.append(batch)
             return (batch,)
         raise RuntimeError(
-            f"batches is used up at step {self.num_steps}; give a DataLoader, or another iterable "
-            "that can be gone over again"
+            f"batches ended at step {self.num_steps}; give a DataLoader, or another iterable that "
+            "can be repeated"
         )
 
     @property
     def loader(self) -> "DataLoader[Any] | None":
-        """The batches, where they come from a DataLoader."""
+        """The batches, if they are a DataLoader."""
         return self.batches if isinstance(self.batches, DataLoader) else None
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What a DataLoader was given, as a case's details name it."""
+        """A DataLoader's settings, as in a case's details."""
         return {LOADER_SETTINGS: loader_settings(self.loader)} if self.loader else {}
 
     def most_workers(self, world: "World", case: str) -> int:
-        """Return the workers of the rank that has most, equal on all ranks; a collective call.
-
-        A rank that failed in `case` before this call would answer the wrong case next.
-        """
+        """Return the largest number of workers of a rank, equal on all ranks; a collective call."""
         num_workers = self.loader.num_workers if self.loader else 0
         return int(world.control.settle_all(f"{case}/workers", num_workers, max))
 
     def variants(self) -> dict[str, Step]:
-        """Warm up, and return the variants of the step by name, see `measure.causes.division`."""
+        """Warm up, and return the variants of the step by name; see `measure.causes.division`."""
         self._rewind(1)
         own = self._keeping("own")
         for _ in range(WARM_UP):
             own()
-        whole = self._keeping("full") if self.stream is None else self.drawing()
-        steps = {"full": self._of_each(variants.with_sync, whole), "own": self._alone(own)}
+        whole = self._keeping("full") if self.stream is None else self.drawing_step()
+        steps = {
+            "full": self._for_models(variants.whole_step, whole),
+            "own": self._for_models(variants.own_step, own),
+        }
         if sending := [ddp for ddp in self.models if variants.sends_buckets(ddp)]:
             reductions = [variants.reduce_buckets(ddp) for ddp in sending]
             steps["reduce"] = lambda: [reduction() for reduction in reductions]
         if self.stream is not None:
-            steps["resident"] = self._of_each(variants.with_sync, self._keeping("resident"))
-            if self.can_halve and halved(self._kept[0]) is not None:
-                steps["half"] = self._alone(self._keeping("half"))
+            steps["resident"] = self._for_models(variants.whole_step, self._keeping("resident"))
+            if self.can_halve and halve(self._kept[0]) is not None:
+                steps["half"] = self._for_models(variants.own_step, self._keeping("half"))
         return steps
 
     def keep_what_works(
         self, world: "World", ways: dict[str, Step], case: str, reset: Step = lambda: None
     ) -> None:
-        """Leave out what a rank does not have, such as half of a batch that its step can take.
+        """Remove from `ways` the variants that some rank lacks; a collective call.
 
-        A collective call. Removes from `ways` and calls `reset` after a half that fails.
+        Half of a batch may fail in a user's step; then `reset` is called.
         """
 
         def keep_shared() -> None:
             shared = world.control.settle_all(
-                f"{case}/ways", list(ways), lambda given: sorted(set(given[0]).intersection(*given))
+                f"{case}/ways", list(ways), lambda names: sorted(set(names[0]).intersection(*names))
             )
             for name in set(ways) - set(shared):
                 del ways[name]
 
-        keep_shared()  # or the others would wait in the half for a rank that has none
+        keep_shared()  # else ranks would wait for a rank without half a batch
         if "half" not in ways:
             return
         try:
             ways["half"]()
-        except Exception:  # noqa: BLE001, whatever the user's code says to a shape it does not know
+        except Exception:  # noqa: BLE001, the user's code may reject another shape
             del ways["half"]
             reset()
         keep_shared()
@@ -156,11 +155,10 @@ class Loop:
     def time_in_turns(
         self, world: "World", ways: Mapping[str, Step], plan: Plan, seed: int
     ) -> dict[str, list[float]]:
-        """Return the seconds of each turn; those of steps that draw batches follow each other.
+        """Return the seconds of each turn; turns that draw batches come one after another.
 
-        A loader's workers would fetch during the turns of the others what these have to wait for.
-        The others take the batches of the last lap, in their order. Plan and seed, which is
-        that of the turns' order, are equal on all ranks.
+        Otherwise a loader's workers would fetch ahead during the other turns. The other variants
+        then take the batches that were drawn. Plan and seed are equal on all ranks.
         """
         if "resident" not in ways:
             return variants.time_in_turns(world, ways, plan, seed)
@@ -177,8 +175,8 @@ class Loop:
         full, is_first = ways["full"], iter([True])
 
         def untimed() -> None:
-            # Workers have fetched ahead while no step asked for a batch. These are dropped within
-            # a turn, lest workers fetch again before the next one.
+            # Drop the batches that workers fetched ahead while no step took one. This is part of a
+            # turn, so that workers do not fetch ahead again before the next turn.
             if next(is_first, False) and self.loader and self.stream:
                 ahead = self.loader.num_workers * (self.loader.prefetch_factor or 0)
                 deque(islice(self.stream, ahead), maxlen=0)
@@ -195,22 +193,19 @@ class Loop:
             **variants.time_in_turns(world, others, plan, seed),
         }
 
-    def _alone(self, step: Step) -> Step:
-        return self._of_each(variants.without_sync, step)
-
-    def _of_each(self, way: Callable[[Any, Step], Step], step: Step) -> Step:
-        return reduce(lambda inner, ddp: way(ddp, inner), self.models, step)
+    def _for_models(self, wrap: Callable[[Any, Step], Step], step: Step) -> Step:
+        return reduce(lambda inner, ddp: wrap(ddp, inner), self.models, step)
 
     def _rewind(self, num_steps: int) -> None:
-        """Let each variant take the last batches next, after an untimed step."""
+        """Let each variant go on with the last `num_steps` batches, after an untimed step."""
         first = max(len(self._kept) - num_steps, 0) - 1
         self._next = dict.fromkeys(("full", "resident", "own", "half"), first)
         if self.stream is not None and self.can_halve:
-            halves = [(whole, halved(whole)) for whole in self._kept]
+            halves = [(whole, halve(whole)) for whole in self._kept]
             self._halves = [whole if half is None else half for whole, half in halves]
 
     def _keeping(self, name: str) -> Step:
-        """Return a step of a variant on the batches that are kept, one after the other."""
+        """Return a step of a variant that takes the kept batches in their order."""
 
         def kept() -> tuple[Any, ...]:
             batches = self._halves if name == "half" else self._kept
@@ -228,10 +223,10 @@ class Loop:
         return take
 
 
-def apart(batches: Iterable[Any]) -> Iterable[Any]:
-    """Return what gives the same batches, without disturbing a loop that goes over them.
+def independent(batches: Iterable[Any]) -> Iterable[Any]:
+    """Return the same batches, without disturbing a loop over them.
 
-    A DataLoader whose workers persist has one iterator, which a second loop would begin anew.
+    A DataLoader with persistent workers has one iterator, which a second loop would restart.
     """
     if isinstance(batches, DataLoader):
         own = copy.copy(batches)
@@ -241,7 +236,7 @@ def apart(batches: Iterable[Any]) -> Iterable[Any]:
 
 
 def endless(batches: Iterable[Any]) -> Iterator[Any]:
-    """Give the batches of a loader over and over; ends where it holds none, as a used-up one."""
+    """Yield the batches of a loader again and again, until it has none."""
     has_any = True
     while has_any:
         has_any = False
@@ -250,14 +245,14 @@ def endless(batches: Iterable[Any]) -> Iterator[Any]:
             yield batch
 
 
-def halved(batch: Any) -> Any:
-    """Return half of a batch; None where it has no tensor, or does not halve.
+def halve(batch: Any) -> Any:
+    """Return half of a batch; None if it has no tensor, or cannot be halved.
 
-    Its items lie in the first dimension of its tensors, as DataLoaders stack them; what has
-    another length is none of them.
+    The items lie in the first dimension of its tensors, as DataLoaders stack them; a tensor of
+    another length is kept whole.
     """
-    size = next((len(each) for each in trees.leaves(batch) if each.dim()), 0)
+    size = next((len(leaf) for leaf in trees.leaves(batch) if leaf.dim()), 0)
     half = halve_batch(size, pieces=1)
-    return half and trees.mapped(
-        lambda each: each[:half] if each.dim() and len(each) == size else each, batch
+    return half and trees.map_tensors(
+        lambda leaf: leaf[:half] if leaf.dim() and len(leaf) == size else leaf, batch
     )

@@ -1,21 +1,20 @@
-"""What a step of a user's own reaches: models, optimizers, counters, tensors, iterators.
+"""Everything that a user's step can reach: models, optimizers, counters, tensors, iterators.
 
-Python tells: a function's closure, its defaults and the globals that it names, a method's object,
-what those hold, and so on. It distinguishes three things. `STATE` is whatever has a `state_dict` to
-load again: a model, an optimizer, a scheduler, a scaler, with all that is below it. `OWN` is what
-the user wrote: the variables of functions and the attributes of objects whose code lies outside of
-the installed packages; and a trainer around them, which counts steps in attributes. `FOREIGN` is
-any other object: it is looked through for a model or an optimizer, and otherwise left alone, as
-threads of its own may work with it.
+The search follows a function's closure, its defaults and the globals that it names, a method's
+object, their members, and so on. An object belongs to one of three kinds. `STATE` is whatever has a
+`state_dict` to load again: a model, an optimizer, a scheduler, a scaler, with all that is below it.
+`OWN` is what the user wrote: variables of functions and attributes of objects whose code lies
+outside of the installed packages; and a trainer around them, which counts steps in attributes.
+`FOREIGN` is any other object: it is searched for a model or an optimizer, and otherwise left alone,
+since threads of its own may use it.
 
-A `Snapshot` of it puts everything back in place: a tensor takes its old values, a container its old
-members, a variable its old object, so every reference of the user's stays valid and an optimizer
-without state is one without state again. What is printed, written or drawn from an iterator stays.
+A `Snapshot` restores it all in place: a tensor gets its old values, a container its old members, a
+variable its old object, so that all references of the user stay valid. It does not undo output,
+nor draws from an iterator.
 """
 
 import contextlib
 import copy
-import functools
 import inspect
 import io
 import logging
@@ -25,10 +24,10 @@ import sys
 import threading
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -40,36 +39,35 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from lockstep.machine import memory
+from lockstep.measure.state import random_states
 
-# A model in a trainer's wrapper in an object in a closure lies five steps down.
+# A model in a trainer's wrapper in an object in a closure lies at depth five.
 MAX_DEPTH = 8
-# What a step looks up in a longer list is data, not a model; and so is what comes after so many
-# objects, which are met in the order of their depth.
+# A longer container is taken for data and not searched. After so many objects, the nearest first,
+# only those with `STATE` are searched.
 MAX_WALKED = 10_000
 MAX_MET = 200_000
-# By torch's custom, what has state to save has these.
+# Methods by which an object counts as `STATE`.
 STATE_METHODS = ("state_dict", "load_state_dict")
-# Trainers around a step.
+# Packages whose trainers count as the user's own objects.
 FRAMEWORKS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "transformers")
 RANDOM = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 CONTAINERS = (dict, list, set, deque)
-# Nothing of a step's state is below these, and much that is not.
+# Objects that are not searched: they lead to no state of a step.
 _LEAVES = (
     *(type, type(None), str, bytes, int, float, complex, Path, io.IOBase, logging.Logger),
     *(types.ModuleType, types.BuiltinFunctionType, threading.Thread),
     *(torch.dtype, torch.device, torch.Size),
 )
-# What lies in these was installed, not written for this script.
+# Folders of installed packages.
 _PACKAGES = {"site-packages", "dist-packages"}
-
-
-# Of free memory copies take no more than half, or they would change what is measured; on the host,
-# those of models apart, of this rank's share.
+# Copies take at most this share of a rank's free memory, since more would change the measured step.
+# On the host, copies of models are not counted.
 SHARE = 0.5
 
 
 class Belongs(IntEnum):
-    """To whom an object belongs; see the module's docstring."""
+    """The owner of an object; see the module's docstring."""
 
     FOREIGN = 0
     OWN = 1
@@ -78,12 +76,7 @@ class Belongs(IntEnum):
 
 @dataclass(frozen=True)
 class Binding:
-    """A variable of a function: a cell of its closure, or a global that it names.
-
-    Attributes:
-        read: Returns what it is bound to; raises ValueError where it is bound to nothing yet.
-        write: Binds it to something.
-    """
+    """A variable of a function: a cell of its closure, or a global that it names."""
 
     read: Callable[[], Any]
     write: Callable[[Any], None]
@@ -91,14 +84,13 @@ class Binding:
 
 @dataclass(frozen=True)
 class Reached:
-    """What was found, each once.
+    """All objects reached, each once.
 
     Attributes:
         state: Tensors of models and optimizers.
-        containers: What may gain, lose or change members: dicts (those of objects' attributes
-            among them), lists, sets, deques.
-        iterators: Names of those that a step may draw from, which nothing can put back.
-        compiled: Names of what torch.compile has compiled.
+        containers: Dicts (those of objects' attributes among them), lists, sets, deques.
+        iterators: Names of iterators that a step may advance, which cannot be restored.
+        compiled: Names of models and functions that torch.compile has compiled.
     """
 
     state: list[torch.Tensor] = field(default_factory=list)
@@ -114,7 +106,7 @@ class Reached:
 
 
 def reach(**roots: Any) -> Reached:
-    """Return what is reached from objects of the user's, name -> object."""
+    """Return everything reached from objects of the user, name -> object."""
     walk = _Walk()
     for name, value in roots.items():
         walk.add(name, value, Belongs.OWN, 0)
@@ -130,12 +122,12 @@ class _Visit:
 
 
 class _Walk:
-    """A walk in breadth, so that everything is met at its least depth."""
+    """A breadth-first search: it reaches every object at its least depth."""
 
     def __init__(self) -> None:
-        self._found = Reached()
+        self._reached = Reached()
         self._todo: deque[_Visit] = deque()
-        # What was met, as whose; holding the object keeps its id from being used again.
+        # Objects met, with their owner; the reference keeps an id from being used again.
         self._met: dict[int, tuple[Belongs, Any]] = {}
         self._kept: set[int] = set()
 
@@ -151,31 +143,31 @@ class _Walk:
             self._todo.append(_Visit(name, value, belongs, depth))
 
     def run(self) -> Reached:
-        """Visit all there is."""
+        """Visit all objects."""
         while self._todo:
             visit = self._todo.popleft()
-            next(act for kind, act in self._ACTS if isinstance(visit.value, kind))(self, visit)
-        return self._found
+            next(act for kind, act in self._VISITORS if isinstance(visit.value, kind))(self, visit)
+        return self._reached
 
     def _tensor(self, visit: _Visit) -> None:
-        if visit.belongs == Belongs.STATE:  # kept twice where met again as a model's: no harm
-            self._found.state.append(visit.value)
+        if visit.belongs == Belongs.STATE:  # may be added twice, which is harmless
+            self._reached.state.append(visit.value)
         elif visit.belongs:
-            self._found.tensors.append((visit.name, visit.value))
+            self._reached.tensors.append((visit.name, visit.value))
 
     def _array(self, visit: _Visit) -> None:
         if visit.belongs and visit.value.flags.writeable:
-            self._found.arrays.append((visit.name, visit.value))
+            self._reached.arrays.append((visit.name, visit.value))
 
     def _generator(self, visit: _Visit) -> None:
-        self._found.generators.append(visit.value)
+        self._reached.generators.append(visit.value)
 
     def _container(self, visit: _Visit) -> None:
-        self._keep(self._found.containers, visit, visit.value)
+        self._keep(self._reached.containers, visit, visit.value)
         self._members(visit)
 
     def _members(self, visit: _Visit) -> None:
-        # An optimizer's state has parameters for keys.
+        # The keys of an optimizer's state are parameters.
         if len(visit.value) > MAX_WALKED and visit.belongs < Belongs.STATE:
             return
         if isinstance(visit.value, dict):
@@ -189,13 +181,13 @@ class _Walk:
     def _function(self, visit: _Visit) -> None:
         function = visit.value
         if hasattr(function, "_torchdynamo_orig_callable"):
-            self._found.compiled.append(visit.name)
+            self._reached.compiled.append(visit.name)
         is_own = _is_own(function.__globals__.get("__name__"))
         belongs = Belongs.OWN if is_own else Belongs.FOREIGN
         variables = _closure(function) | (_globals(function) if is_own else {})
         for name, binding in variables.items():
             if is_own:
-                self._found.bindings.append(binding)
+                self._reached.bindings.append(binding)
             self._below(visit, binding.read(), name, belongs)
         for value in (function.__defaults__, function.__kwdefaults__, function.__dict__):
             self._below(visit, value, visit.name, belongs)
@@ -209,24 +201,24 @@ class _Walk:
             self._below(visit, value, visit.name)
 
     def _loader(self, visit: _Visit) -> None:
-        for name in ("generator", "sampler", "batch_sampler"):  # its data are too large to keep
+        for name in ("generator", "sampler", "batch_sampler"):  # its data are too large to search
             self._below(visit, getattr(visit.value, name, None), name, Belongs.FOREIGN)
 
-    def _thing(self, visit: _Visit) -> None:
+    def _object(self, visit: _Visit) -> None:
         value: Any = visit.value
         kind: Any = type(value)
         if isinstance(value, nn.Module):
-            self._found.models.append(value)
+            self._reached.models.append(value)
             if hasattr(value, "_orig_mod") or value._compiled_call_impl is not None:  # noqa: SLF001
-                self._found.compiled.append(visit.name)
+                self._reached.compiled.append(visit.name)
         if isinstance(value, LRScheduler):
-            self._found.schedules.append(value)
+            self._reached.schedules.append(value)
         if isinstance(value, Iterator) and visit.belongs:
-            self._found.iterators.append(visit.name)
+            self._reached.iterators.append(visit.name)
         belongs = _owner(value)
         attributes = getattr(value, "__dict__", None)
         if isinstance(attributes, dict):
-            self._keep(self._found.containers, replace(visit, belongs=belongs), attributes)
+            self._keep(self._reached.containers, replace(visit, belongs=belongs), attributes)
             for name, held in list(attributes.items()):
                 self._below(visit, held, name, belongs)
         if _is_own(kind.__module__):
@@ -242,8 +234,8 @@ class _Walk:
             self._kept.add(id(value))
             kept.append(value)
 
-    # The first that fits says how an object is looked at.
-    _ACTS: tuple[tuple[Any, Callable[[Any, _Visit], None]], ...] = (
+    # The first type that an object has decides how the object is visited.
+    _VISITORS: tuple[tuple[Any, Callable[[Any, _Visit], None]], ...] = (
         (torch.Tensor, _tensor),
         (np.ndarray, _array),
         (RANDOM, _generator),
@@ -253,7 +245,7 @@ class _Walk:
         (types.MethodType, _method),
         (partial, _partial),
         (DataLoader, _loader),
-        (object, _thing),
+        (object, _object),
     )
 
 
@@ -265,14 +257,14 @@ def _owner(value: object) -> Belongs:
     return Belongs.OWN if is_own else Belongs.FOREIGN
 
 
-@functools.cache
+@cache
 def _methods(kind: type) -> dict[str, types.FunctionType]:
     return dict(inspect.getmembers(kind, inspect.isfunction))
 
 
-@functools.cache
+@cache
 def _is_own(module_name: str | None) -> bool:
-    """Tell whether a module is the user's: no part of Python, of a package, or of Lockstep."""
+    """Return whether a module is the user's: not of Python, of a package, or of Lockstep."""
     root = (module_name or "").partition(".")[0]
     if root == "__main__":
         return True
@@ -287,7 +279,7 @@ def _closure(function: types.FunctionType) -> dict[str, Binding]:
     bindings = {}
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     for name, cell in cells:
-        with contextlib.suppress(ValueError):  # it is bound to nothing yet
+        with contextlib.suppress(ValueError):  # the cell is empty
             cell.cell_contents  # noqa: B018, there is no other way to ask
             bindings[name] = Binding(
                 partial(getattr, cell, "cell_contents"), partial(setattr, cell, "cell_contents")
@@ -305,8 +297,8 @@ def _globals(function: types.FunctionType) -> dict[str, Binding]:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """Return the names that a function looks up, and those that functions within it do."""
-    inner = (_names(each) for each in code.co_consts if isinstance(each, types.CodeType))
+    """Return the names that a function and the functions within it look up."""
+    inner = (_names(part) for part in code.co_consts if isinstance(part, types.CodeType))
     return set(code.co_names).union(*inner)
 
 
@@ -314,55 +306,47 @@ Restore = Callable[[], object]
 
 
 class Snapshot:
-    """All that was reached from a step, as it is now.
+    """A copy of everything reached from a step.
 
     Attributes:
-        left: Bytes of the data that are too large to keep a copy of, by name.
+        left: Name -> bytes of data too large to copy.
     """
 
     def __init__(self, reached: Reached, ranks_per_node: int = 1) -> None:
         data = [*reached.tensors, *reached.arrays]
-        left = _too_large(data, memory.free_bytes(torch.device("cpu"), ranks_per_node))
-        kept = [(name, each) for name, each in data if name not in left]
-        self.left = left
-        self._restores = [
+        ordered = sorted((_bytes(values), name) for name, values in data)
+        sums = accumulate(size for size, _ in ordered)
+        most = SHARE * memory.free_bytes(torch.device("cpu"), ranks_per_node)
+        self.left = {
+            name: size for total, (size, name) in zip(sums, ordered, strict=True) if total > most
+        }
+        kept = [values for name, values in data if name not in self.left]
+        self._restores: list[Restore] = [
             *map(_container, reached.containers),
             *map(_binding, reached.bindings),
-            *_tensors([*reached.state, *(t for _, t in kept if isinstance(t, torch.Tensor))]),
-            *(_array(each) for _, each in kept if isinstance(each, np.ndarray)),
+            *_tensors([*reached.state, *(t for t in kept if isinstance(t, torch.Tensor))]),
+            *(_array(values) for values in kept if isinstance(values, np.ndarray)),
             *map(_generator, reached.generators),
-            *_global_generators(),
+            *(partial(restore, state) for restore, state in random_states()),
         ]
 
     def restore(self) -> None:
-        """Put everything back, also what comes after something that cannot be.
+        """Restore everything that can be restored.
 
         Raises:
-            ExceptionGroup: What could not be put back.
+            ExceptionGroup: The errors of what could not be restored.
         """
         failed = []
         for restore in self._restores:
             try:
                 restore()
-            except Exception as error:  # noqa: BLE001, raised once the others are put back
+            except Exception as error:  # noqa: BLE001, raised after the others are restored
                 failed.append(error)
         if failed:
-            raise ExceptionGroup("what the step changed is not all put back", failed)
-
-
-def _too_large(data: Sequence[tuple[str, Any]], free_bytes: int) -> dict[str, int]:
-    """Return the bytes of what no copy is kept of, by name: the largest, where memory is short."""
-    ordered = sorted(((_bytes(each), name) for name, each in data))
-    sums = accumulate(size for size, _ in ordered)
-    return {
-        name: size
-        for total, (size, name) in zip(sums, ordered, strict=True)
-        if total > SHARE * free_bytes
-    }
+            raise ExceptionGroup("not everything that the step changed could be restored", failed)
 
 
 def _container(held: Any) -> Restore:
-    """Return what gives a dict, list, set or deque its members back."""
     if isinstance(held, dict):
         return _dict(held)
     members = list(held)
@@ -380,13 +364,13 @@ def _dict(held: dict[Any, Any]) -> Restore:
     members = dict(held)
 
     def restore() -> None:
-        # Never empty in between: it may be the attributes of an object that other threads use.
+        # Never empty the dict meanwhile: other threads may use the object whose attributes it has.
         for key in [key for key in held if key not in members]:
             del held[key]
         for key, value in members.items():
             if key not in held or held[key] is not value:
                 held[key] = value
-        if not all(map(operator.is_, held, members)):  # what came back is last
+        if not all(map(operator.is_, held, members)):  # the order differs
             held.clear()
             held.update(members)
 
@@ -404,37 +388,37 @@ def _binding(binding: Binding) -> Restore:
 
 
 def _tensors(tensors: Iterable[torch.Tensor]) -> Iterator[Restore]:
-    """Return what gives tensors their values and gradients back, each once.
+    """Return functions that restore values and gradients; a repeated tensor counts once.
 
-    Copies lie beside them where their device has room, else on the host.
+    Copies lie on the tensors' device if it has room, else on the host.
     """
-    each = list({
+    unique = list({
         id(tensor): tensor
         for tensor in tensors
         # A lazy parameter has no shape yet.
         if tensor.device.type != "meta" and not torch.nn.parameter.is_lazy(tensor)
     }.values())  # fmt: skip
-    gradients = [tensor.grad for tensor in each if tensor.is_leaf and tensor.grad is not None]
+    gradients = [tensor.grad for tensor in unique if tensor.is_leaf and tensor.grad is not None]
     stays = {}
-    for device in {tensor.device for tensor in each}:
+    for device in {tensor.device for tensor in unique}:
         stays[device] = True
         if device.type == "cuda":
             free_bytes, _ = torch.cuda.mem_get_info(device)
-            needed = sum(_bytes(t) for t in [*each, *gradients] if t.device == device)
+            needed = sum(_bytes(t) for t in [*unique, *gradients] if t.device == device)
             stays[device] = needed <= SHARE * free_bytes
-    yield from (_values(tensor, stays[tensor.device]) for tensor in each)
-    yield from (_gradient(tensor, stays[tensor.device]) for tensor in each if tensor.is_leaf)
+    yield from (_values(tensor, stays[tensor.device]) for tensor in unique)
+    yield from (_gradient(tensor, stays[tensor.device]) for tensor in unique if tensor.is_leaf)
 
 
 def _values(tensor: torch.Tensor, stays: bool) -> Restore:
-    kept = _once(tensor.detach())
+    kept = _without_repeats(tensor.detach())
     values = kept.clone() if stays else kept.to("cpu", copy=True)
-    # `data`: a graph that the user has yet to go back through must not find its tensors changed.
-    return lambda: _once(tensor.data).copy_(values)
+    # `data`, so that a later backward through the user's graph does not see a changed tensor.
+    return lambda: _without_repeats(tensor.data).copy_(values)
 
 
-def _once(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whose expanded dimensions, in which one value is repeated, are narrowed."""
+def _without_repeats(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of a tensor with one element in each expanded dimension."""
     if tensor.layout == torch.strided:
         for dim, stride in enumerate(tensor.stride()):
             tensor = tensor.narrow(dim, 0, min(tensor.size(dim), 1)) if stride == 0 else tensor
@@ -443,7 +427,7 @@ def _once(tensor: torch.Tensor) -> torch.Tensor:
 
 def _gradient(tensor: torch.Tensor, stays: bool) -> Restore:
     gradient = tensor.grad
-    if gradient is not None and gradient.layout != torch.strided:  # it has no values of its own
+    if gradient is not None and gradient.layout != torch.strided:  # no values to copy into
         kept = gradient.clone()
         return lambda: setattr(tensor, "grad", kept.clone())
     values = None if gradient is None else _values(gradient, stays)
@@ -462,33 +446,19 @@ def _array(array: "np.ndarray[Any, Any]") -> Restore:
 
 
 def _generator(generator: Any) -> Restore:
-    """Return what gives a generator of random numbers its state back; see `reach.RANDOM`."""
-    if isinstance(generator, torch.Generator):
-        state = generator.get_state()
-        return lambda: generator.set_state(state)
+    """Return a function that restores a generator of random numbers; see `RANDOM`."""
+    if isinstance(generator, np.random.Generator):
+        kept = copy.deepcopy(generator.bit_generator.state)
+        return lambda: setattr(generator.bit_generator, "state", kept)
+    read, write = "get_state", "set_state"
     if isinstance(generator, random.Random):
-        numbers = generator.getstate()
-        return lambda: generator.setstate(numbers)
-    if isinstance(generator, np.random.RandomState):
-        old = generator.get_state()
-        return lambda: generator.set_state(old)
-    kept = copy.deepcopy(generator.bit_generator.state)
-    return lambda: setattr(generator.bit_generator, "state", kept)
-
-
-def _global_generators() -> Iterator[Restore]:
-    """Return what gives the generators that a process has anyway their state back."""
-    numbers, old = random.getstate(), np.random.get_state()  # noqa: NPY002, users draw from it
-    host = torch.get_rng_state()
-    yield lambda: random.setstate(numbers)
-    yield lambda: np.random.set_state(old)  # noqa: NPY002
-    yield lambda: torch.set_rng_state(host)
-    if torch.cuda.is_initialized():
-        devices = torch.cuda.get_rng_state_all()
-        yield lambda: torch.cuda.set_rng_state_all(devices)
+        read, write = "getstate", "setstate"
+    return partial(getattr(generator, write), getattr(generator, read)())
 
 
 def _bytes(data: Any) -> int:
     if isinstance(data, np.ndarray):
         return data.nbytes
-    return int(_once(data).numel() * data.element_size())  # a sparse gradient has no nbytes
+    return int(
+        _without_repeats(data).numel() * data.element_size()
+    )  # a sparse gradient has no nbytes

@@ -1,7 +1,7 @@
-"""What a case may leave behind in its process, for the next case to be measured in.
+"""The state of the process that a case may change, such as threads, signals and torch's switches.
 
-The state is read before each case and after its teardown. What can be put back is; the rest is
-reported, of the case that left it and of each one that runs under it.
+The state is read before each case, and read and restored after its teardown. A change that cannot
+be restored is a flag of the case that made it, and of each case that is measured with it.
 """
 
 import contextlib
@@ -25,19 +25,19 @@ import torch
 from torch import distributed
 
 from lockstep.core.files import MIB
-from lockstep.core.processes import steers_torch
+from lockstep.core.processes import descendants, steers_torch
 
-# Of less, the allocators of Python and of the C library keep as much for themselves.
+# Less is no leak: the allocators of Python and of the C library keep freed memory.
 LEAK_BYTES = 256 * MIB
-# Of a core; what takes less changes no median, as in `harness.QUOTA_SHARE`.
+# A thread or process that takes a smaller share of a core changes no median.
 BUSY_CORES = 0.01
-# Threads of a DataLoader whose workers persist: they wait until a step asks for a batch.
+# Threads of a DataLoader with persistent workers: they wait until a step asks for a batch.
 IDLE = ("QueueFeederThread", "_pin_memory_loop")
-# What is left idle costs the next case nothing, and a lost group is built again before it.
+# Idle threads cost the next case nothing, and a lost group is rebuilt before it.
 HARMLESS = ("python_threads", "process_group")
-# Set by pytest in each phase of a case, and by torch when it first compiles.
+# Variables that pytest sets in each phase of a case, and torch when it first compiles.
 NOT_OF_CASES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
-# Of torch.backends: which kernels convolutions and products of matrices take.
+# Switches of torch.backends that choose kernels of convolutions and matrix products.
 SWITCHES = (
     *("cudnn.enabled", "cudnn.benchmark", "cudnn.deterministic", "cudnn.allow_tf32"),
     *("mkldnn.enabled", "fp32_precision", "cuda.matmul.fp32_precision", "cudnn.fp32_precision"),
@@ -52,11 +52,11 @@ COLLECTIVES = (
 
 @dataclass(frozen=True)
 class LeftBehind:
-    """One difference between the state before a case and that after it.
+    """One difference between the state before a case and after it.
 
     Attributes:
-        kind: What differs: a key of `_facts` or of `_memory`.
-        is_restored: Whether the next case finds it as it was.
+        kind: A key of `_facts` or of `_memory`.
+        is_restored: Whether the next case begins with the old state.
     """
 
     kind: str
@@ -67,10 +67,7 @@ class LeftBehind:
 
 @dataclass(frozen=True)
 class _Fact:
-    """One part of the state: how it is read, and how it is put back, where it can be.
-
-    What every case may use, such as random numbers, is put back in silence.
-    """
+    """A part of the state: how to read and restore it; a change is no flag if `is_silent`."""
 
     read: Callable[[], Any]
     write: Callable[[Any], object] | None = None
@@ -99,7 +96,7 @@ def _facts() -> dict[str, _Fact]:
         "profiler": _Fact(sys.getprofile, sys.setprofile),
         "tracer": _Fact(sys.gettrace, sys.settrace),
         "random": _Fact(
-            _random, lambda states: [put(state) for put, state in states], is_silent=True
+            random_states, lambda states: [put(state) for put, state in states], is_silent=True
         ),
         "environment": _Fact(_environment, _put_environment),
         "collectives": _Fact(
@@ -119,14 +116,14 @@ def _facts() -> dict[str, _Fact]:
 
 
 def _backends() -> dict[str, Any]:
-    """Return torch's precisions and its libraries' switches, but older ones that others rule."""
-    found: dict[str, Any] = {}
+    """Return name -> value of torch's switches; a switch that a newer one overrides is left out."""
+    values: dict[str, Any] = {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there are newer ones
+        warnings.simplefilter("ignore")  # warnings about older switches
         for name, switch in _switches().items():
             with contextlib.suppress(RuntimeError):
-                found[name] = switch.read()
-    return found
+                values[name] = switch.read()
+    return values
 
 
 def _put_backends(values: dict[str, Any]) -> None:
@@ -136,8 +133,8 @@ def _put_backends(values: dict[str, Any]) -> None:
 
 
 def _switches() -> dict[str, _Fact]:
-    """Return the switches by their names below `torch.backends`, those that rule others last."""
-    found = {
+    """Return name below `torch.backends` -> switch, those that override others last."""
+    switches = {
         "matmul_precision": _Fact(
             torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
         )
@@ -147,9 +144,9 @@ def _switches() -> dict[str, _Fact]:
         owner: Any = torch.backends
         for part in parts:
             owner = getattr(owner, part, None)
-        if switch in dir(owner):  # of this version of torch
-            found[name] = _Fact(partial(getattr, owner, switch), partial(setattr, owner, switch))
-    return found
+        if switch in dir(owner):  # this version of torch has the switch
+            switches[name] = _Fact(partial(getattr, owner, switch), partial(setattr, owner, switch))
+    return switches
 
 
 def _flushes_denormal() -> bool:
@@ -165,17 +162,14 @@ def _put_collector(values: list[Any]) -> None:
 def _folder() -> str | None:
     try:
         return os.getcwd()  # noqa: PTH109, as `os.chdir`
-    except FileNotFoundError:  # a case has removed it
+    except FileNotFoundError:  # a case has removed the folder
         return None
 
 
 def _signals() -> dict[str, Any]:
-    # A DataLoader with workers sets SIGCHLD's once, to hear of those that die.
-    return {
-        signals.name: signal.getsignal(signals)
-        for signals in signal.Signals
-        if signals != signal.SIGCHLD
-    }
+    # A DataLoader with workers sets the handler of SIGCHLD, to notice workers that die.
+    numbers = (number for number in signal.Signals if number != signal.SIGCHLD)
+    return {number.name: signal.getsignal(number) for number in numbers}
 
 
 def _put_signals(handlers: dict[str, Any]) -> None:
@@ -184,16 +178,16 @@ def _put_signals(handlers: dict[str, Any]) -> None:
             signal.signal(signal.Signals[name], handler)
 
 
-def _random() -> list[tuple[Callable[[Any], object], Any]]:
-    """Return where the generators of random numbers are, each behind what puts it back."""
-    found: list[tuple[Callable[[Any], object], Any]] = [
+def random_states() -> list[tuple[Callable[[Any], object], Any]]:
+    """Return (function that restores it, state) of each global generator of random numbers."""
+    states: list[tuple[Callable[[Any], object], Any]] = [
         (random.setstate, random.getstate()), (torch.set_rng_state, torch.get_rng_state()),
     ]  # fmt: skip
     if numpy := sys.modules.get("numpy"):
-        found.append((numpy.random.set_state, numpy.random.get_state()))
+        states.append((numpy.random.set_state, numpy.random.get_state()))
     if torch.cuda.is_initialized():
-        found.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
-    return found
+        states.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+    return states
 
 
 def _environment() -> dict[str, str]:
@@ -213,50 +207,45 @@ def _threads() -> list[str]:
 
 def _put_affinity(cores: list[int]) -> None:
     for thread in psutil.Process().threads():
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the thread has ended
             os.sched_setaffinity(thread.id, cores)
 
 
 def _memory() -> dict[str, int]:
-    """Return the bytes that this process holds on its GPU, and on its host without libraries' code.
+    """Return the bytes that this process holds on its GPU, or else on its host.
 
-    Where there is a GPU, the host's are left out: CUDA loads a library's kernels into them in
-    whichever case first needs them, hundreds of MB at once, which is no leak of that case. And a
-    case may have left no file descriptor to read them with.
+    With a GPU the host's bytes are left out: CUDA loads a library's kernels, hundreds of MB, in
+    whichever case first needs them, which is no leak of that case.
     """
-    found = {"gpu_memory_bytes": torch.cuda.memory_allocated()}
+    held = {"gpu_memory_bytes": torch.cuda.memory_allocated()}
     with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
         ctypes.CDLL(None).malloc_trim(0)
     if not torch.cuda.is_available():
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # no file descriptor is left
             known = psutil.Process().memory_info()
-            found["memory_bytes"] = known.rss - getattr(known, "shared", 0)
-    return found
+            held["memory_bytes"] = known.rss - getattr(known, "shared", 0)
+    return held
 
 
 def _workers() -> dict[tuple[str, int], tuple[str, float]]:
-    """Return the name and processor seconds of each Python thread and child of this process."""
-    process, found = psutil.Process(), dict[tuple[str, int], tuple[str, float]]()
-    with contextlib.suppress(psutil.Error, OSError):
-        taken = {one.id: one.user_time + one.system_time for one in process.threads()}
+    """Return name and CPU seconds of each Python thread and child process."""
+    workers = dict[tuple[str, int], tuple[str, float]]()
+    with contextlib.suppress(psutil.Error, OSError):  # no file descriptor is left
+        taken = {t.id: t.user_time + t.system_time for t in psutil.Process().threads()}
         for thread in threading.enumerate():
             number = thread.native_id or 0
             is_own = thread is threading.main_thread() or thread.name.startswith("lockstep")
             if number in taken and not is_own:
-                found["thread", number] = (thread.name, taken[number])
-        for child in process.children(recursive=True):
+                workers["thread", number] = (thread.name, taken[number])
+        for child in descendants():
             with contextlib.suppress(psutil.Error):
                 spent = child.cpu_times()
-                found["process", child.pid] = (child.name(), spent.user + spent.system)
-    return found
+                workers["process", child.pid] = (child.name(), spent.user + spent.system)
+    return workers
 
 
 class State:
-    """The state before a case.
-
-    Args:
-        is_first: Whether it is the process's first case, which holds what it imports.
-    """
+    """The state before a case; variables that the process's first case adds are no change."""
 
     def __init__(self, is_first: bool) -> None:
         self._is_first = is_first
@@ -265,7 +254,7 @@ class State:
         self._memory = _memory()
 
     def left_behind(self) -> list[LeftBehind]:
-        """Put back what can be, and return all that differs, as values that JSON knows."""
+        """Restore what can be restored, and return all differences as JSON values."""
         left, after = list(self._differences()), _memory()
         return left + [
             LeftBehind(kind, before, after[kind], is_restored=False)
@@ -274,7 +263,7 @@ class State:
         ]
 
     def is_under(self, left: LeftBehind) -> bool:
-        """Tell whether the case began with what an earlier one had left."""
+        """Return whether the case began with a difference that an earlier case left."""
         if left.kind in self._facts:
             return bool(self._before[left.kind] != left.before)
         return bool(self._memory.get(left.kind, 0) - left.before > LEAK_BYTES)
@@ -283,15 +272,15 @@ class State:
         for name, fact in self._facts.items():
             before, after = self._before[name], fact.read()
             if name == "python_threads":
-                is_equal = set(after) <= set(before)  # one that has ended is not left behind
+                is_equal = set(after) <= set(before)  # a thread that has ended is not left behind
             else:
                 is_equal = not fact.is_silent and after == before
             if is_equal:
                 continue
             if fact.write:
-                with contextlib.suppress(OSError, TypeError, ValueError):  # as of a lost folder
+                with contextlib.suppress(OSError, TypeError, ValueError):  # a removed folder
                     fact.write(before)
-            # What the first case imports may set new variables.
+            # Modules that the first case imports may set new variables.
             is_import = (
                 self._is_first
                 and name == "environment"
@@ -304,7 +293,7 @@ class State:
 
 
 class Earlier:
-    """What cases of this process have left for those that follow: what runs, and what stays."""
+    """Leftovers of earlier cases of this process: threads, processes and changed state."""
 
     def __init__(self) -> None:
         self._started_by: dict[tuple[str, int], str] = {}
@@ -312,22 +301,19 @@ class Earlier:
         self.begin()
 
     def begin(self) -> None:
-        """Note what runs as a case begins."""
+        """Record which threads and processes run as a case begins."""
         self._at_start, self._begun_s = _workers(), time.monotonic()
 
     def end(self, case: str, state: State, left: list[LeftBehind]) -> list[dict[str, Any]]:
-        """Return what earlier cases left that this one ran with, and note what this one leaves.
-
-        Each is the kind of a flag with its values.
-        """
+        """Return flags for leftovers that this case ran under; record those of its own."""
         under = [pair for pair in self._in_place if state.is_under(pair[1])]
         self._in_place = under + [
-            (case, each) for each in left if not each.is_restored and each.kind not in HARMLESS
+            (case, rest) for rest in left if not rest.is_restored and rest.kind not in HARMLESS
         ]
         flags: list[dict[str, Any]] = [
-            {"kind": "ran-under", "case": by, "what": each.kind, "before": each.before,
-             "after": each.after}
-            for by, each in under
+            {"kind": "ran-under", "case": by, "what": rest.kind, "before": rest.before,
+             "after": rest.after}
+            for by, rest in under
         ]  # fmt: skip
         now, elapsed_s = _workers(), time.monotonic() - self._begun_s
         for key, (name, spent_s) in now.items():
@@ -343,11 +329,11 @@ class Earlier:
 
 
 def _plain(value: Any, other: Any) -> Any:
-    """Return a value as JSON knows it: of several those that differ, functions by modules."""
+    """Return a value as JSON: of a dict the members that `other` lacks, functions by module."""
     if isinstance(value, dict):
         return {
-            name: str(getattr(one, "__module__", None)) if isroutine(one) else _plain(one, None)
-            for name, one in value.items()
-            if one != other.get(name)
+            name: str(getattr(held, "__module__", None)) if isroutine(held) else _plain(held, None)
+            for name, held in value.items()
+            if held != other.get(name)
         }
     return value if isinstance(value, (bool, int, list)) else str(value)

@@ -1,9 +1,9 @@
 """How a round is timed.
 
-An untimed entry barrier; then `steps_per_round` steps that run freely; the end is marked and
-awaited, which is the one device synchronisation. Each rank keeps its own durations; nothing inside
-the timed region synchronises with the host. On a GPU the clock is a pair of CUDA events on the
-current stream, on a CPU the host's monotonic clock.
+After an untimed entry barrier, `steps_per_round` steps run freely; then one device synchronisation
+waits for their end. Each rank keeps its own durations; nothing inside the timed region synchronises
+with the host. The clock is a pair of CUDA events on the current stream, or on a CPU the host's
+monotonic clock.
 """
 
 import gc
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
     from lockstep.ranks.process_group import World
 
+Step = Callable[[], Any]
+
 SCHEDSTAT = Path("/proc/thread-self/schedstat")
 SHORTEST_S = 1e-9
 
 
-def time_rounds(
-    world: "World", step: Callable[[], Any], *, rounds: int, steps_per_round: int
-) -> list[float]:
+def time_rounds(world: "World", step: Step, *, rounds: int, steps_per_round: int) -> list[float]:
     """Return this rank's seconds per round, shape (num_rounds,)."""
     clock = _event_round if world.device.type == "cuda" else _host_round
     gc.collect()
@@ -39,22 +39,22 @@ def time_rounds(
 
 
 def time_turns(
-    world: "World", turns: Sequence[Callable[[], Any]], steps: int
+    world: "World", turns: Sequence[Step], steps: int
 ) -> list[tuple[float, float | None]]:
-    """Return this rank's seconds per step of each turn, and without waits for a core.
+    """Return (seconds per step, those without waits for a core) of each turn, on this rank.
 
-    Each turn is a round of so many steps, of whatever is to run in it.
+    Each turn is a round of `steps` calls.
     """
     gc.collect()
     with collector_paused():
         return [time_turn(world, step, steps) for step in turns]
 
 
-def time_turn(world: "World", step: Callable[[], Any], steps: int) -> tuple[float, float | None]:
-    """Return this rank's seconds per step of one turn, and without waits for a core.
+def time_turn(world: "World", step: Step, steps: int) -> tuple[float, float | None]:
+    """Return this rank's seconds per step of one turn, and those without waits for a core.
 
-    The second is None where waits are not known: the kernel does not say, or it is a GPU, which
-    does not wait for a thread that launches ahead of it.
+    The latter are None if the kernel does not report waits, and on a GPU, which does not wait for
+    a thread that launches ahead of it.
     """
     clock = _event_round if world.device.type == "cuda" else _host_round
     _enter(world)
@@ -67,7 +67,7 @@ def time_turn(world: "World", step: Callable[[], Any], steps: int) -> tuple[floa
 
 
 def mark(device: "torch.device") -> Any:
-    """Return this moment on the clock of a device, for `between_s`."""
+    """Return the current time on the clock of a device, for `elapsed_s`."""
     if device.type != "cuda":
         return time.perf_counter()
     import torch
@@ -77,28 +77,28 @@ def mark(device: "torch.device") -> Any:
     return event
 
 
-def between_s(device: "torch.device", start: Any, end: Any) -> float:
+def elapsed_s(device: "torch.device", start: Any, end: Any) -> float:
     """Return the seconds from one mark to another; a GPU must be synchronised before."""
     return float(end - start if device.type != "cuda" else start.elapsed_time(end) / 1e3)
 
 
 def synchronise(device: "torch.device") -> None:
-    """Wait until the device has done all it was given."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         import torch
 
         torch.cuda.synchronize(device)
 
 
-def time_block(device: "torch.device", step: Callable[[], Any], num_steps: int) -> float:
-    """Return the seconds of a block of steps on this rank, which waits for no other rank before."""
+def time_block(device: "torch.device", step: Step, num_steps: int) -> float:
+    """Return the seconds of a block of steps on this rank, without an entry barrier."""
     synchronise(device)
     clock = _event_round if device.type == "cuda" else _host_round
     return clock(step, num_steps)
 
 
 def _queued_s(device: "torch.device") -> float | None:
-    """Return how long this thread has waited for a core so far; None where that is not known.
+    """Return how long this thread has waited for a core so far; None if unknown.
 
     proc_pid_schedstat: the second number, in nanoseconds, is the time on a run queue.
     """
@@ -115,7 +115,7 @@ def _enter(world: "World") -> None:
 
 
 def meet(world: "World") -> None:
-    """Wait until all ranks are here."""
+    """Wait until all ranks have called this."""
     from torch import distributed
 
     if world.world_size > 1:
@@ -124,14 +124,14 @@ def meet(world: "World") -> None:
         )
 
 
-def _host_round(step: Callable[[], Any], n: int) -> float:
+def _host_round(step: Step, n: int) -> float:
     start = time.perf_counter()
     for _ in range(n):
         step()
     return time.perf_counter() - start
 
 
-def _event_round(step: Callable[[], Any], n: int) -> float:
+def _event_round(step: Step, n: int) -> float:
     import torch
 
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -146,10 +146,9 @@ def _event_round(step: Callable[[], Any], n: int) -> float:
 class ReplayClock:
     """A timer for pytest-benchmark that replays durations already measured.
 
-    Reports do not read the statistics that follow; they read the rounds of all ranks.
-
     `pedantic` reads its timer twice a round. Replaying our own durations, the maximum over ranks,
-    keeps its statistics, JSON and compare, and leaves rounds and synchronisation to us.
+    keeps its statistics, JSON and compare, and leaves rounds and synchronisation to us. Reports use
+    the rounds of all ranks, not these statistics.
     """
 
     __name__ = "slowest_rank"
@@ -158,7 +157,7 @@ class ReplayClock:
         self._readings: Iterator[float] = iter(())
 
     def load(self, round_s: list[float]) -> None:
-        """Take the durations that the next `pedantic` call is to see."""
+        """Set the durations that the next `pedantic` call reads."""
         self._readings = iter([reading for duration in round_s for reading in (0.0, duration)])
 
     def __call__(self) -> float:
@@ -166,7 +165,7 @@ class ReplayClock:
         return next(self._readings)
 
     def show(self, round_s: list[float], benchmark: Any) -> None:
-        """Let pytest-benchmark's fixture, whose timer this is, see the rounds of a case."""
+        """Give the rounds of a case to pytest-benchmark's fixture, whose timer this is."""
         self.load(round_s)
-        # What is called takes no time: the clock already knows how long each round took.
+        # The call takes no time: the clock replays how long each round took.
         benchmark.pedantic(lambda: None, rounds=len(round_s), iterations=1)

@@ -1,7 +1,6 @@
-"""The control plane: what the ranks tell each other through the store.
+"""The control plane: each rank gives rank 0 a value through the store, and reads its conclusion.
 
-Never through a process group: ranks that are out of step there exchange data silently, or hang.
-In every exchange each rank gives rank 0 one value, rank 0 concludes, and all read its conclusion.
+It uses no collectives: in one, ranks that are out of step would silently exchange data, or hang.
 """
 
 import json
@@ -9,10 +8,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.core.errors import AgreedError, OtherRankError, RankError
 from lockstep.core.formats import listed
@@ -21,10 +19,10 @@ from lockstep.core.processes import hostname
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-# Between cases the others wait for rank 0 this many time-outs: it may be late by one, wait for
-# silent ranks for another, and the third is a margin.
+# Between cases other ranks wait so many time-outs for rank 0: rank 0 may come one time-out late,
+# and wait another one for silent ranks; the third is a margin.
 TIMEOUTS_FOR_RANK_0 = 3
-# Once a case must be over, rank 0 has this long to say who was there.
+# Seconds after a case's deadline in which rank 0 concludes which ranks have answered.
 VERDICT_S = 1.0
 
 
@@ -33,14 +31,11 @@ class LostError(RuntimeError):
 
 
 class Waits(Enum):
-    """At which stage of a case ranks exchange, which says how long they wait for each other.
+    """The stage of a case in which ranks exchange; it sets how long they wait.
 
-    IN_BODY: while the case's own code runs. Rank 0 waits for one time-out, the others for rank 0.
-    AFTER_PHASE: after set-up or call. A rank may come late by the time-out of a collective, so all
-        wait until the case must be over.
-    AFTER_CASE: as the case is left. Rank 0 must come in time, but may then write for long.
-
-    Between cases the stage does not matter, for there is no deadline.
+    IN_BODY: in the case's own code, one time-out.
+    AFTER_PHASE: after set-up or call, until the case's deadline, since a collective may be late.
+    AFTER_CASE: at the case's end, longer: rank 0 must come by the deadline, but may then write.
     """
 
     IN_BODY = auto()
@@ -48,22 +43,15 @@ class Waits(Enum):
     AFTER_CASE = auto()
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Until when the ranks wait in one exchange, in seconds of this rank's monotonic clock.
+class Limits(NamedTuple):
+    """Until when ranks wait in one exchange, in seconds of this rank's monotonic clock."""
 
-    Attributes:
-        deadline: When the case that runs must be over; None between cases.
-        timeout_s: How long rank 0 waits for the slowest rank between cases.
-        waits: How long they wait while a case runs.
-    """
-
-    deadline: float | None
+    deadline: float | None  # of the running case; None between cases
     timeout_s: float
     waits: Waits
 
-    def of_rank_0(self) -> float:
-        """Return until when rank 0 collects."""
+    def end_of_rank_0(self) -> float:
+        """Return until when rank 0 collects values."""
         now = time.monotonic()
         if self.deadline is None:
             return now + self.timeout_s
@@ -71,21 +59,20 @@ class Limits:
             return min(self.deadline - VERDICT_S / 2, now + self.timeout_s)
         return max(self.deadline, now + VERDICT_S / 2)
 
-    def of_arrival(self) -> float | None:
-        """Return until when rank 0 must have come; None where only its conclusion counts.
+    def end_of_arrival(self) -> float | None:
+        """Return until when rank 0 must have come; None if only its conclusion counts.
 
-        If rank 0 fails in the body of a case, it skips this exchange and waits at the end of the
-        phase. The others then give up as soon as rank 0 itself would have, and so reach the end of
-        the phase in time.
+        A rank 0 that fails in the body of a case skips this exchange: other ranks then give up when
+        rank 0 would.
         """
         if self.deadline is None or self.waits is Waits.AFTER_PHASE:
             return None
         if self.waits is Waits.AFTER_CASE:
             return self.deadline + VERDICT_S
-        return self.of_rank_0()
+        return self.end_of_rank_0()
 
-    def of_others(self) -> float:
-        """Return until when the others wait for rank 0's conclusion."""
+    def end_of_others(self) -> float:
+        """Return until when other ranks wait for rank 0's conclusion."""
         patience_s = self.timeout_s * TIMEOUTS_FOR_RANK_0
         now = time.monotonic()
         if self.deadline is None:
@@ -99,18 +86,10 @@ class Limits:
 class Control:
     """Exchanges small JSON values between all ranks, one named exchange at a time.
 
-    Args:
-        store: The key-value store all ranks see.
-        rank: This rank.
-        world_size: Number of ranks.
-        timeout_s: How long rank 0 waits for the slowest rank, however many are silent.
-
     Attributes:
-        deadline: When the case that runs must be over, on this rank's monotonic clock in seconds;
-            None between cases. All ranks leave the exchange that begins a case at the same time,
-            so each may count from its own clock.
-        bounded: Makes the context that each exchange between cases runs in, which ends a rank that
-            stays too long; within a case the watchdog of the case does that.
+        deadline: Deadline of the running case, in seconds of this rank's monotonic clock; None
+            between cases. All ranks leave the exchange that begins a case together.
+        bounded: Makes the context that limits each exchange between cases.
     """
 
     def __init__(self, store: "Store", rank: int, world_size: int, timeout_s: float) -> None:
@@ -121,30 +100,22 @@ class Control:
         self.bounded: Callable[[], AbstractContextManager[None]] = nullcontext
         self._timeout_s = timeout_s
         self._uses: Counter[str] = Counter()
-        # Ranks that were silent in the latest exchange, as rank 0 saw it, or rank 0 itself.
-        self._silent: set[int] = set()
-        # The latest exchange whose conclusion this rank has; empty before the first.
-        self._concluded = ""
+        self._silent: set[int] = set()  # ranks that were silent in the latest exchange
+        self._unused: list[str] = []  # keys of this rank that no rank reads any more
+        self._last: list[str] = []  # on rank 0: its keys of the latest exchange
 
     def settle(
-        self,
-        name: str,
-        value: Any,
-        judge: Callable[[list[Any]], Any],
-        waits: Waits = Waits.IN_BODY,
+        self, name: str, value: Any, judge: Callable[[list[Any]], Any], waits: Waits = Waits.IN_BODY
     ) -> Any:
-        """Give rank 0 this rank's value, and return what it concludes from the values of all.
+        """Give rank 0 this rank's value, and return its conclusion from the values of all.
 
-        Rank 0 alone decides who was there: it collects until the time-out, or the end of the case
-        that runs. Ranks other than 0 read the conclusion and nothing else, so that what they read
-        does not grow with their number. A value of an earlier exchange of the same name does not
-        count as an answer.
+        Other ranks read only the conclusion, not all values, whose size grows with the ranks.
 
         Args:
-            name: Equal on all ranks; a name may be used again.
+            name: Equal on all ranks; it may be used again.
             value: JSON-serialisable, not None, a few KiB at most.
-            judge: Gets every rank's value in the order of ranks, None for a silent one, on rank 0;
-                returns what JSON can hold.
+            judge: Makes the conclusion, a JSON value, on rank 0, from the values in the order of
+                ranks; that of a silent rank is None.
             waits: How long the ranks wait while a case runs.
 
         Raises:
@@ -156,44 +127,32 @@ class Control:
             return self._settle(name, value, judge, waits)
 
     def settle_all(self, name: str, value: Any, judge: Callable[[list[Any]], Any]) -> Any:
-        """Return rank 0's conclusion, as `settle` does, where every rank gave a value.
-
-        Raises:
-            LostError: As `settle` does.
-            OtherRankError: A rank did not answer.
-        """
-        settled = self.settle(name, value, lambda given: None if None in given else judge(given))
+        """Return what `settle` does, or raise OtherRankError where a rank did not answer."""
+        settled = self.settle(name, value, lambda all_: None if None in all_ else judge(all_))
         if self._silent:
             silent = sorted(self._silent)
             raise OtherRankError(f"rank {listed(silent)} did not answer in {name!r}", *silent)
         return settled
 
     def exchange(self, name: str, value: Any) -> list[Any]:
-        """Return every rank's value on every rank, None for a silent one; raises as `settle` does.
-
-        For what is exchanged once in a launch: what each rank reads grows with their number.
-        """
+        """Return every rank's value, None of a silent rank; the list grows with the ranks."""
         return list(self.settle(name, value, list))
 
     def exchange_all(self, name: str, value: Any) -> list[Any]:
-        """Return every rank's value on every rank; raises as `settle_all` does."""
         return list(self.settle_all(name, value, list))
 
     def left_s(self) -> float | None:
-        """Return the seconds that the case that runs still has; None between cases."""
+        """Return the seconds that the case still has; None between cases."""
         return None if self.deadline is None else self.deadline - time.monotonic()
 
-    def part(self, patience_s: float = 0.0) -> list[int]:
+    def leave_together(self, patience_s: float = 0.0) -> list[int]:
         """Wait until all ranks are here, and return those that did not come.
 
-        Rank 0, whose process may hold the store, returns last. A rank that was silent just before
-        is not waited for again. A rank waits `patience_s` for rank 0 at least, rank 0 a third.
-
-        Raises:
-            LostError: Rank 0 did not come in time, or the store is gone.
+        Rank 0, which may hold the store, returns last. A rank that was silent before is not waited
+        for again. Others wait `patience_s` for rank 0 at least, and rank 0 a third of that.
         """
         if not self._silent and self.world_size > 1:
-            # Hooks that run on rank 0 alone when a session ends may take longer than an exchange.
+            # Hooks of rank 0 at the end of a session may take longer than an exchange.
             self._timeout_s = max(self._timeout_s, patience_s / TIMEOUTS_FOR_RANK_0)
             self._settle("leaving", "here", lambda _: "all", Waits.IN_BODY)
         with self._naming_a_lost_store():
@@ -212,49 +171,43 @@ class Control:
         limits = Limits(self.deadline, self._timeout_s, waits)
         with self._naming_a_lost_store():
             self.store.set(f"{name}/{self.rank}", json.dumps(value))
+            for key in self._unused:  # now, since all wait here for the last rank
+                self.store.delete_key(key)
+            self._unused = []
             if self.rank > 0:
-                self._forget(str(self.rank))  # now, for rank 0 waits for other ranks, too
                 silent, settled = self._await_conclusion(name, limits)
-                self._silent, self._concluded = set(silent), name
+                self._silent, self._unused = set(silent), [f"{name}/{self.rank}"]
                 return settled
-            values = self._collect(name, limits.of_rank_0())
-            self._silent = {rank for rank, given in enumerate(values) if given is None}
+            values = self._collect(name, limits.end_of_rank_0())
+            self._silent = {rank for rank, own in enumerate(values) if own is None}
         conclusion = json.dumps([sorted(self._silent), judge(values)])
         with self._naming_a_lost_store():
             self.store.set(f"{name}/all", conclusion)
-            if not self._silent:  # every rank has read what was concluded before
-                self._forget("0", "all")
-        self._concluded = name
+        if not self._silent:  # then every rank has read the conclusion before this one
+            self._unused = self._last
+        self._last = [f"{name}/0", f"{name}/all"]
         return json.loads(conclusion)[1]
 
-    def _forget(self, *ends: str) -> None:
-        """Delete keys of the exchange before, or the store would grow with every case."""
-        if self._concluded:
-            for end in ends:
-                self.store.delete_key(f"{self._concluded}/{end}")
-
     def _collect(self, name: str, end: float) -> list[Any]:
-        """Return what the ranks gave until then; None for those that gave nothing."""
         keys = [f"{name}/{rank}" for rank in range(self.world_size)]
         if not _are_there(self.store, keys, end):
             keys = [key if self.store.check([key]) else "" for key in keys]
-        given = iter(self.store.multi_get([key for key in keys if key]))
-        return [json.loads(next(given)) if key else None for key in keys]
+        values = iter(self.store.multi_get([key for key in keys if key]))
+        return [json.loads(next(values)) if key else None for key in keys]
 
     def _await_conclusion(self, name: str, limits: Limits) -> tuple[list[int], Any]:
-        """Return which ranks were silent, and what rank 0 concludes."""
         begun = time.monotonic()
-        arrival = limits.of_arrival()
-        if (arrival is not None and not _are_there(self.store, [f"{name}/0"], arrival)) or (
-            not _are_there(self.store, [f"{name}/all"], limits.of_others())
-        ):
+        arrival = limits.end_of_arrival()
+        has_come = arrival is None or _are_there(self.store, [f"{name}/0"], arrival)
+        if not (has_come and _are_there(self.store, [f"{name}/all"], limits.end_of_others())):
             self._silent = {0}
             waited_s = time.monotonic() - begun
             raise LostError(
                 f"rank {self.rank} on {hostname()}: rank 0 did not answer within {waited_s:.1f} s "
                 f"in exchange {name!r}; see rank 0's log, or give the ranks a longer time-out"
             )
-        silent, settled = json.loads(self.store.get(f"{name}/all"))
+        # One message to the store; `get` would first ask whether the key is there.
+        silent, settled = json.loads(self.store.multi_get([f"{name}/all"])[0])
         return silent, settled
 
     @contextmanager
@@ -268,9 +221,8 @@ class Control:
             yield
         except DistNetworkError as error:
             reason = str(error).partition("\n")[0]
-            raise LostError(
-                f"rank {self.rank} on {hostname()} lost the store ({reason})"
-            ) from error
+            lost = f"rank {self.rank} on {hostname()} lost the store ({reason})"
+            raise LostError(lost) from error
 
 
 def _are_there(store: "Store", keys: list[str], end: float) -> bool:
@@ -286,31 +238,20 @@ def _are_there(store: "Store", keys: list[str], end: float) -> bool:
 
 
 def refuse_any(control: Control, problem: str) -> None:
-    """Refuse on all ranks what any of them cannot do.
-
-    `problem` is this rank's, as a sentence; empty where it has none.
-
-    Raises:
-        AgreedError: The first problem, with its rank and host where the ranks differ in it.
-        RuntimeError: A rank did not answer.
-    """
-    there = control.exchange_all("problems", [problem, hostname()])
-    if all(said == there[0][0] for said, _ in there):
+    """Raise the `problem` of any rank on all ranks; the text is empty on a rank without one."""
+    answers = control.exchange_all("problems", [problem, hostname()])
+    if all(other == problem for other, _ in answers):
         if problem:
             raise AgreedError(problem)
         return
-    rank, (said, host) = next((rank, given) for rank, given in enumerate(there) if given[0])
+    rank, (first, host) = next((rank, own) for rank, own in enumerate(answers) if own[0])
     raise AgreedError(
-        f"rank {rank} on {host}: {said}; give every rank the same files and options", rank
+        f"rank {rank} on {host}: {first}; give every rank the same files and options", rank
     )
 
 
 def refuse_silent(answers: Sequence[object], words: str) -> None:
-    """Refuse to go on without the ranks that gave no answer; `words` says what these did not do.
-
-    Raises:
-        RankError: A rank gave none.
-    """
-    ranks = [rank for rank, given in enumerate(answers) if given is None]
+    """Raise an error for ranks whose answer is None; `words` say what they did not do."""
+    ranks = [rank for rank, answer in enumerate(answers) if answer is None]
     if ranks:
         raise RankError(f"rank {listed(ranks)} of {len(answers)} {words}", *ranks)

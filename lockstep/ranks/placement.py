@@ -1,8 +1,6 @@
-"""The place of this process among the ranks, as the variables of its launcher say.
+"""The place of this process among the ranks, by the variables of its launcher.
 
-Ranks come from torchrun's variables. A scheduler's are read only where the job script says so by
-`LOCKSTEP_LAUNCHER=slurm|openmpi|pmi`: inside an interactive allocation a plain `pytest bench/`
-would otherwise wait for ranks that nobody started.
+A scheduler's variables count only with `LOCKSTEP_LAUNCHER`: a job without ranks has them, too.
 """
 
 import os
@@ -15,17 +13,15 @@ VARIABLES = {
     "torchrun": ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
     "slurm": ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"),
     "openmpi": (
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+        *("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ),
     "pmi": ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "MPI_LOCALNRANKS"),
 }
 
-# launcher -> the command that sets them
+# launcher -> the command that sets its variables
 COMMANDS = {"torchrun": "torchrun", "slurm": "srun", "openmpi": "mpirun", "pmi": "mpiexec"}
-# What a job script says of the store that it serves: where, and what this step's keys begin with
+# A job script's store: its address, and the prefix of this step's keys.
 STORE_VARIABLES = ("LOCKSTEP_STORE", "LOCKSTEP_STORE_PREFIX")
 SHOWN_CHARACTERS = 40
 
@@ -46,16 +42,11 @@ class Placement:
 
 
 def placement(environ: Mapping[str, str] = os.environ) -> Placement:
-    """Return this process's place, world size 1 if no launcher started it.
-
-    Raises:
-        ValueError: A launcher's variables are missing, not integers, or contradict each other.
-    """
+    """Return this process's place; world size 1 if no launcher started it."""
     launcher = environ.get("LOCKSTEP_LAUNCHER", "torchrun")
     if launcher not in VARIABLES:
-        raise ValueError(
-            f"LOCKSTEP_LAUNCHER={launcher!r} is not one of {', '.join(VARIABLES)}; unset it"
-        )
+        known = ", ".join(VARIABLES)
+        raise ValueError(f"LOCKSTEP_LAUNCHER={launcher!r} is not one of {known}; unset it")
     rank, local_rank, world_size, ranks_per_node = VARIABLES[launcher]
     if launcher == "torchrun" and rank not in environ and world_size not in environ:
         _refuse_without_srun(environ, hint="start with srun and LOCKSTEP_LAUNCHER=slurm")
@@ -65,21 +56,21 @@ def placement(environ: Mapping[str, str] = os.environ) -> Placement:
         _refuse_without_srun(environ, hint="start with srun")
     size = integer(environ, world_size)
     per_node = _ranks_per_node(environ, ranks_per_node, size)
-    found = Placement(integer(environ, rank), integer(environ, local_rank), size, per_node)
-    if not (0 <= found.rank < size and 0 <= found.local_rank < per_node <= size):
+    place = Placement(integer(environ, rank), integer(environ, local_rank), size, per_node)
+    if not (0 <= place.rank < size and 0 <= place.local_rank < per_node <= size):
         raise _wrong(
             environ,
-            f"{rank}={found.rank}, {local_rank}={found.local_rank}, {world_size}={size} and "
+            f"{rank}={place.rank}, {local_rank}={place.local_rank}, {world_size}={size} and "
             f"{per_node} ranks per node contradict each other",
         )
-    return found
+    return place
 
 
 def find_ranks_per_node(world_size: int, environ: Mapping[str, str] = os.environ) -> int:
-    """Return ranks per host of a user's script, whichever launcher started it; all if none says."""
-    # A batch script that starts ranks otherwise has Slurm's variables of itself.
+    """Return a user's ranks per host, by the variables of any launcher; all ranks without them."""
+    # If a batch script starts ranks without srun, Slurm's variables count the script alone.
     by_srun = environ.get("SLURM_STEP_NUM_TASKS") == str(world_size)
-    names = [names[-1] for one, names in VARIABLES.items() if one != "slurm" or by_srun]
+    names = [names[-1] for launcher, names in VARIABLES.items() if launcher != "slurm" or by_srun]
     name = next((name for name in names if name in environ), "")
     if not (name or by_srun):
         return world_size
@@ -87,14 +78,14 @@ def find_ranks_per_node(world_size: int, environ: Mapping[str, str] = os.environ
 
 
 def is_launched(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether torchrun or a job script started this process, and waits for its end."""
+    """Return whether torchrun or a job script started this process, and waits for it."""
     return "TORCHELASTIC_RUN_ID" in environ or "LOCKSTEP_LAUNCHER" in environ
 
 
 def _refuse_without_srun(environ: Mapping[str, str], hint: str) -> None:
-    """Refuse one process of its own inside an allocation that was made for several tasks.
+    """Refuse one process inside an allocation that was made for several tasks.
 
-    An interactive shell may be the one task of a step, with the variables of the whole allocation.
+    An interactive shell may be one task with the variables of the whole allocation.
     """
     num_tasks = environ.get("SLURM_NTASKS", "1")
     is_alone = environ.get("SLURM_STEP_NUM_TASKS", "1") == "1"
@@ -106,11 +97,7 @@ def _refuse_without_srun(environ: Mapping[str, str], hint: str) -> None:
 
 
 def refuse_apart(environ: Mapping[str, str]) -> None:
-    """Refuse tasks of one step that would not know of each other, and each measure one rank.
-
-    Raises:
-        ValueError: srun started several, and no variable says that they are ranks.
-    """
+    """Refuse several tasks of srun without LOCKSTEP_LAUNCHER: each would measure alone."""
     num_tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
     if "SLURM_JOB_ID" in environ and num_tasks != "1":
         raise ValueError(
@@ -120,7 +107,7 @@ def refuse_apart(environ: Mapping[str, str]) -> None:
 
 
 def _ranks_per_node(environ: Mapping[str, str], name: str, size: int) -> int:
-    """Return ranks per host; Slurm does not say where only --ntasks was given."""
+    """Return the ranks per host; with --ntasks alone, Slurm gives only the number of nodes."""
     if name in environ:
         return integer(environ, name)
     num_nodes = integer(environ, "SLURM_NNODES") if "SLURM_NNODES" in environ else 1
@@ -128,11 +115,6 @@ def _ranks_per_node(environ: Mapping[str, str], name: str, size: int) -> int:
 
 
 def integer(environ: Mapping[str, str], name: str) -> int:
-    """Return a launcher's variable as a number.
-
-    Raises:
-        ValueError: It is not set, or is no integer.
-    """
     value = environ.get(name)
     if value is None:
         fact = f"{name} is not set although a launcher's other variables are"
@@ -145,7 +127,6 @@ def integer(environ: Mapping[str, str], name: str) -> int:
 
 
 def _wrong(environ: Mapping[str, str], fact: str, instead: str = "") -> ValueError:
-    """Return the refusal of a launcher's variables, with what was seen of each launcher's."""
     names = ["LOCKSTEP_LAUNCHER", *chain(*VARIABLES.values()), "SLURM_NNODES"]
     seen = [f"{name}={environ[name][:SHOWN_CHARACTERS]!r}" for name in names if name in environ]
     command = COMMANDS[environ.get("LOCKSTEP_LAUNCHER", "torchrun")]

@@ -1,4 +1,4 @@
-"""Who takes part in a launch: ranks, hosts, devices and the process group between them."""
+"""The ranks of a launch: hosts, devices, and the process group between them."""
 
 import contextlib
 import gc
@@ -24,33 +24,27 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 PORTS = range(1, 2**16)
-# So long a host is looked for that has no address, or does not answer.
+# Longest wait for a host that has no address, or does not answer.
 NO_WAY_S = 6.0
-# Said once, by rank 0 or who starts the ranks, where the CPU is taken and no device was asked for.
+# Printed once if the CPU is measured without --device.
 NO_GPU = (
-    "torch sees no GPU here, so the CPU is measured; --device cpu says that this is meant, and "
-    "--device cuda refuses it"
+    "torch sees no GPU, so the CPU is measured; give --device cpu if that is intended, or "
+    "--device cuda to stop on a machine without a GPU"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class World(Placement):
-    """A rank that has joined: its device, its share of the cores, its process group.
-
-    Attributes:
-        control: What it tells the other ranks through the store.
-        group_timeout_s: After this long a collective that a rank is missing from raises.
-    """
+    """A rank that has joined: its device, its share of the cores, its process group."""
 
     device: "torch.device"
     backend: str
     threads_per_rank: int
-    control: Control
-    group_timeout_s: float
+    control: Control  # exchanges with the other ranks through the store
+    group_timeout_s: float  # time-out of a collective that lacks a rank
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may run on."""
     return len(provenance.usable_cores())
 
 
@@ -64,23 +58,18 @@ def join(
 ) -> World:
     """Take this rank's device and join the process group: nccl on GPUs, gloo on CPUs.
 
-    Args:
-        timeout_s: After this long a collective that a rank is missing from raises.
-        device: "cpu" or "cuda"; CUDA where there is one, by default.
-        threads_per_rank: Threads of one rank; OMP_NUM_THREADS, or else its share of the usable
-            cores, by default.
-        nccl_timeout_s: The same under NCCL, whose time-out ends the process: whoever watches over
-            the ranks must come before it.
-        environ: The launcher's variables.
+    A collective that lacks a rank raises after `timeout_s`; under NCCL it ends the process, after
+    `nccl_timeout_s`. By default a rank takes a GPU if there is one, and OMP_NUM_THREADS or its
+    share of the usable cores as threads.
 
     Raises:
-        ValueError: The launcher's variables are wrong, or an option's value is not allowed.
+        ValueError: The launcher's variables or an option's value are wrong.
         RuntimeError: There are fewer GPUs than ranks on this host, or the ranks do not meet.
     """
     import torch
 
     place = placement(environ)
-    if "TORCHELASTIC_RUN_ID" in environ:  # torchrun's agent, which may be killed before its ranks
+    if "TORCHELASTIC_RUN_ID" in environ:  # torchrun's agent may be killed before its ranks
         die_with_parent()
     if device not in (None, "cpu", "cuda"):
         raise ValueError(f"device {device!r} is not cpu or cuda")
@@ -89,66 +78,53 @@ def join(
     control = Control(_store(place, timeout_s, environ), place.rank, place.world_size, timeout_s)
     own_device = _device(device, place.local_rank, control, timeout_s, environ)
     backend = "nccl" if own_device.type == "cuda" else "gloo"
+    group_timeout_s = (nccl_timeout_s or timeout_s) if backend == "nccl" else timeout_s
     joined = World(
-        **vars(place),
-        device=own_device,
-        backend=backend,
-        threads_per_rank=threads,
-        control=control,
-        group_timeout_s=(nccl_timeout_s or timeout_s) if backend == "nccl" else timeout_s,
-    )
+        **vars(place), device=own_device, backend=backend, threads_per_rank=threads,
+        control=control, group_timeout_s=group_timeout_s,
+    )  # fmt: skip
     _open_process_group(joined, epoch=0)
     return joined
 
 
 def _open_process_group(world: World, epoch: int) -> None:
-    """Make the process group of an epoch, under keys of its own: no rank joins an older one."""
     from torch import distributed
 
     distributed.init_process_group(
-        world.backend,
-        store=distributed.PrefixStore(f"process_group/{epoch}", world.control.store),
-        rank=world.rank,
-        world_size=world.world_size,
+        world.backend, store=distributed.PrefixStore(f"process_group/{epoch}", world.control.store),
+        rank=world.rank, world_size=world.world_size,
         timeout=timedelta(seconds=world.group_timeout_s),
-    )
+    )  # fmt: skip
 
 
 def rebuild(world: World, epoch: int) -> None:
-    """Replace the process group, which a failed case leaves out of step, and prove the new one.
+    """Replace the process group, which a failed case leaves out of step, and test the new one.
 
-    Args:
-        world: This rank.
-        epoch: How many process groups there were before, equal on all ranks.
-
-    Raises:
-        RuntimeError: The ranks do not meet, or their sum is wrong.
+    `epoch` is the number of earlier process groups, equal on all ranks.
     """
     import torch
     from torch import distributed
 
     leave()
-    gc.collect()  # what still holds the old group keeps its connections open
+    gc.collect()  # else objects that refer to the old group keep its connections open
     _open_process_group(world, epoch)
     total = torch.tensor(float(world.rank), device=world.device)
     distributed.all_reduce(total)
     n = world.world_size
     if float(total) != n * (n - 1) / 2:
-        raise RuntimeError(f"the new process group sums {n} ranks to {float(total)}")
+        raise RuntimeError(
+            f"the rebuilt process group is wrong: the numbers of {n} ranks sum to {float(total)}"
+        )
 
 
 def has_group() -> bool:
-    """Return whether this rank has a process group."""
     from torch import distributed
 
     return distributed.is_initialized()
 
 
 def num_collectives() -> int:
-    """Return how many collectives of the process group this rank has called.
-
-    Those still under way count, and gloo counts each send and receive as one more.
-    """
+    """Return how many collectives this rank has called; for gloo, sends and receives count."""
     from torch import distributed
 
     if not distributed.is_initialized():
@@ -158,57 +134,52 @@ def num_collectives() -> int:
 
 
 def leave() -> None:
-    """Leave the process group, if this process is in one."""
     from torch import distributed
 
-    # A torch that is built without it has no more than this of torch.distributed.
+    # A torch that is built without torch.distributed has only `is_available`.
     if distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()
 
 
-def _threads(asked: int | None, ranks_per_node: int, environ: Mapping[str, str]) -> int:
-    if asked is not None and asked < 1:
-        raise ValueError(f"threads_per_rank={asked} is not 1 or more")
-    if asked:
-        return asked
-    # torchrun sets OMP_NUM_THREADS to 1 itself where several ranks share a node and it is not set.
+def _threads(wanted: int | None, ranks_per_node: int, environ: Mapping[str, str]) -> int:
+    if wanted is not None and wanted < 1:
+        raise ValueError(f"threads_per_rank={wanted} is not 1 or more")
+    if wanted:
+        return wanted
+    # If a node has several ranks, torchrun sets OMP_NUM_THREADS to 1 unless a user has set it.
     first = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     of_user = int(first) if first.isdecimal() else 0
     if of_user and not (of_user == 1 and "TORCHELASTIC_RUN_ID" in environ):
         return of_user
     if environ.get("LOCKSTEP_LAUNCHER") == "slurm" and "SLURM_CPUS_PER_TASK" in environ:
-        # Under srun the usable cores may already be one task's own.
+        # Under srun the usable cores may be those of one task.
         return integer(environ, "SLURM_CPUS_PER_TASK")
     return max(1, usable_cores() // ranks_per_node)
 
 
 def _device(
-    asked: str | None,
-    local_rank: int,
-    control: Control,
-    timeout_s: float,
+    wanted: str | None, local_rank: int, control: Control, timeout_s: float,
     environ: Mapping[str, str],
-) -> "torch.device":
-    """Take this rank's device, once all ranks are here and each has one."""
+) -> "torch.device":  # fmt: skip
+    """Take this rank's device, once all ranks are here and each has a device."""
     import torch
     from torch import distributed
 
     num_visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    is_cpu = asked == "cpu" or not torch.cuda.is_available()
+    is_cpu = wanted == "cpu" or not torch.cuda.is_available()
     backend = "gloo" if is_cpu else "nccl"
     is_built = {"gloo": distributed.is_gloo_available, "nccl": distributed.is_nccl_available}
     problem = ""
-    if asked != "cpu" and local_rank >= num_visible and (asked or num_visible):
+    if wanted != "cpu" and local_rank >= num_visible and (wanted or num_visible):
         problem = (
             f"local rank {local_rank} needs GPU {local_rank}, but {num_visible} are visible on "
             "this host; start one rank per GPU, or pass --device cpu"
         )
     elif not is_built[backend]():
         instead = "" if is_cpu else ", or pass --device cpu"
-        problem = (
-            f"torch {torch.__version__} is built without {backend}; install one with it{instead}"
-        )
-    if problem and asked == "cuda":
+        missing = f"torch {torch.__version__} is built without {backend}"
+        problem = f"{missing}; install one with it{instead}"
+    if problem and wanted == "cuda":
         _record_mend("device", environ)
     problem = problem or _missing_interface(backend, environ)
     answers = control.exchange("join", {"host": hostname(), "problem": problem})
@@ -216,13 +187,13 @@ def _device(
         refuse_silent(
             answers, f"did not join within {timeout_s:g} s; look whether its process and node run"
         )
-        for rank, given in enumerate(answers):
-            if given["problem"]:
-                raise RankError(f"rank {rank} on {given['host']}: {given['problem']}", rank)
+        for rank, answer in enumerate(answers):
+            if answer["problem"]:
+                raise RankError(f"rank {rank} on {answer['host']}: {answer['problem']}", rank)
     except RankError:
-        # Or rank 0 might take the store along before all have read the answers.
+        # The store ends with rank 0, so rank 0 waits until all ranks have read the answers.
         with contextlib.suppress(LostError):
-            control.part()
+            control.leave_together()
         raise
     if is_cpu:
         return torch.device("cpu")
@@ -232,10 +203,10 @@ def _device(
 
 
 def _missing_interface(backend: str, environ: Mapping[str, str]) -> str:
-    """Return what is wrong if an interface that a backend is to use is not here, else nothing.
+    """Return an error if this host lacks the interface set for a backend, else an empty text.
 
-    gloo needs every interface that is named, NCCL one that begins as a name does; what NCCL is not
-    to use begins with ^ (the documentation of both).
+    gloo needs every named interface, NCCL one whose name begins so; ^ excludes (their
+    documentation).
     """
     variable = f"{backend.upper()}_SOCKET_IFNAME"
     named = environ.get(variable, "")
@@ -252,9 +223,9 @@ def _missing_interface(backend: str, environ: Mapping[str, str]) -> str:
 
 
 def _record_mend(key: str, environ: Mapping[str, str]) -> None:
-    """Leave the job's script the key to mend, which `lockstep status` names."""
+    """Write the setting to correct into the job's file; `lockstep status` shows it."""
     if "LOCKSTEP_MEND" in environ:
-        with contextlib.suppress(OSError):  # its folder, on this node, is judged elsewhere
+        with contextlib.suppress(OSError):  # other code refuses a folder that cannot be written
             Path(environ["LOCKSTEP_MEND"]).write_text(f"{key}\n")
 
 
@@ -278,25 +249,28 @@ def _store(place: Placement, timeout_s: float, environ: Mapping[str, str]) -> "S
         if port not in PORTS:
             raise ValueError(f"LOCKSTEP_STORE={address!r} is not HOST:PORT; unset it")
         prefix = environ.get("LOCKSTEP_STORE_PREFIX", "")
-        if not prefix:  # the keys of an earlier launch would answer for ranks of this one
+        if not prefix:  # else ranks would read the keys of an earlier launch
             raise ValueError("LOCKSTEP_STORE is set without LOCKSTEP_STORE_PREFIX; unset it")
     else:
         missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environ]
         if missing:
             is_torchrun = environ.get("LOCKSTEP_LAUNCHER", "torchrun") == "torchrun"
-            todo = "set them to rank 0's host and a free port"
-            raise ValueError(
-                f"world size {place.world_size} but {' and '.join(missing)} not set; "
-                f"{'start with torchrun' if is_torchrun else todo}, or unset the launcher's "
-                "variables"
+            todo = (
+                "start with torchrun"
+                if is_torchrun
+                else "set them to rank 0's host and a free port"
             )
-        text = environ["MASTER_PORT"]
-        if not (text.isdecimal() and int(text) in PORTS):
+            raise ValueError(
+                f"world size {place.world_size} but {' and '.join(missing)} not set; {todo}, or "
+                "unset the launcher's variables"
+            )
+        host, text = environ["MASTER_ADDR"], environ["MASTER_PORT"]
+        port = int(text) if text.isdecimal() else 0
+        if port not in PORTS:
             raise ValueError(
                 f"MASTER_PORT={text[:SHOWN_CHARACTERS]!r} is not a port from 1 to 65535; set it to "
                 "a free one"
             )
-        host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
         prefix = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         # torchrun's agent serves the store itself; under other launchers rank 0 does.
         serves = place.rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
@@ -313,13 +287,10 @@ def _connect(rank: int, host: str, port: int, timeout_s: float, *, serves: bool)
             socket.getaddrinfo(host, port)
         else:
             _wait_for_port(host, port, timeout_s)
-        with _without_stderr():
+        with _hide_stderr():
+            limit = timedelta(seconds=timeout_s)
             return distributed.TCPStore(
-                host,
-                port,
-                is_master=serves,
-                wait_for_workers=False,
-                timeout=timedelta(seconds=timeout_s),
+                host, port, is_master=serves, wait_for_workers=False, timeout=limit
             )
     except (RuntimeError, OSError) as error:
         reason = str(error).partition("\n")[0]
@@ -333,10 +304,9 @@ def _connect(rank: int, host: str, port: int, timeout_s: float, *, serves: bool)
 
 
 def _wait_for_port(host: str, port: int, timeout_s: float) -> None:
-    """Wait until a port of another host takes connections; raise OSError where it takes none.
+    """Wait until a port of another host takes connections, or raise OSError.
 
-    A host that refuses may serve it soon. One that has no address, or does not answer, is not
-    waited for. torch would wait for three times as long.
+    A host that refuses may serve the port soon; without address or answer it gets `NO_WAY_S`.
     """
     began = time.monotonic()
     while True:
@@ -351,8 +321,8 @@ def _wait_for_port(host: str, port: int, timeout_s: float) -> None:
 
 
 @contextlib.contextmanager
-def _without_stderr() -> Iterator[None]:
-    """Drop what torch's C++ prints meanwhile: fifty lines of its frames before our sentence."""
+def _hide_stderr() -> Iterator[None]:
+    """Hide the fifty lines that torch's C++ prints before our own error."""
     kept = os.dup(2)
     with Path(os.devnull).open("w") as nowhere:
         os.dup2(nowhere.fileno(), 2)
@@ -364,10 +334,10 @@ def _without_stderr() -> Iterator[None]:
 
 
 def _way_to(host: str) -> str:
-    """Return through which interface this host would reach another."""
+    """Return the interface through which this host would reach another."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, 9))  # sends nothing
+            probe.connect((host, 9))  # a UDP connection sends nothing
             own = probe.getsockname()[0]
     except OSError as error:
         return f"{host}: {error.strerror or error}"
@@ -378,17 +348,7 @@ def _way_to(host: str) -> str:
 
 
 def refuse_in_case(world: World, hosts: Sequence[str], problem: str) -> None:
-    """Refuse on all ranks what one of them cannot measure; a collective call.
-
-    Args:
-        world: The ranks.
-        hosts: Where each of them is.
-        problem: Why this rank cannot; empty where it can.
-
-    Raises:
-        ValueError: This rank cannot.
-        OtherRankError: Another one cannot.
-    """
+    """Raise this rank's `problem`, or OtherRankError of another rank's; a collective call."""
     problems = [problem] * world.world_size
     if world.world_size > 1:
         from torch import distributed

@@ -11,30 +11,27 @@ from typing import IO
 from lockstep.core import errors
 from lockstep.ranks import control
 
-# A rank is ended so long after its time is over. Within VERDICT_S rank 0 says who did not answer,
-# or the others say that rank 0 did not; the rest is a margin, so that this is out before.
+# A rank is killed so long after its deadline. Before that, within VERDICT_S, rank 0 names silent
+# ranks, or other ranks name rank 0.
 GRACE_S = control.VERDICT_S + 0.5
-# A process says that it is late so long after its time is over: after rank 0 has named it, and
-# before the other ranks give up on a rank 0 that is late itself.
+# A process prints so long after its deadline that it is late: after rank 0 would name it, and
+# before other ranks give up on rank 0.
 SPEAK_S = 0.75 * control.VERDICT_S
 
 
 def stacks_file(journal_path: Path, rank: int) -> Path:
-    """Return where a rank that takes too long writes what it was doing."""
+    """Return the file for the stacks of a rank that takes too long."""
     return journal_path.parent / "stacks" / f"{journal_path.stem}-rank-{rank}.txt"
 
 
 class Watchdog:
-    """Writes down the stacks of this process and ends it, once a case takes too long.
+    """Writes the stacks of this process and ends it, once a case takes too long.
 
-    Nothing runs while it waits, so it may guard a timed region. A case may take the one timer of
-    faulthandler for itself: the kernel's then ends the process, without its stacks.
+    It runs nothing while it waits, so it may guard a timed region. Where a case takes the timer
+    of faulthandler itself, the kernel's timer ends the process without its stacks.
 
     Args:
-        path: Where the stacks go, in a folder that is there; None for standard error.
-
-    Raises:
-        OSError: The file cannot be written.
+        path: The file for the stacks, in a folder that exists; None for standard error.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -46,18 +43,13 @@ class Watchdog:
         self._speaker: threading.Timer | None = None
 
     def arm(self, budget_s: float, words: str = "") -> None:
-        """Begin to count, from now on.
-
-        Args:
-            budget_s: Seconds until this process is late.
-            words: What standard error is to hold once it is, if anything.
-        """
+        """Begin to count down `budget_s`; once it is over, print `words` on standard error."""
         faulthandler.dump_traceback_later(budget_s + GRACE_S, exit=True, file=self._file)
         _count_in_kernel(budget_s + 2 * GRACE_S)
         self._speak_in(budget_s + SPEAK_S, words)
 
     def _speak_in(self, after_s: float, words: str) -> None:
-        """Say something later, in the place of what was to be said before."""
+        """Print `words` after a time; cancel words that were to be printed before."""
         if self._speaker:
             self._speaker.cancel()
             self._speaker = None
@@ -73,17 +65,14 @@ class Watchdog:
         self._speaker.start()
 
     def disarm(self) -> None:
-        """Count no longer."""
         faulthandler.cancel_dump_traceback_later()
         _count_in_kernel(0)
         self._speak_in(0, "")
 
     def close(self, end_s: float | None = None, words: str = "") -> None:
-        """Count no longer, or only until this process has ended, and leave no empty file.
+        """Stop counting and remove an empty file; with `end_s`, guard the end of this process.
 
-        Args:
-            end_s: Within this time from now on the process is to end; None where it goes on.
-            words: What standard error is to hold once it is late, if anything.
+        `words` are printed if this process has not ended within `end_s`.
         """
         if end_s is None:
             self.disarm()
@@ -92,7 +81,7 @@ class Watchdog:
             self._speak_in(end_s + SPEAK_S, words)
         if self._file.closed:
             return
-        # The disk may be gone, or another rank have tidied up: no reason to end otherwise.
+        # Ignore a lost disk, and a folder that another rank has removed.
         with contextlib.suppress(OSError):
             if not self._speaker:
                 os.close(self._stderr)
@@ -100,18 +89,17 @@ class Watchdog:
             self._file.close()
             if self._path is None or own.st_size:
                 return
-            if os.path.samestat(own, self._path.stat()):  # its name may be another's by now
+            if os.path.samestat(own, self._path.stat()):  # another file may have its name by now
                 self._path.unlink()
-                self._path.parent.rmdir()  # with the last of them
+                self._path.parent.rmdir()  # fails, and is ignored, unless it is empty
 
 
 def _guard_end(end_s: float) -> None:
-    """End this process if it does not end itself: hooks, threads and destructors may wait.
+    """End this process if it does not end itself, with its stacks on standard error.
 
-    Its stacks go to standard error, for the file of stacks may be on a disk that is gone. Where
-    Python has ended and a library's destructor waits, the kernel's timer is all that is left.
+    After Python has ended, only the kernel's timer is left for a library's destructor.
     """
-    # A bare descriptor, for a file object that the next guard drops would warn of being unclosed.
+    # A bare descriptor: a file object would warn that it is unclosed when the next guard drops it.
     try:
         stderr = os.dup(2)
     except OSError:  # the process has no descriptor left
@@ -121,6 +109,6 @@ def _guard_end(end_s: float) -> None:
 
 
 def _count_in_kernel(after_s: float) -> None:
-    """Let the kernel end this process later, or not where 0, unless it uses SIGALRM itself."""
+    """Let the kernel end this process later, or not for 0, unless it uses SIGALRM itself."""
     if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
         signal.setitimer(signal.ITIMER_REAL, after_s)

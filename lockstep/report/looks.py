@@ -1,18 +1,12 @@
-"""Looks: how often a verdict was asked for while launches were added, and what each may claim.
+"""Looks: the verdicts requested while launches are still added, and what each may claim.
 
-Whoever measures more and looks again has more chances to claim what is not there, so the false
-claims that are allowed are spent over the looks (Lan and DeMets, Biometrika 70, 1983): the look at
-the planned launches has a fixed share, each look before or after it half of what is left of the
-rest. The shares add up to no more than the whole at any number of looks, and nothing is assumed of
-how looks depend on each other (Bonferroni). Chosen by power: an always-valid test (Howard et al.,
-Annals of Statistics 49, 2021) needs no record, but costs the planned look most of its power where
-launches are few (`make statistics`). The same launches are the same look; looks at other launches
-on one side, every one of them, are of another question.
+Each look is one more chance to claim a difference that is not there. So all looks together share
+the allowed rate of false claims (Lan and DeMets, Biometrika 70, 1983; `spend`).
 """
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,8 +16,8 @@ from lockstep.report.bundle.opening import ENDINGS
 from lockstep.report.load.results import Results, Row
 
 FILE = "looks.jsonl"
-# Of the false claims allowed, what the planned look has and what all others share. A gate is passed
-# at one end of its 95 % interval, so the other half of 5 % is free for further looks.
+# Shares of the allowed false claims: of the planned look, and of all other looks together. A gate
+# passes at one end of its 95 % interval, so the other half of the 5 % is free for further looks.
 SPENDING = {"compare": (0.9, 0.1), "gate": (1.0, 1.0)}
 
 
@@ -32,11 +26,10 @@ class Look:
     """What a look may claim.
 
     Attributes:
-        number: The first is 1.
-        planned: Whether it is the first at the planned launches, or at any where no plan is known.
-        share: Of the false claims allowed, what it may spend; `next_share`, what the next one may.
-        launches: The launches that it looks at, of each side.
-        unrecorded: Why a later look will not know of it; empty where one will.
+        planned: Whether this is the first look at the planned launches; without a plan, the first.
+        share: Share of the allowed false claims for this look; `next_share`, for the next look.
+        launches: Launches of each side.
+        unrecorded: Why the look is not recorded; empty if it is.
     """
 
     number: int
@@ -45,7 +38,7 @@ class Look:
     next_share: float
     launches: tuple[frozenset[str], ...] = ()
     unrecorded: str = ""
-    is_known: bool = field(default=False, repr=False)
+    is_known: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the look as `--json` prints it."""
@@ -54,54 +47,52 @@ class Look:
 
     @property
     def sentence(self) -> str:
-        """Which look it is, what it may claim, and whether it is recorded."""
+        """Return a sentence: number of the look, share of false claims, whether it is recorded."""
         which = "before the planned launches are there" if self.next_share > self.share else (
-            "as planned" if self.planned else "beyond the planned one")  # fmt: skip
-        lost = f"; a later look will not know of it: {self.unrecorded}" if self.unrecorded else ""
+            "as planned" if self.planned else "after the planned judgement")  # fmt: skip
+        lost = f"; it is not recorded: {self.unrecorded}" if self.unrecorded else ""
         return (
-            f"Look {self.number}, {which}: it may spend {100 * self.share:.3g} "
-            f"% of the false claims that all looks together may make{lost}."
+            f"Judgement {self.number} of these launches, {which}: of the risk of a false claim, "
+            f"which all judgements share, this one spends {100 * self.share:.3g} %{lost}."
         )
 
 
 @dataclass(frozen=True)
 class History:
-    """The looks of a command that some folders hold.
-
-    Attributes:
-        folders: Where a look is recorded: in the first that can be written.
-        lines: Looks as their files hold them, the oldest first.
-    """
+    """A command's earlier verdicts ("looks") in some folders, the oldest first."""
 
     command: str
     folders: Sequence[Path] = ()
     lines: Sequence[dict[str, Any]] = ()
 
     def look(self, rows: Sequence[Sequence[Row]], sides: Sequence[Results]) -> Look:
-        """Return what a look at the rows of each side may claim; their results have the plans."""
+        """Return what a look at the rows of each side may claim; `sides` hold the campaigns' plans.
+
+        A repeated look at the same launches counts once. Looks that share no launch with a side
+        answer another question and do not count.
+        """
         launches = tuple(frozenset(map(_launch, side)) for side in rows)
-        is_planned = all(map(_is_planned, rows, sides))
         earlier: list[bool] = []
         for line in self.lines:
             held = tuple(map(frozenset, line["launches"]))
             if held in (launches, launches[::-1]):
-                return replace(
-                    spend(self.command, earlier, line["planned"]), launches=launches, is_known=True
-                )
+                known = spend(self.command, earlier, line["planned"])
+                return replace(known, launches=launches, is_known=True)
             ways = (launches, launches[::-1]) if len(held) == len(launches) else ()
             if any(all(map(frozenset.intersection, held, way)) for way in ways):
                 earlier.append(line["planned"])
+        is_planned = all(map(_is_planned, rows, sides))
         return replace(spend(self.command, earlier, is_planned), launches=launches)
 
     def record(self, look: Look) -> Look:
-        """Write a look into the first folder that takes it, unless one holds it already."""
+        """Write a look into the first folder that is writable, unless a folder has it already."""
         if look.is_known:
             return look
         line = {
             "command": self.command, "when": datetime.now(UTC).isoformat(timespec="microseconds"),
             "planned": look.planned, "share": look.share, "launches": [*map(sorted, look.launches)],
         }  # fmt: skip
-        reason = "none of the results is a folder that stays"
+        reason = "the results were read from an archive; unpack it into a folder"
         for folder in self.folders:
             try:
                 with (folder / FILE).open("a", encoding="utf-8") as file:
@@ -114,7 +105,11 @@ class History:
 
 
 def spend(command: str, earlier: Sequence[bool], is_planned: bool) -> Look:
-    """Return what a look may claim after others, each of which was the planned one or not."""
+    """Return what a look may claim; `earlier` has whether each earlier look was planned.
+
+    The planned look has a fixed share. Each other look has half of what is left of the rest, so
+    the shares of any number of looks add up to at most the whole (Bonferroni).
+    """
     planned, others = SPENDING[command]
     is_first = is_planned and not any(earlier)
     num_others = len(earlier) - sum(earlier) + (not is_first)
@@ -128,49 +123,49 @@ UNRECORDED = History("compare")
 
 
 def history(command: str, paths: Iterable[Path]) -> History:
-    """Read the looks of a command from the folders among some paths.
+    """Read the looks of a command from those paths that are folders.
 
     Raises:
         ValueError: A file of looks is not as Lockstep writes it.
     """
     folders = [path for path in paths if path.is_dir()]
     lines = [line for folder in folders for line in _read(folder) if line["command"] == command]
-    # A bundle is unpacked for as long as the command takes.
+    # The folder of an unpacked bundle is deleted when the command ends.
     kept = [folder for folder in reversed(folders) if not folder.name.endswith(ENDINGS)]
     return History(command, kept, sorted(lines, key=lambda line: str(line["when"])))
 
 
 def _read(folder: Path) -> list[dict[str, Any]]:
     path = folder / FILE
-    lines = files.text(path).splitlines() if path.exists() else []
+    texts = files.text(path).splitlines() if path.exists() else []
     try:
-        found = [json.loads(line) for line in lines]
-        if not all(map(files.are_texts, (side for one in found for side in one["launches"]))):
+        looks = [json.loads(text) for text in texts]
+        if not all(map(files.are_texts, (side for look in looks for side in look["launches"]))):
             raise TypeError
-        return [{**one, "planned": bool(one["planned"]), "when": one["when"]} for one in found]
+        return [{**look, "planned": bool(look["planned"]), "when": look["when"]} for look in looks]
     except (ValueError, TypeError, KeyError):
         raise ValueError(
-            f"{path}: holds something else than the looks that Lockstep writes; put it back as it "
-            "was, or delete it where no earlier verdict counts"
+            f"{path}: not a file of looks as Lockstep writes it; restore it, or delete it to "
+            "forget all earlier verdicts"
         ) from None
 
 
 def _launch(row: Row) -> str:
-    """Return what a launch is known by: made again under its name, it is another."""
+    """Return the identity of a launch; a launch measured again under its name is another one."""
     return f"{row.launch} {row.started}".strip()
 
 
 def _is_planned(rows: Iterable[Row], results: Results) -> bool:
-    """Tell whether a point has the launches that were planned; also where no plan is known."""
+    """Tell whether a point has the launches that were planned; True if no plan is known."""
     points: dict[tuple[str, int], set[str]] = {}
     for row in rows:
         points.setdefault((row.case, row.world_size), set()).add(_launch(row))
     most = max(map(len, points.values()), default=0)
-    wanted = [plan.get("repeats") for plan in results.plans.values()]
-    return all(most >= one for one in wanted if isinstance(one, int))
+    repeats = [plan.get("repeats") for plan in results.plans.values()]
+    return all(most >= count for count in repeats if isinstance(count, int))
 
 
 def is_machine(results: Results) -> bool:
-    """Tell whether the campaigns say that their job's nodes are the machine that is meant."""
+    """Tell whether the campaigns' jobs use the whole machine, so that no other nodes matter."""
     jobs = [plan.get("jobs") for plan in results.plans.values()]
     return bool(jobs) and all(isinstance(job, dict) and job.get("is_machine") for job in jobs)

@@ -1,6 +1,7 @@
 """The commands `lockstep report`, `lockstep import` and `lockstep demo`."""
 
 import math
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,13 +47,13 @@ A table has the columns n, value, metric, unit and may add table_id, scaling, so
 global_batch, local_batch, steps, samples, precision, model, nodes and note:
   metric   time, time_to_train, epoch_time, step_time or throughput
   unit     ms, s, min, h, d, or something per second: samples/s, images/s, tokens/s
-           what is that of one device or node (tokens/s/GPU), or of steps (it/s beside a batch),
-           is multiplied, with a word said
+           a rate of one device or node (tokens/s/GPU), or of steps (it/s beside a batch), is
+           converted to samples/s of all ranks, which a message says
   scaling  strong, weak or fixed-epochs
-In place of value, metric and unit, columns may say what they are: Img/sec, step time (ms); cells
-may be typed as usual: 2,470 or 938 img/s or 1:30:00 or 8x V100.
-Further columns are kept: lockstep report --json and --csv print them as details. One that names
-what was varied at a size, such as strategy, makes a table of each of its values.
+In place of value, metric and unit, headings may name quantity and unit: Img/sec, step time (ms).
+Cells may be typed as usual: 2,470 or 938 img/s or 1:30:00 or 8x V100.
+Further columns are kept: lockstep report --json and --csv print them as details. A column that
+names what was varied at one size, such as strategy, splits the table by its values.
 """
 
 
@@ -61,49 +62,46 @@ what was varied at a size, such as strategy, makes a table of each of its values
 @click.option("--output", type=click.Path(path_type=Path), help="Page to write [DIR/report.html].")
 @click.option("--csv", "as_csv", is_flag=True, help="Print the points as CSV; write no page.")
 @click.option("--json", "as_json", is_flag=True, help="Print the points as JSON; write no page.")
-@click.option("--baseline", type=int, help="World size that ratios divide by.")
+@click.option("--baseline", type=int, help="World size of the baseline.")
 @click.option(
     "--threshold", type=click.FloatRange(0, 1), default=GOOD_EFFICIENCY, show_default=True,
     help="Least parallel efficiency that is called good.",
 )  # fmt: skip
 @click.option(
-    "--cost-per-gpu-hour", type=click.FloatRange(min=0), help="Price of a GPU-hour, for a cost.",
+    "--cost-per-gpu-hour", type=click.FloatRange(min=0), help="Price of a GPU-hour; adds costs.",
 )  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace a page that is no Lockstep report.")
+@click.option("--force", is_flag=True, help="Replace the file even if it is no Lockstep report.")
 @click.option("--svg", is_flag=True, help="Write figures/ beside the page, as SVG.")
-@click.option("--pdf", is_flag=True, help="The same as PDF.")
-@click.option("--png", is_flag=True, help="The same as PNG.")
+@click.option("--pdf", is_flag=True, help="Write figures/ beside the page, as PDF.")
+@click.option("--png", is_flag=True, help="Write figures/ beside the page, as PNG.")
 @click.option("--redact", is_flag=True, help="Leave out hosts, users, paths, environment.")
-@pack_cli.options
-@opening.of_bundles(opening.DATA)
+@click.option(
+    "--proposal", type=click.Choice(pack_cli.FORMS),
+    help="Write a pack for a compute-time proposal, paper or slides instead of a page.",
+)  # fmt: skip
+@click.option("--to", type=click.Path(path_type=Path), help="Folder of the pack [DIR-PROGRAMME].")
+@click.option("--work", help="What you apply for: a TOML file, or `example`.")
+@click.option("--despite", is_flag=True, help="Write a pack despite objections.")
+@opening.accept_bundles(opening.DATA)
 @collector_paused(is_last=True)
 def report(
-    paths: tuple[Path, ...],
-    output: Path | None,
-    as_csv: bool,
-    as_json: bool,
-    baseline: int | None,
-    threshold: float,
-    cost_per_gpu_hour: float | None,
-    force: bool,
-    redact: bool,
-    svg: bool,
-    pdf: bool,
-    png: bool,
-    **more: Any,
-) -> int:
+    paths: tuple[Path, ...], output: Path | None, as_csv: bool, as_json: bool,
+    baseline: int | None, threshold: float, cost_per_gpu_hour: float | None, force: bool,
+    redact: bool, svg: bool, pdf: bool, png: bool, **pack: Any,
+) -> int:  # fmt: skip
     """Turn results into one self-contained page and a table of speed-up and efficiency.
 
     Each PATH is a campaign folder, a folder of pytest-benchmark files, one such file, a folder of
     trainings, one that `lockstep import` wrote, or an archive of `lockstep bundle`.
-    Launches that may not be pooled with most of their point are left out, and the exit code is 1;
-    where that leaves no point, it is 2. The page and the table give no ratio of a point that an
-    error of lockstep check touches.
+    Launches that may not be pooled with most launches of their point are left out; the exit code is
+    then 1, or 2 if no point remains. If `lockstep check` finds an error about a point, the page and
+    the table have no ratio of it.
     """
     import json
 
     from lockstep.core.inputs import MAX_RATE
-    from lockstep.report.columns import table
+    from lockstep.report.check import checker
+    from lockstep.report.columns import csv_of, table
     from lockstep.report.compute.evaluation import evaluate
     from lockstep.report.load.reading import gather
     from lockstep.report.load.redaction import Redactor
@@ -112,21 +110,30 @@ def report(
         raise ValueError("--csv and --json both want stdout; choose one")
     if math.isnan(threshold):
         raise ValueError("--threshold nan is no efficiency; give one from 0 to 1")
-    if cost_per_gpu_hour is not None and not cost_per_gpu_hour <= MAX_RATE:  # nan, too
+    if cost_per_gpu_hour is not None and not cost_per_gpu_hour <= MAX_RATE:  # rejects nan, too
         raise ValueError(
             f"--cost-per-gpu-hour {cost_per_gpu_hour:g} is no price; give one from 0 to {MAX_RATE}"
         )
     results = gather(paths)
     redacted: Callable[[Any], Any] = Redactor(results) if redact else lambda data: data
     evaluation = evaluate(results, baseline, cost_per_gpu_hour)
-    _say_errors(evaluation, baseline)
-    if more["proposal"]:
-        more["redact"] = redact
-        return pack_cli.write(evaluation, paths, threshold, force, redacted, more)
-    pack_cli.refuse_alone(more)
+    checker.say_errors(evaluation.findings)
+    if evaluation.left_out:
+        click.echo(f"{evaluation.not_pooled}\n", err=True)
+    others = [s.baseline for s in evaluation.series if baseline not in (None, s.baseline)]
+    if others:
+        click.echo(
+            f"{len(others)} series have no point at {baseline} and keep their smallest size "
+            f"{sorted(set(others))} as baseline",
+            err=True,
+        )
+    if pack["proposal"]:
+        return pack_cli.write(evaluation, paths, threshold, force, redacted, pack)
+    if alone := [name for name in ("to", "work", "despite") if pack[name]]:
+        raise ValueError(f"--{alone[0]} needs --proposal")
     code = 1 if results.unread or results.conflicts else 0
     if as_csv:
-        click.echo(_csv(redacted(table(evaluation.series))), nl=False)
+        click.echo(csv_of(redacted(table(evaluation.series))), nl=False)
     elif as_json:
         left_out: dict[tuple[str, int], list[str]] = {}
         for row in evaluation.left_out:
@@ -141,99 +148,48 @@ def report(
         }  # fmt: skip
         click.echo(json.dumps(document, indent=1, allow_nan=False))
     else:
-        words = [str(path) for path in ([Path("DIR")] if redact else paths)]
+        words = ["lockstep", "report", *(["DIR"] if redact else map(str, paths))]
         words += ["--baseline", str(baseline)] if baseline is not None else []
         if cost_per_gpu_hour is not None:
             words += ["--cost-per-gpu-hour", str(cost_per_gpu_hour)]
-        words += ["--threshold", str(threshold)]
-        first = paths[0]
-        target = output or (first if first.is_dir() else first.parent) / REPORT
+        command = shlex.join([*words, "--threshold", str(threshold)])
+        target = output or (paths[0] if paths[0].is_dir() else paths[0].parent) / REPORT
         formats = [name for name, is_on in (("svg", svg), ("pdf", pdf), ("png", png)) if is_on]
-        _write_page(evaluation, threshold, words, target, force, redacted, formats)
+        _write_page(evaluation, threshold, command, target, force, redacted, formats)
     return code
 
 
-def _say_errors(evaluation: "Evaluation", baseline: int | None) -> None:
-    """Say what the check finds, what is left out, and which series keep another baseline."""
-    from lockstep.report.check import checker
-
-    checker.say_errors(evaluation.findings)
-    if evaluation.left_out:
-        click.echo(f"{evaluation.not_pooled}\n", err=True)
-    series = evaluation.series if baseline is not None else []
-    others = [curve for curve in series if curve.baseline != baseline]
-    if others:
-        sizes = sorted({curve.baseline for curve in others})
-        click.echo(
-            f"{len(others)} series have no point at {baseline} and keep their smallest size "
-            f"{sizes} as baseline",
-            err=True,
-        )
-
-
-def _csv(records: list[dict[str, Any]]) -> str:
-    """Return points as CSV: lists and objects as text, and no text a formula."""
-    import csv
-    import io
-    import json
-
-    from lockstep.report.words.escapes import csv_text
-
-    if not records:
-        return ""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(records[0]), lineterminator="\n")
-    writer.writeheader()
-    for record in records:
-        cells = record | {
-            "flags": "; ".join(flag["words"] for flag in record["flags"]),
-            "blocked_by": "; ".join(record["blocked_by"]),
-            "details": json.dumps(record["details"]) if record["details"] else "",
-        }
-        writer.writerow({
-            name: csv_text(cell) if isinstance(cell, str) else cell for name, cell in cells.items()
-        })  # fmt: skip
-    return text.getvalue()
-
-
 def _write_page(
-    evaluation: "Evaluation",
-    threshold: float,
-    words: list[str],
-    target: Path,
-    force: bool,
-    redacted: Callable[[Any], Any],
-    formats: list[Any],
-) -> None:
-    """Print the points, write the page and figures, and print what the page says first."""
-    import shlex
-
+    evaluation: "Evaluation", threshold: float, command: str, target: Path, force: bool,
+    redacted: Callable[[Any], Any], formats: list[Any],
+) -> None:  # fmt: skip
     from lockstep.report.check import checker
     from lockstep.report.page import render
     from lockstep.report.page.content_of_page import page as build_page
-    from lockstep.report.words import console, names, verdict_card
+    from lockstep.report.words import console, headline, names, verdict_card
     from lockstep.report.words.lines import sentence
 
     render.refuse_foreign(target, force, "--output")
-    page = redacted(build_page(evaluation, threshold, shlex.join(["lockstep", "report", *words])))
-    findings = evaluation.findings
+    page = redacted(build_page(evaluation, threshold, command))
     series, shared = names.short(evaluation.series)
     lines = [
         *sentence(shared, console.NARROWEST),
         *console.point_lines(evaluation.results, series),
+        *(
+            line
+            for text in headline.choice_sentences(series, threshold)
+            for line in sentence(text, console.NARROWEST)
+        ),
         *verdict_card.printed(series, threshold, has_next=False),
     ]
-    for line in lines:
-        click.echo(line)
+    click.echo("\n".join(lines))
     render.write(page, target)
-    for line in console.verdict(page):
-        click.echo(line)
-    where = "; the page and lockstep check name them" if findings else ""
-    click.echo(f"check: {checker.counts(findings)}{where}")
+    click.echo("\n".join(console.verdict(page)))
+    where = "; the page and lockstep check name them" if evaluation.findings else ""
+    click.echo(f"check: {checker.counts(evaluation.findings)}{where}")
     click.echo(f"report: {click.format_filename(target)}")
     click.echo(f"open it in a browser: {target.resolve().as_uri()}")
     if formats:
-        # Matplotlib takes a second to import.
         from lockstep.report.page import figures
 
         folder = target.parent / FIGURES
@@ -245,20 +201,20 @@ def _write_page(
 @click.argument("tables", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--to", "folder", required=True, type=click.Path(path_type=Path, file_okay=False),
-    help="Folder.",
+    help="Folder to write imported.json to.",
 )  # fmt: skip
 @click.option(
     "--dataset-size", type=click.IntRange(min=1), default=50_000, show_default=True,
-    help="Samples in one epoch, for logs of epochs.",
+    help="Samples in one epoch, for logs by epoch.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an imported.json that is there.")
 @click.option("--dry-run", is_flag=True, help="Print how the tables are read, and write nothing.")
 def import_table(
     tables: tuple[Path, ...], folder: Path, dataset_size: int, force: bool, dry_run: bool
 ) -> None:
-    """Bring published tables or logs of epochs in as cited results, for `lockstep report`.
+    """Import published tables or logs of epochs as cited results, for `lockstep report`.
 
-    Each TABLE is a file of CSV or Markdown, or the name of one that ships with Lockstep.
+    Each TABLE is a CSV or Markdown file, or the name of a table that ships with Lockstep.
     """
     from lockstep.core.formats import counted
     from lockstep.report.load import imports
@@ -269,36 +225,33 @@ def import_table(
     imported = imports.read(files, dataset_size)
     for columns in imported.columns.values():
         header = ("column", "read as", "unit", "first cell", "read")
-        for line in lines.table(
-            [header, *[[cell or "-" for cell in column] for column in columns]]
-        ):
-            click.echo(line)
+        cells = [[cell or "-" for cell in column] for column in columns]
+        click.echo("\n".join(lines.table([header, *cells])))
     target = folder if dry_run else imports.write(imported, files, folder, force)
     for warning in imported.warnings:
         click.echo(f"warning: {warning}", err=True)
     for fact in imported.facts:
         click.echo(fact)
-    rows = sum(len(table["rows"]) for table in imported.tables.values())
-    found = f"{counted(rows, 'row')} in {counted(len(imported.tables), 'table')}"
+    num_rows = sum(len(table["rows"]) for table in imported.tables.values())
+    contents = f"{counted(num_rows, 'row')} in {counted(len(imported.tables), 'table')}"
     if dry_run:
-        click.echo(f"{found}; nothing was written")
-        return
-    click.echo(f"{found}: {target}")
-    click.echo(f"next: lockstep report {folder}")
+        click.echo(f"{contents}; nothing was written")
+    else:
+        click.echo(f"{contents}: {target}\nnext: lockstep report {folder}")
 
 
 @click.command()
 @click.option(
     "--to", "folder", type=click.Path(path_type=Path, file_okay=False), default="results/demo",
-    show_default=True, help="Folder for the campaign and its page.",
+    show_default=True, help="Folder of the campaign and its page.",
 )  # fmt: skip
 @click.option(
     "--recording", type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="Another recorded campaign than the one that ships.",
+    help="Recorded campaign to use in place of the one that ships.",
 )  # fmt: skip
 @click.pass_context
 def demo(context: click.Context, folder: Path, recording: Path | None) -> int:
-    """Make the page of a campaign that was recorded, in seconds: no torch, no GPU, no Slurm.
+    """Make the page of a recorded campaign in seconds: no torch, no GPU, no Slurm.
 
     \b
     Examples:
@@ -307,7 +260,7 @@ def demo(context: click.Context, folder: Path, recording: Path | None) -> int:
     """
     from lockstep.report.load import recorded
 
-    shipped = recorded.shipped()
+    shipped = recorded.list_shipped()
     if recording is None and not shipped:
         raise ValueError(
             "no recorded campaign ships with this Lockstep; `lockstep run` measures one here, or "

@@ -1,59 +1,60 @@
 """A user's accounts, and the limits of account and QOS for a job, from sacctmgr.
 
-Where several set one limit, one of them counts: the QOS of the partition goes before that of the
-job, which goes before the account (Slurm's documentation, "Resource Limits"). sacctmgr shows with a
-user's association what that has from the accounts above it.
+If several set the same limit, the QOS of the partition overrides that of the job, which overrides
+the account (Slurm's documentation, "Resource Limits"). sacctmgr shows with a user's association
+the limits that it inherits from the accounts above it.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Literal
 
-from lockstep.core.formats import clock, parse_limit
+from lockstep.core.formats import clock, listed, parse_limit
 from lockstep.slurm import client as slurm
 from lockstep.slurm import cluster as clusters
 from lockstep.slurm.cluster import LIMITING_TIME, Cluster, Partition
 from lockstep.slurm.site import Site
 from lockstep.slurm.submit.job_spec import JobSpec
 
-# What a job has whose user has several QOS and no default.
-USUAL_QOS = "normal"
+USUAL_QOS = "normal"  # of a user who has several QOS and no default
 _USER = "user,defaultaccount,account,partition,defaultqos,qos,maxwall,maxtres,maxjobs,maxsubmit"
 _QOS = "name,flags,maxwall,maxtres,maxtrespu,maxjobspu,maxsubmitpu"
+# Name of a limit in sacctmgr -> the columns of _USER and _QOS that have it.
+_LIMITS = {
+    "MaxWall": ("maxwall",),
+    "MaxJobs": ("maxjobs", "maxjobspu"),
+    "MaxSubmit": ("maxsubmit", "maxsubmitpu"),
+    "MaxTRES": ("maxtres",),
+    "MaxTRESPU": ("maxtrespu",),
+}
 
 
 @dataclass(frozen=True)
 class Limit:
     """One limit of a QOS or an account.
 
-    Attributes:
-        name: What sacctmgr calls it: `MaxWall` and `MaxTRES` of a job, `MaxTRESPU` of all running
-            jobs of a user, `MaxJobs` that run and `MaxSubmit` that are in the queue, an array's
-            elements counted each.
-        of: Whose it is, `QOS gold` or `account project`.
-        value: The most: seconds of `MaxWall`, else a number.
-        tres: What `MaxTRES` and `MaxTRESPU` count, such as `node` or `gres/gpu`; else empty.
-        denies: Whether sbatch refuses a job over it, which otherwise waits for ever.
+    `MaxWall` and `MaxTRES` limit one job, `MaxTRESPU` all running jobs of a user, `MaxJobs` the
+    running jobs and `MaxSubmit` the jobs in the queue; each array element counts as a job.
     """
 
-    name: str
-    of: str
-    value: int
-    tres: str = ""
-    denies: bool = False
+    name: str  # as sacctmgr calls it
+    of: str  # who sets the limit: `QOS gold` or `account project`
+    value: int  # the largest allowed value; for `MaxWall` in seconds
+    tres: str = ""  # the resource of `MaxTRES` and `MaxTRESPU`, such as `node` or `gres/gpu`
+    denies: bool = False  # sbatch refuses a job over the limit; else such a job waits for ever
 
     @property
     def text(self) -> str:
-        """Its name, value and owner as a phrase."""
+        """The limit's name, value and owner as a phrase."""
         value = clock(self.value) if self.name == "MaxWall" else f"{self.value:,}"
         return f"{self.name} {f'{self.tres}=' if self.tres else ''}{value} of {self.of}"
 
 
 @dataclass(frozen=True)
 class Association:
-    """An account that the user may charge; in one partition alone, or in all that have none."""
+    """An account that the user may charge, in one partition or, without a name, in all."""
 
     account: str
     partition: str = ""
@@ -61,15 +62,10 @@ class Association:
     qos: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
 
-    @property
-    def usual_qos(self) -> str:
-        """The QOS of a job that names none."""
-        return self.default_qos or (self.qos[0] if len(self.qos) == 1 else USUAL_QOS)
-
 
 @dataclass(frozen=True)
 class Quality:
-    """A quality of service."""
+    """A quality of service (QOS)."""
 
     flags: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
@@ -77,32 +73,28 @@ class Quality:
 
 @dataclass(frozen=True)
 class Accounts:
-    """What a user may charge; empty where Slurm keeps no accounts.
+    """The accounts that a user may charge; empty if Slurm keeps no accounts."""
 
-    Attributes:
-        default: What is charged where a job names none.
-    """
-
-    default: str | None = None
+    default: str | None = None  # account of a job that names none
     associations: tuple[Association, ...] = ()
     qualities: Mapping[str, Quality] = field(default_factory=dict)
 
     @property
     def qos(self) -> dict[str, tuple[str, ...]]:
-        """Account -> the qualities of service that it has."""
+        """Account -> the QOS that it may use."""
         qualities: dict[str, tuple[str, ...]] = {}
-        for association in self.associations:
-            earlier = qualities.get(association.account, ())
-            qualities[association.account] = tuple(dict.fromkeys([*earlier, *association.qos]))
+        for own in self.associations:
+            known = (*qualities.get(own.account, ()), *own.qos)
+            qualities[own.account] = tuple(dict.fromkeys(known))
         return qualities
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All accounts."""
+        """Names of all accounts."""
         return tuple(self.qos)
 
     def association(self, account: str | None, partition: str) -> Association | None:
-        """Return what an account has in a partition; the default account for None."""
+        """Return an account's association in a partition; the default account's for None."""
         charged = account or self.default
         of_account = {a.partition: a for a in reversed(self.associations) if a.account == charged}
         return of_account.get(partition) or of_account.get("")
@@ -116,23 +108,22 @@ def read(cluster: str) -> Accounts:
 
 
 def parse(associations: str, qualities: str = "") -> Accounts:
-    """Read the associations of one user and all QOS, a line each, from sacctmgr's output."""
-    found = []
-    for row in _rows(associations, _USER):
-        if row["account"]:
-            of = f"account {row['account']}"
-            limits = _limits(of, row["maxwall"], row["maxjobs"], row["maxsubmit"], row["maxtres"])
-            qos = _listed(row["qos"])
-            usual, place = row["defaultqos"], row["partition"]
-            found.append(Association(row["account"], place, usual, qos, limits))
-    of_qos = {}
-    for row in _rows(qualities, _QOS):
-        of = f"QOS {row['name']}"
-        jobs = (row["maxwall"], row["maxjobspu"], row["maxsubmitpu"])
-        limits = _limits(of, *jobs, row["maxtres"], row["maxtrespu"])
-        of_qos[row["name"]] = Quality(_listed(row["flags"]), limits)
-    defaults = [row["defaultaccount"] for row in _rows(associations, _USER) if row["account"]]
-    return Accounts(next(filter(None, defaults), None), tuple(found), of_qos)
+    """Read the associations of one user, and all QOS, from the lines of sacctmgr."""
+    own = [row for row in _rows(associations, _USER) if row["account"]]
+    return Accounts(
+        next((row["defaultaccount"] for row in own if row["defaultaccount"]), None),
+        tuple(
+            Association(
+                row["account"], row["partition"], row["defaultqos"], _split(row["qos"]),
+                _limits(f"account {row['account']}", row),
+            )
+            for row in own
+        ),
+        {
+            row["name"]: Quality(_split(row["flags"]), _limits(f"QOS {row['name']}", row))
+            for row in _rows(qualities, _QOS)
+        },
+    )  # fmt: skip
 
 
 def _rows(text: str, columns: str) -> list[dict[str, str]]:
@@ -141,25 +132,22 @@ def _rows(text: str, columns: str) -> list[dict[str, str]]:
     return [dict(zip(names, row, strict=True)) for row in rows if len(row) == len(names)]
 
 
-def _listed(text: str) -> tuple[str, ...]:
+def _split(text: str) -> tuple[str, ...]:
     return tuple(filter(None, text.split(",")))
 
 
-def _limits(
-    of: str, wall: str, running: str, queued: str, tres: str, of_user: str = ""
-) -> tuple[Limit, ...]:
+def _limits(of: str, row: Mapping[str, str]) -> tuple[Limit, ...]:
     limits = []
-    if LIMITING_TIME.fullmatch(wall):
-        limits.append(Limit("MaxWall", of, parse_limit(wall)))
-    for name, text in (("MaxJobs", running), ("MaxSubmit", queued)):
-        if (value := slurm.count(text)) is not None:
-            limits.append(Limit(name, of, value))
-    # `gres/gpu=8,mem=4T,node=2`, but for memory, of which jobs ask a node's.
-    for name, text in (("MaxTRES", tres), ("MaxTRESPU", of_user)):
-        for item in _listed(text):
-            kind, _, number = item.partition("=")
+    for name, columns in _LIMITS.items():
+        text = next((row[column] for column in columns if column in row), "")
+        if name == "MaxWall":
+            limits += [Limit(name, of, parse_limit(text))] if LIMITING_TIME.fullmatch(text) else []
+            continue
+        # Of a TRES `gres/gpu=8,node=2`; memory such as `mem=4T` is not counted.
+        for item in _split(text) if "TRES" in name else [text]:
+            tres, _, number = item.rpartition("=")
             if (value := slurm.count(number)) is not None:
-                limits.append(Limit(name, of, value, kind))
+                limits.append(Limit(name, of, value, tres))
     return tuple(limits)
 
 
@@ -170,35 +158,28 @@ def limits(
     account: str | None = None,
     qos: str | None = None,
 ) -> tuple[Limit, ...]:
-    """Return what limits a job; of a limit that several set, the one that counts.
-
-    Account and QOS are by default those that Slurm would choose.
-    """
+    """Return the limits of a job; by default with the account and QOS that Slurm would choose."""
     if not cluster.enforces_limits:
         return ()
     charged = accounts.association(account, partition.name if partition else "")
-    usual = charged.usual_qos if charged else USUAL_QOS
+    usual = USUAL_QOS
+    if charged:
+        usual = charged.default_qos or (charged.qos[0] if len(charged.qos) == 1 else USUAL_QOS)
     names = [partition.own_qos or "" if partition else "", qos or usual]
     qualities = [accounts.qualities[name] for name in names if name in accounts.qualities]
     if qualities and "OverPartQOS" in qualities[-1].flags:
         qualities.reverse()
     denies = any("DenyOnLimit" in quality.flags for quality in qualities)
-    of_qualities = chain.from_iterable(quality.limits for quality in qualities)
+    known = [limit for quality in qualities for limit in quality.limits]
     chosen: dict[tuple[str, str], Limit] = {}
-    for limit in chain(of_qualities, charged.limits if charged else ()):
-        chosen.setdefault(
-            (limit.name, limit.tres), replace(limit, denies=denies or limit.name == "MaxSubmit")
-        )
+    for limit in [*known, *(charged.limits if charged else ())]:
+        is_denied = denies or limit.name == "MaxSubmit"
+        chosen.setdefault((limit.name, limit.tres), replace(limit, denies=is_denied))
     return tuple(chosen.values())
 
 
 def limits_of_jobs(site: Site) -> tuple[Limit, ...]:
-    """Ask the Slurm of this machine what limits the jobs of a site.
-
-    Raises:
-        RuntimeError: Slurm does not answer, or is not the site's: it has no such partition, nodes
-            or account.
-    """
+    """Return the limits of a site's jobs; raise RuntimeError on a machine of another cluster."""
     cluster = clusters.read()
     chosen = cluster.partition(site.partition)
     if chosen is None or not any(
@@ -222,85 +203,74 @@ SHOWN_JOBS = 3
 
 @dataclass(frozen=True)
 class Excess:
-    """Jobs over one limit.
+    """Jobs over one limit."""
 
-    Attributes:
-        kind: What Slurm does: it refuses them (`refused`), never starts them (`held`), or starts
-            them once others have ended (`queued`).
-        jobs: Which jobs; of those in the queue together, the ones that are too many.
-        needs: What the largest of them needs, or all of them together, in the limit's unit.
-    """
-
+    # Slurm refuses these jobs, never starts them, or starts them once other jobs have ended.
     kind: Literal["refused", "held", "queued"]
     limit: Limit
-    jobs: tuple[str, ...]
-    needs: int
+    jobs: tuple[str, ...]  # names; for `MaxSubmit`, only of the jobs beyond the limit
+    needs: int  # need of the largest job; for `MaxSubmit` and `MaxJobs`, the number of jobs
 
     @property
     def text(self) -> str:
-        """Which jobs are affected and how, why, and what to do, as a sentence."""
+        """A sentence: which jobs, the effect, the limit and what to do."""
+        limit = self.limit
         if self.kind == "queued":
-            most = f"Only {self.limit.value:,} of {self.needs:,} jobs"
-            return f"{most} may run at once: {self.limit.text}."
+            return f"Only {limit.value:,} of {self.needs:,} jobs may run at once: {limit.text}."
+        match limit.name:
+            case "MaxWall":
+                why = f"{clock(self.needs)} exceeds {limit.text}; lower time, or change qos"
+            case "MaxSubmit":
+                why = (
+                    f"{self.needs:,} jobs exceed {limit.text}; for fewer jobs set share_job or "
+                    'allocation = "ladder" in [jobs] of the campaign'
+                )
+            case _:
+                why = (
+                    f"{limit.tres}={self.needs:,} exceeds {limit.text}; leave out the largest "
+                    "world_sizes, or change qos"
+                )
         effect = "Slurm would refuse" if self.kind == "refused" else "Slurm would never start"
-        names, more = ", ".join(self.jobs[:SHOWN_JOBS]), len(self.jobs) - SHOWN_JOBS
-        return f"{effect} {names}{f' and {more:,} more' if more > 0 else ''}: {self._why}."
-
-    @property
-    def _why(self) -> str:
-        if self.limit.name == "MaxWall":
-            return f"{clock(self.needs)} exceeds {self.limit.text}; lower time, or change qos"
-        if self.limit.name == "MaxSubmit":
-            return (
-                f"{self.needs:,} jobs exceed {self.limit.text}; for fewer jobs set share_job or "
-                'allocation = "ladder" in [jobs] of the campaign'
-            )
-        return (
-            f"{self.limit.tres}={self.needs:,} exceeds {self.limit.text}; leave out the largest "
-            "world_sizes, or change qos"
-        )
+        return f"{effect} {listed(self.jobs, SHOWN_JOBS)}: {why}."
 
 
 def excesses(jobs: Sequence[JobSpec], site: Site, limits: Sequence[Limit]) -> list[Excess]:
-    """Return the jobs over each limit, one `Excess` per limit.
-
-    Other jobs of the user also count for limits over all of a user's jobs; they are not known here.
-    """
+    """Return the jobs over each limit; other jobs of the user are not counted."""
     exceeded = []
     for limit in limits:
-        if limit.name == "MaxSubmit":
-            totals = accumulate(job.num_elements for job in jobs)
-            numbers = {j.name: total for j, total in zip(jobs, totals, strict=True)}
-        elif limit.name == "MaxJobs":
-            exceeded += _one_after_another(jobs, limit)
+        if limit.name == "MaxJobs":
+            most = _num_at_once(jobs)
+            exceeded += [Excess("queued", limit, (), most)] if most > limit.value else []
             continue
-        else:
-            numbers = {job.name: _needs(job, site, limit) for job in jobs}
-        over = {name: needs for name, needs in numbers.items() if needs > limit.value}
-        is_refused = limit.denies or limit.name == "MaxSubmit"
+        needs = [_needs(job, site, limit) for job in jobs]
+        if limit.name == "MaxSubmit":
+            needs = list(accumulate(needs))
+        over = {job.name: n for job, n in zip(jobs, needs, strict=True) if n > limit.value}
         if over:
-            kind: Literal["refused", "held"] = "refused" if is_refused else "held"
+            kind: Literal["refused", "held"] = "refused" if limit.denies else "held"
             exceeded.append(Excess(kind, limit, tuple(over), max(over.values())))
     return exceeded
 
 
 def _needs(job: JobSpec, site: Site, limit: Limit) -> int:
-    """Return how much of the limited resource a job uses; 0 if that is not known."""
+    """Return how much of the limited resource a job uses; 0 if unknown."""
     if limit.name == "MaxWall":
         return job.time_s
-    cpus = site.cpus_per_node if site.is_exclusive else job.cpus_per_node
-    of_node = {"node": 1, "cpu": cpus, "gres/gpu": job.billed_per_node}
-    if site.gpu_type:
-        of_node[f"gres/gpu:{site.gpu_type}"] = job.billed_per_node
+    if limit.name == "MaxSubmit":
+        return job.num_elements
+    of_node = {
+        "node": 1,
+        "cpu": site.cpus_per_node if site.is_exclusive else job.cpus_per_node,
+        "gres/gpu": job.billed_per_node,
+        f"gres/gpu:{site.gpu_type}": job.billed_per_node,
+    }
     return of_node.get(limit.tres, 0) * job.num_nodes
 
 
-def _one_after_another(jobs: Sequence[JobSpec], limit: Limit) -> list[Excess]:
-    """Return the excess of jobs that could run at once over MaxJobs."""
+def _num_at_once(jobs: Sequence[JobSpec]) -> int:
     depth: dict[str, int] = {}
     together: Counter[int] = Counter()
-    for job in jobs:  # each after those that it waits for; a singleton for an earlier one
+    for job in jobs:  # in this order each job follows those that it waits for
         depth[job.name] = 1 + max((depth.get(wait.job, 0) for wait in job.after), default=0)
         together[depth[job.name]] += job.num_elements
-    most = max(together.values(), default=0)
-    return [Excess("queued", limit, (), most)] if most > limit.value else []
+    return max(together.values(), default=0)

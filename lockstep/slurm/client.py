@@ -1,7 +1,7 @@
 """The one client of Slurm: runs its commands, reads their answers and explains refusals.
 
-A failed question gives `None` or `unknown`, never a good state. Functions that ask Slurm, here and
-elsewhere, raise RuntimeError if the command is missing, fails or does not answer in time.
+A state that Slurm does not give is `None` or `unknown`, never a good state. Every function that
+runs a command of Slurm raises RuntimeError if the command is missing, fails or takes too long.
 """
 
 import os
@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain, islice
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from lockstep.core import files, processes
 from lockstep.core.formats import listed, one_line, parse_duration
@@ -24,7 +25,7 @@ EITHER = f"{SITE} or {CAMPAIGN}"
 MAX_LISTED = 12
 CHARGED = ("account", "qos")
 _CHARGED = re.compile(rf"^#SBATCH --({'|'.join(CHARGED)})=(.*)$", re.MULTILINE)
-# How sbatch's own lines begin; banners and a plugin's notes begin otherwise.
+# Beginning of sbatch's own lines; banners and notes of plugins do not match.
 _OWN_LINE = re.compile(r"sbatch: (error: |fatal: |unrecognized |invalid |option )", re.IGNORECASE)
 # The answer is lost, but the controller may have accepted the job.
 _LOST_ANSWER = re.compile(
@@ -32,46 +33,35 @@ _LOST_ANSWER = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """One kind of refusal by sbatch.
+class Refusal(NamedTuple):
+    """One kind of refusal by sbatch."""
 
-    Attributes:
-        said: Regular expression over sbatch's messages in lower case.
-        key: The key, or keys, to change.
-        where: The file that holds them.
-        ask: A command that lists what is allowed; empty if no single command does.
-        noun: What that command lists.
-        pattern: Regular expression of one item of that list.
-    """
-
-    said: str
-    key: str
-    where: str = SITE
-    ask: tuple[str, ...] = ()
-    noun: str = ""
-    pattern: str = ".+"
+    message: str  # regular expression over sbatch's messages in lower case
+    key: str  # the key, or keys, to change
+    where: str = SITE  # the file that holds them
+    ask: tuple[str, ...] = ()  # command that lists the allowed values; empty if there is none
+    noun: str = ""  # name of the listed values
+    pattern: str = ".+"  # regular expression of one listed value
 
 
 def _sinfo(columns: str) -> tuple[str, ...]:
     return ("sinfo", "--noheader", f"--format={columns}")
 
 
+def _associations(column: str) -> tuple[str, ...]:
+    show = ("sacctmgr", "--noheader", "--parsable2", "show", "associations", "where")
+    return (*show, "user={user}", f"format={column}")
+
+
 # %R partition, %l time limit, %D nodes, %s job sizes, %f features, %G gres, %c CPUs, %m MiB, as
 # the page of sinfo(1) lists them.
-_PARTITIONS = (_sinfo("%R"), "partitions")
-_ACCOUNTS = (("sacctmgr", "--noheader", "--parsable2", "show", "associations", "where",
-              "user={user}", "format=Account"), "your accounts")  # fmt: skip
-_QOS = (("sacctmgr", "--noheader", "--parsable2", "show", "associations", "where",
-         "user={user}", "format=QOS"), "your QOS")  # fmt: skip
-
-# The messages are those of slurm_errno.c and of sbatch's own reading of options, Slurm 22.05 to
-# 24.05; the first that fits counts, so the narrower ones come first.
+# Messages of slurm_errno.c and of sbatch's option parser, Slurm 22.05 to 24.05. The first match
+# counts, so narrower patterns come first.
 REFUSALS = (
-    Refusal("invalid account", "account", SITE, *_ACCOUNTS),
-    Refusal("invalid qos", "qos", SITE, *_QOS, pattern=r"[^,\n]+"),
+    Refusal("invalid account", "account", SITE, _associations("Account"), "your accounts"),
+    Refusal("invalid qos", "qos", SITE, _associations("QOS"), "your QOS", pattern=r"[^,\n]+"),
     Refusal("invalid partition|requested partition configuration|user's group not permitted",
-            "partition", SITE, *_PARTITIONS),
+            "partition", SITE, _sinfo("%R"), "partitions"),
     Refusal("job violates accounting/qos policy", "qos, account, time, or jobs.share_job for fewer "
             "jobs,", EITHER),
     Refusal("license", "extra_directives (--licenses)"),
@@ -103,25 +93,15 @@ REFUSALS = (
 )  # fmt: skip
 
 
-def find_refusal(message: str) -> Refusal | None:
-    """Return the refusal that a message of sbatch matches; None if it matches none."""
-    low = message.lower()
-    return next((refusal for refusal in REFUSALS if re.search(refusal.said, low)), None)
-
-
 def explain_refusal(stderr: str, user: str, ask: Callable[..., str], script: Path) -> str | None:
     """Return sbatch's message with the key to change and what is allowed; None for other failures.
 
-    Only sbatch's own error lines count; the last of them says how the submission ended.
-
-    Args:
-        stderr: What sbatch printed; the message quotes all of it.
-        user: The user, whose accounts and QOS are listed.
-        ask: Runs one of Slurm's commands and returns its output.
-        script: The submitted script.
+    Only sbatch's own error lines count; the last of them says how the submission ended. `ask` runs
+    one of Slurm's commands, which list the accounts and QOS of `user`.
     """
     errors = [line for line in stderr.splitlines() if _OWN_LINE.match(line)]
-    refusal = find_refusal(" ".join(errors))
+    low = " ".join(errors).lower()
+    refusal = next((refusal for refusal in REFUSALS if re.search(refusal.message, low)), None)
     if refusal is None or _LOST_ANSWER.search(errors[-1]):
         return None
     facts = []
@@ -144,9 +124,8 @@ Kind = Literal["no_config", "no_controller", "late", "no_database", "not_trusted
 VERBOSE = "LOCKSTEP_VERBOSE"
 # sacct's message where slurm.conf has no AccountingStorageType.
 NO_ACCOUNTING = "accounting storage is disabled"
-# kind -> parts of what is printed, in lower case, with | between, as slurm_errno.c and
-# fetch_config.c of Slurm 22.05 to 24.05 say it; what that means of a command; what to do. The first
-# that fits counts.
+# kind -> (pattern of the printed message in lower case, meaning for the command `{}`, what to do).
+# Messages of slurm_errno.c and fetch_config.c, Slurm 22.05 to 24.05. The first match counts.
 FAILURES: dict[Kind, tuple[str, str, str]] = {
     "no_config": (
         "establish a configuration source|resolve_ctls|fetch_config"
@@ -207,31 +186,18 @@ TIMEOUT_S = 60
 MAX_ELEMENTS = 100_000
 # column -> how --format of squeue(1) asks for it
 COLUMNS = {
-    "job_id": "%i",
-    "raw_id": "%A",
-    "state": "%T",
-    "reason": "%r",
-    "user": "%u",
-    "partition": "%P",
-    "num_nodes": "%D",
-    "elapsed": "%M",
-    "limit": "%l",
-    "submitted": "%V",
-    "starts": "%S",
-    "waits_for": "%E",
-    "priority": "%Q",
-    "nodes": "%N",
-    "name": "%j",
-    "comment": "%k",
-    "command": "%o",
-}
+    "job_id": "%i", "raw_id": "%A", "state": "%T", "reason": "%r", "user": "%u",
+    "partition": "%P", "num_nodes": "%D", "elapsed": "%M", "limit": "%l", "submitted": "%V",
+    "starts": "%S", "waits_for": "%E", "priority": "%Q", "nodes": "%N", "name": "%j",
+    "comment": "%k", "command": "%o",
+}  # fmt: skip
 # Columns that are copied as text.
 PLAIN = ("job_id", "name", "user", "raw_id", "comment", "command", "partition", "nodes")
 _DEPENDENCY = re.compile(r"(after\w*|singleton)(?::([0-9]+(?:_[0-9*]+)?))?", re.ASCII)
 QUEUE_COLUMNS = ("job_id", "raw_id", "state", "reason", "submitted", "user", "comment", "command")
-CLUSTER = re.compile(r"[\w.-]+")  # name of one
+CLUSTER = re.compile(r"[\w.-]+")  # name of a cluster
 MAX_DIGITS = 18  # of a number in Slurm's text; a longer one is not read
-# Times in seconds, and an array's elements uncut (by default at most 64 bytes).
+# Slurm prints times in seconds, and the whole list of an array's elements (by default 64 bytes).
 ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 # Prefixes of variables that belong to another job or change the answers' format.
 FOREIGN = ("SBATCH_", "SLURM_", "SQUEUE_", "SACCT_", "SACCTMGR_", "SINFO_", "SCONTROL_", "SCANCEL_")
@@ -277,44 +243,30 @@ MEANINGS = {
     "LOST": "squeue and sacct do not know it, and it left no record of its end",
     "unknown": "Slurm did not answer; try again later",
 }
-# state -> short word in a summary of an array's elements
-SHORT = {
-    "COMPLETED": "done",
-    "RUNNING": "run",
-    "STALLED": "stalled",
-    "COMPLETING": "end",
-    "PENDING": "wait",
-    "CANCELLED": "cancelled",
-    "FAILED": "failed",
-    "TIMEOUT": "timed out",
-    "OUT_OF_MEMORY": "out of memory",
-    "NODE_FAIL": "lost a node",
-    "PREEMPTED": "preempted",
-}
 NEVER_SATISFIED = "DependencyNeverSatisfied"
-# Reasons of jobs whose start Slurm may have planned; for others it knows no start.
+# Reasons of pending jobs for which Slurm may have planned a start.
 IN_LINE = ("None", "Priority", "Resources")
 # reason of a pending job -> plain words after "waits: ", and what to change
 REASONS = {
     "None": "Slurm has not considered it yet",
     "Priority": "jobs with a higher priority come first",
     "Resources": "not enough nodes are free yet",
-    NEVER_SATISFIED: "it can never start: the job it depends on failed; cancel it, then resume",
+    NEVER_SATISFIED: "it can never start: the job it depends on failed; cancel it",
     "Dependency": "it depends on another job",
-    "BeginTime": "its begin time is not reached",
-    "JobArrayTaskLimit": "max_running elements of the array are already running",
-    "PartitionDown": "its partition is down; another partition in the site file may be up",
-    "PartitionInactive": "its partition is down; another partition in the site file may be up",
+    "BeginTime": "its begin time has not come yet",
+    "JobArrayTaskLimit": "its array already runs as many elements as may run at once",
+    "PartitionDown": "its partition is down; another partition may be up",
+    "PartitionInactive": "its partition is down; another partition may be up",
     "PartitionNodeLimit": "it can never start: it asks for more nodes than the partition gives one "
-    "job; lower world_sizes or change partition",
+    "job; ask for fewer nodes or change partition",
     "PartitionTimeLimit": "it can never start: its time exceeds the limit of the partition; "
     "lower time",
-    "ReqNodeNotAvail": "its nodes are down, drained or reserved; lockstep "
-    "slurm nodes lists them with the reasons",
+    "ReqNodeNotAvail": "its nodes are down, drained or reserved; before maintenance a shorter job "
+    "may still start; lockstep slurm nodes lists them with the reasons",
     "Nodes_required_for_job_are_DOWN": "its nodes are down, drained or kept "
     "for jobs with a higher priority; lockstep slurm nodes lists them with the reasons",
     "NodeDown": "its nodes are down",
-    "BadConstraints": "it can never start: no node fits; change constraint, gpu_type or mem",
+    "BadConstraints": "it can never start: no node fits; change its constraint, GPU type or memory",
     "Licenses": "no license is free",
     "Reservation": "its reservation has not begun",
     "ReservationDeleted": "it can never start: its reservation was deleted; change reservation",
@@ -324,6 +276,8 @@ REASONS = {
     "JobHeldAdmin": "an administrator holds it; ask the cluster's support",
     "launch_failed_requeued_held": "it failed to start on its nodes and is held; check them "
     "with scontrol show job {id}, then scontrol release {id}",
+    "QOSNotAllowed": "it can never start: its account or partition does not allow its QOS; "
+    "change qos",
     "QOSMaxJobsPerUserLimit": "your running jobs are at the limit of the QOS",
     "QOSMaxSubmitJobPerUserLimit": "your queued jobs are at the limit of the QOS",
     "QOSMaxWallDurationPerJobLimit": "it can never start: its time exceeds the limit of the QOS; "
@@ -333,9 +287,10 @@ REASONS = {
     "account; lower time",
     "MaxMemPerLimit": "it can never start: it asks for more memory than allowed; lower mem",
 }
-# how the other reasons of a limit begin, the longer first
+# beginning of any other reason that is a limit -> plain words; longer beginnings come first
 LIMITS = {
     "QOSGrp": "the jobs of all users of the QOS are at its limit; another qos may be free",
+    "QOSMin": "it asks for less than the minimum of its QOS; ask for more or change qos",
     "QOS": "a limit of the QOS is reached; try fewer ranks, a shorter time or another qos",
     "AssocGrp": "the account is at its limit, or its budget is spent; check with sshare, "
     "or change account",
@@ -346,18 +301,13 @@ LIMITS = {
 
 @dataclass(frozen=True)
 class State:
-    """The state of a job.
+    """The state of a job."""
 
-    Attributes:
-        name: Slurm's name of the state, or `LOST` or `unknown`.
-        reason: Why a pending job waits, or waited until it was cancelled, in Slurm's word; of
-            `LOST` and `unknown`, in plain words what is known instead.
-        by: Who cancelled it; None if Slurm did, or if that is not known.
-    """
-
-    name: str
+    name: str  # Slurm's, or `LOST` or `unknown`
+    # Slurm's word for why a pending job waits, or waited until it was cancelled; for `LOST` and
+    # `unknown` a phrase of ours.
     reason: str | None = None
-    by: str | None = None
+    by: str | None = None  # user who cancelled the job; None for Slurm, or if unknown
 
     @property
     def has_ended(self) -> bool:
@@ -377,31 +327,21 @@ class State:
             return f"{meaning} by Slurm, {why} ({self.reason})"
         if self.name != "PENDING" or not self.reason:
             return meaning
-        return f"{meaning}: {plain(self.reason)}"
+        word = self.reason.strip("()").partition(",")[0].replace(" ", "_")
+        of_limits = (text for start, text in LIMITS.items() if word.startswith(start))
+        plain = REASONS.get(word) or next(of_limits, None)
+        if plain is not None and word not in IN_LINE:
+            plain = f"{plain} ({self.reason.strip('()')})"
+        return f"{meaning}: {plain or self.reason}"
 
 
 UNKNOWN = State("unknown")
 
 
-def plain(reason: str) -> str:
-    """Return why a job waits in plain words, with Slurm's own reason in brackets."""
-    word = reason.strip("()").partition(",")[0].replace(" ", "_")
-    of_limits = (meaning for start, meaning in LIMITS.items() if word.startswith(start))
-    meaning = REASONS.get(word) or next(of_limits, None)
-    if meaning is None:
-        return reason
-    if word in IN_LINE:
-        return meaning
-    return f"{meaning} ({reason.strip('()')})"
-
-
 def ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
-    """Return what one of Slurm's commands prints.
-
-    Its environment is by default ours plus the variables that fix the answers' format.
-    """
+    """Run a command of Slurm and return its output, by default in the formats of `ENVIRONMENT`."""
     environ = environment() | ENVIRONMENT if environ is None else environ
-    if command[0] == "sacct":  # the only one that does not read SLURM_CLUSTERS
+    if command[0] == "sacct":  # the only command that does not read SLURM_CLUSTERS
         command = (command[0], *cluster_options(), *command[1:])
     try:
         ended = processes.run(command, TIMEOUT_S, environ=environ)
@@ -416,7 +356,7 @@ def ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
 
 
 def environment() -> dict[str, str]:
-    """Return our variables without those of a surrounding job and the user's own formats."""
+    """Return the environment without variables of a surrounding job or of output formats."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -424,7 +364,7 @@ def environment() -> dict[str, str]:
     }
 
 
-def on_cluster(name: str | None) -> None:
+def set_cluster(name: str | None) -> None:
     """Set the cluster for all commands of Slurm; None keeps the user's SLURM_CLUSTERS."""
     if name is not None:
         os.environ["SLURM_CLUSTERS"] = name
@@ -437,31 +377,20 @@ def cluster_options() -> list[str]:
 
 
 def require(command: str) -> None:
-    """Check that a command of Slurm is installed here.
-
-    Raises:
-        NotInstalledError: It is not on PATH.
-    """
+    """Raise NotInstalledError if a command of Slurm is not installed here."""
     if shutil.which(command) is None:
         raise NotInstalledError(command)
 
 
-@dataclass(frozen=True)
-class Taken:
-    """A job that sbatch has submitted.
+class Taken(NamedTuple):
+    """A job that sbatch has submitted."""
 
-    Attributes:
-        id: Its id; for an array the id that its elements share.
-    """
-
-    id: str
+    id: str  # for an array, the id that its elements share
     cluster: str | None = None
 
 
 def sbatch(script: Path, comment: str, *options: str) -> Taken:
-    """Submit a script and return the job.
-
-    The job is found by the comment if the answer is lost.
+    """Submit a script and return the job; if sbatch's answer is lost, find it by its comment.
 
     Raises:
         ValueError: sbatch refuses the job because of the site or campaign file.
@@ -469,13 +398,22 @@ def sbatch(script: Path, comment: str, *options: str) -> Taken:
     """
     command = ("sbatch", "--parsable", f"--comment={comment}", *options, str(script))
     try:
-        return _taken(ask(*command, environ=environment()))
+        answer = ask(*command, environ=environment())
+        # `ID` or `ID;CLUSTER`, after lines of a site's wrapper.
+        ids = re.findall(r"^([0-9]+)(?:;(.*))?$", answer, re.MULTILINE)
+        if not ids:
+            raise RuntimeError(
+                f"sbatch printed {answer.strip()[:80]!r} instead of a job id; check with squeue "
+                "--me whether the job is queued, and ask the cluster's support about sbatch "
+                "--parsable"
+            )
+        job_id, cluster = ids[-1]
+        return Taken(job_id, cluster if CLUSTER.fullmatch(cluster) else None)
     except RuntimeError as error:
         stderr = error.stderr if isinstance(error, FailedError) else ""
         if explained := explain_refusal(stderr, own_name(), ask, script):
             raise ValueError(explained) from None
-        # sbatch may lose the answer after the job has been taken; one that was refused leaves a
-        # record, too.
+        # The answer may be lost although Slurm accepted the job. A refused job is in squeue, too.
         refused = State("FAILED", "BadConstraints")
         with suppress(RuntimeError):
             for job in queue([own_name()]).values():
@@ -484,82 +422,50 @@ def sbatch(script: Path, comment: str, *options: str) -> Taken:
         raise
 
 
-def would_start(script: str) -> str | None:
-    """Return when a script would start if submitted now, as `sbatch --test-only` writes it."""
-    ended = processes.run(
-        ("sbatch", "--test-only"),
-        TIMEOUT_S,
-        environ=environment() | ENVIRONMENT,
-        text=script,
-        merge_errors=True,
-    )
+def would_start(script: str) -> int | None:
+    """Return when a script would start if submitted now, in seconds since the epoch, or None."""
+    environ = environment() | ENVIRONMENT
+    command = ("sbatch", "--test-only")
+    ended = processes.run(command, TIMEOUT_S, environ=environ, text=script, merge_errors=True)
     match = re.search(r" to start at (\S+)", ended.output)
-    return None if ended.code or match is None else match[1]
-
-
-def _taken(answer: str) -> Taken:
-    """Return the job in sbatch's answer, `ID` or `ID;CLUSTER` after lines of a site's wrapper."""
-    found = re.findall(r"^([0-9]+)(?:;(.*))?$", answer, re.MULTILINE)
-    if not found:
-        raise RuntimeError(
-            f"sbatch printed {answer.strip()[:80]!r} instead of a job id; check with squeue --me "
-            "whether the job is queued, and ask the cluster's support about sbatch --parsable"
-        )
-    job_id, cluster = found[-1]
-    return Taken(job_id, cluster if CLUSTER.fullmatch(cluster) else None)
+    return None if ended.code or match is None else instant(match[1])
 
 
 def scancel(job_ids: Iterable[str], *, only_waiting: bool = False) -> None:
-    """Cancel jobs or elements of arrays (`7_3`) in one call; optionally only pending ones."""
+    """Cancel jobs or array elements (`7_3`) in one call; with `only_waiting`, only pending ones."""
     ask("scancel", *(["--state=PENDING"] if only_waiting else []), *job_ids)
 
 
 @dataclass(frozen=True)
 class Queued:
-    """A job, or elements of an array, in squeue's answer; None for what it does not show.
+    """A job, or elements of an array, in squeue's answer; None where squeue shows no value."""
 
-    Attributes:
-        job_id: Its id as squeue spells it: `7`, `7_3`, or `7_[4-9%2]` for elements that wait.
-        state: Its state, with the reason for which it waits.
-        raw_id: The job's own SLURM_JOB_ID.
-        elements: The elements of an array; None for a single job.
-        comment: The comment given to sbatch, by which we find the job.
-        command: The path of its script, and the arguments.
-        partition: Its partition, or several separated by commas.
-        nodes: As Slurm writes them, such as `n[1-3]`.
-        limit_s: Its time limit in s; None without one.
-        submitted: When it was submitted, in seconds since the epoch.
-        starts: When it started, or when Slurm expects to start it.
-        waits_for: Its dependencies as (kind, job id), such as `("afterok", "12")`.
-        priority: Slurm's number that orders pending jobs.
-    """
-
-    job_id: str
+    job_id: str  # as squeue spells it: `7`, `7_3`, or `7_[4-9%2]` for elements that wait
     name: str
     user: str
-    state: State
-    raw_id: str
-    elements: tuple[int, ...] | None
-    comment: str
-    command: str
-    partition: str
+    state: State  # with the reason for which it waits
+    raw_id: str  # the job's own SLURM_JOB_ID
+    elements: tuple[int, ...] | None  # numbers of the array's elements
+    comment: str  # value of sbatch's --comment, which identifies the job
+    command: str  # path of the script, and its arguments
+    partition: str  # one name, or several separated by commas
     num_nodes: int | None
-    nodes: str
+    nodes: str  # as Slurm writes them, such as `n[1-3]`
     elapsed_s: float | None
     limit_s: float | None
-    submitted: int | None
-    starts: int | None
-    waits_for: tuple[tuple[str, str], ...]
-    priority: int | None
+    submitted: int | None  # in seconds since the epoch
+    starts: int | None  # when the job started, or when Slurm expects to start it
+    waits_for: tuple[tuple[str, str], ...]  # (kind, job id), such as `("afterok", "12")`
+    priority: int | None  # Slurm starts pending jobs in this order
 
     @property
     def array_id(self) -> str:
-        """Its id; for an array the id that its elements share."""
+        """The job's id; for an array, the id that its elements share."""
         return self.job_id.partition("_")[0]
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it is pending."""
+        """Whether the job is pending."""
         return self.state.name == "PENDING"
 
 
@@ -577,17 +483,18 @@ def name_of(uid: int) -> str:
 
 
 def squeue(columns: Iterable[str], *selection: str) -> list[Queued]:
-    """Return jobs with these columns of `COLUMNS`; only the last may contain a `|`."""
+    """Return jobs with these columns of `COLUMNS`; only the last column may contain a `|`."""
     names = tuple(columns)
     wanted = "|".join(COLUMNS[name] for name in names)
     listing = ask("squeue", *selection, "--noheader", f"--format={wanted}")
     rows = [line.split("|", len(names) - 1) for line in listing.splitlines() if line.strip()]
+    # The last column may be missing.
     whole = [[*row, ""] for row in rows if len(row) >= len(names) - 1]
-    return [queued(**dict(zip(names, row, strict=False))) for row in whole]
+    return [parse_row(**dict(zip(names, row, strict=False))) for row in whole]
 
 
-def queued(**texts: str) -> Queued:
-    """Return a job from squeue's text of some columns."""
+def parse_row(**texts: str) -> Queued:
+    """Return a job from squeue's texts; missing columns are empty."""
     text = dict.fromkeys(COLUMNS, "") | texts
     element = text["job_id"].partition("_")[2]
     return Queued(
@@ -605,10 +512,9 @@ def queued(**texts: str) -> Queued:
 
 
 def queue(users: Iterable[str] = ()) -> dict[str, Queued]:
-    """Return job id, as squeue spells it, -> job; some may just have ended.
+    """Return job id, as squeue spells it, -> job, including jobs that ended minutes ago.
 
-    Args:
-        users: Whose jobs; everybody's by default, which is slower.
+    Without `users` it returns the jobs of all users, which is slower.
     """
     whose = [f"--user={','.join(users)}"] if users else []
     return {job.job_id: job for job in squeue(QUEUE_COLUMNS, *whose, "--states=all")}
@@ -633,16 +539,16 @@ def count(text: str | None) -> int | None:
 
 
 def numbers(text: str) -> Iterator[int]:
-    """Yield the element numbers that Slurm writes as `3` or `[0-5,7,9-21:3%2]`.
+    """Return the element numbers that Slurm writes as `3` or `[0-5,7,9-21:3%2]`.
 
-    Elements that Slurm cut off (`...`) are left out, and at most `MAX_ELEMENTS` are given.
+    Elements that Slurm cut off (`...`) are missing; at most `MAX_ELEMENTS` are returned.
     """
-    count = 0
-    for part in text.strip("[]").partition("%")[0].split(","):
-        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?", part, re.ASCII)
-        if match:
-            first, last, step = match.groups()
-            some = range(int(first), int(last or first) + 1, max(1, int(step or 1)))
-            some = some[: MAX_ELEMENTS - count]
-            count += len(some)
-            yield from some
+    parts = text.strip("[]").partition("%")[0].split(",")
+    matches = (re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?", part, re.ASCII)
+               for part in parts)  # fmt: skip
+    ranges = (
+        range(int(match[1]), int(match[2] or match[1]) + 1, max(1, int(match[3] or 1)))
+        for match in matches
+        if match
+    )
+    return islice(chain.from_iterable(ranges), MAX_ELEMENTS)

@@ -12,8 +12,8 @@ from lockstep.slurm import client as slurm
 
 MIB_PER_GIB = 1024
 LIMITING_TIME = re.compile("([0-9]{1,9}-)?[0-9]{1,2}(:[0-9]{2}){2}")
-# Words in the state of a node that takes no jobs; a POWERED_DOWN node does: Slurm powers it up for
-# a job.
+# Words in the state of a node that takes no jobs. POWERED_DOWN is none of them: Slurm powers such
+# a node up for a job.
 GONE = {
     *("DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "FUTURE", "INVAL", "INVALID_REG"),
     *("MAINT", "MAINTENANCE", "UNKNOWN"),
@@ -22,23 +22,17 @@ GONE = {
 
 @dataclass(frozen=True)
 class Kind:
-    """The hardware of equal nodes.
+    """The hardware of equal nodes."""
 
-    Attributes:
-        num_gpus: GPUs of a node, of the type it has most of.
-        gpu_type: Their type as `Gres` names it; None where it has no name.
-        num_cpus: CPUs that jobs can have, as Slurm counts them.
-    """
-
-    num_gpus: int
-    gpu_type: str | None
-    num_cpus: int
+    num_gpus: int  # GPUs of the most frequent type in a node
+    gpu_type: str | None  # that type, as `Gres` names it
+    num_cpus: int  # CPUs that jobs can use, as Slurm counts them
     num_sockets: int
     memory_mib: int
 
     @property
     def shape(self) -> tuple[int, str | None, int]:
-        """GPUs, their type and CPUs; nodes that differ only in memory have the same shape."""
+        """Number of GPUs, their type and number of CPUs, without the memory."""
         return self.num_gpus, self.gpu_type, self.num_cpus
 
     @property
@@ -51,53 +45,38 @@ class Kind:
 
 @dataclass(frozen=True)
 class Node:
-    """A node as `scontrol show node` describes it.
-
-    Attributes:
-        state: Words, and signs of flags, such as `IDLE+CLOUD+POWERED_DOWN` or `DOWN*`.
-        reason: Why it takes no jobs, as an administrator or Slurm wrote it; empty without one.
-    """
+    """A node as `scontrol show node` describes it."""
 
     name: str
     kind: Kind
     features: frozenset[str]
     partitions: frozenset[str]
-    state: str
-    reason: str = ""
+    state: str  # with Slurm's flags, such as `IDLE+CLOUD+POWERED_DOWN` or `DOWN*`
+    reason: str = ""  # why the node takes no jobs, as an administrator or Slurm wrote it
 
     @property
     def is_here(self) -> bool:
-        """Whether it takes jobs, if necessary after powering up."""
+        """Whether the node takes jobs, if necessary after it powers up."""
         return GONE.isdisjoint(re.findall(r"\w+", self.state))
 
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition as `scontrol show partition` describes it.
-
-    Attributes:
-        is_default: Whether a job that names none comes here.
-        is_up: Whether it takes and starts jobs.
-        max_time: Its longest job, `[days-]HH:MM:SS`; None without a limit.
-        max_nodes: Nodes of its largest job; None without a limit.
-        accounts: Who may use it; None for everybody.
-        qos: The QOS that may use it; None for all.
-        own_qos: The QOS whose limits count for all of its jobs; None without.
-    """
+    """A partition as `scontrol show partition` describes it; None for no limit."""
 
     name: str
-    is_default: bool
-    is_up: bool
-    max_time: str | None
-    max_nodes: int | None
-    accounts: tuple[str, ...] | None
-    qos: tuple[str, ...] | None
+    is_default: bool  # whether jobs without --partition come here
+    is_up: bool  # whether the partition takes and starts jobs
+    max_time: str | None  # limit of one job, `[days-]HH:MM:SS`
+    max_nodes: int | None  # limit of one job
+    accounts: tuple[str, ...] | None  # accounts that may use the partition
+    qos: tuple[str, ...] | None  # QOS that may use the partition
     nodes: tuple[Node, ...]
-    own_qos: str | None = None
+    own_qos: str | None = None  # QOS whose limits apply to all jobs of the partition
 
     @property
     def kinds(self) -> list[tuple[Kind, int]]:
-        """Kinds of its nodes and how many it has of each: GPUs first, then the most nodes.
+        """Kinds of nodes and their numbers: nodes with GPUs first, then the most frequent kind.
 
         The node with the least memory represents all nodes of its shape.
         """
@@ -109,32 +88,25 @@ class Partition:
 
     @property
     def num_usable_nodes(self) -> int:
-        """Nodes that one job can have."""
+        """Most nodes that one job can have."""
         return min(len(self.nodes), self.max_nodes or len(self.nodes))
 
     @property
     def has_gpus(self) -> bool:
-        """Whether any of its nodes has a GPU."""
+        """Whether any node has a GPU."""
         return any(node.kind.num_gpus for node in self.nodes)
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster as its own commands describe it.
-
-    Attributes:
-        max_array_size: Elements of a job array, and one more.
-        keeps_accounts: Whether sacct can answer.
-        partitions: Those this user sees.
-        enforces_limits: Whether the limits of accounts and QOS count.
-    """
+    """A cluster as its own commands describe it."""
 
     name: str
     version: str | None
-    max_array_size: int | None
-    keeps_accounts: bool
-    partitions: tuple[Partition, ...]
-    enforces_limits: bool = False
+    max_array_size: int | None  # MaxArraySize; an array has at most one element fewer
+    keeps_accounts: bool  # whether sacct can answer
+    partitions: tuple[Partition, ...]  # partitions that this user sees
+    enforces_limits: bool = False  # whether Slurm enforces limits of accounts and QOS
 
     def partition(self, name: str | None) -> Partition | None:
         """Return a partition by its name, the default one for None; None if it does not exist."""
@@ -143,7 +115,7 @@ class Cluster:
 
 
 def read() -> Cluster:
-    """Ask Slurm what it is."""
+    """Return the cluster of this machine from `scontrol show`."""
     return parse(
         slurm.ask("scontrol", "show", "config"),
         slurm.ask("scontrol", "show", "partition"),
@@ -155,27 +127,25 @@ def parse(config: str, partitions: str, nodes: str) -> Cluster:
     """Read a cluster from the three texts of `scontrol show`."""
     pairs = (line.partition(" = ") for line in config.splitlines() if " = " in line)
     settings = {name.strip(): value.strip() for name, _, value in pairs}
-    described = []
-    for record in records(nodes, "NodeName"):
-        features = record.get("AvailableFeatures") or record.get("Features")
-        described.append(
-            Node(
-                name=record["NodeName"],
-                kind=kind(record),
-                features=frozenset(_listed(features) or ()),
-                partitions=frozenset(_listed(record.get("Partitions")) or ()),
-                state=record.get("State", ""),
-                reason=record.get("Reason", ""),
-            )
+    described = [
+        Node(
+            name=record["NodeName"],
+            kind=kind(record),
+            features=frozenset(_split_list(record.get("AvailableFeatures")) or ()),
+            partitions=frozenset(_split_list(record.get("Partitions")) or ()),
+            state=record.get("State", ""),
+            reason=record.get("Reason", ""),
         )
+        for record in records(nodes, "NodeName")
+    ]
     return Cluster(
         name=settings.get("ClusterName", "cluster"),
         version=settings.get("SLURM_VERSION"),
         max_array_size=slurm.count(settings.get("MaxArraySize", "")),
-        # It reads accounting_storage/none, or (null) since 23.02, where accounting is off.
+        # Without accounting it is accounting_storage/none or, since 23.02, (null).
         keeps_accounts=settings.get("AccountingStorageType", "").endswith("slurmdbd"),
         partitions=tuple(_partition(r, described) for r in records(partitions, "PartitionName")),
-        # It reads associations,limits,qos; "safe" brings "limits" with it (slurm.conf(5)).
+        # Such as associations,limits,qos; "safe" implies "limits" (slurm.conf(5)).
         enforces_limits="limits" in settings.get("AccountingStorageEnforce", ""),
     )
 
@@ -183,32 +153,31 @@ def parse(config: str, partitions: str, nodes: str) -> Cluster:
 def records(text: str, first: str) -> list[dict[str, str]]:
     """Return a text's `Key=Value` records, on a line each or on several; `first` begins one.
 
-    A word without = belongs to the value before it. The first of two equal keys counts: what comes
-    last is an administrator's comment. A line that begins with what an administrator wrote holds
-    nothing else, whatever looks like a key in it.
+    A word without = belongs to the value before it. Of two equal keys the first counts, because
+    the second is part of an administrator's comment, whose line holds no other key.
     """
-    found = []
+    rows = []
     for part in re.split(rf"^(?={first}=)", text, flags=re.MULTILINE):
         pairs: list[list[str]] = []
         for line in part.splitlines() if part.startswith(f"{first}=") else ():
-            is_written = re.match(r"\s+(Reason|Comment|Extra)=", line)
-            for word in [line.strip()] if is_written else line.split():
+            is_comment = re.match(r"\s+(Reason|Comment|Extra)=", line)
+            for word in [line.strip()] if is_comment else line.split():
                 if re.match(r"[A-Za-z][\w/:]*=", word):
                     pairs.append(word.split("=", 1))
                 elif pairs:
                     pairs[-1][1] += f" {word}"
         if pairs:
-            found.append({name: value.strip() for name, value in reversed(pairs)})
-    return found
+            rows.append({name: value.strip() for name, value in reversed(pairs)})
+    return rows
 
 
 def kind(record: Mapping[str, str]) -> Kind:
-    """Return what a record of a node says that it has."""
+    """Return the hardware in a node's record."""
     gpu_type, of_type = parse_gres(record.get("Gres", ""))
     return Kind(
         num_gpus=of_type,
         gpu_type=gpu_type,
-        # CPUEfctv, since 22.05, leaves out the CPUs that are kept from jobs.
+        # CPUEfctv, since 22.05, leaves out the CPUs that are reserved for the system.
         num_cpus=slurm.count(record.get("CPUEfctv")) or slurm.count(record.get("CPUTot")) or 1,
         num_sockets=slurm.count(record.get("Sockets")) or 1,
         memory_mib=slurm.count(record.get("RealMemory")) or 0,
@@ -225,7 +194,7 @@ def parse_gres(text: str) -> tuple[str | None, int]:
 
 
 def num_gpus(text: str) -> int:
-    """Return how many GPUs there are in a node's generic resources, of all types."""
+    """Return the number of GPUs of all types in a node's generic resources."""
     return sum(number for _, number in _gpus_by_type(text))
 
 
@@ -241,25 +210,21 @@ def _gpus_by_type(text: str) -> list[tuple[str | None, int]]:
 
 
 def _partition(record: Mapping[str, str], nodes: Iterable[Node]) -> Partition:
-    name = record["PartitionName"]
-    limit = record.get("MaxTime", "")
-    members = tuple(node for node in nodes if name in node.partitions)
+    name, limit = record["PartitionName"], record.get("MaxTime", "")
     return Partition(
         name=name,
         is_default=record.get("Default") == "YES",
         is_up=record.get("State", "UP") == "UP",
         max_time=limit if LIMITING_TIME.fullmatch(limit) else None,
         max_nodes=slurm.count(record.get("MaxNodes")),
-        accounts=_listed(record.get("AllowAccounts")),
-        qos=_listed(record.get("AllowQos")),
-        nodes=members,
-        own_qos=next(iter(_listed(record.get("QoS")) or ()), None),
+        accounts=_split_list(record.get("AllowAccounts")),
+        qos=_split_list(record.get("AllowQos")),
+        nodes=tuple(node for node in nodes if name in node.partitions),
+        own_qos=next(iter(_split_list(record.get("QoS")) or ()), None),
     )
 
 
-def _listed(text: str | None) -> tuple[str, ...] | None:
-    """Return a list's items; None where it says all, none or nothing."""
-    if text in (None, "", "ALL", "(null)", "N/A"):
-        return None
-    assert text is not None
-    return tuple(item for item in text.split(",") if item)
+def _split_list(text: str | None) -> tuple[str, ...] | None:
+    """Return the items of a list; None for `ALL`, `(null)`, `N/A` and an empty text."""
+    is_all = text is None or text in ("", "ALL", "(null)", "N/A")
+    return None if is_all or text is None else tuple(filter(None, text.split(",")))

@@ -1,15 +1,13 @@
-"""A site: what a centre's Slurm needs to know, read from a TOML file.
+"""A site file: a TOML file about a centre's Slurm, its nodes and the image.
 
-`make docs` publishes its JSON Schema.
-
-What the values of a site file may be: text that a shell, sbatch and Apptainer read as meant.
+Every value is checked, because it ends in a shell script, an option of sbatch or of Apptainer.
 """
 
 import difflib
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -27,11 +25,12 @@ from pydantic import (
 from lockstep import content
 from lockstep.campaign.campaign import Duration
 from lockstep.core import inputs
+from lockstep.core.formats import parse_limit
 from lockstep.core.processes import INTERFACE_NAMES
 from lockstep.report.tracker.tracked import Tracker
 
-# Of sbatch's options those that change nothing of what Lockstep itself asks for: said twice, the
-# last one would win unseen.
+# Options of sbatch that a site file may add. Lockstep writes all others itself, and sbatch
+# silently uses the last one of two equal options.
 EXTRA_OPTIONS = (
     *("acctg-freq", "begin", "contiguous", "core-spec", "cores-per-socket", "cpu-freq", "exclude"),
     *("exclusive", "gpu-freq", "gres-flags", "hint", "licenses", "mail-type", "mail-user"),
@@ -39,19 +38,30 @@ EXTRA_OPTIONS = (
     *("sockets-per-node", "spread-job", "switches", "thread-spec", "threads-per-core", "tmp"),
     *("use-min-nodes", "wckey"),
 )
-# Variables of the script itself, of Slurm, and those that bash does not let be set.
+# Variables that the job script or Slurm sets, and variables that bash does not allow to be set.
 OWN_VARIABLES = re.compile(
     "(SLURM|LOCKSTEP|MASTER|APPTAINERENV|BASH)_.*|U?ID|E?UID|PPID|BASHOPTS|SHELLOPTS|PYTHONPATH|"
     "agent|began|by_srun|cache|cache_hits|cache_misses|chosen|driver|failed|floor|had|hand_on|"
     "handed_on|handing|here|hosts|id|image|in_image|inside|job_name|jobs|keeper|launches|leave|"
-    "log|lost|measured|meets|mend|name|needs|num_nodes|num_ranks|on_nodes|options|patience|"
-    "profiler|results|running|scratch|sent|shape|srun_options|stage_image|stage_in|stage_in_s|"
-    "stage_in_script|start|stay|stop|stopping|suite|tests|tool|unfinished|_"
+    "log|lost|measured|meets|mend|name|ncu_options|needs|num_nodes|num_ranks|on_nodes|options|"
+    "patience|profiler|results|running|scratch|sent|shape|srun_options|stage_image|stage_in|"
+    "stage_in_s|stage_in_script|start|stay|stop|stopping|suite|tests|tool|unfinished|_"
 )
 
 
 # Prefix of a placeholder of `lockstep init`; commands that write or submit jobs refuse it.
 FILL_IN = "FILL IN: "
+
+
+def fullmatch(pattern: str, reason: str) -> AfterValidator:
+    """Return a check that raises ValueError unless a whole text matches a regular expression."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(reason)
+        return text
+
+    return AfterValidator(check)
 
 
 def _printable(text: str) -> str:
@@ -60,73 +70,45 @@ def _printable(text: str) -> str:
     return text
 
 
-def _shell_lines(text: str) -> str:
-    if "\r" in text or "\0" in text:
-        raise ValueError("it contains a carriage return or NUL; save it with Unix line ends")
-    return text
-
-
-def _directive_value(text: str) -> str:
-    if not re.fullmatch(r"[\w.,:+@&|*()\[\]/=-]+", text):
-        raise ValueError("a value for sbatch may contain only letters, digits and .,:+@&|*()[]/=_-")
-    return text
-
-
 def absolute(text: str) -> str:
-    """Return a path that is absolute or a placeholder.
-
-    Raises:
-        ValueError: It is neither.
-    """
-    if text.startswith(FILL_IN):
-        return text
-    if "://" in text:
+    """Return a path that is absolute or a placeholder; raise ValueError for any other."""
+    if "://" in text and not text.startswith(FILL_IN):
         raise ValueError("not a file; first build the image, for example with lockstep image build")
-    if not text.startswith("/"):
+    if not text.startswith(("/", FILL_IN)):
         raise ValueError(
             "not an absolute path; begin it with /, because jobs start in another folder"
         )
     return text
 
 
+def _place(text: str) -> str:
+    if set(",:") & set(text) and not text.startswith(FILL_IN):
+        raise ValueError(
+            "it contains a comma or colon, which separate the parts of binds in Apptainer; use "
+            "another path"
+        )
+    return absolute(text)
+
+
 def _scratch(text: str) -> str:
     if not text.startswith("$"):
-        return _without_colon(_bindable(absolute(text)))
-    if not re.fullmatch(r"\$[A-Za-z_][A-Za-z0-9_]*(/[^:,]*)?", text, re.ASCII):
+        return _place(text)
+    if not re.fullmatch(r"\$[A-Za-z_][A-Za-z0-9_]*(/[^:,]*)?", text):
         raise ValueError(
             "not a folder or variable of a job; write for example $TMPDIR or $TMPDIR/mine"
         )
     return text
 
 
-def _option(text: str) -> str:
-    if not re.match(r"--?[A-Za-z]", text):
-        raise ValueError("not an option; write --name or --name=value")
-    return text
-
-
-def _bindable(text: str) -> str:
-    if "," in text:
-        raise ValueError(
-            "it contains a comma, which separates binds in Apptainer; list each bind separately"
-        )
-    return text
-
-
-def _without_colon(text: str) -> str:
-    if ":" in text and not text.startswith(FILL_IN):
-        raise ValueError(
-            "it contains a colon, which separates parts of a bind in Apptainer; use another path"
-        )
-    return text
-
-
 def _variable(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text, re.ASCII):
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text):
         raise ValueError("not the name of a variable; use letters, digits and _")
     if OWN_VARIABLES.fullmatch(text):
         raise ValueError("the job script or Slurm sets this variable; leave it out")
     return text
+
+
+DIRECTIVE_VALUE = r"[\w.,:+@&|*()\[\]/=-]+"
 
 
 def _extra(text: str) -> str:
@@ -140,43 +122,52 @@ def _extra(text: str) -> str:
             f"Lockstep does not allow this option here; {hint}; the key directives takes any "
             "option without a check"
         )
-    if match[2]:
-        _directive_value(match[2])
+    if match[2] and not re.fullmatch(DIRECTIVE_VALUE, match[2]):
+        raise ValueError(NOT_A_VALUE)
     return text
 
 
+NOT_A_VALUE = "a value for sbatch may contain only letters, digits and .,:+@&|*()[]/=_-"
 Line = Annotated[str, Field(min_length=1), AfterValidator(_printable)]
-Word = Annotated[Line, AfterValidator(_directive_value)]
+Word = Annotated[Line, fullmatch(DIRECTIVE_VALUE, NOT_A_VALUE)]
 AbsolutePath = Annotated[Line, AfterValidator(absolute)]
-Bind = Annotated[AbsolutePath, AfterValidator(_bindable)]
+Bind = Annotated[
+    AbsolutePath,
+    fullmatch("[^,]*", "it contains a comma, which separates binds; list each bind separately"),
+]
 Extra = Annotated[Line, AfterValidator(_extra)]
 Scratch = Annotated[Line, AfterValidator(_scratch)]
-Option = Annotated[Line, AfterValidator(_option)]
-Place = Annotated[Bind, AfterValidator(_without_colon)]
+Option = Annotated[Line, fullmatch("--?[A-Za-z].*", "not an option; write --name or --name=value")]
+Place = Annotated[Line, AfterValidator(_place)]
 Variable = Annotated[str, AfterValidator(_variable)]
-ShellLines = Annotated[str, AfterValidator(_shell_lines)]
+ShellLines = Annotated[
+    str,
+    fullmatch(r"[^\r\0]*", "it contains a carriage return or NUL; save it with Unix line ends"),
+]
+GpuType = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
+Gpus = Annotated[StrictInt, Field(ge=0, le=1024)]
+Memory = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]*[KMGT]?)$")]
 Count = Annotated[StrictInt, Field(ge=1, le=100_000)]
 Cost = Annotated[StrictFloat, Field(ge=0, le=inputs.MAX_RATE, allow_inf_nan=False)]
 
 
-DEBUG_COMM = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "ALL"}
+class Table(BaseModel):
+    """A table of a site file; the string below a key describes the key."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
-class Container(BaseModel):
+class Container(Table):
     """The image that the ranks run in."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    runtime: Literal["apptainer", "singularity", "podman-hpc", "pyxis"] = Field(
-        default="apptainer",
-        description="what runs the image; the scripts of podman-hpc and pyxis were not run there",
-    )
-    image: Line = Field(
-        description="image on storage that all nodes see: a file of Apptainer, or a squashfs file "
-        "of Pyxis; the name of an image of Podman-HPC"
-    )
-    binds: tuple[Bind, ...] = Field(default=(), description="further binds, /from[:/to[:ro]]")
-    args: tuple[Line, ...] = Field(default=(), description="further options of the runtime")
+    runtime: Literal["apptainer", "singularity", "podman-hpc", "pyxis"] = "apptainer"
+    """what runs the image; scripts for podman-hpc and pyxis were never run on a cluster"""
+    image: Line
+    """SIF file (or squashfs file for Pyxis, name for Podman-HPC) on storage that all nodes see"""
+    binds: tuple[Bind, ...] = ()
+    """further binds, /from[:/to[:ro]]"""
+    args: tuple[Line, ...] = ()
+    """further options of the runtime"""
 
     @field_validator("image")
     @classmethod
@@ -188,130 +179,153 @@ class Container(BaseModel):
         return image
 
 
-class Partition(BaseModel):
-    """The limits of a partition."""
+class Partition(Table):
+    """A partition: its limits, and keys that replace those of the site in its jobs."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    time: Duration | None = None
+    """time limit of a job in this partition"""
+    max_nodes: Count | None = None
+    """most nodes of one job in this partition"""
+    account: Word | None = None
+    """project that pays"""
+    constraint: Word | None = None
+    """features of its nodes"""
+    gpus_per_node: Gpus | None = None
+    """GPUs of one of its nodes; 0 measures on CPUs"""
+    gpu_type: GpuType | None = None
+    """type of its GPUs"""
+    cpus_per_node: Count | None = None
+    """CPUs of one of its nodes"""
+    mem: Memory | None = None
+    """memory of one of its nodes for a job"""
 
-    time: Duration | None = Field(default=None, description="longest job it takes")
-    max_nodes: Count | None = Field(default=None, description="nodes of its largest job")
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Keys of the site that this partition replaces, with their values."""
+        limits = {"time", "max_nodes"}
+        changes = self.model_dump(exclude_none=True, exclude=limits)
+        # The site's types of GPU exclude these keys, and are those of its other partitions.
+        if self.constraint or self.gpu_type or self.gpus_per_node == 0:
+            changes["gpu_types"] = ()
+        return changes | ({"gpu_type": None} if self.gpus_per_node == 0 else {})
 
 
-class Site(BaseModel):
+class Site(Table):
     """The keys of a site file."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     schema_version: inputs.SchemaVersion
-    name: Line = Field(description="the centre or machine")
-    partition: Word | None = Field(default=None, description="partition of all jobs")
-    cluster: Annotated[Word, Field(pattern=r"^[^,]+$")] | None = Field(
-        default=None, description="cluster of all jobs, where Slurm has several (sbatch --clusters)"
-    )
-    collect_partition: Word | None = Field(
-        default=None, description="partition, without GPUs, of the job that collects and reports"
-    )
-    partitions: dict[Word, Partition] = Field(
-        default={}, description="limits of partitions, each of which --partition can choose"
-    )
-    account: Word | None = Field(default=None, description="project that pays")
-    qos: Word | None = Field(default=None, description="quality of service")
-    constraint: Word | None = Field(default=None, description="features of the nodes")
-    reservation: Word | None = Field(default=None, description="reservation to run in")
-    gpus_per_node: Annotated[StrictInt, Field(ge=0, le=1024)] = Field(
-        description="GPUs of one node; 0 measures on CPUs"
-    )
-    gpu_type: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] | None = Field(
-        default=None, description="type of GPU where the partition has several, such as a100"
-    )
-    gpu_types: tuple[Annotated[Word, Field(pattern=r"^[A-Za-z0-9_.-]+$")], ...] = Field(
-        default=(),
-        description="types of GPU, as features of the nodes name them, any of which a job takes, "
-        "all of its nodes the same; in the place of gpu_type and constraint",
-    )
-    gpu_request: Literal["gpus-per-node", "gres"] = Field(
-        default="gpus-per-node",
-        description="option that asks for GPUs; gres writes --gres=gpu:TYPE:N",
-    )
-    gpu_runtime: Literal["cuda", "rocm"] = Field(
-        default="cuda", description="what the GPUs need in an image"
-    )
-    cpus_per_node: Count = Field(description="CPUs of one node, as Slurm counts them")
-    mem: Annotated[str, Field(pattern=r"^(0|[1-9][0-9]*[KMGT]?)$")] | None = Field(
-        default=None, description="memory of a node for a job, such as 480G; 0 is all of it"
-    )
-    time: Duration = Field(description="limit of one job, [days-]HH:MM:SS")
-    max_ranks_per_node: Count | None = Field(
-        default=None, description="ranks of one node; its GPUs, or its CPUs, by default"
-    )
-    container: Container | None = Field(default=None, description="image of the ranks")
-    modules: tuple[Line, ...] = Field(
-        default=(), description="load these modules, beside an image or in its place"
-    )
-    venv: AbsolutePath | None = Field(
-        default=None, description="enter this environment, in the place of an image"
-    )
-    suite: Place | None = Field(
-        default=None, description="checkout of Lockstep; the image's own by default"
-    )
-    scratch: Scratch | None = Field(
-        default=None,
-        description="folder on every node, or a variable of the job such as $TMPDIR, in which it "
-        "keeps its data files until it ends; beside the results by default",
-    )
-    stage_in: tuple[AbsolutePath, ...] = Field(
-        default=(), description="files and folders that a job copies among its data files"
-    )
-    stage_image: StrictBool = Field(
-        default=False, description="copy the image to every node's scratch before a job measures"
-    )
-    stage_cache: Scratch | None = Field(
-        default=None,
-        description="folder on every node that outlives jobs: what a job stages stays in it for "
-        "those to come, until they have not asked for it for 30 days",
-    )
-    interface: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.=^,:-]+$")] | None = Field(
-        default=None, description="network interface of the ranks, such as ib0"
-    )
-    env: dict[Variable, Line] = Field(default={}, description="variables of every rank, NCCL's say")
-    extra_directives: tuple[Extra, ...] = Field(default=(), description="options of sbatch")
-    directives: tuple[Option, ...] = Field(
-        default=(), description="further options of sbatch, on your own responsibility"
-    )
-    launcher: Literal["srun", "torchrun"] = Field(
-        default="srun",
-        description="what starts ranks: srun, a task for each; or torchrun in one task a node, "
-        "whose ranks share the node's CPUs",
-    )
-    cpu_bind: Line = Field(default="cores", description="srun --cpu-bind of the ranks")
-    mpi: Word = Field(default="none", description="srun --mpi of the ranks")
-    srun_options: tuple[Option, ...] = Field(
-        default=(), description="further options of srun, on your own responsibility"
-    )
-    shell_before: ShellLines = Field(default="", description="shell lines before the first launch")
-    shell_after: ShellLines = Field(
-        default="", description="shell lines at the end of a job, also of one that fails"
-    )
-    template: AbsolutePath | None = Field(
-        default=None, description='Jinja file that extends "base.sh.j2" and replaces its blocks'
-    )
-    max_array_size: Annotated[StrictInt, Field(ge=2, le=4_000_001)] = Field(
-        default=1001, description="MaxArraySize of `scontrol show config`"
-    )
-    tracker: Tracker | None = Field(default=None, description="where runs are tracked")
-    cost_per_node_hour: Cost | None = Field(default=None, description="what a node costs")
-    cost_per_gpu_hour: Cost | None = Field(default=None, description="or what a GPU costs")
-    currency: Line | None = Field(default=None, description="of that cost, such as EUR")
+    name: Line
+    """the centre or machine"""
+    partition: Word | None = None
+    """partition of all jobs"""
+    cluster: Annotated[Word, Field(pattern=r"^[^,]+$")] | None = None
+    """cluster of all jobs, where Slurm has several (sbatch --clusters)"""
+    collect_partition: Word | None = None
+    """partition without GPUs for the job that collects and reports"""
+    partitions: dict[Word, Partition] = {}
+    """partitions that --partition can choose, with their limits and what differs in them"""
+    account: Word | None = None
+    """project that pays for the jobs"""
+    qos: Word | None = None
+    """quality of service"""
+    constraint: Word | None = None
+    """features that the nodes must have"""
+    reservation: Word | None = None
+    """reservation to run in"""
+    gpus_per_node: Gpus
+    """GPUs of one node; 0 measures on CPUs"""
+    gpu_type: GpuType | None = None
+    """type of GPU where the partition has several, such as a100"""
+    gpu_types: tuple[GpuType, ...] = ()
+    """node features that name types of GPU; all nodes of one job have the same feature"""
+    gpu_request: Literal["gpus-per-node", "gres"] = "gpus-per-node"
+    """option that asks for GPUs; gres writes --gres=gpu:TYPE:N"""
+    gpu_runtime: Literal["cuda", "rocm"] = "cuda"
+    """driver libraries that the runtime adds to the image"""
+    cpus_per_node: Count
+    """CPUs of one node, as Slurm counts them"""
+    mem: Memory | None = None
+    """memory of a node for a job, such as 480G; 0 is all of it"""
+    time: Duration
+    """limit of one job, [days-]HH:MM:SS"""
+    max_ranks_per_node: Count | None = None
+    """most ranks on a node; by default its number of GPUs, or of CPUs without GPUs"""
+    container: Container | None = None
+    """image of the ranks"""
+    modules: tuple[Line, ...] = ()
+    """modules to load, with an image or instead of one"""
+    venv: AbsolutePath | None = None
+    """Python environment to use instead of an image"""
+    suite: Place | None = None
+    """checkout of Lockstep; by default the copy in the image"""
+    scratch: Scratch | None = None
+    """folder or variable, such as $TMPDIR, for a job's data files; by default the results folder"""
+    stage_in: tuple[AbsolutePath, ...] = ()
+    """files and folders that a job copies to scratch before it measures"""
+    stage_image: StrictBool = False
+    """copy the image to every node's scratch before a job measures"""
+    stage_cache: Scratch | None = None
+    """folder on every node for staged files; they are deleted 30 days after their last use"""
+    interface: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.=^,:-]+$")] | None = None
+    """network interface of the ranks, such as ib0"""
+    env: dict[Variable, Line] = {}
+    """variables of every rank, such as NCCL's"""
+    extra_directives: tuple[Extra, ...] = ()
+    """options of sbatch"""
+    directives: tuple[Option, ...] = ()
+    """further options of sbatch, which Lockstep does not check"""
+    launcher: Literal["srun", "torchrun"] = "srun"
+    """what starts ranks: srun, one task per rank; or torchrun, whose ranks share a node's CPUs"""
+    cpu_bind: Line = "cores"
+    """--cpu-bind of the ranks' srun"""
+    mpi: Word = "none"
+    """--mpi of the ranks' srun"""
+    srun_options: tuple[Option, ...] = ()
+    """further options of srun, which Lockstep does not check"""
+    shell_before: ShellLines = ""
+    """shell lines before the first launch"""
+    shell_after: ShellLines = ""
+    """shell lines at the end of a job, even if the job fails"""
+    template: AbsolutePath | None = None
+    """Jinja file that extends "base.sh.j2" and replaces its blocks"""
+    max_array_size: Annotated[StrictInt, Field(ge=2, le=4_000_001)] = 1001
+    """MaxArraySize of `scontrol show config`"""
+    tracker: Tracker | None = None
+    """where runs are tracked"""
+    cost_per_node_hour: Cost | None = None
+    """price of a node-hour"""
+    cost_per_gpu_hour: Cost | None = None
+    """price of a GPU-hour, instead of a node-hour"""
+    currency: Line | None = None
+    """currency of the price, such as EUR"""
+
+    _whole: "Site | None" = None  # None if the partition has no keys of its own
+
+    @property
+    def whole(self) -> "Site":
+        """The site without the keys of its partition."""
+        return self._whole or self
 
     @property
     def to_fill_in(self) -> tuple[str, ...]:
         """Keys that still have the placeholder of `lockstep init`."""
-        return tuple(_to_fill_in(self))
+        return tuple(_placeholders(self))
 
     @property
     def limits(self) -> Partition:
-        """Limits of the partition that jobs go to, as far as they are known."""
+        """The known limits of the jobs' partition."""
         return self.partitions.get(str(self.partition), Partition())
+
+    @property
+    def limit_s(self) -> int | None:
+        """Time of the partition's longest job, in seconds; None if it is not known."""
+        return parse_limit(self.limits.time) if self.limits.time else None
+
+    @property
+    def time_s(self) -> int:
+        """Time limit of a job in seconds: `time`, but at most the partition's limit."""
+        time_s = parse_limit(self.time)
+        return min(time_s, self.limit_s or time_s)
 
     @property
     def is_exclusive(self) -> bool:
@@ -320,103 +334,92 @@ class Site(BaseModel):
 
     @property
     def features(self) -> str | None:
-        """The value of sbatch's --constraint; in brackets, all nodes of a job have the same one."""
+        """The value of sbatch's --constraint; `[a|b]` means the same feature on all nodes."""
         return f"[{'|'.join(self.gpu_types)}]" if self.gpu_types else self.constraint
 
-    def in_partition(self, name: str) -> Self:
-        """Return the site with its jobs in another partition.
-
-        Raises:
-            ValueError: The site does not know the partition.
-        """
+    def choose_partition(self, name: str) -> Self:
+        """Return the site with its jobs in another partition; raise ValueError if unknown."""
         known = sorted({*self.partitions, *filter(None, [self.partition])})
         if name not in known:
             raise ValueError(
                 f"site {self.name} has no partition {name!r}; choose from "
                 f"{', '.join(known) or 'none'}, or add [partitions.{name}] to its file"
             )
-        return self.model_copy(update={"partition": name})
+        whole = self.model_copy(update={"partition": name})
+        changes = self.partitions.get(name, Partition()).changes
+        if not changes:
+            return whole
+        site = whole.model_copy(update=changes)
+        site._whole = whole  # noqa: SLF001, of the same class
+        site.check_keys()
+        return site
 
-    def for_collecting(self) -> Self:
-        """Return the site of the job that collects, perhaps in a partition of its own."""
+    def collecting_site(self) -> "Site":
+        """Return the site of the collecting job, in `collect_partition` if that is set."""
         if self.collect_partition is None:
             return self
+        # Keys of the partition that measures do not hold in another one.
         shared = tuple(o for o in self.extra_directives if o != "--exclusive")
         elsewhere = {"constraint": None, "gpu_types": (), "reservation": None, "mem": None}
         changes = {"partition": self.collect_partition, "extra_directives": shared, **elsewhere}
-        return self.model_copy(update=changes)
-
-    def with_debug_output(self) -> Self:
-        """Return the site with NCCL's full debug output."""
-        return self.model_copy(update={"env": self.env | DEBUG_COMM})
+        changes |= self.partitions.get(self.collect_partition, Partition()).changes
+        return self.whole.model_copy(update=changes)
 
     def rank_environment(self) -> dict[str, str]:
         """Return the variables that every rank gets."""
-        named = {name: self.interface for name in INTERFACE_NAMES if self.interface}
-        return named | self.env
+        return {name: self.interface for name in INTERFACE_NAMES if self.interface} | self.env
 
     @model_validator(mode="after")
-    def _one_way(self) -> Self:
-        if self.container is None and not (self.modules or self.venv):
-            raise ValueError("neither container nor modules or venv is set; set one of them")
-        if self.container is not None and self.venv:
-            raise ValueError("container and venv exclude each other; keep one")
-        if self.container and self.container.runtime == "podman-hpc" and self.gpu_runtime == "rocm":
-            raise ValueError("podman-hpc does not support GPUs with rocm; choose another runtime")
-        if self.container is None and self.suite is None:
-            raise ValueError(
-                "modules and venv need the key 'suite'; set it to a checkout of Lockstep"
-            )
-        if self.gpu_type and not self.gpus_per_node:
-            raise ValueError("gpu_type is set, but gpus_per_node is 0; change one of them")
-        if self.gpu_types and (self.gpu_type or self.constraint):
-            raise ValueError("gpu_types excludes gpu_type and constraint; keep one of them")
+    def _keys_fit(self) -> Self:
+        self.check_keys()
         return self
 
-    @model_validator(mode="after")
-    def _staged_to_somewhere(self) -> Self:
-        if (self.stage_in or self.stage_image) and self.scratch is None:
-            raise ValueError("key 'scratch' is missing, where stage_in and stage_image copy to")
-        if self.stage_image and self.container is None:
-            raise ValueError("stage_image is set, but there is no [container]; leave it out")
+    def check_keys(self) -> None:
+        """Raise ValueError for keys that exclude or need each other."""
         runtime = self.container.runtime if self.container else ""
-        if runtime == "podman-hpc" and self.stage_image:
-            raise ValueError(
-                "stage_image needs an image file, which podman-hpc does not have; leave it out"
-            )
-        variables = [one for one in (self.scratch, self.stage_cache) if (one or "").startswith("$")]
-        if variables and runtime in ("podman-hpc", "pyxis"):
-            raise ValueError(
-                f"{runtime} cannot expand {variables[0]}; write the path of the folder"
-            )
-        if self.stage_cache and not (self.stage_in or self.stage_image):
-            raise ValueError(
-                "stage_cache is set, but nothing is staged; set stage_in, or leave it out"
-            )
+        folders = [folder or "" for folder in (self.scratch, self.stage_cache)]
+        variable = next((folder for folder in folders if folder.startswith("$")), "")
         names = [Path(path).name for path in self.stage_in]
-        doubled = [name for name in names if names.count(name) > 1]
-        if doubled:
-            raise ValueError(f"stage_in has two entries named {doubled[0]!r}; rename one of them")
-        return self
-
-    @model_validator(mode="after")
-    def _one_price(self) -> Self:
+        doubled = next((name for name in names if names.count(name) > 1), None)
         prices = [self.cost_per_node_hour, self.cost_per_gpu_hour]
-        if None not in prices:
-            raise ValueError(
-                "cost_per_node_hour and cost_per_gpu_hour exclude each other; keep one"
-            )
-        if (prices == [None, None]) != (self.currency is None):
-            raise ValueError(
-                "a cost needs a currency and a currency needs a cost; give both, or neither"
-            )
-        return self
+        is_native, is_staged = self.container is None, bool(self.stage_in or self.stage_image)
+        refusals = (
+            (is_native and not (self.modules or self.venv),
+             "neither container nor modules or venv is set; set one of them"),
+            (self.venv and not is_native, "container and venv exclude each other; keep one"),
+            (runtime == "podman-hpc" and self.gpu_runtime == "rocm",
+             "podman-hpc does not support GPUs with rocm; choose another runtime"),
+            (is_native and self.suite is None,
+             "modules and venv need the key 'suite'; set it to a checkout of Lockstep"),
+            (self.gpu_type and not self.gpus_per_node,
+             "gpu_type is set, but gpus_per_node is 0; change one of them"),
+            (self.gpu_types and (self.gpu_type or self.constraint),
+             "gpu_types excludes gpu_type and constraint; keep one of them"),
+            (is_staged and self.scratch is None,
+             "stage_in and stage_image copy to scratch, but the key 'scratch' is missing; set it"),
+            (self.stage_image and is_native,
+             "stage_image is set, but there is no [container]; leave it out"),
+            (self.stage_image and runtime == "podman-hpc",
+             "stage_image needs an image file, which podman-hpc does not have; leave it out"),
+            (variable and runtime in ("podman-hpc", "pyxis"),
+             f"{runtime} cannot expand {variable}; write the path of the folder"),
+            (self.stage_cache and not is_staged,
+             "stage_cache is set, but nothing is staged; set stage_in, or leave it out"),
+            (doubled, f"stage_in has two entries named {doubled!r}; rename one of them"),
+            (None not in prices,
+             "cost_per_node_hour and cost_per_gpu_hour exclude each other; keep one"),
+            ((prices == [None, None]) != (self.currency is None),
+             "a cost needs a currency and a currency needs a cost; give both, or neither"),
+        )  # fmt: skip
+        for is_refused, reason in refusals:
+            if is_refused:
+                raise ValueError(reason)
 
 
-def _to_fill_in(table: BaseModel, before: str = "") -> Iterator[str]:
+def _placeholders(table: BaseModel, before: str = "") -> Iterator[str]:
     for name, value in table:
         if isinstance(value, BaseModel):
-            yield from _to_fill_in(value, f"{name}.")
+            yield from _placeholders(value, f"{name}.")
         elif FILL_IN in str(value):
             yield f"{before}{name}"
 
@@ -427,17 +430,17 @@ def built_in() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
-def load(source: str, *, is_draft: bool = False) -> Site:
-    """Read a site by its path or its built-in name.
-
-    A draft may still have keys to fill in.
+def load(source: str, partition: str | None = None, *, is_draft: bool = False) -> Site:
+    """Read a site by its path or built-in name, for a partition; None is that of its file.
 
     Raises:
-        ValueError: The file cannot be read, or has a key or value that is not allowed.
+        ValueError: The file cannot be read, has a key or value that is not allowed, or has keys
+            to fill in and is not a draft; or the site has no such partition.
     """
     site = inputs.load(source, Site, built_in())
     if site.to_fill_in and not is_draft:
         raise ValueError(
             f"{source}: not filled in yet: {', '.join(site.to_fill_in)}; replace FILL IN"
         )
-    return site
+    chosen = partition or site.partition
+    return site.choose_partition(chosen) if chosen else site

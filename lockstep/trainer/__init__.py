@@ -1,1 +1,1 @@
-"""The trainer: whole epochs, for `lockstep run train`, and the check that DDP learns, `verify`."""
+"""Training of whole epochs for `lockstep run train`, and its check `verify`."""

@@ -1,17 +1,18 @@
 """The configuration of a training run, and the arithmetic of its batches, epochs and rates.
 
-Needs no torch: the command checks a run here before it starts any rank.
+This needs no torch: the command checks a run here before it starts any rank.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from lockstep.core.sizes import case_digest, local_batch_of
+from lockstep.core.sizes import case_digest, local_batch_of, num_moments
 
 STEP_DECAY = 0.1
-# What a run must share with the one it resumes, or its loss would be another's.
+# Options that must equal those of a resumed run, since its loss would differ otherwise.
 TRAJECTORY = (
     "workload", "data", "global_batch", "lr", "lr_scale", "base_batch", "momentum", "weight_decay",
     "scheduler", "precision", "accumulation", "seed", "augment", "num_synthetic", "optimizer",
@@ -23,43 +24,39 @@ TRAJECTORY = (
 class TrainConfig:
     """One training run; all but the two folders and the seed are factors of the study `train`.
 
-    What a field is, is what the help of `lockstep run train` says of it.
+    The texts are the help of `lockstep run train`.
     """
 
     workload: Annotated[str, "Model, as in `resnet18` or `mlp:width=64`."]
-    data: Annotated[str, "digits, synthetic, mnist or cifar10."]
+    data: Annotated[str, "digits, synthetic, mnist, cifar10 or tiny_cifar10."]
     num_synthetic: Annotated[int, "Synthetic items."] = 1024
-    epochs: Annotated[int, "How often the training set is gone through."] = 1
+    epochs: Annotated[int, "Passes over the training set."] = 1
     global_batch: Annotated[int | None, "Samples per update over all ranks."] = None
     local_batch: Annotated[int | None, "Samples per update and rank."] = None
     optimizer: str = "sgd"
     lr: Annotated[float, "Learning rate at --base-batch."] = 0.01
     lr_scale: Annotated[str, "How the rate follows the global batch."] = "none"
-    base_batch: Annotated[int, "Global batch --lr is for."] = 256
-    momentum: Annotated[float, "Of SGD."] = 0.9
+    base_batch: Annotated[int, "Global batch for which --lr holds."] = 256
+    momentum: Annotated[float, "Momentum of SGD."] = 0.9
     weight_decay: Annotated[float, "L2 penalty; decoupled from the gradient in AdamW."] = 0.0
-    scheduler: Annotated[str, "How the rate falls over the epochs."] = "none"
-    warmup_epochs: Annotated[int, "Epochs over which the rate first rises."] = 0
+    scheduler: Annotated[str, "How the learning rate falls over the epochs."] = "none"
+    warmup_epochs: Annotated[int, "Epochs over which the learning rate rises first."] = 0
     precision: str = "fp32"
     accumulation: Annotated[int, "Micro-batches per update."] = 1
     bucket_cap_mb: Annotated[float | None, "DDP's bucket size in MiB."] = None
     num_workers: Annotated[int, "Loader processes per rank."] = 0
-    seed: Annotated[int, "Of parameters, order and augmentation."] = 0
+    seed: Annotated[int, "Seed of parameters, order and augmentation."] = 0
     augment: Annotated[bool, "Crop and mirror training images at random."] = False
     max_steps: Annotated[
-        int | None, "Stop after so many updates; resumable where an epoch ends."
+        int | None, "Stop after this many updates; only whole epochs can be resumed."
     ] = None
     checkpoint_every: Annotated[int | None, "Keep the parameters of every N-th epoch, too."] = None
-    target_accuracy: Annotated[float | None, "Note when the validation reaches this."] = None
-    data_root: Annotated[str, "Where downloads go."] = "data"
+    target_accuracy: Annotated[float | None, "Record when validation reaches this."] = None
+    data_root: Annotated[str, "Folder of downloaded data."] = "data"
     folder: str = "results"
 
     def __post_init__(self) -> None:
-        """Refuse values that do not go together; `core.factors` says which each may have.
-
-        Raises:
-            ValueError: Both batches are given, or none; or no epoch follows the warm-up.
-        """
+        """Refuse contradictory values; `core.factors` checks each value by itself."""
         if (self.global_batch is None) == (self.local_batch is None):
             raise ValueError("give either the global batch or the local batch, not both or none")
         if 0 < self.epochs <= self.warmup_epochs:
@@ -70,13 +67,13 @@ class TrainConfig:
 
     @property
     def num_moments(self) -> int:
-        """Values that the optimizer keeps of each parameter."""
-        return int(self.momentum > 0) if self.optimizer == "sgd" else 2
+        """Values that the optimizer keeps for each parameter."""
+        return num_moments(self.optimizer, self.momentum)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """How many samples one update takes; `scaling` says which of the two stays fixed."""
+    """Samples of one update; `scaling` says which of the two numbers stays fixed."""
 
     local_batch: int
     global_batch: int
@@ -87,8 +84,7 @@ class Batch:
         """Return the batch of a run at a world size.
 
         Raises:
-            ValueError: The global batch does not divide over the ranks, or the local batch over
-                the micro-batches.
+            ValueError: The batch does not divide over the ranks or the micro-batches.
         """
         if config.global_batch is None:
             local, scaling = int(config.local_batch or 0), "fixed-epochs"
@@ -103,7 +99,7 @@ class Batch:
 
 
 def epoch_steps(num_samples: int, world_size: int, local_batch: int) -> int:
-    """Return the updates of an epoch in which the last, incomplete batch is dropped.
+    """Return the updates of an epoch without the last, incomplete batch.
 
     Raises:
         ValueError: The data set does not fill one global batch.
@@ -127,9 +123,9 @@ def scaled_lr(lr: float, rule: str, global_batch: int, base_batch: int) -> float
 
 
 def rate_factor(config: TrainConfig, epoch: int, step: int, num_steps: int) -> float:
-    """Return what the learning rate is multiplied by at an update (both counted from 0).
+    """Return the factor of the learning rate at an update (both counted from 0).
 
-    Over the warm-up it rises by the same amount each update (Goyal et al., arXiv:1706.02677, 2.2);
+    During warm-up it rises by the same amount each update (Goyal et al., arXiv:1706.02677, 2.2);
     the schedule spans the epochs after that.
     """
     warmup = config.warmup_epochs
@@ -139,7 +135,7 @@ def rate_factor(config: TrainConfig, epoch: int, step: int, num_steps: int) -> f
 
 
 def lr_factor(scheduler: str, epoch: int, epochs: int) -> float:
-    """Return what the learning rate is multiplied by in an epoch (counted from 0).
+    """Return the factor of the learning rate in an epoch (counted from 0).
 
     cosine falls to zero after the last epoch; step falls tenfold after each third of the epochs;
     multistep after a half and after three quarters.
@@ -151,10 +147,35 @@ def lr_factor(scheduler: str, epoch: int, epochs: int) -> float:
 
 
 def validation_indices(num_samples: int, rank: int, world_size: int) -> range:
-    """Return the samples a rank validates on: every sample once over all ranks, without padding."""
+    """Return a rank's validation samples; each sample is of one rank, without padding."""
     return range(rank, num_samples, world_size)
 
 
 def case_folder(case: str) -> Path:
-    """Return where a case trains, below the folder of its launch."""
+    """Return the folder of a case's training, below the folder of its launch."""
     return Path("train") / case_digest(case)
+
+
+def refuse_changed(where: Path, config: TrainConfig, before: Mapping[str, Any], **now: Any) -> None:
+    """Refuse to resume a run with options that change its loss or its times.
+
+    Args:
+        where: The run's checkpoint or folder.
+        config: The new options.
+        before: The options and facts with which it was trained.
+        now: Facts that must be equal, too, such as the world size.
+
+    Raises:
+        ValueError: An option or a fact differs.
+    """
+    # In a longer run the schedule would lower the learning rate more slowly.
+    scheduled = () if config.scheduler == "none" else ("epochs",)
+    now = {name: getattr(config, name) for name in (*TRAJECTORY, *scheduled)} | now
+    # Options that an older checkpoint lacks had their defaults; such facts count as equal.
+    before = now | {field.name: field.default for field in fields(TrainConfig)} | dict(before)
+    for name, value in now.items():
+        if before[name] != value:
+            raise ValueError(
+                f"{where} was trained with {name}={before[name]}, not {value}; "
+                "resume with the same options, or choose another --name"
+            )

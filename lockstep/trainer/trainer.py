@@ -1,12 +1,10 @@
-"""The trainer: whole epochs of data-parallel training whose result can be trusted.
+"""The trainer: whole epochs of data-parallel training, resumable after each.
 
-Rank 0 writes into a folder all ranks see: `steps.jsonl` (a line per update), and parameters:
-`checkpoint.pt` of the last epoch, `best.pt` of the best, and those that were asked for.
+Rank 0 writes into a folder that all ranks see: `steps.jsonl` (a line per update), and parameters:
+`checkpoint.pt` of the last epoch, `best.pt` of the best, and those of every N-th epoch on request.
 
 Runs with the same seed give equal losses on a CPU. On a GPU cuDNN may choose algorithms that
-differ in the last digits; `torch.use_deterministic_algorithms` would forbid them, at their speed.
-
-As a case an epoch is a round, and a half-trained case goes on where it was.
+differ in the last digits; `torch.use_deterministic_algorithms` would forbid them and be slower.
 """
 
 import contextlib
@@ -18,10 +16,9 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from functools import partial
-from itertools import accumulate, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -42,13 +39,14 @@ from lockstep.core.record import (
     Data,
     Epoch,
     Training,
+    time_to,
 )
 from lockstep.core.sizes import case_id
 from lockstep.machine import memory, nvidia, provenance
 from lockstep.measure.harness import Harness
 from lockstep.measure.loading import data
 from lockstep.measure.loading.data import loader_settings
-from lockstep.measure.step.precision import unsupported
+from lockstep.measure.step.precision import why_unsupported
 from lockstep.measure.step.step_cases import facts_of, precision_flags, skip_unless_supported
 from lockstep.measure.step.train_step import (
     SETTLED_STEPS,
@@ -57,14 +55,15 @@ from lockstep.measure.step.train_step import (
     buckets,
     parameter_checksum,
 )
+from lockstep.measure.step.variants import Marks
 from lockstep.ranks import process_group as world
 from lockstep.trainer.plan import (
-    TRAJECTORY,
     Batch,
     TrainConfig,
     case_folder,
     epoch_steps,
     rate_factor,
+    refuse_changed,
     scaled_lr,
     validation_indices,
 )
@@ -74,10 +73,10 @@ T = TypeVar("T")
 LAST = "checkpoint.pt"
 BEST = "best.pt"
 STEPS = "steps.jsonl"
-# Fields that a record has of what was asked for, by the same name.
-AS_ASKED = ("data", "epochs", "optimizer", "warmup_epochs", "weight_decay", "accumulation",
+# Options that the record repeats under the same name.
+RECORDED_OPTIONS = ("data", "epochs", "optimizer", "warmup_epochs", "weight_decay", "accumulation",
     "augment", "seed", "target_accuracy")  # fmt: skip
-# Fields of `StepConfig` that a run has, by the same name.
+# Options that `StepConfig` has under the same name.
 OF_STEP = ("precision", "bucket_cap_mb", "accumulation", "optimizer", "momentum", "weight_decay")
 
 
@@ -90,22 +89,19 @@ class Score:
 
     Attributes:
         correct: Right predictions since the last reset.
-        judged: Predictions since the last reset; 0 where targets are not classes.
-
-    Raises:
-        ValueError: The workload has no loss.
+        judged: Predictions since the last reset; 0 if targets are not classes.
     """
 
     def __init__(self, workload: workloads.Workload) -> None:
         if workload.loss is None:
             raise ValueError(
-                f"workload {workload.name} has a step and no loss, which training runs need"
+                f"workload {workload.name} has a step but no loss; a training run needs a loss"
             )
         self._loss = workload.loss
         self.reset()
 
     def reset(self) -> None:
-        """Count from zero again."""
+        """Set both counts to zero."""
         self.correct: torch.Tensor | int = 0
         self.judged = 0
 
@@ -118,10 +114,10 @@ class Score:
 
 
 def seed_everything(seed: int, epoch: int = 0, rank: int = 0) -> int:
-    """Seed python, numpy and torch for an epoch of a rank (epoch 0: the model); return the seed."""
+    """Seed Python, numpy and torch for an epoch of a rank (0 for the model); return the seed."""
     mixed = int(np.random.SeedSequence([seed, epoch, rank]).generate_state(1)[0])
     random.seed(mixed)
-    np.random.seed(mixed)  # noqa: NPY002 - what a user's own workload may draw from
+    np.random.seed(mixed)  # noqa: NPY002 - a user's own workload may draw from it
     torch.manual_seed(mixed)
     return mixed
 
@@ -146,20 +142,20 @@ class Trainer:
 
     Args:
         config: What to train.
-        joined: The process group this rank is in.
-        on_epoch: Called on every rank with each epoch that is safe on disk.
+        joined: The process group of this rank.
+        on_epoch: Called on every rank with each epoch that was saved.
 
     Attributes:
         rows: The epochs so far.
         rank_s: Seconds of each epoch's updates on each rank, shape (num_epochs, num_ranks).
-        step_losses: Of all updates, the mean of all ranks.
-        checksums: Of the parameters on each rank, once the training has ended.
-        in_force: Buckets and settings of DDP and of the loader, as a result holds them.
+        step_losses: Mean loss over all ranks of every update.
+        checksums: Checksum of the parameters of each rank, after the training.
+        in_force: Buckets and settings of DDP and of the loader, as results record them.
 
     Raises:
-        ValueError: The configuration cannot be trained, or the folder holds a run of other options,
+        ValueError: The configuration cannot be trained, the folder holds a run of other options,
             or one that stopped within an epoch.
-        RuntimeError: The hardware lacks the precision, or the data is not to be had.
+        RuntimeError: The hardware lacks the precision, or the data is not available.
     """
 
     def __init__(
@@ -171,7 +167,7 @@ class Trainer:
         self.world = joined
         self.device = joined.device
         self.batch = Batch.of(config, joined.world_size)
-        state = read_checkpoint(config, self.batch, joined)
+        state = self._read_checkpoint()
         seed_everything(config.seed)
         self.workload = workloads.make(config.workload)
         _check_memory(config, self.workload, self.batch.local_batch, joined)
@@ -181,19 +177,21 @@ class Trainer:
         # Updates of an epoch.
         self.num_steps = epoch_steps(num_samples, joined.world_size, self.batch.local_batch)
         self.lr = scaled_lr(config.lr, config.lr_scale, self.batch.global_batch, config.base_batch)
-        # In a mixed cluster the device of another rank may be older.
-        lacks = unsupported(config.precision, joined.device) or ""
+        # The device of another rank may be older.
+        lacks = why_unsupported(config.precision, joined.device) or ""
         if reason := next(filter(None, joined.control.exchange_all("precision", lacks)), None):
             raise RuntimeError(reason)
         self.score = Score(self.workload)
-        seed_everything(config.seed)  # the model is alike on all ranks
+        seed_everything(config.seed)  # the model is equal on all ranks
         settings = {name: getattr(config, name) for name in OF_STEP}
-        # How it is trained is the run's to say, how it is wrapped the workload's own.
+        # The run's optimizer, schedule and step replace those of the workload.
         own = replace(self.workload, optimizer=None, scheduler=None, step=None)
         model = self.workload.build().to(self.device)
         self.step = TrainStep(
             model, self.score, StepConfig(**settings, lr=self.lr), self.device, own
         )
+        if self.device.type == "cpu":  # on a GPU DDP would wait for the device to read its clock
+            self.step.ddp._set_ddp_runtime_logging_sample_rate(1)  # noqa: SLF001, no public name
         # Samples of one update, over all ranks.
         self.samples_per_step = self.batch.global_batch * self.workload.samples_per_item
         self.rows: list[Epoch] = []
@@ -215,7 +213,9 @@ class Trainer:
         first = len(self.rows)
         if self.world.rank == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._cut_steps()
+            path = self.folder / STEPS
+            if path.exists() and path.stat().st_size > self._step_bytes:
+                os.truncate(path, self._step_bytes)  # remove updates of an unfinished epoch
         for epoch in range(first, self.config.epochs):
             if self._remaining_steps() == 0:
                 break
@@ -240,46 +240,65 @@ class Trainer:
     def _epoch(self, epoch: int, is_warmup: bool) -> Epoch:
         memory.reset_peak(self.device)
         num_steps = min(self.num_steps, self._remaining_steps())
-        work = partial(self._train_epoch, epoch, num_steps)
-        (losses, train_accuracy), rank_s = self._timed(work)
+        marks, sent_before = Marks(self.device), self._communication()
+        (losses, train_accuracy), rank_s = self._timed(
+            lambda: self._train_epoch(epoch, num_steps, marks)
+        )
+        phases = self._phases(marks, num_steps, sent_before)
         (val_loss, val_accuracy), val_s = self._timed(self._validate)
         self.step_losses += losses
         in_force = buckets(self.step.ddp) | {
             LOADER_SETTINGS: loader_settings(self._loader(self.splits.train))
         }
         if len(self.step_losses) - self._num_restored < SETTLED_STEPS:
-            del in_force["bucket_bytes"]  # DDP has yet to settle on them
+            del in_force["bucket_bytes"]  # DDP has not yet rebuilt its buckets
         self.in_force |= in_force
         self.rank_s.append(rank_s)
         train_s = max(rank_s)
         return Epoch(
-            epoch=epoch + 1,
-            steps=num_steps,
-            time_s=train_s,
+            epoch=epoch + 1, steps=num_steps, time_s=train_s,
             samples_per_s=num_steps * self.samples_per_step / train_s,
-            lr=self.rate(epoch, num_steps - 1),
-            loss=sum(losses) / len(losses),
-            validation_loss=val_loss,
-            accuracy=val_accuracy,
-            train_accuracy=train_accuracy,
-            validation_s=max(val_s),
-            peak_memory_bytes=self._largest(memory.peak(self.device).used_bytes),
-            is_warmup=is_warmup,
+            lr=self.rate(epoch, num_steps - 1), loss=sum(losses) / len(losses),
+            validation_loss=val_loss, accuracy=val_accuracy, train_accuracy=train_accuracy,
+            validation_s=max(val_s), is_warmup=is_warmup,
+            peak_memory_bytes=self._largest(memory.peak(self.device).used_bytes), **phases,
             ended=datetime.now(UTC).isoformat(timespec="seconds"),
-        )
+        )  # fmt: skip
+
+    def _phases(
+        self, marks: Marks, num_steps: int, sent_before: tuple[int, float]
+    ) -> dict[str, float]:
+        """Return the seconds of an epoch's phases, means over ranks, by field of `Epoch`."""
+        means = {name: own[0] for name, own in marks.turn_seconds(1).items()}
+        own = [num_steps * means[name] for name in ("data", "forward", "backward")]
+        names = ["data_s", "forward_s", "backward_s"]
+        now = self._communication()
+        steps, seconds = now[0] - sent_before[0], now[1] - sent_before[1]
+        if steps:  # the last step of an epoch is counted at the next one's first
+            names.append("communication_s")
+            own.append(seconds / steps * num_steps)
+        totals = self._sums(*own)
+        return {
+            name: total / self.world.world_size for name, total in zip(names, totals, strict=True)
+        }
+
+    def _communication(self) -> tuple[int, float]:
+        """Return the steps that DDP has timed, and the seconds that their all-reduces took."""
+        if self.device.type != "cpu":
+            return 0, 0.0
+        facts = self.step.ddp._get_ddp_logging_data()  # noqa: SLF001, as above
+        steps = int(facts.get("iteration", 0))
+        return steps, steps * facts.get("avg_backward_comm_time", 0) / 1e9
 
     def _save(self) -> None:
-        """Write what the last epoch came to: rank 0 only.
-
-        The checkpoint comes last, for it makes the epoch count.
-        """
+        """Write the last epoch's files, on rank 0; the checkpoint comes last."""
         start, row = time.perf_counter(), self.rows[-1]
         model = self.step.ddp.module.state_dict()
         weights = {"model": model, "epoch": row.epoch, "accuracy": row.accuracy}
-        # The best accuracy; without accuracies, the lowest loss.
+        # The highest accuracy is best; without accuracies, the lowest loss.
         *before, last = [
-            (-math.inf if each.accuracy is None else each.accuracy, -each.validation_loss)
-            for each in self.rows
+            (-math.inf if epoch.accuracy is None else epoch.accuracy, -epoch.validation_loss)
+            for epoch in self.rows
         ]
         if not before or last > max(before):
             self._write(BEST, weights)
@@ -294,7 +313,7 @@ class Trainer:
             "rank_s": self.rank_s,
             "step_losses": self.step_losses,
             "in_force": self.in_force,
-            "trajectory": trajectory(self.config, self.batch, self.world),
+            "trajectory": vars(self.config) | self._trajectory_facts(),
             "step_bytes": self._append_steps(),
         }
         self._write(LAST, state)
@@ -306,7 +325,7 @@ class Trainer:
         write_atomically(self.folder / name, buffer.getvalue())
 
     def _append_steps(self) -> int:
-        """Add a line for each update of the last epoch, and return how long the file is then."""
+        """Append a line for each update of the last epoch; return the new size in bytes."""
         row = self.rows[-1]
         first = len(self.step_losses) - row.steps
         with (self.folder / STEPS).open("a", encoding="utf-8") as file:
@@ -317,11 +336,20 @@ class Trainer:
             file.flush()
             return os.fstat(file.fileno()).st_size
 
-    def _cut_steps(self) -> None:
-        """Cut off the updates that the checkpoint does not hold, of an epoch that did not end."""
-        path = self.folder / STEPS
-        if path.exists() and path.stat().st_size > self._step_bytes:
-            os.truncate(path, self._step_bytes)
+    def _trajectory_facts(self) -> dict[str, Any]:
+        """Return the facts, beside options, that must equal those of a resumed run."""
+        return {
+            "global_batch": self.batch.global_batch, "world_size": self.world.world_size,
+            "num_nodes": self.world.num_nodes, "device_type": self.device.type,
+        }  # fmt: skip
+
+    def _read_checkpoint(self) -> dict[str, Any] | None:
+        path = self.folder / LAST
+        if not path.exists():
+            return None
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        refuse_changed(path, self.config, state["trajectory"], **self._trajectory_facts())
+        return state
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         self.step.ddp.module.load_state_dict(state["model"])
@@ -335,12 +363,12 @@ class Trainer:
         if self._remaining_steps() and done % self.num_steps:
             raise ValueError(
                 f"{self.folder} stopped after {done} updates, within an epoch of "
-                f"{self.num_steps}, and only whole epochs can be gone on from; choose another "
+                f"{self.num_steps}, and only whole epochs can be resumed; choose another "
                 f"--name, or --max-steps {done} to keep it as it is"
             )
 
     def _timed(self, work: Callable[[], T]) -> tuple[T, list[float]]:
-        """Return what the work returns, and each rank's seconds for it."""
+        """Return the result of the work, and each rank's seconds for it."""
         distributed.barrier()
         start = time.perf_counter()
         result = work()
@@ -353,8 +381,10 @@ class Trainer:
         distributed.all_reduce(of_ranks)
         return result, of_ranks.tolist()
 
-    def _train_epoch(self, epoch: int, num_steps: int) -> tuple[list[float], float | None]:
-        """Take the epoch's steps; return each step's loss over all ranks, and the accuracy."""
+    def _train_epoch(
+        self, epoch: int, num_steps: int, marks: Marks
+    ) -> tuple[list[float], float | None]:
+        """Run the epoch's steps; return each step's mean loss over all ranks, and the accuracy."""
         self.step.ddp.train()
         self.score.reset()
         config, place = self.config, self.world
@@ -365,10 +395,15 @@ class Trainer:
             self.splits.train, sampler=sampler, drop_last=True, generator=generator
         )
         losses_here = []
-        for step, batch in enumerate(islice(loader, num_steps)):
+        self.step.on_phase = marks.end
+        batches = chain(loader)  # starts the workers with the first batch
+        for step in range(num_steps):
             for group in self.step.optimizer.param_groups:
                 group["lr"] = self.rate(epoch, step)
-            losses_here.append(self.step.run(*self._to_device(batch)).detach())
+            marks.begin()
+            batch = self._to_device(next(batches))
+            marks.end("data")
+            losses_here.append(self.step.run(*batch).detach())
         own = torch.stack(losses_here).double()
         losses = own.clone()
         distributed.all_reduce(losses)
@@ -379,11 +414,7 @@ class Trainer:
         return (losses / self.world.world_size).tolist(), accuracy
 
     def _refuse_divergence(self, epoch: int, own: torch.Tensor) -> NoReturn:
-        """End a run whose losses, of shape (num_steps,) on each rank, are not all finite.
-
-        Raises:
-            DivergedError: Always; it names the ranks whose loss was the first.
-        """
+        """Raise DivergedError; losses (num_steps,) of a rank are not all finite."""
         bad = (~own.isfinite()).nonzero().flatten().tolist()
         first = {"step": bad[0] if bad else None, "loss": f"{own[bad[0]]:g}" if bad else ""}
         ends = self.world.control.exchange_all("diverged", first | {"host": hostname()})
@@ -401,12 +432,9 @@ class Trainer:
 
     def _loader(self, dataset: Any, **options: Any) -> DataLoader[Any]:
         return DataLoader(
-            dataset,
-            batch_size=self.batch.local_batch,
-            num_workers=self.config.num_workers,
-            pin_memory=self.world.device.type == "cuda",
-            **options,
-        )
+            dataset, batch_size=self.batch.local_batch, num_workers=self.config.num_workers,
+            pin_memory=self.world.device.type == "cuda", **options,
+        )  # fmt: skip
 
     def _to_device(self, batch: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         inputs, targets = (part.to(self.world.device, non_blocking=True) for part in batch)
@@ -414,13 +442,9 @@ class Trainer:
 
     @torch.no_grad()
     def _validate(self) -> tuple[float, float | None]:
-        """Return loss and accuracy over the whole validation set, each item counted once.
-
-        Raises:
-            DivergedError: The loss is not finite.
-        """
+        """Return loss and accuracy over the whole validation set, each item counted once."""
         model = self.step.ddp.module.eval()
-        # Running statistics differ between ranks after a step; every rank judges rank 0's model.
+        # Running statistics differ between ranks after a step; every rank validates rank 0's model.
         for buffer in model.buffers():
             distributed.broadcast(buffer, 0)
         num_items = len(self.splits.validation)  # type: ignore[arg-type]
@@ -432,7 +456,7 @@ class Trainer:
             with self.step.autocast():
                 loss += self.score(model(inputs), targets).double() * len(inputs)
         total, correct, judged = self._sums(loss, self.score.correct, self.score.judged)
-        if not math.isfinite(total):  # on all ranks alike
+        if not math.isfinite(total):  # equal on all ranks
             raise DivergedError(f"the validation loss is {total:g}; lower --lr")
         return total / num_items, correct / judged if judged else None
 
@@ -444,24 +468,20 @@ class Trainer:
         return [float(total) for total in totals.tolist()]
 
     def _largest(self, value: int | None) -> int | None:
-        """Return the largest value of all ranks, None if no rank knows its own."""
+        """Return the largest value of all ranks; None if no rank has one."""
         own = torch.tensor(value or 0, device=self.world.device)
         distributed.all_reduce(own, distributed.ReduceOp.MAX)
         return int(own.item()) or None
 
     def record(self, base: Path) -> Training:
-        """Return the run as results hold it, its files named from a folder above them.
-
-        Its lr is that after warm-up, scaled to the global batch; samples are of all ranks, counted
-        once.
-        """
+        """Return the run's record, with paths of its files relative to `base`."""
         config, place = self.config, (self.world.rank, self.world.local_rank, self.device)
         accuracies = [row.accuracy for row in self.rows if row.accuracy is not None]
         names = [str(path.relative_to(base)) for path in sorted(self.folder.glob("*.pt"))]
         files = {Path(name).name: name for name in names}
         last, best = files.pop(LAST, None), files.pop(BEST, None)
         return Training(
-            **{name: getattr(config, name) for name in AS_ASKED},
+            **{name: getattr(config, name) for name in RECORDED_OPTIONS},
             samples_per_epoch=self.num_steps * self.samples_per_step,
             lr=self.lr,
             schedule=config.scheduler,
@@ -474,61 +494,10 @@ class Trainer:
         )
 
 
-def time_to(target: float | None, rows: Sequence[Epoch]) -> float | None:
-    """Return the seconds of training to the end of the first epoch that reached an accuracy.
-
-    Returns:
-        None where no target was given, or no epoch reached it.
-    """
-    if target is None:
-        return None
-    ends_s = accumulate(row.time_s for row in rows)
-    ends = zip(rows, ends_s, strict=True)
-    return next((end for row, end in ends if (row.accuracy or 0.0) >= target), None)
-
-
-def trajectory(config: TrainConfig, batch: Batch, joined: world.World) -> dict[str, Any]:
-    """Return what a run must share with the one it resumes, for its loss and times to be alike."""
-    facts = {name: getattr(config, name) for name in TRAJECTORY}
-    # A rate that falls with the share of epochs done would not be the same in a longer run.
-    epochs = None if config.scheduler == "none" else config.epochs
-    return facts | {
-        "global_batch": batch.global_batch,
-        "epochs": epochs,
-        "world_size": joined.world_size,
-        "num_nodes": joined.num_nodes,
-        "device_type": joined.device.type,
-    }
-
-
-def read_checkpoint(
-    config: TrainConfig, batch: Batch, joined: world.World
-) -> dict[str, Any] | None:
-    """Return the checkpoint to go on from; None for a run from the start.
-
-    Raises:
-        ValueError: The run that is there had other options.
-    """
-    path = Path(config.folder) / LAST
-    if not path.exists():
-        return None
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    usual = {field.name: field.default for field in fields(TrainConfig)}  # of newer options
-    known = usual | state["trajectory"]
-    for name, wanted in trajectory(config, batch, joined).items():
-        value = known.get(name, wanted)
-        if wanted != value:
-            raise ValueError(
-                f"{path} was trained with {name}={value}, not {wanted}; "
-                "resume with the same options, or choose another --name"
-            )
-    return state
-
-
 def _check_memory(
     config: TrainConfig, workload: workloads.Workload, local_batch: int, joined: world.World
 ) -> None:
-    """Refuse a model, a batch or synthetic data that a rank's device or host cannot hold."""
+    """Refuse a model, a batch or synthetic data that does not fit a rank's device or host."""
     on_device = {
         f"the model {config.workload}": model_bytes(workload, config.num_moments),
         f"a batch of {local_batch}": batch_bytes(workload, local_batch),
@@ -554,23 +523,19 @@ def _refuse_beyond(device: torch.device, needed: Mapping[str, int], joined: worl
 
 @contextlib.contextmanager
 def _advising(device: torch.device, pieces: int, local_batch: int) -> Iterator[None]:
-    """Say what helps where a device has no room for an update."""
+    """Add advice to an out-of-memory error."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         raise RuntimeError(
             f"{device} has no room for {local_batch // pieces} samples at once; "
-            f"accumulate over {2 * pieces} micro-batches, which leaves the batch of "
-            f"{local_batch} a rank as it is, or choose a smaller batch"
+            f"accumulate over {2 * pieces} micro-batches, which keeps the batch of "
+            f"{local_batch} per rank, or choose a smaller batch"
         ) from error
 
 
 def check_equal_parameters(checksums: Sequence[str]) -> None:
-    """Refuse a run whose ranks drifted apart.
-
-    Raises:
-        RuntimeError: The checksums of the ranks' parameters differ.
-    """
+    """Refuse a run whose ranks ended with different parameters."""
     odd = [rank for rank, checksum in enumerate(checksums) if checksum != checksums[0]]
     if odd:
         raise RankError(
@@ -581,25 +546,25 @@ def check_equal_parameters(checksums: Sequence[str]) -> None:
 
 
 def train(harness: Harness, *, seed: int | None = None, **options: Any) -> None:
-    """Train a model on the ranks of this launch, and keep how that went.
+    """Train a model on the ranks of this launch, and record each epoch as a round.
 
-    Its files lie beside the launch's journal. A case that was begun before goes on after the last
-    epoch that was saved, and ends as it would have without a break. The time that a case may take
-    counts anew with each epoch.
+    The run's files lie beside the launch's journal. An interrupted case continues after the last
+    epoch saved, and ends as it would have without the interruption. The time limit of a case starts
+    anew with each epoch.
 
     Args:
         harness: The case's view of the launch.
-        seed: Of parameters, order and augmentation; the launch's by default.
-        options: Of `TrainConfig`: workload, data, either global_batch or local_batch, and others.
+        seed: Seed of parameters, order and augmentation; by default the launch's.
+        options: Fields of `TrainConfig`: workload, data, either global_batch or local_batch, ...
 
     Raises:
-        ValueError: That cannot be trained at this world size.
-        RuntimeError: The loss is not finite, a device has no room, the data is not to be had, or
+        ValueError: The options cannot be trained at this world size.
+        RuntimeError: The loss is not finite, a device has no room, the data is not available, or
             the ranks end with unequal parameters.
     """
     skip_unless_supported(harness, options.get("precision", "fp32"))
     with contextlib.ExitStack() as stack:
-        if harness.case.folder is None:  # nothing is kept
+        if harness.case.folder is None:  # this launch keeps no files
             temporary = tempfile.TemporaryDirectory(prefix="lockstep-train-")
             base = Path(stack.enter_context(temporary))
         else:
@@ -617,11 +582,11 @@ def train(harness: Harness, *, seed: int | None = None, **options: Any) -> None:
                 harness.case.go_on({"kind": "epoch", "row": asdict(row)})
 
         trainer = Trainer(config, harness.world, note)
-        with harness.watched() as watch:
+        with harness.sample_machine() as watch:
             with watch:
                 trainer.train()
             harness.case.slowdowns.update(nvidia.slowdowns(harness.device))
-        # The first epoch of each process warms up, and is no round where there are others.
+        # The first epoch of each process warms up; it is a round only if there is no other.
         numbers = range(len(trainer.rows))
         counted = [number for number in numbers if not trainer.rows[number].is_warmup] or numbers
         optimizer = type(trainer.step.optimizer).__name__

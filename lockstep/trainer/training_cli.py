@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -19,55 +19,48 @@ import click
 
 from lockstep import content, workloads
 from lockstep.campaign import launcher
-from lockstep.campaign.campaign import Campaign, Launch, with_threads
+from lockstep.campaign.campaign import Campaign, Launch, set_threads
 from lockstep.campaign.folder import Outcome
 from lockstep.campaign.ladder import Ladder, only_driver
-from lockstep.campaign.run_cli import within_local_gpus
+from lockstep.campaign.run_cli import fit_local_gpus
 from lockstep.core import factors, journal, studies
 from lockstep.core.formats import counted, listed
 from lockstep.core.processes import die_with_parent
 from lockstep.core.record import KEY, Epoch
 from lockstep.core.sizes import LR_SCALES, MAX_COUNT, OPTIMIZERS, PRECISIONS, SCHEDULERS, case_id
-from lockstep.measure.loading import download
+from lockstep.measure.loading import download, sample
 from lockstep.measure.loading.download import SOURCES
 from lockstep.ranks.placement import is_launched, placement, refuse_apart
 from lockstep.ranks.process_group import usable_cores
-from lockstep.report.tracker.live import Silent, following
-from lockstep.trainer.plan import TRAJECTORY, Batch, TrainConfig, case_folder
+from lockstep.report.tracker.live import live_sender
+from lockstep.trainer.plan import Batch, TrainConfig, case_folder, refuse_changed
 
 STUDY = "train"
-# What is no factor of the study: the seed is the campaign's, the folders are the launch's.
+# Fields that are not factors of the study: the campaign has the seed, the launch the folders.
 NO_FACTORS = ("seed", "data_root", "folder")
 DEFAULTS = {field.name: field.default for field in fields(TrainConfig)}
 MEGA, MOST_SIZES = 1e6, 12
-# An error of a rank -> the exit code of `lockstep run train`; any other is the machine's failure.
+# An error of a rank -> the exit code of `lockstep run train`; any other error gives 3.
 EXIT_CODES = {"ValueError": 2, "NoRoomError": 2, "DivergedError": 1}
-# Errors whose message names the ranks at fault, or is about all of them.
+# Errors whose message already names the ranks.
 AGREED = ("ValueError", "NoRoomError", "DivergedError", "RankError", "OtherRankError")
-# Equal everywhere but in the number of ranks. 120 divides over 1 to 6, 8, 10 and 12 of them, and
-# the 1,440 training digits into whole batches.
+# The run of `lockstep run verify` at every world size. The batch of 120 divides over 1 to 6, 8, 10
+# and 12 ranks, and divides the 1,440 training digits.
 VERIFY: dict[str, Any] = {
-    "workload": "mlp:width=64,depth=2",
-    "data": "digits",
-    "global_batch": 120,
-    "epochs": 12,
-    "lr": 0.1,
-    "scheduler": "cosine",
-}
-# Few steps, for a model of the user's own may be large.
+    "workload": "mlp:width=64,depth=2", "data": "digits", "global_batch": 120, "epochs": 12,
+    "lr": 0.1, "scheduler": "cosine",
+}  # fmt: skip
+# Changes for a user's own model: few steps, since it may be large.
 OWN = {"data": "synthetic", "num_synthetic": 480, "epochs": 2, "lr": 0.01}
-
-
 SHIPPED = {
     "digits": "ships: 1,797 handwritten digits of 8 x 8",
     "synthetic": "made by the workload itself, of any size",
+    sample.NAME: "made by lockstep run data make: 100 images in the files of CIFAR-10",
 }
 KNOWN = {
     "mnist": "70,000 handwritten digits of 28 x 28, 12 MB to fetch",
     "cifar10": "60,000 photographs of 32 x 32 in ten classes, 170 MB to fetch",
 }
-
-
 CHOICES = {
     "optimizer": OPTIMIZERS, "lr_scale": LR_SCALES, "scheduler": SCHEDULERS,
     "precision": PRECISIONS,
@@ -81,7 +74,7 @@ def _options_of_config(command: Callable[..., Any]) -> Callable[..., Any]:
         name, is_required = field.name, field.default is MISSING
         flags = {"num_workers": "--workers", "augment": "--augment/--no-augment"}
         kind, *text = get_args(hints[name]) or [hints[name]]
-        kind = (*get_args(kind), kind)[0]  # of `int | None`, int
+        kind = (*get_args(kind), kind)[0]  # int for `int | None`
         option = click.option(
             flags.get(name, f"--{name.replace('_', '-')}"),
             name,
@@ -106,29 +99,25 @@ Examples:
 """
 )
 @click.option(
-    "--world-size",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Ranks to start on this machine; under torchrun or srun, theirs.",
-)
+    "--world-size", type=click.IntRange(min=1), default=1, show_default=True,
+    help="Ranks to start on this machine; torchrun and srun set the number themselves.",
+)  # fmt: skip
 @_options_of_config
 @click.option("--results", default="results", show_default=True, help="Folder of all runs.")
-@click.option("--name", default="run", show_default=True, help="Folder of this run below it.")
+@click.option("--name", default="run", show_default=True, help="Folder of this run in --results.")
 @click.option(
-    "--repeat",
-    default=0,
-    show_default=True,
-    help="Number of this run among those of the same settings.",
-)
-@click.option("--resume", is_flag=True, help="Go on from the run's checkpoint if there is one.")
+    "--repeat", default=0, show_default=True,
+    help="Number of this run among runs of equal settings.",
+)  # fmt: skip
+@click.option("--resume", is_flag=True, help="Continue from the run's checkpoint if there is one.")
 @click.option(
-    "--threads-per-rank",
-    type=click.IntRange(min=1),
+    "--threads-per-rank", type=click.IntRange(min=1),
     help="CPU threads of a rank; its share of the cores by default.",
+)  # fmt: skip
+@click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), help="CUDA by default if there is a GPU."
 )
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="CUDA where there is one.")
-@click.option("--timeout-s", default=300.0, show_default=True, help="Wait for other ranks.")
+@click.option("--timeout-s", default=300.0, show_default=True, help="Longest wait for other ranks.")
 def train(
     world_size: int,
     *,
@@ -143,10 +132,10 @@ def train(
 ) -> None:
     """Train a model in data-parallel and record time, loss and accuracy of every epoch.
 
-    RESULTS/NAME is the folder of a campaign of one case of the study train, as `lockstep run` would
-    leave it: `lockstep report` shows it. Beside the case's record it holds the parameters of the
-    last epoch and of the best, checkpoint.pt and best.pt, and steps.jsonl, a line an update. Many
-    runs, with repeats and on a cluster, are a campaign: lockstep run rates.
+    RESULTS/NAME becomes the folder of a campaign with one case of the study train, which `lockstep
+    report` reads. It holds the case's record, the parameters of the last epoch (checkpoint.pt) and
+    of the best (best.pt), and steps.jsonl, a line per update. For many runs, with repeats and on a
+    cluster, measure a campaign: lockstep run rates.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
         raise ValueError(f"the name {name!r} is not made of letters, digits and . _ -")
@@ -168,12 +157,12 @@ def train(
 
 @dataclass(frozen=True)
 class Run:
-    """A training run: a campaign of one launch of one case.
+    """A training run: a campaign of one launch with one case.
 
     Attributes:
-        folder: The campaign's, below which all it writes lies.
-        repeat: Which of several equal runs it is.
-        device: cpu or cuda; None for CUDA where there is one.
+        folder: The campaign's folder, which contains all files of the run.
+        repeat: Number of this run among equal runs.
+        device: cpu or cuda; None for CUDA if there is a GPU.
         timeout_s: How long a rank waits for the others.
     """
 
@@ -187,11 +176,11 @@ class Run:
 
     @property
     def launch(self) -> Launch:
-        """The one launch."""
+        """The only launch."""
         return Launch(self.world_size, self.repeat)
 
     def ladder(self) -> Ladder:
-        """Return the ladder of one launch, with its threads settled.
+        """Return the ladder of the launch, with its number of threads chosen.
 
         Raises:
             ValueError: An option has a value that is not allowed, or the batch does not divide.
@@ -200,52 +189,48 @@ class Run:
         name, _ = workloads.parse(config.workload)
         if name not in workloads.TABLE and ":" not in name:
             workloads.builder_of(config.workload)  # a model of torchvision, or a wrong name
-        # A factor that is set on request is left out at its default, but where a report tells runs
-        # of synthetic data apart.
+        # Optional factors are recorded only if they differ from their defaults, except the number
+        # of synthetic samples, by which a report distinguishes such runs.
         on_request = studies.STUDIES[STUDY].on_request
         usual = {name: value for name, value in DEFAULTS.items() if name in on_request}
         if config.data == "synthetic":
             usual.pop("num_synthetic", None)
-        given = {
+        own = {
             name: (value,)
             for name, value in vars(config).items()
             if value is not None and name not in NO_FACTORS and usual.get(name) != value
         }
-        factors.check(given)
+        factors.check(own)
         Batch.of(config, self.world_size)
         campaign = Campaign.model_validate({
-            "schema": 1,
-            "name": self.folder.name,
-            "studies": (STUDY,),
-            "world_sizes": (self.world_size,),
-            "repeats": 1,
-            "size": "laptop",
-            "seed": config.seed,
-            "device": self.device,
+            "schema": 1, "name": self.folder.name, "studies": (STUDY,),
+            "world_sizes": (self.world_size,), "repeats": 1, "size": "laptop",
+            "seed": config.seed, "device": self.device, "factors": own,
             "threads_per_rank": self.threads_per_rank,
-            "case_budget": float(MAX_COUNT),  # an epoch may take as long as it does
-            "factors": given,
+            "case_budget": float(MAX_COUNT),  # no limit for an epoch
         })  # fmt: skip
         options = f"--data-root={config.data_root}", f"--comm-timeout={self.timeout_s:g}"
         ladder = Ladder(campaign, self.folder, options=options)
-        before = (ladder.results.claimed() or {}).get("threads_per_rank")
-        return replace(ladder, campaign=with_threads(campaign, before, usable_cores()))
+        before = (ladder.results.read_claim() or {}).get("threads_per_rank")
+        return replace(ladder, campaign=set_threads(campaign, before, usable_cores()))
 
     def train(self, *, resume: bool = False, is_quiet: bool = False) -> dict[str, Any]:
         """Train with ranks on this machine, and return the record of the case.
 
         Raises:
-            ValueError: The folder holds a run, or a rank refused what was asked for.
+            ValueError: The folder holds a run, or a rank refused the options.
             RuntimeError: A rank failed.
             SystemExit: The loss is not finite.
         """
-        sys.path.append(str(Path.cwd()))  # where ranks, of `python -m`, find the user's workload
+        sys.path.append(str(Path.cwd()))  # ranks (`python -m`) find the user's workload there
         ladder = self.ladder()
-        chosen, _ = within_local_gpus(ladder.campaign)
-        watcher = nullcontext(Silent()) if is_quiet else following(self.folder)
+        chosen, _ = fit_local_gpus(ladder.campaign)
+        sender: AbstractContextManager[Callable[..., None]] = (
+            nullcontext(lambda *_: None) if is_quiet else live_sender(self.folder)
+        )
         with (
             self.claimed(replace(ladder, campaign=chosen), resume=resume) as ladder,
-            watcher as tracker,
+            sender as send,
         ):
             seen = len(_epochs(ladder, self.launch))
 
@@ -257,18 +242,18 @@ class Run:
                         for row in rows[seen:]:
                             show_epoch(row)
                     seen = len(rows)
-                    tracker.send(0)
+                    send(0)
 
             outcome = ladder.run(self.launch, advance)
-            tracker.send()
+            send()
             return block_of(ladder, self.launch, outcome)
 
     @contextmanager
     def claimed(self, ladder: Ladder, *, resume: bool) -> Iterator[Ladder]:
-        """Hold the folder for this run, which goes on from the checkpoint that it may hold.
+        """Lock the folder for this run; an earlier run in it continues from its checkpoint.
 
         Raises:
-            ValueError: The folder holds a run that this one may not go on with.
+            ValueError: The folder holds another run, or `resume` is missing.
         """
         with only_driver(self.folder, otherwise="choose another --name") as lock:
             self._prepare(ladder, resume=resume)
@@ -276,37 +261,23 @@ class Run:
             yield replace(ladder, lock=lock)
 
     def _prepare(self, ladder: Ladder, *, resume: bool) -> None:
-        """Place the run that the folder holds where the launch goes on with it."""
-        if (self.folder / "checkpoint.pt").exists():
-            raise ValueError(
-                f"{self.folder} holds a run of an older version, which alone goes on with it; "
-                "choose another --name"
-            )
+        """Move an earlier run of the folder to the place where the launch continues it."""
         trained = sorted(self.folder.glob("launches/*/train/*/checkpoint.pt"))
         if trained and not resume:
             raise ValueError(f"{self.folder} already holds a run; pass --resume or another --name")
-        then = ladder.results.claimed()
+        then = ladder.results.read_claim()
         if then is None:
             return
         if trained:
-            # With other options its loss or its times would be others.
-            given = {name: values[0] for name, values in then["factors"].items()}
-            before = DEFAULTS | given
+            before = DEFAULTS | {name: values[0] for name, values in then["factors"].items()}
             before |= {"seed": then["seed"], "world_size": then["world_sizes"][0]}
-            now = vars(self.config) | {"world_size": self.world_size}
-            # A rate that falls with the share of epochs done would not be the same in a longer run.
-            falls = () if self.config.scheduler == "none" else ("epochs",)
-            for name in (*TRAJECTORY, "local_batch", *falls, "world_size"):
-                if before[name] != now[name]:
-                    raise ValueError(
-                        f"{self.folder} was trained with {name}={before[name]}, not {now[name]}; "
-                        "resume with the same options, or choose another --name"
-                    )
+            now = {"local_batch": self.config.local_batch, "world_size": self.world_size}
+            refuse_changed(self.folder, self.config, before, **now)
         journal_file = ladder.results.journal(self.launch.name)
         is_same = {**then, **json.loads(json.dumps(ladder.campaign.facts()))} == then
         if is_same and (journal_file.exists() or not trained):
             return
-        # More epochs are another case, which goes on where this one has come to.
+        # A run with more epochs is another case, which continues in its own folder.
         (row,) = studies.rows(STUDY, ladder.campaign.measured_size())
         place = journal_file.parent / case_folder(f"test_{STUDY}[{case_id(row)}]")
         for path in (journal_file, ladder.results.result_file(self.launch.name)):
@@ -323,7 +294,7 @@ def _epochs(ladder: Ladder, launch: Launch) -> list[Epoch]:
 
 
 def show_epoch(row: Epoch) -> None:
-    """Print what an epoch has come to."""
+    """Print an epoch's losses, accuracy and throughput."""
     accuracy = "-" if row.accuracy is None else f"{row.accuracy:.4f}"
     click.echo(
         f"epoch {row.epoch}  train loss {row.loss:.4f}  validation loss "
@@ -335,7 +306,7 @@ def block_of(ladder: Ladder, launch: Launch, outcome: Outcome) -> dict[str, Any]
     """Return the record of the case that a launch has measured.
 
     Raises:
-        ValueError: A rank refused what was asked for.
+        ValueError: A rank refused the options.
         RuntimeError: The case was skipped, or a rank failed.
         SystemExit: The loss is not finite.
     """
@@ -345,7 +316,7 @@ def block_of(ladder: Ladder, launch: Launch, outcome: Outcome) -> dict[str, Any]
         if not failed.get("causes"):
             raise RuntimeError(f"{failed.get('reason')}; its output: {log}")
         cause = failed["causes"][0]  # of the first rank at fault
-        line = (cause["error"].strip().splitlines() or ["it did not answer in time"])[0]
+        line = (cause["error"].strip().splitlines() or ["the rank did not answer in time"])[0]
         kind, _, message = line.partition(": ")
         kind = kind.rpartition(".")[2]
         text = message if kind in AGREED else f"rank {cause['rank']} on {cause['host']}: {line}"
@@ -367,10 +338,10 @@ def block_of(ladder: Ladder, launch: Launch, outcome: Outcome) -> dict[str, Any]
 
 
 def _train_as_rank(run: Run, *, resume: bool) -> None:
-    """Be one rank of a launch that torchrun or srun started; rank 0 keeps the campaign's folder."""
+    """Run as one rank of a launch that torchrun or srun started; rank 0 writes the folder."""
     ladder, launch, is_first = run.ladder(), run.launch, placement().rank == 0
     with run.claimed(ladder, resume=resume) if is_first else nullcontext(ladder) as ladder:
-        # torchrun has started this process already.
+        # Without torchrun, which already started this process.
         command = ladder.command(launch)[len(launcher.torchrun(run.world_size)) :]
         paths = filter(None, [str(content.IMPORTABLE_FROM), os.environ.get("PYTHONPATH"), "."])
         path = ladder.results.log_file(launch.name) if is_first else Path(os.devnull)
@@ -395,52 +366,44 @@ def _train_as_rank(run: Run, *, resume: bool) -> None:
 
 
 MIN_ACCURACY = 0.95
-# Ranks sum gradients in another order, which 144 steps amplify: about 10^-7 on CPUs. A gradient
-# summed instead of averaged, a sample taken twice or another learning rate is off by far more.
+# The order of summation differs between world sizes; 144 steps amplify that to about 10^-7 on CPUs.
+# A gradient summed instead of averaged, a sample used twice or another learning rate differs more.
 CURVE_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
 class Check:
-    """A claim about a run at a world size, and whether it holds.
-
-    Attributes:
-        name: accuracy, curve or parameters.
-        found: What the run shows, in words.
-    """
+    """A claim (accuracy, curve or parameters) about a run at a world size, with its evidence."""
 
     name: str
     world_size: int
     passed: bool
-    found: str
+    evidence: str
 
 
 def compare(
     runs: Mapping[int, Mapping[str, Any]], min_accuracy: float | None = MIN_ACCURACY
 ) -> list[Check]:
-    """Judge runs of equal global batch, in ascending world size.
+    """Check runs of equal global batch, in ascending world size.
 
     Args:
         runs: World size -> the run's `accuracy` at the end, `step_losses` and `parameters_equal`.
-        min_accuracy: What the validation accuracy must reach; None for whatever it is.
+        min_accuracy: Validation accuracy to reach; None for no limit.
     """
     baseline = runs[min(runs)]["step_losses"]
     checks = []
     for world_size, run in sorted(runs.items()):
-        losses, accuracy, is_equal = (
-            run["step_losses"], run["accuracy"], run["parameters_equal"]
-        )  # fmt: skip
+        losses, accuracy, is_equal = run["step_losses"], run["accuracy"], run["parameters_equal"]
         if min_accuracy is not None:
             text = f"{accuracy:.4f}, at least {min_accuracy:g} wanted"
             checks.append(Check("accuracy", world_size, accuracy >= min_accuracy, text))
         if len(losses) != len(baseline) or not baseline:
             text, is_near = f"{len(losses)} steps, not {len(baseline)}", False
         else:
-            differences = [abs(a - b) for a, b in zip(losses, baseline, strict=True)]
-            share = max(differences) / baseline[0]
-            # Not the largest alone: a NaN may compare as smaller.
-            is_near = all(each <= CURVE_TOLERANCE * baseline[0] for each in differences)
-            text = f"largest difference of a step {share:.1e} of the first loss, "
+            shares = [abs(a - b) / baseline[0] for a, b in zip(losses, baseline, strict=True)]
+            # The maximum alone is not enough: a NaN may compare as smaller.
+            is_near = all(share <= CURVE_TOLERANCE for share in shares)
+            text = f"losses of a step differ by up to {max(shares):.1e} of the first loss, "
             text += f"{CURVE_TOLERANCE:g} allowed"
         checks.append(Check("curve", world_size, is_near, text))
         text = f"{'equal' if is_equal else 'not equal'} on {world_size} rank(s)"
@@ -458,33 +421,36 @@ Examples:
 )
 @click.option("--world-sizes", default="1,2", show_default=True, help="Comma-separated.")
 @click.option(
-    "--workload", help="Your own model, on what its make_batch makes, as in `mine:tabular`."
+    "--workload", help="Your own model, on batches of its make_batch, such as `mine:tabular`."
 )
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="CUDA where there is one.")
+@click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), help="CUDA by default if there is a GPU."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the checks as JSON.")
 def verify(world_sizes: str, workload: str | None, device: str | None, as_json: bool) -> None:
     """Check that training computes the same at every world size, on real handwritten digits.
 
     Trains the same model with the same global batches at each size; every size must reach the
     accuracy, follow the loss curve of the smallest, and leave equal parameters on all ranks. A
-    model of your own has no accuracy to reach. One with batch normalisation differs by nature, for
-    each rank normalises over its own samples.
+    model of your own has no accuracy to reach. A model with batch normalisation always differs,
+    since each rank normalises over its own samples.
     """
-    sizes, asked = parse_sizes(world_sizes), VERIFY
+    sizes, options = parse_sizes(world_sizes), VERIFY
     if workload:
-        asked = VERIFY | OWN | {"workload": workload}
+        options = VERIFY | OWN | {"workload": workload}
     for world_size in sizes:
-        Batch.of(TrainConfig(**asked), world_size)
+        Batch.of(TrainConfig(**options), world_size)
     if absent := launcher.missing_packages():
         raise RuntimeError(absent)
     num_gpus = launcher.num_gpus()
     if device is None and 0 < num_gpus < max(sizes):
         device = "cpu"
         click.echo(
-            f"Verifying on the CPU: {max(sizes)} ranks need as many GPUs, of {num_gpus}.", err=True
+            f"Verifying on the CPU: {max(sizes)} ranks need as many GPUs; there are {num_gpus}.",
+            err=True,
         )
     with tempfile.TemporaryDirectory(prefix="lockstep-verify-") as folder:
-        runs = {size: _verification_run(asked, folder, size, device) for size in sizes}
+        runs = {size: _verification_run(options, folder, size, device) for size in sizes}
     checks = compare(runs, None if workload else MIN_ACCURACY)
     click.echo(json.dumps([asdict(check) for check in checks]) if as_json else table(checks))
     if failed := [check for check in checks if not check.passed]:
@@ -494,9 +460,11 @@ def verify(world_sizes: str, workload: str | None, device: str | None, as_json: 
 
 
 def _verification_run(
-    asked: dict[str, Any], folder: str, world_size: int, device: str | None
+    options: dict[str, Any], folder: str, world_size: int, device: str | None
 ) -> dict[str, Any]:
-    run = Run(TrainConfig(**asked), Path(folder) / f"world{world_size}", world_size, device=device)
+    run = Run(
+        TrainConfig(**options), Path(folder) / f"world{world_size}", world_size, device=device
+    )
     block = run.train(is_quiet=True)
     training = block["training"]
     steps = run.folder / "launches" / run.launch.name / training["steps_file"]
@@ -512,22 +480,22 @@ def parse_sizes(text: str) -> list[int]:
     """Return the world sizes of a comma-separated list, ascending.
 
     Raises:
-        ValueError: It is not two or more different positive integers.
+        ValueError: The list has fewer than two different positive integers, or other text.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) for part in parts) or len(set(parts)) < 2:
         raise ValueError(
             f"--world-sizes {text!r} is not a list of two or more sizes, as in 1,2; "
-            "one size has nothing to be compared with"
+            "a single size cannot be compared"
         )
     return sorted({int(part) for part in parts})
 
 
 def table(checks: list[Check]) -> str:
-    """Return the checks as a small table, and the verdict when all passed."""
+    """Return the checks as a table, with a verdict if all passed."""
     rows = [
         f"{check.world_size:>10}  {check.name:<10}  {'ok' if check.passed else 'FAILED':<6}  "
-        f"{check.found}"
+        f"{check.evidence}"
         for check in checks
     ]
     has_accuracy = any(check.name == "accuracy" for check in checks)
@@ -536,23 +504,19 @@ def table(checks: list[Check]) -> str:
         f"verified: {accuracy}loss curves within {CURVE_TOLERANCE:g} of the "
         "first loss, equal parameters on all ranks"
     )
-    lines = [f"{'world size':>10}  {'check':<10}  {'':<6}  found", *rows]
+    lines = [f"{'world size':>10}  {'check':<10}  {'':<6}  evidence", *rows]
     return "\n".join([*lines, verdict] if all(check.passed for check in checks) else lines)
 
 
 to = click.option(
-    "--to",
-    "root",
-    type=click.Path(path_type=Path),
-    default=Path("data"),
-    show_default=True,
+    "--to", "root", type=click.Path(path_type=Path), default=Path("data"), show_default=True,
     help="Folder of the data, which all nodes see.",
-)
+)  # fmt: skip
 
 
 @click.group(name="data")
 def data() -> None:
-    """List data sets to train on, or fetch one."""
+    """List, fetch or make data sets to train on."""
 
 
 @data.command(
@@ -565,13 +529,31 @@ Examples:
 )
 @to
 def list_(root: Path) -> None:
-    """List the data sets, and which of them are there."""
+    """List the data sets, and which are already fetched."""
     for name, text in SHIPPED.items():
-        click.echo(f"{name:<10} {text}")
+        click.echo(f"{name:<14} {text}")
     for name, text in KNOWN.items():
         missing = [archive for archive in SOURCES[name] if not (root / archive.path).exists()]
         state = f"fetch it by lockstep run data fetch {name}" if missing else f"in {root}"
-        click.echo(f"{name:<10} {text}; {state}")
+        click.echo(f"{name:<14} {text}; {state}")
+
+
+@data.command(
+    epilog="""\b
+Examples:
+  lockstep run data make --to data
+  lockstep run train --workload resnet18_cifar:width=8 --data tiny_cifar10
+      --global-batch 20 --epochs 1
+"""
+)
+@to
+def make(root: Path) -> None:
+    """Make 100 images in the files of CIFAR-10, always the same, without a download.
+
+    They are patterns under noise, in ten classes: 80 to train on and 20 to validate. They show that
+    data, loader and training work; an accuracy on them means nothing.
+    """
+    click.echo(f"made {sample.write(root)}: {sample.NUM_IMAGES} images, SHA-256 {sample.SHA256}")
 
 
 @data.command(
@@ -584,10 +566,10 @@ Examples:
 @click.argument("name", type=click.Choice(list(SOURCES)))
 @to
 def fetch(name: str, root: Path) -> None:
-    """Fetch a data set, or what is missing of it, and check it.
+    """Fetch a data set, or its missing files, and check it.
 
-    A download that broke off goes on where it was. Needs no torch: a login node can fetch what
-    nodes without internet train on, by --data-root or in the folder data of a campaign.
+    An interrupted download continues. This needs no torch: a login node can fetch data for nodes
+    without internet, which find it by --data-root or in the folder data of a campaign.
     """
     fetched = download.fetch(SOURCES[name], root)
     for archive in fetched:

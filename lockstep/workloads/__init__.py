@@ -1,8 +1,8 @@
-"""The models that are measured, behind one protocol and one table.
+"""The models that are measured: one protocol and one table.
 
 A workload knows nothing of pytest, ranks or timing. It is named `NAME` or `NAME:key=value,...`
 (`resnet18`, `mlp:width=512`, `gpt:size=toy`), or by the name of any torchvision classification
-model. One of your own is a callable that returns a `Workload`, named `package.module:callable`
+model. Your own is a callable that returns a `Workload`, named `package.module:callable`
 (options follow: `package.module:callable:key=value`) or registered under the entry-point group
 `lockstep.workloads`. Importing this package needs no torch.
 """
@@ -15,7 +15,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from lockstep.core.record import Data
 from lockstep.core.sizes import MAX_COUNT
@@ -28,7 +28,7 @@ ENTRY_POINT_GROUP = "lockstep.workloads"
 
 @dataclass(frozen=True)
 class Workload:
-    """One model and its data, small enough to read at a glance.
+    """One model and its data.
 
     Attributes:
         name: The workload, options included.
@@ -48,7 +48,8 @@ class Workload:
         blocks: Takes the model and returns the modules that FSDP gathers, and checkpointing
             computes again, one by one; by default the children of its outermost `Sequential` and
             `ModuleList`.
-        data: `synthetic` or `real`, for what a result says it rests on; None where nobody says.
+        data: `synthetic` or `real`, as a result records it; None if unknown.
+        epoch_samples: Samples of the whole data set, from which the time of an epoch follows.
     """
 
     name: str
@@ -63,25 +64,16 @@ class Workload:
     comm_hook: Callable[..., Any] | None = None
     step: "Callable[[Any, tuple[Any, Any]], torch.Tensor] | None" = None
     data: Data | None = None
+    epoch_samples: int | None = None
     blocks: "Callable[[torch.nn.Module], Iterable[torch.nn.Module]] | None" = None
 
     def __post_init__(self) -> None:
-        """Refuse what can take no step.
-
-        Raises:
-            ValueError: There is neither a loss nor a step.
-        """
         if self.loss is None and self.step is None:
             raise ValueError(f"workload {self.name} has neither a loss nor a step; give one")
 
 
-class Builder(Protocol):
-    """What the table names: options in, a workload out."""
-
-    def __call__(self, **options: int | str) -> Workload:
-        """Make the workload, or raise ValueError for an option's value."""
-
-
+# A function that takes options by name and returns a workload, or raises ValueError.
+Builder = Callable[..., Workload]
 TABLE = {
     "gpt": "lockstep.workloads.gpt:gpt",
     "mlp": "lockstep.workloads.mlp:mlp",
@@ -94,22 +86,22 @@ TABLE = {
 
 
 def make(spec: str) -> Workload:
-    """Return the workload a spec names.
+    """Return the workload that a spec names.
 
     Raises:
-        ValueError: No such workload, or an option it does not take.
+        ValueError: There is no such workload, or it does not take an option.
     """
     name, options = parse(spec)
     builder = _find_builder(name)
     _check_options(spec, builder, options)
     try:
         workload: object = builder(**options)
-    except ValueError as error:  # as Builder asks: about an option's value
+    except ValueError as error:  # about an option's value
         why = _first_line(error) or "raised ValueError"
         raise ValueError(f"workload {spec!r}: {why}") from error
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # of the user's code: it may exit, too
+    except BaseException as error:  # of the user's code, which may also exit
         raise _refusal(spec, f"raised {_describe(error)}") from error
     if not isinstance(workload, Workload):
         raise _refusal(spec, f"made a {type(workload).__name__}")
@@ -117,16 +109,11 @@ def make(spec: str) -> Workload:
 
 
 def builder_of(spec: str) -> Builder:
-    """Return the function that makes a spec's workload.
-
-    Raises:
-        ValueError: No such workload.
-    """
     return _find_builder(parse(spec)[0])
 
 
 def _refusal(spec: str, what: str) -> ValueError:
-    """Return the error for a user's own code that neither is nor makes a workload."""
+    """Return the error for a user's own code that does not make a workload."""
     return ValueError(
         f"workload {spec!r} {what}; name a function that returns a "
         "lockstep.workloads.Workload, with a default for each parameter not given as key=value"
@@ -169,7 +156,7 @@ def _find_builder(name: str) -> Builder:
             return _load(f"{entry.module}:{entry.attr}")
     if ":" in name:
         return _load(name)
-    return _load("lockstep.workloads.images:builder")(name)  # type: ignore[call-arg,return-value]
+    return _load("lockstep.workloads.images:builder")(name)  # type: ignore[return-value]
 
 
 def unknown(name: str, others: list[str]) -> ValueError:
@@ -190,7 +177,7 @@ def _load(target: str) -> Builder:
         return operator.attrgetter(attribute)(module)  # type: ignore[no-any-return]
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # of the user's code: it may exit, too
+    except BaseException as error:  # of the user's code, which may also exit
         raise _refusal(target, f"cannot be loaded: {_describe(error)}") from error
 
 

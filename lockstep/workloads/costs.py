@@ -1,4 +1,4 @@
-"""What training a workload costs in floating-point operations and memory, computed without data."""
+"""The cost of training a workload in FLOP and memory, computed without data."""
 
 from typing import Any
 
@@ -8,39 +8,33 @@ from torch.utils.flop_counter import FlopCounterMode
 from lockstep.workloads import Workload, trees
 
 _META = torch.device("meta")
-# Batch norm in training refuses one value per channel, which a single small image gives it.
+# In training, batch norm refuses one value per channel, as of a single small image.
 _COUNTED_ITEMS = 2
 
 
 def flop_per_item(workload: Workload) -> float | None:
     """Return the FLOP of forward and backward per item of a batch; one multiply-add is two.
 
-    Counted by `torch.utils.flop_counter` over matrix products, convolutions and attention on the
-    meta device: no memory, no data. Attention counts in full, masked half included.
-
-    Returns:
-        FLOP per item (divide by `samples_per_item` for a sample), or None where the model or its
-        batch cannot be made on the meta device.
+    `torch.utils.flop_counter` counts matrix products, convolutions and attention (its masked half
+    included) on the meta device. Divide by `samples_per_item` for a sample. None if the model or
+    its batch cannot be made on the meta device.
     """
     try:
         model = meta_model(workload)
-        batch = trees.mapped(lambda leaf: leaf.to(_META), _batch(workload, _COUNTED_ITEMS))
+        batch = trees.map_tensors(lambda leaf: leaf.to(_META), _batch(workload, _COUNTED_ITEMS))
         assert workload.loss is not None
         with FlopCounterMode(display=False) as counter:
-            torch.autograd.backward(workload.loss(trees.called(model, batch[0]), batch[1]))
-    except Exception:  # noqa: BLE001, of the user's code: an unknown cost is no failure
+            torch.autograd.backward(workload.loss(trees.call_model(model, batch[0]), batch[1]))
+    except Exception:  # noqa: BLE001, of the user's code; the cost stays unknown
         return None
     return float(counter.get_total_flops()) / _COUNTED_ITEMS
 
 
 def model_bytes(workload: Workload, num_moments: int) -> int:
-    """Return the memory of a model in DDP at the least: without activations.
+    """Return the least memory of a model in DDP, without activations; 0 if unknown.
 
-    Beside its values each parameter has a gradient, a place in DDP's buckets, and as many values
-    as the optimizer keeps of it, such as a momentum.
-
-    Returns:
-        Bytes; 0 where the model cannot be made on the meta device.
+    Beside its values each parameter has a gradient, a place in DDP's buckets, and the values that
+    the optimizer keeps for it, such as a momentum.
     """
     try:
         model = meta_model(workload)
@@ -53,12 +47,12 @@ def model_bytes(workload: Workload, num_moments: int) -> int:
 
 
 def batch_bytes(workload: Workload, num_items: int) -> int:
-    """Return the memory of a batch, 0 where one cannot be made on the meta device."""
+    """Return the memory of a batch; 0 if unknown."""
     try:
-        one = _batch(workload, 1)
+        item = _batch(workload, 1)
     except Exception:  # noqa: BLE001, as above
         return 0
-    return sum(tensor.nbytes for tensor in trees.leaves(one)) * num_items
+    return sum(tensor.nbytes for tensor in trees.leaves(item)) * num_items
 
 
 def meta_model(workload: Workload) -> torch.nn.Module:
@@ -68,5 +62,5 @@ def meta_model(workload: Workload) -> torch.nn.Module:
 
 
 def _batch(workload: Workload, num_items: int) -> tuple[Any, Any]:
-    # Not within _META: what the user's code keeps for later batches would have no memory.
+    # Outside of `with _META`: else tensors that the user's code keeps would have no memory.
     return workload.make_batch(num_items, _META, None)

@@ -1,4 +1,4 @@
-"""The image workloads: networks of tutorials and torchvision, on batches made on the device itself.
+"""The image workloads: networks of tutorials and torchvision, on batches made on the device.
 
 Any torchvision classification model goes by its own name: `resnet152`, `vit_b_16:image=384`.
 Letters: B batch, C channels, H height, W width.
@@ -17,14 +17,13 @@ from lockstep.workloads import Builder, Workload, unknown
 
 CIFAR_CLASSES = 10
 IMAGENET_CLASSES = 1000
+# Training images of the data set that batches of a shape, (image, classes), stand for: MNIST (LeCun
+# et al. 1998), CIFAR-10 (Krizhevsky 2009), ImageNet-1k (Russakovsky et al. 2015).
+EPOCH_SAMPLES = {(28, 10): 60_000, (32, 10): 50_000, (224, 1000): 1_281_167}
 
 
 def image_workload(
-    name: str,
-    build: Callable[[], nn.Module],
-    channels: int,
-    image: int,
-    num_classes: int,
+    name: str, build: Callable[[], nn.Module], channels: int, image: int, num_classes: int
 ) -> Workload:
     """Return a classifier fed with noise images and random classes, cross entropy as its loss.
 
@@ -43,13 +42,16 @@ def image_workload(
         targets = torch.randint(num_classes, (num_items,), device=device, generator=generator)
         return inputs, targets
 
-    return Workload(name, build, make_batch, nn.functional.cross_entropy, data="synthetic")
+    return Workload(
+        name, build, make_batch, nn.functional.cross_entropy, data="synthetic",
+        epoch_samples=EPOCH_SAMPLES.get((image, num_classes)),
+    )  # fmt: skip
 
 
 def mnist_cnn() -> Workload:
     """Return the MNIST tutorials' network of 1,199,882 parameters, for images (B, 1, 28, 28).
 
-    Without the tutorials' dropout, so that its loss is a function of weights and batch alone. Cross
+    It has no dropout, unlike theirs, so that its loss depends on weights and batch alone. Cross
     entropy on its outputs is the tutorials' log-softmax and negative log-likelihood.
     """
 
@@ -73,7 +75,7 @@ def mnist_cnn() -> Workload:
 def resnet18(image: int = 32) -> Workload:
     """Return torchvision's ResNet-18 with ten classes: 11,181,642 parameters at any image size.
 
-    Its stem shrinks an image four times, so 32 x 32 costs little; see `resnet18_cifar`.
+    The stem shrinks an image four times, so 32 x 32 costs little; see `resnet18_cifar`.
     """
 
     def build() -> nn.Module:
@@ -149,7 +151,7 @@ def builder(name: str) -> Builder:
         def build() -> nn.Module:
             arguments: dict[str, Any] = {}
             if name in ("googlenet", "inception_v3"):
-                # In training they return extra outputs that no plain loss takes, unless forbidden.
+                # A plain loss does not take the extra outputs of auxiliary logits.
                 arguments = {"aux_logits": False, "init_weights": True}
             elif name.startswith("vit_"):
                 arguments = {"image_size": image}
@@ -161,4 +163,4 @@ def builder(name: str) -> Builder:
 
         return image_workload(name, build, 3, image, classes)
 
-    return make  # type: ignore[return-value]
+    return make

@@ -1,10 +1,9 @@
 """A transformer encoder on texts of unequal length, padded to the longest of a batch.
 
-Each step takes other texts. Where each rank draws from all lengths, one rank's longest text is
-longer than another's, and that rank is slow in that step: padding is an imbalance. With
-`bucketed=1` all ranks draw a step's texts from one range of lengths, as a sampler that buckets by
-length does. Letters: B batch, S steps before texts come again, T tokens of the longest text,
-D width.
+Each step takes other texts. If each rank draws from all lengths, their longest texts differ, and
+the rank with the longest one is slow in that step: padding is an imbalance. With `bucketed=1` all
+ranks draw a step's texts from one range of lengths, as a sampler that buckets by length does.
+Letters: B batch, S steps before texts repeat, T tokens of the longest text, D width.
 """
 
 import torch
@@ -23,13 +22,13 @@ def sequences(bucketed: int = 0, layers: int = 2, width: int = 64, longest: int 
     """Return a classifier of random texts.
 
     Args:
-        bucketed: 1 takes texts of like length in each step.
-        layers: Of the encoder.
-        width: Of a token; four heads share it.
-        longest: Tokens of a text at most.
+        bucketed: 1 takes texts of similar length in each step.
+        layers: Layers of the encoder.
+        width: Width of a token, divided over four heads.
+        longest: Most tokens of a text.
 
     Raises:
-        ValueError: A width that four heads cannot share.
+        ValueError: The width is not a multiple of 4.
     """
     if width % 4:
         raise ValueError(f"sequences takes a width that is a multiple of 4, got {width}")
@@ -37,8 +36,13 @@ def sequences(bucketed: int = 0, layers: int = 2, width: int = 64, longest: int 
     def make_batch(
         num_items: int, device: torch.device, generator: torch.Generator | None
     ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """Return tokens (B, S, T), their lengths (B, S), and classes (B,)."""
-        lengths = draw_lengths(num_items, bool(bucketed), longest, device, generator)
+        """Return tokens (B, S, T), their lengths (B, S) in tokens, and classes (B,)."""
+        share = torch.rand((num_items, NUM_STEPS), device=device, generator=generator)
+        if bucketed:  # a step has one of S equal ranges of lengths
+            share = (torch.arange(NUM_STEPS, device=device) + share) / NUM_STEPS
+        normal = torch.special.ndtri(share.clamp(1e-6, 1 - 1e-6))
+        drawn = MEDIAN_TOKENS * torch.exp(SPREAD * normal)
+        lengths = drawn.round().clamp(FEWEST_TOKENS, longest).long()
         shape = (num_items, NUM_STEPS, longest)
         tokens = torch.randint(VOCABULARY, shape, device=device, generator=generator)
         classes = torch.randint(NUM_CLASSES, (num_items,), device=device, generator=generator)
@@ -50,24 +54,8 @@ def sequences(bucketed: int = 0, layers: int = 2, width: int = 64, longest: int 
     )  # fmt: skip
 
 
-def draw_lengths(
-    num_items: int,
-    is_bucketed: bool,
-    longest: int,
-    device: torch.device,
-    generator: torch.Generator | None,
-) -> torch.Tensor:
-    """Return lengths in tokens, shape (B, S); bucketed, each step has one of S equal ranges."""
-    share = torch.rand((num_items, NUM_STEPS), device=device, generator=generator)
-    if is_bucketed:
-        share = (torch.arange(NUM_STEPS, device=device) + share) / NUM_STEPS
-    normal = torch.special.ndtri(share.clamp(1e-6, 1 - 1e-6))
-    tokens = MEDIAN_TOKENS * torch.exp(SPREAD * normal)
-    return tokens.round().clamp(FEWEST_TOKENS, longest).long()
-
-
 class Encoder(nn.Module):
-    """Tokens (B, S, T) with lengths (B, S) to classes (B, NUM_CLASSES): one of S texts a call."""
+    """Tokens (B, S, T) with lengths (B, S) to classes (B, NUM_CLASSES): one of S texts per call."""
 
     def __init__(self, layers: int, width: int, longest: int) -> None:
         super().__init__()
@@ -76,7 +64,7 @@ class Encoder(nn.Module):
         layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
         self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.classes = nn.Linear(width, NUM_CLASSES)
-        self.num_calls = 0  # equal on all ranks: they take the same steps
+        self.num_calls = 0  # equal on all ranks, which take the same steps
 
     def forward(self, tokens: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """Classify the next text of each item."""

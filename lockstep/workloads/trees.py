@@ -1,7 +1,7 @@
 """Batches of any form: a tensor, or tensors nested in dicts, lists, tuples and dataclasses.
 
-Every tensor of a batch has its items along the first dimension; whatever else is in it, such as
-None or a number, goes along as it is.
+Every tensor has its items along the first dimension; other values, such as None or a number, stay
+as they are.
 """
 
 import copy
@@ -15,33 +15,32 @@ from typing import Any
 
 import torch
 
-MAX_CHANNELS = 4  # of an image, red, green, blue and how transparent it is
+MAX_CHANNELS = 4  # of an image: red, green, blue and alpha
 
 
-def mapped(change: Callable[[torch.Tensor], Any], tree: Any) -> Any:
-    """Return the tree with each tensor changed; a mapping that cannot be changed becomes a dict."""
+def map_tensors(change: Callable[[torch.Tensor], Any], tree: Any) -> Any:
+    """Return the tree with each tensor changed; an immutable mapping becomes a dict."""
     if isinstance(tree, torch.Tensor):
         return change(tree)
-    if isinstance(tree, MutableMapping):  # of the same type, whose methods a step may call
+    if isinstance(tree, MutableMapping):  # keep the type, whose methods a step may call
         made = copy.copy(tree)
-        made.update({name: mapped(change, part) for name, part in tree.items()})
+        made.update({name: map_tensors(change, part) for name, part in tree.items()})
         return made
     if isinstance(tree, Mapping):
-        return {name: mapped(change, part) for name, part in tree.items()}
+        return {name: map_tensors(change, part) for name, part in tree.items()}
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(mapped(change, part) for part in tree))
+        return type(tree)(*(map_tensors(change, part) for part in tree))
     if isinstance(tree, list | tuple):
-        return type(tree)(mapped(change, part) for part in tree)
+        return type(tree)(map_tensors(change, part) for part in tree)
     if is_dataclass(tree) and not isinstance(tree, type):
         same = copy.copy(tree)
-        for each in fields(tree):
-            object.__setattr__(same, each.name, mapped(change, getattr(tree, each.name)))
+        for field in fields(tree):
+            object.__setattr__(same, field.name, map_tensors(change, getattr(tree, field.name)))
         return same
     return tree
 
 
 def leaves(tree: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a tree."""
     if isinstance(tree, torch.Tensor):
         yield tree
     for part in parts(tree):
@@ -49,49 +48,43 @@ def leaves(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def parts(tree: Any) -> list[Any]:
-    """Return what a mapping, a sequence or a dataclass holds."""
+    """Return the members of a mapping, a sequence or a dataclass."""
     if isinstance(tree, Mapping):
         return list(tree.values())
     if is_dataclass(tree) and not isinstance(tree, type):
-        return [getattr(tree, each.name) for each in fields(tree)]
+        return [getattr(tree, field.name) for field in fields(tree)]
     return list(tree) if isinstance(tree, list | tuple) else []
 
 
 def num_items(tree: Any) -> int:
-    """Return how many items a batch holds.
-
-    Raises:
-        ValueError: It holds no tensor, or tensors of different lengths.
-    """
-    found = sorted({len(leaf) for leaf in leaves(tree)})
-    if len(found) != 1:
+    sizes = sorted({len(leaf) for leaf in leaves(tree)})
+    if len(sizes) != 1:
         raise ValueError(
-            f"a batch's tensors have {found or 'no'} items along their first dimension; give each "
-            "as many as make_batch is asked for"
+            f"a batch's tensors have {sizes or 'no'} items along their first dimension; give each "
+            "the number that make_batch received"
         )
-    return found[0]
+    return sizes[0]
 
 
 def pieces(tree: Any, number: int) -> list[Any]:
-    """Return a batch cut into so many equal parts along its items."""
+    """Return a batch cut into `number` equal parts."""
     length = num_items(tree) // number
-    return [sliced(tree, part * length, (part + 1) * length) for part in range(number)]
+    return [slice_items(tree, part * length, (part + 1) * length) for part in range(number)]
 
 
-def sliced(tree: Any, start: int, stop: int) -> Any:
-    """Return some of a batch's items."""
-    return mapped(lambda leaf: leaf[start:stop], tree)
+def slice_items(tree: Any, start: int, stop: int) -> Any:
+    return map_tensors(lambda leaf: leaf[start:stop], tree)
 
 
-def called(model: Callable[..., Any], inputs: Any) -> Any:
-    """Return what a model makes of inputs: of a dict by its names, as HuggingFace's models take."""
+def call_model(model: Callable[..., Any], inputs: Any) -> Any:
+    """Return a model's outputs; a dict gives keyword arguments, as for HuggingFace."""
     return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
 
 
-def held(step: Callable[..., Any]) -> list[Any]:
-    """Return what a function may hold as its batch: variables and arguments of several parts."""
+def list_candidates(step: Callable[..., Any]) -> list[Any]:
+    """Return candidates for a function's batch: variables and arguments with several parts."""
     if isinstance(step, partial):
-        return [*filter(parts, [*step.args, *step.keywords.values()]), *held(step.func)]
+        return [*filter(parts, [*step.args, *step.keywords.values()]), *list_candidates(step.func)]
     if not inspect.isfunction(step):
         return []
     known = inspect.getclosurevars(step)
@@ -101,12 +94,12 @@ def held(step: Callable[..., Any]) -> list[Any]:
 def seen_items(
     step: Callable[..., Any], first: tuple[Any, ...], samples: int, *, one_each: bool = True
 ) -> int | None:
-    """Return how many items a batch holds that is seen, where they are plainly not `samples`.
+    """Return the items of a visible batch, if they clearly differ from `samples`; else None.
 
-    Of what a step holds, without a first batch, only what has as many parts is asked, and so where
-    a sample is not one item each: that is what len() gives of a pair or a dict.
+    Without a first batch, or if a sample is not an item (`one_each`), only a batch with `samples`
+    parts is checked: a user may have given len() of a pair or a dict.
     """
-    for batch in first or held(step):
+    for batch in first or list_candidates(step):
         items = other_items(batch, samples)
         if items and ((first and one_each) or len(parts(batch)) == samples):
             return items
@@ -114,11 +107,11 @@ def seen_items(
 
 
 def other_items(batch: Any, samples: int) -> int | None:
-    """Return how many items a batch holds, where it is plain that they are not `samples`.
+    """Return the items of a batch, if they clearly differ from `samples`; else None.
 
-    It is where two tensors or more agree on one first dimension and none has the other number. It
-    is not where that number is of tokens, (B, T), where items lie in the second dimension, (T, B),
-    are packed into one row, begin at offsets, (B + 1,), or are listed.
+    They do if two tensors or more agree on one first dimension and none has the other number. They
+    do not if `samples` counts tokens, (B, T), or if items lie in the second dimension, (T, B), are
+    packed into one row, begin at offsets, (B + 1,), or are listed.
     """
     tensors = [leaf for leaf in leaves(batch) if not leaf.is_nested and leaf.dim()]
     shapes = [tuple(leaf.shape) for leaf in tensors if not leaf.requires_grad]
@@ -139,10 +132,10 @@ def other_items(batch: Any, samples: int) -> int | None:
 
 
 def _lists_items(tree: Any, samples: int, *, is_part: bool = False) -> bool:
-    """Tell whether so many items of one form are listed; two tensors may be input and target."""
-    found = parts(tree)
-    forms = {str(each.shape) if isinstance(each, torch.Tensor) else type(each) for each in found}
-    is_list = isinstance(tree, list | tuple) and len(found) == samples and len(forms) == 1
-    if is_list and (samples > 2 or (is_part and not isinstance(found[0], torch.Tensor))):
+    """Return whether `samples` items are listed; two tensors may be input and target."""
+    members = parts(tree)
+    forms = {str(m.shape) if isinstance(m, torch.Tensor) else type(m) for m in members}
+    is_list = isinstance(tree, list | tuple) and len(members) == samples and len(forms) == 1
+    if is_list and (samples > 2 or (is_part and not isinstance(members[0], torch.Tensor))):
         return True
-    return any(_lists_items(each, samples, is_part=True) for each in found)
+    return any(_lists_items(member, samples, is_part=True) for member in members)

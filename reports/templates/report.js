@@ -1,8 +1,8 @@
 "use strict";
 /*
- * What the page can do beyond being read: values of points on hover and by keys, sorting, filtering
- * and copying tables, saving figures and the data. The page is whole without it. It asks no network
- * for anything, and what it shows it takes as text, never as markup.
+ * Values of points on hover and by keys; sorting, filtering and copying tables; saving figures and
+ * the data. The page is complete without this script. The script requests nothing from a network,
+ * and shows data as text, never as markup.
  */
 (() => {
   const NARROW_SPACE = /\u202f/g;
@@ -78,7 +78,7 @@
     ].join("\n");
   }
 
-  /* No text of a cell may run as a formula of a spreadsheet; a negative number is none. */
+  /* A quote keeps a spreadsheet from running a cell's text as a formula; numbers need none. */
   function csvCell(value) {
     const text = String(value).replace(NARROW_SPACE, "").replace(/\r/g, " ");
     const safe = ESCAPES.formula.includes(text[0]) && Number.isNaN(Number(text)) ? `'${text}` : text;
@@ -105,10 +105,10 @@
   }
 
   function amount(text) {
-    const found = text.replace(NARROW_SPACE, "").match(/^[+-]?\d+(\.\d+)?(e[+-]?\d+)?(?=\s|$)/i);
-    if (!found) return null;
-    const unit = text.replace(NARROW_SPACE, "").slice(found[0].length).trim();
-    return Number(found[0]) * (UNITS[unit] ?? 1);
+    const digits = text.replace(NARROW_SPACE, "").match(/^[+-]?\d+(\.\d+)?(e[+-]?\d+)?(?=\s|$)/i);
+    if (!digits) return null;
+    const unit = text.replace(NARROW_SPACE, "").slice(digits[0].length).trim();
+    return Number(digits[0]) * (UNITS[unit] ?? 1);
   }
 
   function order(table, column, direction) {
@@ -159,7 +159,7 @@
     if (table.tBodies[0].rows.length > 1) sortable(table);
   }
 
-  /* Rows that hold a text; what holds none of them is hidden, and what is folded opens. */
+  /* Show only rows with a text: hide tables and sections without such a row, open folds with one. */
 
   function filter(text) {
     const wanted = text.trim().toLowerCase();
@@ -181,9 +181,9 @@
       if (!wanted) delete fold.dataset.was;
     }
     document.body.classList.toggle("filtered", wanted !== "");
-    const said = wanted ? `${shown} rows in ${tables} tables` : "";
-    document.getElementById("matches").textContent = said;
-    say(said);
+    const matches = wanted ? `${shown} rows in ${tables} tables` : "";
+    document.getElementById("matches").textContent = matches;
+    say(matches);
   }
 
   /* Figures */
@@ -199,7 +199,7 @@
     for (const [name, value] of [["width", box[2]], ["height", box[3]], ["fill", "#ffffff"]])
       paper.setAttribute(name, value);
     clone.prepend(paper);
-    // The colours of the page, light whatever its scheme.
+    // Always the colours of the light scheme.
     const text = new XMLSerializer().serializeToString(clone);
     return { text: text.replace(/var\(--[\w-]+,\s*(#[0-9a-fA-F]+)\)/g, "$1"), box };
   }
@@ -248,7 +248,7 @@
     for (const mark of marks) {
       const title = mark.querySelector("title");
       points.set(mark, title.textContent);
-      title.remove(); // The browser would show it, too.
+      title.remove(); // Else the browser shows a second tip.
       mark.addEventListener("pointerenter", () => point(mark));
       mark.addEventListener("pointerleave", unpoint);
     }
@@ -295,7 +295,7 @@
       if (value === null) return "";
       return typeof value === "object" ? JSON.stringify(value) : value;
     };
-    return csvLines([names, ...records.map((one) => names.map((name) => cell(one[name])))]);
+    return csvLines([names, ...records.map((record) => names.map((name) => cell(record[name])))]);
   }
 
   function pageTools() {
@@ -315,7 +315,7 @@
     document.querySelector("nav").after(tools);
   }
 
-  /* On paper nothing opens: what a reader of the sheet needs is opened for as long as it prints. */
+  /* A fold cannot be opened on paper: those that a print needs are open while the page prints. */
 
   const opened = [];
   addEventListener("beforeprint", () => {

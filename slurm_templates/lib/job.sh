@@ -523,8 +523,8 @@ lockstep_profiled() { # lockstep_profiled FOLDER: set what each rank runs under;
         nsys)
             tool=(nsys profile '--trace=cuda,nvtx,osrt' --sample=none --force-overwrite=true
                 --output="$output") ;;
-        ncu) # a few kernels once the libraries are warm, for it replays each of them many times
-            tool=(ncu --target-processes=all --launch-skip=200 --launch-count=20 --force-overwrite
+        ncu) # all sections, which also count FLOP and bytes of memory
+            tool=(ncu --target-processes=all --set=full "${ncu_options[@]}" --force-overwrite
                 --export="$output") ;;
         *) tool=() ;;
     esac
@@ -561,7 +561,8 @@ lockstep_ask_accounting() { # lockstep_ask_accounting SACCT...: keep what it say
     local sent patience unfinished=
     sent=$({
         sed -n 's/.*"id": "\([0-9]*\)".*/\1/p' "$jobs/submitted.jsonl" 2>/dev/null || :
-        printf '%s\n' "$jobs"/slurm-*.out | sed -n 's/.*slurm-\([0-9][0-9]*\).*/\1/p' # also sent by hand
+        # Jobs sent by hand are known by their outputs, NAME-ID.out and NAME-ID_K.out.
+        printf '%s\n' "$jobs"/*.out | sed -n 's/.*-\([0-9][0-9]*\)\(_[0-9]*\)*[.]out$/\1/p'
     } | sort --numeric-sort --unique | paste -sd, -) || sent=
     # Of a job that has just ended, Slurm's accounting hears a little later.
     for patience in 0 1 2 4 8 15; do

@@ -47,9 +47,7 @@ from lockstep.report.page.content_of_page import page  # noqa: E402
 from lockstep.report.page.render import html  # noqa: E402
 from lockstep.report.predict import prediction  # noqa: E402
 from lockstep.report.words.console import console_table  # noqa: E402
-from lockstep.slurm import associations, cluster  # noqa: E402
-from lockstep.slurm import client as refusals  # noqa: E402
-from lockstep.slurm import client as slurm  # noqa: E402
+from lockstep.slurm import associations, client, cluster  # noqa: E402
 from lockstep.slurm.status import accounting, collection, standing  # noqa: E402
 from lockstep.slurm.status.sent import Results  # noqa: E402
 
@@ -95,15 +93,13 @@ def _made(make: Callable[[Path], object], *places: str) -> list[bytes]:
         return [path.read_bytes() for place in places for path in sorted(folder.glob(place))]
 
 
-def _each(
-    *reads: Callable[[], object], refusals: tuple[type[Exception], ...] = (ValueError,)
-) -> None:
+def _each(*reads: Callable[[], object]) -> None:
     """Read in every way, whatever the ways before refused; the last refusal is raised."""
     refused = None
     for read in reads:
         try:
             read()
-        except refusals as error:
+        except ValueError as error:
             refused = error
     if refused:
         raise refused
@@ -197,15 +193,7 @@ def _report_and_judge(folder: Path) -> None:
     _each(lambda: _report(folder), lambda: _judge(folder))
 
 
-def _beside_results(folder: Path) -> None:
-    strong_tree(folder, {2: (0.06,)})
-
-
 # Tables of others
-
-
-def _tables() -> list[bytes]:
-    return [path.read_bytes()[:3000] for path in sorted(DATA.glob("*.csv"))]
 
 
 def _read_table(folder: Path) -> None:
@@ -262,7 +250,7 @@ def _squeue() -> list[bytes]:
 
 def _read_squeue(folder: Path) -> None:
     """Ask a squeue that says what the file says."""
-    held = slurm.queue()
+    held = client.queue()
     standing.queued_elements(held)
     for one in held.values():
         _ = one.state.meaning, one.state.has_ended
@@ -313,7 +301,7 @@ def _sbatch() -> list[bytes]:
 
 def _read_sbatch(folder: Path) -> None:
     said = _text(folder)
-    refusals.explain_refusal(said, "me", lambda *command: said, folder)
+    client.explain_refusal(said, "me", lambda *command: said, folder)
 
 
 # What jobs leave
@@ -332,7 +320,7 @@ def _read_jobs(folder: Path) -> None:
     results = Results(folder)
     _each(
         lambda: results.jobs(),
-        lambda: results.job_ids(),
+        lambda: results.submissions(),
         lambda: results.staging(),
         lambda: standing.Board(results).look().is_bad,
         lambda: json.dumps(_collected(results), allow_nan=False),
@@ -347,24 +335,21 @@ def _collected(results: Results) -> object:
         results.accounting_file.unlink(missing_ok=True)
 
 
-def _submitted() -> list[bytes]:
-    return _made(_campaign_folder, "jobs/submitted.jsonl")
-
-
 READERS = {
     one.name: one
     for one in (
         Reader("journal", _journals, f"launches/{LAUNCH}/journal.jsonl", _read_journal),
         Reader("result", _results, f"launches/{LAUNCH}/result.json", _report_and_judge,
-               before=_beside_results),
+               before=lambda folder: strong_tree(folder, {2: (0.06,)})),
         Reader("imported", _imported, "imported.json", _report_and_judge),
-        Reader("table", _tables, "table.csv", _read_table),
+        Reader("table", lambda: [path.read_bytes()[:3000] for path in sorted(DATA.glob("*.csv"))],
+               "table.csv", _read_table),
         Reader("sacct", _sacct, "said.txt", _read_sacct, (RuntimeError,)),
         Reader("squeue", _squeue, "said.txt", _read_squeue, (RuntimeError,), _squeue_stand_in),
         Reader("scontrol", _scontrol, "said.txt", _read_scontrol, (RuntimeError,)),
         Reader("sbatch", _sbatch, "said.txt", _read_sbatch, (RuntimeError,)),
-        Reader("submitted", _submitted, "jobs/submitted.jsonl", _read_jobs,
-               before=_campaign_folder),
+        Reader("submitted", lambda: _made(_campaign_folder, "jobs/submitted.jsonl"),
+               "jobs/submitted.jsonl", _read_jobs, before=_campaign_folder),
     )
 }  # fmt: skip
 
@@ -388,7 +373,6 @@ TOKENS = (
     b"launch", b"case", b"fail",
 )  # fmt: skip
 _PIECE = re.compile(rb'"(?:[^"\\]|\\.)*"|[^\s|,:=\[\]{}()"]+|\s+|.', re.DOTALL)
-HOWS = ("token", "token", "token", "cut", "twice", "bytes", "nest", "long", "end")
 _BRACKETS = ((b"[", b"]"), (b'{"a":', b"}"), (b"{a=", b"}"))
 
 

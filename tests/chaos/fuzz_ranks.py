@@ -6,152 +6,51 @@ hang once all is over. A failing sequence is printed as its plan, which `--plan 
 """
 
 import argparse
-import multiprocessing
-import shutil
+import resource
 import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import fork_server
 import fuzz_ranks_check
 import fuzz_ranks_launch
 import fuzz_ranks_plan
 from fuzz_ranks_plan import Plan
 
-EVERY = 50
+# What a sequence comes to: what does not hold, and how many launches and ends of each kind it had.
+Result = tuple[list[str], Counter[str]]
 
 
-@dataclass
-class Result:
-    """One sequence's end.
-
-    Attributes:
-        name: Its seed and number.
-        plan: What it did.
-        findings: What does not hold.
-        ends: kind of end, and whether the case was healthy -> how many.
-        faults: kind of fault -> how many were planned.
-        num_launches: Launches made.
-        num_unmet: Those of them whose ranks did not meet in time.
-        longest: The largest share of its allowed time that a launch took.
-        reasons: Why healthy cases failed.
-    """
-
-    name: str
-    plan: Plan
-    findings: list[str]
-    ends: Counter[tuple[str, bool]] = field(default_factory=Counter)
-    faults: Counter[str] = field(default_factory=Counter)
-    num_launches: int = 0
-    num_unmet: int = 0
-    longest: float = 0.0
-    reasons: list[str] = field(default_factory=list)
-
-
-def fuzz(plan: Plan, name: str, keep: Path | None = None) -> Result:
-    """Run a plan and judge it.
-
-    Args:
-        plan: What is to go wrong.
-        name: How to call the sequence.
-        keep: Where its files are to stay; nowhere by default.
-    """
-    folder = keep or Path(tempfile.mkdtemp(prefix="lockstep-fuzz-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        sequence = fuzz_ranks_launch.run(plan, folder)
-        return _result(name, sequence, fuzz_ranks_check.findings(sequence))
-    finally:
-        if keep is None:
-            shutil.rmtree(folder)
-
-
-def _result(name: str, sequence: fuzz_ranks_launch.Sequence, findings: list[str]) -> Result:
-    plan = sequence.plan
-    num_launches, num_unmet = len(sequence.launches), sequence.num_unmet
-    result = Result(name, plan, findings, num_launches=num_launches, num_unmet=num_unmet)
-    result.faults.update(fault.kind for case in plan.cases for fault in case)
-    result.faults.update(["stuck"] * len(plan.stuck))
-    shares = [one.seconds / fuzz_ranks_check.limit_s(one, plan) for one in sequence.launches]
-    result.longest = max(shares, default=0.0)
-    if findings and findings[0].startswith("a file cannot be read"):
-        return result
-    lines = fuzz_ranks_check.fenced(sequence.folder / "out.journal.jsonl")
-    for line in (line for line in lines if line["kind"] in fuzz_ranks_check.ENDS):
-        is_healthy = not plan.cases[fuzz_ranks_launch.case_number(line["case"])]
-        result.ends[line["kind"], is_healthy] += 1
-        if is_healthy and line["kind"] != "case":
-            result.reasons.append(str(line.get("reason")))
-    return result
+def fuzz(plan: Plan, name: str, folder: Path) -> Result:
+    """Run a plan in a folder, print what does not hold, and return that with what was counted."""
+    sequence = fuzz_ranks_launch.run(plan, folder)
+    findings = fuzz_ranks_check.findings(sequence)
+    counted = Counter(launches=len(sequence.launches), unmet=sequence.num_unmet)
+    counted.update(f"planned {fault.kind}" for case in plan.cases for fault in case)
+    if not findings:
+        for number, kind in fuzz_ranks_launch.ends(folder).items():
+            counted[f"{'bad' if plan.cases[number] else 'healthy'} {kind}"] += 1
+    else:
+        said = [*findings, plan.to_json()]
+        sys.stdout.write("".join(f"sequence {name}: {line}\n" for line in said))
+        sys.stdout.flush()
+    return findings, counted
 
 
 def numbered(task: tuple[int, int, float]) -> Result:
     """Run the sequence of a seed and a number."""
     seed, number, patience = task
     name = f"{seed}/{number}"
-    return fuzz(fuzz_ranks_plan.draw(Random(name), patience), name)  # noqa: S311, no secret
-
-
-@dataclass
-class Tally:
-    """What all sequences came to."""
-
-    num_sequences: int = 0
-    num_launches: int = 0
-    num_unmet: int = 0
-    ends: Counter[tuple[str, bool]] = field(default_factory=Counter)
-    faults: Counter[str] = field(default_factory=Counter)
-    longest: float = 0.0
-    bad: list[Result] = field(default_factory=list)
-    reasons: Counter[str] = field(default_factory=Counter)
-
-    def add(self, result: Result) -> None:
-        """Count one sequence."""
-        self.num_sequences += 1
-        self.num_launches += result.num_launches
-        self.num_unmet += result.num_unmet
-        self.ends += result.ends
-        self.faults += result.faults
-        self.longest = max(self.longest, result.longest)
-        self.reasons.update(reason.splitlines()[-1][:160] for reason in result.reasons if reason)
-        if result.findings:
-            self.bad.append(result)
-
-    @property
-    def holds(self) -> bool:
-        """Whether there was something to judge, and nothing was wrong."""
-        return self.ends["case", True] > 0 and not self.bad
-
-    def __str__(self) -> str:
-        ends = ", ".join(
-            f"{self.ends[kind, is_healthy]} {'healthy' if is_healthy else 'bad'} {word}"
-            for word, kind in (("measured", "case"), ("skipped", "skip"), ("failed", "fail"))
-            for is_healthy in (True, False)
-        )
-        faults = ", ".join(f"{kind} {count}" for kind, count in sorted(self.faults.items()))
-        return (
-            f"{self.num_sequences} sequences, {self.num_launches} launches, "
-            f"of which {self.num_unmet} did not meet in time\n"
-            f"cases: {ends}\nfaults: {faults}\n"
-            f"the longest launch took {self.longest:.0%} of what it may\n"
-            f"{len(self.bad)} sequences with findings"
-        )
-
-
-def _show(result: Result) -> None:
-    for finding in result.findings:
-        _say(f"sequence {result.name}: {finding}")
-    _say(f"sequence {result.name}: {result.plan.to_json()}")
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    plan = fuzz_ranks_plan.draw(Random(name), patience)  # noqa: S311, no secret
+    with tempfile.TemporaryDirectory(prefix="lockstep-fuzz-") as folder:
+        return fuzz(plan, name, Path(folder))
 
 
 def main() -> int:
@@ -163,31 +62,37 @@ def main() -> int:
     parser.add_argument(
         "--patience", type=float, default=1.0, help="multiply the ranks' time-outs (default: 1)"
     )
-    parser.add_argument("--plan", type=Path, help="repeat this one and keep its files beside it")
+    parser.add_argument("--plan", type=Path, help="repeat this one and keep its files")
     asked = parser.parse_args()
-    fuzz_ranks_launch.prepare()
-    if asked.plan:
-        plan = fuzz_ranks_plan.read(asked.plan.read_text(encoding="utf-8"))
-        result = fuzz(
-            plan, asked.plan.name, Path(tempfile.mkdtemp(prefix="lockstep-fuzz-")).resolve()
-        )
-        _show(result)
-        return 1 if result.findings else 0
-    started, tally = time.monotonic(), Tally()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with (
+        tempfile.TemporaryDirectory(prefix="lockstep-fuzz-server-") as folder,
+        fork_server.serving(Path(folder)) as python,
+    ):
+        sys.executable = str(python)
+        return repeat(asked.plan) if asked.plan else fuzz_all(asked)
+
+
+def repeat(path: Path) -> int:
+    """Run the plan of a file."""
+    folder = Path(tempfile.mkdtemp(prefix="lockstep-fuzz-")).resolve()
+    plan = fuzz_ranks_plan.read(path.read_text(encoding="utf-8"))
+    findings, _ = fuzz(plan, f"{path.name} in {folder}", folder)
+    return int(bool(findings))
+
+
+def fuzz_all(asked: argparse.Namespace) -> int:
+    """Run the sequences that were asked for."""
+    started, num_bad, total = time.monotonic(), 0, Counter[str]()
     tasks = [(asked.seed, number, asked.patience) for number in range(asked.sequences)]
-    with multiprocessing.get_context("fork").Pool(asked.jobs) as pool:
-        for result in pool.imap_unordered(numbered, tasks):
-            tally.add(result)
-            if result.findings:
-                _show(result)
-            if tally.num_sequences % EVERY == 0:
-                _say(f"{tally.num_sequences} sequences, {time.monotonic() - started:.0f} s")
-    _say(f"{tally}, {time.monotonic() - started:.0f} s")
-    for reason, count in tally.reasons.most_common(10):
-        _say(f"healthy but failed, {count} times: {reason}")
-    if not tally.ends["case", True]:
-        _say("no healthy case was measured: see what the ranks say with --plan")
-    return 0 if tally.holds else 1
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        for findings, counted in pool.map(numbered, tasks):
+            num_bad, total = num_bad + bool(findings), total + counted
+    counts = ", ".join(f"{count} {what}" for what, count in sorted(total.items()))
+    took = f"{time.monotonic() - started:.0f} s"
+    sys.stdout.write(f"{asked.sequences} sequences, {num_bad} with findings, {took}: {counts}\n")
+    # Where no healthy case was measured, nothing was judged: `--plan` shows what the ranks say.
+    return int(num_bad > 0 or not total["healthy case"])
 
 
 if __name__ == "__main__":

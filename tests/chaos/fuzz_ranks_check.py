@@ -14,7 +14,6 @@ from typing import Any
 from fuzz_ranks_launch import (
     KILL_AFTER_S,
     MAX_UNMET_LAUNCHES,
-    RAISED,
     Launched,
     Sequence,
     case_number,
@@ -175,7 +174,7 @@ def _is_odd(one: Any, sequence: Sequence, launched: Launched) -> bool:
         return launched.num_ended > 0
     planned = {fault.kind for case in sequence.plan.cases for fault in case}
     # What raises in a teardown that pytest makes up for after an interrupt leaves pytest itself.
-    explained = {3: "exit-3", -9: "kill", -6: "shape", RAISED: "interrupt"}.get(one.code)
+    explained = {3: "exit-3", -9: "kill", -6: "shape", -2: "interrupt"}.get(one.code)
     return explained not in planned
 
 

@@ -1,37 +1,35 @@
-"""Launches of ranks that are forked from a process that has imported all they need.
+"""Launches of ranks that misbehave, forked by the server of the tests (fork_server.py).
 
 A rank then costs tenths of a second, so that thousands of launches can be made. The supervisor ends
 the other ranks soon after one has died, as torchrun and srun do, and starts the launch again as
 `lockstep.campaign.ladder` does.
 """
 
-import atexit
-import ctypes
-import gc
-import os
-import resource
 import signal
 import socket
+import subprocess
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence as Many
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
-from fuzz_ranks_plan import Plan
-
 ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import launched  # noqa: E402, since the paths above make it known
+from fuzz_ranks_plan import Plan  # noqa: E402
+
+from lockstep.core import journal  # noqa: E402
+
 CASES = ROOT / "tests" / "samples" / "fuzzed_cases.py"
 KILL_AFTER_S = 0.5  # between SIGTERM and SIGKILL; the launchers' own 30 s would only take longer
 LIMIT_S = 60.0  # times the plan's patience; no launch ever takes so long: it hangs
+LEFT_S = 2.0  # so long what was killed may still end
 POLL_S = 0.01
 MAX_IDLE_LAUNCHES = 3
 MAX_UNMET_LAUNCHES = 12
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
-RAISED = 99  # a process whose work raised, pytest itself on a rank
 PYTEST_OPTIONS = (
     *("--size=smoke", "--rounds=1", "--warmup-rounds=0", "--steps-per-round=1", "--device=cpu"),
     *("--threads-per-rank=1", "--benchmark-json=out.json", "--resume", "--assert=plain"),
@@ -97,145 +95,63 @@ class Sequence:
     @property
     def num_unmet(self) -> int:
         """Launches whose ranks did not meet in time, as on a machine that is too slow for them."""
-        return sum(not launched.has_met for launched in self.launches)
-
-
-def prepare() -> None:
-    """Import all that ranks need, with no thread that a fork would lose."""
-    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-    import cpuinfo
-    import pytest  # noqa: F401
-    import pytest_benchmark.plugin
-    import torch
-    import torch.distributed
-
-    import lockstep.launch.preflight
-    import lockstep.launch.session
-    import lockstep.measure.harness
-    import lockstep.workloads
-    from lockstep.machine import provenance
-
-    torch.set_num_threads(1)
-    lockstep.workloads.make("mlp:width=64,depth=2")
-    # What stays the same for all launches is asked for once.
-    _remember(provenance, "git_facts", ROOT)
-    _remember(provenance, "software_facts")
-    _remember(provenance, "machine_facts")
-    _remember(provenance, "cpu_model")
-    _remember(cpuinfo, "get_cpu_info")
-    _remember(pytest_benchmark.plugin, "get_commit_info")
-    gc.collect()
-    gc.freeze()
-    threads = list(Path("/proc/self/task").iterdir())
-    if len(threads) > 1:
-        raise RuntimeError(f"{len(threads)} threads run where only one can be forked")
-
-
-def _remember(module: object, name: str, *arguments: object) -> None:
-    remembered = cache(getattr(module, name))
-    remembered(*arguments)
-    setattr(module, name, remembered)
-
-
-def fork(work: Callable[[], int]) -> int:
-    """Return the id of a process that does the work and ends with its code."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid:
-        return pid
-    code = RAISED
-    try:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        code = work()
-    except BaseException:  # noqa: BLE001, whatever it was, this process must not go on as its parent
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-class OutsideStore:
-    """A store in a process of its own, started again where it has died."""
-
-    def __init__(self) -> None:
-        self.pid = self.port = 0
-
-    def ensure(self) -> None:
-        """Start it if it does not run."""
-        if self.pid and os.waitpid(self.pid, os.WNOHANG) == (0, 0):
-            return
-        reader, writer = os.pipe()
-        self.pid = fork(lambda: _serve(writer))
-        os.close(writer)
-        with os.fdopen(reader) as told:
-            self.port = int(told.read())
-
-    def end(self) -> None:
-        """End it."""
-        if self.pid:
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-            self.pid = 0
-
-
-def _serve(writer: int) -> int:
-    from torch.distributed import TCPStore
-
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.write(writer, str(store.port).encode())
-    os.close(writer)
-    signal.pause()
-    return 0
+        return sum(not one.has_met for one in self.launches)
 
 
 def run(plan: Plan, folder: Path) -> Sequence:
     """Make the launches of a plan: again with what failed left out, while that brings more."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     (folder / "plan.json").write_text(plan.to_json(), encoding="utf-8")
     sequence = Sequence(plan, folder)
-    with _store(plan) as store:
-        words, idle = "", 0
+    words, idle, address, pid = "", 0, "", 0
+    with ExitStack() as stores:
         while len(ends(folder)) < len(plan.cases) and idle < MAX_IDLE_LAUNCHES:
             if sequence.num_unmet == MAX_UNMET_LAUNCHES:
                 break
-            launched = _launch(sequence, store, words)
-            sequence.launches.append(launched)
-            if launched.has_met:
+            if plan.store == "outside" and not _answers(address):
+                address, pid = stores.enter_context(launched.store(folder))
+            latest = _launch(sequence, words, address, pid)
+            sequence.launches.append(latest)
+            if latest.has_met:
                 words = _words(sequence)
-                idle = 0 if launched.num_ended else idle + 1
+                idle = 0 if latest.num_ended else idle + 1
     return sequence
 
 
-@contextmanager
-def _store(plan: Plan) -> Iterator[OutsideStore | None]:
-    if plan.store == "rank-0":
-        yield None
-        return
-    store = OutsideStore()
+def _answers(address: str) -> bool:
+    host, _, port = address.partition(":")
     try:
-        yield store
-    finally:
-        store.end()
+        socket.create_connection((host, int(port or 0))).close()
+    except OSError:
+        return False
+    return True
 
 
-def _launch(sequence: Sequence, store: OutsideStore | None, words: str) -> Launched:
+def _launch(sequence: Sequence, words: str, address: str, store_pid: int) -> Launched:
     plan, folder, number = sequence.plan, sequence.folder, len(sequence.launches)
-    if store:
-        store.ensure()
-    meeting = _meeting(store, number)
-    limits = [f"--comm-timeout={plan.comm_timeout_s}", f"--case-budget={plan.case_budget_s}"]
-    options = [*limits, *(["--skip-failed", f"--after={words}"] if words else [])]
+    options = [f"--comm-timeout={plan.comm_timeout_s}", f"--case-budget={plan.case_budget_s}"]
+    options += ["--skip-failed", f"--after={words}"] if words else []
     before, bytes_before = ends(folder), journal_bytes(folder)
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(launched.free_port())}
+    if address:
+        meeting = {"LOCKSTEP_STORE": address, "LOCKSTEP_STORE_PREFIX": f"launch {number}"}
+    environ = launched.environ(ROOT, PYTHONPATH=f"{ROOT}:{ROOT / 'tests' / 'chaos'}") | meeting
+    environ |= {"FAULT_PLAN": str(folder / "plan.json"), "FAULT_STORE_PID": str(store_pid)}
+    environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(plan.world_size))
+    environ["GLOO_SOCKET_IFNAME"] = "lo"
     start = time.monotonic()
-    pids = {}
+    alive = []
     for rank in range(plan.world_size):
-        place = _place(rank, plan.world_size) | meeting
-        log = _log(folder, number, rank)
-        pids[fork(lambda p=place, g=log: _rank(plan, folder, p, g, options))] = rank
-    ranks, is_hung = _supervise(pids, start, plan)
+        with _log(folder, number, rank).open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "pytest", CASES, *PYTEST_OPTIONS, *options],
+                cwd=folder,
+                env=environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        alive.append((rank, process))
+    ranks, is_hung = _supervise(alive, start, plan)
     seconds = time.monotonic() - start
     now = [kind for case, kind in ends(folder).items() if case not in before]
     return Launched(
@@ -245,52 +161,13 @@ def _launch(sequence: Sequence, store: OutsideStore | None, words: str) -> Launc
         num_ended=len(now),
         num_failed=now.count("fail"),
         is_hung=is_hung,
-        num_left=_end_the_rest(store),
+        num_left=_end_the_rest(folder, store_pid),
     )
 
 
-def _meeting(store: OutsideStore | None, number: int) -> dict[str, str]:
-    if store is None:
-        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-    return {
-        "LOCKSTEP_STORE": f"127.0.0.1:{store.port}",
-        "LOCKSTEP_STORE_PREFIX": f"launch {number}",
-        "FAULT_STORE_PID": str(store.pid),
-    }
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _place(rank: int, world_size: int) -> dict[str, str]:
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-    return dict(zip(names, map(str, (rank, rank, world_size, world_size)), strict=True))
-
-
-def _rank(plan: Plan, folder: Path, place: dict[str, str], log: Path, options: list[str]) -> int:
-    """Be one rank, until its hooks at exit have run: what it says goes to its log."""
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for stream in (1, 2):
-        os.dup2(descriptor, stream)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.chdir(folder)
-    os.environ |= place | {"FAULT_PLAN": str(folder / "plan.json"), "GLOO_SOCKET_IFNAME": "lo"}
-    import pytest
-
-    import lockstep.launch.session
-
-    lockstep.launch.session.MIN_PATIENCE_S = plan.end_s
-    atexit._clear()  # those of the process that this one was forked from
-    code = int(pytest.main([str(CASES), *PYTEST_OPTIONS, *options]))
-    atexit._run_exitfuncs()
-    return code
-
-
-def _supervise(pids: dict[int, int], start: float, plan: Plan) -> tuple[list[Ended], bool]:
+def _supervise(
+    ranks: Many[tuple[int, "subprocess.Popen[bytes]"]], start: float, plan: Plan
+) -> tuple[list[Ended], bool]:
     """Wait for the ranks, and end the others once one has failed.
 
     Returns:
@@ -299,37 +176,32 @@ def _supervise(pids: dict[int, int], start: float, plan: Plan) -> tuple[list[End
     ended: list[Ended] = []
     limit_s = LIMIT_S * plan.patience
     told_at = float("inf")
-    alive = dict(pids)
+    alive = dict(ranks)
     while alive:
         now = time.monotonic()
-        for pid in list(alive):
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
-                code = os.waitstatus_to_exitcode(status)
-                ended.append(Ended(alive.pop(pid), code, now - start, now >= told_at))
+        for rank, process in list(alive.items()):
+            code = process.poll()
+            if code is not None:
+                del alive[rank]
+                ended.append(Ended(rank, code, now - start, now >= told_at))
                 if code != 0:
                     told_at = min(told_at, now + plan.grace_s)
-        if now - start > limit_s or now > told_at + KILL_AFTER_S:
-            _signal(alive, signal.SIGKILL)
-        elif now > told_at:
-            _signal(alive, signal.SIGTERM)
+        for process in alive.values():
+            if now - start > limit_s or now > told_at + KILL_AFTER_S:
+                process.kill()
+            elif now > told_at:
+                process.terminate()
         time.sleep(POLL_S)
     return ended, time.monotonic() - start > limit_s
 
 
-def _signal(pids: dict[int, int], number: signal.Signals) -> None:
-    for pid in pids:
-        os.kill(pid, number)
-
-
-def _end_the_rest(store: OutsideStore | None) -> int:
+def _end_the_rest(folder: Path, store_pid: int) -> int:
     """End what the ranks left behind, and return how much that was."""
-    path = Path(f"/proc/self/task/{os.getpid()}/children")
-    left = set(map(int, path.read_text(encoding="ascii").split()))
-    left -= {store.pid} if store else set()
+    deadline = time.monotonic() + LEFT_S
+    while (left := set(launched.inside(folder)) - {store_pid}) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
     for pid in left:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        launched.kill(pid)
     return len(left)
 
 
@@ -370,8 +242,6 @@ def journal_bytes(folder: Path) -> int:
 
 def ends(folder: Path) -> dict[int, str]:
     """Return case -> how it last ended, by the suite's own reader."""
-    from lockstep.core import journal
-
     found = journal.outcomes(folder / "out.journal.jsonl")
     return {case_number(case): kind for case, kind in found.items()}
 

@@ -26,6 +26,8 @@ KINDS = {
 DIVERGENT = {"many", "few", "broadcast", "shape"}
 # A rank that does these tells nobody, its launcher included.
 SILENT = {"stop", "exit-0"}
+# Within this a rank is to end, and do what it does between two cases.
+END_S = 5.0
 HEALTHY = 0.55
 STUCK = 0.1
 
@@ -75,7 +77,7 @@ class Plan:
     @property
     def end_s(self) -> float:
         """Within this a rank is to end, and do what it does between two cases."""
-        return 5.0 * self.patience
+        return END_S * self.patience
 
     def to_json(self) -> str:
         """Return the plan as `--plan` reads it."""

@@ -1,6 +1,5 @@
 """Hostile folders, files and names, through the commands that read them."""
 
-import ast
 import base64
 import hashlib
 import json
@@ -8,11 +7,8 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
-from functools import cache
-from pathlib import Path
 
+import commands
 import pytest
 from data.job_samples import small
 from data.report_samples import document, full_tree, provenance, record, strong_tree, write
@@ -29,22 +25,13 @@ from lockstep.slurm.status.sent import Results
 from lockstep.slurm.submit.job import jobs, launches_of
 from lockstep.slurm.submit.script import render
 
-ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = "launches/w1-r0"
-COMMAND_TIMEOUT_S = 60
 
 
 def lockstep(*words, cwd):
     """Run the command with no program on its PATH, and return how it ended: never a traceback."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "lockstep", *words],
-        cwd=cwd,
-        env=os.environ | {"PATH": "", "PYTHONIOENCODING": "utf-8:strict"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=COMMAND_TIMEOUT_S,
-        check=False,
-    )
+    env = os.environ | {"PATH": "", "PYTHONIOENCODING": "utf-8:strict"}
+    ended = commands.lockstep(*words, cwd=cwd, env=env, text=False)  # with its carriage returns
     said = ended.stderr.decode()
     assert "Traceback" not in said
     assert ended.returncode in (0, 1, 2, 3), said
@@ -75,30 +62,21 @@ def test_links_to_and_within_a_folder_are_followed(tmp_path):
     "name", ["../../secret", "/etc", "..", ".", "", "a/b", "a\0b", "\x1b[2J", "a\nb"]
 )
 def test_a_launch_never_leads_out_of_its_folder(name, tmp_path):
-    with pytest.raises(ValueError, match="is no name of a launch"):
+    with pytest.raises(ValueError, match="is not the name of a launch"):
         Folder(tmp_path).journal(name)
     send(tmp_path, "ladder", "17", [name])
-    with pytest.raises(ValueError, match="is no name of a launch"):
+    with pytest.raises(ValueError, match="is not the name of a launch"):
         Results(tmp_path).jobs()
 
 
 @pytest.mark.parametrize("job_id", ["--user=me", "1 2", "17,--all", "x"])
 def test_the_id_of_a_job_is_a_number(job_id, tmp_path):
     send(tmp_path, "ladder", job_id)
-    with pytest.raises(ValueError, match="which is not that of a job"):
+    with pytest.raises(ValueError, match="which no job has"):
         Results(tmp_path).jobs()
 
 
 # Too much
-
-
-@pytest.mark.parametrize("name", ["result.json", "imported.json"])
-def test_a_file_beyond_the_limit_is_refused_unread(name, tmp_path):
-    path = tmp_path / name
-    path.touch()
-    os.truncate(path, 2 * 2**30)
-    with pytest.raises(ValueError, match=rf"{name}.* 64 MiB"):
-        load([path])
 
 
 def test_a_journal_beyond_the_limits_is_refused(tmp_path):
@@ -278,46 +256,3 @@ def test_what_a_job_finds_around_it_stays_text(text, tmp_path):
     assert list(tmp_path.rglob("BROKEN")) == []
     assert (ended.returncode, ended.stderr) == (0, "")
     assert f"CUDA_VISIBLE_DEVICES={text}" in seen(tmp_path, "environment")
-
-
-# What no room may do
-
-
-PRODUCT = [path for room in ("bench", "lockstep") for path in sorted((ROOT / room).rglob("*.py"))]
-
-
-@cache
-def nodes(path):
-    """Return what a file is made of."""
-    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-
-
-def calls(path):
-    """Yield the calls of a file, each with the name it is called by."""
-    for node in nodes(path):
-        if isinstance(node, ast.Call):
-            yield node, ast.unparse(node.func)
-
-
-def keywords(call):
-    return {word.arg: ast.unparse(word.value) for word in call.keywords}
-
-
-def test_nothing_is_read_that_could_run():
-    banned = re.compile(r"(pickle|marshal|shelve|dill|joblib)\b|\beval\b|\bexec\b|yaml\.load\b")
-    for path in PRODUCT:
-        names = {a.name for n in nodes(path) if isinstance(n, ast.Import) for a in n.names}
-        names |= {n.module for n in nodes(path) if isinstance(n, ast.ImportFrom) and n.module}
-        assert not [name for name in names if banned.match(name)], path
-        for call, name in calls(path):
-            assert not banned.fullmatch(name), f"{path}:{call.lineno}"
-            if name == "torch.load":
-                assert keywords(call)["weights_only"] == "True", f"{path}:{call.lineno}"
-
-
-def test_no_command_goes_through_a_shell():
-    for path in PRODUCT:
-        for call, name in calls(path):
-            assert name not in ("os.system", "os.popen"), f"{path}:{call.lineno}"
-            if name.startswith("subprocess."):
-                assert "shell" not in keywords(call), f"{path}:{call.lineno}"

@@ -1,6 +1,8 @@
 """A campaign and a site as their files say them, for the tests of jobs and their scripts."""
 
 from lockstep.campaign.campaign import Campaign
+from lockstep.core.journal import Journal
+from lockstep.core.record import KEY, SCHEMA_VERSION
 from lockstep.slurm.site import Site
 
 CAMPAIGN = {
@@ -65,3 +67,16 @@ def site_of(**changes):
 def small(**changes):
     """Return a campaign of one launch."""
     return campaign_of(**{"world_sizes": [1], "repeats": 1, "studies": ["weak"]} | changes)
+
+
+def write_journal(path, *cases, expected, studies="weak", flags=()):
+    """Write the journal of a launch in which some of the expected cases have ended."""
+    journal = Journal(path)
+    head = {"kind": "launch", "schema": SCHEMA_VERSION, "resumed": False}
+    facts = {"document": {"version": "5"}, "launch": {"world_size": 1, "studies": studies}}
+    journal.append(head | facts | {"expected": list(expected)})
+    for case in cases:
+        extra = {"extra_info": {KEY: {"flags": list(flags)}}}
+        benchmark = {"name": case, "stats": {"min": 1.0}} | extra
+        journal.append({"kind": "case", "case": case, "benchmark": benchmark})
+    journal.close()

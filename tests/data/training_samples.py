@@ -1,58 +1,37 @@
 """Training runs as `lockstep run train` leaves them, with times and accuracies chosen by hand."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-from data.report_samples import record
+from data.report_samples import document, provenance, record, write
 
 from lockstep.core.record import Epoch, Training
 
 CONFIG = {
-    "workload": "mlp", "data": "digits", "num_synthetic": 1024, "epochs": 3, "global_batch": 64,
-    "local_batch": None, "lr": 0.1, "lr_scale": "none", "base_batch": 256, "momentum": 0.9,
-    "weight_decay": 0.0, "scheduler": "none", "precision": "fp32", "accumulation": 1,
-    "bucket_cap_mb": None, "workers": 0, "seed": 0, "augment": False, "max_steps": None,
-    "device": None, "threads_per_rank": None,
+    "workload": "mlp", "data": "digits", "lr": 0.1, "momentum": 0.9, "scheduler": "none",
+    "precision": "fp32", "global_batch": 64, "local_batch": None,
 }  # fmt: skip
-STEPS, SAMPLES = 10, 640
 
 
 def run(
     folder: Path,
-    accuracies: tuple[float, ...] = (0.5, 0.7, 0.8),
+    accuracies: tuple[float | None, ...] = (0.5, 0.7, 0.8),
     epoch_s: float = 1.0,
     world_size: int = 1,
     device: str = "H100",
+    threads_per_rank: int | None = None,
+    seed: int = 0,
     **config: Any,
 ) -> Path:
-    """Write the summary of a run whose epochs take `epoch_s`, but the first, which takes twice."""
-    asked = CONFIG | {"epochs": len(accuracies)} | config
-    whole = asked["global_batch"] or asked["local_batch"] * world_size
-    same = {
-        "workload": asked["workload"], "data": asked["data"], "precision": asked["precision"],
-        "scaling": "strong" if asked["global_batch"] else "fixed-epochs", "world_size": world_size,
-        "num_nodes": 1, "local_batch": whole // world_size, "global_batch": whole, "job_id": None,
-        "peak_memory_bytes": 10**9,
-    }  # fmt: skip
-    epochs = [
-        same | {
-            "epoch": number, "samples": SAMPLES, "train_s": epoch_s * (2 if number == 1 else 1),
-            "samples_per_s": SAMPLES / epoch_s, "val_s": 0.5, "checkpoint_s": 0.25, "lr": 0.1,
-            "train_loss": 2.0 / number, "val_loss": 1.0 / number, "train_accuracy": accuracy,
-            "val_accuracy": accuracy, "is_warmup": number == 1, "timestamp": "2026-11-20T12:00:00",
-        }
-        for number, accuracy in enumerate(accuracies, start=1)
-    ]  # fmt: skip
-    content = {
-        "schema": 1, "config": asked, "device": device, "sample_unit": "images",
-        "epoch_plan": {"steps": STEPS},
-        "lr_rule": {"scaled_lr": asked["lr"]}, "parameter_checksums": ["a"] * world_size,
-        "final": epochs[-1], "epochs": epochs, "step_losses": [1.0] * (STEPS * len(epochs)),
-    }  # fmt: skip
-    folder.mkdir(parents=True)
-    (folder / "summary.json").write_text(json.dumps(content))
-    return folder
+    """Write the launch `folder` of a run whose epochs take `epoch_s`, the first of them twice."""
+    case = trained(seed, world_size, device, accuracies, epoch_s, **CONFIG | config)
+    known = provenance(world_size, device_names=[device], threads_per_rank=threads_per_rank)
+    name = f"test_train[seed={seed}]"
+    facts = {"campaign": str(folder.parent), "provenance": known}
+    root = folder.parent
+    path = write(root, document(folder.name, world_size, {name: case}, **facts))
+    (root / "campaign.json").write_text('{"schema": 1, "studies": ["train"]}')
+    return path
 
 
 def seeds(
@@ -65,19 +44,26 @@ def seeds(
     return folder
 
 
-def trained(seed, world_size=1, device="H100", accuracy=0.8, **factors):
+def trained(seed, world_size=1, device="H100", accuracies=(0.8,) * 3, epoch_s=1.0, **factors):
     """Return the case of a campaign that trains as `run` does."""
+    factors = {"workload": "mlp", "data": "digits", "precision": "fp32", "lr": 0.1,
+               "global_batch": 64, "local_batch": None, "epochs": len(accuracies),
+               "seed": seed} | factors  # fmt: skip
     rows = [
-        Epoch(epoch=n, steps=10, time_s=1.0, samples_per_s=640.0, lr=0.1, loss=1.0,
-              validation_loss=1.0, accuracy=accuracy, validation_s=0.5)
-        for n in (1, 2, 3)
+        Epoch(epoch=n, steps=10, time_s=epoch_s * (2 if n == 1 else 1), is_warmup=n == 1,
+              samples_per_s=640 / epoch_s, lr=0.1, loss=2.0 / n, validation_loss=1.0 / n,
+              accuracy=accuracy, train_accuracy=accuracy, validation_s=0.5,
+              ended="2026-11-20T12:00:00+00:00")
+        for n, accuracy in enumerate(accuracies, start=1)
     ]  # fmt: skip
     training = Training(
-        data="digits", samples_per_epoch=640, epochs=3, optimizer="sgd", lr=0.1, schedule="none",
-        seed=seed, device_name=device, rows=rows,
+        data=factors["data"], samples_per_epoch=640, epochs=factors["epochs"], optimizer="sgd",
+        lr=factors["lr"], schedule="none", seed=seed, device_name=device, rows=rows,
     )  # fmt: skip
-    factors = {"workload": "mlp", "data": "digits", "precision": "fp32", "lr": 0.1, "epochs": 3,
-               "global_batch": 64, "local_batch": None, "seed": seed} | factors  # fmt: skip
-    return record(study="train", scaling="strong", world_size=world_size, factors=factors,
-                  samples_per_step=64, global_batch=64, local_batch=64 // world_size,
-                  steps_per_round=10, rank_round_s=[[1.0, 1.0]], training=training)  # fmt: skip
+    whole = factors["global_batch"] or factors["local_batch"] * world_size
+    return record(study="train", scaling="strong" if factors["global_batch"] else "fixed-epochs",
+                  world_size=world_size, factors=factors, workload=factors["workload"],
+                  precision=factors["precision"], samples_per_step=64, global_batch=whole,
+                  local_batch=whole // world_size, steps_per_round=10,
+                  training=training,
+                  rank_round_s=[[epoch_s] * (len(rows) - 1)] * world_size)  # fmt: skip

@@ -21,20 +21,14 @@ GLOBAL_BATCH, LOCAL_BATCH = 2048, 64
 FIXED_S, SAMPLE_S = 0.004, 0.0004
 
 
-def wide_tree(root: Path, sizes: tuple[int, ...] = SIZES, repeats: int = 3) -> Path:
+def wide_tree(root: Path) -> Path:
     """Write a campaign of four workloads, settings and collectives, with causes that are known."""
     noise = np.random.default_rng(1)
-    for size in sizes:
-        for repeat in range(repeats):
-            nodes = max(1, size // RANKS_PER_NODE)
-            facts = {"provenance": _provenance(size), "repeat": repeat, "num_nodes": nodes}
-            content = document(f"w{size}-r{repeat}", size, _cases(size, nodes, noise), **facts)
-            write(root, content)
-    planned = [
-        {"name": f"w{size}-r{repeat}", "world_size": size, "repeat": repeat}
-        for size in sizes
-        for repeat in range(repeats)
-    ]
+    for size in SIZES:
+        nodes = max(1, size // RANKS_PER_NODE)
+        facts = {"provenance": _provenance(size), "num_nodes": nodes}
+        write(root, document(f"w{size}-r0", size, _cases(size, nodes, noise), **facts))
+    planned = [{"name": f"w{size}-r0", "world_size": size, "repeat": 0} for size in SIZES]
     campaign = {"schema": SCHEMA_VERSION, "name": "wide", "launches": planned}
     (root / "campaign.json").write_text(json.dumps(campaign))
     return root

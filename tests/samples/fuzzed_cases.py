@@ -14,11 +14,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from fuzz_ranks_plan import PHASES, expected_number, own_number
+from fuzz_ranks_plan import END_S, PHASES, expected_number, own_number
 from torch import distributed
+
+from lockstep.launch import session
 
 PLAN = json.loads(Path(os.environ["FAULT_PLAN"]).read_text(encoding="utf-8"))
 FOREVER_S = 600.0
+session.MIN_PATIENCE_S = END_S * PLAN["patience"]
 
 if int(os.environ["RANK"]) in PLAN["stuck"]:
     atexit.register(time.sleep, FOREVER_S)

@@ -2,4 +2,4 @@
 
 from lockstep.core import sizes
 
-sizes.shuffled = lambda items, name_of, seed: list(items)
+sizes.shuffle = lambda items, name_of, seed: list(items)

@@ -16,7 +16,7 @@ import pytest
 
 from lockstep.core import sizes
 
-sizes.shuffled = lambda items, name_of, seed: list(items)
+sizes.shuffle = lambda items, name_of, seed: list(items)
 RANK = os.environ.get("RANK", "0")
 AHEAD_S = 3600.0
 FOREVER_S = 600.0

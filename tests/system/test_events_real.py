@@ -3,12 +3,11 @@
 import json
 import shutil
 import subprocess
-import time
 import urllib.request
-from pathlib import Path
 
 import pytest
-from cluster import SHARED, STATE, TESTBED, as_user, need_login
+from cluster import SHARED, STATE, TESTBED, as_user, done, give, need_login
+from launched import until
 from stand_ins import send
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -17,7 +16,7 @@ PORT = 18765
 PATIENCE_S = 50
 SCRIPT = """#!/bin/bash
 #SBATCH --time=5 --mem=100 --partition=debug
-#SBATCH --output={folder}/jobs/slurm-%j.out
+#SBATCH --output={folder}/jobs/by-hand-%j.out
 sleep 1
 printf '{{"job_id": "%s", "exit_code": {code}, "stopped": false}}' "$SLURM_JOB_ID" \
     >{folder}/jobs/exit-$SLURM_JOB_ID.json
@@ -31,14 +30,10 @@ def folder():
     made = SHARED / "events"
     shutil.rmtree(made, ignore_errors=True)
     (made / "jobs").mkdir(parents=True)
-    _given(made)
+    give(made)
     yield made
     (STATE / "epilog.sh").write_text("#!/bin/sh\nexit 0\n")
     shutil.rmtree(made)
-
-
-def _given(folder):
-    subprocess.run(["chown", "--recursive", "lockstep", folder], check=True)
 
 
 @pytest.fixture
@@ -55,29 +50,19 @@ def receiver(folder):
 def _let_slurm_tell(folder):
     """Give slurmctld the epilog that the command prints."""
     line = ["lockstep", "slurm", "serve", str(folder), "--port", str(PORT), "--print-epilog"]
-    printed = as_user(*line, "--key-file", str(folder / ".events.key"))  # slurmctld is root here
-    assert printed.returncode == 0, printed.stderr
-    (STATE / "epilog.sh").write_text(printed.stdout)
+    printed = done(as_user(*line, "--key-file", str(folder / ".events.key")))  # slurmctld is root
+    (STATE / "epilog.sh").write_text(printed)
 
 
 def sent(folder, code):
     """Send a job that ends with a code, as `lockstep submit` records it, and return its id."""
     script = folder / "jobs" / f"end-{code}.sh"
     script.write_text(SCRIPT.format(folder=folder, code=code))
-    _given(folder)
-    ended = as_user("sbatch", "--parsable", script, cwd=folder)
-    assert ended.returncode == 0, ended.stderr
-    send(folder, f"end-{code}", ended.stdout.strip())
-    _given(folder)
-    return ended.stdout.strip()
-
-
-def until(holds):
-    give_up = time.monotonic() + PATIENCE_S
-    while not (found := holds()):
-        assert time.monotonic() < give_up
-        time.sleep(0.2)
-    return found
+    give(folder)
+    job_id = done(as_user("sbatch", "--parsable", script, cwd=folder)).strip()
+    send(folder, f"end-{code}", job_id)
+    give(folder)
+    return job_id
 
 
 def events(folder):
@@ -101,24 +86,26 @@ def states(folder):
 
 def test_slurmctld_tells_the_receiver_how_each_job_ended(folder, receiver):
     good, bad = sent(folder, 0), sent(folder, 3)
-    until(lambda: {good, bad} <= events(folder).keys())
+    until(lambda: {good, bad} <= events(folder).keys(), "both events", PATIENCE_S)
     told = {name: (one["status"], one["exit_code"]) for name, one in events(folder).items()}
     assert told == {good: ("COMPLETED", 0), bad: ("FAILED", 3)}
     ends = {good: "COMPLETED", bad: "FAILED"}
-    until(lambda: served() == ends)  # the page follows, long before it would ask by itself
+    # The page follows, long before it would ask by itself.
+    until(lambda: served() == ends, "the page", PATIENCE_S)
     assert states(folder) == ends
 
 
 def test_with_the_receiver_down_no_node_drains_and_polling_says_the_same(folder):
     line = ["lockstep", "slurm", "serve", str(folder), "--port", str(PORT), "--print-epilog"]
-    assert as_user(*line).returncode == 0  # the key is made
+    done(as_user(*line))  # the key is made
     _let_slurm_tell(folder)
     good, bad = sent(folder, 0), sent(folder, 3)
-    until(lambda: states(folder) == {good: "COMPLETED", bad: "FAILED"})
+    ends = {good: "COMPLETED", bad: "FAILED"}
+    until(lambda: states(folder) == ends, "both ends", PATIENCE_S)
     assert events(folder) == {}
     said = subprocess.run(
         ["sinfo", "--noheader", "--Node", "--format=%T"], capture_output=True, text=True, check=True
     )
     assert set(said.stdout.split()) == {"idle"}
-    log = (Path(STATE) / "log" / "slurmctld.log").read_text()
+    log = (STATE / "log" / "slurmctld.log").read_text()
     assert "drain" not in log.lower()

@@ -122,14 +122,13 @@ ACCESS = """
     dark: w.matchMedia("(prefers-color-scheme: dark)").matches,
   };"""
 
-# A page at the width of a phone and of a desktop.
 AT_WIDTHS = """
   const found = [];
-  for (const width of [390, 1280]) {
+  for (const width of WIDTHS) {
     f.style.width = `${width}px`;
-    found.push([width, (() => { LAYOUT })()]);
+    found.push([width, (() => { PROBE })()]);
   }
-  return [...found, (() => { ACCESS })()];"""
+  return found;"""
 
 
 @pytest.fixture(scope="module")
@@ -144,38 +143,45 @@ def chromium():
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("page")
-    return with_page(folder, full_tree(folder / "results", device="cpu"))
+def built(measured, tmp_path_factory):
+    """Return a function from a name to a folder with that page, which is made once."""
+    folders = {}
+
+    def build(name):
+        if name not in folders:
+            folders[name] = folder = tmp_path_factory.mktemp(name)
+            if name == "compared":  # four real campaigns, one of them with another precision
+                trees = [measured / each for each in ("fp32", "bf16", "fp32", "fp32")]
+                target = folder / "page.html"
+                commands.run(compare, *trees, "--allow", "precision", "--html", target)
+            else:
+                campaign = results_of(name, folder / "results", measured)
+                text = html(page(evaluate(load([campaign])), 0.7))
+                (folder / "page.html").write_text(text)
+        return folders[name]
+
+    return build
 
 
-@pytest.fixture(scope="module")
-def demo_built(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("demo")
-    recorded.unpack(recorded.shipped()["demo"], folder / "results")
-    return with_page(folder, folder / "results")
-
-
-@pytest.fixture(scope="module")
-def wide_built(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wide")
-    return with_page(folder, wide_tree(folder / "results", repeats=1))
-
-
-def with_page(folder, campaign):
-    results = load([campaign])
-    (folder / "page.html").write_text(html(page(evaluate(results), 0.7)))
+def results_of(name, folder, measured):
+    if name == "measured":
+        return measured / "fp32"
+    if name == "full":
+        full_tree(folder, device="cpu")
+    elif name == "demo":
+        recorded.unpack(recorded.list_shipped()["demo"], folder)
+    elif name == "wide":  # a ladder to 1,024 ranks
+        wide_tree(folder)
+    else:  # trainings of two sizes on two devices
+        for size in (1, 2):
+            seeds(folder / f"h{size}", world_size=size, epoch_s=4.0 / size)
+            seeds(folder / f"a{size}", world_size=size, device="A100", epoch_s=8.0 / size)
     return folder
 
 
 def browse(chromium, profile, url, *flags):
     command = [chromium, *FLAGS, f"--user-data-dir={profile}", *flags, url]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
-
-
-@pytest.fixture(scope="module")
-def of_real_launches(measured, tmp_path_factory):
-    return with_page(tmp_path_factory.mktemp("real"), measured / "fp32")
 
 
 def framed(chromium, folder, tmp_path, width, probe=LAYOUT, *flags):
@@ -190,39 +196,53 @@ def framed(chromium, folder, tmp_path, width, probe=LAYOUT, *flags):
     return json.loads(unescape(title.group(1)))
 
 
-@pytest.mark.parametrize("width", [NARROW, 768, 1280])
-def test_the_page_never_scrolls_sideways(chromium, built, tmp_path, width):
-    found = framed(chromium, built, tmp_path, width)
-    assert found["client"] == width
-    assert found["scroll"] <= width
-    assert found["wide"] == []
-    assert found["requests"] == []
-    if width == NARROW:
-        assert found["scrolls"] > 0
+# page -> width -> how many tables may scroll, and how high the page may be.
+PAGES = {
+    "full": {NARROW: (None, None), 768: (None, None), 1280: (None, None)},
+    "measured": {1280: (0, None), 1920: (0, None)},
+    "wide": {1280: (0, 14_000)},
+    "trained": {NARROW: (None, 8_000), 1280: (0, 4_500)},
+    "compared": {NARROW: (None, None), 1280: (0, None)},
+}
 
 
-@pytest.mark.parametrize("width", [1280, 1920])
-def test_no_table_of_real_launches_hides_a_column_on_a_desktop(
-    chromium, of_real_launches, tmp_path, width
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_never_scrolls_sideways_and_hides_no_column_on_a_desktop(
+    chromium, built, tmp_path, name
 ):
-    assert framed(chromium, of_real_launches, tmp_path, width)["scrolls"] == 0
+    widths = at_widths(chromium, built(name), tmp_path, LAYOUT, list(PAGES[name]))
+    for (width, found), (scrolls, height) in zip(widths, PAGES[name].values(), strict=True):
+        assert (found["client"], found["wide"], found["requests"]) == (width, [], [])
+        assert found["scroll"] <= width
+        assert scrolls in (None, found["scrolls"])
+        assert found["height"] <= (height or found["height"])
+        if (name, width) == ("full", NARROW):
+            assert found["scrolls"] > 0
+        if name in ("wide", "compared") and width == 1280:  # it begins with a figure
+            assert found["figure"] < 800
+
+
+def at_widths(chromium, folder, tmp_path, probe, widths, *flags):
+    """Return [width, what a probe finds] of a page at each width, from one start of the browser."""
+    script = AT_WIDTHS.replace("WIDTHS", json.dumps(widths)).replace("PROBE", probe)
+    return framed(chromium, folder, tmp_path, max(widths), script, *flags)
 
 
 def test_what_is_sorted_filtered_copied_and_saved_are_the_data(chromium, built, tmp_path):
-    found = framed(chromium, built, tmp_path, 1280, USED)
+    folder = built("full")
+    found = framed(chromium, folder, tmp_path, 1280, USED)
     assert isinstance(found, dict), found
     assert found["up"] == sorted(found["unsorted"], key=float) == found["down"][::-1]
     assert (found["state"], found["again"]) == ("ascending", found["unsorted"])
     assert found["matches"]
     assert all("bf16" in row for row in found["matches"])
     assert found["hidden"] == 0
-    said = re.findall(r"<circle[^>]*><title>(.*?)</title>", (built / "page.html").read_text())
+    said = re.findall(r"<circle[^>]*><title>(.*?)</title>", (folder / "page.html").read_text())
     assert (found["tips"], found["gone"]) == ([unescape(text) for text in said[:2]], True)
     markdown, latex, as_csv = found["copied"]
     for step in found["unsorted"]:
         assert all(step in text for text in (markdown, latex, as_csv))
-    results = load([built / "results"])
-    points = page(evaluate(results), 0.7)["data"]["points"]
+    points = page(evaluate(load([folder / "results"])), 0.7)["data"]["points"]
     as_json, in_csv, svg = found["texts"]
     assert json.loads(as_json)["points"] == json.loads(json.dumps(points))
     rows = list(csv.DictReader(io.StringIO(in_csv)))
@@ -233,30 +253,22 @@ def test_what_is_sorted_filtered_copied_and_saved_are_the_data(chromium, built, 
 
 
 @pytest.mark.parametrize("scheme", [(), DARK])
-@pytest.mark.parametrize("shown", ["", "demo_", "running", "failed"])
-def test_axe_core_finds_nothing_serious(chromium, request, tmp_path, shown, scheme):
+@pytest.mark.parametrize("shown", ["full", "demo", "compared", "running", "failed"])
+def test_axe_core_finds_nothing_serious(chromium, built, tmp_path, shown, scheme):
     if shown in MOMENTS:
         look(tmp_path, campaign_at(shown, tmp_path))
         page = tmp_path / "results" / "x" / "status.html"
     else:
-        page = request.getfixturevalue(f"{shown}built") / "page.html"
-    assert seen_by_axe(chromium, page, tmp_path, scheme) == []
-
-
-def seen_by_axe(chromium, page, folder, scheme):
-    """Return what axe-core finds serious in a page, of which it gets a copy in a folder.
-
-    The dark differs from the light page in its colours alone.
-    """
-    # There it replaces the page's policy, which lets no other script run.
+        page = built(shown) / "page.html"
+    # The script of axe-core replaces the page's policy, which lets no other script run.
     axe = (resources.files("axe_core_python") / "axe.min.js").read_text()
     policy = re.compile('<meta http-equiv="Content-Security-Policy"[^>]*>')
     text, count = policy.subn(lambda _: f"<script>{axe}</script>", page.read_text())
     assert count == 1
-    (folder / "page.html").write_text(text)
-    rules = '{runOnly: ["color-contrast"]}' if scheme else "{}"
-    script = AXE.replace("RULES", rules)
-    return framed(chromium, folder, folder / "profile", 1280, script, *scheme)
+    (tmp_path / "page.html").write_text(text)
+    # The dark page differs from the light one in its colours alone.
+    script = AXE.replace("RULES", '{runOnly: ["color-contrast"]}' if scheme else "{}")
+    assert framed(chromium, tmp_path, tmp_path / "profile", 1280, script, *scheme) == []
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -264,60 +276,9 @@ def test_the_status_page_fits_and_can_be_read(chromium, tmp_path, moment):
     look(tmp_path, campaign_at(moment, tmp_path))
     (tmp_path / "results" / "x" / "status.html").rename(tmp_path / "page.html")
     layout = "\n".join(line for line in LAYOUT.splitlines() if "figure" not in line)
-    probe = AT_WIDTHS.replace("LAYOUT", layout).replace("ACCESS", ACCESS)
+    probe = layout.replace("return {", f"return {{ ...(() => {{ {ACCESS} }})(),", 1)
     for scheme in ((), DARK):
-        *widths, access = framed(chromium, tmp_path, tmp_path, 1280, probe, *scheme)
-        for width, found in widths:
+        for width, found in at_widths(chromium, tmp_path, tmp_path, probe, [390, 1280], *scheme):
             assert (found["client"], found["wide"], found["requests"]) == (width, [], [])
             assert found["scroll"] <= width
-        assert (access["headless"], access["dark"]) == (0, bool(scheme))
-
-
-@pytest.fixture(scope="module")
-def wide(chromium, wide_built, tmp_path_factory):
-    """What the page of a ladder to 1,024 ranks measures in a window of 1280 px."""
-    return framed(chromium, wide_built, tmp_path_factory.mktemp("profile"), 1280)
-
-
-def test_a_ladder_of_a_thousand_ranks_begins_with_a_figure_and_hides_no_column(wide):
-    assert wide["figure"] < 800
-    assert (wide["scrolls"], wide["wide"]) == (0, [])
-    assert wide["height"] <= 12_000
-
-
-@pytest.fixture(scope="module")
-def of_trainings(tmp_path_factory):
-    """The page of trainings of two sizes on two devices."""
-    folder = tmp_path_factory.mktemp("trained")
-    for size in (1, 2):
-        seeds(folder / "runs" / f"h{size}", world_size=size, epoch_s=4.0 / size)
-        seeds(folder / "runs" / f"a{size}", world_size=size, device="A100", epoch_s=8.0 / size)
-    return with_page(folder, folder / "runs")
-
-
-@pytest.mark.parametrize("width", [NARROW, 1280])
-def test_the_page_of_trainings_hides_no_column(chromium, of_trainings, tmp_path, width):
-    found = framed(chromium, of_trainings, tmp_path, width)
-    assert (found["scroll"], found["wide"], found["requests"]) == (width, [], [])
-    assert width == NARROW or found["scrolls"] == 0
-    assert found["height"] < (8_000 if width == NARROW else 4_500)
-
-
-@pytest.fixture(scope="module")
-def compared(measured, tmp_path_factory):
-    """The page of four real campaigns beside each other, one of them with another precision."""
-    folder = tmp_path_factory.mktemp("compared")
-    trees = [measured / name for name in ("fp32", "bf16", "fp32", "fp32")]
-    target = folder / "page.html"
-    commands.run(compare, *trees, "--allow", "precision", "--html", target)
-    return folder
-
-
-@pytest.mark.parametrize("width", [NARROW, 1280])
-def test_the_page_of_a_comparison_fits_and_can_be_read(chromium, compared, tmp_path, width):
-    found = framed(chromium, compared, tmp_path, width)
-    assert (found["scroll"], found["wide"], found["requests"]) == (width, [], [])
-    assert width == NARROW or (found["scrolls"] == 0 and found["figure"] < 800)
-    if width > NARROW:  # axe-core looks at both widths
-        for scheme in ((), DARK):
-            assert seen_by_axe(chromium, compared / "page.html", tmp_path, scheme) == []
+            assert (found["headless"], found["dark"]) == (0, bool(scheme))

@@ -7,10 +7,10 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import faults_slurm
 import pytest
 from cluster import SHARED, TESTBED, as_user, need_login, need_testbed
-from ground import until
+from ground import configured
+from launched import until
 from stand_ins import lockstep, now
 
 from lockstep.core.journal import Journal
@@ -108,7 +108,7 @@ def one_node_a_job():
 def limits_are_not_enforced():
     """Let Slurm take a job that no partition will ever run; to be asked for before `login`."""
     need_testbed()
-    with faults_slurm.configured("EnforcePartLimits=NO"):
+    with configured("EnforcePartLimits=NO"):
         yield
 
 
@@ -141,7 +141,7 @@ def test_real_jobs_stand_as_they_are(login):
     ids["some"] = sent(login, "some", "true", "--array=0-1", "--hold", num=2)
     by_hand = login / "jobs" / "by-hand.sh"
     by_hand.write_text("#!/bin/bash\ntrue\n")
-    where = (f"--output={login}/jobs/slurm-%j.out", "--job-name=by-hand", "--time=1")
+    where = (f"--output={login}/jobs/by-hand-%j.out", "--job-name=by-hand", "--time=1")
     ids["by-hand"] = slurm.sbatch(by_hand, "nobody recorded this", *where).id
     ids["arr"] = sent(login, "arr", "[ $SLURM_ARRAY_TASK_ID -ne 2 ]", "--array=0-4%3", num=5)
     path = os.environ["PATH"]
@@ -160,7 +160,7 @@ def test_real_jobs_stand_as_they_are(login):
     states = {name: row["state"] for name, row in found.items()}
     assert states["good"] == "COMPLETED"
     assert states["bad"] == "FAILED"
-    assert found["bad"]["advice"].startswith("jobs/slurm-")
+    assert found["bad"]["advice"].startswith("jobs/bad-")
     assert "RuntimeError: no data" in found["bad"]["advice"]
     assert states["ended"] == states["held"] == states["some"] == "CANCELLED"
     assert found["gone"]["advice"].startswith("exit code 0:53: node")
@@ -181,7 +181,7 @@ def sent(folder, name, command, *options, num=1):
     script = folder / "jobs" / f"{name}.sh"
     script.write_text(f"#!/bin/bash\n{command}\n")
     output = "%A_%a" if num > 1 else "%j"
-    where = (f"--output={folder}/jobs/slurm-{output}.out", f"--job-name={name}", "--time=1")
+    where = (f"--output={folder}/jobs/{name}-{output}.out", f"--job-name={name}", "--time=1")
     job_id = slurm.sbatch(script, f"lockstep:{name}-testbed", *where, *options).id
     record = Journal(folder / "jobs" / "submitted.jsonl")
     launches = [f"{name}-{number}" for number in range(num)]
@@ -214,3 +214,30 @@ def test_a_full_queue_is_not_a_missing_one():
     (found,) = (one for one in json.loads(ended.stdout)["checks"] if one["check"] == "Nodes")
     assert (found["status"], "busy" in found["says"]) == ("warning", True)
     assert as_user("squeue", "--me", "--name=doctor", "--noheader").stdout == ""
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+def test_why_ranks_a_waiting_job_as_slurm_does():
+    """The larger of two waiting jobs comes first, though it was sent later."""
+    need_login()
+
+    def send(num_nodes, seconds):
+        asked = ("--partition=gpu", f"--nodes={num_nodes}", "--exclusive", "--output=/dev/null")
+        sent = as_user("sbatch", "--parsable", *asked, f"--wrap=sleep {seconds}", cwd=SHARED)
+        return sent.stdout.strip()
+
+    def why(job_id):
+        (job,) = json.loads(as_user("lockstep", "slurm", "why", job_id, "--json").stdout)["jobs"]
+        return job["priority"], job["wait"] or {}
+
+    jobs = [send(4, 300), send(1, 1), send(4, 1)]
+    try:
+        until(lambda: why(jobs[1])[1].get("num_ahead") == 1, "a job that waits behind another")
+        (less, small), (more, large) = why(jobs[1]), why(jobs[2])
+        assert (small["num_ahead"], large["num_ahead"]) == (1, 0)
+        assert less < more
+        assert small["factors"] == {"size of the job": less}
+        assert large["factors"] == {"size of the job": more}
+    finally:
+        as_user("scancel", *jobs)

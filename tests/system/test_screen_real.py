@@ -9,12 +9,11 @@ from namespaces import is_possible
 from screened import can_slow, on_testbed, over_links
 
 
+# Where other tests take the cores, half a core is no slower than the others' share.
+@pytest.mark.chaos
 @pytest.mark.slurm
 @pytest.mark.slow
-# Where other tests take the cores, half a core is no slower than the others' share.
-@pytest.mark.parametrize(
-    ("slow", "code"), [pytest.param("node3", 1, marks=pytest.mark.chaos), (None, 0)]
-)
+@pytest.mark.parametrize(("slow", "code"), [("node3", 1), (None, 0)])
 def test_a_node_with_half_a_core_is_named(slow, code):
     need_testbed()
     if not can_slow():

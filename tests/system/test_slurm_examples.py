@@ -10,16 +10,14 @@ import re
 import shutil
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
-from cluster import IMAGE, SHARED, STATE, USUAL_STATE, as_user, missing, need_testbed
+from cluster import IMAGE, SHARED, as_user, done, give, missing, need_testbed, site_text
+from launched import until
 from measured import write_campaign
 from test_examples import ELSEWHERE, EXAMPLES
 from test_walk import DOCUMENTS, commands
-
-from examples import ROOT
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -34,21 +32,32 @@ SENDERS = ("lockstep submit", "lockstep cancel", "lockstep resume", "sbatch")
 # These look at a campaign that has ended.
 LOOKERS = ("lockstep status", "lockstep resume", "lockstep status --collect", "lockstep compare")
 # A finished campaign -> the names that examples give it.
-FINISHED = {"campaign": ("campaign", "first"), "spread": ("spread",)}
+FINISHED = {
+    "campaign": ("campaign", "first", "old/first", "new/first"), "spread": ("spread",),
+}  # fmt: skip
 SUITE = {"schema": 1, "name": "campaign", "studies": ["weak"], "size": "smoke", "device": "cpu"}
 SCRATCH = "/scratch/me"  # which this cluster calls otherwise
 # The lines that measure in an image are run by `test_slurm_campaign.py`.
 # Nor are those that fetch from the internet, which `test_data.py` does from a server of its own;
 # those of README and the tutorial are typed by `test_walk.py`.
 WALKED = {line for document in DOCUMENTS for line in commands(document)}
-LINES = [
-    line
-    for line in EXAMPLES
-    if line.startswith(ELSEWHERE)
-    and line not in WALKED
-    and not re.search("apptainer|data fetch", line)
-]
 JOB = re.compile(r"\b471[12](_3)?\b")  # which examples call a job
+
+
+def _chosen():
+    """Yield lines that together have every option of every command, the longest first."""
+    seen = set()
+    for line in sorted(EXAMPLES, key=lambda line: -len(line.split())):
+        if not line.startswith(ELSEWHERE) or line in WALKED or re.search("apptainer|fetch", line):
+            continue
+        words = re.sub(r"results/\S+|471[12]", "", line).split()
+        parts = {(*words[:3], word) for word in words}
+        if not parts <= seen:
+            yield line
+        seen |= parts
+
+
+LINES = list(_chosen())
 
 
 @pytest.fixture
@@ -70,9 +79,7 @@ def folder():
     """A folder of the user's, with the files that the examples name."""
     need_testbed()
     made = Path(tempfile.mkdtemp(prefix="examples-", dir=SHARED))
-    site = (ROOT / "slurm_templates" / "sites" / "testbed.toml").read_text()
-    text = site.replace(USUAL_STATE, str(STATE)).replace('"debug"', '"gpu"')
-    (made / "site.toml").write_text(text)
+    (made / "site.toml").write_text(site_text("gpu"))
     for name in ("lockstep.sif", "pytorch.sif"):
         (made / name).symlink_to(IMAGE)
     yield made
@@ -110,27 +117,21 @@ def _prepare(folder, line):
         (folder / "site.toml").unlink()
     if line.startswith(LOOKERS):
         _copy_finished(folder)
-    subprocess.run(["chown", "--recursive", "--no-dereference", "lockstep", folder], check=True)
+    give(folder)
     if line.startswith("lockstep cancel results"):
-        _done(folder, "lockstep submit campaign.toml --site site.toml")
+        done(_typed(folder, "lockstep submit campaign.toml --site site.toml"))
     if line.startswith("sbatch"):
-        _done(folder, "lockstep submit --by-hand campaign.toml --site site.toml")
+        done(_typed(folder, "lockstep submit --by-hand campaign.toml --site site.toml"))
 
 
 def _a_job(folder, *, runs):
     """Return the id of a job of the user's that runs for a while, or that has ended."""
     wait = "" if runs else "--wait "
     line = f"sbatch --parsable {wait}--account=project --output=/dev/null --wrap 'sleep 25'"
-    made = _typed(folder, line if runs else line.replace("sleep 25", "true"))
-    assert made.returncode == 0, made.stderr
-    job = made.stdout.split()[0]
-    for _ in range(60 if runs else 0):
-        if (
-            _typed(folder, f"squeue --noheader --format %T --jobs {job}").stdout.strip()
-            == "RUNNING"
-        ):
-            break
-        time.sleep(0.5)
+    job = done(_typed(folder, line if runs else line.replace("sleep 25", "true"))).split()[0]
+    if runs:
+        asked = f"squeue --noheader --format %T --jobs {job}"
+        until(lambda: _typed(folder, asked).stdout.strip() == "RUNNING", "the job", 30, poll_s=0.5)
     return job
 
 
@@ -144,8 +145,3 @@ def _copy_finished(folder):
 
 def _typed(folder, line):
     return as_user("bash", "-c", line, cwd=folder)
-
-
-def _done(folder, line):
-    ended = _typed(folder, line)
-    assert ended.returncode == 0, ended.stdout + ended.stderr

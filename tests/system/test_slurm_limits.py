@@ -5,15 +5,13 @@ import re
 import shutil
 import subprocess
 import tomllib
-from pathlib import Path
 
 import pytest
-from cluster import SHARED, STATE, USUAL_STATE, as_user, need_testbed
+from cluster import SHARED, as_user, give, need_testbed, site_text
 from measured import write_campaign
 
 pytestmark = pytest.mark.slurm
 
-ROOT = Path(__file__).resolve().parents[2]
 FOLDER = SHARED / "limits"
 QOS = "maxwall=5 maxtres=node=1 maxjobsperuser=2 maxsubmitjobsperuser=3"
 # Of one that both limit the QOS counts, though it allows more.
@@ -30,9 +28,8 @@ def tiny():
     sacctmgr(f"add user {OF_USER} {ASSOCIATION}")
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir()
-    site = (ROOT / "slurm_templates" / "sites" / "testbed.toml").read_text()
-    text = site.replace(USUAL_STATE, str(STATE)).replace('"debug"', '"gpu"')
-    (FOLDER / "site.toml").write_text(f'extra_directives = ["--exclusive"]\n{text}')
+    text = f'extra_directives = ["--exclusive"]\n{site_text("gpu")}'
+    (FOLDER / "site.toml").write_text(text)
     yield
     subprocess.run(["scancel", "--user=lockstep", "--partition=gpu"], check=True)
     sacctmgr(f"delete user where {OF_USER}")
@@ -53,7 +50,7 @@ def over_limits(deny=False, **changes):
     """Return what plan says of a campaign: (kind, limit) -> (jobs, needs, value, whose limit)."""
     sacctmgr(f"modify qos tiny set flags={'DenyOnLimit' if deny else -1}")
     write_campaign(FOLDER / "campaign.toml", **CAMPAIGN, **changes)
-    subprocess.run(["chown", "--recursive", "lockstep", FOLDER], check=True)
+    give(FOLDER)
     ended = lockstep("plan campaign.toml --site site.toml --json")
     assert ended.returncode == 0, ended.stderr
     return {
@@ -102,7 +99,7 @@ def test_init_and_doctor_keep_to_the_limits():
     assert site["partitions"]["debug"]["time"] == "00:15:00"
     assert [site["partitions"][name]["max_nodes"] for name in ("gpu", "debug")] == [1, 2]
     assert campaign["world_sizes"] == [1, 2]
-    subprocess.run(["chown", "--recursive", "lockstep", FOLDER], check=True)
+    give(FOLDER)
     said = json.loads(lockstep("doctor --site site.toml --json").stdout)
     (found,) = (one for one in said["checks"] if one["check"] == "Job limits")
     assert (found["status"], "QOS tiny" in found["says"]) == ("missing", True)

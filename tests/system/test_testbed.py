@@ -1,17 +1,16 @@
 """The testbed is what it promises: a cluster's answers on one machine, down and up at any time."""
 
-import os
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
-from cluster import SHARED, TESTBED, need, need_testbed
+from cluster import SHARED, TESTBED, as_user, done, need, need_testbed
+from commands import finish
+from launched import until
 
 pytestmark = pytest.mark.slurm
 
 PID_FILE = Path("/run/lockstep-testbed/munged.pid")
-AS_ROOT = [] if os.geteuid() == 0 else ["sudo"]
 # Daemons of the testbed as ps names them, and what keeps a job alive.
 DAEMONS = {"munged", "mariadbd", "slurmdbd", "slurmctld", "slurmd", "slurmstepd"}
 JOB = """#!/bin/bash
@@ -23,20 +22,9 @@ srun bash -c 'echo "$SLURM_PROCID $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"'
 """
 
 
-def run(*command, text=None):
-    """Run a command and return how it ended, and what it said, as one string."""
-    return subprocess.run(
-        command,
-        input=text,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-
-
-def as_user(*command, text=None):
-    return run(TESTBED / "as-user", *command, text=text)
+def run(*command):
+    """Return how a command ended, and what it said, as one string."""
+    return finish(command, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, capture_output=False)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,16 +38,16 @@ def states():
     return dict(line.split() for line in told.splitlines())
 
 
-def ended(job_id, patience_s=60):
+def ended(job_id):
     """Wait until accounting knows how a job ended, and return its state and its resources."""
-    give_up = time.monotonic() + patience_s
-    while time.monotonic() < give_up:
-        fields = ["sacct", "-X", "-n", "-P", "-j", job_id, "-o", "State,AllocTRES"]
+    fields = ["sacct", "-X", "-n", "-P", "-j", job_id, "-o", "State,AllocTRES"]
+
+    def look():
         state, _, resources = as_user(*fields).stdout.strip().partition("|")
-        if state not in ("", "PENDING", "RUNNING", "COMPLETING"):
-            return state, set(resources.split(","))
-        time.sleep(0.5)
-    pytest.fail(f"job {job_id} is still {state!r} after {patience_s} s")
+        has_ended = state not in ("", "PENDING", "RUNNING", "COMPLETING")
+        return has_ended and (state, set(resources.split(",")))
+
+    return until(look, f"the end of job {job_id}", 60, poll_s=0.5)
 
 
 def daemons():
@@ -75,9 +63,7 @@ def test_the_nodes_are_idle():
 
 def test_a_job_of_two_nodes_is_run_and_accounted():
     output = SHARED / "test_testbed-%j.out"
-    sent = as_user("sbatch", "--parsable", f"--output={output}", text=JOB)
-    assert sent.returncode == 0, sent.stdout
-    job_id = sent.stdout.strip()
+    job_id = done(as_user("sbatch", "--parsable", f"--output={output}", input=JOB)).strip()
     state, resources = ended(job_id)
     said = Path(str(output).replace("%j", job_id)).read_text()
     assert state == "COMPLETED", said
@@ -116,8 +102,7 @@ def test_it_goes_down_and_comes_up_again_beside_strangers(stranger):
         assert went.returncode == 0, went.stdout
         assert daemons() == set()
         # As after a crash, when another process may have the pid that was noted.
-        run(*AS_ROOT, "tee", PID_FILE, text=str(stranger.pid))
-        assert PID_FILE.read_text() == str(stranger.pid)
+        PID_FILE.write_text(str(stranger.pid))
     finally:
         came = run(TESTBED / "up")
     assert came.returncode == 0, came.stdout

@@ -9,13 +9,13 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
-from cluster import SHARED, STATE, USUAL_STATE, as_user, need_image
+from cluster import SHARED, as_user, done, give, need_image, site_text, unpack_checkout
+from commands import finish
 from test_examples import BUILD
 from test_slurm_campaign import change
 
@@ -23,7 +23,9 @@ from examples import _BLOCK, _REMARK, ROOT, _joined, files_given
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
-DOCUMENTS = ("README.md", "docs/tutorial.md")
+# Text -> the campaign that it sends.
+SENT = {"README.md": "results/first", "docs/tutorial.md": "results/cluster/my-ladder"}
+DOCUMENTS = tuple(SENT)
 # CI makes these, in minutes, and an environment of its own is entered already.
 MADE_BY_CI = ("make ", ". ")
 # Commands that judge: what was measured may well miss a target.
@@ -32,7 +34,7 @@ ON_LOGIN_NODE = ("init", "doctor", "plan", "submit", "status", "resume")
 QUICK = "--size smoke --device cpu --repeats 1 --studies strong"
 SHORTER = {
     "--nproc-per-node 8": "--nproc-per-node 2",
-    "--world-sizes 1,2,4": "--world-sizes 1,2 --size smoke --repeats 1",
+    "--tests benchmarks": "--tests benchmarks --size smoke --repeats 1",
     "pytest bench/": "pytest bench/ --size=smoke -k strong",
     "lockstep run ladder.toml --dry-run": "lockstep run ladder.toml --device cpu --dry-run",
     "lockstep run --set": "lockstep run --dry-run --set",
@@ -61,7 +63,8 @@ def desk():
     need_image()
     folder = Path(tempfile.mkdtemp(prefix="walk-", dir=SHARED))
     yield folder
-    as_user("lockstep", "cancel", "results/first", cwd=folder)
+    for sent in SENT.values():
+        as_user("lockstep", "cancel", sent, cwd=folder)
     shutil.rmtree(folder)
 
 
@@ -77,14 +80,13 @@ def test_the_commands_of_a_text_run_one_after_another(desk, document):
         if line.startswith("lockstep init"):
             _fill_in(desk)
         if line.startswith("lockstep submit"):
-            _wait(desk)
+            _wait(desk, SENT[document])
 
 
 def _give_what_the_reader_has(desk, document):
     """Give the checkout where the text says so, and the reader's own step and campaign."""
     if document.startswith("docs"):
-        made = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True)
-        subprocess.run(["tar", "-x"], cwd=desk, input=made.stdout, check=True)
+        unpack_checkout(desk)
     text = (ROOT / document).read_text()
     for own in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S):
         if "def test_" in own:
@@ -93,7 +95,6 @@ def _give_what_the_reader_has(desk, document):
             (desk / "benchmarks" / "test_step.py").write_text(head + own)
     for name, toml in files_given(document):
         (desk / name).write_text(toml)
-        shutil.chown(desk / name, "lockstep")
 
 
 def _typed(desk, line):
@@ -101,26 +102,22 @@ def _typed(desk, line):
         line = line.replace(long, short)
     if line.startswith("lockstep run ladder.toml") and "--dry-run" not in line:
         change(desk / "ladder.toml", **CAMPAIGN, precision="fp32", global_batch=16)
-    if line == "lockstep run" or line.startswith("lockstep run --device"):
+    if line == "lockstep run":
         line = f"lockstep run {QUICK}"
-    subprocess.run(["chown", "-R", "lockstep", desk], check=True)
+    give(desk)
     if line.split()[1] in ON_LOGIN_NODE:
         return as_user(*line.split(), cwd=desk)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return subprocess.run(
-        shlex.split(line), cwd=desk, env=os.environ | {"PATH": path}, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+    environ = os.environ | {"PATH": path}
+    return finish(shlex.split(line), cwd=desk, env=environ, timeout=900)
 
 
 def _fill_in(desk):
     """Fill in what the drafts leave open, and shrink the campaign."""
-    site = (ROOT / "slurm_templates" / "sites" / "testbed.toml").read_text()
-    (desk / "site.toml").write_text(site.replace(USUAL_STATE, str(STATE)))
+    (desk / "site.toml").write_text(site_text())
     change(desk / "campaign.toml", **CAMPAIGN)
 
 
-def _wait(desk):
+def _wait(desk, sent):
     """Wait until the jobs that were sent have ended, as the reader does."""
-    ended = as_user("lockstep", "status", "results/first", "--watch", cwd=desk, timeout=300)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    done(as_user("lockstep", "status", sent, "--watch", cwd=desk, timeout=300))

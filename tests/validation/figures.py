@@ -9,30 +9,27 @@ is named with its reason, and then the exit code is 1.
 import argparse
 import json
 import os
-import re
+import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-import figures_causes  # noqa: E402, this script's own folder
-import figures_control  # noqa: E402
-import figures_exchanges  # noqa: E402
+import figures_control  # noqa: E402, this script's own folder
 import figures_runner  # noqa: E402
-import figures_telemetry  # noqa: E402
 import kept  # noqa: E402
+from data.report_samples import document, record  # noqa: E402
+from pytest_benchmark.stats import Stats  # noqa: E402
 
 from lockstep.core.record import KEY, case_name  # noqa: E402
 
-HEAVY = ("torch", "pandas", "matplotlib")
 # Training cases of the smoke size, without the precisions that some CPUs would skip.
 TRAINING_CASES = (
     *("-m", "strong or weak or sensitivity or bucket or accumulation"),
@@ -40,6 +37,13 @@ TRAINING_CASES = (
 )
 NUM_CASES = 18
 POINTS = (1_000, 10_000)
+STUDIES = ("strong", "weak", "precision", "bucket", "sensitivity", "accumulation")
+DATE = "2026-01-01T00:00:00+00:00"
+# One case of the weak study, whose rounds take seconds: 5 warm-up rounds and 12 of 5 steps.
+LONG_CASE = (
+    *("bench", "-m", "weak", "-q", "--size=smoke", "--device=cpu", "--rounds=12"),
+    *("--warmup-rounds=5", "--steps-per-round=5", "--workload=mlp:width=512,depth=3"),
+)
 SAME_CASES = "tests/samples/same_cases.py"
 # A ratio within a launch of six steps a case is noisy.
 FIRST_REPEATS = 4
@@ -76,16 +80,6 @@ class Figure:
     def measured(self) -> float:
         """Median over the repeats."""
         return median(self.values)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the figure as `--json` prints it."""
-        return asdict(self) | {
-            "measured": self.measured,
-            "low": min(self.values),
-            "high": max(self.values),
-            "n": len(self.values),
-            "reached": self.measured <= self.goal,
-        }
 
     def row(self) -> list[str]:
         """Return the figure as a line of the table."""
@@ -164,50 +158,28 @@ def torchrun(world_size: int, *command: str) -> list[str]:
 
 
 def runner(bench: Bench) -> list[Figure]:
-    """Does the runner's step take longer than a bare DDP loop's?"""
-    return [figure for world_size in (1, 2) for figure in _runner(bench, world_size)]
+    """Does a step of the runner take longer than a bare DDP loop's, or while it is sampled?"""
+    figures = []
+    for world_size in (1, 2):
+        found = [_ratios(bench, world_size) for _ in range(bench.repeats)]
+        for name, plan in figures_runner.PLANS.items():
+            note = f"{plan.workload}, {plan.turns * plan.rounds} rounds of each a launch, in turn"
+            ratios = [launch[name] for launch in found]
+            figures.append(Figure(f"{name}, world size {world_size}", ratios, plan.goal, note))
+    return figures
 
 
-def _runner(bench: Bench, world_size: int) -> Iterator[Figure]:
-    script = figures_runner.__file__
-    found = [_ratios(bench, script, world_size) for _ in range(bench.repeats)]
-    for name, plan in figures_runner.PLANS.items():
-        bare_s = median(launch[name]["bare_step_s"] for launch in found)
-        rounds = plan.turns * plan.rounds
-        yield Figure(
-            f"runner / bare loop, {name}, world size {world_size}",
-            [launch[name]["ratio"] for launch in found],
-            plan.goal,
-            f"{plan.workload}, bare step {bare_s * 1e3:.3g} ms, {rounds} rounds a launch",
-        )
-
-
-def _ratios(bench: Bench, script: str, world_size: int) -> dict[str, dict[str, float]]:
+def _ratios(bench: Bench, world_size: int) -> dict[str, float]:
     path = bench.folder / "ratios.json"
     path.unlink(missing_ok=True)
     try:
-        bench.output(torchrun(world_size, script, str(path)))
+        bench.output(torchrun(world_size, figures_runner.__file__, str(path)))
     except RuntimeError:
         # Gloo's threads may abort a process that has left and ends; the ratios stand by then.
         if not path.exists():
             raise
-    ratios: dict[str, dict[str, float]] = json.loads(path.read_text(encoding="utf-8"))
+    ratios: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))
     return ratios
-
-
-def telemetry(bench: Bench) -> list[Figure]:
-    """Does a step take longer while device and host are sampled?"""
-    script = figures_telemetry.__file__
-    found = [_ratios(bench, script, 2) for _ in range(bench.repeats)]
-    return [
-        Figure(
-            f"step with telemetry / without, {name}, world size 2",
-            [launch[name]["ratio"] for launch in found],
-            plan.goal,
-            f"{plan.workload}, {plan.turns * plan.rounds} rounds of each a launch, in turn",
-        )
-        for name, plan in figures_telemetry.PLANS.items()
-    ]
 
 
 def control(bench: Bench) -> list[Figure]:
@@ -220,29 +192,6 @@ def control(bench: Bench) -> list[Figure]:
     name = f"ms of the control plane a case, world size {figures_control.WORLD_SIZE}"
     note = f"median of {figures_control.NUM_CASES} empty cases, journal included"
     return [Figure(name, values, figures_control.GOAL_MS, note)]
-
-
-def exchanges(bench: Bench) -> list[Figure]:
-    """How often do the ranks meet in a training case, and how much does each of them read?"""
-    found = [figures_exchanges.count(n) for n in figures_exchanges.WORLD_SIZES]
-    smallest, *_, largest = found
-    read = "; ".join(
-        f"{one.world_size} ranks: rank 0 {one.bytes_of_rank_0:,.0f}, another "
-        f"{one.bytes_of_another:,.0f}, all {one.bytes_of_all:,.0f}"
-        for one in found
-    )
-    sizes = f"{largest.world_size} ranks / {smallest.world_size}"
-    per_rank = [one.bytes_of_all / one.world_size for one in (smallest, largest)]
-    return [
-        Figure("exchanges a training case", [one.num_exchanges for one in found], 3.0),
-        Figure(
-            f"bytes that a rank other than 0 reads a case, {sizes}",
-            [largest.bytes_of_another / smallest.bytes_of_another],
-            1.0,
-            read,
-        ),
-        Figure(f"bytes that all read a case, by rank, {sizes}", [per_rank[1] / per_rank[0]], 1.1),
-    ]
 
 
 def plugin(bench: Bench) -> list[Figure]:
@@ -307,26 +256,21 @@ def _measure(path: Path, *selection: str) -> list[str]:
 
 
 def causes(bench: Bench) -> list[Figure]:
-    """What does it cost a case to say where its time goes?"""
-    values = figures_causes.ratios(bench.wall_s, torchrun, bench.repeats)
+    """What does it cost a case to say where its time goes, the start taken off both?"""
+    values = []
+    for _ in range(bench.repeats):
+        start_s, without_s, with_s = (
+            bench.wall_s(torchrun(2, "-m", "pytest", *LONG_CASE, *more))
+            for more in (("--benchmark-disable",), ("--no-causes",), ())
+        )
+        values.append((with_s - start_s) / (without_s - start_s))
     return [Figure("a case / the same with --no-causes", values, 1.6, "2 ranks, 85 steps")]
 
 
 def start(bench: Bench) -> list[Figure]:
     """How soon does the command answer, beside an import of torch?"""
-    help_page = ("-m", "lockstep", "--help")
-    pair = (help_page, ("-c", "import torch"))
-    ratio = Figure("lockstep --help / import torch", in_turn(bench, pair), 0.12)
-    loaded = imported(bench.output(("-X", "importtime", *help_page)))
-    said = ", ".join(f"{name} {'yes' if name in loaded else 'no'}" for name in HEAVY)
-    num_heavy = float(len(loaded & set(HEAVY)))
-    return [ratio, Figure("heavy modules --help imports", [num_heavy], 0, said)]
-
-
-def imported(listing: str) -> set[str]:
-    """Return the top-level modules in the listing of `python -X importtime`."""
-    names = re.findall(r"^import time:.*\|\s*([\w.]+)$", listing, re.MULTILINE)
-    return {name.partition(".")[0] for name in names}
+    pair = (("-m", "lockstep", "--help"), ("-c", "import torch"))
+    return [Figure("lockstep --help / import torch", in_turn(bench, pair), 0.12)]
 
 
 def in_turn(bench: Bench, pair: Sequence[Sequence[str]]) -> list[float]:
@@ -361,12 +305,29 @@ def report(bench: Bench) -> list[Figure]:
 
 
 def _report(bench: Bench, num_points: int) -> tuple[str, ...]:
-    """Return the command that makes the page of so many points."""
-    from figures_report import write_files
-
-    paths = map(str, write_files(bench.folder, num_points))
+    """Return the command that makes the page of so many points, one launch of each world size."""
+    paths = []
+    for world_size in (1, 2):
+        draw = random.Random(world_size)  # noqa: S311, no secret
+        cases = {}
+        for number in range(num_points // 2):
+            study = STUDIES[number % len(STUDIES)]
+            step_s = 0.1 * draw.uniform(1.0, 1.05)
+            factors = {"workload": f"mlp:width={number}", "local_batch": 64}
+            rounds = [[step_s * draw.uniform(1.0, 1.05) for _ in range(20)]] * world_size
+            case = record(study, world_size, factors=factors, rank_round_s=rounds)
+            cases[f"test_{study}[workload=mlp:width={number}]"] = case
+        content = document(f"w{world_size}-r0", world_size, cases)
+        for entry in content["benchmarks"]:  # all that pytest-benchmark compares
+            stats = Stats()
+            for duration in entry["stats"]["data"]:
+                stats.update(duration)
+            entry["stats"] = stats.as_dict() | {"data": stats.data, "iterations": 1}
+        paths.append(bench.folder / f"{num_points}-w{world_size}.json")
+        machine = {"machine_info": {"node": "generated"}, "commit_info": {"id": "none"}}
+        paths[-1].write_text(json.dumps(content | machine | {"datetime": DATE}), encoding="utf-8")
     page = str(bench.folder / f"{num_points}.html")
-    return ("-m", "lockstep", "report", *paths, "--output", page)
+    return ("-m", "lockstep", "report", *map(str, paths), "--output", page)
 
 
 def _report_times(bench: Bench, num_points: int) -> list[tuple[float, float]]:
@@ -380,9 +341,7 @@ def _report_times(bench: Bench, num_points: int) -> list[tuple[float, float]]:
 
 FIGURES: dict[str, Callable[[Bench], list[Figure]]] = {
     "runner": runner,
-    "telemetry": telemetry,
     "control": control,
-    "exchanges": exchanges,
     "plugin": plugin,
     "cases": cases,
     "causes": causes,
@@ -397,28 +356,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=list(FIGURES), action="append", help="measure only this")
     parser.add_argument("--repeats", type=int, default=2, help="repeats of each (default: 2)")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     asked = parser.parse_args()
     if asked.repeats < 1:
         parser.error(f"--repeats {asked.repeats} is not 1 or more")
     started = time.perf_counter()
-    figures: list[Figure] = []
-    if not asked.json:
-        print(line(HEADER), flush=True)
+    print(line(HEADER), flush=True)
     lost = False
     with tempfile.TemporaryDirectory(prefix="lockstep-figures-") as folder:
         for name in asked.only or FIGURES:
             with kept.going(name) as part:
-                found = FIGURES[name](Bench(Path(folder), asked.repeats))
-                figures += found
-                for figure in found if not asked.json else ():
+                for figure in FIGURES[name](Bench(Path(folder), asked.repeats)):
                     print(line(figure.row()), flush=True)
             lost |= part.is_lost
-    if asked.json:
-        print(json.dumps([figure.to_dict() for figure in figures], indent=1))
-    else:
-        busy = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
-        print(f"\n{time.perf_counter() - started:.0f} s, {busy}")
+    busy = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    print(f"\n{time.perf_counter() - started:.0f} s, {busy}")
     return int(lost)
 
 

@@ -165,16 +165,8 @@ def _measured_pair(folder: Path, seed: int) -> list[str]:
         if not result.exists():
             result.parent.mkdir(parents=True, exist_ok=True)
             _run("-m", "pytest", str(ROOT / "bench"), *LAUNCH, f"--benchmark-json={result}")
-    text = _run(
-        *(
-            "-m",
-            "lockstep",
-            "compare",
-            *(str(folder / side) for side in SIDES),
-            "--json",
-        ),
-        codes=(0, 1),
-    )
+    sides = (str(folder / side) for side in SIDES)
+    text = _run("-m", "lockstep", "compare", *sides, "--json", codes=(0, 1))
     return [point["verdict"] for point in json.loads(text)["points"]]
 
 

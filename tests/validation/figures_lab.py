@@ -14,12 +14,9 @@ import argparse
 import itertools
 import json
 import math
-import os
 import random
-import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,16 +178,6 @@ def _causes(runs: list[dict[str, Any]]) -> None:
     on_device = [run for run in runs if run["computes"] == "device"]
     print(f"90 % intervals hold the share put in: {_held(runs)} (goal 85 %); of steps that a "
           f"device computes: {_held(on_device)}")  # fmt: skip
-    _confusion(each)
-
-
-def _confusion(each: Sequence[Judged]) -> None:
-    kinds = sorted({one.bound.kind for one in each})
-    print("\nverdicts by what was put in")
-    print(_row("", *kinds))
-    for name in TRUTH:
-        counts = Counter(one.bound.kind for one in each if one.run["causes"] == [name])
-        print(_row(name, *(str(counts[kind]) for kind in kinds)))
 
 
 def _error(one: Judged) -> float:
@@ -307,6 +294,7 @@ def _row(*cells: str) -> str:
 
 
 UNLIMITED = 20e9
+PATIENCE_S = 4 * 3600
 # Memory given back and taken again costs page faults, many more in one step than in another.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
 BLOCKS = 10
@@ -416,17 +404,12 @@ def measure(plan: Sequence[dict[str, Any]], out: Path) -> None:
         RuntimeError: A rank failed.
     """
     here = str(Path(__file__).parent)
-    env = os.environ | KEEP_MEMORY | {"PYTHONPATH": f"{ROOT}:{here}", "OMP_NUM_THREADS": "1"}
+    env = KEEP_MEMORY | {"PYTHONPATH": f"{ROOT}:{here}"}
     with tempfile.TemporaryDirectory() as folder, linked(UNLIMITED, ranks=2) as links:
         path = Path(folder) / "plan.json"
         path.write_text(json.dumps(plan), encoding="utf-8")
-        command = [sys.executable, f"{here}/lab_rank.py", str(path), str(out)]
-        ranks = [
-            subprocess.Popen([*rank.prefix, *command], env=env | dict(rank.env))
-            for rank in links.ranks
-        ]
-        if any(rank.wait() for rank in ranks):
-            raise RuntimeError("a rank of the laboratory failed; its error is above")
+        command = [f"{here}/lab_rank.py", str(path), str(out.absolute())]
+        links.run(command, Path(folder), PATIENCE_S, first=False, **env)
 
 
 def main() -> int:

@@ -6,8 +6,6 @@ As root: `tests/validation/figures_links.py [--rates 500 1000] [--repeats 3]`.
 """
 
 import argparse
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -15,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from namespaces import PAYLOAD_SHARE, Links, linked  # noqa: E402
+from namespaces import PAYLOAD_SHARE, linked  # noqa: E402
 
 from lockstep.report.compute import links  # noqa: E402
 from lockstep.report.compute.scaling import series_of  # noqa: E402
@@ -23,6 +21,7 @@ from lockstep.report.load.reading import load  # noqa: E402
 from lockstep.report.page.collective_tables import sweeps  # noqa: E402
 
 NUM_RANKS = 2
+OPTIONS = ("-q", "--device=cpu", "--threads-per-rank=1", "-m", "collective")
 PATIENCE_S = 600
 # How far a fitted rate may be from the one that was set.
 TOLERANCE = 0.1
@@ -30,32 +29,6 @@ TOLERANCE = 0.1
 # needs, and its all-gather sends what it needs but lets the wire rest in between: shares of the
 # wire of 0.4 and 0.6, which are gloo's own.
 JUDGED = ("all_reduce", "broadcast", "reduce")
-# Ranks run before what else the machine does: a rank that waits for a core is no link.
-FIRST = ("nice", "-n", "-15")
-
-
-def launch(joined: Links, path: Path, size: str) -> None:
-    """Measure the collectives on all ranks, and leave pytest-benchmark's JSON.
-
-    Raises:
-        RuntimeError: A rank failed.
-    """
-    options = (f"--size={size}", "--device=cpu", "--threads-per-rank=1", "-m", "collective")
-    command = [sys.executable, "-m", "pytest", "bench", "-q", *options, f"--benchmark-json={path}"]
-    ranks = [
-        subprocess.Popen(
-            [*FIRST, *rank.prefix, *command],
-            cwd=ROOT,
-            env=os.environ | dict(rank.env) | {"OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in joined.ranks
-    ]
-    said = [rank.communicate(timeout=PATIENCE_S)[0] for rank in ranks]
-    if any(rank.returncode for rank in ranks):
-        raise RuntimeError("\n".join(said))
 
 
 def judge(folder: Path, rate_bit_per_s: float) -> bool:
@@ -91,7 +64,9 @@ def main() -> None:
             joined.set_rate(rate * 1e6)
             with tempfile.TemporaryDirectory(prefix="lockstep-links-") as folder:
                 for repeat in range(asked.repeats):
-                    launch(joined, Path(folder) / f"w{NUM_RANKS}-r{repeat}.json", asked.size)
+                    result = f"--benchmark-json={folder}/w{NUM_RANKS}-r{repeat}.json"
+                    command = ["-m", "pytest", "bench", *OPTIONS, f"--size={asked.size}", result]
+                    joined.run(command, Path(folder), PATIENCE_S)
                 are_near &= judge(Path(folder), rate * 1e6)
     sys.exit(0 if are_near else 1)
 

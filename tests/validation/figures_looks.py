@@ -178,7 +178,7 @@ def gate_false(
     for _ in range(draws):
         units = ladder(draw, kind, max(map(max, counts)), goals, in_one_job)
         known = {
-            count: list(map(gates.of_one_job, gates.verdicts(wanted, _results(units[:count]))))
+            count: list(map(gates.doubt_one_job, gates.verdicts(wanted, _results(units[:count]))))
             for count in {count for of in counts for count in of}
         }
         passed += [
@@ -193,7 +193,7 @@ def _results(units: Sequence[Sequence[Row]]) -> Results:
 
 
 def _is_met(judged: Sequence[gates.Verdict], share: float) -> bool:
-    return all(verdict.at_share(share).verdict == gates.MET for verdict in judged)
+    return all(verdict.widen(share).verdict == gates.MET for verdict in judged)
 
 
 def cell(share: float, draws: int, most: float) -> str:

@@ -1,6 +1,6 @@
 """List every sentence that the program can print, from the sources: what `make messages` prints.
 
-`--sample N --seed S` draws N of them, for a reader to rate.
+`--sample N --seed S` draws N of them, for a reader to rate. The end counts the words of documents.
 """
 
 import argparse
@@ -12,6 +12,30 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LEAST_WORDS = 4
+# A word of a sentence, neither a name in code nor a place that is filled in.
+WORD = re.compile(r"[(\"']?[A-Za-z][a-z'-]*[)\"'.,;:?!]*")
+# Most words of README and docs/ outside code blocks, and of one cell of a table.
+MOST_WORDS, MOST_OF_CELL = 12_000, 30
+
+
+def documents(root: Path = ROOT) -> dict[str, str]:
+    """Return page -> its text outside code blocks, without the targets of links."""
+    pages = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+    texts = {str(page.relative_to(root)): page.read_text() for page in pages}
+    block = re.compile(r"^```.*?^```", re.M | re.S)
+    return {page: re.sub(r"\]\([^)]*\)", "]", block.sub("", text)) for page, text in texts.items()}
+
+
+def num_words(text: str) -> int:
+    """Return how many words a text has; a word has a letter, so figures and signs are none."""
+    return len(re.findall(r"\S*[A-Za-z]\S*", text))
+
+
+def long_cells(text: str) -> list[str]:
+    """Return the cells of a page's tables that have too many words."""
+    rows = (line for line in text.splitlines() if line.startswith("|"))
+    cells = (cell.strip() for row in rows for cell in re.split(r"(?<!\\)\|", row))
+    return [cell for cell in cells if num_words(cell) > MOST_OF_CELL]
 
 
 def messages(root: Path = ROOT) -> list[tuple[str, str]]:
@@ -20,7 +44,7 @@ def messages(root: Path = ROOT) -> list[tuple[str, str]]:
         (f"{path.relative_to(root)}:{line}", text)
         for path in sorted((root / "lockstep").rglob("*.py"))
         for line, text in _strings(ast.parse(path.read_text()))
-        if len(re.findall(r"[A-Za-z]{2,}", text)) >= LEAST_WORDS
+        if sum(bool(WORD.fullmatch(part)) for part in text.split()) >= LEAST_WORDS
     ]
 
 
@@ -68,6 +92,8 @@ def main() -> None:
         printed = random.Random(options.seed).sample(printed, options.sample)  # noqa: S311, no secret
     for place, text in printed:
         print(f"{place}: {text}")
+    counts = [num_words(text) for text in documents().values()]
+    print(f"{sum(counts):,} words in {len(counts)} documents, of at most {MOST_WORDS:,}")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import click
 import published
 
-from lockstep.report.predict.prediction import LEARNED, LEVEL, Learned
+from lockstep.report.predict.prediction import LEARNED, Learned
 
 # The source of most ladders, all on four nodes of eight V100.
 LARGEST = "Oneflow-Inc/DLPerf"
@@ -29,10 +29,8 @@ HEADER = (
 
 
 def main() -> None:
-    """Print the last size of every table, what was learned, and the table of docs/validation.md."""
-    _print_last([case for case in published.cases() if case.is_last])
+    """Print what was learned, and the table of docs/validation.md with the goals."""
     _print_learned()
-    _print_levels([case for case in published.cases() if not case.is_refused])
     click.echo("\n" + "\n".join(table()))
     _print_goals(published.cases())
 
@@ -77,20 +75,6 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def _print_last(cases: Sequence[published.Case]) -> None:
-    click.echo(f"{'table':50}   n   at predicted   90 % interval         true    error    ruler")
-    for case in cases:
-        found = case.foretold(published.learned(case.source))
-        low, high = (f"{end:.5g}" for end in (found.low or 0, found.high or 0))
-        held = (found.low or 0) <= case.true <= (found.high or 0)
-        click.echo(
-            f"{case.table:50} {len(case.known.sizes):3} {case.held_out:4} {found.value:9.5g}  "
-            f"{low:>8} {high:>8} {case.true:9.5g} {100 * case.error(found):+6.1f} % "
-            f"{100 * case.ruler():+6.1f} %  {found.model}{'' if held else ', outside'}"
-            f"{', refused' if case.is_refused else ''}"
-        )
-
-
 def _print_goals(cases: Sequence[published.Case]) -> None:
     answered = [case for case in cases if not case.is_refused]
     found = [case.foretold(published.learned(case.source)) for case in answered]
@@ -117,16 +101,6 @@ def _print_learned() -> None:
 def _learned_text(known: Learned) -> str:
     errors = "  ".join(f"{name} {error:.4f}" for name, error in known.errors.items())
     return f"{errors}  scale {known.scale:.2f}"
-
-
-def _print_levels(cases: Sequence[published.Case]) -> None:
-    click.echo(f"\nshare of {len(cases)} sizes within twice that an interval of each level holds")
-    for level in (0.5, 0.8, LEVEL, 0.95):
-        held = 0
-        for case in cases:
-            found = case.foretold(published.learned(case.source), level)
-            held += (found.low or 0) <= case.true <= (found.high or 0)
-        click.echo(f"  level {level:.2f}: {held / len(cases):.3f}")
 
 
 if __name__ == "__main__":

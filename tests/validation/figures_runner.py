@@ -1,15 +1,15 @@
-"""What the runner costs: its timed step beside a bare DDP loop, in one process group.
+"""What the runner's timed step costs beside a bare DDP loop, and what sampling costs a step.
 
 Every rank runs this file under torchrun. The two loops take turns of several rounds, so that what
-disturbs the machine strikes both alike; a round's time is the maximum over ranks. Both start from
-the same parameters and data, and must hold the same parameters in the end: they did the same work.
+disturbs the machine strikes both alike; a round's time is the maximum over ranks. Bare loop and
+runner start from the same parameters and data, and must hold the same parameters in the end.
 """
 
 import gc
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -26,8 +26,6 @@ NUM_CLASSES = 10
 
 # Runs the rounds of one turn and returns their seconds, shape (num_rounds,).
 Turn = Callable[[], list[float]]
-# Returns a rank's round times of either loop.
-Compare = Callable[["World", "Plan"], tuple[list[float], list[float]]]
 
 
 @dataclass(frozen=True)
@@ -38,9 +36,9 @@ class Plan:
         workload: The step, as the runner names it.
         local_batch: Samples per rank.
         steps: Steps in a round: few, so that a disturbance spoils few rounds.
-        rounds: Rounds in a turn, about as many as a case has.
+        rounds: Rounds in a turn, about as many as a case has; for telemetry, several samples' time.
         turns: Turns of each loop.
-        goal: Largest ratio of runner to bare loop that is good.
+        goal: Largest ratio of the times that is good.
     """
 
     workload: str
@@ -51,11 +49,13 @@ class Plan:
     goal: float
 
 
+TINY = "mlp:width=16,depth=2"
+RUNNER, TELEMETRY = "runner / bare loop", "step with telemetry / without"
 PLANS = {
-    "resnet18": Plan("resnet18", local_batch=16, steps=1, rounds=4, turns=8, goal=1.005),
-    "0.3 ms step": Plan(
-        "mlp:width=16,depth=2", local_batch=32, steps=20, rounds=8, turns=12, goal=1.02
-    ),
+    f"{RUNNER}, resnet18": Plan("resnet18", 16, steps=1, rounds=4, turns=8, goal=1.005),
+    f"{RUNNER}, 0.3 ms step": Plan(TINY, 32, steps=20, rounds=8, turns=12, goal=1.02),
+    f"{TELEMETRY}, resnet18": Plan("resnet18", 16, steps=1, rounds=4, turns=5, goal=1.005),
+    f"{TELEMETRY}, 0.3 ms step": Plan(TINY, 32, steps=60, rounds=8, turns=10, goal=1.005),
 }
 
 
@@ -120,17 +120,19 @@ def runner_turn(
     )
 
 
-def compare(world: "World", plan: Plan) -> tuple[list[float], list[float]]:
-    """Return this rank's round times of the bare loop and of the runner.
+def compare(world: "World", name: str) -> tuple[list[float], list[float]]:
+    """Return this rank's round times of the two loops of a plan.
 
     Raises:
-        RuntimeError: The two trained to different parameters.
+        RuntimeError: The bare loop and the runner trained to different parameters.
     """
     import torch
 
     from lockstep import workloads
+    from lockstep.machine import telemetry
     from lockstep.measure.step.train_step import parameter_checksum
 
+    plan = PLANS[name]
     workload = workloads.make(plan.workload)
     generator = torch.Generator().manual_seed(1 + world.rank)
     inputs, targets = workload.make_batch(plan.local_batch, world.device, generator)
@@ -138,11 +140,15 @@ def compare(world: "World", plan: Plan) -> tuple[list[float], list[float]]:
     bare = bare_model(plan.workload)
     torch.manual_seed(0)
     ours = workload.build()
-    pair = (
-        bare_turn(bare, plan, inputs, targets),
-        runner_turn(world, ours, plan, inputs, targets),
-    )
-    times = alternate(pair, plan.turns)
+    runner = runner_turn(world, ours, plan, inputs, targets)
+    if name.startswith(TELEMETRY):
+
+        def watched() -> list[float]:
+            with telemetry.sampling(world.device, True) as watch, watch:
+                return runner()
+
+        return alternate((runner, watched), plan.turns)
+    times = alternate((bare_turn(bare, plan, inputs, targets), runner), plan.turns)
     if parameter_checksum(bare) != parameter_checksum(ours):
         raise RuntimeError(f"the two loops of {plan.workload} did not do the same work")
     return times
@@ -166,38 +172,29 @@ def alternate(pair: tuple[Turn, Turn], num_turns: int) -> tuple[list[float], lis
     return times
 
 
-def overhead(per_rank: list[tuple[list[float], list[float]]]) -> tuple[float, float]:
-    """Return the ratio runner / bare of the medians over rounds, and the bare median in seconds.
-
-    Args:
-        per_rank: Each rank's round times, bare and runner; a round is as slow as its slowest rank.
-    """
-    bare, runner = (
-        median(max(ranks) for ranks in zip(*(times[which] for times in per_rank), strict=True))
-        for which in (0, 1)
-    )
-    return runner / bare, bare
-
-
-def main(plans: Mapping[str, Plan], compare: Compare) -> None:
-    """Compare each plan on the ranks torchrun started, and write the ratios to the file named."""
+def main() -> None:
+    """Compare each plan on the ranks torchrun started; write the ratios to the file named."""
     from torch import distributed
 
     from lockstep.ranks import process_group as world
 
     joined = world.join(device="cpu", threads_per_rank=1)
-    found: dict[str, dict[str, Any]] = {}
-    for name, plan in plans.items():
+    ratios: dict[str, float] = {}
+    for name in PLANS:
         per_rank: list[Any] = [None] * joined.world_size
-        distributed.all_gather_object(per_rank, compare(joined, plan))
-        ratio, bare_s = overhead(per_rank)
-        found[name] = {"ratio": ratio, "bare_step_s": bare_s / plan.steps}
+        distributed.all_gather_object(per_rank, compare(joined, name))
+        # A round is as slow as its slowest rank.
+        one_s, other_s = (
+            median(max(ranks) for ranks in zip(*(times[which] for times in per_rank), strict=True))
+            for which in (0, 1)
+        )
+        ratios[name] = other_s / one_s
     if joined.rank == 0:
-        Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
+        Path(sys.argv[1]).write_text(json.dumps(ratios), encoding="utf-8")
     distributed.barrier()  # nobody leaves before the ratios are written
     gc.collect()
     world.leave()
 
 
 if __name__ == "__main__":
-    main(PLANS, compare)
+    main()

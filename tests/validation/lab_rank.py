@@ -388,7 +388,7 @@ def measure(
 
 def actions(step: Step, states: dict[str, list[str]]) -> dict[Turn, Callable[[], object]]:
     """Return what each turn runs, by state and variant."""
-    known = variants.of_ddp(step.ddp, step.full) | {
+    known = variants.ddp_variants(step.ddp, step.full) | {
         "resident": step.resident,
         "half": step.half,
         "own": step.own,

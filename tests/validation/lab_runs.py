@@ -95,18 +95,9 @@ def fixture(module: str, runs: Sequence[Run], folder: Path, ranks: str, repeats:
     (folder / "test_step.py").write_text(TEST, encoding="utf-8")
     plan = json.dumps({name_of(run): run for run in runs})
     (folder / "plan.json").write_text(plan, encoding="utf-8")
-    command = [
-        sys.executable,
-        "-m",
-        "lockstep",
-        "run",
-        "--tests",
-        "test_step.py",
-        "--device",
-        "cpu",
-    ]
-    options = ["--world-sizes", ranks, "--repeats", str(repeats), "--name", "measured", "--to", "."]
-    _call([*command, *options], module, folder / "run.log", folder)
+    line = f"-m lockstep run --tests test_step.py --device cpu --world-sizes {ranks}"
+    line += f" --repeats {repeats} --name measured --to ."
+    _call([sys.executable, *line.split()], module, folder / "run.log", folder)
 
 
 def _call(command: Sequence[str], module: str, log: Path, cwd: Path | None = None) -> None:
@@ -137,7 +128,7 @@ def judged(folder: Path, launches: Sequence[str] = ()) -> Iterator[tuple[str, in
     findings = checker.check(results, None if launches else series)
     for one in evaluation.finish(series, findings):
         for point in one.points:
-            told = quantities.judged(one, point)
+            told = quantities.find_bottleneck(one, point)
             yield one.row.factors["run"], point.world_size, told and asdict(told)
 
 

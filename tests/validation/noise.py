@@ -89,7 +89,6 @@ def round_times(
     kind: str,
     launch_sd: "float | np.ndarray",
     true_s: np.ndarray,
-    rounds: int = ROUNDS,
     round_sd: float = ROUND_SD,
 ) -> np.ndarray:
     """Return the rounds of a campaign's launches, in the order in which they were made.
@@ -100,18 +99,17 @@ def round_times(
         launch_sd: Standard deviation of the logarithm of what a launch adds; of each point, with
             shape (num_points, 1), where they differ.
         true_s: Time of each point in each launch, shape (num_launches, num_points), seconds.
-        rounds: Rounds of a launch.
         round_sd: Standard deviation of the logarithm of what a round adds.
 
     Returns:
-        Seconds, shape (num_launches, num_points, rounds).
+        Seconds, shape (num_launches, num_points, ROUNDS).
     """
     num_launches, num_points = true_s.shape
     own = KINDS[kind](draw, (num_launches, num_points))
     common = KINDS[kind](draw, (num_launches, 1))
     shared = SHARED_OF.get(kind, SHARED)
     added = np.sqrt(1 - shared) * own + np.sqrt(shared) * common
-    each = draw.standard_normal((num_launches, num_points, rounds))
+    each = draw.standard_normal((num_launches, num_points, ROUNDS))
     return true_s[..., None] * np.exp(launch_sd * added[..., None] + round_sd * each)
 
 

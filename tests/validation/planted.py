@@ -5,9 +5,8 @@ tables brought in as `lockstep import` does. All noise is drawn from a seed.
 """
 
 import json
-import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -155,12 +154,6 @@ class Planted:
     also: tuple[str, ...] = ()
 
 
-def folder_copied(root: Path) -> Path:
-    measured(root, 60)
-    shutil.copytree(root / "launches" / "w2-r0", root / "launches" / "w2-r0-copy")
-    return root
-
-
 def journal_left(root: Path) -> Path:
     """Leave of one whole launch its journal only."""
     measured(root, 61)
@@ -249,6 +242,23 @@ def crowded_training(root: Path) -> Path:
     return root
 
 
+def trainings(root: Path, accuracies: dict[int, float], seeds: int = 3) -> Path:
+    """Write trainings whose global batch grows with the ranks; seeds differ by half a point."""
+    for size, accuracy in accuracies.items():
+        for seed in range(seeds):
+            own_s = 1 + 0.002 * seed + 0.001 * size
+            case = replace(
+                trained(seed, size, accuracies=(accuracy + 0.005 * seed,) * 3, global_batch=None,
+                        local_batch=64),
+                scaling="fixed-epochs", local_batch=64, global_batch=64 * size,
+                samples_per_step=64 * size, rank_round_s=[[own_s, own_s + 0.003]] * size,
+            )  # fmt: skip
+            name = f"test_train[local_batch=64-seed={seed}]"
+            facts = {"provenance": ranks(size), "repeat": seed}
+            write(root, document(f"w{size}-r{seed}", size, {name: case}, **facts))
+    return root
+
+
 def equals(slower: float) -> tuple[Case, Case]:
     """Return two cases with the same batch and gradient buckets."""
     changes = always(details={"bucket_bytes": [4096]})
@@ -327,6 +337,14 @@ PLANTED: dict[str, Planted] = {
         "less-accurate", "table table0 at world size 8",
         lambda root: cited(root, table(
             RATES, scaling="weak", top1=lambda n: {1: 76.2, 2: 76.3, 4: 75.9, 8: 73.1}[n])),
+    ),
+    "trainings of a growing batch that learn less": Planted(
+        "less-accurate", "at world size 4",
+        lambda root: trainings(root, {1: 0.91, 2: 0.9, 4: 0.86}),
+    ),
+    "trainings of a growing batch, less accurate in one seed": Planted(
+        "accuracy-open", "at world size 4",
+        lambda root: trainings(root, {1: 0.91, 2: 0.9, 4: 0.86}, seeds=1), also=("no-repeat",),
     ),
     "weak scaling of one global batch": Planted(
         "constant-work", "table table0 at world size 1, 2, 4, 8",
@@ -468,7 +486,6 @@ PLANTED: dict[str, Planted] = {
             table({1: 100, 2: 190, 4: 360, 8: 700}, scaling="weak"),
             table({2: 130}, scaling="weak"))),
     ),
-    "a launch folder given twice": Planted("duplicate", "w2-r0-copy", folder_copied),
     "a result taken away beside its journal": Planted(
         "journal-only", "launch w2-r1", journal_left),
     "eight threads of one rank against one of eight": Planted(
@@ -599,9 +616,7 @@ CLEAN: dict[str, Callable[[Path], Path]] = {
         sizes=(1, 2, 4, 8, 16),
     ),
     "identical work, a fiftieth apart": lambda root: measured(root, 91, equals(1.02)),
-    "strong and weak": lambda root: measured(root, 103, (Case(), WEAK)),
     "one size that is not one": lambda root: measured(root, 105, sizes=(4,)),
-    "two sizes": lambda root: measured(root, 106, sizes=(1, 2)),
     "a factor of two at most": lambda root: measured(
         root, 108, (Case(changes=batch(504)),), sizes=(1, 2, 3, 4, 6, 8, 12, 24)
     ),
@@ -616,7 +631,9 @@ CLEAN: dict[str, Callable[[Path], Path]] = {
         sd=0.02,
     ),
     "tokens": lambda root: measured(root, 113, (Case(changes=batch(64, scale=512)),)),
-    "loaders": lambda root: measured(root, 114, LOADERS, sizes=(1, 2)),
+    "trainings of a growing batch that learn as much": lambda root: trainings(
+        root, {1: 0.91, 2: 0.912, 4: 0.908}
+    ),
     "collectives": lambda root: measured(root, 115, COLLECTIVES, sizes=(2, 4, 8)),
     "precisions that are what they say": lambda root: measured(
         root, 117, precisions("fp32", "bf16", checks={"precision": "bf16"})
@@ -654,7 +671,6 @@ CLEAN: dict[str, Callable[[Path], Path]] = {
     ),
     "parts of launches": in_parts,
     "nothing stored but the rounds": without_stored,
-    "someone else's benchmark": others,
     "someone else's benchmark of one commit and host": lambda root: others(
         root, commit_info=[{"id": "1f0c", "dirty": False}] * 2,
         machine_info=[{"node": "build3", "cpu": {"count": 4}}] * 2,
@@ -667,9 +683,6 @@ CLEAN: dict[str, Callable[[Path], Path]] = {
     "a step time and tokens of one cited ladder": lambda root: cited(
         root, "gpus,step time (ms),tokens/s/GPU,batch/GPU,note\n"
         "1,100,163840,8,batch 8 per GPU\n2,104,157538,8,2 loaders per GPU\n"),
-    "a cited weak table": lambda root: cited(
-        root, table({1: 100, 2: 196, 4: 384, 8: 744}, scaling="weak", **FIXED)
-    ),
     "a cited efficiency of 1.04": lambda root: cited(
         root, table({1: 100, 2: 208, 4: 400}, scaling="weak")
     ),
@@ -710,9 +723,6 @@ CLEAN: dict[str, Callable[[Path], Path]] = {
     "plain tables of which nobody says which belong together": lambda root: cited(
         root, table(TIMES, "time", "s"), table(RATES),
         table({1: 12, 2: 6.5, 4: 3.5, 8: 2}, "time", "h"), table(CSCS_OF_FOUR),
-    ),
-    "a loss that falls": lambda root: measured(
-        root, 140, (Case(changes=always(checks={"loss_first": 2.3, "loss_last": 2.2})),)
     ),
     "cited tables of one study and two models": lambda root: cited(
         root,

@@ -54,20 +54,25 @@ def launches(
     return edit
 
 
-def blocks(
+def entries(
     change: Callable[[Json], None],
     *sizes: int,
     study: str = "strong",
     repeats: tuple[int, ...] = (0, 1, 2),
 ) -> Callable[[Path], None]:
-    """Change the lockstep blocks of a study's cases."""
+    """Change what results have of a study's cases."""
 
     def each(document: Json) -> None:
         for entry in document["benchmarks"]:
             if entry["extra_info"][KEY]["study"] == study:
-                change(entry["extra_info"][KEY])
+                change(entry)
 
     return launches(each, *sizes, repeats=repeats)
+
+
+def blocks(change: Callable[[Json], None], *sizes: int, **options: Any) -> Callable[[Path], None]:
+    """Change the lockstep blocks of a study's cases."""
+    return entries(lambda entry: change(entry["extra_info"][KEY]), *sizes, **options)
 
 
 def facts(change: Callable[[Json], None], *sizes: int, **options: Any) -> Callable[[Path], None]:
@@ -89,17 +94,6 @@ def ranks(change: Callable[[Json], None], *sizes: int, **options: Any) -> Callab
     return provenance(each, *sizes, **options)
 
 
-def stats(name: str, factor: float) -> Callable[[Json], None]:
-    """Multiply what pytest-benchmark has stored of a strong case's rounds."""
-
-    def change(document: Json) -> None:
-        for entry in document["benchmarks"]:
-            if entry["extra_info"][KEY]["study"] == "strong":
-                entry["stats"][name] *= factor
-
-    return change
-
-
 def times(name: str, factor: float) -> Callable[[Json], None]:
     def change(holder: Json) -> None:
         holder[name] *= factor
@@ -107,24 +101,18 @@ def times(name: str, factor: float) -> Callable[[Json], None]:
     return change
 
 
-def consistent(block: Json, factor: float) -> None:
-    """Multiply the rounds, and what is stored of them but the statistics."""
-    block["rank_round_s"] = [[s * factor for s in rank] for rank in block["rank_round_s"]]
-    block["elapsed_s"] *= factor
-    block["mean_throughput_samples_per_s"] /= factor
-
-
 def scaled(factor: float, size: int, repeats: tuple[int, ...]) -> Callable[[Path], None]:
     """Multiply a strong case's rounds and all that follows from them."""
 
-    def change(document: Json) -> None:
-        for entry in document["benchmarks"]:
-            if entry["extra_info"][KEY]["study"] == "strong":
-                consistent(entry["extra_info"][KEY], factor)
-                for name in ("min", "max", "mean", "median", "stddev"):
-                    entry["stats"][name] *= factor
+    def change(entry: Json) -> None:
+        block = entry["extra_info"][KEY]
+        block["rank_round_s"] = [[s * factor for s in rank] for rank in block["rank_round_s"]]
+        block["elapsed_s"] *= factor
+        block["mean_throughput_samples_per_s"] /= factor
+        for name in ("min", "max", "mean", "median", "stddev"):
+            entry["stats"][name] *= factor
 
-    return launches(change, size, repeats=repeats)
+    return entries(change, size, repeats=repeats)
 
 
 def peaked(fraction: float) -> Callable[[Json], None]:
@@ -141,13 +129,6 @@ def peaked(fraction: float) -> Callable[[Json], None]:
 def counted_per_rank(block: Json) -> None:
     for name in ("samples_per_step", "samples", "mean_throughput_samples_per_s"):
         block[name] *= block["world_size"]
-
-
-def crowded(threads: int, cores: int) -> Callable[[Json], None]:
-    def change(rank: Json) -> None:
-        rank |= {"num_threads": threads, "cores": list(range(cores))}
-
-    return change
 
 
 def copy_rounds(root: Path) -> None:
@@ -176,39 +157,11 @@ def cut_launch(root: Path) -> None:
     result(root, 2).write_text(result(root, 2).read_text()[:500])
 
 
-def check_of(name: str, value: object) -> Callable[[Json], None]:
-    def change(block: Json) -> None:
-        block["checks"][name] = value
-
-    return change
-
-
-def negative_round(block: Json) -> None:
-    block["rank_round_s"][0][0] = -1.0
-
-
-def rises(block: Json) -> None:
-    block["checks"] |= {"loss_first": 2.0, "loss_last": 7.5}
-
-
-def other_samples(block: Json) -> None:
-    block["flags"] = [flag("other-samples", samples=2, items=256).to_dict()]
-
-
-def ask(precision: str) -> Callable[[Json], None]:
-    def change(block: Json) -> None:
-        block["factors"]["precision"] = precision
-
-    return change
-
-
-def only_rank_0(document: Json) -> None:
-    """Keep of strong cases the rounds of rank 0, and what follows from them."""
-    for entry in document["benchmarks"]:
-        block = entry["extra_info"][KEY]
-        if block["study"] == "strong":
-            block["rank_round_s"] = block["rank_round_s"][:1]
-            settle(entry)
+def only_rank_0(entry: Json) -> None:
+    """Keep of a case the rounds of rank 0, and what follows from them."""
+    block = entry["extra_info"][KEY]
+    block["rank_round_s"] = block["rank_round_s"][:1]
+    settle(entry)
 
 
 def give(**values: object) -> Callable[[Json], None]:
@@ -218,29 +171,18 @@ def give(**values: object) -> Callable[[Json], None]:
     return change
 
 
-def other_gradient(block: Json) -> None:
-    block["details"]["gradient_bytes"] += 4
-
-
 def copy_launch(root: Path) -> None:
     shutil.copytree(result(root, 2).parent, root / "launches" / "copy")
 
 
-def one_gpu(rank: Json) -> None:
-    rank |= {"device": "cuda:0", "gpu_uuid": "GPU-1"}
+def negative_round(block: Json) -> None:
+    block["rank_round_s"][0][0] = -1.0
 
 
-def on_other_hosts(rank: Json) -> None:
-    rank["host"] = f"node{rank['rank']}"
-
-
-def claim_two_ranks(document: Json) -> None:
-    """Let the strong cases say that they ran on two ranks, by name and by number."""
-    for entry in document["benchmarks"]:
-        block = entry["extra_info"][KEY]
-        if block["study"] == "strong":
-            block["world_size"] = 2
-            entry["name"] = entry["name"].replace("world_size=1]", "world_size=2]")
+def claim_two_ranks(entry: Json) -> None:
+    """Let a case say that it ran on two ranks, by name and by number."""
+    entry["extra_info"][KEY]["world_size"] = 2
+    entry["name"] = entry["name"].replace("world_size=1]", "world_size=2]")
 
 
 def move_ranks(document: Json) -> None:
@@ -262,19 +204,13 @@ def settle(entry: Json) -> None:
     entry["stats"] |= {"median": median(rounds), "mean": fmean(rounds), "rounds": len(rounds)}
 
 
-def cold(document: Json) -> None:
-    """Make the first round of a strong case four times as long as the longest of the others."""
-    for entry in document["benchmarks"]:
-        block = entry["extra_info"][KEY]
-        if block["study"] == "strong":
-            longest = max(map(max, (rank[1:] for rank in block["rank_round_s"])))
-            for rank in block["rank_round_s"]:
-                rank[0] = 4 * longest
-            settle(entry)
-
-
-def environment(known: Json) -> None:
-    known["environment"]["NCCL_P2P_DISABLE"] = "1"
+def cold(entry: Json) -> None:
+    """Make the first round of a case four times as long as the longest of the others."""
+    block = entry["extra_info"][KEY]
+    longest = max(map(max, (rank[1:] for rank in block["rank_round_s"])))
+    for rank in block["rank_round_s"]:
+        rank[0] = 4 * longest
+    settle(entry)
 
 
 def twins(*factors: float) -> Callable[[Path], None]:
@@ -296,32 +232,37 @@ def twins(*factors: float) -> Callable[[Path], None]:
 
 # What may mislead and is no error: the rule that must name it.
 WARNED: dict[str, tuple[str, Callable[[Path], None]]] = {
-    "NCCL steered at two ranks only": ("circumstances", provenance(environment, 2)),
+    "NCCL steered at two ranks only": ("circumstances", provenance(
+        lambda known: known["environment"].update(NCCL_P2P_DISABLE="1"), 2)),
     "another host at two ranks": (
         "circumstances", launches(move_ranks, 2)),
     "another day at two ranks": (
-        "circumstances", facts(lambda own: own.update(started="2020-01-01T12:00:00+00:00"), 2)),
+        "circumstances", facts(give(started="2020-01-01T12:00:00+00:00"), 2)),
     "all repeats of two ranks in one job": (
         "shared-job", provenance(lambda known: known["slurm"].update(SLURM_JOB_ID="17"), 2)),
-    "a first round of four times": ("cold-start", launches(cold, 2)),
+    "a first round of four times": ("cold-start", entries(cold, 2)),
 }  # fmt: skip
 
 PLANTED: dict[str, Plant] = {
-    "128 threads on 64 cores": Plant("oversubscription", ranks(crowded(64, 64), 2), STUDIES),
+    "128 threads on 64 cores": Plant("oversubscription", ranks(
+        give(num_threads=64, cores=list(range(64))), 2), STUDIES),
     "a utilisation of 26": Plant("above-peak", blocks(peaked(26), 1, 2)),
     "a stored throughput of eight times": Plant(
         "samples-time", blocks(times("mean_throughput_samples_per_s", 8), 1, 2)),
     "a stored throughput multiplied by the ranks": Plant(
         "doubled-world-size", blocks(times("mean_throughput_samples_per_s", 2), 2)),
-    "a mean that the rounds do not have": Plant("samples-time", launches(stats("mean", 1.02), 2)),
+    "a mean that the rounds do not have": Plant(
+        "samples-time", entries(lambda entry: times("mean", 1.02)(entry["stats"]), 2)),
     "a median that the rounds do not have": Plant(
-        "samples-time", launches(stats("median", 0.5), 2)),
+        "samples-time", entries(lambda entry: times("median", 0.5)(entry["stats"]), 2)),
     "samples of weak scaling counted per rank": Plant(
         "doubled-world-size", blocks(counted_per_rank, 2, study="weak"), ("weak",)),
-    "parameters that differ": Plant("wrong-result", blocks(check_of("parameters_equal", False), 2)),
-    "a loss that rises": Plant("wrong-result", blocks(rises, 2, repeats=(0,))),
+    "parameters that differ": Plant(
+        "wrong-result", blocks(lambda block: block["checks"].update(parameters_equal=False), 2)),
+    "a loss that rises": Plant("wrong-result", blocks(
+        lambda block: block["checks"].update(loss_first=2.0, loss_last=7.5), 2, repeats=(0,))),
     "a loss that is no number": Plant(
-        "wrong-result", blocks(check_of("loss_last", float("nan")), 2)),
+        "wrong-result", blocks(lambda block: block["checks"].update(loss_last=float("nan")), 2)),
     "a copied launch": Plant("duplicate", copy_rounds, STUDIES),
     "a launch that was stopped": Plant(
         "unfinished-launch", facts(times("complete", 0), 2, repeats=(1,)), STUDIES),
@@ -331,21 +272,25 @@ PLANTED: dict[str, Plant] = {
     "a case that failed": Plant("failed-case", launches(fail_case, 2, repeats=(1,))),
     "a case of which nothing is there": Plant("missing-case", launches(drop_case, 2, repeats=(2,))),
     "a launch that was removed": Plant("missing-case", remove_launch, STUDIES),
-    "samples that a batch does not hold": Plant("other-samples", blocks(other_samples, 1, 2)),
-    "bf16 asked for and fp32 computed": Plant("precision-fell-back", blocks(ask("bf16"), 1, 2)),
+    "samples that a batch does not hold": Plant("other-samples", blocks(
+        give(flags=[flag("other-samples", samples=2, items=256).to_dict()]), 1, 2)),
+    "bf16 asked for and fp32 computed": Plant("precision-fell-back", blocks(
+        lambda block: block["factors"].update(precision="bf16"), 1, 2)),
     "a step that became shorter than its part": Plant(
         "alone-longer", scaled(0.02, 2, (0, 1, 2))),
     "milliseconds for seconds in one launch": Plant("unit", scaled(1000.0, 2, (1,))),
-    "the rounds of rank 0 only": Plant("ranks-missing", launches(only_rank_0, 2)),
+    "the rounds of rank 0 only": Plant("ranks-missing", entries(only_rank_0, 2)),
     "a case that says it ran on another world size": Plant(
-        "launch-disagrees", launches(claim_two_ranks, 1, repeats=(0,))),
+        "launch-disagrees", entries(claim_two_ranks, 1, repeats=(0,))),
     "a case that says it ran on more nodes": Plant(
-        "launch-disagrees", blocks(lambda block: block.update(num_nodes=2), 2)),
+        "launch-disagrees", blocks(give(num_nodes=2), 2)),
     "ranks on more hosts than their cases say": Plant(
-        "launch-disagrees", ranks(on_other_hosts, 2), STUDIES),
+        "launch-disagrees", ranks(
+            lambda rank: rank.update(host=f"node{rank['rank']}"), 2), STUDIES),
     "a launch that lists fewer ranks": Plant(
         "launch-disagrees", provenance(lambda known: known["ranks"].pop(), 2), STUDIES),
-    "two ranks on one GPU": Plant("shared-gpu", ranks(one_gpu, 2), STUDIES),
+    "two ranks on one GPU": Plant(
+        "shared-gpu", ranks(give(device="cuda:0", gpu_uuid="GPU-1"), 2), STUDIES),
     # What may not be pooled with the rest.
     "another driver in one launch": Plant(
         "mixed-provenance", provenance(give(driver="560"), 2, repeats=(1,)), STUDIES),
@@ -354,7 +299,8 @@ PLANTED: dict[str, Plant] = {
         ("strong", "weak", "bucket")),
     "bf16 in one launch": Plant("mixed-cases", blocks(give(precision="bf16"), 2, repeats=(2,))),
     "other gradients at two ranks": Plant(
-        "mixed-cases", blocks(other_gradient, 2, study="weak"), ("weak",)),
+        "mixed-cases",
+        blocks(lambda block: times("gradient_bytes", 2)(block["details"]), 2, study="weak"),
+        ("weak",)),
     "another batch at two ranks": Plant("constant-work", blocks(give(global_batch=128), 2)),
-    "a launch given twice": Plant("duplicate", copy_launch, STUDIES),
 }  # fmt: skip

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from namespaces import linked
+from namespaces import FIRST, linked
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_NODES = 4
@@ -23,8 +23,6 @@ SHARE = 0.5
 PERIOD_US = 5_000
 LINK_BIT_PER_S = 1e9
 SCREEN = (sys.executable, "-m", "lockstep", "screen", "--device", "cpu", "--json")
-# Before what else runs on this machine, which is no part of the four nodes.
-FIRST = ("nice", "-n", "-15")
 SHARES = 30_000
 # $0 is the slowed node, $1 its group; the rest is the command.
 ENTER = 'slow=$0 group=$1; shift; [ "$SLURMD_NODENAME" != "$slow" ] || echo $$ >"$group"; exec "$@"'
@@ -52,39 +50,39 @@ class Ended:
         return all(line["steps"] <= line["promised_steps"] for line in self.lines.values())
 
 
-def on_testbed(slow: str | None = None, share: float = SHARE) -> Ended:
+def on_testbed(slow: str | None = None) -> Ended:
     """Screen the testbed's four nodes under srun, one of them with a share of a core."""
-    with _group(share) if slow else nullcontext(Path(os.devnull)) as group:
+    with _group() if slow else nullcontext(Path(os.devnull)) as group:
         command = ["srun", f"-N{NUM_NODES}", "--ntasks-per-node=1", "--cpus-per-task=1"]
         entered = ["bash", "-c", ENTER, slow or "none", str(group)]
         return _ended([_start([*command, *entered, *FIRST, *SCREEN])])
 
 
-def over_links(slow: int | None = None, share: float = SHARE) -> Ended:
+def over_links(slow: int | None = None) -> Ended:
     """Screen four namespaces whose links have one rate, one of them a share of it."""
     with linked(LINK_BIT_PER_S, NUM_NODES) as links:
         if slow is not None:
-            links.set_rate(LINK_BIT_PER_S * share, slow)
+            links.set_rate(LINK_BIT_PER_S * SHARE, slow)
         return _ended([_start([*rank.prefix, *FIRST, *SCREEN], **rank.env) for rank in links.ranks])
 
 
 def can_slow() -> bool:
     """Return whether this process may hold others to a share of a core."""
     try:
-        with _group(SHARE):
+        with _group():
             return True
     except OSError:
         return False
 
 
 @contextmanager
-def _group(share: float) -> Iterator[Path]:
+def _group() -> Iterator[Path]:
     """Make a control group with a share of one core, and give the file that takes its processes."""
     version_1 = Path("/sys/fs/cgroup/cpu")
     parent = version_1 if version_1.exists() else Path("/sys/fs/cgroup")
     group = parent / f"lockstep-screen-{os.getpid()}"
     group.mkdir()
-    quota_us = round(share * PERIOD_US)
+    quota_us = round(SHARE * PERIOD_US)
     try:
         if parent == version_1:
             (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))

@@ -56,10 +56,10 @@ def screened(
     seconds = dict(zip(("matmul", "memory"), own, strict=True))
     if ranks_per_node > 1 and num_nodes > 1:
         seconds["node_all_reduce"] = [series(1.0) for _ in placed]
-    found = search.after_alone(placed, seconds, REPEATS)
-    if rounds := search.rounds_after(found):
+    found = search.judge_alone(placed, seconds, REPEATS)
+    if rounds := search.plan_pairs(found):
         pairs = {pair: series(_link(slow, pair)) for pairs in rounds for pair in pairs}
-        found = search.after_pairs(found, rounds, pairs)
+        found = search.judge_pairs(found, len(rounds), pairs)
     return found
 
 

@@ -1,1 +1,1 @@
-"""`lockstep doctor`: is this machine, site and image fit to measure."""
+"""`lockstep doctor`: checks whether this machine, a site and its image are ready to measure."""

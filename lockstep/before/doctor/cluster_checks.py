@@ -1,4 +1,4 @@
-"""Checks of images, of Slurm and of what the site file names; the diagnosis from all checks."""
+"""Checks of images, Slurm and the site file, and the diagnosis from all checks."""
 
 import os
 import re
@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from lockstep.before.doctor.machine_checks import (
     NotNeededError,
     Subject,
     check,
+    judge_versions,
     missing,
     named_interfaces,
     ok,
@@ -28,7 +30,7 @@ from lockstep.before.doctor.machine_checks import (
 )
 from lockstep.core import processes
 from lockstep.core.findings import exit_code
-from lockstep.core.formats import clock, last_line, listed, parse_limit
+from lockstep.core.formats import clock, counted, last_line, listed, parse_limit
 from lockstep.core.processes import hostname
 from lockstep.image import apptainer as programs
 from lockstep.image import inspection
@@ -39,51 +41,39 @@ from lockstep.slurm.any_job.node_use import read_reason, reason_text
 from lockstep.slurm.client import FailedError, NotInstalledError
 from lockstep.slurm.cluster import MIB_PER_GIB, Cluster, Node, Partition
 from lockstep.slurm.site import Container, Site
-from lockstep.slurm.status.causes import FOR_EVER
+from lockstep.slurm.status.standing import FOR_EVER
 from lockstep.slurm.submit.job_spec import gpus_on_node
 from lockstep.slurm.submit.script import GPU_FLAGS
 
 EXIT_MACHINE = 3
 COMMAND_TIMEOUT_S = 30
-# Since 1.1 Apptainer mounts an image without setuid, by user namespaces and FUSE (its release
-# notes); the jobs need no more than that.
+# The first version that mounts an image without setuid, by user namespaces and FUSE (Apptainer's
+# release notes, 1.1); the jobs need nothing newer.
 LEAST_APPTAINER = (1, 1)
 FUSE = Path("/dev/fuse")
 NAMESPACES = Path("/proc/sys/user/max_user_namespaces")
-# Debian's and Ubuntu's own switches, absent elsewhere; the first is open at 1, the second at 0.
+# Settings of Debian and Ubuntu; 1 in the first and 0 in the second allow user namespaces.
 CLONE = Path("/proc/sys/kernel/unprivileged_userns_clone")
 APPARMOR = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
 TRY = "unshare --user --map-root-user true"
-# gpu_runtime -> what torch is built for, and what the driver leaves where it is loaded
-RUNTIMES = {
-    "cuda": ("CUDA", Path("/proc/driver/nvidia/version")),
-    "rocm": ("ROCm", Path("/dev/kfd")),
-}
-# A job of a minute fits into any gap of a queue: one that still waits has found none. Nodes that
-# are being woken are given longer.
+# gpu_runtime -> platform that torch must be built for
+RUNTIMES = {"cuda": "CUDA", "rocm": "ROCm"}
+# A job of one minute fits into any gap of the queue, so after QUEUED_S the nodes are busy. Nodes
+# that are powering up get NODES_TIMEOUT_S.
 QUEUED_S, NODES_TIMEOUT_S = 20, 120
 GRACE_S = 20
 NUM_NODES = 2
-# States of nodes out of service that are shown, and nodes named for each.
+# Most states of nodes out of service to show, and most nodes to name for each state.
 MAX_STATES = MAX_NAMED = 8
-BACK = "ask when they will be back; lockstep slurm nodes says more"
-# What a node prints: its name in Slurm, its host name, then its network interfaces. The mark
-# separates this line from the output of a site's prologs.
+BACK = "ask when the nodes will be back; lockstep slurm nodes shows the reasons"
+# A node prints its name in Slurm, its host name, then its network interfaces. The mark
+# distinguishes this line from the output of a site's prologs.
 MARK = "lockstep-node:"
 NODE_SAYS = f'echo {MARK} "${{SLURMD_NODENAME:-$(hostname)}}" "$(hostname)" $(ls /sys/class/net)'
 MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": MIB_PER_GIB, "T": MIB_PER_GIB**2}
 
 
-def _output(command: Sequence[str]) -> str:
-    return processes.output(command, COMMAND_TIMEOUT_S)
-
-
 def _container(subject: Subject) -> Container:
-    """Return the site's image for Apptainer.
-
-    Raises:
-        NotNeededError: There is no image of Apptainer to check.
-    """
     if subject.site is None:
         raise NotNeededError("no site file names an image")
     if "container.image" in subject.site.to_fill_in:
@@ -96,35 +86,27 @@ def _container(subject: Subject) -> Container:
     return wanted
 
 
-def _lacking(subject: Subject, text: str, action: str) -> Finding:
-    """Return a warning on a login node, whose jobs run elsewhere, and else "missing"."""
-    if subject.is_login_node:
+def _report_missing(subject: Subject, text: str, action: str) -> Finding:
+    """Return a "missing", or a warning on a login node, whose jobs run elsewhere."""
+    is_job = "SLURM_JOB_ID" in subject.environ
+    if subject.site is not None and isinstance(subject.slurm, Cluster) and not is_job:
         return warning(f"on this login node: {text}", action)
     return missing(text, action)
 
 
-def _gpu_runtime(subject: Subject) -> str | None:
-    """Return `cuda` or `rocm`, which an image of the site must support; None without GPUs."""
-    return subject.site.gpu_runtime if subject.site and subject.wants_gpus else None
-
-
 @check("Image", "Apptainer")
 def apptainer(subject: Subject) -> Finding:
-    """Whether Apptainer is here, and new enough."""
     has_singularity = shutil.which("singularity") is not None
     why_not, runtime = "", ""
     try:
         runtime = _container(subject).runtime
     except NotNeededError as error:
         why_not = str(error)
+    load = "load its module or ask the cluster's support to install it"
     if runtime == "singularity":
         if has_singularity:
-            return ok("singularity is installed; the checks below need Apptainer and are skipped")
-        return _lacking(
-            subject,
-            "singularity is not on PATH",
-            "load its module, or ask the cluster's support to install it",
-        )
+            return ok("singularity is installed; the next checks need Apptainer and are skipped")
+        return _report_missing(subject, "singularity is not on PATH", load)
     if shutil.which("apptainer"):
         version = programs.version()
         if programs.is_older(version, LEAST_APPTAINER):
@@ -134,71 +116,60 @@ def apptainer(subject: Subject) -> Finding:
         raise NotNeededError(f"not on PATH; {why_not}")
     if has_singularity:
         action = 'load Apptainer, or set runtime = "singularity" in [container]'
-        return _lacking(
-            subject, "only singularity is installed, and the jobs call apptainer", action
-        )
-    action = "load its module, ask the cluster's support to install it, or use modules and a venv"
-    return _lacking(subject, "not on PATH", action)
+        text = "only singularity is installed, but the jobs call apptainer"
+        return _report_missing(subject, text, action)
+    return _report_missing(subject, "not on PATH", f"{load}, or use modules and a venv")
 
 
 def _build_configuration() -> str:
-    """Return what `apptainer buildcfg` prints; empty if it fails.
-
-    Raises:
-        NotNeededError: Apptainer is not installed, or it is installed with setuid.
-    """
+    """Return the output of `apptainer buildcfg`, empty if it fails, or raise NotNeededError."""
     if shutil.which("apptainer") is None:
         raise NotNeededError("Apptainer is not installed here")
     try:
-        configuration = _output(["apptainer", "buildcfg"])
+        configuration = processes.output(["apptainer", "buildcfg"], COMMAND_TIMEOUT_S)
     except RuntimeError:
         return ""
     if "APPTAINER_SUID_INSTALL=1" in configuration:
-        raise NotNeededError("this Apptainer is installed with setuid and does not need it")
+        raise NotNeededError("this Apptainer is installed with setuid, which needs no such check")
     return configuration
 
 
 @check("Image", "User namespaces")
 def namespaces(subject: Subject) -> Finding:
-    """Whether an ordinary user may make user namespaces."""
     _build_configuration()
     for path, refusing in ((NAMESPACES, "0"), (CLONE, "0"), (APPARMOR, "1")):
         if path.exists() and path.read_text(encoding="ascii").strip() == refusing:
             text = f"{hostname()} forbids user namespaces to ordinary users: {path} is {refusing}"
-            action = (
-                f"ask for this setting to be changed, or for apptainer-suid; test it with {TRY}"
-            )
-            return _lacking(subject, text, action)
+            action = "ask for this setting to be changed, or for apptainer-suid; test it with "
+            return _report_missing(subject, text, action + TRY)
     try:
-        _output(TRY.split())
+        processes.output(TRY.split(), COMMAND_TIMEOUT_S)
     except RuntimeError as error:
         text = f"the kernel of {hostname()} refuses a user namespace: {error}"
-        return _lacking(subject, text, "ask for user namespaces, or for apptainer-suid")
-    return ok("ordinary users may create them")
+        return _report_missing(subject, text, "ask for user namespaces, or for apptainer-suid")
+    return ok("ordinary users may create user namespaces")
 
 
 @check("Image", "FUSE")
 def fuse(subject: Subject) -> Finding:
-    """Whether an ordinary user can mount an image."""
     configuration = _build_configuration()
     if not FUSE.exists():
-        return _lacking(subject, f"{FUSE} does not exist", "ask for modprobe fuse")
+        return _report_missing(subject, f"{FUSE} does not exist", "ask for modprobe fuse")
     mode = FUSE.stat().st_mode
-    if not mode & stat.S_IROTH or not mode & stat.S_IWOTH:
+    if mode & 0o006 != 0o006:
         text = f"{FUSE} is {stat.filemode(mode)}: ordinary users cannot use it"
-        return _lacking(subject, text, f"ask for chmod 666 {FUSE}")
+        return _report_missing(subject, text, f"ask for chmod 666 {FUSE}")
     libexec = re.search(r"^LIBEXECDIR=(.+)$", configuration, re.MULTILINE)
     folder = f"{libexec[1]}/apptainer/bin" if libexec else "/usr/libexec/apptainer/bin"
     for name in ("squashfuse_ll", "squashfuse"):
         if helper := shutil.which(name, path=folder) or shutil.which(name):
             return ok(f"{FUSE} is open to all users; {helper} is installed")
     text = "neither squashfuse_ll nor squashfuse is installed"
-    return _lacking(subject, text, "ask for the package squashfuse to be installed")
+    return _report_missing(subject, text, "ask for the package squashfuse to be installed")
 
 
 @check("Image", "Image file")
 def image(subject: Subject) -> Finding:
-    """Whether the image can be read, is for this machine, and is the one that was built."""
     path = Path(_container(subject).image)
     action = "build it with lockstep image build, or correct container.image"
     try:
@@ -211,7 +182,7 @@ def image(subject: Subject) -> Finding:
     if header.architecture not in (None, here):
         text = f"{path} is built for {header.architecture}, but this machine is {here}"
         action = "build it on a machine like the nodes, or correct container.image"
-        return _lacking(subject, text, action)
+        return _report_missing(subject, text, action)
     text = f"{path}, {path.stat().st_size / GB:.1f} GB, sha256 {digest[:12]}"
     try:
         record = read_record(path)
@@ -227,8 +198,8 @@ def image(subject: Subject) -> Finding:
 
 @check("Image", "Image's Python")
 def image_runs(subject: Subject) -> Finding:
-    """Whether Python in the image loads all that measuring needs."""
-    wanted, runtime = _container(subject), _gpu_runtime(subject)
+    wanted = _container(subject)
+    runtime = subject.site.gpu_runtime if subject.site and subject.wants_gpus else None
     if shutil.which("apptainer") is None or not Path(wanted.image).is_file():
         raise NotNeededError("Apptainer or the image file is missing, see above")
     options = ["--cleanenv", "--no-eval", *([GPU_FLAGS[runtime]] if runtime else [])]
@@ -239,54 +210,39 @@ def image_runs(subject: Subject) -> Finding:
     except RuntimeError as error:
         trial = f"apptainer exec {wanted.image} python3 -c 'import torch'"
         try:
-            _output([*command, "true"])
+            processes.output([*command, "true"], COMMAND_TIMEOUT_S)
         except RuntimeError:
-            is_root = os.geteuid() == 0  # which some machines give less than all capabilities
+            is_root = os.geteuid() == 0  # on some machines root lacks capabilities
             action = f"try{' as an ordinary user' if is_root else ''}: {trial}"
-            return _lacking(subject, str(error), action)
+            return _report_missing(subject, str(error), action)
         return missing(f"the image starts, but cannot measure: {error}", f"try: {trial}")
     text = torch_in_words(facts)
     if runtime and not facts[runtime]:
-        built_for = RUNTIMES[runtime][0]
+        built_for = RUNTIMES[runtime]
         return missing(
-            f"{text}: this torch cannot use the site's GPUs, which need {built_for}",
+            f"{text}; this torch cannot use the site's GPUs, which need {built_for}",
             f"build the image on a base with {built_for}, or correct gpu_runtime in the site file",
         )
     if runtime and facts["nccl"] is None:
         return missing(f"{text}: without NCCL", "build the image on a base whose torch has NCCL")
-    return ok(text)
-
-
-@check("Image", "GPU driver")
-def gpu_driver(subject: Subject) -> Finding:
-    """Whether `apptainer --nv` or `--rocm` finds a driver; Apptainer itself does not report it."""
-    _container(subject)
-    runtime = _gpu_runtime(subject)
-    if runtime is None:
-        raise NotNeededError("the site uses no image with GPUs")
-    if RUNTIMES[runtime][1].exists():
-        return ok("the driver that the image uses is loaded")
-    flag = GPU_FLAGS[runtime]
-    raise NotNeededError(
-        f"no driver here, which {flag} does not report; check a node: srun lockstep doctor"
-    )
+    return judge_versions(facts)
 
 
 @check("Slurm", "Site file")
 def site_file(subject: Subject) -> Finding:
-    """Whether all of the site file is filled in."""
     if subject.site is None:
         raise NotNeededError("no --site given")
     if keys := ", ".join(subject.site.to_fill_in):
-        return missing(
-            f"not filled in yet: {keys}", "fill in the site file; no job is submitted before"
-        )
+        action = "fill in the site file; until then no job can be submitted"
+        return missing(f"not filled in yet: {keys}", action)
+    image = subject.site.container and subject.site.container.image
+    if image and str(image).startswith("/path/to/"):
+        return missing(f"container.image is still the example's {image}", "name your own image")
     return ok("every key is filled in")
 
 
 @check("Slurm", "Slurm")
 def answers(subject: Subject) -> Finding:
-    """Whether Slurm is here and its controller answers."""
     cluster = subject.slurm
     if isinstance(cluster, Cluster):
         names = ", ".join(partition.name for partition in cluster.partitions)
@@ -304,12 +260,8 @@ def _cluster(subject: Subject) -> Cluster:
     return subject.slurm
 
 
-def _chosen(subject: Subject) -> tuple[Site, Cluster, Partition | None]:
-    """Return the site, the cluster and the site's partition, None if the cluster does not have it.
-
-    Raises:
-        NotNeededError: No site file is given, or Slurm does not answer.
-    """
+def _find_partition(subject: Subject) -> tuple[Site, Cluster, Partition | None]:
+    """Return site, cluster and the site's partition; None if the cluster lacks the partition."""
     if subject.site is None:
         raise NotNeededError("no --site given")
     cluster = _cluster(subject)
@@ -318,34 +270,27 @@ def _chosen(subject: Subject) -> tuple[Site, Cluster, Partition | None]:
 
 @check("Slurm", "Partition")
 def partition(subject: Subject) -> Finding:
-    """Whether the site's partition is there, up, and as the site says."""
-    site, cluster, chosen = _chosen(subject)
+    site, cluster, chosen = _find_partition(subject)
     names = [partition.name for partition in cluster.partitions]
     if chosen is None:
         wanted = site.partition or "the default partition"
         return missing(f"{wanted} does not exist", f"choose from {', '.join(names)}")
     if not chosen.is_up:
-        return missing(
-            f"{chosen.name} is not up",
-            "choose another partition, or ask the cluster's support when this one will be up",
-        )
+        action = "choose another partition, or ask the cluster's support when it will be up"
+        return missing(f"{chosen.name} is not up", action)
     if absent := ", ".join(sorted(set(site.partitions) - set(names))):
         return missing(f"{absent} does not exist", "remove its table from the site file")
     fitting = [node for node in chosen.nodes if not _lacks(site, node)]
     if not fitting:
         lacks = sorted({reason for node in chosen.nodes for reason in _lacks(site, node)})
-        text = (
-            f"no node of {chosen.name} fits the site file: {'; '.join(lacks) or 'it has no nodes'}"
-        )
-        return missing(
-            text, "correct the site file; lockstep init --dry-run shows what the nodes have"
-        )
+        reasons = "; ".join(lacks) or "it has no nodes"
+        action = "correct the site file; lockstep init --dry-run shows what the nodes have"
+        return missing(f"no node of {chosen.name} fits the site file: {reasons}", action)
     here = sum(node.is_here for node in fitting)
     text = f"{chosen.name}: {len(fitting)} of {len(chosen.nodes)} nodes fit the site file"
     if not here:
-        return warning(
-            f"{text}, but none is in service", "ask the cluster's support when they will be"
-        )
+        action = "ask the cluster's support when the nodes will be in service"
+        return warning(f"{text}, but none is in service", action)
     kinds = {node.kind.shape for node in fitting}
     if len(kinds) > 1 and not site.gpu_types:
         action = "set constraint or gpu_type, so that all jobs get nodes of one kind"
@@ -354,18 +299,21 @@ def partition(subject: Subject) -> Finding:
 
 
 def _lacks(site: Site, node: Node) -> list[str]:
-    """Return a phrase for each key of the site file that a node does not satisfy."""
-    kind, lacks = node.kind, []
+    """Return a phrase for each key of the site file that a node does not fulfil."""
+    kind = node.kind
     unit = site.mem[-1] if site.mem and site.mem[-1].isalpha() else ""
     mem_mib = int(int(site.mem.removesuffix(unit)) * MIB[unit]) if site.mem else 0
-    if site.gpus_per_node > kind.num_gpus:
-        lacks.append(f"gpus_per_node {site.gpus_per_node} is more than {kind.num_gpus}")
+    lacks = [
+        f"{key} {wanted} is more than {has}"
+        for key, wanted, has in (
+            ("gpus_per_node", site.gpus_per_node, kind.num_gpus),
+            ("cpus_per_node", site.cpus_per_node, kind.num_cpus),
+            ("mem in MiB", mem_mib, kind.memory_mib),
+        )
+        if wanted > has
+    ]
     if site.gpu_type and site.gpu_type != kind.gpu_type:
         lacks.append(f"gpu_type {site.gpu_type} is not {kind.gpu_type or 'named'}")
-    if site.cpus_per_node > kind.num_cpus:
-        lacks.append(f"cpus_per_node {site.cpus_per_node} is more than {kind.num_cpus}")
-    if mem_mib > kind.memory_mib:
-        lacks.append(f"mem {mem_mib} MiB is more than {kind.memory_mib}")
     # Expressions such as a&b or [a|b] are left to Slurm.
     if site.constraint and site.constraint.isidentifier() and site.constraint not in node.features:
         lacks.append(f"constraint {site.constraint} is not a feature of the nodes")
@@ -374,8 +322,7 @@ def _lacks(site: Site, node: Node) -> list[str]:
 
 @check("Slurm", "Time limit")
 def time_limit(subject: Subject) -> Finding:
-    """Whether the partition allows the time limit of the site file."""
-    site, _, chosen = _chosen(subject)
+    site, _, chosen = _find_partition(subject)
     if chosen is None or chosen.max_time is None:
         return ok(f"{site.time}; the partition has no limit")
     if parse_limit(site.time) > parse_limit(chosen.max_time):
@@ -386,8 +333,7 @@ def time_limit(subject: Subject) -> Finding:
 
 @check("Slurm", "Account")
 def account(subject: Subject) -> Finding:
-    """Whether the user may charge the site's account and use its QOS."""
-    site, cluster, chosen = _chosen(subject)
+    site, cluster, chosen = _find_partition(subject)
     if not cluster.keeps_accounts:
         raise NotNeededError("this Slurm has no accounts")
     accounts = subject.accounts
@@ -396,49 +342,41 @@ def account(subject: Subject) -> Finding:
         return warning("you have no account in Slurm", "ask for an account on the cluster")
     choices = ", ".join(accounts.names)
     if wanted is None:
-        return missing(
-            "the site file names no account, and you have no default", f"choose from {choices}"
-        )
+        text = "the site file names no account, and you have no default"
+        return missing(text, f"choose from {choices}")
     if wanted not in accounts.names:
         return missing(f"{wanted} is not one of your accounts", f"choose from {choices}")
     usable = accounts.qos[wanted]
     if site.qos and site.qos not in usable:
         action = f"choose from {', '.join(usable) or 'none'}"
         return missing(f"QOS {site.qos} is not allowed to account {wanted}", action)
-    for name, text, allowed in (
-        (wanted, wanted, chosen and chosen.accounts),
-        (site.qos, f"QOS {site.qos}", chosen and chosen.qos),
-    ):
-        if chosen and name and allowed and name not in allowed:
-            return missing(
-                f"{text} may not use {chosen.name}", f"the partition allows {listed(allowed)}"
-            )
+    if chosen and chosen.accounts and wanted not in chosen.accounts:
+        action = f"the partition allows {listed(chosen.accounts)}"
+        return missing(f"{wanted} may not use {chosen.name}", action)
+    if chosen and chosen.qos and site.qos and site.qos not in chosen.qos:
+        action = f"the partition allows {listed(chosen.qos)}"
+        return missing(f"QOS {site.qos} may not use {chosen.name}", action)
     return ok(f"{wanted}, QOS {site.qos or 'the default'}")
 
 
 @check("Slurm", "Job limits")
 def job_limits(subject: Subject) -> Finding:
-    """Whether the limits of QOS and account allow the site's time."""
-    site, cluster, chosen = _chosen(subject)
+    site, cluster, chosen = _find_partition(subject)
     if not cluster.enforces_limits:
         raise NotNeededError("this Slurm does not enforce limits of accounts and QOS")
     limits = associations.limits(cluster, subject.accounts, chosen, site.account, site.qos)
     for limit in limits:
         if limit.name == "MaxWall" and parse_limit(site.time) > limit.value:
-            outcome = (
-                "sbatch would refuse its jobs" if limit.denies else "its jobs would wait for ever"
-            )
-            return missing(
-                f"{site.time} exceeds {limit.text}: {outcome}",
-                f'time = "{clock(limit.value)}" or less in the site file, or choose another qos',
-            )
+            outcome = "be refused by sbatch" if limit.denies else "wait for ever"
+            action = f'time = "{clock(limit.value)}" or less in the site file, or another qos'
+            text = f"{site.time} exceeds {limit.text}, so jobs would {outcome}"
+            return missing(text, action)
     texts = [limit.text for limit in limits]
     return ok(texts[0], *texts[1:]) if texts else ok("account and QOS set no limits")
 
 
 @check("Slurm", "Accounting")
 def accounting(subject: Subject) -> Finding:
-    """Whether sacct reports what jobs have used."""
     if not _cluster(subject).keeps_accounts:
         action = "nothing to do: reports will lack queue times, memory and billing"
         return warning("this Slurm has no accounting", action)
@@ -449,24 +387,8 @@ def accounting(subject: Subject) -> Finding:
     return ok("sacct answers")
 
 
-@check("Slurm", "Job arrays")
-def array_size(subject: Subject) -> Finding:
-    """How many elements a job array may have."""
-    size = _cluster(subject).max_array_size
-    if size is None:
-        return warning(
-            "Slurm does not report MaxArraySize",
-            'set allocation = "ladder" or "job" in the campaign',
-        )
-    if subject.site is not None and subject.site.max_array_size > size:
-        text = f"max_array_size {subject.site.max_array_size} exceeds MaxArraySize {size} of Slurm"
-        return missing(text, f"set max_array_size = {size} in the site file")
-    return ok(f"up to {size - 1} elements in one array")
-
-
 @check("Slurm", "Nodes")
 def nodes(subject: Subject) -> Finding:
-    """Whether a job gets two nodes that have the site's network interfaces."""
     site = subject.site
     if not subject.asks_nodes:
         raise NotNeededError("no job started; --slurm starts one on two nodes")
@@ -474,7 +396,7 @@ def nodes(subject: Subject) -> Finding:
         return missing("Slurm does not answer, so no job can start", "use a login node")
     chosen = subject.slurm.partition(site.partition if site else None)
     members: list[Node] = []
-    # Only Slurm can say which nodes a reservation has: it may be of nodes in maintenance.
+    # With a reservation only Slurm knows the nodes, which may even be in maintenance.
     if chosen and not (site and site.reservation):
         fitting = [node for node in chosen.nodes if site and not _lacks(site, node)]
         members = fitting or list(chosen.nodes)
@@ -491,30 +413,23 @@ def nodes(subject: Subject) -> Finding:
     except RuntimeError as error:
         action = f"try: {shlex.join(command[:-3])} hostname"
         return missing(str(error), action, *_states(gone))
-    finding = _compare_nodes(subject, parse_nodes(printed), num_nodes)
-    if finding.level != "ok" or num_nodes == wanted:
-        return finding
-    text = "only one node answers; no other can take a job"
-    return warning(text, BACK, *finding.details, *_states(gone))
-
-
-def _compare_nodes(subject: Subject, rows: list[list[str]], num_nodes: int) -> Finding:
-    """Compare the nodes' answers with the number asked and with the site's interfaces."""
+    rows = parse_nodes(printed)
     details = [f"{node}, host {host}: {', '.join(links)}" for node, host, *links in rows]
     if len(rows) < num_nodes:
         return missing(f"{len(rows)} of {num_nodes} nodes answered", "try again", *details)
     for name in named_interfaces(subject):
-        absent = ", ".join(
-            node for node, _, *links in rows if not any(link.startswith(name) for link in links)
-        )
-        if absent:
-            text = f"{absent} has no interface {name}, which the site file names"
+        lacking = [row[0] for row in rows if not any(link.startswith(name) for link in row[2:])]
+        if lacking:
+            text = f"{', '.join(lacking)} has no interface {name}, which the site file names"
             return missing(text, "name an interface that every node has", *details)
+    if num_nodes < wanted:
+        text = "only one node answers; no other can take a job"
+        return warning(text, BACK, *details, *_states(gone))
     return ok(f"{num_nodes} node(s) answer and have the interfaces", *details)
 
 
 def _states(gone: Sequence[Node]) -> list[str]:
-    """Return a line for each state of nodes that take no jobs: some names, and the reason."""
+    """Return a line for each state of nodes that take no jobs: some nodes, and the reason."""
     alike: dict[tuple[str, str], list[str]] = {}
     for node in gone:
         alike.setdefault((node.state, node.reason), []).append(node.name)
@@ -533,15 +448,15 @@ def parse_nodes(printed: str) -> list[list[str]]:
 
 
 def srun(site: Site | None, num_nodes: int) -> list[str]:
-    """Return the srun command, with the site's options, that prints nodes' names and interfaces."""
+    """Return an srun command, with the site's options, that prints nodes' names and interfaces."""
     options = [f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1"]
     if site is not None:
         keys = ("partition", "account", "qos", "reservation", "mem")
         wanted = {key: getattr(site, key) for key in keys} | {"constraint": site.features}
-        if site.gpus_per_node:  # a partition of GPUs may refuse a job that asks for none
+        if site.gpus_per_node:  # a partition with GPUs may refuse a job without GPUs
             wanted |= gpus_on_node(site, 1)
         options += [f"--{key}={value}" for key, value in wanted.items() if value]
-        # The site's jobs may begin later; this one must start now.
+        # The site's jobs may begin later, but this job must start now.
         further = (*site.extra_directives, *site.directives)
         options += [more for more in further if not more.startswith("--begin=")]
     return ["srun", *options, "--time=00:01:00", "--job-name=doctor", "sh", "-c", NODE_SAYS]
@@ -552,12 +467,7 @@ class BusyError(RuntimeError):
 
 
 def _ask(command: Sequence[str]) -> str:
-    """Return what srun prints; cancel a job that does not start in time.
-
-    Raises:
-        BusyError: The job waits in the queue.
-        RuntimeError: The job fails, or gets no nodes.
-    """
+    """Run srun and return its output; cancel a job that does not start in time."""
     pipe = subprocess.PIPE
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
@@ -565,8 +475,13 @@ def _ask(command: Sequence[str]) -> str:
         try:
             printed, complaint = started.communicate(timeout=QUEUED_S)
         except subprocess.TimeoutExpired:
-            reason, expected = _pending_reason()
+            states = ["--me", "--name=doctor", "--states=PENDING", "--noheader"]
+            answer = ""
+            with suppress(RuntimeError):
+                answer = last_line(slurm.ask("squeue", *states, "--format=%r|%S"))
+            reason, _, start = answer.partition("|")
             if reason and reason not in FOR_EVER:
+                expected = f", and is expected to start at {start}" if start != "N/A" else ""
                 raise BusyError(
                     "the nodes are busy and were not checked: a job of one minute still "
                     f"waits after {QUEUED_S} s ({reason}){expected}; {_cancel(started)}"
@@ -577,14 +492,13 @@ def _ask(command: Sequence[str]) -> str:
                 late = f"Slurm gave no nodes within {NODES_TIMEOUT_S} s; {_cancel(started)}"
                 raise RuntimeError(late) from None
     if started.returncode:
-        raise RuntimeError(
-            last_line(complaint) or f"srun failed with exit code {started.returncode}"
-        )
+        text = f"srun failed with exit code {started.returncode}"
+        raise RuntimeError(last_line(complaint) or text)
     return printed
 
 
 def _cancel(started: "subprocess.Popen[str]") -> str:
-    """Let srun cancel its job, which stays queued if srun is killed; return the result in words."""
+    """Let srun cancel its job, and return a phrase about that; a killed srun leaves it queued."""
     started.send_signal(signal.SIGTERM)
     try:
         started.communicate(timeout=GRACE_S)
@@ -594,24 +508,13 @@ def _cancel(started: "subprocess.Popen[str]") -> str:
     return "its job was cancelled"
 
 
-def _pending_reason() -> tuple[str, str]:
-    """Return Slurm's reason why our job waits, and the expected start as a phrase."""
-    states = ["--me", "--name=doctor", "--states=PENDING", "--noheader", "--format=%r|%S"]
-    try:
-        reason, _, start = last_line(slurm.ask("squeue", *states)).partition("|")
-    except RuntimeError:
-        return "", ""
-    return reason, f", and is expected to start at {start}" if start not in ("", "N/A") else ""
-
-
 @dataclass(frozen=True)
 class Diagnosis:
-    """The findings of all checks, and what can be done here.
+    """The findings of all checks.
 
     Attributes:
-        runs_here: Whether `lockstep run` can measure on this machine and keep the results.
-        submits: Whether a site is given, nothing that its jobs need is missing, and their results
-            can be kept.
+        runs_here: Whether `lockstep run` can measure on this machine and write the results.
+        submits: Whether a site is given, its jobs lack nothing, and results can be written.
     """
 
     findings: tuple[Finding, ...]
@@ -620,22 +523,22 @@ class Diagnosis:
 
     @property
     def exit_code(self) -> int:
-        """3 where nothing can run, 1 where a check failed, 0 otherwise."""
+        """3 if nothing can be measured, 1 if a check found something missing, else 0."""
         return exit_code(self.findings) if self.runs_here or self.submits else EXIT_MACHINE
 
     @property
     def verdict(self) -> str:
-        """What can be done here, in one sentence."""
-        if self.runs_here and self.submits:
-            return "`lockstep run` can measure here, and the site's jobs can be submitted."
-        if self.submits:
-            return "The site's jobs can be submitted; `lockstep run` cannot measure here."
+        jobs = "jobs of the site can be submitted"
+        if not (self.runs_here or self.submits):
+            return "Nothing can be measured from here; you can still plan, render and report."
+        text = f"{jobs.capitalize()}, but `lockstep run` cannot measure here"
         if self.runs_here:
-            return "`lockstep run` can measure on this machine."
-        return "Nothing can be measured from here; you can still plan, render and report."
+            text = f"`lockstep run` can measure here{f', and {jobs}' if self.submits else ''}"
+        num_missing = sum(finding.level == "missing" for finding in self.findings)
+        missing = f"; {counted(num_missing, 'check')} above found something missing"
+        return f"{text}{missing if num_missing and self.runs_here else ''}."
 
     def facts(self) -> dict[str, Any]:
-        """Return the diagnosis as a JSON object."""
         return {
             "checks": [finding.record() for finding in self.findings], "runs_here": self.runs_here,
             "submits": self.submits, "exit_code": self.exit_code,
@@ -643,7 +546,7 @@ class Diagnosis:
 
 
 def examine(subject: Subject, say: Callable[[str], None] = lambda _: None) -> Diagnosis:
-    """Make every check, and call `say` with the name of each before it starts."""
+    """Make every check; before each, call `say` with its name."""
     findings = []
     for name, look in CHECKS.items():
         say(name)

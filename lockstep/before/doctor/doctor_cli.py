@@ -3,10 +3,7 @@
 import json
 import os
 import shlex
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,23 +11,23 @@ from typing import TYPE_CHECKING
 import click
 
 from lockstep.core.findings import SYMPTOMS, Level, wrapped
-from lockstep.slurm.submit.cli_options import FoundSite, say_site, site_option
+from lockstep.slurm.submit.cli_options import site_option
 
 if TYPE_CHECKING:
     from lockstep.before.doctor.cluster_checks import Diagnosis
 
 STATUS_WIDTH, NAME_WIDTH = 12, 18
-# Of 80 columns; a path that is to be copied stays whole.
+# 80 columns; a path stays in one piece, so that it can be copied.
 wrap = partial(wrapped, width=80, splits_words=False)
 LEVELS: tuple[Level, ...] = ("ok", "warning", "missing", "not needed")
 
 
 @click.command()
-@site_option("found_site", "Site file, or a built-in one, to examine as well")
+@site_option("chosen_site", "Also check this site file or built-in site")
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
-    help="Folder of training data: its file system and space.",
+    help="Also check the file system and free space of this folder of training data.",
 )
 @click.option(
     "--to",
@@ -38,26 +35,28 @@ LEVELS: tuple[Level, ...] = ("ok", "warning", "missing", "not needed")
     type=click.Path(path_type=Path, file_okay=False),
     default="results",
     show_default=True,
-    help="Folder that results would go to.",
+    help="Folder of results to check.",
 )
-@click.option("--slurm", is_flag=True, help="Start a job of a minute on two nodes.")
+@click.option("--slurm", is_flag=True, help="Also start a job of one minute on two nodes.")
 @click.option(
     "--system",
     "describes",
     is_flag=True,
-    help="Print instead what this machine is, as an entry for SYSTEM.md; torch is not needed.",
+    help="Only print the facts of this machine, as an entry for SYSTEM.md; needs no torch.",
 )
 @click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     help="With --system: write the entry into this file; other machines' entries stay.",
 )
-@click.option("--known-gpus", is_flag=True, help="List the GPUs whose datasheet MFU can rest on.")
+@click.option(
+    "--known-gpus", is_flag=True, help="Only list the GPUs with a known peak, as MFU needs."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @click.pass_context
 def doctor(
     context: click.Context,
-    found_site: FoundSite | None,
+    chosen_site: str | None,
     data: Path | None,
     results: Path,
     *,
@@ -67,16 +66,16 @@ def doctor(
     known_gpus: bool,
     as_json: bool,
 ) -> None:
-    """Check whether this machine, a site and its image are fit to measure.
+    """Check whether this machine, a site and its image are ready to measure.
 
     Exit code: 0 if they are, 1 if something is missing, 3 if nothing can be measured from here.
 
     \b
     Examples:
       lockstep doctor                            this machine
-      lockstep doctor --site site.toml           and a site, its image and Slurm
-      lockstep doctor --site site.toml --slurm   and two of its nodes
-      lockstep doctor --data /scratch/me         and where data lie
+      lockstep doctor --site site.toml           also a site, its image and Slurm
+      lockstep doctor --site site.toml --slurm   also two of its nodes
+      lockstep doctor --data /scratch/me         also the folder of data
       lockstep doctor --system --output SYSTEM.md   add or renew this machine's entry
       srun lockstep doctor --system --json       a compute node's hardware, network and settings
     """
@@ -85,25 +84,26 @@ def doctor(
         return
     if output:
         raise click.UsageError("--output needs --system; give both")
+    from rich.console import Console
+
     from lockstep.before.doctor.cluster_checks import examine
     from lockstep.before.doctor.machine_checks import Subject
     from lockstep.slurm import client
     from lockstep.slurm import site as sites
 
-    if found_site:
-        say_site(found_site)
-    chosen = sites.load(found_site.source, is_draft=True) if found_site else None
-    client.on_cluster(chosen.cluster if chosen else None)
-    with _watched() as say:
-        diagnosis = examine(Subject(os.environ, results, chosen, data, slurm), say)
+    chosen = sites.load(chosen_site, is_draft=True) if chosen_site else None
+    client.set_cluster(chosen.cluster if chosen else None)
+    with Console(stderr=True).status("checking") as status:  # on a terminal only
+        subject = Subject(os.environ, results, chosen, data, slurm)
+        diagnosis = examine(subject, lambda name: status.update(f"checking: {name}"))
     if as_json:
         click.echo(json.dumps(diagnosis.facts(), indent=1))
         context.exit(diagnosis.exit_code)
     click.echo(page(diagnosis))
     if diagnosis.exit_code == 0:
         ready = "run"
-        if found_site and diagnosis.submits:
-            ready = f"plan campaign.toml --site {shlex.quote(found_site.source)}"
+        if chosen_site and diagnosis.submits:
+            ready = f"plan campaign.toml --site {shlex.quote(chosen_site)}"
         click.echo(f"Next: lockstep {ready}")
     context.exit(diagnosis.exit_code)
 
@@ -131,6 +131,7 @@ def page(diagnosis: "Diagnosis") -> str:
 
 def _describe(output: Path | None, *, known_gpus: bool, as_json: bool) -> None:
     """Print or write the facts of this machine; a fact that cannot be read is a dash."""
+    from lockstep.core.files import write_atomically
     from lockstep.machine import system as machine
 
     if as_json and output:
@@ -142,19 +143,8 @@ def _describe(output: Path | None, *, known_gpus: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(facts, indent=2))
     elif output:
-        machine.write_entry(output, machine.to_markdown(facts))
+        old = output.read_text(encoding="utf-8") if output.exists() else ""
+        write_atomically(output, machine.merge_entry(old, machine.to_markdown(facts)))
         click.echo(f"Wrote the entry of {facts['hostname']} to {output}", err=True)
     else:
         click.echo(machine.to_markdown(facts), nl=False)
-
-
-@contextmanager
-def _watched() -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows the name of the current check, on a terminal only."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("checking") as line:
-        yield lambda name: line.update(f"checking: {name}")

@@ -1,1 +1,1 @@
-"""What `lockstep init` writes: the first site and campaign files of a place."""
+"""`lockstep init`: writes a first site file and campaign file."""

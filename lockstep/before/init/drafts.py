@@ -1,7 +1,7 @@
-"""The first site and campaign files, filled in from what Slurm and the machine show.
+"""The first site and campaign files, filled in from Slurm and this machine.
 
-A key that cannot be found is a comment or, where nothing works without it, a placeholder that
-loading refuses.
+A key with an unknown value is a comment or, if the site file needs the key, a placeholder that
+other commands refuse.
 """
 
 import json
@@ -22,97 +22,73 @@ from lockstep import content
 from lockstep.before.doctor.machine_checks import FAST, interfaces
 from lockstep.campaign.campaign import Campaign
 from lockstep.core import processes, studies
-from lockstep.core.files import write_atomically
 from lockstep.core.formats import clock, one_line, parse_limit
 from lockstep.machine import nvidia
 from lockstep.slurm import associations
 from lockstep.slurm import cluster as clusters
 from lockstep.slurm import site as sites
-from lockstep.slurm.associations import Accounts, Limit
+from lockstep.slurm.associations import Accounts
 from lockstep.slurm.cluster import MIB_PER_GIB, Cluster, Kind, Partition
 from lockstep.slurm.site import FILL_IN
 
 COMMENT_COLUMN = 40
-
-
-@dataclass(frozen=True)
-class Draft:
-    """A file to write.
-
-    Attributes:
-        to_fill_in: Keys that only a person can set.
-    """
-
-    text: str
-    to_fill_in: tuple[str, ...] = ()
+MAX_LADDER_NODES = 4
+MAX_RANKS = 8  # on a laptop
+USUAL_TIME = "02:00:00"
+STUDIES = tuple(name for name, study in studies.STUDIES.items() if study.is_usual)
 
 
 def line(key: str, value: Any, comment: str = "", *, is_set: bool = True) -> str:
-    """Return a key's line with a comment; where the key is not set, the whole line is one."""
-    text = f"{'' if is_set else '# '}{key} = {toml(value)}"
+    """Return a key's line with a comment; without `is_set`, the whole line is a comment."""
+    # TOML writes lists and strings as JSON does.
+    text = f"{'' if is_set else '# '}{key} = {json.dumps(value, ensure_ascii=False)}"
     return f"{text:<{COMMENT_COLUMN}}  # {one_line(comment)}" if comment else text
-
-
-def toml(value: Any) -> str:
-    """Return a value as TOML writes it; its strings are JSON's."""
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(toml(item) for item in value)}]"
-    return json.dumps(value, ensure_ascii=False)
-
-
-MAX_LADDER_NODES = 4
-STUDIES = tuple(name for name, study in studies.STUDIES.items() if study.is_usual)
 
 
 def campaign_file(
     ranks_per_node: int, num_nodes: int, *, has_gpus: bool, is_cluster: bool = False
-) -> Draft:
-    """Return a first campaign of nodes."""
+) -> str:
+    """Return a first campaign for up to `num_nodes` nodes."""
     world_sizes = ladder(ranks_per_node, min(num_nodes, MAX_LADDER_NODES))
-    # Not "cluster": its batch of the strong study is too large for the first rung, one GPU.
+    # The strong study's batch of size "cluster" would not fit on one GPU.
     size = "node" if has_gpus else "laptop"
     fields = {"schema": 1, "name": "x", "studies": STUDIES, "world_sizes": world_sizes}
     usual = Campaign.model_validate(fields | {"size": size}).measured_size().global_batch
-    # A batch that all world sizes divide, set where the size's own does not.
+    # All world sizes must divide the batch, so it is set if the size's own batch does not fit.
     common = math.lcm(*world_sizes)
     batch = -(-usual // common) * common
     parts = [
         "# A first campaign: how training scales, and what limits it.",
         "schema = 1",
         line("name", "first", "name of the results folder"),
-        line("studies", STUDIES, "the questions to answer"),
+        line("studies", STUDIES, "what to measure"),
         line("world_sizes", world_sizes, "numbers of ranks"),
         line("repeats", 3, "launches of each world size, in random order"),
         line("size", size, "smoke, laptop, node or cluster"),
-        line("workload", "resnet50", "the model; by default that of the size", is_set=False),
+        line("workload", "resnet50", "the model; by default the size's model", is_set=False),
         line("precision", "bf16", "fp32 by default", is_set=False),
         line("global_batch", batch, "over all ranks, in the strong study", is_set=batch != usual),
     ]
     if is_cluster:
-        jobs = "ladder: a job per repeat; job: per world size; array: per case"
+        cuts = "ladder: one job per repeat; job: per world size; array: per case"
+        limit = "limit of one launch; by default the site's time"
         parts += [
-            "",
-            "[jobs]",
-            line("allocation", "ladder", jobs),
+            "\n[jobs]",
+            line("allocation", "ladder", cuts),
             line("preflight", True, "first check that the nodes answer"),
             line("collect", True, "make the report at the end"),
-            line(
-                "launch_time",
-                "00:15:00",
-                "limit of one launch; by default the site's time",
-                is_set=False,
-            ),
+            line("launch_time", "00:15:00", limit, is_set=False),
         ]
-    return Draft("\n".join(parts) + "\n")
+    return "\n".join(parts) + "\n"
 
 
 def ranks_per_node(kind: Kind) -> int:
-    """Return a rank for each GPU; on CPUs one for each socket, and two to have a ladder."""
+    """Return the ranks of a node: one per GPU; on CPUs one per socket, but at least two."""
     return kind.num_gpus or min(kind.num_cpus, max(2, kind.num_sockets))
 
 
 def ladder(ranks_per_node: int, num_nodes: int) -> list[int]:
-    """Return world sizes that double: within a node, and then in whole nodes."""
+    """Return world sizes that double, first within a node and then in whole nodes."""
     within = [2**i for i in range(ranks_per_node.bit_length()) if 2**i < ranks_per_node]
     nodes = [2**i for i in range(num_nodes.bit_length()) if 2**i <= num_nodes]
     return [*within, *(ranks_per_node * number for number in nodes)]
@@ -120,27 +96,21 @@ def ladder(ranks_per_node: int, num_nodes: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the machine shows.
+    """The facts of this machine for a site file."""
 
-    Attributes:
-        interfaces: Network interfaces, the fast ones first.
-        images: Apptainer images, the newest first.
-        venv: The environment of this Python, if it is one that has torch.
-    """
-
-    interfaces: tuple[str, ...]
-    images: tuple[Path, ...]
+    interfaces: tuple[str, ...]  # the fastest first
+    images: tuple[Path, ...]  # the newest first
     has_apptainer: bool
-    venv: Path | None
-    modules: tuple[str, ...]
-    suite: Path | None
+    venv: Path | None  # this Python's environment, if it has torch
+    modules: tuple[str, ...]  # modules of PyTorch
+    suite: Path | None  # the checkout of Lockstep; None if Lockstep is installed
     scratch: str | None
     num_cores: int
     num_gpus: int
 
 
-def look_around(folder: Path, environ: Mapping[str, str]) -> Surroundings:
-    """Return what the machine shows; images are looked for in the folder and here."""
+def read_surroundings(folder: Path, environ: Mapping[str, str]) -> Surroundings:
+    """Return the facts of this machine, with the images in `folder` and the current folder."""
     places = (folder, Path.cwd())
     images = {path.resolve() for place in places for path in place.glob("*.sif") if path.is_file()}
     root = content.IMPORTABLE_FROM
@@ -161,7 +131,7 @@ def look_around(folder: Path, environ: Mapping[str, str]) -> Surroundings:
         has_apptainer=shutil.which("apptainer") is not None,
         venv=Path(sys.prefix) if is_venv else None,
         modules=modules,
-        # Of an installed Lockstep it is site-packages, which no job may put on PYTHONPATH.
+        # site-packages, with an installed Lockstep, must not go on a job's PYTHONPATH.
         suite=root if (root / "pyproject.toml").is_file() else None,
         scratch=environ.get("SCRATCH"),
         num_cores=psutil.cpu_count(logical=False) or 1,
@@ -169,50 +139,27 @@ def look_around(folder: Path, environ: Mapping[str, str]) -> Surroundings:
     )
 
 
-USUAL_TIME = "02:00:00"
-
-
-def read_accounts(cluster: Cluster) -> Accounts:
-    """Return what this user may charge; nothing where Slurm keeps no accounts or says nothing."""
-    try:
-        return associations.read(cluster.name) if cluster.keeps_accounts else Accounts()
-    except RuntimeError:
-        return Accounts()
-
-
 def choose(cluster: Cluster, accounts: Accounts) -> Partition:
-    """Return the partition to measure on: of those with GPUs the default, or the first.
-
-    Raises:
-        RuntimeError: Slurm shows no partition with nodes.
-    """
-    with_nodes = [each for each in cluster.partitions if each.nodes]
-    usable = [
-        each
-        for each in with_nodes
-        if each.is_up and (each.accounts is None or not accounts.names or _allowed(each, accounts))
-    ] or with_nodes
+    """Return the partition to measure on: preferably with GPUs, then the default partition."""
+    with_nodes = [partition for partition in cluster.partitions if partition.nodes]
+    usable = [p for p in with_nodes if p.is_up and (not accounts.names or _accounts(p, accounts))]
+    usable = usable or with_nodes
     if not usable:
         raise RuntimeError(
             f"cluster {cluster.name} shows you no partition with nodes; ask the cluster's "
-            "support which you may use, or start from a built-in site: lockstep init --site example"
+            "support which to use, or start from a built-in site: lockstep init --site example"
         )
-    return min(usable, key=lambda each: (not each.has_gpus, not each.is_default))
+    return min(usable, key=lambda partition: (not partition.has_gpus, not partition.is_default))
 
 
-def site_file(cluster: Cluster, accounts: Accounts, around: Surroundings) -> Draft:
-    """Return the site file of a cluster.
-
-    Raises:
-        RuntimeError: Slurm shows no partition with nodes.
-    """
+def site_file(cluster: Cluster, accounts: Accounts, around: Surroundings) -> str:
+    """Return the site file of a cluster; raise RuntimeError if it has no partition with nodes."""
     chosen = choose(cluster, accounts)
     kind = chosen.kinds[0][0]
-    most, limit = longest(chosen, _limits(cluster, accounts, chosen))
+    most, of_time, _, _ = largest_job(cluster, accounts, chosen, kind)
     time = min(USUAL_TIME, most or USUAL_TIME, key=parse_limit)
-    at_most = limit.text if limit else most or "without limit"
     name, *others = around.interfaces or ("ib0",)
-    seen = f"also here: {_short(others)}" if others else "of this machine; check a node"
+    where = f"also here: {_short(others)}" if others else "of this machine; check a node"
     is_fast = name.startswith(FAST) and bool(around.interfaces)
     parts = [
         *_inventory(cluster, chosen),
@@ -222,56 +169,50 @@ def site_file(cluster: Cluster, accounts: Accounts, around: Surroundings) -> Dra
         *_account(chosen, accounts),
         line("reservation", "NAME", "reserved nodes", is_set=False),
         *_hardware(chosen, kind),
-        line("time", time, f"limit of one job, at most {at_most}"),
+        line("time", time, f"limit of one job, at most {of_time or most or 'without limit'}"),
         *([line("max_array_size", cluster.max_array_size)] if cluster.max_array_size else []),
-        line("interface", name, seen, is_set=is_fast),
+        line("interface", name, where, is_set=is_fast),
         line("scratch", around.scratch or "/scratch/ME", "for data files", is_set=False),
         line("extra_directives", ["--exclusive"], "other jobs would disturb the timing"),
+        *_software(around),
+        "\n[env]",
+        line("NCCL_DEBUG", "WARN", is_set=kind.num_gpus > 0),
     ]
-    to_fill_in: tuple[str, ...] = ()
-    if around.has_apptainer or not (around.venv or around.modules):
-        to_fill_in = () if around.images else ("image",)
-        placeholder = f"{FILL_IN}path of an image; lockstep image build makes one"
-        image = str(around.images[0]) if around.images else placeholder
-        parts += [
-            "\n# Instead of an image: `modules` or `venv`, and `suite`, the path of Lockstep.",
-            "[container]",
-            line("image", image, "on storage that all nodes see" if around.images else ""),
-            *(line("image", str(path), is_set=False) for path in around.images[1:]),
-            line("binds", ["/scratch"], "further folders of the host", is_set=False),
-        ]
-    else:
-        to_fill_in = () if around.suite else ("suite",)
-        if around.venv:
-            parts.append(line("venv", str(around.venv), "on storage that all nodes see"))
-        else:
-            listed = f"of {_short(around.modules)}"
-            parts.append(line("modules", [around.modules[-1]], listed))
-        placeholder = f"{FILL_IN}path of a checkout of Lockstep"
-        suite = str(around.suite or placeholder)
-        parts.append(line("suite", suite, "on storage that all nodes see"))
-    parts += ["\n[env]", line("NCCL_DEBUG", "WARN", is_set=kind.num_gpus > 0)]
-    # The others whose nodes are alike: --partition chooses among them.
+    # --partition can choose among the partitions with equal nodes.
     for partition in cluster.partitions:
         if kind.shape in {other.shape for other, _ in partition.kinds}:
-            limits = _limits(cluster, accounts, partition)
-            most, of_time = longest(partition, limits)
-            nodes, of_nodes = most_nodes(partition, kind, limits)
+            most, of_time, nodes, of_nodes = largest_job(cluster, accounts, partition, kind)
             is_bare = re.fullmatch(r"[\w-]+", partition.name, re.ASCII)
-            key = partition.name if is_bare else toml(partition.name)
-            unlimited = "" if most else "  # no time limit"
-            parts.append(f"\n[partitions.{key}]{unlimited}")
+            key = partition.name if is_bare else json.dumps(partition.name, ensure_ascii=False)
+            parts.append(f"\n[partitions.{key}]{'' if most else '  # no time limit'}")
             if most:
-                parts.append(line("time", most, of_time.text if of_time else "its longest job"))
-            parts.append(line("max_nodes", nodes, of_nodes.text if of_nodes else "of one job"))
-    return Draft("\n".join(parts) + "\n", to_fill_in)
+                parts.append(line("time", most, of_time or "limit of one job"))
+            parts.append(line("max_nodes", nodes, of_nodes or "limit of one job"))
+    return "\n".join(parts) + "\n"
+
+
+def _software(around: Surroundings) -> Iterator[str]:
+    shared = "on storage that all nodes see"
+    if around.has_apptainer or not (around.venv or around.modules):
+        yield "\n# Instead of an image: `modules` or `venv`, and `suite`, the path of Lockstep."
+        yield "[container]"
+        placeholder = f"{FILL_IN}path of an image; lockstep image build makes one"
+        first, *others = around.images or (placeholder,)
+        yield line("image", str(first), shared if around.images else "")
+        yield from (line("image", str(path), is_set=False) for path in others)
+        yield line("binds", ["/scratch"], "further folders of the host", is_set=False)
+        return
+    if around.venv:
+        yield line("venv", str(around.venv), shared)
+    else:
+        yield line("modules", [around.modules[-1]], f"of {_short(around.modules)}")
+    yield line("suite", str(around.suite or f"{FILL_IN}path of a checkout of Lockstep"), shared)
 
 
 def _inventory(cluster: Cluster, chosen: Partition) -> Iterator[str]:
-    """Yield the cluster's partitions as comments, a kind of node each."""
     version = cluster.version or "of unknown version"
-    yield f"# `lockstep init` has read this from {one_line(cluster.name)}, Slurm {version}."
-    yield "# A key after a # is not set: remove the # to set it."
+    yield f"# Written by `lockstep init` from cluster {one_line(cluster.name)}, Slurm {version}."
+    yield "# A key after a # is not set; remove the # to set it."
     yield "#"
     row = "#   {:<16} {:>5}  {:<18} {:>5}  {:>8}  {}"
     yield row.format("partition", "nodes", "GPUs of a node", "CPUs", "memory", "longest job")
@@ -285,53 +226,42 @@ def _inventory(cluster: Cluster, chosen: Partition) -> Iterator[str]:
     yield "#   * this partition is used below"
 
 
-def _allowed(chosen: Partition, accounts: Accounts) -> list[str]:
-    """Return the user's accounts that a partition takes, the default one first."""
+def _accounts(chosen: Partition, accounts: Accounts) -> list[str]:
     allowed = [
         name for name in accounts.names if chosen.accounts is None or name in chosen.accounts
     ]
     return sorted(allowed, key=lambda name: name != accounts.default)
 
 
-def _limits(cluster: Cluster, accounts: Accounts, partition: Partition) -> tuple[Limit, ...]:
-    """Return what limits a job that charges the account of the site file, and names no QOS."""
-    account = next(iter(_allowed(partition, accounts)), None)
-    return associations.limits(cluster, accounts, partition, account)
+def largest_job(
+    cluster: Cluster, accounts: Accounts, partition: Partition, kind: Kind
+) -> tuple[str | None, str, int, str]:
+    """Return time and nodes of a partition's largest job, each with a phrase about its limit.
 
-
-def longest(partition: Partition, limits: Sequence[Limit]) -> tuple[str | None, Limit | None]:
-    """Return the time of a partition's longest job, and whose limit that is if not its own."""
-    most_s = parse_limit(partition.max_time) if partition.max_time else math.inf
-    shorter = [limit for limit in limits if limit.name == "MaxWall" and limit.value < most_s]
-    return (clock(shorter[0].value), shorter[0]) if shorter else (partition.max_time, None)
-
-
-def most_nodes(
-    partition: Partition, kind: Kind, limits: Sequence[Limit]
-) -> tuple[int, Limit | None]:
-    """Return the nodes of a partition's largest job, and whose limit that is if not its own."""
-    of_node = {
-        "node": 1,
-        "cpu": kind.num_cpus,
-        "gres/gpu": kind.num_gpus,
-        f"gres/gpu:{kind.gpu_type}": kind.num_gpus,
-    }
-    counted = [limit for limit in limits if of_node.get(limit.tres)]
-    nodes = [(max(1, limit.value // of_node[limit.tres]), limit) for limit in counted]
-    fewest = min(nodes, key=lambda pair: pair[0], default=None)
-    if fewest is None or fewest[0] >= partition.num_usable_nodes:
-        return partition.num_usable_nodes, None
-    return fewest
+    The phrase is empty if the partition itself sets the limit, and names the account or QOS
+    otherwise. The time is None without any limit.
+    """
+    time, of_time = partition.max_time, ""
+    nodes, of_nodes = partition.num_usable_nodes, ""
+    of_node = {"node": 1, "cpu": kind.num_cpus, "gres/gpu": kind.num_gpus}
+    of_node[f"gres/gpu:{kind.gpu_type}"] = kind.num_gpus
+    account = next(iter(_accounts(partition, accounts)), None)
+    for limit in associations.limits(cluster, accounts, partition, account):
+        if limit.name == "MaxWall" and (time is None or limit.value < parse_limit(time)):
+            time, of_time = clock(limit.value), limit.text
+        in_nodes = max(1, limit.value // (of_node.get(limit.tres) or 1))
+        if of_node.get(limit.tres) and in_nodes < nodes:
+            nodes, of_nodes = in_nodes, limit.text
+    return time, of_time, nodes, of_nodes
 
 
 def _account(chosen: Partition, accounts: Accounts) -> Iterator[str]:
-    allowed = _allowed(chosen, accounts)
+    allowed = _accounts(chosen, accounts)
     account = next(iter(allowed), None)
     others = ", ".join(name for name in allowed if name != account)
     if account is None:
-        yield line(
-            "account", "PROJECT", "project to charge, if the cluster needs one", is_set=False
-        )
+        needed = "project to charge, if the cluster needs one"
+        yield line("account", "PROJECT", needed, is_set=False)
     else:
         yield line("account", account, f"or {others}" if others else "project to charge")
     having = accounts.qos.get(account or "", ())
@@ -345,14 +275,14 @@ def _hardware(chosen: Partition, kind: Kind) -> Iterator[str]:
     if kind.gpu_type:
         several = f"the partition has {len(types)} types" if len(types) > 1 else "the only type"
         yield line("gpu_type", kind.gpu_type, several, is_set=len(types) > 1)
-    # AMD's Instinct, by its name (amd_instinct_mi250x) or its architecture.
+    # Name (amd_instinct_mi250x) or architecture (gfx90a) of an AMD GPU.
     if re.search(r"mi[0-9]{2}|gfx[0-9]", kind.gpu_type or "", re.IGNORECASE):
         yield line("gpu_runtime", "rocm")
     yield line("cpus_per_node", kind.num_cpus)
     if not kind.num_gpus and kind.num_cpus > 1:
         yield line("max_ranks_per_node", ranks_per_node(kind), "each has its share of CPUs")
     yield line("mem", "0", f"all of a node's {kind.memory_mib / MIB_PER_GIB:.0f} GiB")
-    # A feature may keep jobs on nodes of one kind.
+    # A feature that only the nodes of this kind have keeps jobs on these nodes.
     is_needed = len(chosen.kinds) > 1 and len(types) < 2
     alike = [node.features for node in chosen.nodes if node.kind.shape == kind.shape]
     others = [node.features for node in chosen.nodes if node.kind.shape != kind.shape]
@@ -371,72 +301,38 @@ def _short(names: Sequence[str]) -> str:
     return ", ".join(names[:6]) + (", ..." if len(names) > 6 else "") or "no features"
 
 
-def cluster_campaign(cluster: Cluster, accounts: Accounts) -> Draft:
-    """Return a first campaign of a cluster.
-
-    Raises:
-        RuntimeError: Slurm shows no partition with nodes.
-    """
+def cluster_campaign(cluster: Cluster, accounts: Accounts) -> str:
+    """Return a first campaign; raise RuntimeError if the cluster has no partition with nodes."""
     chosen = choose(cluster, accounts)
     kind = chosen.kinds[0][0]
     num_alike = sum(node.kind.shape == kind.shape for node in chosen.nodes)
-    most, _ = most_nodes(chosen, kind, _limits(cluster, accounts, chosen))
-    return campaign_file(
-        ranks_per_node(kind), min(num_alike, most), has_gpus=kind.num_gpus > 0, is_cluster=True
-    )
+    num_nodes = min(num_alike, largest_job(cluster, accounts, chosen, kind)[2])
+    has_gpus = kind.num_gpus > 0
+    return campaign_file(ranks_per_node(kind), num_nodes, has_gpus=has_gpus, is_cluster=True)
 
 
-MAX_RANKS = 8  # of a laptop
-
-
-def drafts(folder: Path, environ: Mapping[str, str]) -> dict[str, Draft]:
-    """Return the files for the place where this runs: name -> draft.
-
-    Raises:
-        RuntimeError: Slurm is installed and does not answer, or shows no partition with nodes.
-    """
-    around = look_around(folder, environ)
+def drafts(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the files for this machine or its cluster: name -> text."""
+    around = read_surroundings(folder, environ)
     if shutil.which("scontrol") is None:
         ranks = around.num_gpus or min(around.num_cores, MAX_RANKS)
         return {"campaign.toml": campaign_file(ranks, 1, has_gpus=around.num_gpus > 0)}
-    cluster = clusters.read()
-    accounts = read_accounts(cluster)
+    cluster, accounts = clusters.read(), Accounts()
+    with suppress(RuntimeError):  # without an answer the user fills in the account
+        accounts = associations.read(cluster.name) if cluster.keeps_accounts else accounts
     return {
         "site.toml": site_file(cluster, accounts, around),
         "campaign.toml": cluster_campaign(cluster, accounts),
     }
 
 
-def built_in(name: str) -> dict[str, Draft]:
-    """Return the files of a site that ships with the suite: name -> draft.
-
-    Raises:
-        ValueError: There is no such site.
-    """
+def built_in(name: str) -> dict[str, str]:
+    """Return the files for a built-in site: name -> text; raise ValueError for another name."""
     if name not in sites.built_in():
         raise ValueError(f"no built-in site {name!r}; choose from {', '.join(sites.built_in())}")
     site = sites.load(name)
     ranks = min(site.gpus_per_node or site.cpus_per_node, site.max_ranks_per_node or MAX_RANKS)
     return {
-        "site.toml": Draft(sites.built_in()[name].read_text(encoding="utf-8")),
+        "site.toml": sites.built_in()[name].read_text(encoding="utf-8"),
         "campaign.toml": campaign_file(ranks, MAX_LADDER_NODES, has_gpus=site.gpus_per_node > 0),
     }
-
-
-def write(folder: Path, files: Mapping[str, Draft], *, force: bool) -> None:
-    """Write the files; all of them, or none where one exists already.
-
-    Raises:
-        ValueError: A file exists and is not to be replaced.
-        OSError: It cannot be written.
-    """
-    existing = [str(folder / name) for name in files if (folder / name).exists()]
-    if existing and not force:
-        verb = "exists" if len(existing) == 1 else "exist"
-        raise ValueError(
-            f"{' and '.join(existing)} {verb} already; replace with --force, or print with "
-            "--dry-run"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, draft in files.items():
-        write_atomically(folder / name, draft.text)

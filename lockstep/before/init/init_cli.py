@@ -1,14 +1,12 @@
 """The command `lockstep init`."""
 
 import os
+import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
-
-if TYPE_CHECKING:
-    from lockstep.before.init.drafts import Draft
 
 
 @click.command()
@@ -23,35 +21,46 @@ if TYPE_CHECKING:
 def init(folder: Path, site: str | None, *, force: bool, dry_run: bool) -> None:
     """Write a first site.toml and campaign.toml for this cluster into FOLDER.
 
-    Without Slurm it writes only the campaign, for `lockstep run`.
+    Without Slurm, only campaign.toml is written, for `lockstep run`.
 
     \b
     Examples:
-      lockstep init                  into the current folder
-      lockstep init --dry-run        print the files only
-      lockstep init --site example   plan for a cluster from a laptop
+      lockstep init                  write into the current folder
+      lockstep init --dry-run        only print the files
+      lockstep init --site example   start from a built-in site, for example on a laptop
     """
     from lockstep.before.init import drafts
+    from lockstep.core.files import write_atomically
 
-    made = drafts.built_in(site) if site else drafts.drafts(folder, os.environ)
+    texts = drafts.built_in(site) if site else drafts.drafts(folder, os.environ)
     if dry_run:
-        for name, draft in made.items():
-            click.echo(f"# ---- {folder / name}\n{draft.text}")
+        for name, text in texts.items():
+            click.echo(f"# ---- {folder / name}\n{text}")
         return
-    drafts.write(folder, made, force=force)
-    for name in made:
+    existing = [str(folder / name) for name in texts if (folder / name).exists()]
+    if existing and not force:
+        verb = "exists" if len(existing) == 1 else "exist"
+        raise ValueError(
+            f"{' and '.join(existing)} already {verb}; give --force to replace, or --dry-run to "
+            "print"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        write_atomically(folder / name, text)
         click.echo(f"wrote {folder / name}")
-    click.echo(_next(folder, made))
+    click.echo(_next(folder, texts))
 
 
-def _next(folder: Path, made: "dict[str, Draft]") -> str:
-    """Return what to do with the files."""
+def _next(folder: Path, texts: Mapping[str, str]) -> str:
+    from lockstep.slurm.site import FILL_IN
+
     campaign, site = (shlex.quote(str(folder / name)) for name in ("campaign.toml", "site.toml"))
-    if "site.toml" not in made:
+    if "site.toml" not in texts:
         return (
-            "Slurm is not installed here, so the campaign is for this machine only.\n"
+            "Slurm is not installed here, so the campaign is only for this machine.\n"
             f"Next: lockstep run {campaign}"
         )
-    if keys := ", ".join(made["site.toml"].to_fill_in):
-        return f"Next: fill in {keys} in {site}, then lockstep doctor --site {site}"
+    keys = re.findall(rf'^(\w+) = "{FILL_IN}', texts["site.toml"], re.MULTILINE)
+    if keys:
+        return f"Next: fill in {', '.join(keys)} in {site}, then lockstep doctor --site {site}"
     return f"Next: lockstep doctor --site {site}\n      lockstep plan {campaign} --site {site}"

@@ -1,1 +1,1 @@
-"""`lockstep lint`: errors in a user's own batch script, found by reading it."""
+"""`lockstep lint`: finds errors in batch scripts and training scripts without running them."""

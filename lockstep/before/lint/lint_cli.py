@@ -2,16 +2,15 @@
 
 import json
 import re
-from typing import Any
+from pathlib import Path
 
 import click
 
 from lockstep.core.findings import SYMPTOMS
+from lockstep.core.formats import counted
 from lockstep.core.processes import answer
 
 TIMEOUT_S = 5
-# A note that most scripts get; it is printed once for all of them.
-COMMON = "REQUEUE"
 EXAMPLES = """\b
 Examples:
   lockstep lint train.sbatch
@@ -21,9 +20,22 @@ Examples:
 
 \b
 Each line reads FILE:LINE: RULE SEVERITY: what is wrong: why; what to do.
-Shell scripts need the extra [lint], as pip install '/path/to/checkout[lint]'.
-Exit code: 0 no error or warning (notes alone give 0), 1 some, 2 a script cannot be read.
+A folder stands for its .sh, .sbatch, .slurm and .py files.
+Shell scripts need the extra [lint]: pip install '/path/to/checkout[lint]'.
+Exit code: 0 without errors and warnings, 1 with some, 2 if a script cannot be read.
 """
+
+
+SUFFIXES = (".sh", ".sbatch", ".slurm", ".py")
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
+    if not files:
+        raise ValueError(f"{path}: no {', '.join(SUFFIXES)} file in this folder; give a script")
+    return files
 
 
 @click.command("lint", epilog=EXAMPLES)
@@ -40,13 +52,12 @@ def lint(ctx: click.Context, scripts: tuple[str, ...], as_json: bool, lists_rule
 
     from lockstep.before.lint import batch, training
     from lockstep.before.lint.batch_rules import BATCH
-    from lockstep.before.lint.rules import Finding, Rule, judge
+    from lockstep.before.lint.rules import judge
 
     if lists_rules:
-        every_rule: list[Rule[Any]] = [*BATCH, *training.TRAINING]
         rules = [
             {"rule": rule.name, "severity": rule.severity, "why": rule.why, "action": rule.action}
-            for rule in every_rule
+            for rule in {rule.name: rule for rule in (*BATCH, *training.TRAINING)}.values()
         ]
         lines = [f"{rule['rule']:22}{rule['severity']:9}{rule['why']}" for rule in rules]
         click.echo(json.dumps({"rules": rules}, indent=1) if as_json else "\n".join(lines))
@@ -56,28 +67,25 @@ def lint(ctx: click.Context, scripts: tuple[str, ...], as_json: bool, lists_rule
     interfaces = [name for _, name in socket.if_nameindex()]
     version = re.match(r"slurm\S* (\d+)\.(\d+)", answer(["sbatch", "--version"], TIMEOUT_S) or "")
     slurm = (int(version[1]), int(version[2])) if version else None
-    findings: list[Finding] = []
-    for path in scripts:
-        if path.endswith(".py"):
-            findings += judge(training.load(path), training.TRAINING)
-        else:
-            findings += judge(batch.load(path, interfaces, slurm), BATCH)
+    files = [file for path in scripts for file in _files(Path(path))]
+    findings = [
+        finding
+        for path in map(str, files)
+        for finding in (
+            judge(training.load(path), training.TRAINING)
+            if path.endswith(".py")
+            else judge(batch.load(path, interfaces, slurm), BATCH)
+        )
+    ]
+    severities = [finding.severity for finding in findings]
+    is_bad = "error" in severities or "warning" in severities
     if as_json:
         click.echo(json.dumps({"findings": [vars(finding) for finding in findings]}, indent=1))
     else:
-        common = [finding for finding in findings if finding.rule == COMMON]
         for finding in findings:
-            if finding.rule != COMMON:
-                click.echo(str(finding))
-        if common:
-            more = len(common) - 1
-            others = f" (and in {more} more script{'s' * (more > 1)})" if more else ""
-            click.echo(f"{common[0]}{others}")
-        severities = [finding.severity for finding in findings]
-        counts = {name: severities.count(name) for name in ("error", "warning", "note")}
-        counted = ", ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items())
-        num_scripts = len(scripts)
-        click.echo(f"{num_scripts} script{'s' * (num_scripts != 1)}: {counted}", err=True)
-        if counts["error"] or counts["warning"]:
+            click.echo(str(finding))
+        counts = [counted(severities.count(name), name) for name in ("error", "warning", "note")]
+        click.echo(f"{counted(len(files), 'script')}: {', '.join(counts)}", err=True)
+        if is_bad:
             click.echo(SYMPTOMS, err=True)
-    ctx.exit(any(finding.severity != "note" for finding in findings))
+    ctx.exit(is_bad)

@@ -1,66 +1,50 @@
 """The rules of lint and their findings."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Any, Literal
 
 from lockstep.core.formats import one_line
 
 Severity = Literal["error", "warning", "note"]
-
-
-class _Script(Protocol):
-    @property
-    def path(self) -> str: ...
-
-
-Subject = TypeVar("Subject", bound=_Script)
 MAX_FACT = 300
 
 
 @dataclass(frozen=True)
 class Hit:
-    """One place where a script breaks a rule. With its own action the fact includes the reason.
-
-    Attributes:
-        severity: Error, warning or note, if it differs from the rule's.
-    """
+    """A place where a script breaks a rule; with its own `action`, `fact` includes the reason."""
 
     line: int
     fact: str
     action: str = ""
-    severity: str = ""
+    severity: Severity | None = None
+
+
+Check = Callable[[Any], Iterator[Hit]]
 
 
 @dataclass(frozen=True)
-class Rule(Generic[Subject]):
-    """One error to look for, in a batch script or a training script.
-
-    Attributes:
-        why: What happens to a job that breaks the rule.
-        action: What to do.
-    """
+class Rule:
+    """An error to look for: `why` is its effect on a job, `action` is what to do."""
 
     name: str
     severity: Severity
     why: str
     action: str
-    check: Callable[[Subject], Iterator[Hit]]
+    check: Check
 
 
-class Rules(list[Rule[Subject]]):
-    """The rules for one kind of script, in the order in which `--rules` lists them."""
+class Rules(list[Rule]):
+    """The rules for one kind of script, in the order of `--rules`."""
 
     def rule(
         self, name: str, severity: Severity, why: str, action: str
-    ) -> Callable[[Callable[[Subject], Iterator[Hit]]], Callable[[Subject], Iterator[Hit]]]:
-        """Register a function that yields the hits in a script as a rule."""
-
-        def add(check: Callable[[Subject], Iterator[Hit]]) -> Callable[[Subject], Iterator[Hit]]:
+    ) -> Callable[[Check], Check]:
+        def register(check: Check) -> Check:
             self.append(Rule(name, severity, why, action, check))
             return check
 
-        return add
+        return register
 
 
 @dataclass(frozen=True)
@@ -75,20 +59,20 @@ class Finding:
     action: str
 
     def __str__(self) -> str:
-        """Return one line in the form of a compiler's errors."""
         return (
             f"{self.path}:{self.line}: {self.rule} {self.severity}: {self.message}; {self.action}"
         )
 
 
-def judge(script: Subject, rules: Iterable[Rule[Subject]]) -> list[Finding]:
-    """Return the findings of all rules in a script, by line."""
-    findings = []
+def judge(script: Any, rules: Rules) -> list[Finding]:
+    findings: dict[Finding, None] = {}
     for rule in rules:
         for hit in rule.check(script):
-            fact = one_line(hit.fact[:MAX_FACT])
-            message = fact if hit.action else f"{fact}: {rule.why}"
-            action = one_line(hit.action[:MAX_FACT]) or rule.action
+            fact, action = one_line(hit.fact[:MAX_FACT]), one_line(hit.action[:MAX_FACT])
+            message = fact if action else f"{fact}: {rule.why}"
             severity = hit.severity or rule.severity
-            findings.append(Finding(script.path, hit.line, rule.name, severity, message, action))
-    return sorted(dict.fromkeys(findings), key=lambda finding: finding.line)
+            finding = Finding(
+                script.path, hit.line, rule.name, severity, message, action or rule.action
+            )
+            findings[finding] = None
+    return sorted(findings, key=lambda finding: finding.line)

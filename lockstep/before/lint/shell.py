@@ -1,6 +1,6 @@
-"""The commands and words of a shell text, read from its syntax tree.
+"""The commands and words of a shell text, read from the syntax tree of tree-sitter-bash.
 
-Nothing is run. The tree is tree-sitter-bash's, which reads on behind what it does not understand.
+Nothing is run. After text that the parser does not understand, the tree continues.
 """
 
 import re
@@ -13,26 +13,27 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
 
-# Nodes that are one word to the shell.
+# Nodes that are one word for the shell.
 WORDS = {
     *("word", "number", "string", "raw_string", "ansi_c_string", "translated_string", "regex"),
     *("concatenation", "simple_expansion", "expansion", "arithmetic_expansion", "variable_name"),
     *("command_substitution", "process_substitution", "brace_expression", "extglob_pattern"),
     *("variable_assignment", "special_variable_name", "test_operator"),
 }
-# Nodes that are no more than their parts.
+# Nodes that consist of other words.
 JOINED = {"concatenation", "command_name", "string", "translated_string", "variable_assignment"}
 COMMANDS = {
     *("command", "declaration_command", "unset_command", "test_command"),
     *("variable_assignment", "variable_assignments"),
 }
-SUBSTITUTIONS = ("command_substitution", "process_substitution")
-# Nodes behind a command that are no command themselves.
+SUBSTITUTIONS = {"command_substitution", "process_substitution"}
+QUOTES = {"string", "translated_string", "raw_string", "ansi_c_string", "\\"}
+# Nodes after a command that are not commands.
 BEHIND = ("comment", "file_redirect", "heredoc_redirect", "heredoc_body", "heredoc_end")
-# Keywords after which a condition begins or ends.
+# Keyword -> whether a condition begins (True) or ends (False) after it.
 CONDITIONS = {"if": True, "elif": True, "while": True, "until": True, "then": False, "do": False}
 DECLARING = ("export", "declare", "typeset", "local", "readonly", "unset", "unsetenv")
-# What joins a command to the next so that one exit code holds for both.
+# Operators that join two commands so that both have one exit code.
 JOINTS = ("&&", "||", "|", "|&")
 ENDS = {*JOINTS, ";", "&", ";;"}
 ESCAPED = re.compile(r"\\(?:\n|(.))", re.DOTALL)
@@ -46,11 +47,11 @@ class Word:
     """A word of the shell, without its quotes.
 
     Attributes:
-        line: Where it begins, from 1.
-        live: Names of the variables that this shell expands in it, not a later one.
+        line: Line of its beginning, from 1.
+        live: Names of the variables in it that this shell expands, not a later shell.
         is_quoted: Whether a part of it is in quotes.
         has_command: Whether this shell runs a `$( )` in it.
-        items: The words of an array, where it sets one.
+        items: The words of the array that it sets, or None.
     """
 
     line: int
@@ -66,13 +67,13 @@ class Command:
     """A simple command.
 
     Attributes:
-        words: The command and its arguments; none for an assignment alone.
+        words: The command and its arguments; empty for an assignment alone.
         assigns: Variables that it sets or declares, with the word `NAME=value`.
-        depth: How many `$( )` it is inside of.
+        depth: Number of `$( )` around it.
         ends: The operator after it, or after the group that it ends: `||`, `&&`, `|`, `&` or such.
         is_condition: Whether it comes after `if`, `while`, `until` or `!`.
-        function: The function that it is a part of, or nothing.
-        cut_in: The line where a backslash with blanks behind it ends the command, else 0.
+        function: Name of the function around it; empty outside of functions.
+        cut_in: Line where a backslash followed by blanks ends the command, else 0.
     """
 
     line: int
@@ -85,35 +86,27 @@ class Command:
     cut_in: int = 0
 
     @property
-    def is_piped(self) -> bool:
-        """Whether another command takes what it prints, and its exit code's place."""
-        return self.ends in ("|", "|&")
-
-    @property
     def name(self) -> str:
-        """The program, without its folder."""
         return base_name(self.words[0].text) if self.words else ""
 
     @cached_property
     def tokens(self) -> list[str]:
-        """All of its words, those in quoted text too."""
         return tokens_of(self.words)
 
     @property
     def live(self) -> set[str]:
-        """Names of all variables that this shell expands in its words."""
         return {name for word in self.words for name in word.live}
 
 
 @dataclass(frozen=True)
 class Shell:
-    """A shell text as it was read.
+    """The parsed text of a shell script.
 
     Attributes:
-        commands: In order; those in a `$( )` after the command that holds it.
-        comments: (line, text) of each comment that has a line to itself.
+        commands: In order; commands in a `$( )` come after the command around it.
+        comments: (line, text) of each comment on a line of its own.
         redirects: (operator, file) of each redirection.
-        unread: The line from which on the text could not be read, or None.
+        unread: The first line that could not be parsed, or None.
     """
 
     commands: list[Command]
@@ -123,17 +116,14 @@ class Shell:
 
 
 def base_name(text: str) -> str:
-    """Return the last part of a path."""
     return text.rpartition("/")[2]
 
 
 def value_of(word: Word) -> str:
-    """Return what a word `NAME=value` sets."""
     return word.text.partition("=")[2]
 
 
 def split_words(line: str) -> list[str]:
-    """Return the words of one line without substitutions, such as one with #SBATCH."""
     try:
         return shlex.split(line, comments=True)
     except ValueError:  # a quote that is not closed
@@ -154,16 +144,13 @@ def _parser() -> "Parser":
 
 
 def _parse(text: str) -> "Node":
-    """Return the tree of a text, whose bytes are the text's characters.
-
-    tree-sitter-bash 0.25 crashes on some characters that are not ASCII, so it gets none.
-    """
+    """Return the tree of a text, with ASCII alone: tree-sitter-bash crashes on some characters."""
     return _parser().parse(NOT_ASCII.sub("_", text).encode("ascii")).root_node
 
 
 @lru_cache(maxsize=1000)
 def words_of(text: str) -> tuple[Word, ...]:
-    """Return all words of a text, whatever is between them."""
+    """Return all words of a text, without the operators between them."""
     words = []
     nodes = [_parse(text)]
     while nodes:
@@ -176,7 +163,7 @@ def words_of(text: str) -> tuple[Word, ...]:
 
 
 def tokens_of(words: Iterable[Word]) -> list[str]:
-    """Return all words, those in quoted text too; a `$( )` belongs to the word that holds it."""
+    """Return all words, also those within quoted text; a `$( )` stays a part of its word."""
     tokens = []
     for word in words:
         parts = word.text.split()
@@ -185,7 +172,7 @@ def tokens_of(words: Iterable[Word]) -> list[str]:
 
 
 def read_word(node: "Node", source: str) -> Word:
-    """Return a node's word of the source: quotes and backslashes taken off, nothing expanded."""
+    """Return the word of a node, without quotes and backslashes, but not expanded."""
     parts: list[str] = []
     live: list[str] = []
     types: set[str] = set()
@@ -208,8 +195,7 @@ def read_word(node: "Node", source: str) -> Word:
                 live.append(name[1])
             if part.type == "array":
                 items = tuple(read_word(child, source) for child in part.named_children)
-    is_quoted = bool(types & {"string", "translated_string", "raw_string", "ansi_c_string", "\\"})
-    has_command = bool(types & {"command_substitution", "process_substitution"})
+    is_quoted, has_command = bool(types & QUOTES), bool(types & SUBSTITUTIONS)
     line = node.start_point.row + 1
     return Word(line, "".join(parts), tuple(live), is_quoted, has_command, items)
 
@@ -221,11 +207,12 @@ def read_shell(text: str) -> Shell:
     comments: list[tuple[int, str]] = []
     redirects: list[tuple[str, Word]] = []
     unread: list[int] = []
-    # Each node comes with a command that holds what the commands in the node inherit.
+    # With each node goes a command from which the commands in the node inherit.
     nodes = [(_parse(text), Command(1))]
     while nodes:
         node, heir = nodes.pop()
         (row, column), end = node.start_point, node.end_point
+        is_arithmetic = node.type == "compound_statement" and node.children[0].type == "(("
         if node.type == "ERROR" or node.is_missing:
             loose = [part for part in node.children if part.type not in (*COMMANDS, "comment")]
             unread.append((loose or [node])[0].start_point.row + 1)
@@ -233,15 +220,13 @@ def read_shell(text: str) -> Shell:
             comments.append((row + 1, lines[row]))
         elif node.type == "file_redirect" and node.named_children:
             operator = next(child.type for child in node.children if not child.is_named)
-            targets = [part for part in node.named_children if part.type in WORDS]
-            redirects += [(operator, read_word(part, text)) for part in targets[:1]]
-        elif node.type in COMMANDS or node.type == "ERROR" or _is_arithmetic(node):
-            words, assigns = _words_and_assigns(node, text)
+            redirects += [(operator, word) for word in _read_words(node, text)[:1]]
+        elif node.type in COMMANDS or node.type == "ERROR" or is_arithmetic:
             cut_in = end.row + 1 if CUT.match(lines[end.row][end.column :]) else 0
+            words, assigns = _words_and_assigns(node, text)
             if words or assigns:
-                commands.append(
-                    replace(heir, line=row + 1, words=words, assigns=assigns, cut_in=cut_in)
-                )
+                command = replace(heir, line=row + 1, words=words, assigns=assigns, cut_in=cut_in)
+                commands.append(command)
         if node.type in COMMANDS:
             nodes += [(inner, heir) for inner in _inner(node)]
         elif node.type != "heredoc_body":
@@ -249,17 +234,16 @@ def read_shell(text: str) -> Shell:
     return Shell(commands, comments, redirects, min(unread, default=None))
 
 
-def _is_arithmetic(node: "Node") -> bool:
-    return node.type == "compound_statement" and node.children[0].type == "(("
+def _read_words(node: "Node", text: str) -> list[Word]:
+    return [read_word(part, text) for part in node.named_children if part.type in WORDS]
 
 
 def _words_and_assigns(
     node: "Node", text: str
 ) -> tuple[tuple[Word, ...], tuple[tuple[str, Word], ...]]:
     if node.type in ("test_command", "compound_statement"):
-        return (
-            Word(node.start_point.row + 1, text[node.start_byte : node.end_byte], is_quoted=True),
-        ), ()
+        whole = text[node.start_byte : node.end_byte]
+        return (Word(node.start_point.row + 1, whole, is_quoted=True),), ()
     words: list[Word] = []
     assigns: list[tuple[str, Word]] = []
     for child in [node] if node.type == "variable_assignment" else node.children:
@@ -269,21 +253,19 @@ def _words_and_assigns(
             words += [word] if words else []
         elif child.type in (*WORDS, "command_name", *DECLARING):
             words.append(read_word(child, text))
-    # The tree counts arguments behind a redirection as a part of it.
+    # In the tree, arguments after a redirection are a part of the redirection.
     holder = node.parent
     for part in holder.children if holder and holder.type == "redirected_statement" else ():
-        targets = [target for target in part.named_children if target.type in WORDS]
-        words += [read_word(target, text) for target in targets[1:] if part.type == "file_redirect"]
+        words += _read_words(part, text)[1:] if part.type == "file_redirect" else []
     return tuple(words), tuple(assigns)
 
 
 def _inner(node: "Node") -> "list[Node]":
-    """Return the substitutions and redirections in a command, the last first."""
     inner: list[Node] = []
     nodes = list(node.children)
     while nodes:
         part = nodes.pop()
-        if part.type in (*SUBSTITUTIONS, "file_redirect", "ERROR"):
+        if part.type in {*SUBSTITUTIONS, "file_redirect", "ERROR"}:
             inner.append(part)
         else:
             nodes += part.children
@@ -291,34 +273,31 @@ def _inner(node: "Node") -> "list[Node]":
 
 
 def _children(node: "Node", heir: Command, text: str) -> "Iterator[tuple[Node, Command]]":
-    """Yield the children of a node that is no command, each with what its commands inherit."""
+    """Yield the children of a node that is not a command, each with its commands' heir."""
     if node.type in SUBSTITUTIONS:
         heir = Command(1, depth=heir.depth + 1)
     elif node.type == "function_definition":
         name = node.child_by_field_name("name")
         heir = replace(heir, function=text[name.start_byte : name.end_byte] if name else "")
-    elif node.type == "negated_command":
-        heir = replace(heir, is_condition=True)
-    is_condition = heir.is_condition
-    last = max(
-        (at for at, part in enumerate(node.children) if part.is_named and part.type not in BEHIND),
-        default=-1,
-    )
+    is_condition = heir.is_condition or node.type == "negated_command"
+    numbers = [
+        at for at, part in enumerate(node.children) if part.is_named and part.type not in BEHIND
+    ]
     for at, child in enumerate(node.children):
         is_condition = CONDITIONS.get(child.type, is_condition)
-        ends = _operator_behind(node.children[at + 1 :])
-        if at == last and (not ends or heir.ends in JOINTS):
+        ends = _find_operator(node.children[at + 1 :])
+        if at in numbers[-1:] and (not ends or heir.ends in JOINTS):
             ends = heir.ends
         yield child, replace(heir, ends=ends, is_condition=is_condition)
 
 
-def _operator_behind(nodes: "Sequence[Node]") -> str:
-    """Return the operator after a command; with a heredoc, the tree has it in the redirection."""
+def _find_operator(nodes: "Sequence[Node]") -> str:
+    """Return the operator after a command; with a heredoc, it is inside the redirection's node."""
     for node in nodes:
         if node.type in ENDS:
             return node.type
         if node.type in ("heredoc_redirect", "pipeline"):
-            return _operator_behind(node.children)
+            return _find_operator(node.children)
         if node.type not in BEHIND and node.type not in ("<<", "<<-", "heredoc_start"):
             break
     return ""

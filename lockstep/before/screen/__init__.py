@@ -1,1 +1,1 @@
-"""`lockstep screen`: find a slow node, device or link before a campaign does."""
+"""`lockstep screen`: finds slow nodes, devices and links before a campaign."""

@@ -1,16 +1,11 @@
-"""A screening as each of its ranks goes through it, and what it times.
+"""The part of a screening that each rank runs: matrix products, memory copies and all-reduces.
 
-    torchrun ... -m lockstep.before.screen.screening FILE
-
-takes its settings from FILE and writes what it found to FILE.found; `lockstep screen` starts this.
-
-Timed are a matrix product, copies of memory, all-reduces among groups of ranks. Before every block
-all ranks meet at an untimed barrier. On CPUs ranks that share a machine take turns, in another
-order at each repeat, since they would share its cores; GPUs all work at the same time, as they do
-in training. Buffers are new at each repeat: where the pages of one lie is luck.
+`lockstep screen` starts torchrun ... -m lockstep.before.screen.screening SETTINGS FILE. SETTINGS is
+a JSON list of repeats, device and floor; rank 0 writes the screening into FILE.
 """
 
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +17,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from lockstep.before.screen import search
-from lockstep.before.screen.search import Probe, Screening, Seat, turns
+from lockstep.before.screen.search import Pair, Probe, Screening, Seat, turns
 from lockstep.core.errors import RankError
 from lockstep.core.formats import one_line
 from lockstep.core.metrics import slowest_rank
@@ -39,137 +34,125 @@ if TYPE_CHECKING:
     from lockstep.ranks.process_group import World
 
 SEED = 20_260
-# Random id of the kernel's boot: it distinguishes machines whatever their names.
+TIMEOUT_S = 120.0  # how long ranks wait for each other
+# Random id of the kernel's boot, which distinguishes machines even if they have the same name.
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 Step = Callable[[], Any]
 Group = Sequence[int]  # ranks
-# Target duration of one block on the median rank. The faster of two blocks counts: it leaves out
-# short disturbances and shows permanent slowness.
+# Target duration of one block on the median rank. The faster of two blocks counts, which leaves out
+# short disturbances, but not permanent slowness.
 BLOCK_S = 0.01
 NUM_BLOCKS = 2
-# Large enough that a device is busy, and that its caches do not hold what is copied.
+# Large enough to keep a device busy, and for copies to exceed its caches.
 MATMUL_WIDTH = {"cpu": 512, "cuda": 4096}
 COPY_BYTES = {"cpu": 2**25, "cuda": 2**28}
 ALL_REDUCE_BYTES = {"cpu": 2**22, "cuda": 2**26}
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How to screen.
+def run(
+    environ: Mapping[str, str], repeats: int | None, device: str | None, floor: float | None
+) -> Screening | None:
+    """Join the other ranks and screen with them; return the screening on rank 0, else None.
 
-    Attributes:
-        repeats: How often each probe is timed; 40 by default, more for very many ranks.
-        device: "cpu" or "cuda"; CUDA where there is one, by default.
-        floor_gb_per_s: Least bus bandwidth of an all-reduce over all ranks, if any is asked for.
-    """
-
-    repeats: int | None = None
-    device: str | None = None
-    timeout_s: float = 120.0
-    floor_gb_per_s: float | None = None
-
-
-def run(settings: Settings, environ: Mapping[str, str] = os.environ) -> tuple[int, Screening]:
-    """Join the other ranks, screen with them, and return this rank's number and what was found.
+    Args:
+        environ: Variables of the launcher, with the address where the ranks meet.
+        repeats: How often each probe is timed; by default 40, or more for very many ranks.
+        device: "cpu" or "cuda"; by default CUDA if there is a GPU.
+        floor: Least bus bandwidth of an all-reduce over all ranks in GB/s, or None.
 
     Raises:
         ValueError: There is one rank, or too few repeats.
-        RuntimeError: Ranks do not meet, or one is lost.
+        RuntimeError: Ranks do not meet, or a rank is lost.
     """
-    repeats = num_repeats(placement(environ).world_size, settings.repeats)
-    world = process_group.join(settings.timeout_s, device=settings.device, environ=environ)
+    repeats = num_repeats(placement(environ).world_size, repeats)
+    world = process_group.join(TIMEOUT_S, device=device, environ=environ)
     try:
-        try:
-            machine = BOOT.read_text(encoding="utf-8").strip()
-        except OSError:
-            machine = hostname()
+        machine = BOOT.read_text(encoding="utf-8").strip() if BOOT.exists() else hostname()
         node = environ.get("SLURMD_NODENAME", hostname())
         own = Seat(world.rank, world.local_rank, node, machine)
         seats = [Seat(**seat) for seat in world.control.exchange_all("seat", asdict(own))]
         prober = Prober(world, seats, repeats, Random(SEED))  # noqa: S311, no secret
-        screening = _screen(prober, settings.floor_gb_per_s)
-        world.control.part()
+        screening = _screen(prober, floor)
+        world.control.leave_together()
     finally:
         process_group.leave()
-    return world.rank, screening
+    return screening
 
 
-def num_repeats(num_ranks: int, asked: int | None) -> int:
-    """Return how often to time each probe.
+def num_repeats(num_ranks: int, wanted: int | None) -> int:
+    """Return how often to time each probe: as `wanted`, or by default.
 
     Raises:
-        ValueError: There is one rank, or `asked` is too small.
+        ValueError: There is one rank, or `wanted` is too small.
     """
     if num_ranks < 2:
         raise ValueError(
-            "a single rank cannot be compared with others; start two or more, for example with "
+            "one rank cannot be compared with others; start two or more, for example with "
             "srun -N4 --ntasks-per-node=1 or --ranks 2"
         )
-    least = search.least_repeats(num_ranks)
-    if asked is not None and asked < least:
-        raise ValueError(
-            f"{asked} repeats on {num_ranks} ranks are too few to show that one is slow; give "
-            f"{least} or more"
-        )
-    return asked or max(search.USUAL_REPEATS, least)
+    # For up to four units per rank; with fewer repeats no interval could lie above its bound.
+    least = math.ceil(math.log2(2 * 4 * num_ranks / search.ERROR))
+    if wanted is not None and wanted < least:
+        text = f"{wanted} repeats on {num_ranks} ranks are too few to show that a rank is slow"
+        raise ValueError(f"{text}; give {least} or more")
+    return wanted or max(search.USUAL_REPEATS, least)
 
 
-def _screen(prober: "Prober", floor_gb_per_s: float | None) -> Screening:
-    """Let every node work by itself, then in pairs, then all together where a floor is given.
-
-    Rank 0 judges what all ranks have timed, and every rank gets the same screening.
-    """
+def _screen(prober: "Prober", floor: float | None) -> Screening | None:
+    """Time the nodes alone, in pairs and, with a floor, all together; rank 0 judges."""
     control, seats = prober.world.control, prober.seats
     nodes = search.nodes_of(seats)
-    alone = prober.alone()
+    alone = prober.time_alone()
     sizes = {len(ranks) for ranks in nodes.values()}
-    # The nodes' own all-reduces compare where all have as many ranks, two or more.
+    # All-reduces within nodes are comparable if all nodes have the same number of ranks, >= 2.
     if len(nodes) > 1 and len(sizes) == 1 and min(sizes) > 1:
-        (alone["node_all_reduce"],) = prober.all_reduces(
-            "node_all_reduce", [list(nodes.values())]
-        ).values()
+        timed = prober.all_reduces("node_all_reduce", [list(nodes.values())])
+        (alone["node_all_reduce"],) = timed.values()
+    screening: Screening | None = None
 
-    def judge_alone(given: list[dict[Probe, list[float]]]) -> dict[str, Any]:
-        by_probe = {probe: [of_rank[probe] for of_rank in given] for probe in given[0]}
-        return search.after_alone(seats, by_probe, prober.repeats).to_json()
+    def judge_alone(times: list[dict[Probe, list[float]]]) -> list[list[Pair]]:
+        nonlocal screening
+        by_probe = {probe: [of_rank[probe] for of_rank in times] for probe in times[0]}
+        screening = search.judge_alone(seats, by_probe, prober.repeats)
+        return search.plan_pairs(screening)
 
-    screening = Screening.from_json(control.settle_all("alone", alone, judge_alone))
-    if rounds := search.rounds_after(screening):
+    if rounds := control.settle_all("alone", alone, judge_alone):
         groups = [[[*nodes[a], *nodes[b]] for a, b in pairs] for pairs in rounds]
         timed = prober.all_reduces("pair_all_reduce", groups)
         own = {f"{division} {pair}": seconds for (division, pair), seconds in timed.items()}
 
-        def judge_pairs(given: list[dict[str, list[float]]]) -> dict[str, Any]:
+        def judge_pairs(times: list[dict[str, list[float]]]) -> None:
+            nonlocal screening
+            assert screening
             by_pair = {
-                pair: slowest_rank([ranks[key] for ranks in given if (key := f"{i} {j}") in ranks])
+                (a, b): slowest_rank(
+                    [ranks[key] for ranks in times if (key := f"{i} {j}") in ranks]
+                )
                 for i, pairs in enumerate(rounds)
-                for j, pair in enumerate(pairs)
+                for j, (a, b) in enumerate(pairs)
             }
-            return search.after_pairs(screening, rounds, by_pair).to_json()
+            screening = search.judge_pairs(screening, len(rounds), by_pair)
 
-        screening = Screening.from_json(control.settle_all("pairs", own, judge_pairs))
-    if floor_gb_per_s is None:
-        return screening
-    everyone = list(range(prober.world.world_size))
-    (together,) = prober.all_reduces("all_reduce", [[everyone]]).values()
+        control.settle_all("pairs", own, judge_pairs)
+    if floor is not None:
+        timed = prober.all_reduces("all_reduce", [[range(prober.world.world_size)]])
+        (together,) = timed.values()
 
-    def judge_all(given: list[list[float]]) -> dict[str, Any]:
-        num_bytes = ALL_REDUCE_BYTES[prober.world.device.type]
-        seconds = slowest_rank(given)
-        return search.held_against(screening, seconds, num_bytes, floor_gb_per_s).to_json()
+        def judge_all(times: list[list[float]]) -> None:
+            nonlocal screening
+            assert screening
+            num_bytes = ALL_REDUCE_BYTES[prober.world.device.type]
+            seconds = slowest_rank(times)
+            screening = search.add_all_reduce(screening, seconds, num_bytes, floor)
 
-    return Screening.from_json(control.settle_all("all", together, judge_all))
+        control.settle_all("all", together, judge_all)
+    return screening
 
 
 @dataclass
 class Prober:
-    """Times probes on this rank, in step with all others.
-
-    Attributes:
-        repeats: How often each probe is timed.
-        order: Draws the order of turns; equal on all ranks.
-    """
+    """Times probes on this rank in step with the other ranks, which draw the same turns."""
 
     world: "World"
     seats: Sequence[Seat]
@@ -177,14 +160,14 @@ class Prober:
     order: Random
     _num_steps: dict[Probe, int] = field(default_factory=dict)
 
-    def alone(self) -> dict[Probe, list[float]]:
-        """Return this rank's seconds for one step of its own probes, shape (num_repeats,) each."""
+    def time_alone(self) -> dict[Probe, list[float]]:
+        """Return this rank's seconds for one step of each of its probes, shape (num_repeats,)."""
         makers = own_steps(self.world.device)
         timed: dict[Probe, list[float]] = {probe: [] for probe in makers}
         for repeat in range(-1, self.repeats):
-            for group in self._in_turn([[seat.rank] for seat in self.seats]):
+            for group in self._take_turns([[seat.rank] for seat in self.seats]):
                 if group is not None:
-                    for probe, make in makers.items():
+                    for probe, make in makers.items():  # new buffers, because their pages matter
                         timed[probe].append(self._time(probe, make()))
             if repeat < 0:
                 for probe, seconds in timed.items():
@@ -195,26 +178,21 @@ class Prober:
     def all_reduces(
         self, probe: Probe, divisions: Sequence[Sequence[Group]]
     ) -> dict[tuple[int, int], list[float]]:
-        """Return this rank's seconds for one all-reduce within each of its groups.
+        """Return (division, group) -> this rank's seconds for an all-reduce, shape (num_repeats,).
 
-        Args:
-            probe: What the groups are.
-            divisions: Of the ranks into groups that work at the same time; they are repeated in
-                turn, so that a machine's drift is no difference between them.
-
-        Returns:
-            (division, group within it) -> seconds, shape (num_repeats,).
+        A division divides the ranks into groups. The divisions alternate, so that drift of the
+        machine does not look like a difference between them.
         """
         from torch import distributed
 
-        # Every rank takes part in making all groups.
+        # new_group is a collective call: every rank makes all groups.
         groups_of: list[list[Any]] = [
             [distributed.new_group(list(ranks)) for ranks in groups] for groups in divisions
         ]
         timed: dict[tuple[int, int], list[float]] = {}
         for repeat in range(-1, self.repeats):
             for division in self.order.sample(range(len(divisions)), len(divisions)):
-                for group in self._in_turn(divisions[division]):
+                for group in self._take_turns(divisions[division]):
                     if group is not None:
                         step = all_reduce(self.world.device, groups_of[division][group])
                         seconds = self._time(probe, step)
@@ -223,21 +201,22 @@ class Prober:
                 self._fill_blocks(probe, list(chain(*timed.values())))
                 timed.clear()
         for made in chain(*groups_of):
-            if isinstance(made, distributed.ProcessGroup):  # a number on ranks outside it
+            if isinstance(made, distributed.ProcessGroup):  # else this rank is outside the group
                 distributed.destroy_process_group(made)
         return timed
 
     def _fill_blocks(self, probe: Probe, seconds: Sequence[float]) -> None:
-        """Settle with all ranks how many steps make a block, by what the first repeat took."""
+        """Agree with all ranks on the number of steps in a block, from the first repeat."""
         own = median(seconds) if seconds else 0.0
-        # Ranks that did not measure gave 0.
+        # 0 is from a rank that did not measure.
         step_s = self.world.control.settle_all(
-            f"{probe} once", own, lambda given: median(list(filter(None, given)) or [0.0])
+            f"{probe} once", own, lambda times: median(list(filter(None, times)) or [0.0])
         )
         self._num_steps[probe] = max(1, round(BLOCK_S / step_s)) if step_s else 1
 
-    def _in_turn(self, groups: Sequence[Group]) -> Iterator[int | None]:
-        """Meet all ranks before each turn, and give the group of this rank whose turn it is."""
+    def _take_turns(self, groups: Sequence[Group]) -> Iterator[int | None]:
+        """Meet all ranks before each turn; yield this rank's group in its turn, else None."""
+        # On CPUs, groups that share a machine's cores take turns; GPUs work at the same time.
         is_shared = self.world.device.type == "cpu"
         shares = turns(groups, self.seats) if is_shared else [list(range(len(groups)))]
         for turn in self.order.sample(shares, len(shares)):
@@ -245,48 +224,39 @@ class Prober:
             yield next((index for index in turn if self.world.rank in groups[index]), None)
 
     def _time(self, probe: Probe, step: Step) -> float:
-        """Return the seconds of one step in the faster of two blocks."""
-        step()  # which also lets the ranks of a group begin together
+        step()  # warms up, and lets the ranks of a group begin together
         num_steps = self._num_steps.get(probe, 1)
         blocks = (time_block(self.world.device, step, num_steps) for _ in range(NUM_BLOCKS))
         return min(blocks) / num_steps
 
 
 def own_steps(device: "torch.device") -> dict[Probe, Callable[[], Step]]:
-    """Return what makes the steps that a rank takes alone, each with buffers of its own."""
-    makers: dict[Probe, Callable[[], Step]] = {
-        "matmul": lambda: _matmul(device),
-        "memory": lambda: _copy(device, device),
-    }
-    if device.type == "cuda":
-        import torch
+    """Return probe -> function that makes a step of one rank, with new buffers."""
+    import torch
 
-        makers["host_copy"] = lambda: _copy(torch.device("cpu"), device)
+    def matmul() -> Step:
+        dtype = torch.float16 if device.type == "cuda" else torch.float32
+        width = MATMUL_WIDTH[device.type]
+        left, right = (torch.rand(width, width, device=device).to(dtype) for _ in range(2))
+        product = torch.empty_like(left)
+        return lambda: torch.mm(left, right, out=product)
+
+    def copy_from(source: torch.device) -> Step:
+        size, is_pinned = COPY_BYTES[device.type], source.type != device.type
+        read = torch.ones(size, dtype=torch.uint8, device=source, pin_memory=is_pinned)
+        written = torch.zeros(size, dtype=torch.uint8, device=device)
+        return lambda: written.copy_(read, non_blocking=True)
+
+    makers: dict[Probe, Callable[[], Step]] = {
+        "matmul": matmul, "memory": lambda: copy_from(device),
+    }  # fmt: skip
+    if device.type == "cuda":
+        makers["host_copy"] = lambda: copy_from(torch.device("cpu"))
     return makers
 
 
-def _matmul(device: "torch.device") -> Step:
-    import torch
-
-    dtype = torch.float16 if device.type == "cuda" else torch.float32
-    width = MATMUL_WIDTH[device.type]
-    left, right = (torch.rand(width, width, device=device).to(dtype) for _ in range(2))
-    product = torch.empty_like(left)
-    return lambda: torch.mm(left, right, out=product)
-
-
-def _copy(source: "torch.device", target: "torch.device") -> Step:
-    import torch
-
-    is_pinned = source.type != target.type
-    size = COPY_BYTES[target.type]
-    read = torch.ones(size, dtype=torch.uint8, device=source, pin_memory=is_pinned)
-    written = torch.zeros(size, dtype=torch.uint8, device=target)
-    return lambda: written.copy_(read, non_blocking=True)
-
-
 def all_reduce(device: "torch.device", group: "ProcessGroup") -> Step:
-    """Return a step that sums zeros, which stay zeros however often, over a group."""
+    """Return a step that sums zeros over a group; however often, they stay zeros."""
     import torch
     from torch import distributed
 
@@ -294,18 +264,17 @@ def all_reduce(device: "torch.device", group: "ProcessGroup") -> Step:
     return lambda: distributed.all_reduce(data, group=group)
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Screen as a rank that torchrun has started; what the machine refuses is one line."""
-    path = Path(arguments[0])
+def main(settings: str, path: str) -> None:
+    """Screen as a rank that torchrun started; print a fault of the machine as one line."""
     try:
-        rank, screening = run(Settings(**json.loads(path.read_text(encoding="utf-8"))))
+        screening = run(os.environ, *json.loads(settings))
     except (RuntimeError, OSError) as error:
         who = "" if isinstance(error, RankError) else f"rank {os.environ.get('RANK', 0)}: "
-        sys.stderr.write(f"lockstep: {who}{one_line(str(error))}\n")  # in one piece: ranks share it
+        sys.stderr.write(f"lockstep: {who}{one_line(str(error))}\n")  # one write: ranks share it
         sys.exit(EXIT_MACHINE)
-    if rank == 0:
-        path.with_suffix(".found").write_text(json.dumps(screening.to_json()), encoding="utf-8")
+    if screening:
+        Path(path).write_text(json.dumps(asdict(screening)), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])

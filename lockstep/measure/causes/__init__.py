@@ -1,1 +1,1 @@
-"""What the time of a step goes to: from turns of its variants to causes and a verdict."""
+"""The causes of a step's time, from turns of its variants to a verdict."""

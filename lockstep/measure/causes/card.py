@@ -1,19 +1,11 @@
-"""What bounds a step, in words: the card that a command or a user's own script ends with."""
+"""The bottleneck of a step in words: the card that a command or a user's own script prints."""
 
 import shlex
 from collections.abc import Mapping, Sequence
 
 from lockstep.core.formats import counted, listed, number, percent
 from lockstep.core.metrics import NOTABLE
-from lockstep.measure.causes.bound import (
-    BOUND,
-    LITTLE,
-    NAMES,
-    Bound,
-    Change,
-    Kind,
-    LostCause,
-)
+from lockstep.measure.causes.bound import BOUND, LITTLE, NAMES, Bound, Change, Kind, LostCause
 from lockstep.measure.causes.division import LateInput
 
 MILLI = 1e3
@@ -23,48 +15,47 @@ KINDS: dict[Kind, str] = {
     "communication": "communication",
     "imbalance": "imbalance",
     "input": "input",
-    "launch": "a fixed cost",  # of launching kernels, and of an optimizer over a small model
+    "launch": "a fixed cost",  # to launch kernels, or of an optimizer over a small model
     "contention": "contention",
     "compute": "compute",
     "own": "own work",
 }  # fmt: skip
-# What each change is called, and the cause that it takes away, all or a part; modelled only where
-# that cause is shown.
+# Change -> its name, and the cause that it reduces; it is modelled only if that cause is shown.
 CHANGES: dict[Change, tuple[str, LostCause]] = {
     "even ranks": ("no rank slower than the others", "imbalance"),
     "link twice as fast": ("links twice as fast", "exposed"),
     "perfect overlap": ("communication wholly hidden", "exposed"),
-    "captured step": ("no fixed cost (a captured step, at best)", "fixed"),
+    "captured step": ("no fixed cost (at best, as with CUDA graphs)", "fixed"),
     "input in time": ("every batch there in time", "input"),
 }
-# Another campaign: in the folder of this one, other factors would be refused.
+# A campaign in another folder, since that of the current campaign refuses other factors.
 MORE = "lockstep run --name tuning"
 NEXT: dict[Kind, str] = {
-    "communication": f"{MORE} --studies bucket,accumulation  (or a larger batch a rank)",
+    "communication": f"{MORE} --studies bucket,accumulation  (or a larger batch per rank)",
     "imbalance": "lockstep screen  (names a slow node or device; then sbatch --exclude=NODE)",
     "input": "lockstep diagnose loader  (what the loader delivers, and with how many workers)",
     "launch": "a larger batch per rank (lockstep run --local-batch N), torch.compile, a CUDA graph",
-    "contention": "bind each rank to cores of its own; fewer ranks a node, or fewer threads a rank",
+    "contention": "a quiet machine; cores of its own for each rank; fewer ranks or threads a node",
     "compute": f"{MORE} --studies precision  (a lower precision is quicker)",
-    "own": "what of it is a fixed cost is not measured: give a half batch, or profile one rank",
+    "own": "use a batch that can be halved, or profile one rank: its fixed cost counts as compute",
     "open": "measure in more launches: the same command with a larger --repeats",
 }
 LATE_NEXT = "that rank's node, its file system and cores, and its share of the data"
-# Of a step of the user's own, what the user can change in it.
+# Bottleneck -> advice about a user's own step.
 NEXT_OWN: dict[Kind, str] = {
-    "communication": "a larger batch a rank, no_sync over several, or another bucket_cap_mb in DDP",
+    "communication": "a larger batch per rank, no_sync over several steps, another bucket_cap_mb",
     "imbalance": "equal work for all ranks; lockstep screen names a slow node or device",
     "input": "more workers: DataLoader(num_workers=N, persistent_workers=True); cheaper decoding",
-    "launch": "a larger batch a rank, torch.compile, fused=True for the optimizer",
-    "contention": "cores of its own for each rank; or the step does more work on more ranks",
+    "launch": "a larger batch per rank, torch.compile, fused=True for the optimizer",
+    "contention": "a quiet machine: other programs or ranks use its cores; or fewer ranks on it",
     "compute": "autocast in bf16, torch.compile; more ranks will scale",
-    "own": "what of it is a fixed cost is not measured: profile one rank",
+    "own": "profile one rank: the fixed cost of its step was not measured",
     "open": "more rounds (--rounds), or more launches (--repeats)",
 }
 
 
 def next_with(workload: str) -> dict[Kind, str]:
-    """Return what to do next about a step of the suite's, with the model that was measured."""
+    """Return `NEXT` with the measured workload in its commands."""
     whole = f"{MORE} --workload {shlex.quote(workload)}"
     return {kind: text.replace(MORE, whole) for kind, text in NEXT.items()}
 
@@ -76,18 +67,24 @@ def card(
     slowest: str = "",
     latest: str = "",
 ) -> list[str]:
-    """Return the lines of what bounds a step, the headline first; with no `todo`, no next step.
+    """Return the lines of a step's bottleneck, the headline first.
 
-    Of several launches give who is slowest in them, and whose input is late; of one launch the
-    bound knows both.
+    Args:
+        bound: The bottleneck.
+        hosts: Host of each rank.
+        todo: Kind -> what to do next; empty for no such line.
+        slowest: Text on the slow rank of several launches; `bound` has that of one launch.
+        latest: Text on the rank of several launches whose input is late.
     """
+    if bound.was_busy:
+        return [headline(bound), _row("trust", _trust(bound))]
     if bound.late:
         latest = late_text(bound.late, hosts[bound.late.rank] if hosts else "")
     lines = [headline(bound), *_table(bound), *_unsteady(bound)]
     if slowest:
         lines.append(_row("slow rank", slowest))
     elif bound.num_launches == 1 and any(share.cause == "exposed" for share in bound.shares):
-        lines.append(_row("slow rank", slow_text(bound, hosts) if bound.slow else "none is shown"))
+        lines.append(_row("slow rank", slow_text(bound, hosts) if bound.slow else "not shown"))
     lines += [_row("input", latest)] if latest else []
     lines += [*_buckets(bound), *_gains(bound)]
     lines += [_row("next", next_text(bound.kind, todo, latest))] if todo else []
@@ -95,49 +92,50 @@ def card(
 
 
 def next_text(kind: Kind, todo: Mapping[Kind, str], latest: str) -> str:
-    """Return what to do next; `latest` names whose input is late, if any is."""
+    """Return what to do next; `latest` names the rank whose input is late, if there is one."""
     return f"look at {LATE_NEXT}" if latest and kind == "input" else todo[kind]
 
 
 def headline(bound: Bound) -> str:
-    """Return what bounds a step in a sentence, with its figures."""
-    step, named = f"a step of {_ms(bound.step_s)} ms", bound.named
+    """Return the bottleneck of a step in a sentence; the table has the shares, with intervals."""
+    step, named = f"a step takes {_ms(bound.step_s)} ms", bound.named
     if bound.round_s:
         step += f" on average ({_ms(bound.round_s)} ms in the median round)"
+    if bound.was_busy:
+        return (
+            f"The machine was busy: {step} in the rounds, and {percent(bound.beyond_rounds)} % "
+            "longer in the turns that show causes. Measure again on a quiet machine."
+        )
     if bound.kind == "open":
-        return f"Not enough evidence: no cause is shown to take {percent(NOTABLE)} % of {step}."
+        return f"Not enough evidence: {step}; no cause is shown to take {percent(NOTABLE)} % of it."
     if bound.lost_s < LITTLE * bound.step_s or not named:
-        kept = f"{percent(bound.compute_s / bound.step_s)} % of {step} is a rank's own work"
-        most = [
-            f"{NAMES[one.cause]} takes {percent(one.seconds / bound.step_s)} %" for one in named
-        ]
-        return f"Little is lost: {', '.join([kept, *most[:1]])}."
-    share = named[0].seconds / bound.step_s
+        return f"Little is lost: {step}, and a rank's own work is nearly all of it."
     name = KINDS[bound.kind]
     bound_by = "Bound by a fixed cost" if bound.kind == "launch" else f"{name.capitalize()}-bound"
-    start = bound_by if share >= BOUND else f"Loses most to {name}"
-    text = f"{percent(share)} % of {step} is {NAMES[named[0].cause]}"
+    start = bound_by if named[0].seconds >= BOUND * bound.step_s else f"Loses most to {name}"
+    text = f"{step}; reduce {NAMES[named[0].cause]} first"
     if larger := bound.larger_unshown:
-        return f"Loses to {name}: {text}; {NAMES[larger.cause]} may be more, which is not shown."
+        return f"Loses to {name}: {text}; {NAMES[larger.cause]} may take more, which is not shown."
     return f"{start}: {text}."
 
 
 def _unsteady(bound: Bound) -> list[str]:
-    """Say what of the own work comes in some steps alone, and how the step changed meanwhile."""
+    """Return lines on work that only some steps do, and on a change of the step."""
     lines = []
     if rare := bound.rare:
-        share, each = percent(rare.seconds / bound.step_s), _ms(rare.seconds * rare.every)
-        text = f"{share} % of the step comes in one of {number(rare.every)} steps, {each} ms each "
-        lines.append(_row("in some", f"{text}time, on all ranks at once: nobody waits for it"))
+        share, event_ms = percent(rare.seconds / bound.step_s), _ms(rare.seconds * rare.every)
+        text = f"in one of {number(rare.every)} steps all ranks work {event_ms} ms longer, "
+        lines.append(_row("in some", f"{text}{share} % of the mean step; no rank waits for it"))
     if drift := bound.drift:
-        text = f"a step went from {_ms(drift.from_s)} to {_ms(drift.to_s)} ms after "
-        text += f"{percent(drift.share)} % of the turns; causes are of those {drift.told} that"
+        step = "a rank's own step, without waits," if drift.is_own else "the step"
+        text = f"{step} went from {_ms(drift.from_s)} to {_ms(drift.to_s)} ms after "
+        text += f"{percent(drift.share)} % of the turns; causes are from those {drift.judged} that"
         lines.append(_row("drift", text))
     return lines
 
 
 def _table(bound: Bound) -> list[str]:
-    """Return what the step is the sum of; nothing where too few turns give no interval."""
+    """Return the parts of a step as a table; empty if the turns are too few for intervals."""
     if not _has_interval(bound):
         return []
     times = [("compute", bound.compute_s, "")]
@@ -161,7 +159,7 @@ def _has_interval(bound: Bound) -> bool:
 
 
 def slow_text(bound: Bound, hosts: Sequence[str]) -> str:
-    """Name the slow rank with how much slower it is; where one is shown."""
+    """Name the slow rank, and how much slower it is."""
     assert bound.slow
     slow = bound.slow
     where = f" on {hosts[slow.rank]}" if hosts else ""
@@ -170,7 +168,7 @@ def slow_text(bound: Bound, hosts: Sequence[str]) -> str:
 
 
 def late_text(late: LateInput, host: str) -> str:
-    """Name the rank whose batches come late, with how long it waits."""
+    """Name the rank whose batches come late, and how long it waits."""
     where = f" on {host}" if host else ""
     wait, others = _ms(late.wait_s), _ms(late.others_s)
     return (
@@ -179,24 +177,23 @@ def late_text(late: LateInput, host: str) -> str:
 
 
 def _buckets(bound: Bound) -> list[str]:
-    """Say which gradient buckets are not hidden, where communication is shown to cost a step."""
+    """Return which gradient buckets are exposed, if exposed communication is shown."""
     exposed = bound.exposed_bucket_s
     if not exposed or "exposed" not in {share.cause for share in bound.named}:
         return []
     behind = [number for number, seconds in enumerate(exposed, 1) if seconds > 0]
     which = listed(behind, 4)
-    text = f"{counted(len(behind), 'bucket')} of {len(exposed)} not hidden ({which}), by the model"
-    return [_row("buckets", text)]
+    text = f"{counted(len(behind), 'bucket')} of {len(exposed)} not hidden by the backward"
+    return [_row("buckets", f"{text} (number {which}), as modelled")]
 
 
 def _gains(bound: Bound) -> list[str]:
-    """Return what changes would gain, the largest first, where that is worth a word.
+    """Return the three changes that gain most, if their causes are shown.
 
-    Where a loader may set the pace, nothing else is shown to make a step shorter.
+    If the input may take `NOTABLE` of a step, no other change is shown to shorten the step.
     """
     shown = {share.cause for share in bound.named}
     for share in bound.shares:
-        # It is not shown that a step hardly waits for its input.
         most = share.interval[1] if share.interval else share.seconds
         if share.cause == "input" and most >= NOTABLE * bound.step_s:
             shown &= {"input"}
@@ -215,22 +212,25 @@ def _gains(bound: Bound) -> list[str]:
 
 
 def _trust(bound: Bound) -> str:
-    """Return what the card rests on, and what of it did not fit the step by itself."""
+    """Return the number of turns and launches, and reasons to doubt the shares."""
     turns = counted(bound.num_turns, "turn")
-    texts = [f"{turns} of each variant in {counted(bound.num_launches, 'launch')}"]
-    if bound.num_launches == 1:
-        texts = [f"{turns} of each variant in one launch"]
-        texts += [] if _has_interval(bound) else ["too few for intervals"]
-    if abs(bound.beyond_rounds) >= NOTABLE:
+    is_single = bound.num_launches == 1
+    launches = "one launch" if is_single else counted(bound.num_launches, "launch")
+    texts = [f"{turns} of each variant in {launches}"]
+    if is_single and not _has_interval(bound):
+        texts.append("too few for intervals")
+    if abs(bound.beyond_rounds) >= NOTABLE and not bound.was_busy:
         than = "longer" if bound.beyond_rounds > 0 else "shorter"
         texts.append(f"turns took {percent(abs(bound.beyond_rounds))} % {than} than the rounds")
-    if bound.shares_cores:
-        waited = f"ranks waited {percent(bound.queued)} % of the step for cores in use"
-        texts.append(f"{waited}, so no other cause below {percent(LITTLE)} % is named")
+    if bound.queued >= NOTABLE:
+        waited_s = bound.queued * bound.step_s
+        waited = f"ranks waited {_ms(waited_s)} ms a step for cores in use"
+        consequence = "no cause" if bound.was_busy else f"no other cause below {percent(LITTLE)} %"
+        texts.append(f"{waited}, so {consequence} is named")
     if bound.excess >= NOTABLE:
-        texts.append(f"the parts took {percent(bound.excess)} % more than the step")
-    scaled = ", and are scaled to it" if bound.excess >= NOTABLE else ""
-    return "; ".join(texts) + scaled
+        more = percent(bound.excess)
+        texts.append(f"the parts took {more} % more than the step, and are scaled to it")
+    return "; ".join(texts)
 
 
 def _row(name: str, text: str) -> str:

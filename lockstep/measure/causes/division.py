@@ -1,48 +1,45 @@
 """How the variants of a step divide its time into causes.
 
-A launch runs variants of one step in turns, interleaved in an order drawn at random, each turn
-entered by all ranks together (`lockstep.measure.step.variants`):
+A launch runs variants of one step in turns, in a random order, each turn entered by all ranks
+together (`lockstep.measure.step.variants`):
 
     full      the whole step
-    resident  the same on a batch that is already there, where the step has an input pipeline
+    resident  the same on a batch that is already on the device, if the step has an input pipeline
     own       the same without gradient synchronisation, so that no rank waits for another
     half      `own` on half of the batch
     reduce    the all-reduce of the gradients alone, bucket by bucket
-    running   no turn of its own: `own` less what the rank's thread waited for a core in it
-    draw      no turn of its own: what the rank waited for its batch in `full`
+    running   no turn of its own: `own` minus the time that the rank's thread waited for a core
+    draw      no turn of its own: the time that the rank waited for its batch in `full`
 
-A rank's waits for a core, as the kernel counts them, are contention as far as the ranks have them
-in common: scaled to a mean of the lower median over ranks of their means. What one rank waits
-beyond that makes it a slow rank. With x[r] a rank's seconds in a turn, alone[r] own[r] less the
-waits in common, and means over turns:
+The kernel counts each rank's waits for a core. Their part that all ranks share, up to the lower
+median over ranks of their means, is contention; a rank that waits longer is a slow rank. Let own[r]
+be the seconds of rank r in a turn, and alone[r] = own[r] minus the shared waits. Means are over
+turns:
 
-    own       mean of the lower median over ranks of alone[r], in the same turn
-    imbalance mean of max over ranks of alone[r], less `own`: what ranks of one turn differ by
-    contention mean of max over ranks of own[r] less that of alone[r], where `running` is known
-    exposed   mean of max over ranks of resident[r] (full, without an input pipeline) less own's
-    ddp       the same of a single rank, which communicates with nobody: DDP's hooks and copies
-    input     mean of max over ranks of full[r] less that of resident
-    fixed     the share of `own` that half a batch does not halve, the lower median over ranks of
-              2 half[r] / own[r] - 1, medians over usual turns: the c0 of t = c0 + c1 b
+    own       mean of the lower median over ranks of alone[r] in the same turn
+    imbalance mean of max over ranks of alone[r], minus `own`
+    contention mean of max over ranks of own[r] minus that of alone[r], if `running` is known
+    exposed   mean of max over ranks of resident[r] (full[r] without an input pipeline) minus own's
+    ddp       the same for a single rank, which does not communicate: DDP's hooks and copies
+    input     mean of max over ranks of full[r] minus that of resident[r]
+    fixed     the part of `own` that half a batch does not halve: `own` times the lower median over
+              ranks of 2 half[r] / own[r] - 1, medians over usual turns; c0 of t = c0 + c1 b
 
 `own`, `imbalance`, `contention`, `exposed` (or `ddp`) and `input` add up to the mean of the slowest
 rank's full step, by construction; `fixed` is a part of `own`.
 
-What comes in some steps alone, such as a checkpoint, falls by chance on more turns of one variant
-than of another, and would be taken for what these differ by. So turns that are `RARE` times their
-variant's lower quartile or longer are set apart where they come in each of the variants alike:
-variants are compared by their other turns, and what the long ones add to a step, over all variants,
-goes to `own`, `imbalance` and `contention` as it does in the long turns of `own`.
+Some steps have a rare event, such as a checkpoint. By chance it hits more turns of one variant than
+of another, which would look like a difference of the variants. So turns of more than `RARE` times
+their variant's lower quartile are set apart, if they are equally frequent in all variants. The
+other turns compare the variants. What the long turns add to a step is divided among `own`,
+`imbalance` and `contention` as in the long turns of `own`.
 
-Intervals are of a bootstrap over turns (`intervals`): all variants of one turn are drawn together,
-so what slows a whole turn cancels.
+Intervals come from a bootstrap over turns (`resample`): all variants of one turn are drawn
+together, so that a slow moment of the machine cancels.
 
-Which rank the others wait for: slower by what it does alone, or its batches come late.
-
-Ranks that meet in every step take equally long, whoever is slow: the fast ones wait within the
-collective. So they are compared on turns of the step without gradient synchronisation, which all
-ranks begin together: what slows the whole machine for a moment slows all ranks of a turn. How late
-its batches come each rank knows by itself: what it waits for them in turns of the whole step.
+Ranks that meet in every step take equally long, since the fast ones wait in the collective. So the
+slow rank is sought in turns of `own`, which all ranks begin together: a slow moment of the machine
+slows all of them. A rank with late batches is known by its waits for them in turns of `full`.
 """
 
 import math
@@ -56,32 +53,32 @@ import numpy as np
 from lockstep.core import metrics
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
-# Shape (..., num_ranks, num_turns) of each variant.
+# Variant -> seconds of a step, shape (..., num_ranks, num_turns).
 Turns = Mapping[str, Array]
-# Seconds of each cause, shape (...).
+# Cause -> seconds, shape (...).
 Division = dict[str, Array]
 
 FULL, RESIDENT, OWN, HALF, REDUCE = "full", "resident", "own", "half", "reduce"
 RUNNING, DRAW = "running", "draw"
-VARIANTS = (FULL, RESIDENT, OWN, HALF, REDUCE, RUNNING, DRAW)
-# Of a wait for a core, so that a mean of 0 divides nothing.
+# Lower limit of a mean wait, so that no division is by 0.
 TINY_S = 1e-12
-# What adds up to the step.
+# The causes that add up to the step.
 PARTS = ("own", "imbalance", "contention", "exposed", "ddp", "input")
-# A turn is set apart that is so many times its variant's lower quartile, so that it adds as much as
-# a cause takes of a step that is called bound by it.
+# A turn is set apart above this multiple of its variant's lower quartile. It then adds as much as a
+# cause must take to be the bottleneck (`bound.BOUND`).
 RARE = 1.25
-# Of more turns the quartile may be one of the long ones.
+# At a larger share of long turns the quartile may be one of them.
 MOST_RARE = 0.65
-# Of each variant which turns are not set apart, beside its turns; shape (..., 1, num_turns).
+# Variant -> name of the mask of its turns that are not set apart, shape (..., 1, num_turns).
 USUAL = {FULL: "usual full", RESIDENT: "usual resident", OWN: "usual own", HALF: "usual half"}
-# Shares of rare turns are alike within so many standard errors of their difference.
+# Shares of rare turns count as equal within so many standard errors of their difference.
 ERRORS = 3.0
-# Half of a batch tells nothing where what it does not halve follows the batch by so much.
+# Largest slope at which the part that half a batch does not halve is a fixed cost, not one that
+# follows the batch, see `follows_batch`.
 FOLLOWS = 0.5
-# Fewer turns show nothing of their spread.
+# Fewer turns give no estimate of their spread.
 FEWEST_TURNS = 6
-# Turns of a lap, in which each variant takes the same batches, one after the other.
+# Turns of a lap, in which all variants take the same batches in the same order.
 LAP = 10
 
 
@@ -89,72 +86,68 @@ def divide(turns: Turns) -> Division:
     """Return the seconds of a step that go to each cause.
 
     Args:
-        turns: Seconds of a step of each variant, shape (..., num_ranks, num_turns); `full` and
-            `own` are needed.
+        turns: Variant -> seconds of a step, shape (..., num_ranks, num_turns); `full` and `own` are
+            needed.
 
     Returns:
-        Seconds, shape (...): `own`, `imbalance`, `exposed` or for a single rank `ddp`,
-        `contention`, `input` and `fixed` where their variants were measured, and `step`, the sum
-        of the parts. Of what is set apart `rare_own`, a part of `own`, and as a share of all
-        turns `rate`; both 0 where nothing is.
+        Cause -> seconds, shape (...): `own`, `imbalance`, `exposed` (or `ddp` for a single rank);
+        `contention`, `input` and `fixed` if their variants were measured; and `step`, the sum.
+        Also `rare_own`, what turns set apart add to `own`, and `rate`, their share of all turns.
     """
     whole = {name: turns[name].max(axis=-2) for name in (FULL, RESIDENT, OWN) if name in turns}
     alone = _alone(turns)
-    latest, own = alone.max(axis=-2), typical(turns)
-    turns = turns if USUAL[OWN] in turns else marked(turns)
+    latest, own = alone.max(axis=-2), median_alone(turns)
+    turns = turns if USUAL[OWN] in turns else mark_usual(turns)
     usual = {name: turns[mark].max(axis=-2) for name, mark in USUAL.items() if name in turns}
     level = {name: _mean_of(seconds, usual[name]) for name, seconds in whole.items()}
     resident = level.get(RESIDENT, level[FULL])
-    found = {"own": own, "imbalance": latest - own, "contention": whole[OWN] - latest}
-    common = {name: _mean_of(seconds, usual[OWN]) for name, seconds in found.items()}
-    # What the rare turns of `own` add, by part; and over all variants, to a step.
+    parts = {"own": own, "imbalance": latest - own, "contention": whole[OWN] - latest}
+    common = {name: _mean_of(seconds, usual[OWN]) for name, seconds in parts.items()}
+    # Seconds that rare turns of `own` add to each part, and those of all variants to a step.
     beyond = {name: np.maximum(((seconds - common[name][..., None]) * ~usual[OWN]).sum(axis=-1), 0)
-              for name, seconds in found.items()}  # fmt: skip
+              for name, seconds in parts.items()}  # fmt: skip
     total = np.maximum(sum(beyond.values()), TINY_S)
     added = sum((whole[name] - level[name][..., None]) * ~usual[name] for name in whole)
-    rate = sum((~each).mean(axis=-1) for each in usual.values()) / len(usual)
+    rate = sum((~mask).mean(axis=-1) for mask in usual.values()) / len(usual)
     num_long = np.maximum(sum((~usual[name]).sum(axis=-1) for name in whole), 1)
     added_s = rate * added.sum(axis=-1) / num_long
-    # A sample of the bootstrap without a long turn of `own` does not tell whose they are.
+    # A bootstrap sample without a long turn of `own` does not show which part long turns add to.
     added_s = np.where((rate > 0) & usual[OWN].all(axis=-1), np.nan, added_s)
-    found = {name: common[name] + added_s * beyond[name] / total for name in found}
+    causes = {name: common[name] + added_s * beyond[name] / total for name in parts}
     is_single = turns[OWN].shape[-2] == 1
-    found["ddp" if is_single else "exposed"] = resident - level[OWN]
+    causes["ddp" if is_single else "exposed"] = resident - level[OWN]
     if is_single:
-        del found["imbalance"]
+        del causes["imbalance"]
     if RUNNING not in turns:
-        del found["contention"]
+        del causes["contention"]
     if RESIDENT in turns:
-        found["input"] = level[FULL] - resident
-    found["step"] = level[FULL] + added_s
-    found["rare_own"] = added_s * beyond["own"] / total
-    found["rate"] = rate
+        causes["input"] = level[FULL] - resident
+    causes["step"] = level[FULL] + added_s
+    causes["rare_own"] = added_s * beyond["own"] / total
+    causes["rate"] = rate
     if HALF in turns:
-        # With the waits for a core, which are not known of half a batch.
+        # Both include waits for a core, which are unknown for half a batch.
         half, own = (_median_of(turns, name) for name in (HALF, OWN))
-        found["fixed"] = common["own"] * lower_median(2 * half / own - 1)
+        causes["fixed"] = common["own"] * lower_median(2 * half / own - 1)
     if REDUCE in turns:
-        found["reduce"] = turns[REDUCE].max(axis=-2).mean(axis=-1)
-    return found
+        causes["reduce"] = turns[REDUCE].max(axis=-2).mean(axis=-1)
+    return causes
 
 
-def marked(turns: Turns) -> Turns:
-    """Return turns with which of them are usual, all where long ones do not come in each alike.
-
-    Alike are shares of turns within so many standard errors of their difference.
-    """
+def mark_usual(turns: Turns) -> Turns:
+    """Return turns with masks of the usual turns: all, if long ones are not equally frequent."""
     whole = {name: turns[name].max(axis=-2) for name in USUAL if name in turns}
     rare = {
         name: seconds > RARE * np.quantile(seconds, 0.25, axis=-1, keepdims=True)
         for name, seconds in whole.items()
     }
-    shares = np.stack([each.mean(axis=-1) for name, each in rare.items() if name != HALF])
+    shares = np.stack([mask.mean(axis=-1) for name, mask in rare.items() if name != HALF])
     middle = shares.mean(axis=0)
     error = np.sqrt(2 * middle * (1 - middle) / turns[OWN].shape[-1])
     is_alike = np.ptp(shares, axis=0) <= ERRORS * error
     is_alike &= (shares.min(axis=0) > 0) & (shares.max(axis=0) <= MOST_RARE)
     marks = {
-        USUAL[name]: ~(each & is_alike[..., None])[..., None, :] for name, each in rare.items()
+        USUAL[name]: ~(mask & is_alike[..., None])[..., None, :] for name, mask in rare.items()
     }
     return {**turns, **marks}
 
@@ -167,35 +160,35 @@ def _median_of(turns: Turns, name: str) -> Array:
 
 
 def _mean_of(seconds: Array, which: Any) -> Array:
-    """Return the mean over the turns that are chosen, or all; (..., turns) to (...)."""
+    """Return the mean over chosen turns, or over all if no turn is; (..., turns) to (...)."""
     chosen = np.where(which.any(axis=-1, keepdims=True), which, True)
     return np.asarray((seconds * chosen).sum(axis=-1) / chosen.sum(axis=-1))
 
 
 def follows_batch(turns: Turns) -> bool:
-    """Tell whether what half a batch does not halve is longer with a longer batch.
+    """Return whether the part that half a batch does not halve grows with the batch.
 
-    Then it is no fixed cost, as where a batch says by itself how long it takes. By the slope of
-    2 half - own over own, less the mean of their lap: 1 where half a batch takes as long as the
-    whole, 0 where it takes half of what differs, -1 where own differs by noise. Of turns that are
-    usual or long in all variants: a long batch is so in each, what comes in some steps is not.
+    Such a part is no fixed cost. The criterion is the slope of 2 half - own over own, both minus
+    the mean of their lap: 1 if half a batch takes as long as the whole, 0 if half as long, -1 if
+    own varies by noise. Only turns count that are usual, or long, in all variants: a long batch
+    is long in each, a rare event is not.
     """
     if HALF not in turns:
         return False
-    marks = marked(turns)
+    marks = mark_usual(turns)
     usual = np.ptp([marks[USUAL[name]].astype(int) for name in (FULL, OWN, HALF)], axis=0) == 0
     own, half = (np.where(usual, turns[name], np.nan) for name in (OWN, HALF))
     slope = spread = 0.0
     for lap in np.split(np.arange(own.shape[-1]), range(LAP, own.shape[-1], LAP)):
         if usual[..., lap].any():
-            x, y = (each[:, lap] - np.nanmean(each[:, lap], axis=-1, keepdims=True)
-                    for each in (own, 2 * half - own))  # fmt: skip
+            x, y = (s[:, lap] - np.nanmean(s[:, lap], axis=-1, keepdims=True)
+                    for s in (own, 2 * half - own))  # fmt: skip
             slope, spread = slope + float(np.nansum(x * y)), spread + float(np.nansum(x * x))
     return slope > FOLLOWS * spread
 
 
 def _alone(turns: Turns) -> Array:
-    """Return `own` without the waits for a core that the ranks have in common."""
+    """Return `own` minus the waits for a core that all ranks have."""
     if RUNNING not in turns:
         return turns[OWN]
     queued = np.maximum(turns[OWN] - turns[RUNNING], 0.0)
@@ -205,31 +198,32 @@ def _alone(turns: Turns) -> Array:
     return np.asarray(turns[OWN] - queued * share[..., np.newaxis])
 
 
-def typical(turns: Turns) -> Array:
-    """Return the lower median over ranks of what each takes alone in a turn; shape (..., turns)."""
+def median_alone(turns: Turns) -> Array:
+    """Return the lower median over ranks of alone[r]; shape (..., turns)."""
     return lower_median(np.moveaxis(_alone(turns), -2, -1))
 
 
 def lower_median(ranks: Array) -> Array:
-    """Return the median over ranks, of an even number the lower one; (..., ranks) to (...)."""
+    """Return the median over ranks, the lower one of an even number; (..., ranks) to (...)."""
     middle = (ranks.shape[-1] - 1) // 2
     return np.asarray(np.sort(ranks, axis=-1)[..., middle])
 
 
 def resample(turns: Turns, num: int, seed: int) -> Turns:
-    """Return bootstrap samples of the turns; shape (num, num_ranks, num_turns) of each variant.
+    """Return bootstrap samples of the turns; variant -> shape (num, num_ranks, num_turns).
 
-    Which of them are usual is found before, or a few samples without a long one would differ much.
+    Long turns are marked first, as a sample may contain none of them.
     """
-    turns = marked(turns)
+    turns = mark_usual(turns)
     num_turns = turns[FULL].shape[-1]
     drawn = np.random.default_rng(seed).integers(num_turns, size=(num, num_turns))
     return {name: np.moveaxis(seconds[:, drawn], 0, 1) for name, seconds in turns.items()}
 
 
-# Chance that a launch of equal ranks has one of them named, over all ranks together.
+# Probability that one of equal ranks is called slow, over all ranks of a launch.
 FALSE_ALARM = 0.01
-# A rank is named that is slower by this, and whose interval leaves out half of it.
+# A slow rank takes at least this multiple of the others' time. The lower end of the interval must
+# reach the square root of it.
 NOTABLE_RATIO = 1.05
 
 Interval = tuple[float, float]
@@ -240,9 +234,9 @@ class SlowRank:
     """The rank that the others wait for.
 
     Attributes:
-        ratio: Its own step over the median of the other ranks', 1.12 where it takes 12 % longer;
-            the geometric mean over turns.
-        interval: Of the ratio, by Student's t over turns, for all ranks together (Bonferroni).
+        ratio: Its own step over the median of the other ranks', such as 1.12 for 12 % longer; the
+            geometric mean over turns.
+        interval: Interval of the ratio by Student's t over turns, for all ranks (Bonferroni).
     """
 
     rank: int
@@ -255,8 +249,8 @@ class LateInput:
     """The rank whose batches come late, while at least half of the others have theirs.
 
     Attributes:
-        wait_s: Its wait for a batch, the mean over turns.
-        others_s: The mean of the median of the other ranks'.
+        wait_s: Its mean wait for a batch.
+        others_s: The mean of the median wait of the other ranks.
     """
 
     rank: int
@@ -265,18 +259,15 @@ class LateInput:
 
 
 def slow_rank(own_s: Sequence[Sequence[float]]) -> SlowRank | None:
-    """Return the slow rank that is shown; None where none is.
-
-    Steps without gradient synchronisation are in seconds, shape (num_ranks, num_turns).
-    """
+    """Return the slow rank, or None; seconds of `own` have the shape (num_ranks, num_turns)."""
     if len(own_s) < 2 or len(own_s[0]) < FEWEST_TURNS:
         return None
     logs = np.log(np.array(own_s))
     rank = int(np.median(logs, axis=1).argmax())
     others = np.median(np.delete(logs, rank, axis=0), axis=0)
-    paces = (logs[rank] - others).tolist()
-    middle = fmean(paces)
-    half = metrics.half_width(paces, 1 - FALSE_ALARM / len(own_s))
+    ratios = (logs[rank] - others).tolist()
+    middle = fmean(ratios)
+    half = metrics.half_width(ratios, 1 - FALSE_ALARM / len(own_s))
     is_slow = middle >= math.log(NOTABLE_RATIO)
     if not is_slow or middle - half < math.log(NOTABLE_RATIO) / 2:
         return None
@@ -284,12 +275,10 @@ def slow_rank(own_s: Sequence[Sequence[float]]) -> SlowRank | None:
 
 
 def late_input(turns: Mapping[str, Any]) -> LateInput | None:
-    """Return the rank whose batches come late, where a step waits for them; None where none does.
+    """Return the rank whose batches come late, or None; turns as in `divide`.
 
-    Of the turns of `lockstep.measure.causes.division`, in seconds, shape
-    (num_ranks, num_turns) by name.
-    Shown is a wait beyond the others' median that is notable in a step, and more than twice that;
-    and the step must be longer by it: a GPU may hide what the host waits.
+    Its wait beyond the others' median must be notable in a step, and longer than that median. The
+    whole step must be notably longer than `resident`, since a GPU may hide the host's waits.
     """
     waits = np.array(turns.get(DRAW, []))
     if len(waits) < 2 or waits.shape[1] < FEWEST_TURNS:
@@ -299,14 +288,14 @@ def late_input(turns: Mapping[str, Any]) -> LateInput | None:
         return None
     rank = int(np.median(waits, axis=1).argmax())
     others = np.median(np.delete(waits, rank, axis=0), axis=0)
-    found = LateInput(rank, float(waits[rank].mean()), float(others.mean()))
+    late = LateInput(rank, float(waits[rank].mean()), float(others.mean()))
     beyond = (waits[rank] - 2 * others).tolist()
     half = metrics.half_width(beyond, 1 - FALSE_ALARM / len(waits))
-    is_notable = found.wait_s - found.others_s >= metrics.NOTABLE * step_s
-    return found if is_notable and fmean(beyond) > half else None
+    is_notable = late.wait_s - late.others_s >= metrics.NOTABLE * step_s
+    return late if is_notable and fmean(beyond) > half else None
 
 
 def is_late(turns: Mapping[str, Any], rank: int) -> bool:
-    """Tell whether a rank waits more than twice as long as the median of the others, on average."""
+    """Return whether a rank's mean wait is more than twice the median of the others'."""
     waits = np.array(turns[DRAW]).mean(axis=1)
     return bool(waits[rank] > 2 * np.median(np.delete(waits, rank)))

@@ -1,1 +1,1 @@
-"""What ranks load: data sets in a shared folder, and how a DataLoader over them is measured."""
+"""Data sets in a shared folder, and how a DataLoader over them is measured."""

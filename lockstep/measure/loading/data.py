@@ -1,8 +1,8 @@
 """Data sets for the loader cases and the trainer, made or downloaded once per shared folder.
 
-A data set is a map-style sequence of (image, class). One process of all ranks on all hosts fetches
-what is missing, under a lock file in the data root; the others wait there and find it complete.
-Letters: N images, C channels, H height, W width.
+A data set is a map-style sequence of (image, class). One process fetches missing files, under a
+lock in the data root, while those of all other ranks and hosts wait. Letters: N images,
+C channels, H height, W width.
 """
 
 import contextlib
@@ -18,36 +18,34 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from lockstep.core.sizes import DATA
-from lockstep.measure.loading import download
-from lockstep.measure.loading.download import LOCK_NAME, locked
+from lockstep.measure.loading import download, sample
+from lockstep.measure.loading.download import lock_folder
 from lockstep.workloads import Workload
-
-__all__ = ["LOCK_NAME", "locked"]
 
 STAGING_PREFIX = ".lockstep-staging-"
 
-# Real handwritten digits, 1,797 images; 357 held out leaves 1,440, which many batches divide. The
-# file is scikit-learn's (BSD-3-Clause) copy of the test set of E. Alpaydin and C. Kaynak, Optical
-# Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998 (CC BY 4.0): in a line
-# the 8 x 8 grey levels from 0 to 16, and the digit.
+# 1,797 real handwritten digits: 357 to validate, 1,440 to train, which many batches divide.
+# The file is scikit-learn's (BSD-3-Clause) copy of the test set of E. Alpaydin and C. Kaynak,
+# Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998 (CC BY 4.0): each
+# line has 8 x 8 grey levels from 0 to 16, and the digit.
 DIGITS_FILE = Path(__file__).with_name("digits.csv.gz")
 DIGITS_HELD_OUT = 357
 _SPLIT_SEED = 0
 NUM_CLASSES = 10  # of generated images
-# A crop moves an image of 32 pixels by up to 4, as He et al. (arXiv:1512.03385, 4.2) do on CIFAR.
+# A crop shifts an image of 32 pixels by up to 4 (He et al., arXiv:1512.03385, 4.2, for CIFAR).
 _CROP_SHARE = 8
 _MEMMAP_CHUNK = 256
 
 
 def loader_settings(loader: "DataLoader[Any]") -> dict[str, Any]:
-    """Return the settings of a loader in force, defaults among them."""
+    """Return the settings of a loader, including defaults."""
     names = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
     return {name: getattr(loader, name) for name in names}
 
 
 @dataclass(frozen=True)
 class Splits:
-    """What a trainer needs: one data set to learn from, another to be judged on."""
+    """The training and the validation data set."""
 
     train: "Dataset[tuple[torch.Tensor, Any]]"
     validation: "Dataset[tuple[torch.Tensor, Any]]"
@@ -57,15 +55,14 @@ class ImageDataset(Dataset[tuple[torch.Tensor, int]]):
     """Images of eight bits and their classes, as tensors between -1 and 1.
 
     Args:
-        images: uint8, shape (N, C, H, W); an array in memory, a mapped file, or what is indexed
-            as one and has a shape, such as files.
+        images: uint8, shape (N, C, H, W): an array, a mapped file, or files behind an index.
         labels: Integers, shape (N,).
-        shape: The shape of an item; the image's own by default, (C*H*W,) flattens it, and three
-            channels repeat a grey one.
+        shape: Shape of an item; by default the image's own. (C*H*W,) flattens it; three channels
+            repeat a grey image.
         augment: Crop a shifted window from the padded image, and mirror every other image.
 
     Raises:
-        ValueError: The images cannot take that shape.
+        ValueError: The images cannot have that shape.
     """
 
     def __init__(
@@ -93,13 +90,13 @@ class ImageDataset(Dataset[tuple[torch.Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         image = torch.from_numpy(np.array(self.images[index]))
         if self.augment:
-            image = augmented(image)
+            image = crop_and_mirror(image)
         if self.shape[0] == 3 * len(image):
             image = image.repeat(3, 1, 1)
         return image.reshape(self.shape) / 127.5 - 1, int(self.labels[index])
 
 
-def augmented(image: torch.Tensor) -> torch.Tensor:
+def crop_and_mirror(image: torch.Tensor) -> torch.Tensor:
     """Return a random crop of the zero-padded image (C, H, W), mirrored half of the time."""
     _, height, width = image.shape
     padding = max(1, height // _CROP_SHARE)
@@ -110,17 +107,12 @@ def augmented(image: torch.Tensor) -> torch.Tensor:
 
 
 class MemmapImages(ImageDataset):
-    """Images in a mapped file, read from storage as they are asked for.
-
-    Workers that are spawned map the file themselves instead of receiving its content.
-    """
+    """Images in a mapped file; each worker maps the file itself and receives no images."""
 
     def __init__(self, folder: Path, augment: bool = False) -> None:
         self.folder = folder
-        super().__init__(
-            *((np.load(folder / "images.npy", mmap_mode="r"), np.load(folder / "labels.npy"))),
-            augment=augment,
-        )
+        images = np.load(folder / "images.npy", mmap_mode="r")
+        super().__init__(images, np.load(folder / "labels.npy"), augment=augment)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"folder": self.folder, "augment": self.augment}
@@ -129,17 +121,13 @@ class MemmapImages(ImageDataset):
         self.__init__(**state)  # type: ignore[misc]
 
 
-def write_memmap(
-    folder: Path,
-    num_images: int,
-    shape: tuple[int, int, int] = (3, 32, 32),
-) -> Path:
+def write_memmap(folder: Path, num_images: int, shape: tuple[int, int, int] = (3, 32, 32)) -> Path:
     """Write generated images for `MemmapImages`, once; return the folder.
 
     Raises:
-        ValueError: The folder already holds images of another number or shape.
+        ValueError: The folder already contains images of another number or shape.
     """
-    with locked(folder):
+    with lock_folder(folder):
         if not (folder / "labels.npy").exists():
             with staging(folder) as stage:
                 images = np.lib.format.open_memmap(
@@ -148,25 +136,25 @@ def write_memmap(
                 labels = np.empty(num_images, dtype=np.int64)
                 for start in range(0, num_images, _MEMMAP_CHUNK):
                     part = slice(start, min(start + _MEMMAP_CHUNK, num_images))
-                    images[part], labels[part] = generated(part.stop - start, shape, start)
+                    images[part], labels[part] = generate_images(part.stop - start, shape, start)
                 images.flush()
                 np.save(stage / "labels.npy", labels)
-    found = np.load(folder / "images.npy", mmap_mode="r").shape
-    if found != (num_images, *shape):
+    written = np.load(folder / "images.npy", mmap_mode="r").shape
+    if written != (num_images, *shape):
         raise ValueError(
-            f"{folder} holds images of shape {found}, not {(num_images, *shape)}; "
+            f"{folder} holds images of shape {written}, not {(num_images, *shape)}; "
             "remove it or choose another folder"
         )
     return folder
 
 
-def generated(
+def generate_images(
     num_images: int, shape: tuple[int, ...] = (3, 32, 32), start: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return images (N, C, H, W) in uint8 and classes (N,) that a model can learn to tell apart.
+    """Return images (N, C, H, W) in uint8 and classes (N,) that a model can learn to distinguish.
 
-    Each class is one pattern under noise. Labels take turns over the images, which differ by the
-    index of the first, so that a large set can be made in pieces.
+    Each class is a pattern under noise. Labels alternate; noise depends on the first index,
+    `start`, so that a large set can be made in pieces.
     """
     patterns = np.random.default_rng(0).integers(0, 128, (NUM_CLASSES, *shape), np.uint8)
     noise = np.random.default_rng((0, start)).integers(0, 128, (num_images, *shape), np.uint8)
@@ -175,18 +163,18 @@ def generated(
 
 
 def load(name: str, root: Path, workload: Workload, augment: bool, num_synthetic: int) -> Splits:
-    """Return a data set for a workload, fetched first if it must be.
+    """Return a data set for a workload, and download it first if it is missing.
 
     Args:
         name: One of `sizes.DATA`; `synthetic` is made by the workload itself.
-        root: Where downloads go, a folder that all ranks see.
+        root: Folder of downloads, which all ranks see.
         workload: Its batches give the shape of an input.
         augment: Whether training images are augmented.
-        num_synthetic: Items of the synthetic training set; a quarter as many to validate.
+        num_synthetic: Items of the synthetic training set; a quarter of that many validate.
 
     Raises:
-        ValueError: No such data set, or its images do not fit the workload.
-        RuntimeError: It is not there and cannot be downloaded, or its checksum is wrong.
+        ValueError: The data set is unknown, or its images do not fit the workload.
+        RuntimeError: It is missing and cannot be downloaded, or its checksum is wrong.
     """
     if name not in DATA:
         raise ValueError(f"no data set {name!r}; choose from {', '.join(DATA)}")
@@ -206,8 +194,8 @@ def _synthetic(workload: Workload, num_items: int) -> Splits:
     cpu = torch.device("cpu")
     if not all(isinstance(part, torch.Tensor) for part in workload.make_batch(1, cpu, None)):
         raise ValueError(
-            f"workload {workload.name} makes batches that are no tensors, which training runs "
-            "take; return inputs and targets as one tensor each"
+            f"workload {workload.name} makes batches that are not tensors, but training takes "
+            "tensors; return inputs and targets as one tensor each"
         )
     train, validation = (
         TensorDataset(*workload.make_batch(number, cpu, generator))
@@ -217,7 +205,7 @@ def _synthetic(workload: Workload, num_items: int) -> Splits:
 
 
 def synthetic_sizes(num_items: int) -> tuple[int, int]:
-    """Return how many synthetic items there are to train on, and to validate."""
+    """Return the numbers of synthetic items for training and validation."""
     return num_items, max(1, num_items // 4)
 
 
@@ -231,15 +219,17 @@ def _digits() -> tuple[Arrays, Arrays]:
 
 
 def torchvision_arrays(name: str, root: Path) -> tuple[Arrays, Arrays]:
-    """Return training and validation arrays of `mnist` or `cifar10`, downloaded if missing.
-
-    Raises:
-        RuntimeError: Not there and not to be had, or a checksum is wrong.
-    """
+    """Return training and validation arrays of a data set, downloaded or made if missing."""
     from torchvision.datasets import CIFAR10, MNIST
 
     dataset: Callable[..., Any] = CIFAR10 if name == "cifar10" else MNIST
-    archives = download.SOURCES[name]
+    if name == sample.NAME:
+        train, validation = ([[batch, None]] for batch in sample.BATCHES)
+        meta = {"filename": sample.META, "key": "label_names", "md5": None}
+        dataset = type("Sample", (CIFAR10,), {
+            "base_folder": sample.FOLDER, "train_list": train, "test_list": validation,
+            "meta": meta,
+        })  # fmt: skip
 
     def is_complete() -> bool:
         try:
@@ -249,15 +239,20 @@ def torchvision_arrays(name: str, root: Path) -> tuple[Arrays, Arrays]:
         return True
 
     def read(*, train: bool) -> Arrays:
-        """Return images (N, C, H, W) and classes (N,)."""
-        found = dataset(root, train=train, download=False)
-        images = np.asarray(found.data)
+        split = dataset(root, train=train, download=False)
+        images = np.asarray(split.data)
         planes = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
-        return planes, np.asarray(found.targets)
+        return planes, np.asarray(split.targets)
 
+    if name == sample.NAME:
+        sample.write(root)
+        splits = read(train=True), read(train=False)
+        sample.check(*splits)
+        return splits
     if not is_complete():
+        archives = download.SOURCES[name]
         download.fetch(archives, root)
-        with locked(root):
+        with lock_folder(root):
             if not is_complete():
                 with staging(root) as stage:
                     for archive in archives:
@@ -269,9 +264,9 @@ def torchvision_arrays(name: str, root: Path) -> tuple[Arrays, Arrays]:
 
 @contextlib.contextmanager
 def staging(root: Path) -> Iterator[Path]:
-    """Give a folder whose files move below `root`, each at once, only if all were made.
+    """Give a folder; if the `with` block succeeds, move its files below `root`, each atomically.
 
-    To be used under `locked`, so whatever is in older staging folders is a dead process's.
+    The caller holds the lock of `root`, so older staging folders belong to dead processes.
     """
     for leftover in root.glob(f"{STAGING_PREFIX}*"):
         shutil.rmtree(leftover)

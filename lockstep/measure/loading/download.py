@@ -1,6 +1,6 @@
-"""Fetching a data set's archives: a broken download goes on, and a checksum has the last word.
+"""Fetching a data set's archives: broken downloads continue, and a checksum verifies the result.
 
-Needs no torch, so that a login node can fetch what nodes without a way to the internet train on.
+This needs no torch, so that a login node can fetch data for nodes without internet.
 """
 
 import contextlib
@@ -25,20 +25,14 @@ CHUNK_BYTES = 2**20
 
 @dataclass(frozen=True)
 class Archive:
-    """One file of a data set.
-
-    Attributes:
-        path: Below the data root, where torchvision looks for it.
-        urls: Where it is to be had, in the order to ask.
-        md5: Its checksum, as its publisher gives it.
-    """
+    """One file of a data set; its path is below the data root, as torchvision has it."""
 
     path: str
     urls: tuple[str, ...]
     md5: str
 
 
-# As torchvision.datasets gives them.
+# URLs and checksums as in torchvision.datasets.
 _MNIST = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")
 SOURCES = {
     "mnist": tuple(
@@ -61,13 +55,13 @@ SOURCES = {
 
 
 def fetch(archives: tuple[Archive, ...], root: Path) -> list[Archive]:
-    """Download what is missing, one process of all hosts at a time; return what that was.
+    """Download missing archives under the folder's lock; return the downloaded ones.
 
     Raises:
-        RuntimeError: An archive is not to be had, or not what its checksum says, or the folder
-            cannot be written.
+        RuntimeError: An archive is not available or has another checksum, or the folder cannot be
+            written.
     """
-    with locked(root):
+    with lock_folder(root):
         for archive in archives:
             _check(archive, root / archive.path)
         missing = [archive for archive in archives if not (root / archive.path).exists()]
@@ -83,23 +77,23 @@ def fetch(archives: tuple[Archive, ...], root: Path) -> list[Archive]:
                 except (OSError, http.client.HTTPException) as error:
                     why = error
             else:
-                names = ", ".join(Path(each.path).name for each in archives)
+                names = ", ".join(Path(needed.path).name for needed in archives)
                 raise RuntimeError(
                     f"the data set is not in {root} and cannot be downloaded ({archive.urls[-1]}: "
-                    f"{why}); what came is kept, and the same command goes on from there; or put "
-                    f"{names} into {path.parent}"
+                    f"{why}); run the same command again to continue the download, or put {names} "
+                    f"into {path.parent}"
                 ) from why
             try:
                 _check(archive, part)
             except RuntimeError:
-                part.unlink()  # or every further attempt would go on from it
+                part.unlink()  # else the next attempt would append to the broken part
                 raise
             part.replace(path)
         return missing
 
 
 def _check(archive: Archive, path: Path) -> None:
-    """Refuse a file that is there and is not what its archive's checksum says."""
+    """Refuse an existing file with another checksum than its archive's."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -112,41 +106,37 @@ def _check(archive: Archive, path: Path) -> None:
 
 
 def _download(url: str, part: Path) -> None:
-    """Download a file, going on where an earlier attempt broke off, as long as each brings more."""
+    """Download a file; after a broken connection go on, as long as each attempt adds bytes."""
     for attempt in range(ATTEMPTS):
         before = _size(part)
         try:
-            _go_on(url, part, before)
+            _download_rest(url, part, before)
             return
         except (OSError, http.client.HTTPException):
             if attempt == ATTEMPTS - 1 or _size(part) <= before:
                 raise
 
 
-def _go_on(url: str, part: Path, done_bytes: int) -> None:
-    """Ask for what is missing of a file, and write it as it comes.
-
-    Raises:
-        OSError: The address cannot be reached, or the connection broke.
-    """
+def _download_rest(url: str, part: Path, done_bytes: int) -> None:
+    """Request the missing part of a file, and append it; raise OSError if the connection fails."""
     ranged = {"Range": f"bytes={done_bytes}-"} if done_bytes else {}
     request = urllib.request.Request(url, headers=ranged)  # noqa: S310, our own addresses
     try:
         answer = urllib.request.urlopen(request, timeout=TIMEOUT_S)  # noqa: S310
     except urllib.error.HTTPError as error:
         if done_bytes and error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return  # all is there, and its checksum will be asked
+            return  # the file is complete; its checksum is checked next
         raise
     with answer:
         is_rest = answer.status == HTTPStatus.PARTIAL_CONTENT
         wanted = answer.headers.get("Content-Length")
-        came = 0
+        num_bytes = 0
         with part.open("ab" if is_rest else "wb") as file:
             while chunk := answer.read(CHUNK_BYTES):
                 file.write(chunk)
-                came += len(chunk)
-    if wanted is not None and came < int(wanted):
-        raise ConnectionError(f"the connection broke after {came} of {wanted} bytes")
+                num_bytes += len(chunk)
+    if wanted is not None and num_bytes < int(wanted):
+        raise ConnectionError(f"the connection broke after {num_bytes} of {wanted} bytes")
 
 
 def _size(path: Path) -> int:
@@ -154,8 +144,8 @@ def _size(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def locked(root: Path) -> Iterator[None]:
-    """Hold the lock of a shared folder: one process of all hosts at a time.
+def lock_folder(root: Path) -> Iterator[None]:
+    """Hold the lock of a shared folder: one process on all hosts has it at a time.
 
     Raises:
         RuntimeError: The folder cannot be written, or its file system has no locks.

@@ -1,4 +1,4 @@
-"""Number formats: torch's switches for them, and what the hardware of a rank cannot compute."""
+"""Number formats: torch's switches for them, and the formats that a rank's hardware lacks."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import torch
 
 from lockstep.core.sizes import PRECISIONS
 
-# NVIDIA, CUDA C++ Programming Guide, compute capabilities: Ampere brought TF32 and BF16.
+# Ampere brought TF32 and BF16 (NVIDIA, CUDA C++ Programming Guide, compute capabilities).
 _AMPERE = (8, 0)
 _CPU_FLAGS_BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
 
@@ -16,8 +16,7 @@ _CPU_FLAGS_BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
 def set_precision_switches(precision: str) -> None:
     """Set torch's global matrix-product and convolution precision for one of `sizes.PRECISIONS`.
 
-    Only tf32 lets single-precision products run in TF32; all others demand full fp32 for what
-    autocast leaves in fp32.
+    Only tf32 allows TF32; all others require full fp32 for what autocast leaves in fp32.
     """
     allow_tf32 = precision == "tf32"
     torch.set_float32_matmul_precision("high" if allow_tf32 else "highest")
@@ -25,8 +24,8 @@ def set_precision_switches(precision: str) -> None:
 
 
 @contextlib.contextmanager
-def keeping_precision_switches() -> Iterator[None]:
-    """Put back afterwards what `set_precision_switches` sets, so that a case leaves nothing."""
+def restore_precision_switches() -> Iterator[None]:
+    """At the end of the `with` block, restore the switches of `set_precision_switches`."""
     products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     try:
         yield
@@ -35,16 +34,13 @@ def keeping_precision_switches() -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = convolutions
 
 
-def unsupported(precision: str, device: torch.device) -> str | None:
+def why_unsupported(precision: str, device: torch.device) -> str | None:
     """Return why this rank's hardware cannot compute in a precision, or None if it can."""
     if device.type != "cuda":
         return refusal(precision, None)
     if torch.version.hip:
-        return (
-            "tf32 needs an NVIDIA GPU; this rank runs on an AMD GPU"
-            if precision == "tf32"
-            else None
-        )
+        why = "tf32 needs an NVIDIA GPU; this rank runs on an AMD GPU"
+        return why if precision == "tf32" else None
     return refusal(precision, torch.cuda.get_device_capability(device))
 
 
@@ -64,10 +60,7 @@ def refusal(precision: str, capability: tuple[int, int] | None) -> str | None:
 
 
 def is_emulated(precision: str, device: torch.device) -> bool:
-    """Tell whether the device computes a precision in software.
-
-    A CPU whose flags cannot be read (no /proc/cpuinfo) is not accused.
-    """
+    """Return whether the device computes a precision in software; False if that is unknown."""
     if precision != "bf16" or device.type != "cpu":
         return False
     flags = _cpu_flags()
@@ -83,16 +76,16 @@ def _cpu_flags() -> frozenset[str]:
     return frozenset(next(flags, "").partition(":")[2].split())
 
 
-def unsupported_here(device: torch.device, asked: str) -> dict[str, str]:
+def find_unsupported(device: torch.device, chosen: str) -> dict[str, str]:
     """Return precision -> why this rank's hardware cannot measure it.
 
-    A precision that a CPU emulates takes minutes a step; it is measured only where it is asked for.
+    An emulated precision takes minutes a step, so it is measured only if it is `chosen`.
     """
-    reasons = {precision: unsupported(precision, device) for precision in PRECISIONS}
+    reasons = {precision: why_unsupported(precision, device) for precision in PRECISIONS}
     for precision in PRECISIONS:
-        if precision != asked and is_emulated(precision, device):
+        if precision != chosen and is_emulated(precision, device):
             reasons[precision] = (
-                f"this CPU computes {precision} in software; --precision {precision} measures it "
-                "all the same"
+                f"this CPU computes {precision} in software, which is slow; give --precision "
+                f"{precision} to measure it"
             )
     return {precision: reason for precision, reason in reasons.items() if reason}

@@ -1,8 +1,8 @@
 """The step of a workload as a case: built, checked that it trains, and divided into its causes.
 
-What a step does is in `lockstep.measure.step.train_step`; how a step of any kind is timed and
-recorded in `lockstep.measure.harness`. Where a rank has no memory for a batch, all ranks take half
-of it, if that is asked for, and else are told what helps.
+`train_step` contains the step itself; `lockstep.measure.harness` times and records any step. If a
+batch does not fit a rank's memory, all ranks halve it where --on-oom asks for that; else the error
+says what helps.
 """
 
 import contextlib
@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from lockstep import workloads
 from lockstep.core.flags import Flag, flag
 from lockstep.core.record import BASIS, Basis
-from lockstep.core.sizes import halve_batch
+from lockstep.core.sizes import halve_batch, num_moments
 from lockstep.core.studies import ON_REQUEST
 from lockstep.machine import hardware, memory
 from lockstep.measure.harness import Harness, Measurement, Part
 from lockstep.measure.step import variants
-from lockstep.measure.step.variants import Step, without_sync
+from lockstep.measure.step.variants import own_step
+from lockstep.measure.timing import Step
 from lockstep.ranks.process_group import num_collectives
 from lockstep.workloads import trees
 from lockstep.workloads.costs import batch_bytes, flop_per_item, model_bytes
@@ -34,8 +36,20 @@ if TYPE_CHECKING:
     from lockstep.measure.step.train_step import StepConfig
     from lockstep.workloads import Workload
 
-LEARNING_RATE = 0.01
+# Adam moves each parameter by about its rate, whatever the gradient; 0.001 is torch's default.
+LEARNING_RATES = {"sgd": 0.01, "adam": 0.001, "adamw": 0.001}
 MAX_CHARACTERS = 300
+
+
+def measure_step(
+    harness: Harness, workload: str, local_batch: int, *, scaling: str = "weak", **settings: Any
+) -> None:
+    """Measure the training step of a workload; settings are fields of `StepConfig`."""
+    model = workloads.make(workload)
+    with build_step(harness, model, local_batch, **settings) as step:
+        harness.measure(
+            step, samples=step.samples, ddp=step.ddp, unit=model.sample_unit, scaling=scaling
+        )
 
 
 @contextlib.contextmanager
@@ -48,46 +62,50 @@ def build_step(
         harness: The case's view of the launch; its factors may set those of `studies.ON_REQUEST`.
         model: The model and its batches, as `lockstep.workloads.make` returns it.
         local_batch: Samples per rank and update.
-        settings: Of `StepConfig`: precision, bucket_cap_mb, accumulation, no_sync. A case is
-            skipped where the hardware of a rank lacks the precision.
+        settings: Fields of `StepConfig`: precision, bucket_cap_mb, accumulation, no_sync. A case is
+            skipped if the hardware of a rank lacks the precision.
 
     Raises:
-        ValueError: A rank has no room for what it would hold.
+        ValueError: The step would not fit a rank's memory.
         RuntimeError: A rank ran out of memory.
     """
-    from lockstep.measure.step.precision import keeping_precision_switches
+    from lockstep.measure.step.precision import restore_precision_switches
     from lockstep.measure.step.train_step import StepConfig, find_unsuited
 
     asked = {name: value for name, value in harness.factors.items() if name in ON_REQUEST}
-    config = StepConfig(**{"lr": LEARNING_RATE} | settings | asked)
+    if model.optimizer and (named := [name for name in ("optimizer", "fused") if name in asked]):
+        pytest.skip(f"workload {model.name} brings its optimizer; leave {' and '.join(named)} out")
+    rate = LEARNING_RATES[asked.get("optimizer", "sgd")]
+    config = StepConfig(**{"lr": rate} | settings | asked)
     skip_unless_supported(harness, config.precision)
     if reason := find_unsuited(config, model):
         pytest.skip(reason)
     is_strong = "global_batch" in harness.factors
-    with keeping_precision_switches(), advising(local_batch, config, is_strong=is_strong):
+    with restore_precision_switches(), add_advice(local_batch, config, is_strong=is_strong):
         refused: list[dict[str, Any]] = []
         if harness.halves:
 
-            def attempt(batch: int) -> None:
-                WorkloadStep(harness, model, config, batch).take_alone()
+            def attempt(batch: int) -> None:  # no rank waits for another, which may have failed
+                step = WorkloadStep(harness, model, config, batch)
+                (step if step.is_sharded else own_step(step.ddp, step))()
 
             local_batch, refused = fit(harness, local_batch, config.accumulation, attempt)
         yield WorkloadStep(harness, model, config, local_batch, refused)
 
 
 def skip_unless_supported(harness: Harness, precision: str) -> None:
-    """Skip on all ranks what the hardware of one cannot do, or the others would wait for it."""
+    """Skip the case on all ranks if one rank's hardware lacks the precision."""
     if reason := (harness.unsupported or {}).get(precision):
         pytest.skip(reason)
 
 
 class WorkloadStep:
-    """A training step of a workload on a batch of its own; calling it takes one update.
+    """A training step of a workload on a batch of its own; calling it runs one update.
 
     Attributes:
         ddp: The wrapped model.
         samples: Samples of this rank in one step.
-        refused: Batches that were tried in vain, as a record keeps them.
+        refused: Batches that did not fit memory, as a record keeps them.
     """
 
     def __init__(
@@ -107,7 +125,7 @@ class WorkloadStep:
         self.samples = local_batch * model.samples_per_item
         self.is_sharded = is_sharded(config)
         self._refuse_beyond_memory()
-        # Parameters are equal on all ranks, data is each rank's own.
+        # Parameters are equal on all ranks; data differs.
         torch.manual_seed(harness.seed)
         built = model.build()
         if not self.is_sharded:
@@ -119,25 +137,21 @@ class WorkloadStep:
         self.inputs, self.targets = model.make_batch(local_batch, harness.device, generator)
 
     def __call__(self) -> "torch.Tensor":
-        """Take a step; return the loss before it, a scalar on the device."""
+        """Run a step; return the loss before it, a scalar on the device."""
         return self.train.run(self.inputs, self.targets)
-
-    def take_alone(self) -> None:
-        """Take a step in which no rank waits for another one, where the strategy allows that."""
-        (self if self.is_sharded else without_sync(self.ddp, self))()
 
     @property
     def lockstep_measurement(self) -> "type[Measurement]":
-        """How it becomes a case."""
+        """The class that makes a case of this step."""
         return WorkloadMeasurement
 
     def _refuse_beyond_memory(self) -> None:
         model, harness = self.model, self.harness
-        # Of an optimizer of one's own nothing is known: at the least it keeps nothing.
-        num_moments = int(model.optimizer is None and self.config.momentum > 0)
-        held = model_bytes(model, num_moments)
-        if self.is_sharded:  # which has no buckets beside the gradients
-            held = model_bytes(model, num_moments - 1) // harness.world.world_size
+        # A user's own optimizer is unknown, and may keep nothing.
+        kept = 0 if model.optimizer else num_moments(self.config.optimizer, self.config.momentum)
+        held = model_bytes(model, kept)
+        if self.is_sharded:  # FSDP has no buckets beside the gradients
+            held = model_bytes(model, kept - 1) // harness.world.world_size
         needed = {
             f"the model {model.name}": held,
             f"its batch of {self.local_batch}": batch_bytes(model, self.local_batch),
@@ -148,32 +162,31 @@ class WorkloadStep:
 
 @dataclass
 class WorkloadMeasurement(Measurement):
-    """How a step of a workload becomes a case: a fast one that does not train fails."""
+    """Turns a step of a workload into a case, which fails if the step does not train."""
 
     step: WorkloadStep
 
     def __post_init__(self) -> None:
-        """Begin with no loss."""
         self._first_loss = math.nan
         self._leads: dict[str, Any] = {}
 
-    def problem(self, world_size: int) -> str:  # noqa: ARG002, as of any measurement
-        """Return what is wrong with the size of the batch; the size asked for counts."""
-        asked, made = self.step.local_batch, trees.num_items(self.step.inputs)
-        if made == asked:
+    def problem(self, world_size: int) -> str:  # noqa: ARG002, overrides
+        """Return an error if make_batch returned another number of items; else an empty text."""
+        wanted, made = self.step.local_batch, trees.num_items(self.step.inputs)
+        if made == wanted:
             return ""
         return (
-            f"make_batch of workload {self.step.model.name} was asked for {asked} items and "
-            f"returned {made}; return as many items as its first argument says"
+            f"make_batch of workload {self.step.model.name} returned {made} items instead of "
+            f"{wanted}; return as many items as its first argument says"
         )
 
     def timed_step(self) -> Step:
-        """Take the first step, whose loss the last one is compared with."""
+        """Return the step, after a first run whose loss is compared with that of the last."""
         self._first_loss = self.step().item()
         return self.step
 
     def run_check(self) -> dict[str, Any]:
-        """Return this rank's losses and parameters; of shards each rank has its own."""
+        """Return this rank's losses and its parameters' checksum; None if they are sharded."""
         from lockstep.measure.step.train_step import parameter_checksum
 
         super().run_check()
@@ -184,36 +197,36 @@ class WorkloadMeasurement(Measurement):
     def time_variants(
         self,
         harness: Harness,
-        step_s: float,  # noqa: ARG002, as of any measurement
+        step_s: float,  # noqa: ARG002, overrides
     ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-        """Time the variants, one of half the batch among them, and the phases of the whole step.
+        """Time the variants, among them half the batch, and the phases of the whole step.
 
-        A step of FSDP has no variants: without communication it has no parameters to compute with.
+        A step of FSDP has no variants: it computes with parameters that it must communicate.
         """
         step, config = self.step, self.step.config
         if not harness.times_causes or step.is_sharded:
             return {}, {}
-        harness.case.peak = memory.peak(harness.device)  # what follows is no part of the case
-        ways = variants.of_ddp(step.ddp, step)
+        harness.case.peak = memory.peak(harness.device)  # before the variants allocate more
+        ways = variants.ddp_variants(step.ddp, step)
         if not config.no_sync and config.accumulation > 1:
-            ways.pop("reduce", None)  # its bytes go once for each piece of the batch
+            ways.pop("reduce", None)  # its bytes are sent once per micro-batch
         if half := halve_batch(step.local_batch, config.accumulation):
-            first = trees.sliced((step.inputs, step.targets), 0, half)
-            ways["half"] = without_sync(step.ddp, lambda: step.train.run(*first))
+            first = trees.slice_items((step.inputs, step.targets), 0, half)
+            ways["half"] = own_step(step.ddp, lambda: step.train.run(*first))
         own = ways["own"]
-        # All that take the step mark it, or what that takes would show between them.
+        # All variants mark their phases, so that marking costs each of them the same.
         marks = {name: variants.Marks(harness.device) for name in ways if name != "reduce"}
-        ways |= {name: marks[name].marking(step.train, ways[name]) for name in marks}
+        ways |= {name: marks[name].mark_phases(step.train, ways[name]) for name in marks}
         if self.waits_for_others(harness, own):
             return {}, {}
         harness.case.order_seed = variants.draw_order(harness.world, str(harness.number))
         plan = variants.plan_turns(harness.plan, ways, harness.device, 0)
         variant_s = variants.time_in_turns(harness.world, ways, plan, harness.case.order_seed)
         self._leads = bucket_starts(step.train, own)
-        return variant_s, marks["full"].in_turns(len(variant_s["full"]))
+        return variant_s, marks["full"].turn_seconds(len(variant_s["full"]))
 
     def facts(self, harness: Harness) -> dict[str, Any]:
-        """Return what the step rests on, its buckets, and what is known against it."""
+        """Return the basis of the step, its buckets, and its flags."""
         from lockstep.measure.step.train_step import buckets, gradient_bytes
 
         step, precision = self.step, self.step.config.precision
@@ -228,23 +241,18 @@ class WorkloadMeasurement(Measurement):
         is_sharded = step.is_sharded
         sent = {"gradient_bytes": gradient_bytes(step.ddp)} if is_sharded else buckets(step.ddp)
         details = {**sent, **self._leads, BASIS: basis.to_dict()}
+        if step.model.epoch_samples:
+            details["epoch_samples"] = step.model.epoch_samples
         if step.refused:
             last = step.refused[-1]
-            flags.append(
-                flag(
-                    "smaller-batch",
-                    asked=step.refused[0]["local_batch"],
-                    measured=step.local_batch,
-                    rank=last["rank"],
-                    host=last["host"],
-                )
-            )
+            batches = {"asked": step.refused[0]["local_batch"], "measured": step.local_batch}
+            flags.append(flag("smaller-batch", **batches, rank=last["rank"], host=last["host"]))
             details["out_of_memory"] = list(step.refused)
         facts = facts_of(harness, step.model, precision, step.local_batch)
         return facts | {"details": details, "flags": flags}
 
     def conclude(self, parts: Sequence[Part]) -> dict[str, Any]:
-        """Return on rank 0 what all ranks' checks came to, or raise where the step is wrong."""
+        """Return the outcome of all ranks' checks on rank 0, or raise if the step is wrong."""
         harness = self.step.harness
         ranks = [part.own["check"] for part in parts]
         first, last = (sum(rank[at] for rank in ranks) / len(ranks) for at in ("first", "last"))
@@ -255,7 +263,7 @@ class WorkloadMeasurement(Measurement):
 
         if not (math.isfinite(first) and math.isfinite(last)):
             where = "the mean of all ranks"
-            for at in ("last", "first"):  # one step later all ranks have the NaN of one
+            for at in ("last", "first"):  # in the next step a NaN of one rank is on all ranks
                 if bad := [rank for rank, own in enumerate(ranks) if not math.isfinite(own[at])]:
                     where = "every rank" if len(bad) == len(ranks) else named(bad)
             raise RuntimeError(
@@ -274,17 +282,14 @@ class WorkloadMeasurement(Measurement):
         checks = {"loss_first": first, "loss_last": last}
         if checksum is not None:
             checks["parameters_equal"] = True
-        return {
-            "samples_per_step": sum(part.own["samples"] for part in parts),
-            "checks": checks,
-        }
+        return {"samples_per_step": sum(p.own["samples"] for p in parts), "checks": checks}
 
 
 def bucket_starts(train: Any, own: Step) -> dict[str, Any]:
-    """Return when the buckets are ready, and how long after its beginning a backward fills one."""
+    """Return each bucket's lead before the end of the backward, and when the first is ready."""
     marks = variants.Marks(train.device)
-    leads = variants.bucket_leads(train.ddp, marks.marking(train, own))
-    backward_s = marks.last_s("backward")  # a step of the workload's own marks none
+    leads = variants.bucket_leads(train.ddp, marks.mark_phases(train, own))
+    backward_s = marks.last_s("backward")  # a workload's own step marks none
     first = {"first_reduce_s": max(median(backward_s) - leads[0], 0.0)} if backward_s else {}
     return {"bucket_lead_s": leads, **first}
 
@@ -292,8 +297,8 @@ def bucket_starts(train: Any, own: Step) -> dict[str, Any]:
 def facts_of(
     harness: Harness, model: "Workload", precision: str, local_batch: int
 ) -> dict[str, Any]:
-    """Return what follows from the model, the batch and the device, for `CaseRecord`."""
-    flop = None if model.step else flop_per_item(model)  # a step of its own may compute anything
+    """Return the fields of `CaseRecord` that follow from model, batch and device."""
+    flop = None if model.step else flop_per_item(model)  # its own step may compute anything
     peak = None
     if harness.device.type == "cuda":
         import torch
@@ -311,7 +316,7 @@ def facts_of(
 
 
 def precision_flags(device: "torch.device", precision: str) -> list[Flag]:
-    """Return a flag where the device computes a precision in software."""
+    """Return a flag if the device computes a precision in software."""
     from lockstep.measure.step.precision import is_emulated
 
     return [flag("bf16-emulated")] if is_emulated(precision, device) else []
@@ -320,16 +325,16 @@ def precision_flags(device: "torch.device", precision: str) -> list[Flag]:
 def fit(
     harness: Harness, local_batch: int, pieces: int, attempt: Callable[[int], object]
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Return the batch, or the largest of its halves, that all ranks take an untimed step with.
+    """Return the batch, or the largest of its halves, with which all ranks can run a step.
 
-    An attempt builds all that a step needs for a batch, and takes one. A collective call.
+    An attempt builds everything that a step needs, and runs a step. A collective call.
 
     Returns:
-        The batch, and those that were tried in vain: the batch, the first rank that had no memory
-        for it, its host and its error.
+        The batch, and those that did not fit: the batch, the first rank without memory for it, its
+        host and its error.
 
     Raises:
-        ExhaustedError: No half of the batch fits, or only some ranks came as far as a collective.
+        ExhaustedError: No half of the batch fits, or ranks failed after different collectives.
     """
     refused: list[dict[str, Any]] = []
     while True:
@@ -340,7 +345,7 @@ def fit(
             if not memory.is_exhausted(error):
                 raise
             error_here = _first_line(error)
-            traceback.clear_frames(error.__traceback__)  # which hold what was made
+            traceback.clear_frames(error.__traceback__)  # its frames keep tensors alive
         own = [error_here, num_collectives()]
         ranks = harness.world.control.exchange_all(f"{harness.number}/memory", own)
         out = [rank for rank, (error, _) in enumerate(ranks) if error]
@@ -348,11 +353,16 @@ def fit(
             rank, host, error_there = out[0], harness.rank_hosts[out[0]], ranks[out[0]][0]
             if len({count for _, count in ranks}) > 1:
                 raise memory.ExhaustedError(
-                    f"rank {rank} on {host} ran out of memory between collectives of the "
-                    f"others, so the case cannot go on at half the batch: {error_there}"
+                    f"rank {rank} on {host} ran out of memory at another collective than the other "
+                    f"ranks, so the case cannot continue with half the batch: {error_there}"
                 )
-        # It waits for the device, where a collective that not all ranks have called never ends.
-        _free(harness)
+        # Not before the check above: empty_cache waits for the device, where a collective that
+        # another rank did not call never ends.
+        gc.collect()
+        if harness.device.type == "cuda":
+            import torch
+
+            torch.cuda.empty_cache()
         if not out:
             return local_batch, refused
         refused.append(
@@ -367,23 +377,15 @@ def fit(
         local_batch = half
 
 
-def _free(harness: Harness) -> None:
-    gc.collect()
-    if harness.device.type == "cuda":
-        import torch
-
-        torch.cuda.empty_cache()
-
-
 @contextlib.contextmanager
-def advising(local_batch: int, config: "StepConfig", *, is_strong: bool) -> Iterator[None]:
-    """Say what helps where a rank has no memory for a step.
+def add_advice(local_batch: int, config: "StepConfig", *, is_strong: bool) -> Iterator[None]:
+    """Add advice to the error of a rank without memory for a step.
 
-    With `is_strong` the batch of all ranks is what the user chose.
+    With `is_strong` the user chose the batch of all ranks.
 
     Raises:
-        RuntimeError: There was no memory left.
-        ValueError: There would be none, known before any of it was made.
+        RuntimeError: A rank ran out of memory.
+        ValueError: A rank would run out of memory.
     """
     try:
         yield

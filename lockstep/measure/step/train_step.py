@@ -1,15 +1,14 @@
-"""The one training step that every case measures and the trainer takes: `TrainStep.run`.
+"""The training step that every case and the trainer run: `TrainStep.run`.
 
 A step is one optimizer update over the local batch: forward, backward with the exchange of
-gradients that its strategy needs, and the update, by SGD unless asked otherwise, or the workload
-brings its own. Nothing of ours in it synchronises with the host, so steps run freely until the
-caller stops the clock.
+gradients that its strategy needs, and the update, by default with SGD; a workload may bring its own
+step. Nothing of ours in it synchronises with the host, so steps run freely until the clock stops.
 
-DDP holds the whole model on every rank. FSDP2 holds a shard of each parameter and gathers one block
+DDP keeps the whole model on every rank. FSDP2 keeps a shard of each parameter and gathers one block
 of the model at a time (Zhao et al., PyTorch FSDP, arXiv:2304.11277). Activation checkpointing keeps
-the input of a block alone and computes the rest again in the backward (Chen et al., Training Deep
+only the input of a block and computes the rest again in the backward (Chen et al., Training Deep
 Nets with Sublinear Memory Cost, arXiv:1604.06174); batch norm then counts each batch twice in its
-running statistics, which no loss of training reads.
+running statistics, which no training loss reads.
 """
 
 import contextlib
@@ -27,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from lockstep.core.files import MIB
 from lockstep.core.record import DDP_SETTINGS
 from lockstep.core.sizes import PRECISIONS, STRATEGIES
-from lockstep.measure.step.precision import set_precision_switches, unsupported
+from lockstep.measure.step.precision import set_precision_switches, why_unsupported
 from lockstep.workloads import Workload, trees
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -37,14 +36,15 @@ SETTLED_STEPS = 3
 
 @dataclass(frozen=True)
 class StepConfig:
-    """What a step does.
+    """The settings of a step.
 
     Attributes:
         precision: One of `sizes.PRECISIONS`. fp32 forbids TF32; bf16 and fp16 are autocast.
         bucket_cap_mb: DDP's bucket size in MiB; None leaves DDP's default.
-        no_sync: All-reduce on the last micro-batch only; False synchronises on every one, the
+        no_sync: All-reduce on the last micro-batch only; False synchronises on each, the
             common mistake, to show its cost.
         optimizer: One of `sizes.OPTIMIZERS`.
+        fused: Whether one kernel updates all parameters; None fuses on a GPU alone.
         weight_decay: L2 penalty of SGD and Adam, decoupled from the gradient in AdamW.
         strategy: One of `sizes.STRATEGIES`.
         activation_checkpointing: Compute the activations of each block again in the backward.
@@ -55,6 +55,7 @@ class StepConfig:
     accumulation: int = 1
     no_sync: bool = True
     optimizer: str = "sgd"
+    fused: bool | None = None
     lr: float = 0.01
     momentum: float = 0.9
     weight_decay: float = 0.0
@@ -62,11 +63,7 @@ class StepConfig:
     activation_checkpointing: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what no step can do.
-
-        Raises:
-            ValueError: An unknown precision, or a number out of range.
-        """
+        """Refuse an unknown precision or strategy, and numbers out of range."""
         if self.precision not in PRECISIONS:
             raise ValueError(
                 f"no precision {self.precision!r}; choose from {', '.join(PRECISIONS)}"
@@ -79,27 +76,22 @@ class StepConfig:
             raise ValueError(f"bucket_cap_mb must be positive, got {self.bucket_cap_mb}")
 
 
-def unmarked(_phase: str) -> None:
-    """Note nothing: what a step tells where nobody asks."""
-
-
 class TrainStep:
     """A model in DDP, or FSDP, with its optimizer, ready to take steps.
 
-    Making one sets torch's global precision switches, so a step never inherits those of the one
-    made before it; two steps of different precision must not be interleaved. Run inside
-    `step.ddp.no_sync()`, a step does everything but the gradient all-reduce.
+    A new step sets torch's global precision switches, so two steps of different precision must not
+    be interleaved. Inside `step.ddp.no_sync()`, a step does everything but the gradient all-reduce.
 
     Args:
         model: The model, already on `device`; FSDP moves it there itself.
         loss: Takes outputs and targets, returns the mean over the batch.
-        config: What the step does.
+        config: The settings of the step.
         device: The rank's device. The default process group must be initialised.
-        own: A workload whose optimizer, schedule, arguments of DDP, hook and step are taken.
+        own: A workload whose optimizer, schedule, arguments of DDP, hook and step are used.
 
     Raises:
         RuntimeError: The device cannot compute in the precision asked for.
-        ValueError: A step of the workload's own is to accumulate, which it would do itself; or
+        ValueError: Accumulation is set for a workload's own step, which must accumulate itself; or
             `wrap` refuses.
     """
 
@@ -111,7 +103,7 @@ class TrainStep:
         device: torch.device,
         own: Workload | None = None,
     ) -> None:
-        if reason := unsupported(config.precision, device):
+        if reason := why_unsupported(config.precision, device):
             raise RuntimeError(reason)
         set_precision_switches(config.precision)
         self.config = config
@@ -119,8 +111,8 @@ class TrainStep:
         self.loss = loss
         self.ddp: Any = wrap(model, config, device, own)
         parameters = self.ddp.parameters()
-        given = own.optimizer if own else None
-        self.optimizer = given(parameters) if given else _optimizer(parameters, config, device)
+        make = own.optimizer if own else None
+        self.optimizer = make(parameters) if make else _optimizer(parameters, config, device)
         self.scheduler = own.scheduler(self.optimizer) if own and own.scheduler else None
         self._own_step = own.step if own else None
         if self._own_step and config.accumulation > 1:
@@ -131,18 +123,17 @@ class TrainStep:
         self._is_scaled = config.precision == "fp16"
         self.scaler = torch.amp.GradScaler(device.type, enabled=self._is_scaled)
         # Called with each phase as it ends: forward, backward, optimizer.
-        self.on_phase: Callable[[str], None] = unmarked
+        self.on_phase: Callable[[str], None] = lambda _: None
 
     def run(self, inputs: Any, targets: Any) -> torch.Tensor:
-        """Do one optimizer update over the local batch.
+        """Run one optimizer update over the local batch.
 
         Args:
-            inputs: A tensor whose first dimension is the local batch, or a tree of such.
+            inputs: A tensor whose first dimension is the local batch, or a nested batch of such.
             targets: Likewise.
 
         Returns:
-            The mean loss of this rank's batch before the update, a scalar on the device; its graph
-            is used up.
+            The mean loss of this rank's batch before the update, a scalar on the device.
 
         Raises:
             ValueError: The local batch does not split into equal micro-batches.
@@ -157,13 +148,13 @@ class TrainStep:
             )
         self.optimizer.zero_grad(set_to_none=True)
         if pieces == 1:
-            # A step of a fraction of a millisecond notices every operation that is not needed.
+            # No loop here: its cost would show in a step of a fraction of a millisecond.
             loss = self._forward_backward(inputs, targets)
         else:
             losses = []
             for number, batch in enumerate(trees.pieces((inputs, targets), pieces), 1):
                 is_silent = self.config.no_sync and number < pieces
-                with without_sync(self.ddp) if is_silent else contextlib.nullcontext():
+                with skip_sync(self.ddp) if is_silent else contextlib.nullcontext():
                     losses.append(self._forward_backward(*batch).detach())
             loss = torch.stack(losses).sum()
         if self._is_scaled:
@@ -180,7 +171,7 @@ class TrainStep:
         if self.config.precision in _AUTOCAST:
             with self.autocast():
                 loss = self._forward(inputs, targets)
-        else:  # a context that does nothing would be a percent of the shortest steps
+        else:  # an empty context would cost a per cent of the shortest steps
             loss = self._forward(inputs, targets)
         self.on_phase("forward")
         torch.autograd.backward(self.scaler.scale(loss) if self._is_scaled else loss)
@@ -189,7 +180,7 @@ class TrainStep:
 
     def _forward(self, inputs: Any, targets: Any) -> torch.Tensor:
         assert self.loss is not None
-        loss = self.loss(trees.called(self.ddp, inputs), targets)
+        loss = self.loss(trees.call_model(self.ddp, inputs), targets)
         pieces = self.config.accumulation
         return loss if pieces == 1 else loss / pieces
 
@@ -209,26 +200,24 @@ def _optimizer(
         "adamw": torch.optim.AdamW,
     }
     own: dict[str, Any] = {"momentum": config.momentum} if config.optimizer == "sgd" else {}
-    # fused: alone skips a step of overflowed fp16 gradients without asking the host; not for shards
-    is_fused = device.type == "cuda" and not is_sharded(config)
+    # Only a fused optimizer skips overflowed fp16 gradients without a wait of the host. It does not
+    # take shards.
+    is_fused = config.fused
+    if is_fused is None:
+        is_fused = device.type == "cuda" and not is_sharded(config)
     optimizer: torch.optim.Optimizer = kinds[config.optimizer](
-        parameters,
-        lr=config.lr,
-        weight_decay=config.weight_decay,
-        fused=is_fused,
-        **own,
+        parameters, lr=config.lr, weight_decay=config.weight_decay, fused=is_fused or None, **own
     )
     return optimizer
 
 
 def wrap(model: nn.Module, config: "StepConfig", device: torch.device, own: Workload | None) -> Any:
-    """Return a model whose backward synchronises gradients, as the strategy does it.
+    """Return a model whose backward synchronises gradients by the strategy.
 
     For DDP the model is on the device already; FSDP moves it there block by block.
 
     Raises:
-        ValueError: The strategy cannot do what is asked, or the model has no block to compute
-            again.
+        ValueError: The strategy lacks a setting, or checkpointing finds no block of the model.
     """
     if reason := find_unsuited(config, own):
         raise ValueError(reason)
@@ -241,7 +230,7 @@ def wrap(model: nn.Module, config: "StepConfig", device: torch.device, own: Work
                 "in an nn.Sequential or nn.ModuleList; name them by Workload(blocks=...)"
             )
         for block in deep:
-            # Within FSDP's hooks, which gather the parameters for both computations.
+            # Checkpoint within FSDP's hooks, which gather the parameters for both computations.
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     if is_sharded(config):
         return _shard(model, modules, device)
@@ -270,23 +259,26 @@ def _shard(model: nn.Module, blocks_of_model: list[nn.Module], device: torch.dev
 
 
 def is_sharded(config: "StepConfig") -> bool:
-    """Return whether a rank holds a shard of each parameter and not the whole."""
+    """Return whether a rank keeps a shard of each parameter, not the whole."""
     return config.strategy == "fsdp"
 
 
 def find_unsuited(config: "StepConfig", own: Workload | None) -> str:
-    """Return why FSDP cannot take a step, which needs what DDP alone has; else nothing."""
-    asked = {
+    """Return which settings do not go together, as a sentence; empty if all do."""
+    if config.precision == "fp16" and config.fused is False:
+        return "fp16 needs fused=true, since only a fused optimizer does not wait for the host"
+    settings = {
         "bucket_cap_mb": config.bucket_cap_mb is not None,
         "a workload with ddp=": bool(own and own.ddp),
         "a workload with comm_hook=": bool(own and own.comm_hook),
-        # Only a fused optimizer steps without asking the host, and none of SGD takes shards.
+        # Only a fused optimizer steps without asking the host, and no fused SGD takes shards.
         "fp16": config.precision == "fp16",
+        "fused=true": config.fused is True,
     }
-    found = [name for name, is_asked in asked.items() if is_asked]
-    if not (found and is_sharded(config)):
+    lacking = [name for name, is_set in settings.items() if is_set]
+    if not (lacking and is_sharded(config)):
         return ""
-    return f"strategy=fsdp does not go with {' and '.join(found)}; measure that with strategy=ddp"
+    return f"strategy=fsdp does not go with {' and '.join(lacking)}; measure that with strategy=ddp"
 
 
 def blocks(model: nn.Module, own: Workload | None = None) -> list[nn.Module]:
@@ -299,8 +291,8 @@ def blocks(model: nn.Module, own: Workload | None = None) -> list[nn.Module]:
 
 
 @contextlib.contextmanager
-def without_sync(wrapped: Any) -> Iterator[None]:
-    """Keep the gradients of what is computed within on this rank."""
+def skip_sync(wrapped: Any) -> Iterator[None]:
+    """Do not synchronise gradients inside the `with` block."""
     if hasattr(wrapped, "no_sync"):
         with wrapped.no_sync():
             yield
@@ -315,18 +307,18 @@ def without_sync(wrapped: Any) -> Iterator[None]:
 def bucket_bytes(ddp: DistributedDataParallel) -> list[int]:
     """Return the size of DDP's gradient buckets in bytes, in the order they are reduced.
 
-    DDP regroups its buckets in the order gradients became ready after the first backward, and notes
-    it in the third forward: after `SETTLED_STEPS` these are the buckets in use, at any world size.
-    Before that they are the initial guess, one bucket of everything.
+    After the first backward DDP regroups its buckets in the order in which gradients became ready,
+    and reports them from the third forward on: after `SETTLED_STEPS` these are the buckets in use.
+    Before that it reports one bucket of everything.
     """
-    # DDP says this nowhere else.
+    # DDP has no public name for its logging data.
     facts = ddp._get_ddp_logging_data()  # noqa: SLF001
     sizes = facts.get("rebuilt_bucket_sizes") or facts.get("bucket_sizes") or ""
     return [int(size) for size in str(sizes).split(",") if size.strip()]
 
 
 def gradient_bytes(model: nn.Module) -> int:
-    """Return the bytes one step's all-reduce carries: every trained parameter's gradient, once."""
+    """Return the bytes of one step's all-reduce: every trained parameter's gradient, once."""
     return sum(
         parameter.numel() * parameter.element_size()
         for parameter in model.parameters()
@@ -335,10 +327,7 @@ def gradient_bytes(model: nn.Module) -> int:
 
 
 def buckets(ddp: DistributedDataParallel) -> dict[str, Any]:
-    """Return what a record holds of DDP's all-reduce: its buckets, its bytes and its settings.
-
-    Settings are those in force, defaults among them; None where DDP does not tell.
-    """
+    """Return DDP's buckets, bytes and settings (with defaults; None if unknown) for a record."""
     facts = ddp._get_ddp_logging_data()  # noqa: SLF001
     cap_bytes = facts.get("bucket_cap_bytes")
     switches = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters")
@@ -355,7 +344,7 @@ def buckets(ddp: DistributedDataParallel) -> dict[str, Any]:
 
 
 def parameter_checksum(model: nn.Module) -> str:
-    """Return the SHA-256 of the parameters' bytes, buffers left aside; synchronises the device."""
+    """Return the SHA-256 of the parameters' bytes, without buffers; synchronises the device."""
     digest = hashlib.sha256()
     for parameter in model.parameters():
         flat = parameter.detach().cpu().contiguous().reshape(-1)

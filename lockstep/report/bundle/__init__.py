@@ -1,1 +1,1 @@
-"""Results as one archive: what is measured, how, the page, and how to make it again."""
+"""Results as one archive: the measurement, the page, and how to reproduce both."""

@@ -17,13 +17,14 @@ Examples:
   lockstep bundle results/first --to first.tar.gz --license CC-BY-4.0
   lockstep bundle results/first --point strong@2 --to point.tar.gz
 
-The archive holds the results with scripts, logs and accounting, their page, what the launches say
-of their environment and image, reproduce.md, an artefact description as the SC conferences ask for,
-RO-Crate metadata, and the checksum of every file. lockstep report first.tar.gz opens it: the same
-release makes the same page, byte for byte. Images are named by their hash, and stay outside.
+The archive holds the results with scripts, logs and accounting, their page, the launches'
+environment and image hash, README.md, reproduce.md, an artefact description as the SC conferences
+require, RO-Crate metadata, and the checksum of every file. lockstep report first.tar.gz opens it:
+the same release makes the same page, byte for byte. Images are named by their hash, and not
+included.
 """
 ENDING = ".tar.gz"
-# What a campaign's folder holds beside what was measured; a key is nobody else's.
+# Endings of files that are left out: images, temporary files, pages, secret keys.
 LEFT_OUT = (".sif", ".lock", ".part", ".tmp", ".html", ".key")
 
 
@@ -74,7 +75,7 @@ def _stage(
     source: Path, stage: Path, name: str, point: str | None, licence: str | None,
     *, is_whole: bool = True,
 ) -> "dict[str, Source]":  # fmt: skip
-    """Return a bundle's files by their paths in it."""
+    """Return the files of a bundle by their paths in it."""
     from contextlib import chdir, redirect_stderr, redirect_stdout
     from io import StringIO
 
@@ -100,7 +101,7 @@ def _stage(
             is_own = path.is_file() and not path.is_symlink()
             if is_own and not each.startswith(".") and not each.endswith(LEFT_OUT):
                 files[f"{DATA}/{path.relative_to(data).as_posix()}"] = path
-    # The page as `lockstep report` makes it in an opened bundle's folder.
+    # The same page as `lockstep report` makes of the opened bundle.
     with chdir(stage), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         report.main([DATA, "--output", PAGE], prog_name="lockstep report", standalone_mode=False)
     files[PAGE] = (stage / PAGE).read_bytes()

@@ -1,4 +1,4 @@
-"""The texts of a bundle, and one point cut out of a campaign, as a bug report needs it."""
+"""The texts of a bundle, and one point cut out of a campaign for a bug report."""
 
 import json
 import shlex
@@ -11,32 +11,30 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from lockstep import content
 from lockstep.core import record
 from lockstep.core.formats import DASH, in_words, listed, number, span
-from lockstep.report.bundle.opening import Source, digest
+from lockstep.report.bundle.opening import Source, digest, size
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load import sources
 from lockstep.report.load.results import Results, Row
 from lockstep.report.page import accounts
-from lockstep.report.words import escapes, method
+from lockstep.report.words import lines, method
 
 FOLDER = content.ROOT / "reports" / "bundle"
-# What a campaign's record holds beside the keys of a campaign file.
+# Keys of campaign.json that are no keys of a campaign file.
 NOT_KEYS = ("launches", "left_out")
-# Options of a launch that name its own files.
+# Options of a launch with names of files.
 OWN_OPTIONS = ("--label", "--journal", "--benchmark-json", "--after", "--junitxml")
 MILLI = 1e3
 KINDS = {
     ".json": "application/json", ".jsonl": "application/jsonl", ".html": "text/html",
     ".md": "text/markdown", ".toml": "application/toml",
 }  # fmt: skip
-
-
 SOFTWARE = (
     *("lockstep_version", "git_commit", "project_commit", "project_dirty", "python"),
     *("torch", "cuda", "cudnn", "nccl", "driver", "os", "kernel"),
 )
 LARGEST_BYTES = 1_000_000
 MAX_LISTED = 8
-# Of one case nobody looks for drift in these, and they are most of a file.
+# The largest details of a file, dropped if a point is too large.
 LONG = ("telemetry", "rank_variant_s", "rank_phase_s", "rank_alone_s", "bucket_lead_s")
 
 
@@ -48,30 +46,25 @@ def describe(
     files: Mapping[str, Source],
     licence: str | None,
 ) -> dict[str, bytes]:
-    """Return the texts of a bundle by their names: how to reproduce it, and what it holds.
-
-    Args:
-        name: The bundle's.
-        results: What it holds.
-        series: Of these, whose values a reproduction should find.
-        point: The rows of the one point that it is of; None of a whole campaign.
-        files: All other files, by their paths in it.
-        licence: Of the data.
-    """
+    """Return the texts of a bundle by name; `point` is None for a whole campaign."""
     provenance, campaign = results.provenance, results.campaign
-    accounted = [row.get("accounting") or {} for row in accounts.accounted(results)]
+    accounted = [row.get("accounting") or {} for row in accounts.read_accounts(results)]
     elapsed = [account["elapsed_s"] for account in accounted if account.get("elapsed_s")]
     own_tests = listed(campaign.get("tests") or [])
+    command = ""
     if point is not None:
         own_tests = point[0].workload if point[0].is_own_test else ""
+        command = _command(results, point[0])
     commit = provenance.get("project_commit")
     changes = ", with changes" if provenance.get("project_dirty") else ""
     facts = {
         "name": name,
+        "doi": results.doi,
+        "licence": licence,
         "is_point": point is not None,
         "is_campaign": bool(campaign),
         "campaign": shlex.quote(str(campaign.get("name") or name)),
-        "command": _command(results, point[0]) if point else "",
+        "command": command,
         "own_tests": own_tests,
         "own_commit": f"at commit {commit}{changes}" if commit
         else "whose commit was not recorded",
@@ -93,38 +86,34 @@ def describe(
             for curve in series for p in curve.points if p.step_s is not None
         ],
     }  # fmt: skip
-    environment = Environment(  # noqa: S701, since the filter escapes, and HTML is not what is made
+    environment = Environment(  # noqa: S701, since the filter escapes Markdown
         loader=FileSystemLoader(FOLDER), undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
-    environment.filters["text"] = escapes.markdown
+    environment.filters["text"] = lines.markdown
     made = {
         text: environment.get_template(f"{text}.j2").render(**facts).encode("utf-8")
-        for text in ("reproduce.md", "artefact.md")
+        for text in ("README.md", "reproduce.md", "artefact.md")
     }
     known = {launch.name: launch.provenance for launch in results.launches}
     made["environment.json"] = json.dumps(known, indent=1, allow_nan=False).encode()
     if point is None and campaign:
-        made["campaign.toml"] = _campaign_toml(campaign).encode()
+        keys = {key: value for key, value in campaign.items() if key not in NOT_KEYS}
+        text = _toml_lines(keys)
+        for key, value in keys.items():
+            is_table = value and isinstance(value, dict)
+            text += ["", f"[{key}]", *_toml_lines(value)] if is_table else []
+        made["campaign.toml"] = ("\n".join(text) + "\n").encode()
     crate = _crate(name, results, {**files, **made}, licence)
     return {**made, "ro-crate-metadata.json": crate}
 
 
-def _campaign_toml(campaign: Mapping[str, Any]) -> str:
-    """Return the campaign file that measures the same again."""
-
-    def lines(table: Mapping[str, Any]) -> list[str]:
-        # Numbers, texts, truths and lists of them are alike in JSON and TOML.
-        return [
-            f"{name} = {json.dumps(value, ensure_ascii=True)}" for name, value in table.items()
-            if value is not None and value != [] and not isinstance(value, dict)
-        ]  # fmt: skip
-
-    keys = {name: value for name, value in campaign.items() if name not in NOT_KEYS}
-    text = lines(keys)
-    for name, value in keys.items():
-        text += ["", f"[{name}]", *lines(value)] if value and isinstance(value, dict) else []
-    return "\n".join(text) + "\n"
+def _toml_lines(table: Mapping[str, Any]) -> list[str]:
+    # Numbers, texts, booleans and lists of them are the same in JSON and TOML.
+    return [
+        f"{name} = {json.dumps(value, ensure_ascii=True)}" for name, value in table.items()
+        if value is not None and value != [] and not isinstance(value, dict)
+    ]  # fmt: skip
 
 
 def _command(results: Results, row: Row) -> str:
@@ -137,19 +126,17 @@ def _command(results: Results, row: Row) -> str:
     expected = map(str, launch.facts.get("expected") or [])
     case = next((each for each in expected if each.endswith(row.recorded_case)), row.recorded_case)
     start = ["torchrun", f"--nproc-per-node={row.world_size}", "-m", "pytest"]
-    # Tests of one's own have no conftest.py that brings the options.
+    # A user's own tests have no conftest.py with our options.
     plugin = ["-p", "lockstep.launch.hooks"] if row.is_own_test else []
     return shlex.join([*start, case, *plugin, *options, "--benchmark-json=again.json"])
 
 
 def _crate(name: str, results: Results, files: Mapping[str, Source], licence: str | None) -> bytes:
-    """Return the RO-Crate 1.1 metadata: what the archive is, and every file with its checksum."""
+    """Return the RO-Crate 1.1 metadata: the archive, and every file with its checksum."""
     parts = [
         {
             "@id": file, "@type": "File", "sha256": digest(source),
-            "contentSize": str(
-                len(source) if isinstance(source, bytes) else source.stat().st_size
-            ),
+            "contentSize": str(size(source)),
             "encodingFormat": KINDS.get(Path(file).suffix, "text/plain"),
         }
         for file, source in sorted(files.items())
@@ -161,6 +148,8 @@ def _crate(name: str, results: Results, files: Mapping[str, Source], licence: st
         "hasPart": [{"@id": part["@id"]} for part in parts],
         "mentions": {"@id": "#lockstep"},
     } | ({"license": licence} if licence else {})  # fmt: skip
+    if results.doi:
+        root["identifier"] = f"https://doi.org/{results.doi}"
     head = {
         "@id": "ro-crate-metadata.json", "@type": "CreativeWork", "about": {"@id": "./"},
         "conformsTo": {"@id": "https://w3id.org/ro/crate/1.1"},
@@ -169,18 +158,16 @@ def _crate(name: str, results: Results, files: Mapping[str, Source], licence: st
         "@id": "#lockstep", "@type": "SoftwareApplication", "name": "Lockstep",
         "version": str(results.provenance.get("lockstep_version") or DASH),
     }  # fmt: skip
-    graph = [head, root, software, *parts]
-    document = {"@context": "https://w3id.org/ro/crate/1.1/context", "@graph": graph}
+    document = {
+        "@context": "https://w3id.org/ro/crate/1.1/context",
+        "@graph": [head, root, software, *parts],
+    }
     return json.dumps(document, indent=1, ensure_ascii=True).encode()
 
 
 def find(results: Results, wanted: str) -> list[Row]:
-    """Return the rows of the point that `CASE@SIZE` names, one a launch.
-
-    Raises:
-        ValueError: No case of a launch is meant by it, or several are.
-    """
-    name, _, size = wanted.rpartition("@")
+    """Return the rows of the point `CASE@SIZE`; ValueError if it matches no case, or several."""
+    name, _, world_size = wanted.rpartition("@")
     launches = {launch.name for launch in results.launches}
     measured = [row for row in results.rows if row.launch in launches and row.origin == "measured"]
     if not measured:
@@ -189,8 +176,8 @@ def find(results: Results, wanted: str) -> list[Row]:
             "selected; leave out --point to bundle all"
         )
     named = [row for row in measured if name in row.recorded_case]
-    rows = [row for row in named if str(row.world_size) == size]
-    # A whole name means its own case, also where others begin with it.
+    rows = [row for row in named if str(row.world_size) == world_size]
+    # A complete name wins over cases that contain it.
     rows = [row for row in rows if row.recorded_case == name] or rows
     cases = list(dict.fromkeys(row.recorded_case for row in rows))
     if len(cases) != 1:
@@ -198,7 +185,7 @@ def find(results: Results, wanted: str) -> list[Row]:
             sizes = sorted({row.world_size for row in named})
             raise ValueError(
                 f"--point {wanted}: {name} was measured at world size "
-                f"{listed(sizes, MAX_LISTED)}, not at {size or 'an unnamed one'}"
+                f"{listed(sizes, MAX_LISTED)}, but --point names {world_size or 'no size'}"
             )
         near = rows or named or measured
         known = dict.fromkeys(f"{row.recorded_case}@{row.world_size}" for row in near)
@@ -211,14 +198,7 @@ def find(results: Results, wanted: str) -> list[Row]:
 
 
 def cut_out(results: Results, rows: list[Row], folder: Path, *, is_whole: bool) -> None:
-    """Write each launch's result with that case alone, as a campaign's folder has them.
-
-    Args:
-        results: What holds the rows.
-        rows: Those of one case, one a launch.
-        folder: To write.
-        is_whole: Whether its long details are kept.
-    """
+    """Write the launches of a case with that case only; `is_whole` keeps long details."""
     cases = {row.launch: row.recorded_case for row in rows}
     launches = [launch for launch in results.launches if launch.name in cases]
     for index, launch in enumerate(launches):
@@ -231,7 +211,6 @@ def cut_out(results: Results, rows: list[Row], folder: Path, *, is_whole: bool) 
             }
         block = dict(document.get(record.KEY) or {})
         own = [each for each in block.get("expected") or [] if str(each).endswith(case)]
-        # What ended, failed or was skipped stays true of the launch; what is left of it is a cut.
         cut = {"benchmarks": entries, record.KEY: block | {"expected": own, "cut": True}}
         place = folder / sources.LAUNCHES / f"{index}"
         place.mkdir(parents=True)

@@ -1,7 +1,6 @@
 """The archive of a bundle: one tar.gz with checksums. The same files give the same bytes.
 
-It comes from strangers: only files and folders inside its own folder are unpacked, up to a number
-and a size in all, and every file must have the checksum that is listed.
+A bundle from strangers is unpacked by tarfile's `data` filter, up to a number and size of files.
 """
 
 import functools
@@ -20,13 +19,13 @@ from typing import Any, TypeVar
 from lockstep.core.formats import one_line
 
 SUMS = "SHA256SUMS"
-# Where a bundle has the results, and what a page of it is called.
+# Folder of the results in a bundle, and its page.
 DATA = "data"
 PAGE = "report.html"
 ENDINGS = (".tar.gz", ".tgz")
 MAX_FILES = 100_000
 MAX_BYTES = 4 * 2**30
-# Of a file in an archive: what it holds, or where that lies.
+# Content of a file, or its path.
 Source = bytes | Path
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -39,6 +38,11 @@ def digest(source: Source) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def size(source: Source) -> int:
+    """Return the number of bytes of a file."""
+    return len(source) if isinstance(source, bytes) else source.stat().st_size
+
+
 def sums(files: Mapping[str, Source]) -> bytes:
     """Return the checksums of files, as `sha256sum --check` reads them."""
     lines = (f"{digest(files[name])}  {name}\n" for name in sorted(files))
@@ -46,12 +50,11 @@ def sums(files: Mapping[str, Source]) -> bytes:
 
 
 def write_archive(path: Path, name: str, files: Mapping[str, Source]) -> int:
-    """Write files, by their paths in a folder, and their checksums; return the archive's size."""
+    """Write files by their paths, and SHA256SUMS for sha256sum; return the size of the archive."""
     held: dict[str, Source] = {**files, SUMS: sums(files)}
     part = path.with_name(f".{path.name}.part")
     try:
-        # Neither a name nor a time of writing, which would differ from one writing to the next.
-        with (
+        with (  # without a name and a time, which would change the bytes
             part.open("wb") as file,
             gzip.GzipFile(fileobj=file, mode="wb", filename="", mtime=0) as stream,
             tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar,
@@ -59,12 +62,10 @@ def write_archive(path: Path, name: str, files: Mapping[str, Source]) -> int:
             for inside, source in sorted(held.items()):
                 info = tarfile.TarInfo(f"{name}/{inside}")
                 info.mode = 0o644
-                if isinstance(source, bytes):
-                    info.size = len(source)
-                    tar.addfile(info, io.BytesIO(source))
-                    continue
-                info.size = source.stat().st_size
-                with source.open("rb") as content:
+                info.size = size(source)
+                with (
+                    io.BytesIO(source) if isinstance(source, bytes) else source.open("rb")
+                ) as content:
                     tar.addfile(info, content)
         part.replace(path)
     finally:
@@ -72,26 +73,22 @@ def write_archive(path: Path, name: str, files: Mapping[str, Source]) -> int:
     return path.stat().st_size
 
 
-def of_bundles(name: str | None = None) -> Callable[[Command], Command]:
+def accept_bundles(name: str | None = None) -> Callable[[Command], Command]:
     """Let a command take a bundle wherever it takes results.
 
-    The command then runs in a folder where each bundle lies opened; whatever else is named lies
-    where it was. A page or a pack goes beside the archive.
-
-    Args:
-        name: What a lone bundle's results are called there; by default as the archive. A page that
-            is made of `DATA` is the one inside, byte for byte.
+    The command runs in a folder with the opened bundles; other paths are made absolute. A page or a
+    pack is written beside the archive. A single bundle's results are called `name` there, by
+    default as the archive; with `DATA` a page has the same bytes as that in the bundle.
     """
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
-        def opened_first(*args: Any, **given: Any) -> Any:
-            flat = [v for value in given.values() for v in (value if isinstance(value, tuple)
-                    else (value,)) if isinstance(v, Path)]  # fmt: skip
-            archives = [path for path in flat if path.name.endswith(ENDINGS) and path.is_file()]
-            archives = list(dict.fromkeys(archives))
+        def opened_first(*args: Any, **options: Any) -> Any:
+            values = (v if isinstance(v, tuple) else (v,) for v in options.values())
+            paths = dict.fromkeys(v for each in values for v in each if isinstance(v, Path))
+            archives = [path for path in paths if path.name.endswith(ENDINGS) and path.is_file()]
             if not archives:
-                return command(*args, **given)
+                return command(*args, **options)
             here, links = Path.cwd(), dict[Path, Path]()
 
             def moved(key: str, value: Any) -> Any:
@@ -99,27 +96,27 @@ def of_bundles(name: str | None = None) -> Callable[[Command], Command]:
                     return tuple(moved(key, each) for each in value)
                 if isinstance(value, Path):
                     return links.get(value, here / value)
-                # Options that take a built-in name, or a file.
+                # These options take a built-in name or a file.
                 is_file = key in ("work", "targets") and str(value).endswith(".toml")
                 return str(here / value) if is_file else value
 
             with TemporaryDirectory(prefix="lockstep-bundles-") as place, ExitStack() as stack:
                 for number, archive in enumerate(archives):
-                    folder = stack.enter_context(opened(archive))
+                    folder = stack.enter_context(open_archive(archive))
                     lone = name if len(archives) == 1 else None
-                    # Two archives of one name lie apart.
+                    # Two archives may have one name.
                     links[archive] = Path(str(number) if number else "", lone or archive.name)
                     link = Path(place, links[archive])
                     link.parent.mkdir(exist_ok=True)
                     link.symlink_to(folder / DATA)
                 stack.enter_context(chdir(place))
-                there = {key: moved(key, value) for key, value in given.items()}
+                there = {key: moved(key, value) for key, value in options.items()}
                 first = here / archives[0]
-                if "output" in given and given["output"] is None:
+                if "output" in options and options["output"] is None:
                     there["output"] = first.with_name(PAGE)
-                if given.get("proposal") and given["to"] is None:
+                if options.get("proposal") and options["to"] is None:
                     stem = first.name.partition(".")[0]
-                    there["to"] = first.with_name(f"{stem}-{given['proposal']}")
+                    there["to"] = first.with_name(f"{stem}-{options['proposal']}")
                 return command(*args, **there)
 
         return opened_first  # type: ignore[return-value]
@@ -128,12 +125,8 @@ def of_bundles(name: str | None = None) -> Callable[[Command], Command]:
 
 
 @contextmanager
-def opened(archive: Path) -> Iterator[Path]:
-    """Unpack an archive for as long as the block takes, and yield its folder.
-
-    Raises:
-        ValueError: It is no bundle, holds what no bundle has, or is damaged.
-    """
+def open_archive(archive: Path) -> Iterator[Path]:
+    """Unpack an archive into a temporary folder, and yield that; ValueError if it is no bundle."""
     with TemporaryDirectory(prefix="lockstep-bundle-") as name:
         try:
             _unpack(archive, Path(name))
@@ -146,8 +139,19 @@ def opened(archive: Path) -> Iterator[Path]:
                 f"{archive}: not a bundle: its files are not in one folder with {SUMS}; make one "
                 "with lockstep bundle"
             )
-        _verify(archive, tops[0])
-        yield tops[0]
+        folder = tops[0]
+        lines = (folder / SUMS).read_text("utf-8", "surrogateescape").splitlines()
+        sums = {line.partition("  ")[2]: line.partition("  ")[0] for line in lines}
+        there = {
+            os.fspath(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()
+        } - {SUMS}  # fmt: skip
+        if odd := sorted(there ^ sums.keys()):
+            raise ValueError(f"{archive}: {one_line(odd[0][:80])!r} is missing, or not in {SUMS}")
+        for file, known in sums.items():
+            if digest(folder / file) != known:
+                shown = one_line(file[:80])
+                raise ValueError(f"{archive}: {shown!r} is not the file that was packed")
+        yield folder
 
 
 def _unpack(archive: Path, folder: Path) -> None:
@@ -169,19 +173,3 @@ def _unpack(archive: Path, folder: Path) -> None:
                 )
             names.add(member.name)
             tar.extract(member, folder, filter="data")
-
-
-def _verify(archive: Path, folder: Path) -> None:
-    """Refuse a bundle in which a file is missing, more, or not the one that was packed."""
-    listed = {}
-    for line in (folder / SUMS).read_text("utf-8", "surrogateescape").splitlines():
-        known, _, name = line.partition("  ")
-        listed[name] = known
-    there = {
-        os.fspath(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()
-    } - {SUMS}  # fmt: skip
-    if odd := sorted(there ^ listed.keys()):
-        raise ValueError(f"{archive}: {one_line(odd[0][:80])!r} is missing, or not in {SUMS}")
-    for name, known in listed.items():
-        if digest(folder / name) != known:
-            raise ValueError(f"{archive}: {one_line(name[:80])!r} is not the file that was packed")

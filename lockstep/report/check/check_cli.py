@@ -25,24 +25,20 @@ A PATH is what lockstep report reads: a campaign, pytest-benchmark files, or an 
 Imported tables of times and of throughput for the same sizes are taken to be of one run, unless
 they state different models, precisions, scalings or sources.
 The text shows the first places and facts of each kind. --json prints all as {"findings": [...]};
-each finding has rule, level, kind, cases, world_sizes, launches and values, and the texts where,
-message and action.
+each has rule, level, kind, cases, world_sizes, launches, values, where, message and action.
 
 \b
-A targets file:
+A targets file; the built-in file proposal has all keys:
   schema = 1
   strong_efficiency = {2 = 0.90, 4 = 0.80, 8 = 0.70}
   weak_time_increase = 0.10
   speedup = {4 = [3.5, 3.8]}
   throughput_gain = -0.05  # with --against: at most 5 % less throughput
-All keys are in the built-in file, proposal. A target is met if the whole 95 % interval reaches it,
-missed if none of the interval does, and otherwise not shown. A single launch shows nothing, nor do
-repeats in one Slurm job, unless is_machine = true under [jobs] says that only these nodes matter.
-Judging again after more launches widens the intervals; looks.jsonl records each time. An accuracy
-is the mean over training runs that differ only in seed and repeat. Any other value is the median
-over launches, as in a report, with the interval of the geometric mean. A target is blocked if the
-check finds an error in the results behind it. A ratio is not shown if its whole interval is above
-100 %, or a warning of the check may make it wrong.
+A target is met if the whole 95 % interval reaches it, missed if none of the interval does, and
+otherwise not shown; it is blocked if the check finds an error in the results behind it. A single
+launch shows nothing. Repeats in one Slurm job show nothing either, unless is_machine = true under
+[jobs] says that only these nodes matter. Each judgement after more launches needs a wider
+interval; looks.jsonl records each judgement.
 
 \b
 Exit code: 0 without errors (warnings are allowed), 1 with errors, 2 if a file cannot be read; with
@@ -55,29 +51,25 @@ Exit code: 0 without errors (warnings are allowed), 1 with errors, 2 if a file c
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option("--rules", "lists_rules", is_flag=True, help="List the rules.")
 @click.option("--targets", help="Judge results by a targets file, or the built-in one: proposal.")
-@click.option(
-    "--against",
-    type=click.Path(path_type=Path),
-    help=("With --targets: earlier results, for throughput_gain."),
-)
+@click.option("--against", type=click.Path(path_type=Path),
+              help="With --targets: earlier results, for throughput_gain.")  # fmt: skip
 @click.option("--allow", "allowed", multiple=True, type=click.Choice(ALLOWABLE),
-              help="Allow this to differ from --against; repeatable.")  # fmt: skip
+              help="Fact that may differ from --against; repeatable.")  # fmt: skip
 @click.pass_context
-@opening.of_bundles()
+@opening.accept_bundles()
 def check(
-    ctx: click.Context,
-    paths: tuple[Path, ...],
-    as_json: bool,
-    lists_rules: bool,
-    targets: str | None,
-    against: Path | None,
-    allowed: tuple[str, ...],
-) -> None:
+    ctx: click.Context, paths: tuple[Path, ...], as_json: bool, lists_rules: bool,
+    targets: str | None, against: Path | None, allowed: tuple[str, ...],
+) -> None:  # fmt: skip
     """Check whether results are a valid scaling study, and print what to fix.
 
     With --targets, print for each target whether the results meet it, miss it, or do not show it.
     Nothing is measured, and no result is changed.
     """
+    from lockstep.core.findings import exit_code
+    from lockstep.report.check import checker
+    from lockstep.report.load.reading import gather
+
     if lists_rules:
         _print_rules(as_json)
         return
@@ -87,64 +79,54 @@ def check(
         ctx.exit(_judge(paths, targets, against, allowed, as_json=as_json))
     if against is not None or allowed:
         raise click.UsageError("--against and --allow need --targets")
-    from lockstep.core.findings import exit_code
-    from lockstep.report.check import checker
-    from lockstep.report.load.reading import gather
-
     findings = checker.check(gather(paths))
     if as_json:
-        click.echo(json.dumps({"findings": [finding.record() for finding in findings]}, indent=1))
+        _print_json({"findings": [finding.record() for finding in findings]})
     else:
-        for line in checker.lines(findings):
-            click.echo(line)
-        click.echo(checker.counts(findings))
+        click.echo("\n".join([*checker.lines(findings), checker.counts(findings)]))
     ctx.exit(exit_code(findings))
 
 
 def _judge(
-    paths: tuple[Path, ...],
-    targets: str,
-    against: Path | None,
-    allowed: tuple[str, ...],
-    *,
+    paths: tuple[Path, ...], targets: str, against: Path | None, allowed: tuple[str, ...], *,
     as_json: bool,
-) -> int:
+) -> int:  # fmt: skip
     """Print how results meet the targets, and return the exit code."""
     from lockstep.report import looks
     from lockstep.report.check import checker
-    from lockstep.report.compare.comparison import compare, renamed
+    from lockstep.report.compare.comparison import compare, match_tables
     from lockstep.report.gate import gates
     from lockstep.report.gate.targets import load
-    from lockstep.report.load import reading
+    from lockstep.report.load.reading import gather
     from lockstep.report.words import lines
 
-    wanted = load(targets)
-    results = reading.gather(paths)
-    findings = checker.check(results)
-    base = None if against is None else renamed(results, reading.gather([against]))
-    compared = None if base is None else compare(base, results, allowed=allowed)
-    verdicts = gates.verdicts(wanted, results, compared, findings)
-    verdicts = gates.block(verdicts, results, findings)
-    if base is not None:
-        base_findings = checker.check(base)
-        verdicts = gates.block(verdicts, base, base_findings)
-        findings = [*findings, *base_findings]
-    sides = [side for side in (results, base) if side is not None]
+    wanted, results = load(targets), gather(paths)
+    sides = [results] if against is None else [results, match_tables(results, gather([against]))]
+    findings = [checker.check(side) for side in sides]
+    compared = None if against is None else compare(sides[1], results, allowed=allowed)
+    verdicts = gates.verdicts(wanted, results, compared, findings[0])
+    for side, own in zip(sides, findings, strict=True):
+        verdicts = gates.block(verdicts, side, own)
     if not all(map(looks.is_machine, sides)):
-        verdicts = list(map(gates.of_one_job, verdicts))
+        verdicts = list(map(gates.doubt_one_job, verdicts))
     history = looks.history("gate", [path for path in (against, *paths) if path is not None])
-    verdicts, look = gates.at_look(verdicts, history, sides)
-    checker.say_errors(findings)
-    warnings = gates.warnings_of(verdicts, findings)
+    verdicts, look = gates.widen_at_look(verdicts, history, sides)
+    of_all = [finding for own in findings for finding in own]
+    checker.say_errors(of_all)
+    warning = {rule for verdict in verdicts for rule in verdict.warned_by}
+    warnings = [each for each in of_all if each.level == "warning" and each.rule in warning]
     document = gates.document(verdicts, warnings, look)
     if as_json:
         click.echo(json.dumps(document, indent=1, allow_nan=False))
     else:
-        for line in [*lines.table([HEADER, *map(gates.row, verdicts)]), ""]:
-            click.echo(line)
-        for text in [*([look.sentence] if look else []), *gates.notes(verdicts, warnings)]:
-            click.echo("\n".join(lines.sentence(text)))
+        texts = [*([look.sentence] if look else []), *gates.notes(verdicts, warnings)]
+        table = lines.table([HEADER, *map(gates.row, verdicts)])
+        click.echo("\n".join([*table, "", *(line for t in texts for line in lines.sentence(t))]))
     return 0 if document["met"] else 1
+
+
+def _print_json(document: object) -> None:
+    click.echo(json.dumps(document, indent=1))
 
 
 def _print_rules(as_json: bool) -> None:
@@ -152,13 +134,9 @@ def _print_rules(as_json: bool) -> None:
     from lockstep.report.check.recorded_facts import MAY_DIFFER
 
     if as_json:
-        rows = [
-            {"rule": rule.name, "level": rule.level, "what": rule.what, "why": rule.why,
-             "action": rule.action}
-            for rule in RULES
-        ]  # fmt: skip
-        click.echo(json.dumps({"rules": rows, "may_differ": MAY_DIFFER}, indent=1))
-        return
-    for rule in RULES:
+        names = ("level", "what", "why", "action")
+        rows = [{"rule": r.name} | {name: getattr(r, name) for name in names} for r in RULES]
+        _print_json({"rules": rows, "may_differ": MAY_DIFFER})
+    for rule in RULES if not as_json else ():
         head = f"{rule.name:23}{rule.level:9}"
         click.echo(click.wrap_text(rule.what, WIDTH, head, " " * len(head)))

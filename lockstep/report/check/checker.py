@@ -1,6 +1,4 @@
-"""Findings of all rules in a set of results: which of them block a verdict, and their text.
-
-A rule is one function of this package with its name, level, reason and action above it.
+"""All findings in a set of results, which of them block a verdict, and how they are printed.
 
 Terminal and page print equal findings once: errors are grouped if they have the same text and
 differ only in place; warnings and notes are grouped by rule and kind.
@@ -24,53 +22,43 @@ from lockstep.report.compute.scaling import Series
 from lockstep.report.load.results import Results, Row
 
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")
-# Rules that block verdicts on speed, as errors do, but not on accuracy.
+# Rules whose findings are no errors but block verdicts on speed, not on accuracy.
 OF_SPEED = frozenset({"crowded-training"})
 NOT_OF_SPEED = ("validation_accuracy",)
 # Places and facts of a group that the terminal shows; --json has all.
-MAX_PLACES = 4
-MAX_FACTS = 2
+MAX_PLACES, MAX_FACTS = 4, 2
 # Errors of the check that a report or a gate prints, and their length.
-MAX_ERRORS = 8
-LONGEST_MESSAGE = 300
+MAX_ERRORS, LONGEST_MESSAGE = 8, 300
 
 
 def check(results: Results, series: list[Series] | None = None) -> list[Finding]:
-    """Return the findings in a set of results, errors first, in the order of the rules.
-
-    `series` are those of all rows; without them they are formed here.
-    """
+    """Return the findings in a set of results, errors first; `series` are those of all rows."""
     evidence = Evidence(results, series)
     findings = [finding for rule in RULES for finding in rule.findings(evidence)]
     return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
 
 
 def errors(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings of level error."""
     return [finding for finding in findings if finding.level == "error"]
 
 
-def warned(findings: Iterable[Finding]) -> frozenset[Place]:
+def find_warned(findings: Iterable[Finding]) -> frozenset[Place]:
     """Return the points that warnings concern, except warnings about flags."""
     return _points(f for f in findings if f.level == "warning" and f.rule != FLAGGED)
 
 
-def blocking(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings that block verdicts on speed."""
+def find_blocking(findings: Iterable[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.level == "error" or finding.rule in OF_SPEED]
 
 
 def blocked_by(
     findings: Iterable[Finding], rows: Iterable[Row], *, of_speed: bool = True
 ) -> list[str]:
-    """Return the names of the rules that block a verdict on any of these results.
-
-    `of_speed` tells whether the verdict is on a time, a rate or a ratio of them.
-    """
-    return touching((blocking if of_speed else errors)(findings), rows)
+    """Return the rules that block a verdict on these results: on speed, else on accuracy."""
+    return list_touching((find_blocking if of_speed else errors)(findings), rows)
 
 
-def touching(findings: Iterable[Finding], rows: Iterable[Row]) -> list[str]:
+def list_touching(findings: Iterable[Finding], rows: Iterable[Row]) -> list[str]:
     """Return the names of the rules whose findings concern any of these results."""
     touched = list(rows)
     return list(dict.fromkeys(f.rule for f in findings if any(map(f.touches, touched))))
@@ -95,26 +83,25 @@ class Group:
         """Return the first facts, or all, the number of others, and the consequence."""
         shown = self.facts[:most]
         more = len(self.facts) - len(shown)
-        facts = [*shown, *[f"{more} more of this kind"] * bool(more)]
+        facts = [*shown, *[counted(more, "similar fact")] * bool(more)]
         return f"{'; '.join(facts)}: {self.first.why}"
 
 
-def grouped(findings: Iterable[Finding]) -> list[Group]:
+def group_findings(findings: Iterable[Finding]) -> list[Group]:
     """Group errors with the same text, and warnings and notes of the same kind."""
     alike: dict[tuple[str, ...], list[Finding]] = {}
     for finding in findings:
-        alike.setdefault(_alike(finding), []).append(finding)
+        alike.setdefault(_key(finding), []).append(finding)
     return [
         Group(own[0], tuple(dict.fromkeys(f.text for f in own)), tuple(_places(own)), _points(own))
         for own in alike.values()
     ]
 
 
-def _alike(finding: Finding) -> tuple[str, ...]:
-    """Return the key that findings of one group share."""
+def _key(finding: Finding) -> tuple[str, ...]:
+    """Return the texts that a group shares; for warnings, without numbers and places."""
     if finding.level == "error":
         return finding.level, finding.rule, finding.message, finding.action
-    # They differ only in their numbers and places.
     values = (str(finding.values.get(name, "")) for name in ("flag_kind", "fact"))
     return finding.level, finding.rule, finding.kind, *values
 
@@ -124,10 +111,7 @@ def _points(findings: Iterable[Finding]) -> frozenset[Place]:
 
 
 def _places(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield the places of findings, with the sizes of a case together.
-
-    For several warnings or notes, the launches of a case are not named.
-    """
+    """Yield the places of findings; several warnings about cases leave out their launches."""
     alike: dict[str, list[Finding]] = {}
     for finding in findings:
         kept = () if finding.cases else finding.launches
@@ -142,20 +126,25 @@ def _places(findings: Sequence[Finding]) -> Iterator[str]:
 
 def lines(findings: Iterable[Finding]) -> Iterator[str]:
     """Yield each group as a paragraph: level, rule and place, then the fact, then the action."""
-    for group in grouped(findings):
+    for group in group_findings(findings):
         first = group.first
         on = f" ({counted(len(group.points), 'point')})" if first.level != "error" else ""
-        yield wrapped(f"{first.level} {first.rule}{on}: {group.where()}")
-        yield wrapped(f"{group.message(MAX_FACTS)}.", "  ")
-        yield wrapped(f"Do: {first.action}.", "  ") + "\n"
+        yield _whole(f"{first.level} {first.rule}{on}: {group.where()}")
+        yield _whole(f"{group.message(MAX_FACTS)}.", "  ")
+        yield _whole(f"Do: {first.action}.", "  ") + "\n"
+
+
+def _whole(text: str, indent: str = "") -> str:
+    """Wrap a text into lines without splitting names of cases and files."""
+    return wrapped(text, indent, splits_words=False)
 
 
 def say_errors(findings: Iterable[Finding], side: str = "") -> None:
     """Print the errors on stderr, shortened, each prefixed by `side`."""
-    groups = grouped(errors(findings))
+    groups = group_findings(errors(findings))
     for group in groups[:MAX_ERRORS]:
         message = shorten(group.message(), LONGEST_MESSAGE, placeholder=" ...")
-        click.echo(wrapped(f"{side}error {group.first.rule}: {group.where()}: {message}"), err=True)
+        click.echo(_whole(f"{side}error {group.first.rule}: {group.where()}: {message}"), err=True)
     if groups:
         more = len(groups) - MAX_ERRORS
         all_of = f"{counted(more, 'error')} more; " if more > 0 else ""
@@ -163,20 +152,19 @@ def say_errors(findings: Iterable[Finding], side: str = "") -> None:
 
 
 def say_unread(results: Results) -> None:
-    """Print on stderr which files could not be read, and why."""
     for why in results.unread:
         click.echo(f"left out: {why}", err=True)
 
 
 def counts(findings: Sequence[Finding]) -> str:
-    """Return the number of errors, and of kinds and points of warnings and notes, as text."""
+    """Return the number of errors, and of groups and points of warnings and notes, as text."""
     texts = [counted(len(errors(findings)), "error")]
     for level in LEVELS[1:]:
         own = [finding for finding in findings if finding.level == level]
-        kinds, points = set(map(_alike, own)), _points(own)
-        if kinds:
+        points = _points(own)
+        if own:
             on = f" on {counted(len(points), 'point')}" if points else ""
-            texts.append(f"{counted(len(kinds), 'kind')} of {level}{on}")
+            texts.append(f"{counted(len(set(map(_key, own))), level)}{on}")
         elif level == "warning":
             texts.append("no warning")
     return ", ".join(texts)

@@ -1,12 +1,11 @@
-"""Rules about series: the work at each size, the shape of the curve, and what a table states."""
+"""Rules about series: work at each size, shape of the curve, statements of a table."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from itertools import pairwise, permutations
 from statistics import fmean, median
-from typing import Any
 
-from lockstep.core.formats import TIME_UNITS, counted, percent, percent_span, ratio
+from lockstep.core.formats import TIME_UNITS, counted, number, percent, percent_span, ratio
 from lockstep.report.check.evidence import (
     NOTABLE_LOSS,
     UNIT,
@@ -15,14 +14,13 @@ from lockstep.report.check.evidence import (
     Finding,
     are_apart,
     difference,
-    in_ms,
-    in_series,
+    fact,
     joined,
-    of_break,
     rule,
 )
-from lockstep.report.compute import quantities
+from lockstep.report.compute import learning, quantities, replicates
 from lockstep.report.compute.scaling import Point, Series
+from lockstep.report.compute.statistics import linear_interval
 from lockstep.report.load.conflicts import BATCHES
 from lockstep.report.load.imports import TIMES
 from lockstep.report.load.results import Row
@@ -37,55 +35,49 @@ PARTS_OF_SAMPLES = re.compile(r"(?i).*\b(tok\w*|words|frames|pixels|\w*flops?|[k
 SHORT_STEP_S = 0.010
 # Causes that a larger batch does not remove.
 NOT_OF_THE_BATCH = ("imbalance", "input", "contention")
-# Largest ratio of neighbouring sizes; beyond it the curve between them is a guess.
+# Largest ratio of neighbouring sizes; above it the curve between them is a guess.
 WIDEST_STEP = 2.0
 # Fraction by which a point may lie below the line through its neighbours. Scaling curves bend
 # downward, so a regular point lies above that line.
 OUTLIER = 0.15
-# Expressions for the columns of a table, in small letters.
+# Regular expressions for names of a table's columns, in lower case.
 SPEEDUPS = "speed_?up"
 EFFICIENCIES = "(parallel_)?efficiency"
 DATA = "(data(set)?|train\\w*)_(size|samples)|num_samples|samples_per_epoch"
 ACCURACIES = "((final|best|val|validation|test|eval)_)*(top_?1(_acc(uracy)?)?|acc(uracy)?)"
-# A larger efficiency is taken to be in per cent.
+# An efficiency above this is read as per cent.
 LARGEST_FRACTION = 2.0
-# Ten times the 0.1 of a point by which seeds differ on ImageNet (Goyal et al. 2017, table 1).
+# One percentage point, ten times the difference of seeds on ImageNet (Goyal et al. 2017, table 1).
 LESS_ACCURATE = 0.01
 # Repeats that agree to this many digits are one measurement, written twice.
 DIGITS = 4
 
 
 @rule("constant-work", "error", "the points do different work, so their ratios mean nothing",
-      "measure every size with one global batch (strong scaling) or one local batch (weak "
-      "scaling)")  # fmt: skip
+      "measure all sizes with one global batch (strong) or local batch (weak scaling)")  # fmt: skip
 def constant_work(evidence: Evidence) -> Iterator[Finding]:
     """The batch that strong or weak scaling fixes differs between sizes or repeats."""
     for conflict in evidence.results.conflicts:
         if conflict.fact in BATCHES and conflict.case is not None:
             yield difference(conflict)
-    for series in evidence.measured:
-        for point in series.points:
-            for flag in (flag for flag in point.flags if flag.kind == "smaller-batch"):
-                values: dict[str, Any] = {
-                    name: flag.values.get(name) for name in ("asked", "measured")
-                }
-                text = (f"measured with {values['measured']} samples per rank, since "
-                        f"{values['asked']} do not fit in memory")  # fmt: skip
-                yield in_series(flag.kind, text, series, point.world_size, **values)
+    for series, point, flag in evidence.flags("smaller-batch"):
+        requested, measured = flag.values.get("asked"), flag.values.get("measured")
+        text = f"measured with {measured} samples per rank, since {requested} do not fit in memory"
+        yield fact(flag.kind, text, point.world_size, at=series, asked=requested, measured=measured)
     for series in evidence.ladders:
         scaling = series.row.scaling or ""
-        name = {"strong": "global_batch", "weak": "local_batch"}.get(scaling)
-        kept = {"strong": global_batches, "weak": _local_batches}[scaling](series) if name else []
-        if len(set(kept)) > 1 and not _is_local_batch_fixed(series):
-            text = f"the scaling is {scaling}, but {name} varies: {joined(kept)}"
-            yield in_series("uneven-batch", text, series, *_sizes(series), scaling=scaling,
-                            fact=name, batches=kept)  # fmt: skip
+        if name := {"strong": "global_batch", "weak": "local_batch"}.get(scaling):
+            kept = _batches(series, name)
+            if len(set(kept)) > 1 and not _is_local_batch_fixed(series):
+                text = f"the scaling is {scaling}, but {name} varies: {joined(kept)}"
+                yield fact("uneven-batch", text, *_sizes(series), at=series, scaling=scaling,
+                           fact=name, batches=kept)  # fmt: skip
         base = series.baseline
         for size, factor in _samples_per_item(series):
-            if abs(factor - 1) > EXACT and not _is_size(factor, size / base, EXACT):
-                text = f"per sample of its global batch, a step counts {factor:.3g} times as many"
-                text = f"{text} samples as at world size {base}"
-                yield in_series("uneven-steps", text, series, size, factor=factor, baseline=base)
+            if not (abs(factor - 1) <= EXACT or _is_size(factor, size / base, EXACT)):
+                text = f"samples per step divided by global batch is {factor:.3g} times that at"
+                yield fact("uneven-steps", f"{text} world size {base}", size, at=series,
+                           factor=factor, baseline=base)  # fmt: skip
 
 
 def _samples_per_item(series: Series) -> list[tuple[int, float]]:
@@ -100,51 +92,46 @@ def _samples_per_item(series: Series) -> list[tuple[int, float]]:
 
 @rule("fixed-epochs-as-strong", "error",
       "the work per rank and step is constant, so more ranks take fewer steps, not shorter ones",
-      "call it fixed-epochs scaling, or measure with one global batch")  # fmt: skip
-def sold_as_strong(evidence: Evidence) -> Iterator[Finding]:
+      "call the scaling fixed-epochs, or measure with one global batch", "ladders")  # fmt: skip
+def fixed_epochs_as_strong(series: Series) -> Iterator[Finding]:
     """The local batch is fixed while the total time is compared as strong scaling."""
-    for series in evidence.ladders:
-        is_time = series.base.time_s is not None and series.row.scaling is None
-        if (series.row.scaling == "strong" or is_time) and _is_local_batch_fixed(series):
-            batches, sizes = global_batches(series), _sizes(series)
-            kind, name = "called-strong", "called strong scaling"
-            if is_time:
-                kind, name = "compared-as-strong", "compared by its total time"
-            text = f"{name}, but the global batch is {joined(batches)} at world size"
-            text = f"{text} {joined(sizes)}"
-            yield in_series(kind, text, series, batches=batches, sizes=sizes)
+    is_time = series.base.time_s is not None and series.row.scaling is None
+    if (series.row.scaling == "strong" or is_time) and _is_local_batch_fixed(series):
+        batches, sizes = _batches(series, "global_batch"), _sizes(series)
+        kind, name = "called-strong", "called strong scaling"
+        if is_time:
+            kind, name = "compared-as-strong", "compared by its total time"
+        text = f"{name}, but the global batch is {joined(batches)} at world size {joined(sizes)}"
+        yield fact(kind, text, batches=batches, sizes=sizes)
 
 
 @rule("fixed-epochs", "warning",
-      "this is neither strong nor weak scaling, and the training itself changes",
-      "quote the total time and the step time, and compare the accuracy reached",
-      doubts=False)  # fmt: skip
-def fixed_epochs(evidence: Evidence) -> Iterator[Finding]:
+      "fixed epochs are neither strong nor weak scaling, and the training changes",
+      "quote total time, step time and accuracy", "ladders", doubts=False)  # fmt: skip
+def fixed_epochs(series: Series) -> Iterator[Finding]:
     """Local batch and epochs are fixed: neither strong nor weak scaling of the step."""
-    for series in evidence.ladders:
-        if series.row.scaling != "fixed-epochs":
-            continue
-        points, last = series.points, series.points[-1]
-        sizes, batches = _sizes(series), global_batches(series)
-        samples = _trained_samples(series)
-        samples = samples if len(samples) == len(points) and len(set(samples)) > 1 else []
-        steps_s = [p.step_s for p in points if p.step_s]
-        kept = [p.time_ratio for p in points if p.time_ratio and p.world_size > series.baseline]
-        if not kept or len(steps_s) < len(points):
-            steps_s, kept = [], []
-        text = "local batch and epochs are fixed"
-        if batches:
-            text += f", so the global batch is {joined(batches)} at world size {joined(sizes)}"
-        text += f"; the speed-up of the total time at {last.world_size} is {ratio(last.speedup)}"
-        if samples:
-            text += f"; the runs train on {joined(samples)} samples"
-        if steps_s:
-            shares = joined(f"{percent(share)} %" for share in kept)
-            text += f"; a step takes {joined(map(in_ms, steps_s))} ms, which is {shares} of the"
-            text += " baseline's speed per rank"
-        yield in_series("fixed", text, series, batches=batches, sizes=sizes, last=last.world_size,
-                        speedup=last.speedup, samples=samples, steps_s=steps_s,
-                        kept=kept)  # fmt: skip
+    if series.row.scaling != "fixed-epochs":
+        return
+    points, last = series.points, series.points[-1]
+    sizes, batches = _sizes(series), _batches(series, "global_batch")
+    samples = _trained_samples(series)
+    samples = samples if len(samples) == len(points) and len(set(samples)) > 1 else []
+    steps_s = [p.step_s for p in points if p.step_s]
+    kept = [p.time_ratio for p in series.above if p.time_ratio]
+    if not kept or len(steps_s) < len(points):
+        steps_s, kept = [], []
+    text = "local batch and epochs are fixed"
+    if batches:
+        text += f", so the global batch is {joined(batches)} at world size {joined(sizes)}"
+    text += f"; the speed-up of the total time at {last.world_size} is {ratio(last.speedup)}"
+    if samples:
+        text += f"; the runs train on {joined(samples)} samples"
+    if steps_s:
+        times_ms = joined(number(1e3 * step_s) for step_s in steps_s)
+        shares = joined(f"{percent(share)} %" for share in kept)
+        text += f"; a step takes {times_ms} ms, so each rank has {shares} of the baseline's speed"
+    yield fact("fixed", text, batches=batches, sizes=sizes, last=last.world_size,
+               speedup=last.speedup, samples=samples, steps_s=steps_s, kept=kept)  # fmt: skip
 
 
 def _trained_samples(series: Series) -> list[int]:
@@ -157,68 +144,61 @@ def _trained_samples(series: Series) -> list[int]:
 
 
 @rule("small-batch", "warning",
-      "fixed costs of a step dominate it: kernel launches and synchronisation of the ranks",
-      "increase the local batch, and check the utilisation of the devices",
+      "fixed costs dominate a step: kernel launches and synchronisation of the ranks",
+      "increase the local batch; see whether the devices are idle", "ladders",
       doubts=False)  # fmt: skip
-def small_batch(evidence: Evidence) -> Iterator[Finding]:
+def small_batch(series: Series) -> Iterator[Finding]:
     """Short steps of a fixed local batch get longer with more ranks, which then wait."""
-    for series in evidence.ladders:
-        base_s, last = series.base.step_s, series.points[-1].time_ratio
-        if not (base_s and last and base_s < SHORT_STEP_S and last < 1 - NOTABLE_LOSS):
-            continue
-        why = quantities.reason(series, series.points[-1])
-        has_another_cause = why and why.named and why.named[0].cause in NOT_OF_THE_BATCH
-        # For a user's own test without a model, no cause is known.
-        if has_another_cause or (series.row.is_own_test and why is None):
-            continue
-        above = [p for p in series.points if p.world_size > series.baseline and p.step_s]
-        sizes = [point.world_size for point in above]
-        added_s = [(point.step_s or 0) - base_s for point in above]
-        added = joined(f"{in_ms(added)} ms" for added in added_s)
-        text = f"a step of {in_ms(base_s)} ms takes {added} longer on {joined(sizes)} ranks"
-        yield in_series("short-steps", text, series, *sizes, added_s=added_s,
-                        step_s=base_s, sizes=sizes)  # fmt: skip
+    base_s, last = series.base.step_s, series.points[-1].time_ratio
+    if not (base_s and last and base_s < SHORT_STEP_S and last < 1 - NOTABLE_LOSS):
+        return
+    why = quantities.reason(series, series.points[-1])
+    has_another_cause = why and why.named and why.named[0].cause in NOT_OF_THE_BATCH
+    # For a user's own test without a model, no cause is known.
+    if has_another_cause or (series.row.is_own_test and why is None):
+        return
+    added_s = {point.world_size: point.step_s - base_s for point in series.above if point.step_s}
+    added = joined(f"{number(1e3 * each)} ms" for each in added_s.values())
+    text = f"a step of {number(1e3 * base_s)} ms takes {added} longer on {joined(added_s)} ranks"
+    yield fact("short-steps", text, *added_s, added_s=[*added_s.values()], step_s=base_s,
+               sizes=[*added_s])  # fmt: skip
 
 
 @rule("truncated-batch", "error", "a step trains on fewer samples than its label says",
-      "choose a global batch that every world size divides")  # fmt: skip
-def truncated_batch(evidence: Evidence) -> Iterator[Finding]:
+      "choose a global batch that every world size divides", "points")  # fmt: skip
+def truncated_batch(_series: Series, point: Point) -> Iterator[Finding]:
     """The global batch is not divisible by the ranks, so a step trains on fewer samples."""
-    for series, point in evidence.points:
-        row, size = point.rows[0], point.world_size
-        named = row.factors.get("global_batch")
-        asked = (named if isinstance(named, int) else None) or row.global_batch or 0
-        local = row.local_batch or asked // size
-        if asked and asked != local * size:
-            trained = local * size
-            text = (
-                f"a global batch of {asked} on {size} ranks gives {local} per rank, {trained} "
-                "in total"
-            )
-            yield in_series("truncated", text, series, size, asked=asked, size=size, local=local,
-                            trained=trained)  # fmt: skip
+    row, size = point.rows[0], point.world_size
+    named = row.factors.get("global_batch")
+    batch = (named if isinstance(named, int) else None) or row.global_batch or 0
+    local = row.local_batch or batch // size
+    if batch and batch != (trained := local * size):
+        text = f"a global batch of {batch} on {size} ranks gives {local} per rank, {trained} in"
+        yield fact("truncated", f"{text} total", asked=batch, size=size, local=local,
+                   trained=trained)  # fmt: skip
 
 
 @rule("samples-time", "error",
-      "throughput times time must equal the samples, so one of them is wrong",
+      "throughput times time must equal the samples, so one of the three is wrong",
       "rebuild the file from its journal, or measure again")  # fmt: skip
 def samples_time(evidence: Evidence) -> Iterator[Finding]:
     """Stored throughput times time differs from the samples, or from a table's speed-up."""
     for entry in evidence.entries:
-        factor = _stored_factor(entry)
-        if not (_is_one(factor) or _is_size(factor, entry.block["world_size"], EXACT)):
+        factor, rounds = _stored_factor(entry), entry.round_s
+        # NaN is neither 1 nor the world size.
+        if not (abs(factor - 1) <= EXACT or _is_size(factor, entry.block["world_size"], EXACT)):
             text = f"stored throughput times time is {factor:.4g} times the samples"
-            yield entry.finding("stored-throughput", text, factor=factor)
+            yield fact("stored-throughput", text, at=entry, factor=factor)
             continue
-        rounds = entry.round_s
         for name, stored, true in (
             ("mean", entry.stats.get("mean"), fmean(rounds)),
             ("median", entry.stats.get("median"), median(rounds)),
             ("elapsed_s", entry.block.get("elapsed_s"), sum(rounds)),
         ):
-            if isinstance(stored, int | float) and not _is_one(factor := float(stored / true)):
+            factor = stored / true if isinstance(stored, int | float) else 1.0
+            if not abs(factor - 1) <= EXACT:
                 text = f"the stored {name} is {factor:.4g} times the value computed from the rounds"
-                yield entry.finding("stored-statistic", text, statistic=name, factor=factor)
+                yield fact("stored-statistic", text, at=entry, statistic=name, factor=factor)
     for series in evidence.ladders:
         samples, base = _trained_samples(series), series.base.throughput_samples_per_s
         if series.row.origin == "measured" or len(samples) < len(series.points) or not base:
@@ -228,18 +208,13 @@ def samples_time(evidence: Evidence) -> Iterator[Finding]:
         if apart:
             sizes = [point.world_size for point in apart]
             grown, speedups = [rates[size] for size in sizes], [point.speedup for point in apart]
-            text = f"throughput is {joined(map(ratio, grown))} times the baseline's, but the "
-            text += f"speed-up is {joined(map(ratio, speedups))}, which should be equal; its "
+            text = f"throughput is {joined(map(ratio, grown))} times the baseline's and the "
+            text += f"speed-up is {joined(map(ratio, speedups))}, which should be equal; the "
             text += f"samples are {joined(samples)}"
             action = ("correct the samples or the scaling: strong scaling keeps the "
                       "samples, weak scaling multiplies them by n")  # fmt: skip
-            yield in_series("samples-of-table", text, series, *sizes, action=action,
-                            samples=samples, grown=grown, speedups=speedups)  # fmt: skip
-
-
-def _is_one(factor: float) -> bool:
-    """Tell whether a factor is 1; NaN is not."""
-    return abs(factor - 1) <= EXACT
+            yield fact("samples-of-table", text, *sizes, at=series, action=action,
+                       samples=samples, grown=grown, speedups=speedups)  # fmt: skip
 
 
 def _is_size(factor: float, size: float, tolerance: float) -> bool:
@@ -264,115 +239,102 @@ def doubled_world_size(evidence: Evidence) -> Iterator[Finding]:
         size = entry.block["world_size"]
         if _is_size(_stored_factor(entry), size, EXACT):
             text = f"stored throughput is {size} times samples / time"
-            yield entry.finding("stored-doubled", text, size=size)
+            yield fact("stored-doubled", text, at=entry, size=size)
     for series in evidence.series:
         for size, factor in _samples_per_item(series):
             if _is_size(factor, size / series.baseline, EXACT):
                 text = f"a step counts its global batch {factor:.3g} times"
-                yield in_series("steps-doubled", text, series, size, factor=factor)
-        yield from _logged_twice(series)
-    for (time, rate), factors in _twins(evidence):
+                yield fact("steps-doubled", text, size, at=series, factor=factor)
+        for row in (row for point in series.points for row in point.rows):
+            logged = row.details.get("logged_over_true")
+            if isinstance(logged, float) and _is_size(logged, row.world_size, ROUNDED):
+                text = f"the logged rate is {logged:.3g} times the rate that the epoch times give"
+                yield fact("logged-doubled", text, row.world_size, at=series,
+                           launches=(row.launch,), factor=logged)  # fmt: skip
+    for time, rate, factors in _twins(evidence):
         for size, (factor, grown) in factors.items():
             if _is_size(factor, grown, ROUNDED):
                 text = f"throughput times the time of table {time.case} is {factor:.3g} times"
-                yield in_series("table-doubled", f"{text} the samples", rate, size,
-                                time_table=time.case, factor=factor)  # fmt: skip
+                yield fact("table-doubled", f"{text} the samples", size, at=rate,
+                           time_table=time.case, factor=factor)  # fmt: skip
 
 
-def _logged_twice(series: Series) -> Iterator[Finding]:
-    for row in (row for point in series.points for row in point.rows):
-        factor = row.details.get("logged_over_true")
-        if isinstance(factor, float) and _is_size(factor, row.world_size, ROUNDED):
-            text = f"the logged rate is {factor:.3g} times the rate that the epoch times give"
-            yield in_series("logged-doubled", text, series, row.world_size, launches=(row.launch,),
-                            factor=factor)  # fmt: skip
-
-
-@rule("contradiction", "error", "both cannot be true for the same run",
-      "find out which was measured, and leave out the other")  # fmt: skip
+@rule("contradiction", "error", "two speed-ups cannot both be true for the same run",
+      "find out which speed-up was measured, and leave out the other")  # fmt: skip
 def contradiction(evidence: Evidence) -> Iterator[Finding]:
     """Two tables of one study, or of one import, give different speed-ups."""
-    for (time, rate), factors in _twins(evidence):
+    for time, rate, factors in _twins(evidence):
+        rates, of_time = ({p.world_size: p.rate for p in s.points} for s in (rate, time))
+        base = min(factors)
         for size, (factor, grown_ranks) in factors.items():
             if abs(factor - 1) <= ROUNDED or _is_size(factor, grown_ranks, ROUNDED):
                 continue
             if _gives_throughput(time, rate):
-                stated = _rates(rate)[size]
-                given = stated / factor
-                text = f"the stated throughput is {stated:.4g}, but batch / time gives"
-                yield Finding("rates-differ", f"{text} {given:.4g}", cases=(rate.case, time.case),
-                              values={"stated": stated, "given": given}, world_sizes=(size,),
+                stated, implied = rates[size], rates[size] / factor
+                text = f"the stated throughput is {stated:.4g}, but batch / time is {implied:.4g}"
+                yield Finding("rates-differ", text, values={"stated": stated, "given": implied},
+                              cases=(rate.case, time.case), world_sizes=(size,),
                               is_table=True)  # fmt: skip
                 continue
-            base = min(factors)
-            grown, time_grown = (_rates(s)[size] / _rates(s)[base] for s in (rate, time))
+            grown, time_grown = rates[size] / rates[base], of_time[size] / of_time[base]
             text = f"throughput grows {ratio(grown)} times from {base} to {size} ranks, but the"
-            yield in_series("speed-ups-differ", f"{text} times give {ratio(time_grown)}", rate,
-                            size,
-                            other_table=time.case, base=base, size=size, grown=grown,
-                            time_grown=time_grown)  # fmt: skip
+            yield fact("speed-ups-differ", f"{text} times give {ratio(time_grown)}", size, at=rate,
+                       other_table=time.case, base=base, size=size, grown=grown,
+                       time_grown=time_grown)  # fmt: skip
 
 
-def _rates(series: Series) -> dict[int, float]:
-    return {point.world_size: point.rate for point in series.points}
-
-
-Twin = tuple[tuple[Series, Series], dict[int, tuple[float, float]]]
-
-
-def _twins(evidence: Evidence) -> Iterator[Twin]:
+def _twins(
+    evidence: Evidence,
+) -> Iterator[tuple[Series, Series, dict[int, tuple[float, float]]]]:
     """Yield tables of time and of throughput of one study with, for each size, two numbers.
 
-    The first is time x throughput, thus samples, relative to those that the table of times states
-    or, without any, to those at the smallest size. The second is how far the size has grown.
+    The first is time x throughput, thus samples, over the samples that the table of times
+    states, else over those at the smallest size. The second is the size over the smallest size.
     """
     cited = [curve for curve in evidence.ladders if curve.row.origin != "measured"]
     pairs = [pair for pair in permutations(cited, 2) if _may_be_twins(evidence, *pair)]
     for time, rate in pairs:
         rivals = [pair for pair in pairs if pair[0] is time or pair[1] is rate]
-        # Tables without a common source are a pair only if no other pair is possible.
-        if not (_have_one_source(evidence, time, rate) or len(rivals) == 1):
-            continue
         points = {p.world_size: (p, q) for p in time.points for q in rate.points
                   if p.world_size == q.world_size}  # fmt: skip
-        if points and _gives_throughput(time, rate):
-            yield (
-                (time, rate),
-                {
-                    size: (
-                        (q.throughput_samples_per_s or 0.0) / (p.throughput_samples_per_s or 1.0),
-                        float(size),
-                    )
-                    for size, (p, q) in points.items()
-                },
-            )
-        elif points:
+        # Tables without a common source are a pair only if no other pair is possible.
+        if not points or not (_have_one_source(evidence, time, rate) or len(rivals) == 1):
+            continue
+        if _gives_throughput(time, rate):
+            base, factors = 1, {
+                size: (q.throughput_samples_per_s or 0.0) / (p.throughput_samples_per_s or 1.0)
+                for size, (p, q) in points.items()
+            }  # fmt: skip
+        else:
             base = min(points)
             first = points[base][1].rate / points[base][0].rate
-            yield (
-                (time, rate),
-                {size: (q.rate / p.rate / first, size / base) for size, (p, q) in points.items()},
-            )
+            factors = {size: q.rate / p.rate / first for size, (p, q) in points.items()}
+        yield time, rate, {size: (factor, size / base) for size, factor in factors.items()}
+
+
+def rates_of_times(evidence: Evidence) -> dict[str, Series]:
+    """Return, by the case of a table of times alone, the table of throughput of the same runs."""
+    return {
+        time.case: rate for time, rate, _ in _twins(evidence)
+        if time.base.throughput_samples_per_s is None
+    }  # fmt: skip
 
 
 def _may_be_twins(evidence: Evidence, time: Series, rate: Series) -> bool:
     """Tell whether a table of times and one of throughput may be of the same runs."""
-
-    def is_time(series: Series) -> bool:
-        return series.base.time_s is not None or series.base.step_s is not None
-
-    if not is_time(time) or is_time(rate):
+    is_time = [s.base.time_s is not None or s.base.step_s is not None for s in (time, rate)]
+    if is_time != [True, False]:
         return False
     tables = [(series, evidence.table(series)) for series in (time, rate)]
     stated = [
-        # Early imports hold the model as the workload.
-        (table.get("source"), table.get("model", series.row.workload), series.row.precision)
+        # Early imports stored the model as the workload.
+        (table.get("source"), table.get("model", series.row.workload), series.row.precision,
+         series.row.scaling)
         for series, table in tables
-    ]
-    scalings = (time.row.scaling, rate.row.scaling)
-    # Without a scaling, times are taken for those of fixed work.
-    pairs = [*zip(*stated, strict=True), scalings]
-    if any(a and b and a != b for a, b in pairs) or scalings == (None, "weak"):
+    ]  # fmt: skip
+    # Without a stated scaling, times are read as times of fixed work.
+    is_weak = (time.row.scaling, rate.row.scaling) == (None, "weak")
+    if is_weak or any(a and b and a != b for a, b in zip(*stated, strict=True)):
         return False
     paths = {table.get("path") for _, table in tables}
     together = len(paths) == 1 and _sizes(time) == _sizes(rate)
@@ -398,136 +360,114 @@ def _sizes(series: Series) -> list[int]:
 
 
 def _is_local_batch_fixed(series: Series) -> bool:
-    """Tell whether the global batch grows as the ranks do."""
-    each = zip(global_batches(series), _sizes(series), strict=False)
+    """Tell whether the global batch grows with the number of ranks."""
+    each = zip(_batches(series, "global_batch"), _sizes(series), strict=False)
     return len({batch / size for batch, size in each}) == 1
 
 
-def _local_batches(series: Series) -> list[int]:
-    """Return the local batch at each size, computed from the global one where it is unknown."""
-    whole = zip(_batches(series, "global_batch"), _sizes(series), strict=False)
-    return _batches(series, "local_batch") or [batch // size for batch, size in whole]
-
-
-def global_batches(series: Series) -> list[int]:
-    """Return the global batch at each size, computed from the local one where it is unknown."""
-    local = zip(_batches(series, "local_batch"), _sizes(series), strict=False)
-    return _batches(series, "global_batch") or [batch * size for batch, size in local]
-
-
 def _batches(series: Series, name: str) -> list[int]:
-    """Return a batch at each size, or an empty list if a point lacks it."""
-    batches = [getattr(point.rows[0], name) for point in series.points]
-    return batches if None not in batches else []
+    """Return a batch at each size; a missing one is computed from the local or global batch.
+
+    The list is empty if a point has neither.
+    """
+    other = {"local_batch": "global_batch", "global_batch": "local_batch"}[name]
+    own, others = ([getattr(p.rows[0], each) for p in series.points] for each in (name, other))
+    if None not in own:
+        return own
+    known = zip(others if None not in others else [], _sizes(series), strict=False)
+    return [n // size if other == "global_batch" else n * size for n, size in known]
 
 
 @rule("super-linear", "warning",
-      "this exceeds perfect scaling, as with a slow baseline, a helpful cache or different work",
-      "measure the baseline again together with this size, and state the cause")  # fmt: skip
-def super_linear(evidence: Evidence) -> Iterator[Finding]:
-    """An efficiency is above 1 with its whole interval, or by 5 % where it has none."""
-    for series in evidence.ladders:
-        for point in series.points:
-            efficiency = point.parallel_efficiency
-            # A factor that the rule `unit` names is not an efficiency.
-            if point is series.base or efficiency > UNIT:
-                continue
-            # Points without an interval in the report have too few launches for one here.
-            grown, factor = None, point.world_size / series.baseline
-            if point.efficiency_interval:
-                grown = growth_interval(point.rates, series.base.rates, len(series.points) - 1)
-            span = (grown[0] / factor, grown[1] / factor) if grown else None
-            if (span[0] if span else efficiency / (1 + TOLERANCE)) > 1:
-                kind, about = "efficiency-alone", ", without an interval"
-                if span:
-                    kind, about = "efficiency", f" ({percent_span(span)} %)"
-                yield in_series(kind, f"efficiency is {percent(efficiency)} %{about}", series,
-                                point.world_size, efficiency=efficiency,
-                                span=percent_span(span))  # fmt: skip
+      "a slow baseline, better use of caches or different work may exceed perfect scaling",
+      "measure the baseline again with this size, and state the cause", "ladders")  # fmt: skip
+def super_linear(series: Series) -> Iterator[Finding]:
+    """An efficiency's whole interval is above 1; without an interval, it is above 1.05."""
+    for point in series.points:
+        efficiency = point.parallel_efficiency
+        # A factor that the rule `unit` names is not an efficiency.
+        if point is series.base or efficiency > UNIT:
+            continue
+        # Points without an interval have too few launches for a growth interval.
+        grown, factor = None, point.world_size / series.baseline
+        if point.efficiency_interval:
+            grown = growth_interval(point.rates, series.base.rates, len(series.points) - 1)
+        span = (grown[0] / factor, grown[1] / factor) if grown else None
+        if (span[0] if span else efficiency / (1 + TOLERANCE)) > 1:
+            kind, about = "efficiency-alone", ", without an interval"
+            if span:
+                kind, about = "efficiency", f" ({percent_span(span)} %)"
+            yield fact(kind, f"efficiency is {percent(efficiency)} %{about}", point.world_size,
+                       efficiency=efficiency, span=percent_span(span))  # fmt: skip
 
 
-@rule("ladder-gap", "warning", "the shape of the curve between them is unknown",
-      "measure sizes between them, each at most twice the one before", doubts=False)  # fmt: skip
+@rule("ladder-gap", "warning", "the curve between these sizes is unknown",
+      "measure sizes in between, each at most twice the size before", doubts=False)  # fmt: skip
 def ladder_gap(evidence: Evidence) -> Iterator[Finding]:
     """Neighbouring sizes differ by more than a factor of two."""
-    sizes: dict[str, set[int]] = {}
-    for row in evidence.results.rows:  # those in conflict were measured, too
-        sizes.setdefault(row.case, set()).add(row.world_size)
     for series in evidence.ladders:
-        for small, large in pairwise(sorted(sizes[series.case])):
+        # Rows in conflict were measured, too.
+        for small, large in pairwise(sorted(evidence.sizes[series.case])):
             if large > WIDEST_STEP * small:
                 text = f"no size between {small} and {large} was measured"
-                yield in_series("gap", text, series, small, large, small=small, large=large)
+                yield fact("gap", text, small, large, at=series, small=small, large=large)
 
 
 @rule("no-baseline", "warning", "losses at smaller sizes do not show in any ratio",
-      "measure one rank, or name the baseline next to each ratio", doubts=False)  # fmt: skip
-def no_baseline(evidence: Evidence) -> Iterator[Finding]:
+      "measure one rank, or name the baseline at each ratio", "ladders", doubts=False)  # fmt: skip
+def no_baseline(series: Series) -> Iterator[Finding]:
     """The smallest size of a curve is above 1."""
-    for series in evidence.ladders:
-        if (size := series.baseline) > 1:
-            text = f"the smallest size is {size}, so efficiency there is 1 by definition"
-            yield in_series("baseline", text, series, size, size=size)
+    if (size := series.baseline) > 1:
+        text = f"the smallest size is {size}, so efficiency there is 1 by definition"
+        yield fact("baseline", text, size, size=size)
 
 
 @rule("break", "warning", "one curve through all points fits neither side of the break",
-      "look for a cause at this size: the step to a second node, a slow link, a shared file "
-      "system", doubts=False)  # fmt: skip
-def broken_curve(evidence: Evidence) -> Iterator[Finding]:
+      "look for a cause at this size: a second node, a slow link, a shared file system",
+      "ladders", doubts=False)  # fmt: skip
+def curve_breaks(series: Series) -> Iterator[Finding]:
     """Throughput falls, saturates, or drops at one size more than at any other."""
-    for series in evidence.ladders:
-        sizes, points = _sizes(series), series.points
-        nodes = [point.rows[0].num_nodes or 0 for point in points]
-        odd = {point.world_size for _, point, _ in _dips(series)}
-        for break_ in breaks(sizes, [p.rates for p in points], nodes if all(nodes) else None):
-            index = sizes.index(break_.world_size)
-            # Where launches disagree, it is unknown through which the curve goes.
-            is_apart = any(map(are_apart, points[index - 1 : index + 1]))
-            if break_.world_size in odd or is_apart:
-                continue
-            kind: str = break_.kind
-            text, action = of_break(break_), ""
-            values = dict(break_.values)
-            if nodes[index] == 1 and all(nodes):
-                kind = "within-node"
-                text = (f"within one node, {break_.factor:g} times the ranks give "
-                        f"{ratio(break_.growth)} times the throughput at "
-                        f"{break_.below}")  # fmt: skip
-                action = ("check what the ranks of a node share: input workers, "
-                          "cores, memory, links")  # fmt: skip
-                over = [
-                    (count, point.rate / points[index].rate)
-                    for count, point in zip(nodes, points, strict=True)
-                    if count > 1
-                ]
-                if over and all(grown > (1 - NOTABLE_LOSS) * count for count, grown in over):
-                    kind, (count, grown) = "node-shares", over[-1]
-                    text = f"{text}, but {count} nodes give {ratio(grown)} times that of one node"
-                    action = ("check the input first: each node adds its own workers, "
-                              "cores and disks")  # fmt: skip
-                    values |= {"nodes": count, "grown": grown}
-            yield in_series(kind, text, series, break_.world_size, action=action, **values)
+    sizes, points = _sizes(series), series.points
+    nodes = [point.rows[0].num_nodes or 0 for point in points]
+    odd = {point.world_size for _, point, _ in _dips(series)}
+    for break_ in breaks(sizes, [p.rates for p in points], nodes if all(nodes) else None):
+        index = sizes.index(break_.world_size)
+        # The curve is unknown where launches of a point differ widely.
+        if break_.world_size in odd or any(map(are_apart, points[index - 1 : index + 1])):
+            continue
+        kind: str = break_.kind
+        text, action, values = break_.text, "", dict(break_.values)
+        if nodes[index] == 1 and all(nodes):
+            kind = "within-node"
+            text = (f"within one node, {break_.factor:g} times the ranks give "
+                    f"{ratio(break_.growth)} times the throughput at {break_.below}")  # fmt: skip
+            action = "check what the ranks of a node share: input workers, cores, memory, links"
+            over = [
+                (count, point.rate / points[index].rate)
+                for count, point in zip(nodes, points, strict=True)
+                if count > 1
+            ]
+            if over and all(grown > (1 - NOTABLE_LOSS) * count for count, grown in over):
+                kind, (count, grown) = "node-shares", over[-1]
+                text = f"{text}, but {count} nodes give {ratio(grown)} times that of one node"
+                action = "check the input first: each node adds its own workers, cores and disks"
+                values |= {"nodes": count, "grown": grown}
+        yield fact(kind, text, break_.world_size, action=action, **values)
 
 
 @rule("outlier", "warning", "scaling curves bend downward, so something slowed this point",
-      "measure it again in new launches before drawing a curve through it")  # fmt: skip
-def outlier(evidence: Evidence) -> Iterator[Finding]:
+      "measure the point again in new launches before drawing a curve", "ladders")  # fmt: skip
+def outlier(series: Series) -> Iterator[Finding]:
     """A point lies far below the line through its neighbours, and the next point recovers."""
-    for series in evidence.ladders:
-        for left, point, right in _dips(series):
-            ends = left.world_size, right.world_size
-            loss = 1 - point.rate / _rate_between(left, right, point.world_size)
-            text = (
-                f"throughput is {percent(loss)} % below the line through {ends[0]} and "
-                f"{ends[1]} ranks"
-            )
-            yield in_series(
-                "odd-point", text, series, point.world_size, loss=loss, left=ends[0], right=ends[1]
-            )
+    for left, point, right in _dips(series):
+        loss = 1 - point.rate / _rate_between(left, right, point.world_size)
+        low, high = left.world_size, right.world_size
+        text = f"throughput is {percent(loss)} % below the line through {low} and {high} ranks"
+        yield fact("odd-point", text, point.world_size, loss=loss, left=low, right=high)
 
 
 def _dips(series: Series) -> Iterator[tuple[Point, Point, Point]]:
-    """Yield each odd point between its neighbours."""
+    """Yield (left neighbour, point, right neighbour) of each point that dips."""
     points = series.points
     for left, point, right in zip(points, points[1:], points[2:], strict=False):
         is_low = point.rate < (1 - OUTLIER) * _rate_between(left, right, point.world_size)
@@ -543,31 +483,27 @@ def _rate_between(left: Point, right: Point, size: int) -> float:
     return between((left.world_size, right.world_size), (left.rate, right.rate), size)
 
 
-@rule("published-ratio", "error", "both cannot be true for the same table",
-      "find out which one the source measured, and correct the other")  # fmt: skip
-def published_ratio(evidence: Evidence) -> Iterator[Finding]:
+@rule("published-ratio", "error", "the stated and the computed number cannot both be true",
+      "find out which number the source measured, and correct the other", "ladders")  # fmt: skip
+def published_ratio(series: Series) -> Iterator[Finding]:
     """A table's column of speed-up or efficiency contradicts its values."""
-    for series in evidence.ladders:
-        speedups, efficiencies = (_column(series, names) for names in (SPEEDUPS, EFFICIENCIES))
-        if max(efficiencies.values(), default=0) > LARGEST_FRACTION:
-            efficiencies = {size: value / 100 for size, value in efficiencies.items()}
-        for name, published, computed in (
-            ("speed-up", speedups, {p.world_size: p.speedup for p in series.points}),
-            ("efficiency", efficiencies, {p.world_size: p.parallel_efficiency
-                                          for p in series.points}),
-        ):  # fmt: skip
-            for size, value in published.items():
-                own = value / published.get(series.baseline, 1.0)
-                if abs(own / computed[size] - 1) > ROUNDED:
-                    text = f"the stated {name} over {series.baseline} is {ratio(own)}, but the"
-                    yield in_series("published-ratio",
-                                    f"{text} values give {ratio(computed[size])}", series, size,
-                                    ratio=name, published=own, computed=computed[size],
-                                    baseline=series.baseline)  # fmt: skip
+    speedups, efficiencies = (_column(series, names) for names in (SPEEDUPS, EFFICIENCIES))
+    if max(efficiencies.values(), default=0) > LARGEST_FRACTION:
+        efficiencies = {size: value / 100 for size, value in efficiencies.items()}
+    base = series.baseline
+    for name, column in (("speed-up", speedups), ("efficiency", efficiencies)):
+        for point in series.points if column else ():
+            size, ratios = point.world_size, (point.speedup, point.parallel_efficiency)
+            computed = ratios[name == "efficiency"]
+            own = column.get(size, computed) / column.get(base, 1.0)
+            if size in column and abs(own / computed - 1) > ROUNDED:
+                text = f"the stated {name} over {base} is {ratio(own)}, but the values give"
+                yield fact("published-ratio", f"{text} {ratio(computed)}", size, ratio=name,
+                           published=own, computed=computed, baseline=base)  # fmt: skip
 
 
 def _column(series: Series, names: str) -> dict[int, float]:
-    """Return the column of a table whose name the expression matches, by world size."""
+    """Return, by world size, a table's column whose name matches the expression."""
     column = {point.world_size: _number(point.rows[0], names) for point in series.points}
     return {size: number for size, number in column.items() if number}
 
@@ -581,89 +517,120 @@ def _number(row: Row, names: str) -> float:
     return 0.0
 
 
-@rule("epoch-against-run", "warning", "the run does work outside its epochs, or has more of them",
-      "state which of the two a speed-up refers to, and find out where the rest of the run "
-      "goes")  # fmt: skip
+@rule("epoch-against-run", "warning",
+      "the run spends time outside its epochs, or its number of epochs differs by size",
+      "state whether a speed-up is of epochs or runs; find out where other time goes")  # fmt: skip
 def epoch_against_run(evidence: Evidence) -> Iterator[Finding]:
     """An epoch and the whole run of one import have different speed-ups."""
     for part, whole in permutations((s for s in evidence.ladders if s.row.origin == "cited"), 2):
         epochs, totals = evidence.table(part), evidence.table(whole)
-        if epochs.get("metric") != "epoch_time" or totals.get("metric") == "epoch_time":
-            continue
-        stated = ("path", "source", "model")
-        is_run = totals.get("metric") in TIMES and part.baseline == whole.baseline
-        if not is_run or any(epochs.get(name) != totals.get(name) for name in stated):
+        metrics = epochs.get("metric"), totals.get("metric")
+        is_pair = metrics[0] == "epoch_time" != metrics[1] and metrics[1] in TIMES
+        is_same = all(epochs.get(name) == totals.get(name) for name in ("path", "source", "model"))
+        if not (is_pair and is_same and part.baseline == whole.baseline):
             continue
         runs = {point.world_size: point.speedup for point in whole.points}
         for size, epoch in ((point.world_size, point.speedup) for point in part.points):
             run = runs.get(size)
             if run and abs(epoch / run - 1) > ROUNDED:
-                text = f"the speed-up of an epoch is {ratio(epoch)}, but of the run {ratio(run)}"
-                yield in_series("epoch-and-run", text, part, size,
-                                other_table=whole.case, epoch=epoch, run=run)  # fmt: skip
+                text = f"the speed-up of an epoch is {ratio(epoch)}, of the run {ratio(run)}"
+                yield fact("epoch-and-run", text, size, at=part, other_table=whole.case,
+                           epoch=epoch, run=run)  # fmt: skip
 
 
-@rule("impossible-line", "error", "one of these numbers is wrong or counts something else",
+@rule("impossible-line", "error", "a number of this line is wrong or counts something else",
       "correct the line, then import the table again")  # fmt: skip
-def impossible(evidence: Evidence) -> Iterator[Finding]:
-    """A line of a table has more nodes than ranks, nodes for ranks, or more batch than data."""
+def impossible_lines(evidence: Evidence) -> Iterator[Finding]:
+    """A line of a table has more nodes than ranks, nodes as its ranks, or too large a batch."""
     tables: dict[str, list[Row]] = {}
     for row in evidence.results.rows:
         if row.origin != "measured":
             tables.setdefault(row.case, []).append(row)
-    for case, rows in tables.items():
-        for row in rows:
-            for kind, text, values in _faults(row, rows):
-                yield Finding(kind, text, values=values, cases=(case,),
-                              world_sizes=(row.world_size,), is_table=True)  # fmt: skip
-
-
-def _faults(row: Row, rows: Sequence[Row]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yield kind, text and values of each fault in a line of a table."""
-    size, nodes, batch = row.world_size, row.num_nodes or 0, row.global_batch or 0
-    ranks = counted(size, "rank")
-    of_run = (row.time_s or 0) * (row.throughput_samples_per_s or 0)
-    samples = round(_number(row, DATA) or of_run)
-    if nodes > size:
-        text = f"{ranks} cannot run on {nodes} nodes: each node needs at least one"
-        yield "more-nodes", text, {"size": size, "nodes": nodes}
-    if 0 < samples < batch:
-        text = f"the global batch of {batch} is larger than the data set of {samples} samples"
-        yield "small-data", text, {"batch": batch, "samples": samples}
-    # If more ranks on fewer nodes are slower, n probably counts nodes in this line.
-    larger = [other for other in rows if other.world_size > size > (other.num_nodes or size)]
-    slower = [other for other in larger if nodes == size and other.rate < row.rate]
-    if slower:
-        many, fewer = slower[-1].world_size, slower[-1].num_nodes
-        text = f"{ranks} on {nodes} nodes are faster than {many} on {fewer}; n may count nodes"
-        yield "nodes-as-n", text, {"size": size, "larger": many, "fewer": fewer}
+    for row in (row for rows in tables.values() for row in rows):
+        size, nodes, batch = row.world_size, row.num_nodes or 0, row.global_batch or 0
+        ranks = counted(size, "rank")
+        of_run = (row.time_s or 0) * (row.throughput_samples_per_s or 0)
+        samples = round(_number(row, DATA) or of_run)
+        if nodes > size:
+            text = f"{ranks} cannot run on {nodes} nodes: each node needs at least one"
+            yield fact("more-nodes", text, at=row, size=size, nodes=nodes)
+        if 0 < samples < batch:
+            text = f"the global batch of {batch} is larger than the data set of {samples} samples"
+            yield fact("small-data", text, at=row, batch=batch, samples=samples)
+        # If more ranks on fewer nodes are slower, n probably counts nodes in this line.
+        slower = [
+            other for other in tables[row.case] if nodes == size and other.rate < row.rate
+            and other.world_size > size > (other.num_nodes or size)
+        ]  # fmt: skip
+        if slower:
+            many, fewer = slower[-1].world_size, slower[-1].num_nodes
+            text = f"{ranks} on {nodes} nodes are faster than {many} on {fewer}; n may count nodes"
+            yield fact("nodes-as-n", text, at=row, size=size, larger=many, fewer=fewer)
 
 
 @rule("less-accurate", "warning",
       "more ranks train faster but learn less, so the speed-up compares different trainings",
-      "quote the accuracy with the speed-up, or compare the times to reach one "
-      "accuracy", doubts=False)  # fmt: skip
-def accuracy_falls(evidence: Evidence) -> Iterator[Finding]:
-    """The accuracy in a table falls from the smallest size to the largest."""
-    for series in evidence.ladders:
-        accuracies, size = _column(series, ACCURACIES), series.points[-1].world_size
-        first, last = accuracies.get(series.baseline), accuracies.get(size)
-        if first and last and first - last > LESS_ACCURATE * (100 if first > 1 else 1):
-            text = f"the accuracy falls from {first:.4g} to {last:.4g}"
-            yield in_series("less-accurate", text, series, size, first=first, last=last)
+      "quote the accuracy, or compare times to one accuracy", "series", doubts=False)  # fmt: skip
+def accuracy_falls(series: Series) -> Iterator[Finding]:
+    """The accuracy falls from the smallest size to the largest, of trainings beyond the seeds."""
+    yield from _falls(series, is_shown=True)
+    size = series.points[-1].world_size
+    accuracies = {} if series.row.training else _column(series, ACCURACIES)
+    first, last = accuracies.get(series.baseline), accuracies.get(size)
+    if first and last and first - last > LESS_ACCURATE * (100 if first > 1 else 1):
+        text = f"the accuracy falls from {first:.4g} to {last:.4g}"
+        yield fact("less-accurate", text, size, first=first, last=last)
+
+
+@rule("accuracy-open", "note",
+      "whether more ranks learn less is not shown, since seeds may differ by as much",
+      "train each size with three seeds or more: seed = [0, 1, 2]", "series")  # fmt: skip
+def accuracy_may_fall(series: Series) -> Iterator[Finding]:
+    """The accuracy of trainings is lower at the largest size, but not beyond the seeds."""
+    return _falls(series, is_shown=False)
+
+
+def _falls(series: Series, *, is_shown: bool) -> Iterator[Finding]:
+    """Yield a notable fall of the trainings' mean accuracy as the global batch grows.
+
+    It is shown if its interval excludes that the accuracy stays.
+    """
+    rows = series.base.rows, series.points[-1].rows
+    batches = [own[0].global_batch or 0 for own in rows]
+    known = [[x for row in own if (x := learning.final_accuracy(row)) is not None] for own in rows]
+    is_known = [*map(len, known)] == [*map(len, rows)]
+    if not (series.row.training and batches[0] < batches[1] and is_known):
+        return
+    first, last = map(fmean, known)
+    if first - last <= LESS_ACCURATE:
+        return
+    seeds = [
+        replicates.average_seeds([learning.seed(row) for row in own], accuracies)
+        for own, accuracies in zip(rows, known, strict=True)
+    ]
+    interval = linear_interval([(1.0, seeds[0]), (-1.0, seeds[1])])
+    span = f"95 % interval {percent_span(interval)} points" if interval else "no interval"
+    text = (
+        f"the accuracy falls from {percent(first)} to {percent(last)} % ({span}, over "
+        f"{len(seeds[0])} and {len(seeds[1])} seeds) as the global batch grows from "
+        f"{batches[0]} to {batches[1]}"
+    )
+    if is_shown == (interval is not None and interval[0] > 0):
+        yield fact("trainings", text, series.points[-1].world_size, first=first, last=last,
+                   interval=interval, batches=batches)  # fmt: skip
 
 
 @rule("duplicate-line", "error", "a copied line is not a repeat, and hides the noise",
       "remove one of the lines")  # fmt: skip
 def line_twice(evidence: Evidence) -> Iterator[Finding]:
-    """A line of a table occurs twice, equal to a digit to which repeats would differ."""
+    """A line of a table occurs twice, equal to more digits than repeats would be."""
     for series, point in evidence.points:
         if series.row.origin == "measured":
             continue
         unit = TIME_UNITS.get(str(evidence.table(series).get("unit")), 1.0)
         rows: dict[tuple[str, str], list[str]] = {}
         for row in point.rows:
-            # The value in the unit in which it was written.
+            # The value in the table's unit.
             seconds = row.time_s or row.step_s
             value = f"{row.rate if seconds is None else seconds / unit:.12g}"
             rows.setdefault((value, str(row.details)), []).append(row.launch)
@@ -671,4 +638,4 @@ def line_twice(evidence: Evidence) -> Iterator[Finding]:
             digits = value.partition("e")[0].replace(".", "").strip("0")
             if len(names) > 1 and len(digits) >= DIGITS:
                 text = f"{joined(names)} hold the same value to the last digit"
-                yield in_series("same-line", text, series, point.world_size, names=names)
+                yield fact("same-line", text, point.world_size, at=series, names=names)

@@ -1,21 +1,18 @@
 """The evidence that rules examine, the registry of rules, and the finding that a rule yields."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 from lockstep.core import findings, metrics
 from lockstep.core.findings import Level
-from lockstep.core.formats import number, percent, ratio
+from lockstep.core.flags import Flag
 from lockstep.core.record import KEY, case_name
 from lockstep.core.studies import IMPORTED, LADDERS
 from lockstep.report.compute.scaling import Point, Series, series_of
 from lockstep.report.load.results import Conflict, Launch, Results, Row
 from lockstep.report.words.lines import plain
-
-if TYPE_CHECKING:
-    from lockstep.report.predict.models import Break
 
 # Case and world size.
 Place = tuple[str, int]
@@ -30,17 +27,12 @@ FLAGGED = "flagged"
 
 @dataclass(frozen=True)
 class Finding(findings.Finding):
-    """One finding of a rule, and where it applies.
+    """One finding of a rule, and where it applies; an empty place stands for all places.
 
     Attributes:
-        rule: Name of the rule, which gives the level, `why` and the default action.
         why: The consequence of the fact.
-        cases: Cases or tables concerned; empty for all of the launches or sizes.
-        world_sizes: World sizes concerned; empty for all.
-        launches: Launches concerned; empty for all.
         path: The file concerned, if no launch is.
         doubts: Whether it is a warning that makes a ratio of the points doubtful.
-        points: The points concerned.
     """
 
     rule: str = ""
@@ -75,17 +67,13 @@ class Finding(findings.Finding):
         return plain(", ".join(filter(None, places)))
 
     def touches(self, row: Row) -> bool:
-        """Tell whether the finding concerns a result: by case and world size, else by launch.
-
-        A point pools its launches, so a fault in one of them concerns all.
-        """
+        """Tell whether the finding concerns a result: by case and world size, else by launch."""
         if not (self.cases or self.world_sizes):
             return not self.launches or row.launch in self.launches
         in_cases = not self.cases or row.case in self.cases
         return in_cases and (not self.world_sizes or row.world_size in self.world_sizes)
 
     def record(self) -> dict[str, Any]:
-        """Return the finding as `--json` prints it."""
         return {
             "rule": self.rule, "level": self.level, "kind": self.kind, "cases": list(self.cases),
             "world_sizes": list(self.world_sizes), "launches": list(self.launches),
@@ -110,23 +98,12 @@ class Entry:
 
     @property
     def point(self) -> Place:
-        """Return the case and its world size."""
         return self.case, int(self.block["world_size"])
-
-    def finding(self, kind: str, text: str, **values: Any) -> Finding:
-        """Return a finding about this case in this launch."""
-        case, size = self.point
-        return Finding(kind, text, values=values, cases=(case,), world_sizes=(size,),
-                       launches=(self.launch.name,))  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """A set of results and its series, conflicts among them included.
-
-    Attributes:
-        known: The series of all rows; None if they are to be formed from `results`.
-    """
+    """A set of results, conflicts included, and its series, which are `known` or formed here."""
 
     results: Results
     known: list[Series] | None = None
@@ -141,12 +118,10 @@ class Evidence:
 
     @property
     def points(self) -> Iterator[tuple[Series, Point]]:
-        """Yield each point of each series."""
         return ((curve, point) for curve in self.series for point in curve.points)
 
     @cached_property
     def measured(self) -> list[Series]:
-        """Return the series that were measured by launches."""
         return [curve for curve in self.series if curve.row.origin == "measured"]
 
     @cached_property
@@ -155,31 +130,43 @@ class Evidence:
         studies = (*LADDERS, IMPORTED)
         return [s for s in self.series if s.row.study in studies and len(s.points) > 1]
 
+    @property
+    def launches(self) -> list[Launch]:
+        return self.results.launches
+
+    def flags(self, kind: str) -> Iterator[tuple[Series, Point, Flag]]:
+        """Yield each point with a flag of this kind."""
+        for series, point in self.points:
+            yield from ((series, point, flag) for flag in point.flags if flag.kind == kind)
+
     def table(self, series: Series) -> dict[str, Any]:
         """Return the facts stored with an imported table; empty if there are none."""
         return self.results.tables.get(series.case, {})
 
     def places(self, finding: Finding) -> frozenset[Place]:
-        """Return the points that a finding concerns."""
-        sizes, launches = self._places
+        """Return the points that a finding concerns, by the same rule as `Finding.touches`."""
         if finding.launches and not (finding.cases or finding.world_sizes):
-            return frozenset(p for name in finding.launches for p in launches.get(name, ()))
+            return frozenset(p for name in finding.launches for p in self._points.get(name, ()))
         return frozenset(
             (case, size)
-            for case in finding.cases or sizes
-            for size in sizes.get(case, ())
+            for case in finding.cases or self.sizes
+            for size in self.sizes.get(case, ())
             if size in finding.world_sizes or not finding.world_sizes
         )
 
     @cached_property
-    def _places(self) -> tuple[dict[str, set[int]], dict[str, set[Place]]]:
-        """Return the world sizes of each case, and the points of each launch."""
+    def sizes(self) -> dict[str, set[int]]:
         sizes: dict[str, set[int]] = {}
-        launches: dict[str, set[Place]] = {}
         for row in self.results.rows:
             sizes.setdefault(row.case, set()).add(row.world_size)
-            launches.setdefault(row.launch, set()).add((row.case, row.world_size))
-        return sizes, launches
+        return sizes
+
+    @cached_property
+    def _points(self) -> dict[str, set[Place]]:
+        points: dict[str, set[Place]] = {}
+        for row in self.results.rows:
+            points.setdefault(row.launch, set()).add((row.case, row.world_size))
+        return points
 
     @cached_property
     def entries(self) -> list[Entry]:
@@ -195,88 +182,101 @@ class Evidence:
         ]
 
 
-@dataclass(frozen=True)
+# What a rule's function receives: the items of a property of `Evidence`, or the `Evidence`.
+Over = Literal["evidence", "series", "measured", "ladders", "points", "entries", "launches"]
+
+
+@dataclass(eq=False)
 class Rule:
-    """A rule as `rule` registers it."""
+    """A rule, which decorates its function; the first line of the docstring describes it.
+
+    Attributes:
+        name: What `lockstep check` prints, and a gate's reasons name.
+        level: An error makes the set no valid study; a warning limits what may be concluded.
+        why: The consequence, printed after the fact and a colon.
+        action: What to do, unless a finding has its own action.
+        over: What the function receives, which is also the place of a finding without one.
+        doubts: Whether a warning makes ratios of the points doubtful, so that no gate judges them.
+    """
 
     name: str
     level: Level
     why: str
     action: str
-    check: Callable[[Evidence], Iterator[Finding]]
-    doubts: bool = True
+    over: Over = "evidence"
+    doubts: bool = field(default=True, kw_only=True)
+    check: Callable[..., Iterator[Finding]] = field(init=False)
+
+    def __call__(self, check: Callable[..., Iterator[Finding]]) -> "Rule":
+        self.check = check
+        RULES.append(self)
+        return self
 
     @property
     def what(self) -> str:
-        """Return what the rule looks for, in one sentence."""
+        """Return the first sentence of the rule's docstring."""
         return (self.check.__doc__ or "").strip().partition("\n")[0]
 
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
         """Yield the findings; those that differ only in their launches are merged."""
         alike: dict[str, list[Finding]] = {}
-        for finding in self.check(evidence):
-            alike.setdefault(repr(replace(finding, launches=())), []).append(finding)
+        for item in [evidence] if self.over == "evidence" else getattr(evidence, self.over):
+            for finding in self.check(*item) if isinstance(item, tuple) else self.check(item):
+                whole = place(finding, item)
+                alike.setdefault(repr(replace(whole, launches=())), []).append(whole)
         for same in alike.values():
-            launches = tuple(dict.fromkeys(name for finding in same for name in finding.launches))
             merged = replace(
-                same[0], rule=self.name, level=self.level, why=self.why, launches=launches,
+                same[0], rule=self.name, level=self.level, why=self.why,
                 text=plain(same[0].text), action=plain(same[0].action or self.action),
+                launches=tuple(dict.fromkeys(name for each in same for name in each.launches)),
                 doubts=self.level == "warning" and self.doubts and same[0].doubts,
             )  # fmt: skip
             yield replace(merged, points=evidence.places(merged))
 
 
-# All rules, in the order of their modules and functions; `rule` adds each.
+rule = Rule
+# All rules, in the order of their modules and functions.
 RULES: list[Rule] = []
 
 
-def rule(
-    name: str, level: Level, why: str, action: str, *, doubts: bool = True
-) -> Callable[[Callable[[Evidence], Iterator[Finding]]], Rule]:
-    """Register a function as a rule; the first line of its docstring describes the rule.
+def fact(
+    kind: str, text: str, *sizes: int, at: object = None, launches: Iterable[str] = (),
+    action: str = "", doubts: bool = True, **values: Any,
+) -> Finding:  # fmt: skip
+    """Return a finding about the item `at`, else about the item that its rule examined.
 
-    Args:
-        name: What `lockstep check` prints, and a gate's reasons name.
-        level: An error makes the set no valid study; a warning limits what may be concluded.
-        why: The consequence, printed after the fact and a colon.
-        action: What to do, printed after "Do: " unless a finding has its own action.
-        doubts: Whether a warning makes ratios of the points doubtful, so that no gate judges
-            them; otherwise it only limits what a correct ratio means.
+    It is at these world sizes; without sizes, at all of the item.
     """
-
-    def register(check: Callable[[Evidence], Iterator[Finding]]) -> Rule:
-        RULES.append(Rule(name, level, why, action, check, doubts))
-        return RULES[-1]
-
-    return register
+    finding = Finding(kind, text, action=action, values=values, world_sizes=sizes,
+                      launches=tuple(launches), doubts=doubts)  # fmt: skip
+    return place(finding, at)
 
 
-def in_series(
-    kind: str,
-    text: str,
-    series: Series,
-    *sizes: int,
-    launches: Sequence[str] = (),
-    action: str = "",
-    **values: Any,
-) -> Finding:
-    """Return a finding about a series, at these world sizes or at all."""
-    return Finding(kind, text, action=action, values=values, cases=(series.case,),
-                   world_sizes=sizes, launches=tuple(launches),
-                   is_table=series.row.origin != "measured")  # fmt: skip
+def place(finding: Finding, item: object) -> Finding:
+    """Return a finding with the place of the item that its rule examined."""
+    match item:
+        case Launch(name=name):
+            return replace(finding, launches=(name,))
+        case Entry(point=(case, size)):
+            return replace(finding, cases=(case,), world_sizes=(size,),
+                           launches=(item.launch.name,))  # fmt: skip
+        case (Series() as series, Point(world_size=size)):
+            return place(replace(finding, world_sizes=finding.world_sizes or (size,)), series)
+        case Series(row=row):
+            return replace(finding, cases=(row.case,), is_table=row.origin != "measured")
+        case Row(case=case, world_size=size):
+            return replace(finding, cases=(case,), world_sizes=(size,),
+                           is_table=item.origin != "measured")  # fmt: skip
+    return finding
 
 
 def difference(conflict: Conflict) -> Finding:
-    """Return the finding of a conflict between launches."""
     usual, value = conflict.values
     fact, launch = conflict.fact, conflict.usual
     kind, text = "differs", f"{fact} is {value}, but {usual} in launch {launch}"
     if conflict.is_tie:
-        kind = "differ"
-        text = (
-            f"the launches differ: {fact} is {value} in half of them, and {usual} in the "
-            f"others, such as {launch}"
-        )
+        kind, text = "differ", (f"the launches differ: {fact} is {value} in half of them, and "
+                                f"{usual} in the others, such as {launch}")  # fmt: skip
     return Finding(
         kind, text, values={"fact": fact, "value": value, "usual": usual, "launch": launch},
         cases=() if conflict.case is None else (conflict.case,), launches=conflict.launches,
@@ -289,26 +289,8 @@ def are_apart(point: Point) -> bool:
     return max(point.rates) > APART * min(point.rates)
 
 
-def of_break(break_: "Break") -> str:
-    """Return a sentence that describes a break of a curve."""
-    below, values = break_.below, break_.values
-    if break_.kind == "falls":
-        return f"throughput falls by {percent(values['change'])} % from {below} ranks"
-    if break_.kind == "saturation":
-        times = f"{break_.factor:g} times the ranks give {ratio(break_.growth)} times"
-        return f"saturation: {times} the throughput at {below}"
-    name = break_.kind.replace("-", " ")
-    return f"{name}: each rank does {percent(values['loss'])} % less than at {below}"
-
-
-def blocked(rules: Sequence[str]) -> str:
-    """Return the reason why results with errors allow no conclusion."""
+def blocked_text(rules: Sequence[str]) -> str:
     return f"blocked by check: {', '.join(rules)}"
-
-
-def in_ms(seconds: float) -> str:
-    """Return a time in milliseconds, without the unit."""
-    return number(1e3 * seconds)
 
 
 def joined(values: Iterable[object]) -> str:

@@ -1,48 +1,49 @@
 """Rules about launches and their cases: where and how often they ran, and single results."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import combinations, pairwise
 from statistics import geometric_mean, median
 from textwrap import shorten
 from typing import Any
 
 from lockstep.core.flags import SYSTEMATIC, threads_at_sizes
-from lockstep.core.formats import counted, listed, percent
+from lockstep.core.formats import counted, listed, number, percent
+from lockstep.core.studies import BUCKETS
 from lockstep.report.check.evidence import (
     FLAGGED,
     UNIT,
+    Entry,
     Evidence,
     Finding,
+    Place,
     are_apart,
     difference,
-    in_ms,
-    in_series,
+    fact,
     joined,
     rule,
 )
 from lockstep.report.compute import replicates
 from lockstep.report.compute.alternatives import equal_buckets
-from lockstep.report.compute.scaling import Point
+from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import CONFIDENCE, log_interval
 from lockstep.report.load import gaps, sources, training_runs
 from lockstep.report.load.conflicts import BATCHES
-from lockstep.report.load.results import COPY, Results, Row
+from lockstep.report.load.results import COPY, Launch, Results, Row
 from lockstep.report.load.sources import JOURNAL
 
 # Steps of a launch in all its timed rounds: with fewer, one slow step moves the mean by a tenth.
 FEWEST_STEPS = 10
 # A point with this many times the launches of another has too much weight in the curve.
 UNEVEN = 2
-# The command that measures what is missing, by what started the launches.
+# What started the launches -> the command that measures missing cases.
 AGAIN = {
     "jobs": "run lockstep resume",
     "run": "run lockstep run again",
     "pytest": "give the same command again with --resume",
 }
 LONGEST_NOTE = 90
-# A loss that falls by less than this share of what it must does not fall. Where labels are noise,
-# the gradient of a batch n times as large is 1/sqrt(n) as long, and a step gains 1/n, its square.
+# A loss that falls by less than this share of the least expected fall counts as flat. If labels are
+# random, the gradient of a batch n times as large is 1/sqrt(n) as long, so the loss falls by 1/n.
 STAYS = 0.1
 LOSSES = ("loss_first", "loss_last")
 FELL_BACK = "bf16-emulated"
@@ -51,24 +52,23 @@ OF_OTHER_RULES = {
     "unequal-threads", "oversubscribed", "loader-oversubscribed", "logged-rate", "smaller-batch",
     "other-samples", FELL_BACK,
 }  # fmt: skip
-# The fastest step without communication over the slowest round's step: beyond the noise of few
-# steps, the part would be longer than the whole.
+# Largest plausible ratio of the fastest step without communication to the slowest round's step.
+# Above it, the noise of few steps does not explain why the part takes longer than the whole.
 LONGER = 1.25
-# A first round so many times the longest of the others, in every launch, is no noise. Of three
-# rounds in one launch the first is the longest by chance in a third.
+# A first round that is this many times the longest other round in every launch is no noise. Fewer
+# rounds prove nothing: of three, the first is the longest by chance in a third of launches.
 COLD, FEWEST_ROUNDS = 2.0, 6
-# Cases of equal work: a smaller difference changes no conclusion.
+# Ratio of cases of equal work; a smaller one changes no conclusion.
 NOTABLE = 1.1
-# Factors that a record holds in other fields; the real buckets stand for the cap.
+# Factors that a record holds in other fields; the actual buckets replace bucket_cap_mb.
 NAMED = {"workload", "precision", "local_batch", "global_batch", "bucket_cap_mb"}
-# Defaults of a case that does not vary these.
+# Defaults of factors that a case does not name.
 USUAL = {"accumulation": 1, "no_sync": True}
 
 
 @rule("mixed-provenance", "error",
-      "a difference in speed may come from this and not from the world size",
-      "report them separately, or measure all with one image on one kind of node; until then "
-      "reports leave them out")  # fmt: skip
+      "the difference may change the speed; reports leave these launches out",
+      "report the launches separately, or measure all with one image and kind of node")  # fmt: skip
 def mixed_provenance(evidence: Evidence) -> Iterator[Finding]:
     """Launches differ in torch, CUDA, NCCL, driver, image or device."""
     for conflict in evidence.results.conflicts:
@@ -77,7 +77,7 @@ def mixed_provenance(evidence: Evidence) -> Iterator[Finding]:
 
 
 @rule("mixed-cases", "error", "one curve would mix different experiments",
-      "report them separately; until then reports leave them out")  # fmt: skip
+      "report the cases separately; until then reports leave them out")  # fmt: skip
 def mixed_cases(evidence: Evidence) -> Iterator[Finding]:
     """One case name means another workload, precision or scaling in other launches."""
     for conflict in evidence.results.conflicts:
@@ -89,16 +89,15 @@ def mixed_cases(evidence: Evidence) -> Iterator[Finding]:
       "the ranks take turns on the cores, so scaling looks worse than it is",
       "use fewer ranks per node or fewer threads per rank (threads_per_rank)")  # fmt: skip
 def oversubscription(evidence: Evidence) -> Iterator[Finding]:
-    """The ranks of a host have more threads than it has cores for them."""
+    """The ranks of a host run more threads than they have cores."""
     return _crowded(evidence, is_training=False)
 
 
 @rule("crowded-training", "note",
       "the ranks take turns on the cores, which changes times and rates but not the accuracy",
-      "quote the accuracy; to quote a time, use fewer ranks per node or fewer threads per "
-      "rank")  # fmt: skip
+      "quote the accuracy; for a time, use fewer ranks per node or threads per rank")  # fmt: skip
 def crowded_training(evidence: Evidence) -> Iterator[Finding]:
-    """The ranks of a training have more threads than their host has cores for them."""
+    """The ranks of a training run more threads than they have cores."""
     return _crowded(evidence, is_training=True)
 
 
@@ -107,68 +106,57 @@ def _crowded(evidence: Evidence, *, is_training: bool) -> Iterator[Finding]:
     rows = evidence.results.rows
     trained = {row.launch for row in rows if row.training}
     trained -= {row.launch for row in rows if not row.training}
-    for launch in evidence.results.launches:
-        if (launch.name in trained) != is_training:
-            continue
+    for launch in evidence.launches:
         hosts: dict[str, list[dict[str, Any]]] = {}
-        for rank in launch.ranks:
+        for rank in launch.ranks if (launch.name in trained) == is_training else ():
             hosts.setdefault(str(rank.get("host")), []).append(rank)
         for host, ranks in hosts.items():
             usual = launch.provenance.get("threads_per_rank")
             each: list[Any] = [rank.get("num_threads", usual) for rank in ranks]
             named = {str(core) for rank in ranks for core in rank.get("cores") or []}
             cores = len(named) or launch.provenance.get("cores_per_node")
-            if not (cores and isinstance(cores, int) and all(isinstance(n, int) for n in each)):
-                continue
-            if (threads := sum(each)) > cores:
+            is_known = isinstance(cores, int) and all(isinstance(n, int) for n in each)
+            if cores and is_known and (threads := sum(each)) > cores:
                 text = f"the ranks run {threads} threads on {counted(cores, 'core')}"
-                values = {"host": host, "threads": threads, "cores": cores}
-                yield Finding("crowded", text, values=values, launches=(launch.name,))
+                yield fact("crowded", text, launches=(launch.name,), host=host, threads=threads,
+                           cores=cores)  # fmt: skip
 
 
 @rule("unequal-ranks", "error",
       "ranks with more threads are faster, so efficiency compares unequal ranks",
-      "measure every size with the same --threads-per-rank")  # fmt: skip
-def unequal_ranks(evidence: Evidence) -> Iterator[Finding]:
+      "measure every size with the same --threads-per-rank", "series")  # fmt: skip
+def unequal_ranks(series: Series) -> Iterator[Finding]:
     """CPU ranks had more threads in one launch than in another."""
-    for series in evidence.series:
-        for flag in series.base.flags:
-            if flag.kind == "unequal-threads":
-                threads = flag.values["threads"]
-                text = threads_at_sizes(threads)
-                yield in_series("unequal-threads", text, series, threads=threads)
+    for flag in series.base.flags:
+        if flag.kind == "unequal-threads":
+            threads = flag.values["threads"]
+            yield fact("unequal-threads", threads_at_sizes(threads), threads=threads)
 
 
 @rule("no-repeat", "warning", "the noise between launches is unknown, so there is no interval",
-      "measure at least 3 launches of every point: repeats = 3", doubts=False)  # fmt: skip
-def no_repeat(evidence: Evidence) -> Iterator[Finding]:
+      "measure at least 3 launches per point: repeats = 3", "measured", doubts=False)  # fmt: skip
+def no_repeat(series: Series) -> Iterator[Finding]:
     """A measured point has one launch."""
-    for series in evidence.measured:
-        sizes = [point.world_size for point in series.points if point.num_launches == 1]
-        if sizes:
-            text = f"{counted(len(sizes), 'point')} with a single launch"
-            yield in_series("one-launch", text, series, *sizes, count=len(sizes))
+    if sizes := [point.world_size for point in series.points if point.num_launches == 1]:
+        text = f"{counted(len(sizes), 'point')} with a single launch"
+        yield fact("one-launch", text, *sizes, count=len(sizes))
 
 
 @rule("uneven-repeats", "warning", "a point repeated until its result looks good is biased",
-      "measure all points equally often, in turn")  # fmt: skip
-def uneven_repeats(evidence: Evidence) -> Iterator[Finding]:
+      "measure all points equally often", "measured")  # fmt: skip
+def uneven_repeats(series: Series) -> Iterator[Finding]:
     """One point of a series has more than twice the launches of another."""
-    for series in evidence.measured:
-        low, high = (
-            choose(series.points, key=lambda point: point.num_launches) for choose in (min, max)
-        )
-        if high.num_launches > UNEVEN * low.num_launches:
-            few, many = low.num_launches, high.num_launches
-            text = f"{counted(few, 'launch')} at {low.world_size}, {many} at {high.world_size}"
-            yield in_series("launch-counts", text, series, low.world_size, high.world_size,
-                            fewest=few, at_fewest=low.world_size, most=many,
-                            at_most=high.world_size)  # fmt: skip
+    low, high = (f(series.points, key=lambda point: point.num_launches) for f in (min, max))
+    few, many = low.num_launches, high.num_launches
+    if many > UNEVEN * few:
+        text = f"{counted(few, 'launch')} at {low.world_size}, {many} at {high.world_size}"
+        yield fact("launch-counts", text, low.world_size, high.world_size, fewest=few,
+                   at_fewest=low.world_size, most=many, at_most=high.world_size)  # fmt: skip
 
 
 @rule("duplicate", "error", "a copy is not a repeat, and makes the interval too small",
       "remove the copy")  # fmt: skip
-def same_twice(evidence: Evidence) -> Iterator[Finding]:
+def duplicates(evidence: Evidence) -> Iterator[Finding]:
     """A launch is given twice, or two launches hold identical rounds."""
     for conflict in evidence.results.conflicts:
         if conflict.fact == COPY:
@@ -179,7 +167,7 @@ def same_twice(evidence: Evidence) -> Iterator[Finding]:
     for series, point in evidence.points:
         alike: dict[tuple[Any, ...], list[str]] = {}
         for row in point.rows:
-            # A program may report the same count each time; tables, without a spread, are rounded.
+            # Equal numbers prove no copy in a program's counts, nor in tables, which are rounded.
             if row.stddev_step_s is not None and not row.program:
                 spread = (row.min_step_s, row.max_step_s, row.stddev_step_s)
                 numbers = (row.rate, row.mean_step_s, *spread, row.time_s)
@@ -187,144 +175,129 @@ def same_twice(evidence: Evidence) -> Iterator[Finding]:
         for names in alike.values():
             if len(names) > 1:
                 text = f"{joined(names)} hold the same numbers"
-                yield in_series("same-numbers", text, series, point.world_size, names=names)
+                yield fact("same-numbers", text, point.world_size, at=series, names=names)
 
 
-@rule("unit", "error", "no machine varies this much, so every ratio is wrong",
-      "check the units of both, then import or measure the wrong one again")  # fmt: skip
+@rule("unit", "error", "no machine varies this much: one value, and its ratios, are wrong",
+      "check the units, then import or measure the wrong value again")  # fmt: skip
 def other_unit(evidence: Evidence) -> Iterator[Finding]:
     """Launches of one point, or ranks of two sizes, differ as much as units do."""
-    ask = "one may be in another unit, such as milliseconds instead of seconds"
+    ask = "one value may be in another unit, such as milliseconds instead of seconds"
     for series, point in evidence.points:
-        slow, fast = _ends(point)
-        if (factor := fast.rate / slow.rate) > UNIT:
-            text = f"{fast.launch} is {factor:.0f} times as fast as {slow.launch}; {ask}"
-            yield in_series("unit", text, series, point.world_size, fast=fast.launch,
-                            slow=slow.launch, factor=factor)  # fmt: skip
+        slow, fast, factor = _extremes(point)
+        if factor > UNIT:
+            text = f"{fast} is {factor:.0f} times as fast as {slow}; {ask}"
+            yield fact("unit", text, point.world_size, at=series, fast=fast, slow=slow,
+                       factor=factor)  # fmt: skip
     for series in evidence.ladders:
         for pair in pairwise(series.points):
             each = {point.world_size: point.rate / point.world_size for point in pair}
             low, high = sorted(each, key=each.__getitem__)
             if (factor := each[high] / each[low]) > UNIT:
                 text = f"each rank is {factor:.0f} times as fast at world size {high} as at {low}"
-                yield in_series("unit-of-size", f"{text}; {ask}", series, *each, fast=high,
-                                slow=low, factor=factor)  # fmt: skip
+                yield fact("unit-of-size", f"{text}; {ask}", *each, at=series, fast=high,
+                           slow=low, factor=factor)  # fmt: skip
 
 
-def _ends(point: Point) -> tuple[Row, Row]:
-    """Return the slowest and the fastest launch of a point."""
+def _extremes(point: Point) -> tuple[str, str, float]:
+    """Return the names of the slowest and the fastest launch, and the ratio of their rates."""
     rows = sorted(point.rows, key=lambda row: row.rate)
-    return rows[0], rows[-1]
+    return rows[0].launch, rows[-1].launch, rows[-1].rate / rows[0].rate
 
 
-@rule("launches-apart", "warning", "no median and no curve describes launches this different",
-      "find out what differs between them, then measure the point again")  # fmt: skip
-def disagree(evidence: Evidence) -> Iterator[Finding]:
+@rule("launches-apart", "warning", "the median of launches that differ so much says little",
+      "find out what differs, then measure the point again", "points")  # fmt: skip
+def launches_apart(_series: Series, point: Point) -> Iterator[Finding]:
     """Launches of one point differ by more than a quarter."""
-    for series, point in evidence.points:
-        slow, fast = _ends(point)
-        is_unit = fast.rate > UNIT * slow.rate
-        # With five launches or more, a flag names the outliers.
-        is_flagged = any(flag.kind == "outlier" for flag in point.flags)
-        if are_apart(point) and not (is_unit or is_flagged):
-            excess = fast.rate / slow.rate - 1
-            text = f"{fast.launch} is {percent(excess)} % faster than {slow.launch}"
-            yield in_series("apart", text, series, point.world_size, fast=fast.launch,
-                            slow=slow.launch, excess=excess)  # fmt: skip
+    slow, fast, factor = _extremes(point)
+    # With five launches or more, a flag names the outliers.
+    is_flagged = any(flag.kind == "outlier" for flag in point.flags)
+    if are_apart(point) and factor <= UNIT and not is_flagged:
+        text = f"{fast} is {percent(factor - 1)} % faster than {slow}"
+        yield fact("apart", text, fast=fast, slow=slow, excess=factor - 1)
 
 
-@rule("shared-gpu", "error", "the ranks take turns on it, so more ranks look slower than they are",
-      "give each rank its own GPU")  # fmt: skip
-def shared_gpu(evidence: Evidence) -> Iterator[Finding]:
+@rule("shared-gpu", "error", "ranks take turns on a shared GPU, so scaling looks worse than it is",
+      "give each rank its own GPU", "launches")  # fmt: skip
+def shared_gpu(launch: Launch) -> Iterator[Finding]:
     """Two ranks of a launch computed on one GPU."""
-    for launch in evidence.results.launches:
-        gpus: dict[tuple[str, str], list[Any]] = {}
-        for rank in launch.ranks:
-            if rank.get("gpu_uuid"):
-                place = (str(rank.get("host")), str(rank["gpu_uuid"]))
-                gpus.setdefault(place, []).append(rank.get("rank"))
-        for (host, gpu), ranks in gpus.items():
-            if len(ranks) > 1:
-                text = f"ranks {joined(ranks)} share GPU {gpu}"
-                values = {"host": host, "gpu": gpu, "ranks": ranks}
-                yield Finding("shared-gpu", text, values=values, launches=(launch.name,))
+    gpus: dict[tuple[str, str], list[Any]] = {}
+    for rank in launch.ranks:
+        if rank.get("gpu_uuid"):
+            place = (str(rank.get("host")), str(rank["gpu_uuid"]))
+            gpus.setdefault(place, []).append(rank.get("rank"))
+    for (host, gpu), ranks in gpus.items():
+        if len(ranks) > 1:
+            text = f"ranks {joined(ranks)} share GPU {gpu}"
+            yield fact("shared-gpu", text, host=host, gpu=gpu, ranks=ranks)
 
 
 @rule("too-few-steps", "warning", "one slow step changes the result",
-      "measure more rounds (rounds in the campaign)", doubts=False)  # fmt: skip
-def too_few_steps(evidence: Evidence) -> Iterator[Finding]:
+      "measure more rounds (rounds in the campaign)", "measured", doubts=False)  # fmt: skip
+def too_few_steps(series: Series) -> Iterator[Finding]:
     """A launch times fewer than ten steps."""
-    for series in evidence.measured:
-        few: dict[int, int] = {}
-        for row in (row for point in series.points for row in point.rows):
-            # Runs of a program and benchmarks of others do not count steps.
-            steps = 0 if row.program else (row.rounds or 0) * (row.steps_per_round or 0)
-            if 0 < steps < FEWEST_STEPS:
-                few[row.world_size] = min(steps, few.get(row.world_size, steps))
-        if few:
-            steps_of_few = sorted(set(few.values()))
-            text = f"a launch times only {joined(steps_of_few)} steps, fewer than {FEWEST_STEPS}"
-            yield in_series(
-                "few-steps", text, series, *few, steps=steps_of_few, fewest=FEWEST_STEPS
-            )
+    few: dict[int, int] = {}
+    for row in (row for point in series.points for row in point.rows):
+        # Runs of a program and benchmarks of others do not count steps.
+        steps = 0 if row.program else (row.rounds or 0) * (row.steps_per_round or 0)
+        if 0 < steps < FEWEST_STEPS:
+            few[row.world_size] = min(steps, few.get(row.world_size, steps))
+    if few:
+        steps_of_few = sorted(set(few.values()))
+        text = f"a launch times only {joined(steps_of_few)} steps, fewer than {FEWEST_STEPS}"
+        yield fact("few-steps", text, *few, steps=steps_of_few, fewest=FEWEST_STEPS)
 
 
 @rule("unfinished-launch", "error", "the missing cases may be the slow ones",
-      "start it again; it continues where it stopped")  # fmt: skip
-def unfinished(evidence: Evidence) -> Iterator[Finding]:
+      "start the launch again; it continues where it stopped")  # fmt: skip
+def unfinished_launches(evidence: Evidence) -> Iterator[Finding]:
     """A launch ended before all of its cases were measured, skipped or failed."""
-    results, by = evidence.results, _began(evidence.results)
+    results = evidence.results
     missed = [gap for gap in gaps.gaps(results) if gap.kind == "no-result"]
     for launch in results.launches:
         cases = [_pooled(gap.case, results) for gap in missed if gap.launch == launch.name]
         # Failed cases have their own rule.
         if not launch.complete and (cases or not launch.facts.get("failed")):
-            expected = len(launch.facts.get("expected") or []) or launch.num_cases
-            held = expected - len(cases)
-            size = launch.facts.get("world_size") if cases else None
-            yield Finding("early-end", f"the launch ended early, with {held} of "
-                                       f"{counted(expected, 'case')}",
-                          action=f"{AGAIN[by]}; it continues where it stopped",
-                          values={"held": held, "expected": expected, "by": by}, cases=tuple(cases),
-                          world_sizes=(size,) if size else (), launches=(launch.name,))  # fmt: skip
+            expected = len(launch.facts.get("expected") or []) or len(launch.entries)
+            held, size = expected - len(cases), launch.facts.get("world_size") if cases else None
+            text = f"the launch ended early, with {held} of {counted(expected, 'case')}"
+            by, action = _again(results, launch.name, "{}; it continues where it stopped")
+            yield Finding("early-end", text, values={"held": held, "expected": expected, "by": by},
+                          cases=tuple(cases), world_sizes=(size,) if size else (), action=action,
+                          launches=(launch.name,))  # fmt: skip
 
 
-@rule("journal-only", "warning", "the file that the session wrote at its end was lost or changed",
-      "find out what happened to the file; keep the journal, which holds all cases",
-      doubts=False)  # fmt: skip
-def journal_only(evidence: Evidence) -> Iterator[Finding]:
+@rule("journal-only", "warning", "the result file of the session was lost or changed",
+      "find out why; keep the journal, which has all cases", "launches", doubts=False)  # fmt: skip
+def journal_only(launch: Launch) -> Iterator[Finding]:
     """A launch reached its end, but was read from its journal."""
-    for launch in evidence.results.launches:
-        is_whole = launch.complete and not launch.contradictions
-        if is_whole and launch.path.name == JOURNAL:
-            text = "result.json is missing, truncated or too old, so the journal was read"
-            yield Finding("from-journal", text, launches=(launch.name,))
+    if launch.complete and not launch.contradictions and launch.path.name == JOURNAL:
+        text = "result.json is missing, truncated or too old, so the journal was read"
+        yield fact("from-journal", text)
 
 
-@rule("journal-contradicts", "error", "both come from one measurement, so one of them was changed",
-      "restore the file that was changed, or measure the launch again")  # fmt: skip
-def journal_contradicts(evidence: Evidence) -> Iterator[Finding]:
+@rule("journal-contradicts", "error", "both files are of one measurement, so one file was changed",
+      "restore the file that was changed, or measure the launch again", "launches")  # fmt: skip
+def journal_contradicts(launch: Launch) -> Iterator[Finding]:
     """A launch's result.json holds other numbers or cases than its journal.jsonl."""
-    for launch in evidence.results.launches:
-        for case, (result, journal) in list(launch.contradictions.items())[:1]:
-            text = f"{case or 'the launch'} has {result} in result.json, but {journal} in"
-            yield Finding("contradicted", f"{text} journal.jsonl, which is used",
-                          launches=(launch.name,),
-                          values={"case": case, "result": result, "journal": journal})  # fmt: skip
+    for case, (result, journal) in list(launch.contradictions.items())[:1]:
+        text = f"{case or 'the launch'} has {result} in result.json, but {journal} in"
+        yield fact("contradicted", f"{text} journal.jsonl, which is used", case=case,
+                   result=result, journal=journal)  # fmt: skip
 
 
-@rule("unreadable-launch", "error", "its results are left out of all numbers",
+@rule("unreadable-launch", "error", "unreadable results are left out of all numbers",
       "restore the file, or measure the launch again")  # fmt: skip
-def unreadable(evidence: Evidence) -> Iterator[Finding]:
-    """A launch of the campaign, a case of a launch or a training run cannot be read."""
+def unreadable_launches(evidence: Evidence) -> Iterator[Finding]:
+    """A launch of the campaign or a case of a launch cannot be read."""
     results = evidence.results
     launches = {launch.path.parent: launch for launch in results.launches}
     for unread in results.unread:
         launch = launches.get(unread.path.parent) if unread.case else None
         plan = results.plans.get(sources.campaign_folder(unread.path), {}).get("launches", [])
         planned = {str(entry.get("name")): entry.get("world_size") for entry in plan}
-        size = unread.world_size or planned.get(unread.path.parent.name)
-        size = launch.facts.get("world_size") if launch else size
+        name = unread.path.parent.name
+        size = launch.facts.get("world_size") if launch else planned.get(name)
         yield Finding(
             "unread", unread.reason, values={"reason": unread.reason},
             cases=(unread.case,) if unread.case else (), world_sizes=(size,) if size else (),
@@ -333,86 +306,88 @@ def unreadable(evidence: Evidence) -> Iterator[Finding]:
 
 
 @rule("failed-case", "error", "the remaining cases may look better than all of them would",
-      "fix the cause, then start it again")  # fmt: skip
-def failed(evidence: Evidence) -> Iterator[Finding]:
+      "fix the cause, then start the launch again")  # fmt: skip
+def failed_cases(evidence: Evidence) -> Iterator[Finding]:
     """A case failed."""
-    action = f"fix the cause, then {AGAIN[_began(evidence.results)]}"
     for gap in gaps.gaps(evidence.results):
         if gap.kind == "failed":
-            yield _gap(gap, f"failed: {gap.reason}", action, evidence.results)
+            yield _gap(gap, f"failed: {gap.reason}", "fix the cause, then {}", evidence.results)
 
 
 @rule("missing-case", "error", "points missing without a reason may be the bad ones",
-      "start it again, which measures what is missing")  # fmt: skip
-def missing(evidence: Evidence) -> Iterator[Finding]:
+      "start the launch again, which measures what is missing")  # fmt: skip
+def missing_cases(evidence: Evidence) -> Iterator[Finding]:
     """A case or a launch was planned, but has no result."""
-    ended_early = {launch.name for launch in evidence.results.launches if not launch.complete}
-    action = f"{AGAIN[_began(evidence.results)]}, which measures what is missing"
+    ended_early = {launch.name for launch in evidence.launches if not launch.complete}
     for gap in gaps.gaps(evidence.results):
         if gap.kind != "failed" and gap.can_be_filled and gap.launch not in ended_early:
             text = "the case was expected, but the launch has no result for it"
             if gap.kind == "not-run":
                 text = "the launch was planned, but has no result"
-            yield _gap(gap, text, action, evidence.results)
+            yield _gap(gap, text, "{}, which measures what is missing", evidence.results)
 
 
 def _gap(gap: gaps.Gap, text: str, action: str, results: Results) -> Finding:
-    """Return the finding of a gap; one of a training run concerns all runs pooled with it."""
-    return Finding(gap.kind, text, action=action,
-                   values={"reason": gap.reason, "by": _began(results)},
+    """Return the finding of a gap; a training run's gap concerns all its repeats."""
+    by, action = _again(results, gap.launch, action)
+    return Finding(gap.kind, text, action=action, values={"reason": gap.reason, "by": by},
                    cases=(_pooled(gap.case, results),) if gap.case else (), launches=(gap.launch,),
                    world_sizes=(gap.world_size,) if gap.world_size else ())  # fmt: skip
 
 
 def _pooled(case: str | None, results: Results) -> str:
     name = case or ""
-    return training_runs.pooled(results.rows).get(training_runs.without_seed(name), name)
+    return training_runs.map_repeats(results.rows).get(training_runs.drop_seed(name), name)
 
 
-def _began(results: Results) -> str:
-    """Return what started the launches: `jobs`, `run` for a campaign, or `pytest`."""
+def _again(results: Results, name: str, action: str) -> tuple[str, str]:
+    """Return what started a launch, and the action, in which {} becomes the command to repeat it.
+
+    No command repeats a launch that its campaign does not plan, such as one beyond `--repeats`.
+    """
+    by = "run" if results.plans else "pytest"
     if any((folder / sources.JOBS).is_dir() for folder in results.plans):
-        return "jobs"
-    return "run" if results.plans else "pytest"
+        by = "jobs"
+    for launch in results.launches:
+        plan = results.plans.get(sources.campaign_folder(launch.path), {}).get("launches") or []
+        names = [entry.get("name") for entry in plan]
+        if launch.name == name and names and launch.facts.get("launch", name) not in names:
+            action = f"delete {launch.path.parent}, which its campaign does not plan, or plan more"
+            return by, f"{action} repeats and run it again"
+    return by, action.format(AGAIN[by])
 
 
 @rule("precision-fell-back", "error",
       "the label names a precision that this hardware does not have",
-      "leave the case out, or measure on hardware that has this precision")  # fmt: skip
-def fell_back(evidence: Evidence) -> Iterator[Finding]:
+      "leave the case out, or measure on hardware that has this precision", "points")  # fmt: skip
+def precision_fallback(_series: Series, point: Point) -> Iterator[Finding]:
     """A case was computed in another precision than requested."""
-    for series, point in evidence.points:
-        row, size = point.rows[0], point.world_size
-        asked = row.factors.get("precision")
-        flag = next((flag for flag in point.flags if flag.kind == FELL_BACK), None)
-        # A user's own test may vary a precision that it does not record.
-        used = row.checks.get("precision", row.precision)
-        if used is not None and (asked not in (None, used) or used != row.precision):
-            wanted = asked or row.precision
-            text = f"{wanted} was requested, but {used} was used"
-            yield in_series("other-precision", text, series, size, asked=wanted, used=used)
-        elif flag:
-            yield in_series("flag", str(flag), series, size, flag=str(flag))
+    row = point.rows[0]
+    requested = row.factors.get("precision")
+    # A user's own test may vary a precision that it does not record.
+    used = row.checks.get("precision", row.precision)
+    if used is not None and (requested not in (None, used) or used != row.precision):
+        wanted = requested or row.precision
+        text = f"{wanted} was requested, but {used} was used"
+        yield fact("other-precision", text, asked=wanted, used=used)
+    elif text := next((str(flag) for flag in point.flags if flag.kind == FELL_BACK), ""):
+        yield fact("flag", text, flag=text)
 
 
-@rule("other-samples", "error", "throughput counts samples, so it is wrong by the same factor",
-      "pass the local batch as samples= (len() of a pair or a dict counts its parts), then measure "
-      "again")  # fmt: skip
+@rule("other-samples", "error", "throughput counts samples and is wrong by the same factor",
+      "pass samples=local batch (len() of a pair counts its parts), and measure again")  # fmt: skip
 def other_samples(evidence: Evidence) -> Iterator[Finding]:
     """A user's own step states another number of samples than its batch holds."""
-    for series, point in evidence.points:
-        for flag in point.flags:
-            if flag.kind == "other-samples":
-                text, size = str(flag), point.world_size
-                yield in_series("flag", text, series, size, flag=text, **flag.values)
+    for series, point, flag in evidence.flags("other-samples"):
+        text = str(flag)
+        yield fact("flag", text, point.world_size, at=series, flag=text, **flag.values)
 
 
-@rule("duplicate-buckets", "warning", "any difference between them is noise",
-      "keep one of them, or choose sizes smaller than the model's gradients",
-      doubts=False)  # fmt: skip
+@rule("duplicate-buckets", "warning", "any difference between these settings is noise",
+      "keep one setting, or choose sizes below the model's gradients", doubts=False)  # fmt: skip
 def same_buckets(evidence: Evidence) -> Iterator[Finding]:
     """Two bucket sizes gave DDP identical buckets."""
-    curves = [curve for curve in evidence.measured if curve.row.study == "bucket"]
+    curves = [curve for curve in evidence.measured if curve.row.study in BUCKETS]
     for workload, caps, sizes in equal_buckets(curves):
         yield Finding(
             "equal-buckets", f"bucket_cap_mb {listed(caps)} gave the same buckets",
@@ -423,63 +398,53 @@ def same_buckets(evidence: Evidence) -> Iterator[Finding]:
 
 @rule("above-peak", "error",
       "no device exceeds its peak, so the operations, the time or the peak is wrong",
-      "check the FLOP per sample, the device's name and the clock")  # fmt: skip
-def above_peak(evidence: Evidence) -> Iterator[Finding]:
+      "check the FLOP per sample, the device's name and the clock", "points")  # fmt: skip
+def above_peak(_series: Series, point: Point) -> Iterator[Finding]:
     """The FLOP rate is above the device's peak."""
-    for series, point in evidence.points:
-        factor = max((row.mfu for row in point.rows if row.mfu is not None), default=0.0)
-        if factor > 1:
-            text = f"the FLOP rate is {factor:.2f} times the datasheet peak"
-            yield in_series("over-peak", text, series, point.world_size, factor=factor)
+    if (factor := max(row.mfu or 0.0 for row in point.rows)) > 1:
+        text = f"the FLOP rate is {factor:.2f} times the datasheet peak"
+        yield fact("over-peak", text, factor=factor)
 
 
 @rule("wrong-result", "error", "a fast case with a wrong result is a failed case",
-      "fix it and measure again")  # fmt: skip
-def wrong_result(evidence: Evidence) -> Iterator[Finding]:
+      "fix the result and measure again", "points")  # fmt: skip
+def wrong_result(_series: Series, point: Point) -> Iterator[Finding]:
     """A check of the result, made outside the timed region, failed, or the loss rose."""
-    for series, point in evidence.points:
-        for row in point.rows:
-            checks, place = row.checks, (series, point.world_size)
-            names = listed(sorted(name for name, held in checks.items() if held is False))
-            launches = (row.launch,)
-            if names:
-                text = f"the check of {names} failed"
-                yield in_series("check-failed", text, *place, launches=launches, names=names)
-            if any(checks.get(name, 0.0) is None for name in LOSSES):
-                text = "the loss is NaN or infinite"
-                yield in_series("loss-unknown", text, *place, launches=launches)
-            losses = _losses([row])
-            if losses and losses[1] > losses[0]:
-                text = "the loss rose over the timed steps"
-                yield in_series("loss-rose", text, *place, launches=launches)
+    for row in point.rows:
+        launches = (row.launch,)
+        names = listed(sorted(name for name, passed in row.checks.items() if passed is False))
+        if names:
+            text = f"the check of {names} failed"
+            yield fact("check-failed", text, launches=launches, names=names)
+        if any(row.checks.get(name, 0.0) is None for name in LOSSES):
+            yield fact("loss-unknown", "the loss is NaN or infinite", launches=launches)
+        losses = _losses([row])
+        if losses and losses[1] > losses[0]:
+            yield fact("loss-rose", "the loss rose over the timed steps", launches=launches)
 
 
 @rule("loss-stays", "warning", "training does not progress at this size as it does at others",
-      "check the learning rate and how gradients are averaged")  # fmt: skip
-def loss_stays(evidence: Evidence) -> Iterator[Finding]:
-    """The loss hardly falls at one size in the steps in which it falls at others."""
-    for series in evidence.measured:
-        known = {
-            point.world_size: (*losses, float(point.rows[0].global_batch or 1))
-            for point in series.points
-            if (losses := _losses(point.rows))
-        }
-        for size, (first, last, batch) in known.items():
-            least, other = max(
-                (
-                    (min(1.0, its_batch / batch) * (start - end), other)
-                    for other, (start, end, its_batch) in known.items()
-                    if other != size
-                ),
-                default=(0.0, size),
-            )
-            # A loss that rises is a wrong result.
-            if 0 <= first - last < STAYS * least:
-                other_first, other_last, _ = known[other]
-                text = f"the loss goes from {first:.4g} to {last:.4g}, but at world size {other}"
-                yield in_series("loss-stays", f"{text} from {other_first:.4g} to {other_last:.4g}",
-                                series, size, first=first, last=last, other=other,
-                                other_first=other_first, other_last=other_last)  # fmt: skip
+      "check the learning rate and how gradients are averaged", "measured")  # fmt: skip
+def loss_stays(series: Series) -> Iterator[Finding]:
+    """The loss hardly falls at one size over steps in which it falls at other sizes."""
+    known = {
+        point.world_size: (*losses, float(point.rows[0].global_batch or 1))
+        for point in series.points
+        if (losses := _losses(point.rows))
+    }
+    for size, (first, last, batch) in known.items():
+        falls = [
+            (min(1.0, its_batch / batch) * (start - end), other)
+            for other, (start, end, its_batch) in known.items()
+            if other != size
+        ]
+        least, other = max(falls, default=(0.0, size))
+        # The rule `wrong-result` reports a loss that rises.
+        if 0 <= first - last < STAYS * least:
+            start, end, _ = known[other]
+            text = f"the loss goes from {first:.4g} to {last:.4g}, but at world size {other}"
+            yield fact("loss-stays", f"{text} from {start:.4g} to {end:.4g}", size, first=first,
+                       last=last, other=other, other_first=start, other_last=end)  # fmt: skip
 
 
 def _losses(rows: list[Row]) -> tuple[float, float] | None:
@@ -493,18 +458,16 @@ def _losses(rows: list[Row]) -> tuple[float, float] | None:
 
 
 @rule(FLAGGED, "warning", "a flagged point is not valid evidence for a proposal",
-      "remove the cause, then measure the point again")  # fmt: skip
-def flagged(evidence: Evidence) -> Iterator[Finding]:
+      "remove the cause, then measure the point again", "points")  # fmt: skip
+def flagged_points(_series: Series, point: Point) -> Iterator[Finding]:
     """A result has a flag that no other rule covers."""
-    for series, point in evidence.points:
-        for flag in point.flags:
-            if flag.kind not in OF_OTHER_RULES:
-                text, names = str(flag), [row.launch for row in point.rows if flag in row.flags]
-                # In older files a flag is only a sentence, which is then its kind.
-                kind = text if flag.kind == "note" else flag.kind
-                finding = in_series("flag", text, series, point.world_size, launches=names,
-                                    flag=text, flag_kind=kind)  # fmt: skip
-                yield replace(finding, doubts=flag.kind in SYSTEMATIC)
+    for flag in point.flags:
+        if flag.kind not in OF_OTHER_RULES:
+            text, names = str(flag), [row.launch for row in point.rows if flag in row.flags]
+            # In older files a flag is only a sentence, which is then its kind.
+            kind = text if flag.kind == "note" else flag.kind
+            yield fact("flag", text, launches=names, doubts=flag.kind in SYSTEMATIC, flag=text,
+                       flag_kind=kind)  # fmt: skip
 
 
 @rule("not-measured", "error", "targets must not be mixed with measurements",
@@ -515,40 +478,38 @@ def not_measured(evidence: Evidence) -> Iterator[Finding]:
         if series.row.origin == "target":
             notes = evidence.table(series).get("notes") or [""]
             note = f", {shorten(notes[0], LONGEST_NOTE)}" if notes[0] else ""
-            yield in_series("targets", f"its numbers are targets{note}", series, note=note)
+            yield fact("targets", f"its numbers are targets{note}", at=series, note=note)
 
 
 @rule("ranks-missing", "error", "a round lasts as long as its slowest rank, which may be missing",
-      "rebuild the file from its journal, or measure again")  # fmt: skip
-def ranks_missing(evidence: Evidence) -> Iterator[Finding]:
+      "rebuild the file from its journal, or measure again", "entries")  # fmt: skip
+def ranks_missing(entry: Entry) -> Iterator[Finding]:
     """A case has rounds of more or fewer ranks than it ran on."""
-    for entry in evidence.entries:
-        held, size = len(entry.block["rank_round_s"]), entry.block["world_size"]
-        # Runs of a program are timed from outside by one clock.
-        if held != size and "command" not in entry.block.get("details", {}):
-            text = f"the case has rounds of {counted(held, 'rank')}, but ran on {size}"
-            yield entry.finding("ranks-missing", text, held=held, size=size)
+    held, size = len(entry.block["rank_round_s"]), entry.block["world_size"]
+    # Runs of a program are timed from outside by one clock.
+    if held != size and "command" not in entry.block.get("details", {}):
+        text = f"the case has rounds of {counted(held, 'rank')}, but ran on {size}"
+        yield fact("ranks-missing", text, held=held, size=size)
 
 
 @rule("alone-longer", "error",
       "a part cannot take longer than the whole, so one of the times is wrong",
-      "measure the case again")  # fmt: skip
-def alone_longer(evidence: Evidence) -> Iterator[Finding]:
-    """A step without communication takes longer than the whole step, beyond all its rounds."""
-    for entry in evidence.entries:
-        details = entry.block.get("details", {})
-        # The fastest step counts: other jobs may slow these steps, which run after the rounds.
-        steps = details.get("rank_variant_s", {}).get("own") or details.get("rank_alone_s")
-        alone = list(map(min, steps or [])) or details.get("alone_step_s")
-        step_s = max(entry.round_s) / entry.block["steps_per_round"]
-        if entry.block["world_size"] > 1 and alone and (alone_s := min(alone)) > LONGER * step_s:
-            text = f"the step without communication takes {in_ms(alone_s)} ms, but the longest"
-            text = f"{text} whole step takes {in_ms(step_s)} ms"
-            yield entry.finding("alone-longer", text, alone_s=alone_s, step_s=step_s)
+      "measure the case again", "entries")  # fmt: skip
+def alone_longer(entry: Entry) -> Iterator[Finding]:
+    """A step without communication takes longer than the whole step of the longest round."""
+    details = entry.block.get("details", {})
+    # The fastest step counts: other jobs may slow these steps, which run after the rounds.
+    steps = details.get("rank_variant_s", {}).get("own") or details.get("rank_alone_s")
+    alone = list(map(min, steps or [])) or details.get("alone_step_s")
+    step_s = max(entry.round_s) / entry.block["steps_per_round"]
+    if entry.block["world_size"] > 1 and alone and (alone_s := min(alone)) > LONGER * step_s:
+        text = f"the step without communication takes {number(1e3 * alone_s)} ms, but the longest"
+        text = f"{text} whole step takes {number(1e3 * step_s)} ms"
+        yield fact("alone-longer", text, alone_s=alone_s, step_s=step_s)
 
 
-@rule("launch-disagrees", "error", "one of the two belongs to another experiment",
-      "find out which is right, and measure the other again")  # fmt: skip
+@rule("launch-disagrees", "error", "the case or the launch belongs to another experiment",
+      "find out which of the two is right, and measure the other again")  # fmt: skip
 def launch_disagrees(evidence: Evidence) -> Iterator[Finding]:
     """A case names another world size or number of hosts than its launch."""
     for entry in evidence.entries:
@@ -562,18 +523,16 @@ def launch_disagrees(evidence: Evidence) -> Iterator[Finding]:
         # A launch that was resumed may have moved; a flag of the result says so.
         if own and ranked and len(facts.get("sessions") or []) < 2:
             known["hosts"] = (sorted(own), sorted(ranked))
-        for fact, (value, of_launch) in known.items():
+        for name, (value, of_launch) in known.items():
             if of_launch is not None and value != of_launch:
-                text = f"{fact} is {_text(value)} in the case, but {_text(of_launch)} in its launch"
-                yield entry.finding(
-                    "launch-disagrees", text, fact=fact, value=value, known=of_launch
-                )
-    for launch in evidence.results.launches:
+                text = f"{name} is {_text(value)} in the case, but {_text(of_launch)} in its launch"
+                yield fact("launch-disagrees", text, at=entry, fact=name, value=value,
+                           known=of_launch)  # fmt: skip
+    for launch in evidence.launches:
         ranks, size = len(launch.ranks), launch.facts.get("world_size")
         if ranks and size and ranks != size:
             text = f"the launch lists {counted(ranks, 'rank')}, but its world size is {size}"
-            values = {"ranks": ranks, "size": size}
-            yield Finding("ranks-listed", text, values=values, launches=(launch.name,))
+            yield fact("ranks-listed", text, at=launch, ranks=ranks, size=size)
 
 
 def _text(value: Any) -> str:
@@ -584,28 +543,26 @@ def _text(value: Any) -> str:
       "measure with more warm-up rounds (warmup_rounds in the campaign)", doubts=False)  # fmt: skip
 def cold_start(evidence: Evidence) -> Iterator[Finding]:
     """The first round is the longest by far in every launch of a point."""
-    points: dict[tuple[str, int], list[list[float]]] = {}
+    points: dict[Place, list[list[float]]] = {}
     for entry in evidence.entries:
         points.setdefault(entry.point, []).append(entry.round_s)
     for (case, size), rounds in points.items():
-        if sum(map(len, rounds)) < FEWEST_ROUNDS or min(map(len, rounds)) < 2:
-            continue
-        if all(first > COLD * max(others) for first, *others in rounds):
+        is_long = sum(map(len, rounds)) >= FEWEST_ROUNDS and min(map(len, rounds)) > 1
+        if is_long and all(first > COLD * max(others) for first, *others in rounds):
             factor = median(first / median(others) for first, *others in rounds)
             text = f"the first round takes {factor:.1f} times as long as the others in every launch"
-            values = {"factor": factor}
-            yield Finding("cold-start", text, values=values, cases=(case,), world_sizes=(size,))
+            yield Finding("cold-start", text, values={"factor": factor}, cases=(case,),
+                          world_sizes=(size,))  # fmt: skip
 
 
 @rule("identical-work", "warning", "the difference is not an effect of a setting",
-      "measure with more warm-up rounds, and ignore smaller differences between "
-      "cases", doubts=False)  # fmt: skip
+      "use more warm-up rounds; ignore smaller differences of cases", doubts=False)  # fmt: skip
 def identical_work(evidence: Evidence) -> Iterator[Finding]:
     """Cases of the same launches do identical work, but one takes significantly longer.
 
-    Work is identical where the gradient buckets are known and equal, and all else of a step is.
-    Each launch that holds both cases gives one ratio of median steps, so that what slows a whole
-    launch cancels. The factor is the geometric mean of the ratios.
+    Work is identical if the gradient buckets are known, and they and all else of a step are equal.
+    Each launch that holds both cases gives one ratio of median steps, so that whatever slows a
+    whole launch cancels. The factor is the geometric mean of the ratios.
     """
     # World size and work -> case -> launch -> row.
     alike: dict[tuple[int, str], dict[str, dict[str, Row]]] = {}

@@ -1,52 +1,32 @@
 """The page of a comparison as plain data, in the form that `lockstep.report.page.render` draws."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from lockstep.core.formats import DASH, counted, listed, number, percent
+from lockstep.core.formats import DASH, capital, counted, listed, number, percent
 from lockstep.core.metrics import GOOD_EFFICIENCY
 from lockstep.core.studies import TITLES
-from lockstep.report.check.checker import Finding
 from lockstep.report.check.evidence import joined
 from lockstep.report.compare import comparison, outcome
-from lockstep.report.compare.comparison import LETTERS, Comparison
-from lockstep.report.compare.judging import BLOCKED, FASTER, SAME, SLOWER, UNKNOWN
-from lockstep.report.compare.outcome import (
-    BARE,
-    EQUAL,
-    ONE_JOB,
-    JudgedPair,
-    Line,
-    change,
-    change_span,
-)
+from lockstep.report.compare.comparison import LETTERS, Campaign, Comparison, Pair
+from lockstep.report.compare.judging import BLOCKED, FASTER, SAME, SLOWER, Judged
+from lockstep.report.compare.outcome import JudgedPair, Line, change, interval
 from lockstep.report.compute.scaling import Series, series_of
 from lockstep.report.compute.statistics import median_rate
 from lockstep.report.load import layout
-from lockstep.report.load.results import Results, Row
+from lockstep.report.load.results import Row
 from lockstep.report.page import curves, facts
-from lockstep.report.page import parts as page_parts
-from lockstep.report.page.parts import (
-    MAX_ROWS,
-    ORIGINS,
-    Figure,
-    Panel,
-    Table,
-    curve_figure,
-    curve_of,
-    panel,
-    table,
-)
+from lockstep.report.page.parts import ORIGINS, Figure, Panel, Table, fold, panel, table
 from lockstep.report.words import method
 from lockstep.report.words.lines import plain
 
-# Changes of a figure, over all campaigns, and cases with curves; the table has all.
+# Most changes in a figure, over all campaigns, and most cases with curves; tables have all.
 MAX_CHANGES, MAX_CASES = 32, 6
-# More columns have no room beside each other; the figure has the intervals, --json all.
+# Most campaigns for which a table has room for intervals, and for memory; --json has all.
 MOST_IN_FULL, MOST_WITH_MEMORY = 4, 2
 MAX_FACT = 90  # characters of a cell
 HOW = (
@@ -68,120 +48,65 @@ Ladders = Mapping[str, Sequence[Series]]
 
 
 def page(
-    comparisons: Sequence[Comparison],
-    names: Sequence[str],
-    campaigns: Sequence[Results],
-    findings: Sequence[Sequence[Finding]],
-    command: str,
+    comparisons: Sequence[Comparison], campaigns: Sequence[Campaign], command: str
 ) -> dict[str, Any]:
-    """Return everything a page of comparisons with one base, the first campaign, says."""
-    # Not what a link leads to: a bundle's results have one, by the name of its archive.
+    """Return the content of a page that compares campaigns with the first one."""
+    names = [each.name for each in campaigns]
+    # Links are not resolved: the results of a bundle are a link named after its archive.
     short = [Path(os.path.abspath(name)).name for name in names]  # noqa: PTH100
-    called = short if len(set(short)) == len(short) else list(names)
+    called = short if len(set(short)) == len(short) else names
     title = f"Comparison: {listed(called[1:])} against {called[0]}"
-    lines = outcome.side_by_side(comparisons)
+    lines = outcome.align(comparisons)
     studies, figure = _studies(lines, comparisons, called)
-    sections = [_differences(comparisons), *studies, *_around(comparisons, campaigns, findings)]
-    page_parts.fold(sections)
-    outcomes = [outcome.outcome(made.points) for made in comparisons]
+    sections = [_differences(comparisons), *studies, *_appendix(comparisons, campaigns)]
+    fold(sections)
+    cautions = [f"{capital(each.text)}." for made in comparisons for each in made.cautions]
     advices = {made.sides[1]: outcome.advice(made) for made in comparisons}
-    data = [
-        {"a": names[0], "b": name} | point
-        for made, name in zip(comparisons, names[1:], strict=True)
-        for point in comparison.document(made, (names[0], name))["points"]
-    ]
+    headlines, points = [], []
+    for made, name, short_name in zip(comparisons, names[1:], called[1:], strict=True):
+        summary = outcome.outcome(made.points)
+        headlines.append({
+            "title": f"{short_name} against {called[0]}", "of": outcome.difference(made),
+            "kind": summary.kind, "text": outcome.sentence(summary, made.margin), "short": "",
+            "others": [],
+        })  # fmt: skip
+        document = comparison.document(made, (names[0], name))
+        points += [{"a": names[0], "b": name} | point for point in document["points"]]
     return {
         "title": title,
-        "band": _cautions(comparisons),
-        "summary": [_side(*side) for side in zip(LETTERS, names, campaigns, strict=False)],
+        "band": " ".join(dict.fromkeys(cautions)) or None,
+        "summary": [*map(_summary, campaigns)],
         "errors": [
-            f"{letter}: {text}"
-            for letter, of_side in zip(LETTERS, findings, strict=False)
-            for text in facts.error_lines(of_side)
+            f"{each.letter}: {text}" for each in campaigns
+            for text in facts.error_lines(each.findings)
         ],
-        "headlines": [
-            {
-                "title": f"{name} against {called[0]}",
-                "of": outcome.difference(made),
-                "kind": summary.kind,
-                "text": outcome.sentence(summary, made.margin),
-                "short": "",
-                "others": [],
-            }
-            for made, summary, name in zip(comparisons, outcomes, called[1:], strict=True)
-        ],
-        "tiles": _tiles(outcomes[0], comparisons[0]) if len(outcomes) == 1 else [],
-        "figure": figure,
-        "verdicts": [],
-        "card": None,
+        "headlines": headlines, "tiles": [], "figure": figure, "verdicts": [], "card": None,
         "warnings": _warnings(comparisons),
         "checked": "",
         "next": next(iter(advices.values())) if len(set(advices.values())) == 1
         else " ".join(f"{side}: {advice}" for side, advice in advices.items()),
         "source": f"{title}. Made with: {command}",
         "sections": sections,
-        "data": {"schema": 1, "points": data},
+        "data": {"schema": 1, "points": points},
     }  # fmt: skip
 
 
-def _side(letter: str, name: str, results: Results) -> str:
+def _summary(campaign: Campaign) -> str:
+    results = campaign.results
     sizes = sorted({row.world_size for row in results.rows})
     parts = [
+        campaign.name,
         f"{counted(len(results.launches), 'launch')}" if results.launches else "",
         f"on {listed(sizes)} rank{'' if sizes == [1] else 's'}",
         listed(results.device_names, 3), method.days(results.days),
     ]  # fmt: skip
-    return f"{letter}: {', '.join([name, *filter(None, parts)])}."
-
-
-def _cautions(comparisons: Sequence[Comparison]) -> str | None:
-    """Return each caution once, and which other campaigns it holds of in other words."""
-    cautions: dict[tuple[Any, ...], dict[str, str]] = {}
-    for made in comparisons:
-        for caution in made.cautions:
-            texts = cautions.setdefault((caution.kind, *caution.values.values()), {})
-            texts.setdefault(caution.sentence(made.sides), made.sides[1])
-    said = []
-    for texts in cautions.values():
-        (text, _), *more = texts.items()
-        said.append(f"{text[:1].upper()}{text[1:]}.")
-        if more:
-            said.append(f"The same holds for {listed(side for _, side in more)}.")
-    return " ".join(said) or None
-
-
-def _tiles(summary: outcome.Outcome, made: Comparison) -> list[dict[str, str]]:
-    """Return how many points are of which kind, and the strongest of each."""
-    least = outcome.seen(summary)
-    notes = {
-        kind: f"up to {change(points[0][1].ratio)} %, on {counted(points[0][0].world_size, 'rank')}"
-        for kind, points in ((SLOWER, summary.slower), (FASTER, summary.faster)) if points
-    }  # fmt: skip
-    notes |= {
-        SAME: f"within {100 * made.margin:g} %",
-        UNKNOWN: f"would have detected {least}" if least else "would detect no change",
-        BARE: "no interval", EQUAL: "no interval", ONE_JOB: "nodes unknown",
-        BLOCKED: "by the check",
-    }  # fmt: skip
-    usual = (SLOWER, FASTER, SAME, UNKNOWN)
-    return [
-        {
-            "label": short.capitalize(),
-            "value": f"{summary.counts[kind]} of {summary.total}",
-            "note": notes.get(kind, "") if summary.counts[kind] else "",
-            "href": "",
-        }
-        for kind, (short, _) in outcome.KINDS.items()
-        if kind in usual or summary.counts[kind]
-    ]
+    return f"{campaign.letter}: {', '.join(filter(None, parts))}."
 
 
 def _warnings(comparisons: Sequence[Comparison]) -> list[str]:
-    flags = outcome.flagged(comparisons)
+    flags = outcome.flag_points(comparisons)
     flagged = {(side, point) for (side, _), points in flags.items() for point in points}
-    kinds = {caution.kind for made in comparisons for caution in made.cautions}
-    texts = [text for kind, text in comparison.CAUTIONS.items() if kind in kinds]
-    texts += [f"{counted(len(flagged), 'point')} flagged"] if flagged else []
+    texts = [f"{counted(len(flagged), 'point')} flagged"] if flagged else []
     for made in comparisons:
         for side, only in zip(made.sides, (made.only_in_a, made.only_in_b), strict=True):
             texts += [f"{counted(len(only), 'point')} only in {side}"] if only else []
@@ -189,13 +114,13 @@ def _warnings(comparisons: Sequence[Comparison]) -> list[str]:
 
 
 def _differences(comparisons: Sequence[Comparison]) -> Panel:
-    """Return what differs between campaigns, a column for each, and what is equal in all."""
+    """Return the table of differing facts, a column per campaign, and the equal facts."""
     made = panel("differs", "What differs")
     equal = [
         outcome.fact(name) for name in comparisons[0].same_facts
         if all(name in each.same_facts for each in comparisons)
     ]  # fmt: skip
-    changed = [outcome.changed(each) for each in comparisons]
+    changed = [outcome.differences(each) for each in comparisons]
     rows = []
     for name in dict.fromkeys(name for each in changed for name in each):
         base = next(each[name][0] for each in changed if name in each)
@@ -207,8 +132,8 @@ def _differences(comparisons: Sequence[Comparison]) -> Panel:
     if rows:
         made["tables"] = [table("What differs", ["Fact", *letters], rows, len(letters) + 1)]
     else:
-        made["lead"] = ["Nothing in the recorded software, machine and options."]
-    made["lead"] += [f"Equal where all record it: {listed(equal, 12)}."] if equal else []
+        made["lead"] = ["No recorded fact of software, machine or options differs."]
+    made["lead"] += [f"Equal wherever recorded: {listed(equal, 12)}."] if equal else []
     return made
 
 
@@ -217,7 +142,7 @@ def _studies(
 ) -> tuple[list[Panel], Figure | None]:
     """Return a section for each study, and the figure of changes at the top.
 
-    That is of the study in which most changes are shown to be one.
+    The figure is of the study with the most points that are slower or faster.
     """
     studies: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
@@ -225,14 +150,12 @@ def _studies(
         studies.setdefault((row.origin, row.study), []).append(line)
     names = [f"{letter}, {name}" for letter, name in zip(LETTERS, called, strict=False)]
     sections = [_study(*key, own, comparisons, names) for key, own in studies.items()]
-    drawn = [
-        one for one in sections if one["figures"][:1] and one["figures"][0]["kind"] == "change"
-    ]
 
     def num_shown(section: Panel) -> int:
         items = [item for curve in section["figures"][0]["series"] for item in curve["items"]]
         return sum(item["kind"] in (SLOWER, FASTER) for item in items if item)
 
+    drawn = [s for s in sections if s["figures"] and s["figures"][0]["kind"] == "change"]
     return sections, max(drawn, key=num_shown)["figures"].pop(0) if drawn else None
 
 
@@ -244,20 +167,16 @@ def _study(
     title = TITLES.get(study, study) if origin == "measured" else ORIGINS[origin]
     made = panel(key, title, origin)
     ladders = _ladders(lines, names)
-    changes = _change_figure(
-        f"{key}-change", f"{title}: change against {names[0]}", lines, comparisons[0].margin,
-        names[1:],
-    )  # fmt: skip
+    about = f"{title}: change against {names[0]}"
+    changes = _change_figure(f"{key}-change", about, lines, comparisons[0].margin, names[1:])
     cases = {line.pair.case: line.pair.case_label for line in lines}
     made["figures"] = [changes] if changes else []
     for index, (case, series) in enumerate(list(ladders.items())[:MAX_CASES], start=1):
-        efficiency = curves.efficiency(key, series, GOOD_EFFICIENCY, {})
-        efficiency |= {
+        made["figures"].append(curves.efficiency(key, series, GOOD_EFFICIENCY, {}) | {
             "id": f"{key}-{index}-efficiency", "title": f"Parallel efficiency: {cases[case]}"
-        }  # fmt: skip
-        made["figures"] += [efficiency, _per_rank(f"{key}-{index}-per-rank", cases[case], series)]
+        })  # fmt: skip
     if (more := len(ladders) - MAX_CASES) > 0:
-        made["notes"] = [f"{counted(more, 'more case')} without curves here."]
+        made["notes"] = [f"{counted(more, 'more case')} have no curves here."]
     cells = [cell for line in lines for cell in line.cells if cell]
     texts = method.basis_sentences([row for pair, _ in cells for row in (*pair.a, *pair.b)])
     for figure in made["figures"]:
@@ -267,48 +186,34 @@ def _study(
     return made
 
 
-def _around(
-    comparisons: Sequence[Comparison],
-    campaigns: Sequence[Results],
-    findings: Sequence[Sequence[Finding]],
-) -> list[Panel]:
-    """Return what points have beside speed, how they are judged, and what is not among them."""
+def _appendix(comparisons: Sequence[Comparison], campaigns: Sequence[Campaign]) -> list[Panel]:
+    """Return the panels of other quantities, of the method and of points left out."""
 
-    def noted(notes: Iterable[tuple[str, str]]) -> list[str]:
+    def say(notes: Iterable[tuple[str, str]]) -> list[str]:
         is_alone = len(comparisons) == 1
         return [
-            plain(f"{text[:1].upper()}{text[1:]}." if is_alone or not side else f"{side}: {text}")
+            plain(f"{capital(text)}." if is_alone or not side else f"{side}: {text}")
             for side, text in notes
         ]
 
     beside = panel("beside", "Other quantities")
-    for made in comparisons:
-        a, b = made.sides
-        for aside in outcome.asides(made):
-            what, of, unit = aside.head
-            unit_of_sides = what.partition(", ")[2]
-            suffix = f" ({unit})" if unit else ""
-            columns = ("Quantity" if unit else "Time", "Ranks", f"{a} ({unit_of_sides})",
-                f"{b} ({unit_of_sides})", f"{of}{suffix}", f"95 % interval{suffix}",
-                "Case")  # fmt: skip
-            shown = table(aside.caption, columns, aside.rows, 1, "--json", note=aside.note,
-                folded=True, prints=True)  # fmt: skip
-            shown["columns"][-1]["text"] = True
-            beside["tables"].append(shown)
-    judged = panel("method", "How it is judged", lead=[*outcome.rule(comparisons), *MEANING])
-    judged["notes"] = noted((m.sides[1], m.look.sentence) for m in comparisons if m.has_interval)
-    flags = panel("flags", "Flags", notes=noted(("", t) for t in outcome.flag_notes(comparisons)))
+    for aside in (aside for made in comparisons for aside in outcome.asides(made)):
+        shown = table(aside.caption, aside.columns, aside.rows, 1, "--json", note=aside.note,
+                      folded=True, prints=True)  # fmt: skip
+        shown["columns"][-1]["text"] = True
+        beside["tables"].append(shown)
+    judged = panel("method", "How points are judged", lead=[*outcome.rule(comparisons), *MEANING])
+    judged["notes"] = say((m.sides[1], m.look.sentence) for m in comparisons if m.has_interval)
+    flags = panel("flags", "Flags", notes=say(("", t) for t in outcome.flag_notes(comparisons)))
     left = panel("left-out", "Left out")
     left["notes"] = [
-        *noted((made.sides[1], text) for made in comparisons for text in outcome.left_out(made)),
-        *(f"Not read: {why}" for results in campaigns for why in results.unread),
+        *say((made.sides[1], text) for made in comparisons for text in outcome.omissions(made)),
+        *(f"Not read: {why}" for each in campaigns for why in each.results.unread),
     ]
     checked = {
-        letter: own
-        for letter, of_side in zip(LETTERS, findings, strict=False)
-        if (own := facts.findings_panel(of_side))
+        each.letter: own for each in campaigns if (own := facts.findings_panel(each.findings))
     }
-    made_of_check = [next(iter(checked.values())) | {
+    of_check = [next(iter(checked.values())) | {
         "title": "Findings of the check",
         "lead": [f"{letter}: {text}" for letter, own in checked.items() for text in own["lead"]],
         "tables": [
@@ -316,14 +221,12 @@ def _around(
             for letter, own in checked.items() for each in own["tables"]
         ],
     }] if checked else []  # fmt: skip
-    return [
-        *([beside] if beside["tables"] else []), judged,
-        *(each for each in (flags, left) if each["notes"]), *made_of_check,
-    ]  # fmt: skip
+    optional = [each for each in (flags, left) if each["notes"]]
+    return [*([beside] if beside["tables"] else []), judged, *optional, *of_check]
 
 
 def _names(lines: Sequence[Line]) -> list[str]:
-    """Return what points of one study are called: ranks, and what tells cases and layouts apart."""
+    """Return names of a study's points: ranks, and what distinguishes cases and layouts."""
     labels = [line.pair.case_label.split(", ") for line in lines]
     shared = set.intersection(*map(set, labels)) if labels else set()
     has_cases = len({line.pair.case for line in lines}) > 1
@@ -333,7 +236,7 @@ def _names(lines: Sequence[Line]) -> list[str]:
         point = line.pair.case, line.pair.world_size
         rows = [each.pair.a[0] for each in lines if (each.pair.case, each.pair.world_size) == point]
         if len(rows) > 1:
-            placed = layout.layout(line.pair.a[0], layout.differing(rows))
+            placed = layout.layout(line.pair.a[0], layout.list_differing(rows))
             own += [placed.text] if placed.text else []
         names.append(", ".join([counted(line.pair.world_size, "rank"), *own]))
     return names
@@ -342,10 +245,7 @@ def _names(lines: Sequence[Line]) -> list[str]:
 def _change_figure(
     key: str, title: str, lines: Sequence[Line], margin: float, names: Sequence[str]
 ) -> Figure | None:
-    """Return the change at each point of a study, by ranks; None where all are blocked.
-
-    Where there is no room for all, cases are kept as a whole, the strongest first.
-    """
+    """Return the figure of the largest changes of a study; None if all points are blocked."""
 
     def strength(line: Line) -> float:
         judged = [cell[1] for cell in line.cells if cell and cell[1].verdict != BLOCKED]
@@ -357,25 +257,16 @@ def _change_figure(
             return None
         judged = cell[1]
         kind = judged.verdict if judged.verdict in (SLOWER, FASTER, SAME) else "open"
-        span = f" ({change_span(judged.interval)})" if judged.interval else ""
+        span = f" ({interval(judged, change)})" if judged.interval else ""
         text = f"{side}, {name}: {change(judged.ratio)} %{span}, {outcome.short(judged)}"
         ends = [end - 1 for end in judged.interval] if judged.interval else None
         return {"value": judged.ratio - 1, "interval": ends, "kind": kind, "text": text}
 
-    most = MAX_CHANGES // len(names)
-    cases: dict[str, list[Line]] = {}
-    for line in sorted(filter(strength, lines), key=strength, reverse=True):
-        cases.setdefault(line.pair.case, []).append(line)
-    if not cases:
+    largest = sorted(filter(strength, lines), key=strength, reverse=True)
+    kept = [*map(id, largest[: MAX_CHANGES // len(names)])]
+    if not kept:
         return None
-    first, *others = cases.values()
-    kept = first[:most]
-    for own in others:
-        kept += own if len(kept) + len(own) <= most else []
-    drawn = [
-        (line, name) for line, name in zip(lines, _names(lines), strict=True)
-        if any(line is each for each in kept)
-    ]  # fmt: skip
+    drawn = [each for each in zip(lines, _names(lines), strict=True) if id(each[0]) in kept]
     series: list[dict[str, Any]] = [
         {"label": side, "items": [item(line.cells[i], name, side) for line, name in drawn]}
         for i, side in enumerate(names)
@@ -391,8 +282,8 @@ def _change_figure(
     }  # fmt: skip
 
 
-def _ladders(lines: Sequence[Line], names: Sequence[str]) -> dict[str, list[Series]]:
-    """Return of each case the curve of every campaign, where several sizes can be compared."""
+def _ladders(lines: Sequence[Line], names: Sequence[str]) -> Ladders:
+    """Return the curve of every campaign for each case with several common sizes."""
     ladders: dict[str, list[Series]] = {}
     for case in dict.fromkeys(line.pair.case for line in lines):
         own = [line for line in lines if line.pair.case == case]
@@ -407,7 +298,7 @@ def _ladders(lines: Sequence[Line], names: Sequence[str]) -> dict[str, list[Seri
             if len({rows[0].world_size for rows in points}) > 1
         }
         sizes = [{row.world_size for row in rows} for rows in curves.values()]
-        # Curves relative to different sizes say nothing of one another.
+        # Curves relative to different sizes cannot be compared.
         if len(sizes) > 1 and (common := set.intersection(*sizes)):
             series = [
                 replace(series_of(rows, min(common))[0], label=name)
@@ -417,80 +308,59 @@ def _ladders(lines: Sequence[Line], names: Sequence[str]) -> dict[str, list[Seri
     return ladders
 
 
-def _per_rank(key: str, case: str, series: Sequence[Series]) -> Figure:
-    unit = series[0].row.sample_unit
-    curves = [
-        curve_of(
-            curve,
-            lambda p: p.rate / p.world_size,
-            lambda p: (
-                p.rate_interval
-                and (p.rate_interval[0] / p.world_size, p.rate_interval[1] / p.world_size)
-            ),
-            lambda p: [r / p.world_size for r in p.rates],
-        )
-        for curve in series
-    ]
-    of = f"{unit}/s" if unit else "1/s"
-    return curve_figure(key, f"Throughput per rank: {case}", f"Throughput per rank ({of})", curves)
-
-
 def _points(
     title: str, lines: Sequence[Line], comparisons: Sequence[Comparison], ladders: Ladders
 ) -> Table:
-    """Return the points of a study: a lone campaign in full, several side by side."""
+    """Return the table of a study: one comparison in full, several side by side."""
     units = {line.pair.a[0].sample_unit for line in lines}
     unit = f"{units.pop()}/s" if len(units) == 1 and "" not in units else ""
-    is_alone = len(comparisons) == 1
-    kept = ["change (%)", "interval (%)", "verdict", "memory"]
-    if len(comparisons) > MOST_WITH_MEMORY:
-        kept.remove("memory")
-    if len(comparisons) > MOST_IN_FULL:
-        kept.remove("interval (%)")
-    suffix = f" ({unit})" if unit else ""
-    columns = ["Ranks", "Case", f"A{suffix}"]
-    rows = [
-        [str(line.pair.world_size), name.partition(", ")[2], _rate(line.pair.a, unit)]
-        for line, name in zip(lines[:MAX_ROWS], _names(lines), strict=False)
-    ]
+    columns = {
+        "Ranks": [str(line.pair.world_size) for line in lines],
+        "Case": [name.partition(", ")[2] for name in _names(lines)],
+        f"A ({unit})" if unit else "A": [_rate(line.pair.a, unit) for line in lines],
+    }
     for i, made in enumerate(comparisons):
-        a, b = made.sides
-        memory = f"Peak memory {b} / A"
-        if is_alone:
-            columns += [f"{b}{suffix}", "Change (%)", "Interval (%)", "Verdict", memory,
-                "Could show (%)", f"Efficiency {a} (%)", f"Efficiency {b} (%)",
-                "Launches"]  # fmt: skip
-        else:
-            columns += [memory if name == "memory" else f"{b} {name}" for name in kept]
-        for line, row in zip(lines, rows, strict=False):
-            cell = line.cells[i]
-            cells = dict.fromkeys(kept, DASH) if cell is None else {
-                "change (%)": change(None if cell[1].blocked_by else cell[1].ratio),
-                "interval (%)": change_span(cell[1].interval),
-                "verdict": outcome.short(cell[1]),
-                "memory": outcome.memory(*cell),
-            }  # fmt: skip
-            if is_alone and cell:
-                row += [_rate(cell[0].b, unit), *cells.values(), *_rest(cell, ladders)]
-            else:
-                row += [cells[name] for name in kept]
-    left = len(lines) - len(rows)
+        for head, text in _columns(made, len(comparisons), unit, ladders).items():
+            columns[head] = [text(*cell) if (cell := line.cells[i]) else DASH for line in lines]
     bases = sorted({curves[0].baseline for curves in ladders.values()})
-    note = " ".join([
-        *outcome.rule(comparisons),
-        *([BASELINE.format(joined(bases))] if bases and is_alone else []),
-        *([f"{counted(left, 'more point')} in --json only."] if left else []),
-    ])  # fmt: skip
-    sides = [[cell for line in lines if (cell := line.cells[i])] for i in range(len(comparisons))]
+    base = [BASELINE.format(joined(bases))] if bases and len(comparisons) == 1 else []
+    note = " ".join([*outcome.rule(comparisons), *base])
     finding = "; ".join(
         f"{made.sides[1]}: {outcome.sentence(outcome.outcome(points), made.margin)}"
-        for made, points in zip(comparisons, sides, strict=True)
-        if points
+        for i, made in enumerate(comparisons)
+        if (points := [cell for line in lines if (cell := line.cells[i])])
     )
-    points = table(title, columns, rows, note=note, finding=finding, prints=True)
-    for column in points["columns"]:
+    rows = list(zip(*columns.values(), strict=True))
+    points_table = table(title, [*columns], rows, 0, "--json", note=note, finding=finding,
+                         prints=True)  # fmt: skip
+    for column in points_table["columns"]:
         column["text"] = column["label"] == "Case"
-    return points
+    return points_table
+
+
+def _columns(
+    made: Comparison, count: int, unit: str, ladders: Ladders
+) -> dict[str, Callable[[Pair, Judged], str]]:
+    """Return heading -> text of a cell, for one of `count` comparisons; many have fewer columns."""
+    a, b = made.sides
+    own: dict[str, Callable[[Pair, Judged], str]] = {
+        "change (%)": lambda _, judged: change(None if judged.blocked_by else judged.ratio),
+        "interval (%)": lambda _, judged: interval(judged, change),
+        "verdict": lambda _, judged: outcome.short(judged),
+    }
+    memory = {f"Peak memory {b} / A": outcome.memory} if count <= MOST_WITH_MEMORY else {}
+    if count > MOST_IN_FULL:
+        del own["interval (%)"]
+    if count > 1:
+        return {f"{b} {name}": text for name, text in own.items()} | memory
+    return {
+        f"{b} ({unit})" if unit else b: lambda pair, _: _rate(pair.b, unit),
+        **{name.capitalize(): text for name, text in own.items()}, **memory,
+        "Could show (%)": lambda _, judged: _least(judged.smallest_change),
+        f"Efficiency {a} (%)": lambda pair, _: _efficiency(pair.a, ladders.get(pair.case), 0),
+        f"Efficiency {b} (%)": lambda pair, _: _efficiency(pair.b, ladders.get(pair.case), 1),
+        "Launches": lambda pair, _: f"{len(pair.a)} + {len(pair.b)}",
+    }  # fmt: skip
 
 
 def _rate(rows: Sequence[Row], unit: str) -> str:
@@ -498,23 +368,17 @@ def _rate(rows: Sequence[Row], unit: str) -> str:
     return number(median_rate([row.rate for row in rows])) + ("" if unit or not of else f" {of}/s")
 
 
-def _rest(cell: JudgedPair, ladders: Ladders) -> list[str]:
-    """Return what a point could show, its efficiencies and the number of its launches.
+def _least(change: float | None) -> str:
+    if change is None:
+        return DASH
+    return f"{100 * change:.2g}" if change < 1 else "> 100"
 
-    The efficiency of a layout that is not that of the main series is unknown.
-    """
-    pair, judged = cell
-    efficiencies: list[float | None] = [None, None]
-    for i, (rows, curve) in enumerate(
-        zip((pair.a, pair.b), ladders.get(pair.case, ()), strict=False)
-    ):
-        launches = {row.launch for row in rows}
-        for point in curve.points:
-            is_same = {row.launch for row in point.rows} == launches
-            if point.world_size == pair.world_size and is_same:
-                efficiencies[i] = point.parallel_efficiency
-    least = None if judged.smallest_change is None else 100 * judged.smallest_change
-    return [
-        DASH if least is None else f"{least:.2g}" if least < 100 else "> 100",
-        *map(percent, efficiencies), f"{len(pair.a)} + {len(pair.b)}",
-    ]  # fmt: skip
+
+def _efficiency(rows: Sequence[Row], curves: Sequence[Series] | None, side: int) -> str:
+    """Return a point's efficiency; a dash if its layout is not that of the main series."""
+    launches = {row.launch for row in rows}
+    for point in curves[side].points if curves else ():
+        is_here = point.world_size == rows[0].world_size
+        if is_here and {row.launch for row in point.rows} == launches:
+            return percent(point.parallel_efficiency)
+    return DASH

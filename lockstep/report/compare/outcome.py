@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from lockstep.core.formats import (
     DASH,
@@ -13,13 +13,14 @@ from lockstep.core.formats import (
     number,
     percent,
     percent_span,
-    ratio,
     ratio_span,
     trimmed,
 )
-from lockstep.report.check.evidence import blocked, joined
+from lockstep.core.formats import ratio as as_ratio
+from lockstep.report.check.evidence import blocked_text, joined
 from lockstep.report.compare.comparison import (
     FIRST_FACTS,
+    Both,
     Comparison,
     Pair,
     ambiguity,
@@ -35,7 +36,8 @@ from lockstep.report.compare.judging import (
     Judged,
     launches_needed,
 )
-from lockstep.report.words import escapes, lines
+from lockstep.report.compute.scaling import WIDEST
+from lockstep.report.words import lines
 
 JudgedPair = tuple[Pair, Judged]
 # Why the noise of a point is unknown: a side has no repeats, the launches are equal to the last
@@ -52,11 +54,12 @@ KINDS = {
     ONE_JOB: ("one job", "of unknown noise, since repeats share a job"),
     BLOCKED: ("blocked", "blocked by the check"),
 }
-MOST_CHANGE = 10.0  # nobody looks for a larger change (factor)
-MOST_SENSIBLE = 40  # launches per side; more is not useful advice
+MOST_CHANGE = 10.0  # factor; larger changes are obvious
+MOST_SENSIBLE = 40  # launches per side; nobody will measure more
 MOST_NAMED, MOST_SIZES = 2, 6  # differences and sizes that fit in a headline
 LARGEST = 1000  # per cent that fit in a cell
-# A hash, of which texts show the first characters.
+TOO_WIDE = "too wide"
+# A hash; texts show its first characters.
 _HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28,}\b")
 _NAMES = {
     "image_sha256": "image", "project_commit": "commit", "project_dirty": "uncommitted changes",
@@ -69,45 +72,38 @@ class Outcome:
     """The summary of the points of a comparison.
 
     Attributes:
-        kind: "differs": a point is slower or faster; "same": all points are the same within the
-            margin; "blocked": errors of the check block all of them; "unshown": anything else.
+        kind: "differs" if a point is slower or faster, "same" or "blocked" if all points are,
+            else "unshown".
         counts: Number of points of each kind of `KINDS`.
-        slower: The slower points, largest loss first.
-        faster: The faster points, largest gain first.
-        smallest_change: Relative change that every point without enough evidence would have
-            detected with 90 % power; None if there is no such point or no such change.
+        slower: The slower points, the largest change first; `faster` has the faster ones.
+        seen: The change that each noisy point would have detected with 90 % power; may be empty.
     """
 
     kind: str
     counts: Counter[str]
     slower: Sequence[JudgedPair]
     faster: Sequence[JudgedPair]
-    smallest_change: float | None
-
-    @property
-    def total(self) -> int:
-        """Return the number of points."""
-        return sum(self.counts.values())
+    seen: str
 
 
 def outcome(points: Sequence[JudgedPair]) -> Outcome:
     """Return the summary of the points of a comparison, or of one study of it."""
-    counts = Counter(counted_as(judged) for _, judged in points)
+    counts = Counter(kind_of(judged) for _, judged in points)
     by_ratio = sorted(points, key=lambda point: point[1].ratio)
     slower = [point for point in by_ratio if point[1].verdict == SLOWER]
     faster = [point for point in reversed(by_ratio) if point[1].verdict == FASTER]
-    changes = [judged.smallest_change for _, judged in points if counted_as(judged) == UNKNOWN]
-    finite = [change for change in changes if change is not None]
-    least = max(finite) if finite and len(finite) == len(changes) else None
+    changes = [judged.smallest_change for _, judged in points if kind_of(judged) == UNKNOWN]
+    least = max((MOST_CHANGE + 1 if change is None else change for change in changes), default=None)
+    seen = "" if least is None or least > MOST_CHANGE else f"{100 * least:.2g} %"
     kind = "unshown"
     if slower or faster:
         kind = "differs"
     elif len(counts) == 1:
         kind = {BLOCKED: "blocked", SAME: "same"}.get(next(iter(counts)), kind)
-    return Outcome(kind, counts, slower, faster, least)
+    return Outcome(kind, counts, slower, faster, seen)
 
 
-def counted_as(judged: Judged) -> str:
+def kind_of(judged: Judged) -> str:
     """Return a point's verdict, or `BARE`, `EQUAL` or `ONE_JOB` if its noise is unknown."""
     if judged.in_one_job:
         return ONE_JOB
@@ -117,13 +113,12 @@ def counted_as(judged: Judged) -> str:
 
 
 def short(judged: Judged) -> str:
-    """Return a point's verdict as the text of a cell."""
-    return KINDS[counted_as(judged)][0]
+    return KINDS[kind_of(judged)][0]
 
 
-def changed(comparison: Comparison) -> dict[str, tuple[list[Any], list[Any]]]:
-    """Return the differing facts, factors of cases first, with the values of A and of B."""
-    factors: dict[str, tuple[list[Any], list[Any]]] = {}
+def differences(comparison: Comparison) -> dict[str, Both]:
+    """Return the facts that differ and their values in A and B, the cases' factors first."""
+    factors: dict[str, Both] = {}
     for pair, _ in comparison.points:
         for name, both in pair.changed.items():
             for side, value in zip(factors.setdefault(name, ([], [])), both, strict=True):
@@ -131,14 +126,13 @@ def changed(comparison: Comparison) -> dict[str, tuple[list[Any], list[Any]]]:
     return factors | comparison.environment
 
 
-def notable(comparison: Comparison) -> dict[str, tuple[list[Any], list[Any]]]:
-    """Return the differing factors, software and devices, which are what one compares."""
-    factors = {name for pair, _ in comparison.points for name in pair.changed}
-    return {k: v for k, v in changed(comparison).items() if k in factors or k in FIRST_FACTS}
+def main_differences(comparison: Comparison) -> dict[str, Both]:
+    """Return the differing factors, software and devices, the subjects of most comparisons."""
+    names = {name for pair, _ in comparison.points for name in pair.changed} | {*FIRST_FACTS}
+    return {name: both for name, both in differences(comparison).items() if name in names}
 
 
 def values(of_side: Sequence[Any]) -> str:
-    """Return the values of a fact on one side as text."""
     if not of_side:
         return "nothing"
     texts = [
@@ -155,23 +149,23 @@ def fact(name: str) -> str:
 
 def difference(comparison: Comparison) -> str:
     """Return the start of a sentence that names what differs between A and B."""
-    main = notable(comparison)
-    others = len(changed(comparison)) - len(main)
-    if not main and others:
-        return f"Other {listed([fact(name) for name in changed(comparison)], MOST_NAMED)}"
+    main, every = main_differences(comparison), differences(comparison)
+    if not main and every:
+        return f"Other {listed([fact(name) for name in every], MOST_NAMED)}"
     if not main:
         return "Without a known difference"
     texts = [f"{fact(k)} {values(b)} instead of {values(a)}" for k, (a, b) in main.items()]
-    more = len(texts) - MOST_NAMED + others
-    named = [*texts[:MOST_NAMED], *([counted(more, "other difference")] if more > 0 else [])]
+    more = len(every) - min(len(texts), MOST_NAMED)
+    named = [*texts[:MOST_NAMED], *([counted(more, "other difference")] if more else [])]
     return f"With {joined(named)}"
 
 
 def sentence(summary: Outcome, margin: float) -> str:
     """Return the summary as text: the strongest claims, then the number of points per kind."""
+    total = summary.counts.total()
     claims = {
         "differs": " and ".join(
-            _claim(points, is_named=summary.total > 1)
+            _claim(points, is_named=total > 1)
             for points in (summary.slower, summary.faster)
             if points
         ),
@@ -179,25 +173,25 @@ def sentence(summary: Outcome, margin: float) -> str:
         "blocked": "no verdict",
         "unshown": "no difference is shown",
     }[summary.kind]
-    least = seen(summary)
-    noise = f"a change of {least} or more would have been detected 9 times in 10"
-    noise = noise if least else "no change would have been detected"
+    noise = "no change would have been detected"
+    if summary.seen:
+        noise = f"a change of {summary.seen} or more would have been detected 9 times in 10"
     counts = {
         text.format(margin=100 * margin, seen=noise): summary.counts[kind]
         for kind, (_, text) in KINDS.items()
         if summary.counts[kind]
     }
-    if len(counts) == 1:
-        which = "The one point is" if summary.total == 1 else f"All {summary.total} points are"
-        return f"{claims}. {which} {next(iter(counts))}."
     (text, first), *rest = counts.items()
+    if not rest:
+        which = "The only point is" if total == 1 else f"All {total} points are"
+        return f"{claims}. {which} {text}."
     verb = "is" if first == 1 else "are"
     parts = [f"{first} {verb} {text}", *(f"{count} {other}" for other, count in rest)]
-    return f"{claims}. Of {counted(summary.total, 'point')}, {joined(parts)}."
+    return f"{claims}. Of {counted(total, 'point')}, {joined(parts)}."
 
 
 def _claim(points: Sequence[JudgedPair], *, is_named: bool) -> str:
-    """Return which sizes are slower, or faster, and by how much the first point is."""
+    """Return which sizes are slower, or faster, and the change of the first point."""
     pair, judged = points[0]
     sizes = sorted({pair.world_size for pair, _ in points})
     sign = -1 if judged.verdict == SLOWER else 1
@@ -207,18 +201,10 @@ def _claim(points: Sequence[JudgedPair], *, is_named: bool) -> str:
     where = f" in {pair.a[0].study} {pair.case_label}" if is_named else ""
     if len(sizes) > 1:
         ranks = joined(sizes) if len(sizes) <= MOST_SIZES else f"{sizes[0]} to {sizes[-1]}"
-        return (
-            f"{ranks} ranks are {judged.verdict}, by up to {much} {span}, on {pair.world_size}"
-            f"{where}"
-        )
+        claim = f"{ranks} ranks are {judged.verdict}, by up to {much} {span}"
+        return f"{claim}, on {pair.world_size}{where}"
     verb = "is" if sizes == [1] else "are"
     return f"{counted(sizes[0], 'rank')} {verb} {much} {judged.verdict} {span}{where}"
-
-
-def seen(summary: Outcome) -> str:
-    """Return the smallest change that noisy points would have detected; empty if there is none."""
-    least = summary.smallest_change
-    return "" if least is None or least > MOST_CHANGE else f"{100 * least:.2g} %"
 
 
 def advice(comparison: Comparison) -> str:
@@ -227,38 +213,38 @@ def advice(comparison: Comparison) -> str:
     a, b = comparison.sides
     cautions = {caution.kind for caution in comparison.cautions}
     if summary.counts[BLOCKED]:
-        return "Fix the errors that lockstep check reports for these points, then compare again."
+        rules = dict.fromkeys(rule for _, judged in comparison.points for rule in judged.blocked_by)
+        return (
+            f"Fix the errors that lockstep check reports for these points ({joined(rules)}), then "
+            "compare again."
+        )
     if "copies" in cautions:
         return f"Measure {b} again: launches that are on both sides cannot show a difference."
     unknown = {
         BARE: "Measure five launches per side: without repeats the noise is unknown.",
-        EQUAL: (
-            "Give rates with more digits, from launches that are not copies: these show no noise."
-        ),
+        EQUAL: ("Give rates with more digits, not copied: equal rates show no noise."),
         ONE_JOB: f"Measure the repeats of {a} and of {b} in several jobs (share_job = false).",
     }
-    for kind, text in unknown.items():
-        if summary.counts[kind]:
-            return text
-    if summary.kind == "differs" and "not-in-turn" in cautions:
-        return (
-            f"Measure {a} and {b} in turn, {a} {b} {b} {a}: the difference may be a drift of "
-            "the machine."
-        )
+    for kind in filter(summary.counts.__getitem__, unknown):
+        return unknown[kind]
     if summary.kind == "differs":
-        names = [fact(name) for name in notable(comparison)]
+        if "not-in-turn" in cautions:
+            turns = f"{a} and {b} in the order {a} {b} {b} {a}"
+            return f"Measure {turns}: the difference may be a drift of the machine."
+        names = [fact(name) for name in main_differences(comparison)]
         if len(names) > 1:
             return f"Change back one of {listed(names, 4)} and measure again to find the cause."
         return f"Run lockstep report to see where the time of {b} goes."
-    if not summary.counts[UNKNOWN]:
+    noisy = [judged.spread or 0.0 for _, judged in comparison.points if judged.verdict == UNKNOWN]
+    if not noisy:
         return "Nothing: all points are the same within the margin."
-    noisy = [judged for _, judged in comparison.points if judged.verdict == UNKNOWN]
-    spread = max(judged.spread or 0.0 for judged in noisy)
-    needed = launches_needed(spread, comparison.margin, comparison.next_error)
+    # At the error rate of the next look at more launches.
+    error = comparison.error * comparison.look.next_share / comparison.look.share
+    needed = launches_needed(max(noisy), comparison.margin, error)
     goal = f"a change of {100 * comparison.margin:.2g} % at the noisiest point"
     if needed is None or needed > MOST_SENSIBLE:
         return (
-            f"Find what disturbs the machine: launches vary by up to {percent(spread)} %, so "
+            f"Find what disturbs the machine: launches vary by up to {percent(max(noisy))} %, so "
             f"{needed or 'more than 1,000'} per side are needed to detect {goal}."
         )
     return f"Measure {needed} launches per side to detect {goal}."
@@ -274,9 +260,12 @@ def change(value: float | None) -> str:
     return f"{per_cent:+.1f}" if per_cent else "0.0"
 
 
-def change_span(ends: tuple[float, float] | None) -> str:
-    """Return an interval of a ratio as changes in per cent."""
-    return DASH if ends is None else f"{change(ends[0])} to {change(ends[1])}"
+def interval(judged: Judged, end: Callable[[float], str] = "{:.3f}".format) -> str:
+    """Return a point's interval as a cell; `end` prints each end of it."""
+    if judged.interval is None:
+        return DASH
+    low, high = judged.interval
+    return TOO_WIDE if high > WIDEST * low else f"{end(low)} to {end(high)}"
 
 
 def memory(pair: Pair, judged: Judged) -> str:
@@ -285,23 +274,14 @@ def memory(pair: Pair, judged: Judged) -> str:
     return DASH if value is None else f"{value:.3f}"
 
 
-@dataclass(frozen=True)
-class Line:
-    """One point of the first campaign, with that of each other campaign.
+class Line(NamedTuple):
+    """A point of comparisons with one base: its cell in each, None if missing, and a pair."""
 
-    Attributes:
-        cells: One per comparison; None if it lacks the point.
-    """
-
-    cells: tuple[JudgedPair | None, ...]
-
-    @property
-    def pair(self) -> Pair:
-        """Return the first pair that has the point."""
-        return next(cell[0] for cell in self.cells if cell)
+    pair: Pair
+    cells: list[JudgedPair | None]
 
 
-def side_by_side(comparisons: Sequence[Comparison]) -> list[Line]:
+def align(comparisons: Sequence[Comparison]) -> list[Line]:
     """Return the points of comparisons with one base, sorted by the number of ranks."""
     cells_of: dict[object, list[JudgedPair | None]] = {}
     for index, comparison in enumerate(comparisons):
@@ -309,11 +289,11 @@ def side_by_side(comparisons: Sequence[Comparison]) -> list[Line]:
             launches = tuple(sorted(row.launch for row in pair.a))
             key = pair.case, pair.world_size, launches
             cells_of.setdefault(key, [None] * len(comparisons))[index] = pair, judged
-    rows = [Line(tuple(cells)) for cells in cells_of.values()]
+    rows = [Line(next(filter(None, cells))[0], cells) for cells in cells_of.values()]
     return sorted(rows, key=lambda line: line.pair.world_size)
 
 
-def flagged(comparisons: Sequence[Comparison]) -> dict[tuple[str, str], dict[Any, Pair]]:
+def flag_points(comparisons: Sequence[Comparison]) -> dict[tuple[str, str], dict[Any, Pair]]:
     """Return (letter of a campaign, flag) -> flagged points; those of the base occur once."""
     flags: dict[tuple[str, str], dict[Any, Pair]] = {}
     for comparison in comparisons:
@@ -331,11 +311,11 @@ def flag_notes(comparisons: Sequence[Comparison]) -> list[str]:
     return [
         f"flag: {side}: {flag}: "
         + listed([f"{pair.label} at {pair.world_size}" for pair in points.values()], 3)
-        for (side, flag), points in flagged(comparisons).items()
+        for (side, flag), points in flag_points(comparisons).items()
     ]
 
 
-def left_out(comparison: Comparison) -> list[str]:
+def omissions(comparison: Comparison) -> list[str]:
     """Return sentences on points without a partner or with several, and on --allow."""
     only = zip(comparison.sides, (comparison.only_in_a, comparison.only_in_b), strict=True)
     texts = [
@@ -352,7 +332,7 @@ def left_out(comparison: Comparison) -> list[str]:
 
 
 def rule(comparisons: Sequence[Comparison]) -> list[str]:
-    """Return a sentence on the level of the intervals and the verdicts; empty without intervals."""
+    """Return sentences on the level of the intervals and the verdicts; none without intervals."""
     levels = {}
     for comparison in comparisons:
         if tested := sum(judged.interval is not None for _, judged in comparison.points):
@@ -367,23 +347,22 @@ def rule(comparisons: Sequence[Comparison]) -> list[str]:
     )
     also = ", each also corrected for" if len(levels) > 1 else " and"
     beside = f"{also} {count} comparisons" if count > 1 else ""
-    return [
+    text = (
         f"Intervals are at {drawn}{beside}. Same: the interval is within {1 / (1 + margin):.3f} to "
-        f"{1 + margin:.3f}; faster or slower: it is not, and excludes 1."
-    ]
+        f"{1 + margin:.3f}; faster or slower: the interval goes beyond and excludes 1."
+    )
+    every = (judged for each in comparisons for _, judged in each.points)
+    if any(interval(judged) == TOO_WIDE for judged in every):
+        text += " Too wide: so few launches differ so much that any change is possible."
+    return [text]
 
 
 @dataclass(frozen=True)
 class Aside:
-    """A table of quantities other than speed.
-
-    Attributes:
-        head: Quantity with unit, name of the difference, and unit of the difference.
-        rows: Quantity, ranks, A, B, difference, its interval, and case.
-    """
+    """A table of quantities other than speed, with its caption, headings and note."""
 
     caption: str
-    head: tuple[str, str, str]
+    columns: list[str]
     rows: list[list[str]]
     note: str
 
@@ -402,16 +381,19 @@ def asides(comparison: Comparison) -> list[Aside]:
         for time in times(pair) if not judged.blocked_by else ():
             goal = time["accuracy"]
             name = time["kind"] if goal is None else f"to {trimmed(100 * goal)} %"
-            cells = [number(time["a"]), number(time["b"]), ratio(time["ratio"])]
+            cells = [number(time["a"]), number(time["b"]), as_ratio(time["ratio"])]
             spent.append([name, ranks, *cells, ratio_span(time["interval"]), pair.label])
     a, b = comparison.sides
     tables = [
         Aside(
-            "Shares", ("quantity, %", f"{b} - {a}", "points"), shares,
+            "Shares",
+            ["Quantity", "Ranks", f"{a} (%)", f"{b} (%)", f"{b} - {a} (points)",
+             "95 % interval (points)", "Case"], shares,
             "The intervals of these quantities are not corrected for the number of points.",
         ),
         Aside(
-            "Training time", ("training time, s", f"{b} / {a}", ""), spent,
+            "Training time",
+            ["Time", "Ranks", f"{a} (s)", f"{b} (s)", f"{b} / {a}", "95 % interval", "Case"], spent,
             f"Medians over runs, without validation; below 1, {b} is faster. Not corrected for "
             "the number of points.",
         ),
@@ -421,23 +403,18 @@ def asides(comparison: Comparison) -> list[Aside]:
 
 @dataclass(frozen=True)
 class Form:
-    """The output format of a comparison.
-
-    Attributes:
-        redacted: Removes names from texts before they are wrapped or escaped.
-    """
+    """The output format of a comparison; `redacted` removes names before texts are wrapped."""
 
     is_markdown: bool = False
     redacted: Callable[[Any], Any] = list
 
     def table(self, rows: Sequence[Sequence[str]]) -> list[str]:
-        """Return rows, the header first, as lines."""
-        return (lines.markdown if self.is_markdown else lines.table)(self.redacted(rows))
+        return (lines.markdown_table if self.is_markdown else lines.table)(self.redacted(rows))
 
     def listed(self, texts: Sequence[str]) -> list[str]:
         """Return sentences as lines, in Markdown as a list."""
         if self.is_markdown:
-            return [f"- {escapes.markdown(text)}" for text in self.redacted(texts)]
+            return [f"- {lines.markdown(text)}" for text in self.redacted(texts)]
         return [line for text in self.redacted(texts) for line in lines.sentence(text)]
 
 
@@ -452,15 +429,14 @@ def text(comparison: Comparison, names: tuple[str, str], form: Form) -> list[str
         circumstances.append(f"equal: {listed(comparison.same_facts, 8)}")
     elif not comparison.environment:
         circumstances.append("environment: not recorded on either side")
-    cautions = [f"warning: {own.sentence(comparison.sides)}" for own in comparison.cautions]
+    cautions = [f"warning: {own.text}" for own in comparison.cautions]
     points = [["verdict", "ranks", "launches", "ratio", "interval", "memory", "case"]]
     for pair, judged in comparison.points:
-        why = f"; {blocked(judged.blocked_by)}" if judged.blocked_by else ""
+        why = f"; {blocked_text(judged.blocked_by)}" if judged.blocked_by else ""
         points.append([
             judged.verdict, str(pair.world_size), f"{len(pair.a)} + {len(pair.b)}",
-            DASH if why else f"{judged.ratio:.3f}",
-            "{:.3f} to {:.3f}".format(*judged.interval) if judged.interval else DASH,
-            memory(pair, judged), f"{pair.label}{why}",
+            DASH if why else f"{judged.ratio:.3f}", interval(judged), memory(pair, judged),
+            f"{pair.label}{why}",
         ])  # fmt: skip
     summary = outcome(comparison.points)
     parts = [
@@ -475,11 +451,9 @@ def text(comparison: Comparison, names: tuple[str, str], form: Form) -> list[str
         form.listed(rule([comparison])),
     ]  # fmt: skip
     for aside in asides(comparison):
-        what, of, _ = aside.head
-        head = [what, "ranks", a, b, of, "95 % interval", "case"]
-        parts += [form.table([head, *aside.rows]), form.listed([aside.note])]
+        parts += [form.table([aside.columns, *aside.rows]), form.listed([aside.note])]
     look = [comparison.look.sentence] if comparison.has_interval else []
-    notes = [*look, *flag_notes([comparison]), *left_out(comparison)]
+    notes = [*look, *flag_notes([comparison]), *omissions(comparison)]
     parts.append(form.listed([*notes, f"next: {advice(comparison)}"]))
     return [lines.plain(line) for part in parts if part for line in (*part, "")][:-1]
 
@@ -493,7 +467,7 @@ def several(comparisons: Sequence[Comparison], names: Sequence[str], form: Form)
     if len(each) == 1:
         return each[0]
     rows = [["ranks", *(comparison.sides[1] for comparison in comparisons), "case"]]
-    for line in side_by_side(comparisons):
+    for line in align(comparisons):
         cells = [
             DASH if cell is None
             else f"{'' if cell[1].blocked_by else f'{cell[1].ratio:.3f} '}{short(cell[1])}"

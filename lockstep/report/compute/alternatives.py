@@ -1,32 +1,18 @@
-"""Settings that may be compared: cases of one workload, size and layout that differ in a factor.
-
-Speed-up and efficiency of a program over one of its factors, such as threads.
-
-With X(v) the rate of work at the value v of a factor, and v0 the smallest value measured:
-
-    speedup(v)    = X(v) / X(v0)
-    efficiency(v) = speedup(v) / (v / v0)
-
-All else is equal within a ladder: the other factors, the world size and the layout.
-
-The same work on one device of several kinds, as one source gives it: a CPU, then a GPU.
-
-Speed-up and efficiency count devices of one kind. Between two kinds there is a ratio alone, of the
-rates that one of each has, where all else that the table says of the work agrees.
-
-Which values of the factors are best: cases that differ in nothing else, by their throughput.
-"""
+"""Settings that may be compared, since all but one factor agree: grids, ladders, rankings."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from lockstep.core.studies import STUDIES, WITHOUT_RANKING
-from lockstep.report.compute.scaling import Point, Series, gained
+from lockstep.core.studies import BUCKETS, STUDIES, WITHOUT_RANKING
+from lockstep.report.compute.scaling import Point, Series, compute_gain
 from lockstep.report.compute.statistics import CONFIDENCE, Interval, ratio_interval
 
-# Default values of factors.
-USUAL = {"strategy": "ddp", "activation_checkpointing": False, "accumulation": 1}
+# Default values of factors that make a case the reference.
+USUAL = {
+    "strategy": "ddp", "activation_checkpointing": False, "accumulation": 1, "optimizer": "sgd",
+    "fused": False,
+}  # fmt: skip
 
 Cases = list[tuple[Series, Point]]
 # Workload, world size, and the factors and layout that are not varied.
@@ -35,12 +21,7 @@ Key = tuple[str, int, str]
 
 @dataclass(frozen=True)
 class Cell:
-    """A setting at one world size, compared with the reference setting at that size.
-
-    Attributes:
-        ratio: Throughput / throughput of the reference.
-        interval: 95 % interval of the ratio; None without repeats and for the reference itself.
-    """
+    """Throughput of a setting / that of the reference, whose own cell has no interval."""
 
     ratio: float
     interval: Interval | None
@@ -58,9 +39,8 @@ class Grid:
     Attributes:
         series: One of the series, for facts that all share.
         names: Factors that vary.
-        sizes: World sizes, ascending.
-        cells: Values of the factors -> world size -> cell; none where the reference failed at that
-            size, or an error of the check forbids the ratio.
+        cells: Values of the factors -> world size -> cell, which is missing if the reference was
+            not measured at that size, or an error of the check blocks the ratio.
     """
 
     series: Series
@@ -73,21 +53,19 @@ class Grid:
 def groups(study: str, series: Sequence[Series]) -> list[tuple[Key, Cases]]:
     """Group points that may be compared: same workload, size, layout and other factors."""
     points: dict[Key, Cases] = {}
+    known = STUDIES.get(study)
+    kept = known.compared_with[0] if known and known.varies_one and known.compared_with else None
     for curve in series:
-        others = ""
-        if (known := STUDIES.get(study)) and known.varies_one and known.compared_with:
-            kept = known.compared_with[0]
-            others = str(sorted((k, str(v)) for k, v in curve.row.factors.items() if k != kept))
-        others += curve.layout
+        factors = curve.row.factors.items() if kept else ()
+        others = str(sorted((k, str(v)) for k, v in factors if k != kept)) if kept else ""
         for point in curve.points:
-            points.setdefault((curve.row.workload, point.world_size, others), []).append(
-                (curve, point)
-            )
+            key = curve.row.workload, point.world_size, others + curve.layout
+            points.setdefault(key, []).append((curve, point))
     return sorted(points.items(), key=lambda item: item[0][:2])
 
 
 def reference(study: str, cases: Cases) -> int:
-    """Return the index of the reference case: the one with most default factors."""
+    """Return the index of the reference case: the case with the most default factors."""
     known = STUDIES.get(study)
     usual = USUAL | dict([known.compared_with] if known and known.compared_with else [])
 
@@ -101,11 +79,7 @@ def reference(study: str, cases: Cases) -> int:
 def references(
     study: str, sequence: Sequence[tuple[Key, Cases]]
 ) -> list[tuple[Series, Point] | None]:
-    """Return the reference case of each group: the same setting at every size.
-
-    It is None if that setting was not measured at the size, since ratios to different settings
-    are not comparable.
-    """
+    """Return the reference case of each group: the same setting at every size, None if missing."""
     every: dict[tuple[str, str], Cases] = {}
     for (workload, _, others), cases in sequence:
         every.setdefault((workload, others), []).extend(cases)
@@ -116,20 +90,20 @@ def references(
     ]
 
 
-def without_blocked(sequence: Sequence[tuple[Key, Cases]]) -> list[tuple[Key, Cases]]:
-    """Return the groups without points that errors of the check block."""
+def drop_blocked(sequence: Sequence[tuple[Key, Cases]]) -> list[tuple[Key, Cases]]:
+    """Return the groups without points that the check blocks."""
     kept = [(key, [case for case in cases if not case[1].blocked_by]) for key, cases in sequence]
     return [(key, cases) for key, cases in kept if cases]
 
 
-def varied(cases: Cases) -> list[str]:
+def find_varied(cases: Cases) -> list[str]:
     """Return the factors that take more than one value among the cases."""
     names = list(dict.fromkeys(name for curve, _ in cases for name in curve.row.factors))
     return [n for n in names if len({str(curve.row.factors.get(n)) for curve, _ in cases}) > 1]
 
 
 def independent(names: Sequence[str], cases: Cases) -> list[str]:
-    """Return the factors that no factor before them already determines."""
+    """Return the factors whose values do not follow from those of an earlier factor."""
     kept: list[str] = []
     for name in names:
         values = [str(curve.row.factors.get(name)) for curve, _ in cases]
@@ -140,79 +114,68 @@ def independent(names: Sequence[str], cases: Cases) -> list[str]:
 
 
 def grids(study: str, sequence: Sequence[tuple[Key, Cases]]) -> list[Grid]:
-    """Return one grid for the groups that differ only in world size."""
+    """Return a grid for each set of groups that differ only in world size."""
     joined: dict[tuple[str, str], list[tuple[Key, Cases]]] = {}
     for key, cases in sequence:
         if len(cases) > 1:
             joined.setdefault((key[0], key[2]), []).append((key, cases))
-    return [_grid(study, sizes) for sizes in joined.values()]
-
-
-def _grid(study: str, sizes: list[tuple[Key, Cases]]) -> Grid:
-    every = [case for _, cases in sizes for case in cases]
-    names = independent(varied(every), every)
-
-    def values(curve: Series) -> tuple[str, ...]:
-        return tuple(str(curve.row.factors.get(name)) for name in names) or (curve.label,)
-
-    cells: dict[tuple[str, ...], dict[int, Cell]] = {}
-    for ((_, world_size, _), cases), base in zip(sizes, references(study, sizes), strict=True):
-        for curve, point in cases:
-            row = cells.setdefault(values(curve), {})
-            if base and not (point.blocked_by or base[1].blocked_by):
-                is_base = point is base[1]
-                between = None if is_base else ratio_interval(point.units, base[1].units)
-                row[world_size] = Cell(point.rate / base[1].rate, between)
-    named = values(every[reference(study, every)][0])
-    return Grid(every[0][0], names, [size for (_, size, _), _ in sizes], cells, named)
-
-
-@dataclass(frozen=True)
-class Rung:
-    """One value of the factor.
-
-    Attributes:
-        speedup: Rate over that at the smallest value.
-        speedup_interval: None at the smallest value, and without repeats.
-        efficiency: Speed-up over the ratio of the values.
-    """
-
-    value: float
-    point: Point
-    speedup: float = 1.0
-    speedup_interval: Interval | None = None
-    efficiency: float = 1.0
-    efficiency_interval: Interval | None = None
+    made = []
+    for sizes in joined.values():
+        every = [case for _, cases in sizes for case in cases]
+        names = independent(find_varied(every), every)
+        values = {
+            id(curve): tuple(str(curve.row.factors.get(name)) for name in names) or (curve.label,)
+            for curve, _ in every
+        }
+        cells: dict[tuple[str, ...], dict[int, Cell]] = {}
+        for ((_, world_size, _), cases), base in zip(sizes, references(study, sizes), strict=True):
+            for curve, point in cases:
+                row = cells.setdefault(values[id(curve)], {})
+                if base and not (point.blocked_by or base[1].blocked_by):
+                    is_base = point is base[1]
+                    interval = None if is_base else ratio_interval(point.units, base[1].units)
+                    row[world_size] = Cell(point.rate / base[1].rate, interval)
+        named = values[id(every[reference(study, every)][0])]
+        world_sizes = [size for (_, size, _), _ in sizes]
+        made.append(Grid(every[0][0], names, world_sizes, cells, named))
+    return made
 
 
 @dataclass(frozen=True)
 class FactorLadder:
-    """A program over one factor.
+    """A program over one factor such as threads; all other factors and the layout are equal.
 
     Attributes:
-        label: The program, and the factors that are fixed.
+        label: The program, and the fixed factors.
         series: The series of the smallest value.
+        points: A point for each value, the smallest first. Ratios are to the first point, and an
+            error of the check about either point blocks them.
     """
 
     factor: str
     label: str
     world_size: int
     series: Series
-    rungs: tuple[Rung, ...]
+    points: list[Point]
 
     @property
-    def base(self) -> Rung:
-        """Return the rung of the smallest value, with which the others are compared."""
-        return self.rungs[0]
+    def base(self) -> Point:
+        """The point of the smallest value."""
+        return self.points[0]
+
+    def value(self, point: Point) -> float:
+        """Return the factor's value at a point."""
+        value: float = point.rows[0].factors[self.factor]
+        return value
 
     @property
     def is_blocked(self) -> bool:
-        """Tell whether an error of the check blocks a verdict."""
-        return any(rung.point.blocked_by for rung in self.rungs)
+        """Whether an error of the check blocks a verdict."""
+        return any(point.blocked_by for point in self.points)
 
 
 def factor_ladders(series: Sequence[Series]) -> list[FactorLadder]:
-    """Return the ladders of two values or more over the factors that programs name for it."""
+    """Return the ladders over the factors that programs name in `over`, of two or more values."""
     groups: dict[tuple[str, Any, Any, str, int], list[tuple[float, Series, Point]]] = {}
     for curve, factor, value in _named(series):
         rest = tuple((name, str(v)) for name, v in curve.row.factors.items() if name != factor)
@@ -220,18 +183,22 @@ def factor_ladders(series: Sequence[Series]) -> list[FactorLadder]:
             key = (factor, curve.row.workload, rest, curve.layout, point.world_size)
             groups.setdefault(key, []).append((value, curve, point))
     ladders = []
-    for (factor, *_), group in groups.items():
+    for (factor, *_, world_size), group in groups.items():
         (smallest, curve, base), *others = sorted(group, key=lambda rung: rung[0])
-        rungs = (Rung(v, point, *gained(point, base, v / smallest)) for v, _, point in others)
+        alone: dict[str, Any] = {"speedup": 1.0, "parallel_efficiency": 1.0}
+        alone |= {"speedup_interval": None, "efficiency_interval": None}
+        points = [replace(base, **alone)]
+        for value, _, point in others:
+            gain = compute_gain(point.rate, point.units, base, value / smallest)
+            blocked_by = [*point.blocked_by, *base.blocked_by]
+            points.append(replace(point, blocked_by=blocked_by, **gain))
         if others:
-            label = _label(curve, factor)
-            whole = (Rung(smallest, base), *rungs)
-            ladders.append(FactorLadder(factor, label, base.world_size, curve, whole))
+            ladders.append(FactorLadder(factor, _label(curve, factor), world_size, curve, points))
     return ladders
 
 
-def without_laddered(series: Sequence[Series]) -> list[Series]:
-    """Return the series that factor ladders do not cover: over ranks, or of no ladder."""
+def drop_laddered(series: Sequence[Series]) -> list[Series]:
+    """Return the series that no factor ladder covers."""
     laddered = {(ladder.factor, ladder.label) for ladder in factor_ladders(series)}
     return [
         curve
@@ -242,7 +209,7 @@ def without_laddered(series: Sequence[Series]) -> list[Series]:
 
 
 def _named(series: Sequence[Series]) -> Iterator[tuple[Series, str, float]]:
-    """Yield each series with each factor that its program is measured over, and its value."""
+    """Yield each series with each factor of its program's `over`, and the factor's value."""
     for curve in series:
         for factor in curve.row.program.get("over", []):
             value = curve.row.factors.get(factor)
@@ -251,29 +218,32 @@ def _named(series: Sequence[Series]) -> Iterator[tuple[Series, str, float]]:
 
 
 def _label(series: Series, factor: str) -> str:
-    """Return the label of a ladder over a factor: the program and the fixed factors."""
     fixed = [f"{name}={value}" for name, value in series.row.factors.items() if name != factor]
     return ", ".join([series.row.workload, *fixed, *filter(None, [series.layout])])
 
 
-KIND_OF_DEVICE = "accelerator"
-SOURCE = "locator"
-
-
 @dataclass(frozen=True)
 class Replaced:
-    """A run on the slowest device, and the same work on another kind of device."""
+    """The speed-up of one device over the slowest kind of device, at the same work."""
 
     slowest: Series
     other: Series
     speedup: float
 
 
-def replaced(series: Iterable[Series]) -> list[Replaced]:
-    """Return the speed-up of each kind of device over the slowest one at the same work."""
+def compare_devices(series: Iterable[Series]) -> list[Replaced]:
+    """Return the speed-up of each kind of device over the slowest one at the same work.
+
+    Work is the same if tables agree in source, workload, precision, batch and samples.
+    """
     groups: dict[tuple[object, ...], list[Series]] = {}
     for curve in series:
-        if work := _work(curve):
+        row, time_s = curve.base.rows[0], curve.base.time_s
+        source, rate = row.details.get("locator"), row.throughput_samples_per_s
+        is_one = row.origin != "measured" and curve.baseline == 1 and kind_of_device(curve)
+        if is_one and source and rate and time_s:
+            batch, samples = row.global_batch, round(rate * time_s)
+            work = row.origin, source, row.workload, row.precision, batch, samples
             groups.setdefault(work, []).append(curve)
     replacements = []
     for group in groups.values():
@@ -288,19 +258,7 @@ def replaced(series: Iterable[Series]) -> list[Replaced]:
 
 def kind_of_device(series: Series) -> str:
     """Return the name of a table's device; empty if the table has none."""
-    return str(series.base.rows[0].details.get(KIND_OF_DEVICE, ""))
-
-
-def _work(series: Series) -> tuple[object, ...]:
-    """Return the work of one device and its source; empty if either is unknown."""
-    row, time_s = series.base.rows[0], series.base.time_s
-    source, through = row.details.get(SOURCE), row.throughput_samples_per_s
-    if row.origin == "measured" or series.baseline != 1 or not kind_of_device(series):
-        return ()
-    if not (source and through and time_s):
-        return ()
-    samples = round(through * time_s)
-    return row.origin, source, row.workload, row.precision, row.global_batch, samples
+    return str(series.base.rows[0].details.get("accelerator", ""))
 
 
 PlaceKind = Literal["best", "slower", "not_shown_slower", "same_buckets", "alone"]
@@ -311,13 +269,12 @@ class Place:
     """One setting in a ranking.
 
     Attributes:
-        kind: `best`: highest throughput; `slower`: the interval of the ratio is below 1;
-            `not_shown_slower`: it is not, or there are too few launches; `same_buckets`: equal
-            buckets to the best's; `alone`: there is no other setting.
-        rate: Median over launches, in samples per second.
+        kind: `slower`: the ratio's interval is below 1; `not_shown_slower`: it is not;
+            `same_buckets`: buckets equal the best's; `alone`: there is no other setting.
+        rate: Samples per second.
         ratio: Rate / rate of the best.
-        interval: Interval of the ratio over launches; for the best, of its rate.
-        memory_bytes: Peak of the rank that needs most; None where unknown.
+        interval: Interval of the ratio; for the best, of its rate.
+        memory_bytes: Peak memory of the rank that needs most.
     """
 
     kind: PlaceKind
@@ -330,10 +287,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The settings of one question, the best first.
+    """Settings by throughput at one world size, the best first.
 
     Attributes:
-        world_size: The largest world size, at which settings are ranked.
+        smaller: The rankings at smaller sizes with several settings, the largest size first.
         num_launches: Smallest number of launches of a setting; 0 if none is ranked.
         num_flagged: Number of ranked settings with flags.
         is_one: Whether all settings gave the same buckets, so that there is no choice.
@@ -350,13 +307,13 @@ class Ranking:
     unit: str
     places: tuple[Place, ...]
     absent: tuple[dict[str, object], ...] = ()
+    smaller: "tuple[Ranking, ...]" = ()
 
 
 def rank(series: Sequence[Series], names: Collection[str]) -> list[Ranking]:
     """Return a ranking of each group of cases that differ only in these factors.
 
-    Each workload and unit has its own ranking. Since the best of k settings is chosen by the same
-    rates, each comparison is corrected for all k (k - 1) / 2 pairs (Bonferroni).
+    It is at the group's largest world size, and holds those at smaller sizes.
     """
     groups: dict[tuple[object, ...], list[Series]] = {}
     for curve in series:
@@ -366,37 +323,37 @@ def rank(series: Sequence[Series], names: Collection[str]) -> list[Ranking]:
             rest = tuple((key, value) for key, value in row.factors.items() if key not in own)
             key = (row.study, row.workload, row.sample_unit, rest)
             groups.setdefault(key, []).append(curve)
-    return [_ranking(group, names) for group in groups.values()]
+    rankings = []
+    for group in groups.values():
+        sizes = sorted({p.world_size for curve in group for p in curve.points}, reverse=True)
+        largest, *smaller = (_rank_at(size, group, names) for size in sizes)
+        smaller = [ranking for ranking in smaller if len(ranking.places) > 1]
+        rankings.append(replace(largest, smaller=tuple(smaller)))
+    return rankings
 
 
-def _ranking(group: Sequence[Series], names: Collection[str]) -> Ranking:
-    row = group[0].row
-    world_size = max(curve.points[-1].world_size for curve in group)
+def _rank_at(world_size: int, group: Sequence[Series], names: Collection[str]) -> Ranking:
+    row, absent = group[0].row, list[dict[str, object]]()
     points: list[Point] = []
-    absent: list[dict[str, object]] = []
-    for last in (curve.points[-1] for curve in group):
-        if last.world_size == world_size and not last.blocked_by:
-            points.append(last)
-        else:
-            absent.append(_values(last, names))
+    for curve in group:
+        here = [p for p in curve.points if p.world_size == world_size and not p.blocked_by]
+        points += here
+        absent += [] if here else [_values(curve.points[0], names)]
     return Ranking(
-        row.study,
-        row.workload,
+        row.study, row.workload,
         {name: value for name, value in row.factors.items() if name not in names},
         world_size,
-        min((point.num_launches for point in points), default=0),
-        sum(bool(point.flags) for point in points),
-        len(points) > 1 and all(_are_alike(point, points[0]) for point in points),
-        row.sample_unit or "samples",
-        places(points, names),
-        tuple(absent),
-    )
+        num_launches=min((point.num_launches for point in points), default=0),
+        num_flagged=sum(bool(point.flags) for point in points),
+        is_one=len(points) > 1 and all(_are_alike(point, points[0]) for point in points),
+        unit=row.sample_unit or "samples", places=places(points, names), absent=tuple(absent),
+    )  # fmt: skip
 
 
-def _are_alike(one: Point, other: Point) -> bool:
+def _are_alike(point: Point, other: Point) -> bool:
     """Tell whether two settings of the bucket size gave the same buckets."""
-    made = [point.rows[0].details.get("bucket_bytes") for point in (one, other)]
-    return one.rows[0].study == "bucket" and bool(made[0]) and made[0] == made[1]
+    first, second = (each.rows[0].details.get("bucket_bytes") for each in (point, other))
+    return point.rows[0].study in BUCKETS and bool(first) and first == second
 
 
 def _values(point: Point, names: Collection[str]) -> dict[str, object]:
@@ -404,7 +361,11 @@ def _values(point: Point, names: Collection[str]) -> dict[str, object]:
 
 
 def places(points: Sequence[Point], names: Collection[str]) -> tuple[Place, ...]:
-    """Return the places of points that differ only in these factors, the best first."""
+    """Return the places of points that differ only in these factors, the best first.
+
+    The best of k settings is chosen from the same rates, so each interval is corrected for all
+    k (k - 1) / 2 pairs (Bonferroni).
+    """
     if not points:
         return ()
     best, *others = sorted(points, key=lambda point: -point.rate)
@@ -422,13 +383,12 @@ def places(points: Sequence[Point], names: Collection[str]) -> tuple[Place, ...]
 
 
 def equal_buckets(series: Sequence[Series]) -> list[tuple[str, list[str], list[int]]]:
-    """Return settings with equal buckets: (workload, values of bucket_cap_mb, world sizes)."""
+    """Return (workload, values of bucket_cap_mb, world sizes) of settings with equal buckets."""
     equal: dict[tuple[str, tuple[str, ...]], list[int]] = {}
-    for (workload, world_size, _), cases in groups("bucket", series):
+    for (workload, world_size, _), cases in groups(series[0].row.study, series) if series else ():
         same: dict[str, list[str]] = {}
         for curve, point in cases:
-            real = point.rows[0].details.get("bucket_bytes")
-            if real:
+            if real := point.rows[0].details.get("bucket_bytes"):
                 same.setdefault(str(real), []).append(str(curve.row.factors.get("bucket_cap_mb")))
         for caps in same.values():
             if len(caps) > 1:

@@ -1,7 +1,6 @@
-"""Results as whoever shows them gets them: pooled, in finished series, and checked.
+"""The only way from results to finished numbers: pool rows into series, and check them.
 
-`evaluate` is the one way from results to numbers. A report, a gate, a pack, a tracker or a data
-frame chooses from its series and formats; none computes a number of a point or changes one.
+Page, gate, pack, tracker and data frame choose from these and format; they compute nothing.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,18 +14,17 @@ from lockstep.report.compute.scaling import Point, Series, series_of
 from lockstep.report.load.reading import gather
 from lockstep.report.load.results import Results, Row
 
-# Kinds of what the check finds of a launch until it is complete.
+# Findings that disappear once a running launch is complete.
 UNTIL_COMPLETE = ("not-run", "no-result", "early-end")
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A set of results with all that is concluded from it.
+    """Results with their finished series.
 
     Attributes:
-        series: Of what may be pooled; each point knows what the check says of it.
-        findings: What the check finds, errors first.
-        left_out: The rows that may not be pooled with the others of their point.
+        findings: Findings of the check, errors first.
+        left_out: Rows that must not be pooled with the others of their point.
     """
 
     results: Results
@@ -36,7 +34,7 @@ class Evaluation:
 
     @property
     def not_pooled(self) -> str:
-        """The launches left out and the number of their points; empty where all are pooled."""
+        """A message that names the launches in `left_out`; empty if there are none."""
         if not self.left_out:
             return ""
         names = list(dict.fromkeys(row.launch for row in self.left_out))
@@ -50,12 +48,7 @@ class Evaluation:
 def evaluate(
     results: Results, baseline: int | None = None, cost_per_hour: float | None = None
 ) -> Evaluation:
-    """Return results with their finished series.
-
-    Args:
-        results: What was read.
-        baseline: World size that ratios divide by; the smallest of each series by default.
-        cost_per_hour: Price of an hour of one device.
+    """Return results with their finished series; the price is that of a device-hour.
 
     Raises:
         ValueError: Nothing may be pooled, or no series was measured at the baseline.
@@ -67,14 +60,9 @@ def evaluate(
 
 
 def evaluate_folder(folder: Path, coming: Collection[str] = ()) -> Evaluation:
-    """Return the results in a folder with their finished series.
+    """Return the results in a folder with their finished series, even if nothing may be pooled.
 
-    What may not be pooled is left out, even where that is all: a campaign that was resumed on
-    another machine still ends with what its other launches say.
-
-    Args:
-        folder: A campaign folder, or what else `gather` reads.
-        coming: Launches that still run; what they lack is not missing.
+    Launches in `coming` still run: their missing cases are no findings.
 
     Raises:
         ValueError: Nothing is measured, or a file is broken.
@@ -91,13 +79,13 @@ def evaluate_folder(folder: Path, coming: Collection[str] = ()) -> Evaluation:
 
 
 def finish(series: Sequence[Series], findings: Sequence[Finding]) -> list[Series]:
-    """Return series whose points say which findings forbid their ratios, or warn of them.
+    """Return series whose points hold the rules that block their ratios, and whether one warns.
 
-    A finding forbids the ratios of what it touches and of what has that as baseline. A table of
-    targets says of itself that nobody measured it; its ratios stay.
+    An error blocks the ratios of each point that it touches, or whose baseline it touches. Targets
+    keep their ratios.
     """
-    warned = checker.warned(findings)
-    blocking = checker.blocking(findings)  # of ten thousand points most have a warning
+    warned = checker.find_warned(findings)
+    blocking = checker.find_blocking(findings)  # warnings, which most points may have, do not block
     points: dict[int, Point] = {}
     finished: dict[int, Series] = {}
     for old in series:
@@ -106,7 +94,9 @@ def finish(series: Sequence[Series], findings: Sequence[Finding]) -> list[Series
             points[id(point)] = replace(
                 point,
                 is_warned_of=(old.case, point.world_size) in warned,
-                blocked_by=[] if old.row.origin == "target" else checker.touching(blocking, rows),
+                blocked_by=[]
+                if old.row.origin == "target"
+                else checker.list_touching(blocking, rows),
             )
         finished[id(old)] = replace(
             old,

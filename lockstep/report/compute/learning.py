@@ -1,17 +1,6 @@
-"""What training runs learn, and in what time: pooled over the runs of a point.
+"""Accuracy and time of training runs, pooled over the runs of a point.
 
-A point's runs agree in all that changes what is learned or how fast, but for their seed and repeat:
-`lockstep.report.load.training_runs` names what must agree.
-
-    epoch_s     seconds of a median epoch of updates, those that warmed up left aside
-    accuracy    mean over runs of the validation accuracy, after the last epoch and at best, with
-                Student's t interval over seeds, since runs of one seed repeat one learning
-    reached_s   seconds of training, validation left aside, to the end of the first epoch that has
-                the accuracy to reach
-    curve       mean over runs at the end of each epoch, and its t interval over seeds
-
-The accuracy to reach is the one that the runs were given. Where they were given none, or several,
-it is the highest that every run of a workload on its data comes to, in whole per cent.
+Intervals of accuracies are Student's t over seeds, since runs of one seed reach the same accuracy.
 """
 
 import math
@@ -20,18 +9,16 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean, median
 
-from lockstep.core.record import Epoch
+from lockstep.core.record import Epoch, time_to
 from lockstep.report.compute import quantities, replicates
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval, linear_interval, log_interval
 from lockstep.report.load.results import Row
 
-Targets = dict[tuple[str, str], float]
-
 
 @dataclass(frozen=True)
 class Pooled:
-    """A value over runs, and its 95 % interval; None where no spread is known."""
+    """A value over runs, and its 95 % interval; None if the spread is unknown."""
 
     value: float
     interval: Interval | None = None
@@ -39,12 +26,15 @@ class Pooled:
 
 @dataclass(frozen=True)
 class Learned:
-    """What the runs of a point came to.
+    """Results of the training runs of a point.
 
     Attributes:
-        accuracy: After the last epoch; None where no accuracy is measured.
-        target: Accuracy to reach; None where none is known.
-        reached_s: Seconds until they do; None unless all runs do.
+        epoch_s: Seconds of the updates of a median epoch, without warm-up epochs.
+        accuracy: Mean validation accuracy after the last epoch.
+        best: Mean validation accuracy of the best epochs.
+        target: Accuracy to reach.
+        reached_s: Seconds of training, without validation, to the end of the first epoch with the
+            target; None unless all runs reach it.
     """
 
     num_seeds: int
@@ -65,14 +55,14 @@ class Curve:
     values: list[Pooled]
 
 
-def trained(series: Iterable[Series]) -> list[Series]:
+def select_trainings(series: Iterable[Series]) -> list[Series]:
     """Return the series of training runs."""
-    return [one for one in series if one.row.training is not None]
+    return [curve for curve in series if curve.row.training is not None]
 
 
-def learned(point: Point, target: float | None) -> Learned:
-    """Return what the runs of a point came to."""
-    times = [reached_s(row, target) for row in point.rows]
+def summarise(point: Point, target: float | None) -> Learned:
+    """Return the results of the training runs of a point."""
+    times = [time_to(target, epochs(row)) for row in point.rows]
     known = [time for time in times if time is not None]
     reached = None
     if len(known) == len(times) and min(known) > 0:
@@ -91,35 +81,40 @@ def learned(point: Point, target: float | None) -> Learned:
     )
 
 
-def targets(series: Iterable[Series]) -> Targets:
-    """Return the accuracy to reach, by workload and data."""
+def learn(series: Iterable[Series]) -> dict[Point, Learned]:
+    """Return the results of each point of training runs.
+
+    Runs of one workload and data share the accuracy to reach.
+    """
+    trained = select_trainings(series)
     rows: dict[tuple[str, str], list[Row]] = {}
-    for one in trained(series):
-        for point in one.points:
-            rows.setdefault(learns(one), []).extend(point.rows)
-    found = {key: target(own) for key, own in rows.items()}
-    return {key: one for key, one in found.items() if one is not None}
+    for curve in trained:
+        own = [row for point in curve.points for row in point.rows]
+        rows.setdefault(_task(curve), []).extend(own)
+    goals = {task: target(own) for task, own in rows.items()}
+    return {
+        point: summarise(point, goals[_task(curve)]) for curve in trained for point in curve.points
+    }
 
 
 def target(rows: Sequence[Row]) -> float | None:
-    """Return the accuracy that runs are to reach: as they were given it, or as all reach it."""
-    if are_given(rows):
+    """Return the requested accuracy, else the highest that all runs reach, in whole per cent."""
+    if have_same_target(rows):
         return rows[0].training.target_accuracy if rows[0].training else None
-    known = [one for row in rows if (one := best_accuracy(row)) is not None]
+    known = [best for row in rows if (best := best_accuracy(row)) is not None]
     if not known or len(known) < len(rows):
         return None
     # 0.29 * 100 is 28.999999999999996.
     return math.floor(100 * min(known) + 1e-9) / 100 or None
 
 
-def are_given(rows: Iterable[Row]) -> bool:
-    """Tell whether runs were all given one accuracy to reach."""
-    given = {row.training.target_accuracy for row in rows if row.training}
-    return len(given) == 1 and None not in given
+def have_same_target(rows: Iterable[Row]) -> bool:
+    """Tell whether the same accuracy was requested of all runs."""
+    goals = {row.training.target_accuracy for row in rows if row.training}
+    return len(goals) == 1 and None not in goals
 
 
-def learns(series: Series) -> tuple[str, str]:
-    """Return what runs learn: the workload, and from which data."""
+def _task(series: Series) -> tuple[str, str]:
     return series.row.workload, str(series.row.factors.get("data"))
 
 
@@ -151,41 +146,33 @@ def best_accuracy(row: Row) -> float | None:
 
 
 def epoch_s(row: Row) -> float:
-    """Return the seconds of a run's median epoch, those that warmed up left aside."""
+    """Return the seconds of a run's median epoch, without warm-up epochs."""
     return (row.step_s or 0.0) * (row.steps_per_round or 1)
 
 
-def reached_s(row: Row, target: float | None) -> float | None:
-    """Return the seconds of training until an epoch had an accuracy; None where none had."""
-    if target is None:
-        return None
-    ends = zip(epochs(row), elapsed_s(row), strict=True)
-    return next((end for epoch, end in ends if (epoch.accuracy or 0.0) >= target), None)
-
-
 def curve(rows: Sequence[Row], value: Callable[[Epoch], float | None]) -> Curve:
-    """Return a quantity of the epochs that all runs have, where every run knows it."""
-    found = Curve([], [], [])
-    for place in range(min(len(epochs(row)) for row in rows)):
-        known = [one for row in rows if (one := value(epochs(row)[place])) is not None]
+    """Return the curve of a quantity over the epochs that all runs have."""
+    curve = Curve([], [], [])
+    for index in range(min(len(epochs(row)) for row in rows)):
+        known = [x for row in rows if (x := value(epochs(row)[index])) is not None]
         if len(known) == len(rows):
-            found.epochs.append(epochs(rows[0])[place].epoch)
-            found.elapsed_s.append(fmean(elapsed_s(row)[place] for row in rows))
-            over = replicates.of_seeds(list(map(seed, rows)), known)
-            found.values.append(Pooled(fmean(known), linear_interval([(1.0, over)])))
-    return found
+            curve.epochs.append(epochs(rows[0])[index].epoch)
+            curve.elapsed_s.append(fmean(elapsed_s(row)[index] for row in rows))
+            over = replicates.average_seeds(list(map(seed, rows)), known)
+            curve.values.append(Pooled(fmean(known), linear_interval([(1.0, over)])))
+    return curve
 
 
 def _accuracy(rows: Sequence[Row], value: Callable[[Row], float | None]) -> Pooled | None:
-    """Return the mean over runs, with its interval over seeds; None unless every run has one."""
-    known = [one for row in rows if (one := value(row)) is not None]
+    """Return the mean over runs, its interval over seeds; None unless every run has a value."""
+    known = [accuracy for row in rows if (accuracy := value(row)) is not None]
     if not known or len(known) < len(rows):
         return None
-    over = replicates.of_seeds(list(map(seed, rows)), known)
+    over = replicates.average_seeds(list(map(seed, rows)), known)
     return Pooled(fmean(known), quantities.share_interval(over))
 
 
 def mean_accuracy(rows: Sequence[Row]) -> float:
-    """Return the mean accuracy after the last epoch; 0 where none is measured."""
+    """Return the mean accuracy after the last epoch; 0 if unknown."""
     pooled = _accuracy(rows, final_accuracy)
     return pooled.value if pooled else 0.0

@@ -1,9 +1,7 @@
 """The repeats of a point: its launches, or the Slurm jobs that they ran in.
 
-Launches of one job share its nodes, and the effect of a node is the same in all of them, so an
-interval over the launches of one job does not cover other nodes (`make statistics` prints how often
-such intervals hold). If a point has several jobs, and one of them several launches, each job
-gives one value: the mean of its launches.
+Launches of one job share its nodes, so their interval does not cover other nodes (`make statistics`
+prints how often it holds). If several jobs have several launches, each job counts as their mean.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +13,7 @@ from lockstep.report.load.results import Launch, Row
 
 Value = TypeVar("Value")
 
-# Largest lead of launches (see `lead`); beyond it a difference may be a drift. A B A B has 0.5.
+# Largest `lead`; above it a drift may explain a difference. A B A B has 0.5.
 MOST_APART = 0.5
 
 
@@ -31,20 +29,20 @@ def begun(launch: Launch) -> datetime | None:
 def lead(pairs: Sequence[tuple[datetime, datetime]]) -> float:
     """Return the share of pairs whose first is earlier, minus the share whose second is earlier.
 
-    Over all pairs of an A and a B it is 0 for A B B A, 0.5 for A B A B, and 1 for A A B B. A steady
-    drift biases the difference in speed in proportion to it.
+    Over all pairs of an A and a B it is 0 for A B B A, 0.5 for A B A B, and 1 for A A B B. The bias
+    that a steady drift causes in the difference in speed is proportional to the share.
     """
     return sum((a < b) - (a > b) for a, b in pairs) / len(pairs) if pairs else 0.0
 
 
 def num_jobs(rows: Sequence[Row]) -> int | None:
-    """Return the number of Slurm jobs of a point's launches; None if one has no job."""
+    """Return the number of Slurm jobs of the rows; None if one has no job."""
     jobs = {row.job for row in rows}
     return None if None in jobs else len(jobs)
 
 
 def in_one_job(rows: Sequence[Row]) -> bool:
-    """Tell whether all of a point's repeats ran in one Slurm job."""
+    """Tell whether there are repeats, and all of them ran in one Slurm job."""
     return len(rows) > 1 and num_jobs(rows) == 1
 
 
@@ -53,34 +51,34 @@ def independent(
     values: Sequence[float],
     mean: Callable[[Sequence[float]], float] = geometric_mean,
 ) -> list[float]:
-    """Return the values for an interval: one per job if there are several jobs, else all.
+    """Return the values for an interval: the mean of each group of `group_values`.
 
-    Training runs give one value per launch. `mean` combines the launches of a job. If some rows
-    have no value, the values are returned as they are.
+    If some rows have no value, the values are returned as they are.
     """
     if len(values) != len(rows) or len(rows) == 1:
         return list(values)
-    return [unit[0] if len(unit) == 1 else mean(unit) for unit in grouped(rows, values)]
+    return [unit[0] if len(unit) == 1 else mean(unit) for unit in group_values(rows, values)]
 
 
-def grouped(rows: Sequence[Row], values: Sequence[Value]) -> list[list[Value]]:
-    """Return the groups of values that `independent` combines into one."""
+def group_values(rows: Sequence[Row], values: Sequence[Value]) -> list[list[Value]]:
+    """Return the values by job if there are several jobs, by launch of trainings, else singly.
+
+    Trainings of several seeds in one launch share whatever slows the launch.
+    """
     jobs = num_jobs(rows)
     if jobs is not None and jobs not in (1, len(rows)):
         return _grouped([row.job for row in rows], values)
-    # Trainings of several seeds in one launch share all that slows it.
     if all(row.training for row in rows):
         return _grouped([row.launch for row in rows], values)
     return [[value] for value in values]
 
 
-def of_seeds(seeds: Sequence[object], values: Sequence[float]) -> list[float]:
-    """Return the mean of each seed: runs of one seed learn the same except for rounding."""
+def average_seeds(seeds: Sequence[object], values: Sequence[float]) -> list[float]:
+    """Return the mean of each seed, since runs of one seed differ by rounding only."""
     return [fmean(runs) for runs in _grouped(seeds, values)]
 
 
 def _grouped(keys: Sequence[object], values: Sequence[Value]) -> list[list[Value]]:
-    """Return the values of each key, in the order in which the keys first occur."""
     groups: dict[object, list[Value]] = {}
     for key, value in zip(keys, values, strict=True):
         groups.setdefault(key, []).append(value)

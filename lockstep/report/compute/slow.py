@@ -1,18 +1,7 @@
-"""Which host or rank is the straggler: the slowest in most launches, for which all others wait.
+"""The straggler, the host or rank for which all others wait; and the use of devices and links.
 
-In each launch a rank's pace is its mean step without gradient synchronisation over the median of
-the other ranks', a host's that of the median of its ranks over the median of the other hosts'; both
-as the lower median over the launch's cases: what is slow by itself is so in most of them, and what
-one case does on one rank makes no slow device. One pace per launch gives an interval over launches,
-as wide as the number of ranks or hosts that could have been slowest asks for (Bonferroni).
-
-The utilisation of devices, loaders and links, compared with that of a healthy training.
-
-The limits are the project's own requirement, in its words: "GPU util 90-100 %, memory near
-capacity, power near TDP, network > 100 Gb/s, loaders busy". "Near" is taken as 90 %, and the
-board's power is compared with the limit that its driver enforces. A loader is busy enough if less
-than `metrics.NOTABLE` of a step waits for it. A miss is a hint and does not invalidate the numbers:
-a small model leaves memory and power unused.
+A rank's step is divided by the median of the other ranks, a host's (the median of its ranks) by
+that of the other hosts. Each launch has one such ratio, the lower median over its cases.
 """
 
 import math
@@ -45,9 +34,10 @@ class Slowest:
         host: Its host; empty if not recorded.
         rank: The rank; None for a whole host.
         num_seen: Launches in which it was the slowest.
-        num_launches: Launches in which it could be compared with others.
-        ratio: Its step time / that of the others; 1.12 means 12 % longer.
-        interval: 95 % interval of the ratio over launches, for all ranks or hosts together.
+        num_launches: Launches in which it was compared.
+        ratio: Its step time / that of the others.
+        interval: 95 % interval over launches, corrected for the number of ranks or hosts
+            (Bonferroni).
         is_elsewhere: Whether there are other hosts to measure on.
     """
 
@@ -62,12 +52,12 @@ class Slowest:
 
 @dataclass(frozen=True)
 class Pace:
-    """The step time of a host or rank, compared with the others.
+    """The step time of a host or rank over that of the others.
 
     Attributes:
-        ratio: Its steps' time over the others', the geometric mean over launches.
-        interval: Of the ratio, 95 % over launches; None without repeats.
-        spread: Of a host, the ratio of each of its ranks; of a rank, that of each launch.
+        ratio: Geometric mean over launches.
+        interval: 95 % interval over launches; None without repeats.
+        spread: Ratios of a host's ranks, or of a rank's launches.
     """
 
     host: str
@@ -78,7 +68,7 @@ class Pace:
 
 
 def paces(rows: Iterable[Row]) -> list[Pace]:
-    """Return the pace of every host, or of every rank of a single host, the slowest first."""
+    """Return the pace of each host, or of each rank if there is one host, the slowest first."""
     ranks: dict[Unit, list[float]] = {}
     hosts: dict[Unit, list[float]] = {}
     for launch in _launches(rows):
@@ -88,16 +78,16 @@ def paces(rows: Iterable[Row]) -> list[Pace]:
     spread: dict[str, list[float]] = {}
     for (host, _), ratios in ranks.items():
         spread.setdefault(host, []).append(geometric_mean(ratios))
-    found = [
+    every = [
         Pace(host, rank, geometric_mean(ratios), log_interval(ratios),
              tuple(ratios if rank is not None else spread.get(host, ())))
         for (host, rank), ratios in (hosts or ranks).items()
     ]  # fmt: skip
-    return sorted(found, key=lambda pace: -pace.ratio)
+    return sorted(every, key=lambda pace: -pace.ratio)
 
 
 def _launches(rows: Iterable[Row]) -> list[list[Row]]:
-    """Return each launch's rows in which several ranks timed steps of their own."""
+    """Return the rows of each launch with own steps of several ranks."""
     launches: dict[str, list[Row]] = {}
     for row in rows:
         if len(row.rank_variant_s.get(OWN, [])) > 1:
@@ -106,18 +96,18 @@ def _launches(rows: Iterable[Row]) -> list[list[Row]]:
 
 
 def slowest(rows: Iterable[Row]) -> Slowest | None:
-    """Return the host, or else the rank, that is shown to be slow; None where none is."""
+    """Return the host, or else the rank, that is shown to be slow; None if none is."""
     launches = _launches(rows)
-    hosts = {host for found in launches for row in found for host in row.rank_hosts}
-    by_host = [_paces(_by_host, found) for found in launches]
-    found = _shown([one for one in by_host if one], len(hosts) > 1)
-    return found or _shown([_paces(_by_rank, one) for one in launches], len(hosts) > 1)
+    hosts = {host for launch in launches for row in launch for host in row.rank_hosts}
+    by_host = [paces for launch in launches if (paces := _paces(_by_host, launch))]
+    by_rank = [_paces(_by_rank, launch) for launch in launches]
+    return _shown(by_host, len(hosts) > 1) or _shown(by_rank, len(hosts) > 1)
 
 
 def latest(rows: Sequence[Row]) -> tuple[LateInput, str] | None:
     """Return the rank whose batches come late in most of a point's launches, and its host.
 
-    None where none is shown, or where launches have their ranks on other hosts.
+    None if there is none, or the launches have their ranks on different hosts.
     """
     if any(row.rank_hosts != rows[0].rank_hosts for row in rows):
         return None
@@ -129,7 +119,7 @@ def latest(rows: Sequence[Row]) -> tuple[LateInput, str] | None:
 
 
 def _by_rank(row: Row) -> dict[Unit, float]:
-    """Return the mean step of each rank alone."""
+    """Return the mean step of each rank without gradient synchronisation."""
     own_s = row.rank_variant_s[OWN]
     hosts = row.rank_hosts if len(row.rank_hosts) == len(own_s) else [""] * len(own_s)
     each = zip(hosts, own_s, strict=True)
@@ -137,22 +127,22 @@ def _by_rank(row: Row) -> dict[Unit, float]:
 
 
 def _by_host(row: Row) -> dict[Unit, float]:
-    """Return the median of each host's ranks, where there is more than one host."""
+    """Return the median of each host's ranks; empty if there is one host."""
     ranks: dict[Unit, list[float]] = {}
     for (host, _), seconds in _by_rank(row).items():
         ranks.setdefault((host, None), []).append(seconds)
-    return {unit: median(found) for unit, found in ranks.items()} if len(ranks) > 1 else {}
+    return {unit: median(times) for unit, times in ranks.items()} if len(ranks) > 1 else {}
 
 
 def _paces(units: Callable[[Row], dict[Unit, float]], rows: Sequence[Row]) -> dict[Unit, float]:
-    """Return the logarithm of each unit's time over the others', which most cases show at least."""
+    """Return the lower median over cases of log(a unit's time / the median of the others)."""
     logs: dict[Unit, list[float]] = {}
     for row in rows:
-        found = units(row)
-        ordered = sorted(found.values())
+        times = units(row)
+        ordered = sorted(times.values())
         count = len(ordered) - 1
-        for unit, seconds in found.items():
-            # The median of the others, of 1,024 ranks for each of them.
+        for unit, seconds in times.items():
+            # `median` would sort all other ranks, up to 1,024, for each rank.
             at = bisect_left(ordered, seconds)
             middle = ((count - 1) // 2, count // 2)
             others = fmean(ordered[i if i < at else i + 1] for i in middle)
@@ -161,7 +151,7 @@ def _paces(units: Callable[[Row], dict[Unit, float]], rows: Sequence[Row]) -> di
 
 
 def _shown(launches: Sequence[Mapping[Unit, float]], is_elsewhere: bool) -> Slowest | None:
-    """Return the unit slowest in most launches, where its interval leaves the others' pace out."""
+    """Return the unit that is slowest in most launches, if its interval excludes 1."""
     seen = [max(launch, key=lambda unit: launch[unit]) for launch in launches]
     if not seen:
         return None
@@ -177,7 +167,9 @@ def _shown(launches: Sequence[Mapping[Unit, float]], is_elsewhere: bool) -> Slow
 
 
 Kind = Literal["use", "memory", "power", "loader", "network"]
-# Fractions, and GB/s of the network: 100 Gbit/s.
+# Fractions, and GB/s of the network. A healthy training: "GPU util 90-100 %, memory near capacity,
+# power near TDP, network > 100 Gb/s, loaders busy"; "near" is 90 %, TDP the driver's power limit. A
+# small model leaves memory and power unused, so a value below its limit is only a hint.
 LIMITS: dict[Kind, float] = {
     "use": 0.9, "memory": 0.9, "power": 0.9, "loader": NOTABLE, "network": 12.5,
 }  # fmt: skip
@@ -185,11 +177,11 @@ LIMITS: dict[Kind, float] = {
 
 @dataclass(frozen=True)
 class Reading:
-    """What was measured of one thing that has a limit.
+    """A measured utilisation.
 
     Attributes:
         value: A fraction; GB/s of the network.
-        is_shown: Whether launches tell it from the limit.
+        is_shown: Whether its interval excludes the limit.
     """
 
     kind: Kind
@@ -200,38 +192,37 @@ class Reading:
 
     @property
     def is_good(self) -> bool:
-        """Whether it keeps its limit."""
+        """Whether the value is on the good side of its limit."""
         limit = LIMITS[self.kind]
         return self.value < limit if self.kind == "loader" else self.value >= limit
 
 
 def readings(series: Sequence[Series]) -> list[Reading]:
-    """Return what telemetry has of each ladder at its largest size."""
-    found = []
+    """Return the telemetry of each ladder at its largest size."""
+    every = []
     for curve in series:
         if curve.row.study in CURVES and curve.row.origin == "measured":
             point = curve.points[-1]
-            use = quantities.values(point.rows, "gpu_utilisation")
             memory = ("gpu_memory_bytes", "most"), "gpu_memory_total_bytes"
             values: dict[Kind, float | None] = {
-                "use": quantities.centre(use, "gpu_utilisation") if use else None,
+                "use": quantities.pool(point.rows, "gpu_utilisation")[0],
                 "memory": _mean_share(point.rows, *memory),
                 "power": _mean_share(point.rows, ("power_w", "mean"), "power_limit_w"),
             }
-            found += [
+            every += [
                 Reading(kind, value, curve.label, point.world_size)
                 for kind, value in values.items()
                 if value is not None
             ]
-    return found
+    return every
 
 
 def _mean_share(rows: Sequence[Row], of: tuple[str, str], limit: str) -> float | None:
-    """Return a gauge over its limit, the mean over ranks and launches that know both."""
+    """Return a gauge over its limit, the mean over ranks and launches that have both."""
     shares = []
     for row in rows:
-        values = quantities.of_ranks(row, *of)
-        limits = quantities.of_ranks(row, limit, "mean")
+        values = quantities.rank_values(row, *of)
+        limits = quantities.rank_values(row, limit, "mean")
         if values and limits and all(limits):
             shares += [value / most for value, most in zip(values, limits, strict=True)]
     return fmean(shares) if shares else None

@@ -24,13 +24,13 @@ from lockstep.core import inputs
 ENDING = ".targets.toml"
 
 
-def _no_per_cent(given: Any) -> Any:
-    if isinstance(given, int | float) and abs(given) > 1:
+def _refuse_per_cent(value: Any) -> Any:
+    if isinstance(value, int | float) and abs(value) > 1:
         raise ValueError("not a fraction; write ten per cent as 0.10")
-    return given
+    return value
 
 
-NoPerCent = BeforeValidator(_no_per_cent)
+NoPerCent = BeforeValidator(_refuse_per_cent)
 Fraction = Annotated[StrictFloat, Field(ge=0, le=1, allow_inf_nan=False), NoPerCent]
 Gain = Annotated[StrictFloat, Field(gt=-1, le=1, allow_inf_nan=False), NoPerCent]
 Positive = Annotated[StrictFloat, Field(gt=0, allow_inf_nan=False)]
@@ -44,26 +44,15 @@ class Reference(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    case: str = Field(
-        min_length=1,
-        description=(
-            "name of the case, its label, or study and label as lockstep report prints them"
-        ),
+    case: Annotated[str, Field(min_length=1)] = Field(
+        description="name of the case, its label, or study and label as lockstep report prints them"
     )
     world_size: Count = Field(description="ranks")
-    system: str = Field(
-        default="*",
-        description=(
-            "host, partition or device for which it holds, or a table's column system; * "
-            "and ? match any characters"
-        ),
-    )
+    system: str = Field("*", description="host, partition or device for which it holds, or a "
+                        "table's column system; * and ? match any characters")  # fmt: skip
     value: Positive = Field(description="expected value")
-    unit: str = Field(
-        description=(
-            "unit of the value: SAMPLES/s, SAMPLES/s per rank, or ms, s, min, h for a step or run"
-        )
-    )
+    unit: str = Field(description="unit of the value: SAMPLES/s, SAMPLES/s per rank, or ms, s, "
+                      "min, h for a step or run")  # fmt: skip
     lower: Annotated[StrictFloat, Field(ge=-1, le=0), NoPerCent] | None = Field(
         default=None, description="lower tolerance as a fraction, such as -0.1; no limit by default"
     )
@@ -80,61 +69,59 @@ class Reference(BaseModel):
         return self
 
 
+def _target(description: str) -> Any:
+    return Field(default=None, description=description)
+
+
 class Targets(BaseModel):
     """A targets file. World sizes are keys: {2 = 0.9, 8 = 0.7}."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    schema_version: Literal[1] = Field(alias="schema", description="version of this format")
-    strong_efficiency: dict[WorldSize, Fraction] | None = Field(
-        default=None, description="minimum parallel efficiency of strong scaling, by world size"
+    schema_version: inputs.SchemaVersion
+    strong_efficiency: dict[WorldSize, Fraction] | None = _target(
+        "minimum parallel efficiency of strong scaling, by world size"
     )
-    parallel_efficiency: dict[WorldSize, Fraction] | None = Field(
-        default=None, description="minimum parallel efficiency of any scaling, by world size"
+    parallel_efficiency: dict[WorldSize, Fraction] | None = _target(
+        "minimum parallel efficiency of any scaling, by world size"
     )
-    weak_time_increase: Fraction | None = Field(
-        default=None, description="maximum increase of the step time in weak scaling, as a fraction"
+    weak_time_increase: Fraction | None = _target(
+        "maximum increase of the step time in weak scaling, as a fraction"
     )
-    speedup: dict[WorldSize, tuple[Positive, Positive]] | None = Field(
-        default=None, description="expected range of the speed-up, by world size"
+    speedup: dict[WorldSize, tuple[Positive, Positive]] | None = _target(
+        "expected range of the speed-up, by world size"
     )
-    throughput_gain: Gain | None = Field(
-        default=None,
-        description=(
-            "minimum gain of throughput over --against, as a fraction; -0.05 allows 5 % less"
-        ),
+    throughput_gain: Gain | None = _target(
+        "minimum gain of throughput over --against, as a fraction; -0.05 allows 5 % less"
     )
-    mfu: Fraction | None = Field(default=None, description="minimum fraction of peak FLOP/s")
-    communication_share: Fraction | None = Field(
-        default=None, description="maximum share of exposed communication in a step"
+    mfu: Fraction | None = _target("minimum fraction of peak FLOP/s")
+    communication_share: Fraction | None = _target(
+        "maximum share of exposed communication in a step"
     )
-    validation_accuracy: Fraction | None = Field(
-        default=None, description="minimum share of the validation set predicted correctly"
+    validation_accuracy: Fraction | None = _target(
+        "minimum share of the validation set predicted correctly"
     )
-    gpu_utilisation: Fraction | None = Field(
-        default=None, description="minimum share of the time in which a kernel runs on the GPUs"
+    gpu_utilisation: Fraction | None = _target(
+        "minimum share of the time in which a kernel runs on the GPUs"
     )
-    loader_idle: Fraction | None = Field(
-        default=None, description="maximum share of waiting for the data loader in a step"
-    )
-    num_nodes: Count | None = Field(default=None, description="minimum number of nodes measured on")
-    clean_runs: Literal[True] | None = Field(
-        default=None,
-        description=("true requires no flag, no failed case and no launch without a result"),
+    loader_idle: Fraction | None = _target("maximum share of waiting for the data loader in a step")
+    num_nodes: Count | None = _target("minimum number of nodes measured on")
+    clean_runs: Literal[True] | None = _target(
+        "true requires no flag, no failed case and no launch without a result"
     )
     reference: tuple[Reference, ...] = Field(default=(), description="values of single cases")
 
     @field_validator("strong_efficiency", "parallel_efficiency", "speedup", mode="before")
     @classmethod
-    def _by_world_size(cls, given: Any) -> Any:
-        for size, value in given.items() if isinstance(given, dict) else ():
+    def _by_world_size(cls, values: Any) -> Any:
+        for size, value in values.items() if isinstance(values, dict) else ():
             # TOML reads the bare key 2.5 as a table 2 that holds a 5.
             name = f"{size}.{next(iter(value), '')}" if isinstance(value, dict) else str(size)
             if not re.fullmatch(WORLD_SIZE, name):
                 raise ValueError(
                     f"{name} is not a world size; write whole numbers, such as {{2 = 0.9}}"
                 )
-        return given
+        return values
 
     @model_validator(mode="after")
     def _with_a_target(self) -> Self:

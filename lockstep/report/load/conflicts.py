@@ -1,4 +1,4 @@
-"""Conflicts between results: copies, mixed launches and cases, and unequal ranks."""
+"""Conflicts between results: copies, mixed launches, mixed cases, unequal ranks."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -6,41 +6,55 @@ from typing import Any, TypeVar
 
 from lockstep.core import record
 from lockstep.core.flags import flag
-from lockstep.report.load.results import COPY, Conflict, Launch, Results, Row
+from lockstep.report.load.results import COPY, Conflict, Launch, Results, Row, are_cpus
 
-# What one case's workload is made of: equal in every launch and at every world size.
+# Facts of a case that are equal at every world size; files may lack `SOURCES`.
 SOURCES = ("workload_sha256", "gradient_bytes")
-# What else a case means at every world size, and the batches it has at each.
 OF_A_CASE = ("study", "workload", "scaling", "precision", "sample_unit")
+# Facts of a case at one world size.
 BATCHES = ("local_batch", "global_batch", "samples_per_step")
-# Launches that agree in all of these are the same. Parts of an array may start in one second.
-_ONE_LAUNCH = ("launch", "campaign", "started", "part", "world_size")
+# Facts that identify a launch; without `part`, parts that start in the same second look equal.
+_IDENTITY = ("launch", "campaign", "started", "part", "world_size")
 
 Item = TypeVar("Item")
 
 
-def copied(
+def find_copy(
     path: Path, name: str, facts: Mapping[str, Any], launches: Sequence[Launch]
 ) -> Conflict | None:
-    """Return the conflict of a launch that was already read, or None."""
+    """Return the conflict of a launch that is a copy of one already read, else None."""
     for other in launches:
-        if facts and all(facts.get(one) == other.facts.get(one) for one in _ONE_LAUNCH):
+        if facts and all(facts.get(name) == other.facts.get(name) for name in _IDENTITY):
             return Conflict(
                 COPY,
                 str(path),
                 f"{path}: launch {name} was already read from {other.path}; give each launch "
-                "once, since a copy is not a repeat",
+                "once, because a copy is not a repeat",
                 values=(name, str(other.path)), launches=(other.name,),
             )  # fmt: skip
     return None
 
 
-def odd_ones(
+def find(results: Results) -> None:
+    """Add the conflicts between launches, and between the rows of a case."""
+    # Launches that only train are compared with those on the same device.
+    of_steps = {row.launch for row in results.rows if row.training is None}
+    devices = {row.launch: row.training.device_name for row in results.rows if row.training}
+    groups: dict[str, list[Launch]] = {}
+    for launch in results.launches:
+        device = "" if launch.name in of_steps else devices.get(launch.name, "")
+        groups.setdefault(device, []).append(launch)
+    for group in groups.values():
+        results.conflicts += _mixed_launches(group)
+    results.conflicts += _mixed_cases(results.rows)
+
+
+def find_minorities(
     items: Sequence[Item], values: Iterable[object]
 ) -> Iterator[tuple[list[Item], list[Item]]]:
-    """Yield, for each value but the most frequent, the items of the most frequent and its own.
+    """Yield (items of the most frequent value, items of another value) for each other value.
 
-    Of values that are equally frequent the first counts as the most frequent.
+    Of equally frequent values the first counts as the most frequent.
     """
     groups: dict[str, list[Item]] = {}
     for item, value in zip(items, values, strict=True):
@@ -49,8 +63,8 @@ def odd_ones(
     yield from ((usual, odd) for odd in groups.values() if odd is not usual)
 
 
-def mixed_launches(launches: Sequence[Launch]) -> Iterator[Conflict]:
-    """Yield the versions, image or devices of launches that differ from those of most."""
+def _mixed_launches(launches: Sequence[Launch]) -> Iterator[Conflict]:
+    """Yield versions, images and devices that differ from those of the majority."""
     for name in record.POOLING_FACTS:
         known = [
             launch
@@ -59,19 +73,21 @@ def mixed_launches(launches: Sequence[Launch]) -> Iterator[Conflict]:
             or (launch.provenance and name not in record.MAY_BE_UNKNOWN)
         ]
         values = [launch.provenance.get(name) for launch in known]
-        for usual, odd in odd_ones(known, values):
+        for usual, odd in find_minorities(known, values):
             both = f"launches {usual[0].name} and {odd[0].name}"
-            found = usual[0].provenance.get(name), odd[0].provenance.get(name)
-            differ = f"differ in {name} ({found[0]} and {found[1]})"
+            differing = usual[0].provenance.get(name), odd[0].provenance.get(name)
             yield Conflict(
-                name, both, f"{both} {differ}, so they are not pooled; report them separately",
-                values=found, usual=usual[0].name, launches=tuple(launch.name for launch in odd),
-                is_tie=len(usual) == len(odd),
+                name,
+                both,
+                f"{both} differ in {name} ({differing[0]} and {differing[1]}), so they are not "
+                "pooled; report them separately",
+                values=differing, usual=usual[0].name, is_tie=len(usual) == len(odd),
+                launches=tuple(launch.name for launch in odd),
             )  # fmt: skip
 
 
-def mixed_cases(rows: Iterable[Row]) -> Iterator[Conflict]:
-    """Yield the rows of each case that mean another workload, precision or batch than most."""
+def _mixed_cases(rows: Iterable[Row]) -> Iterator[Conflict]:
+    """Yield conflicts: rows of a case that differ from most in workload, precision or batch."""
     cases: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         cases.setdefault((row.origin, row.case), []).append(row)
@@ -96,27 +112,25 @@ def _mixed(rows: Sequence[Row], names: Iterable[str]) -> Iterator[Conflict]:
         values = [value(row) for row in rows]
         if values.count(values[0]) == len(values):
             continue
-        # Facts that older files lack are unknown and not compared.
+        # Facts that older files lack are not compared.
         known = [row for row in rows if name not in SOURCES or value(row) is not None]
-        for alike, odd in odd_ones(known, [value(row) for row in known]):
+        for alike, odd in find_minorities(known, [value(row) for row in known]):
             usual, other = alike[0], odd[0]
-            found = value(usual), value(other)
+            differing = value(usual), value(other)
             yield Conflict(
                 name,
                 f"{usual.case}, launches {usual.launch} and {other.launch}",
-                f"{usual.case} has {name} {found[0]} in launch {usual.launch}, but {found[1]} in "
-                f"launch {other.launch}; report them separately",
-                usual.case,
-                values=found,
-                usual=usual.launch,
+                f"{usual.case} has {name} {differing[0]} in launch {usual.launch}, but "
+                f"{differing[1]} in launch {other.launch}; report them separately",
+                usual.case, values=differing, usual=usual.launch,
                 launches=tuple(dict.fromkeys(row.launch for row in odd)),
                 world_sizes=tuple(dict.fromkeys(row.world_size for row in odd)),
                 is_tie=len(alike) == len(odd),
-            )
+            )  # fmt: skip
 
 
 def flag_moved(results: Results) -> None:
-    """Flag the launches whose cases were measured on other hosts after a resume."""
+    """Flag the launches that a resume continued on other hosts."""
     hosts: dict[str, dict[tuple[str, ...], None]] = {}
     for row in results.rows:
         if row.rank_hosts:
@@ -128,11 +142,12 @@ def flag_moved(results: Results) -> None:
 
 
 def flag_unequal_ranks(results: Results) -> None:
-    """Flag the series whose CPU ranks had more threads in one launch than in another.
-
-    Their efficiency would compare ranks of unequal strength: eight threads against eight times one.
-    """
-    threads = {launch.name: launch.cpu_threads for launch in results.launches}
+    """Flag the series whose CPU ranks had more threads in one launch than in another."""
+    threads = {
+        launch.name: launch.provenance.get("threads_per_rank")
+        if are_cpus(launch.devices) else None
+        for launch in results.launches
+    }  # fmt: skip
     if len(set(threads.values()) - {None}) < 2:
         return
     cases: dict[str, list[Row]] = {}

@@ -1,8 +1,4 @@
-"""Which values a report's files may hold, and how others are refused.
-
-`lockstep.core` describes what a launch writes; here are the descriptions of other files, and
-pydantic checks a value by any of them.
-"""
+"""The form of the files that a report reads; pydantic checks values against it."""
 
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,22 +12,20 @@ from lockstep.core.record import About, Amount, Count, Rounds, Seconds, Whole
 Kind = TypeVar("Kind")
 Amounts = Annotated[list[Amount], About(min_length=1)]
 
-# Characters of a wrong value that a message shows.
-LONGEST_SHOWN = 80
-
 
 @dataclass(frozen=True)
 class MetricFacts:
-    """A metric of a program: one value a run."""
+    """A metric of a program, one value per run, and the curve of each run if it has one."""
 
     unit: str
     better: str
     values: list[float]
+    curves: list[list[float]] | None = None
 
 
 @dataclass(frozen=True)
 class ProgramFacts:
-    """What panels show of a program."""
+    """The program that a case ran."""
 
     metrics: dict[str, MetricFacts]
     over: list[str]
@@ -39,13 +33,11 @@ class ProgramFacts:
 
 @dataclass(frozen=True)
 class Details:
-    """What panels compute with, of the factors and details of a case.
+    """The factors and details of a case that computations need.
 
     Attributes:
-        rank_variant_s: Seconds per step of each rank's turns, shape (num_ranks, num_turns), by the
-            name of the step's variant; `rank_phase_s` has their phases. What came before it is
-            `rank_alone_s`, shape (num_ranks, num_steps), and before that its median,
-            `alone_step_s`.
+        rank_variant_s: Variant of the step -> seconds per step, shape (num_ranks, num_turns). Older
+            files have `rank_alone_s`, shape (num_ranks, num_steps), or its median, `alone_step_s`.
     """
 
     message_bytes: Amount | None = None
@@ -66,7 +58,7 @@ class Details:
 
 @dataclass(frozen=True)
 class Stats:
-    """The statistics of pytest-benchmark, in seconds."""
+    """pytest-benchmark's statistics, in seconds."""
 
     median: Amount
     mean: Amount
@@ -78,7 +70,7 @@ class Stats:
 
 @dataclass(frozen=True)
 class PlannedLaunch:
-    """A launch that a campaign has planned."""
+    """A planned launch of a campaign."""
 
     name: str
     world_size: Whole | None = None
@@ -86,7 +78,7 @@ class PlannedLaunch:
 
 @dataclass(frozen=True)
 class LeftOutSize:
-    """A world size that the campaign's machine could not measure."""
+    """A world size that the campaign left out."""
 
     world_size: Whole | None = None
     num_gpus: Whole | None = None
@@ -95,10 +87,17 @@ class LeftOutSize:
 
 @dataclass(frozen=True)
 class CampaignFile:
-    """What a campaign's folder says of its plan."""
+    """The plan in campaign.json."""
 
     launches: list[PlannedLaunch] = field(default_factory=list)
     left_out: list[LeftOutSize] = field(default_factory=list)
+    studies: list[str] = field(default_factory=list)
+    size: str = ""
+    case_budget: Amount | None = None
+    threads_per_rank: Count | None = None
+    rounds: Count | None = None
+    warmup_rounds: Whole | None = None
+    command: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -118,11 +117,11 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def checked(kind: type[Kind], value: Any, where: str) -> Kind:
-    """Return the record that a JSON value describes; keys that the kind lacks are left aside.
+def check_value(kind: type[Kind], value: Any, where: str) -> Kind:
+    """Return a JSON value as an instance of `kind`, without unknown keys.
 
     Raises:
-        ValueError: A field is missing, or its value is not one that the kind allows.
+        ValueError: A field is missing, or has a value that the kind does not allow.
     """
     try:
         made: Kind = _adapter(kind).validate_python(value)  # type: ignore[arg-type]  # hashable
@@ -132,16 +131,15 @@ def checked(kind: type[Kind], value: Any, where: str) -> Kind:
         return made
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
     shown = repr(first["input"])
-    if len(shown) > LONGEST_SHOWN:
-        shown = f"{shown[:LONGEST_SHOWN]}..."
-    what = f"{place[1:] or 'the value'} is {shown}: {first['msg']}"
+    shown = f"{shown[:80]}..." if len(shown) > 80 else shown
+    problem = f"{place[1:] or 'the value'} is {shown}: {first['msg']}"
     if first["type"] == "missing":
-        what = f"{place[1:]} is missing"
-    raise ValueError(f"{where}: {what}; measure again")
+        problem = f"{place[1:]} is missing"
+    raise ValueError(f"{where}: {problem}; measure again")
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the published schema of a case's block, with that of a launch under `$defs`."""
+    """Return the published schema of a case's block, with a launch's under `$defs`."""
     case, derived, launch = (
         _adapter(kind).json_schema()
         for kind in (record.CaseRecord, record.Derived, record.LaunchBlock)

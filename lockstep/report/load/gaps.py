@@ -20,9 +20,8 @@ class Gap:
 
     Attributes:
         launch: Name of the launch; empty for a world size that was left out.
-        case: Name of the case, as in results; None for all cases of a launch.
-        world_size: World size of the launch; None if unknown.
-        reason: Reason that the launch recorded; empty if there is none.
+        case: Name of the case; None for all cases of a launch.
+        reason: Recorded reason; empty if there is none.
     """
 
     kind: Kind
@@ -44,7 +43,7 @@ class Gap:
 
 
 def gaps(results: Results) -> list[Gap]:
-    """Return all gaps: world sizes left out, launches without results, then cases."""
+    """Return world sizes left out, then planned launches and cases without results."""
     left_out = [
         Gap(
             "below-floor" if size.get("kind") == "below_floor" else "too-few-gpus",
@@ -52,11 +51,9 @@ def gaps(results: Results) -> list[Gap]:
         )
         for size in results.campaign.get("left_out", [])
     ]  # fmt: skip
-    return (
-        left_out
-        + [gap for folder in results.plans for gap in _not_run(folder, results)]
-        + [gap for launch in results.launches for gap in _of_launch(launch, results)]
-    )
+    not_run = [gap for folder in results.plans for gap in _not_run(folder, results)]
+    cases = [gap for launch in results.launches for gap in _of_launch(launch, results)]
+    return left_out + not_run + cases
 
 
 def _not_run(folder: Path, results: Results) -> Iterator[Gap]:
@@ -64,18 +61,18 @@ def _not_run(folder: Path, results: Results) -> Iterator[Gap]:
     plan = results.plans[folder]
     own = [launch for launch in results.launches if sources.campaign_folder(launch.path) == folder]
     names = {launch.name for launch in own}
-    there = {str(launch.facts.get("launch", launch.name)) for launch in own} | {
+    measured = {str(launch.facts.get("launch", launch.name)) for launch in own} | {
         conflict.values[0] for conflict in results.conflicts
         if conflict.fact == COPY and sources.campaign_folder(Path(conflict.where)) == folder
     }  # fmt: skip
     elsewhere = {launch.name for launch in results.launches} - names
-    last = math.inf  # the world size at which a job ended its ladder
+    last = math.inf  # the world size at which the efficiency floor ended the ladder
     if isinstance(floor := plan.get("until_efficiency"), float):
         best = best_efficiencies(series_of(row for row in results.rows if row.launch in names))
         last = min((size for size, reached in best.items() if reached < floor), default=last)
     for planned in plan.get("launches", []):
         name, size = str(planned.get("name")), planned.get("world_size")
-        if name not in there:
+        if name not in measured:
             shown = f"{name} ({folder / sources.LAUNCHES / name})" if name in elsewhere else name
             yield Gap("below-floor" if (size or 0) > last else "not-run", shown, None, size)
 
@@ -86,18 +83,12 @@ def _of_launch(launch: Launch, results: Results) -> Iterator[Gap]:
     kinds: tuple[Kind, Kind] = ("failed", "skipped")
     for kind in kinds:
         for entry in facts.get(kind) or []:
-            case = short(entry.get("case"))
+            case = sources.case_name(entry.get("case"))
             known.add(case)
             reason = str(entry.get("reason") or "no reason recorded")
             if entry.get("causes"):
                 reason = record.failure_gist(entry)
             yield Gap(kind, launch.name, case, size, reason)
-    for case in map(short, facts.get("expected") or []):
+    for case in map(sources.case_name, facts.get("expected") or []):
         if case not in known:
             yield Gap("no-result", launch.name, case, size)
-
-
-def short(case: object) -> str:
-    """Return a case's name as in results, without the file of the test."""
-    text = str(case)
-    return text.partition(".py::")[2] or text

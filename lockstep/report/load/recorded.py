@@ -1,7 +1,6 @@
-"""A recorded campaign in one compressed file: what `lockstep demo` makes its page of.
+"""A recorded campaign in one compressed file, without logs and journals, for `lockstep demo`.
 
-The file holds what a campaign's folder holds, without logs and journals, and how it came about:
-`tests/validation/record_demo.py` writes one. Those that ship lie in `reports/recorded/`.
+`tests/validation/record_demo.py` writes one.
 """
 
 import gzip
@@ -18,13 +17,13 @@ from lockstep.core.files import write_atomically
 from lockstep.report.load.sources import CAMPAIGN, LAUNCHES, RESULT
 
 SUFFIX = ".json.gz"
-# The key of campaign.json that says how the results came about.
+# Key of campaign.json with the facts that `pack` received.
 KEY = "recorded"
 _LAUNCH = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-def shipped() -> dict[str, Path]:
-    """Return the recordings that ship, name -> file."""
+def list_shipped() -> dict[str, Path]:
+    """Return the recordings that ship with Lockstep, name -> file."""
     folder = content.ROOT / "reports" / "recorded"
     return {path.name.removesuffix(SUFFIX): path for path in sorted(folder.glob(f"*{SUFFIX}"))}
 
@@ -32,9 +31,8 @@ def shipped() -> dict[str, Path]:
 def pack(folder: Path, facts: Mapping[str, Any]) -> bytes:
     """Return a campaign's folder as a recording, the same bytes for the same results.
 
-    The facts say how they came about: `kind` is `links` for nodes of one machine that links of a
-    known rate join; then there are `num_nodes`, `rate_bit_per_s`, and `ms_per_item` where the
-    devices are stand-ins.
+    The facts say how the campaign was measured: `kind` "links" for `num_nodes` nodes on one machine
+    with links of `rate_bit_per_s`; `ms_per_item` if the devices are simulated.
     """
     paths = sorted(folder.glob(f"{LAUNCHES}/*/{RESULT}"))
     document = {
@@ -45,16 +43,17 @@ def pack(folder: Path, facts: Mapping[str, Any]) -> bytes:
 
 
 def unpack(recording: Path, folder: Path) -> None:
-    """Write a recording's campaign into a folder that holds a recording already, or nothing.
-
-    Launches of the one before are removed, so that no page mixes two recordings.
+    """Write a recording's campaign into an empty folder, or in place of another recording.
 
     Raises:
         ValueError: The file is no recording, or the folder holds something else.
     """
     document = _read(recording)
-    if folder.is_dir() and any(folder.iterdir()) and not _is_recorded(folder / CAMPAIGN):
-        raise ValueError(f"{folder} holds something else than a demo; give --to another folder")
+    if folder.is_dir() and any(folder.iterdir()):
+        path = folder / CAMPAIGN
+        known = files.parse(files.content(path)) if path.is_file() else None
+        if not isinstance(known, dict) or KEY not in known:
+            raise ValueError(f"{folder} holds other files than a demo; choose another with --to")
     for old in folder.glob(f"{LAUNCHES}/*/{RESULT}"):
         if old.parent.name not in document["launches"]:
             old.unlink()
@@ -69,7 +68,7 @@ def unpack(recording: Path, folder: Path) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     wrong = ValueError(
-        f"{path}: no recorded campaign; record one by tests/validation/record_demo.py"
+        f"{path}: not a recorded campaign; write one with tests/validation/record_demo.py"
     )
     unpacked = zlib.decompressobj(wbits=31)
     try:
@@ -84,10 +83,3 @@ def _read(path: Path) -> dict[str, Any]:
     if not launches or not all(map(_LAUNCH.fullmatch, launches)):
         raise wrong
     return document
-
-
-def _is_recorded(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    known = files.parse(files.content(path))
-    return isinstance(known, dict) and KEY in known

@@ -1,24 +1,18 @@
-"""What is loaded: rows, launches, and what forbids pooling them.
+"""Loaded results: rows, launches, and conflicts that forbid pooling them."""
 
-Rows are plain records and the statistics are taken over numpy blocks: ten thousand entries load
-in well under a second, which per-row data frames would not allow.
-"""
-
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep.core import flags
+from lockstep.core import flags, inputs
 from lockstep.core.flags import Flag
 from lockstep.core.record import Amount, Count, Positive, Training, Whole
 
 ORIGINS = ("measured", "cited", "target")
-# A pytest-benchmark file of someone else's tests: timed in one process, with no samples.
-# What a campaign's plan lists.
-PLANNED = ("launches", "left_out")
-# The fact of a conflict between a launch and its copy.
+# `Conflict.fact` of a launch that is a copy of another.
 COPY = "copy"
 
 
@@ -28,26 +22,22 @@ class Row:
 
     Attributes:
         launch: Name of the launch, or the line of the imported table.
-        case: The benchmark's name, or the imported table's name.
+        case: Name of the benchmark or of the imported table.
+        rate: Work per second, from which speed-ups follow: throughput if samples are known.
         step_s: Median round / steps per round.
-        rate: Work per second that speed-ups divide: the throughput where samples are known.
         time_s: Time of a whole run, in tables of times.
-        num_far_out: Rounds far outside the quartiles; they are kept. None of too few rounds.
-        rank_variant_s: Seconds per step of each rank's turns of a variant of the step, shape
-            (num_ranks, num_turns), by name; empty where none was timed.
-        phase_s: Seconds of a step by phase: forward, backward with the communication that it does
-            not hide, optimizer. Mean over ranks, median over turns; empty where none is known.
-        bucket_lead_s: How long before the end of the backward each gradient bucket is ready.
-        first_reduce_s: How long after the beginning of the backward the first one is ready.
-        rank_hosts: Host of each rank that measured it; empty where nobody says.
-        workload_sha256: Digest of the workload's source, see `CaseRecord`; None where unknown.
-        position: Place of the case in its launch's order; None where unknown.
-        ranks_per_node: Most ranks on one node; None where nobody says.
-        settings: What else its launch gave its ranks, by name (`lockstep.report.load.layout`).
-        started: When its launch began, as ISO 8601; empty where nobody says.
-        training: How a training run went; None where nothing is trained.
-        own_case: Its name in its file, where `case` is another: of a training run, that of all
-            its repeats; of a smaller batch than asked for, one that no other point has.
+        num_far_out: Rounds far outside the quartiles, which still count; None for too few rounds.
+        rank_variant_s: Variant of the step -> seconds per step, shape (num_ranks, num_turns).
+        phase_s: Phase (forward, backward, optimizer) -> seconds of a step: the median over turns of
+            the mean over ranks. The backward phase includes exposed communication.
+        bucket_lead_s: Time from each gradient bucket's readiness to the end of the backward.
+        first_reduce_s: Time from the start of the backward until the first bucket is ready.
+        position: Place of the case in the order of its launch.
+        ranks_per_node: Largest number of ranks on one node.
+        settings: Threads, cores and NCCL variables of its launch, see `load.layout`.
+        started: Start of its launch, ISO 8601.
+        own_case: The case's name in its file, if `case` differs: `case` leaves out the seed of a
+            training run, and names a batch that is smaller than requested.
     """
 
     launch: str
@@ -97,17 +87,17 @@ class Row:
 
     @property
     def program(self) -> dict[str, Any]:
-        """What is known of a program that was run; empty of what the suite measured itself."""
+        """Facts of the program that was run; empty for the suite's own cases."""
         return self.details.get("command") or {}
 
     @property
     def has_smaller_batch(self) -> bool:
-        """Whether it was measured at less than the batch asked for, so nothing compares it."""
+        """Whether the batch was smaller than requested, so that no ratio is computed."""
         return flags.has(self.flags, "smaller-batch")
 
     @property
     def point(self) -> tuple[str, str, int]:
-        """What it shares with its repeats."""
+        """The key that a row shares with its repeats."""
         return self.origin, self.case, self.world_size
 
     @property
@@ -117,64 +107,58 @@ class Row:
 
     @property
     def is_own_test(self) -> bool:
-        """Whether it is of a test of one's own, whose name is then the workload's."""
+        """Whether the row comes from a user's own test, which then names the workload."""
         name = self.case.partition("[")[0].rpartition("::")[2]
         return name == self.workload and not self.program
 
 
 def largest(rows: Iterable[Row], count: str) -> int | None:
-    """Return the largest of a count over rows, such as bytes; None where no row knows it."""
+    """Return the largest value of a field such as `peak_memory_bytes`; None if all lack it."""
     return max((getattr(row, count) or 0 for row in rows), default=0) or None
 
 
 @dataclass
 class Launch:
-    """What one launch says about itself.
+    """A launch and the facts that its file records.
 
     Attributes:
-        entries: Its cases as its file has them.
-        contradictions: Case -> a fact of it in the result and in the journal beside it, where they
-            differ; then it was read from the journal.
-        about: Commit, host and machine of a file of pytest-benchmark's that is no launch.
+        entries: The cases, as its file holds them.
+        contradictions: Case -> a fact in which the result contradicts its journal. If there is any,
+            the journal is read instead of the result.
+        about: Commit, host and machine of a pytest-benchmark file that Lockstep did not write.
     """
 
     name: str
     path: Path
     facts: dict[str, Any]
-    num_cases: int = 0
     entries: list[dict[str, Any]] = field(default_factory=list, repr=False)
     contradictions: dict[str, tuple[str, str]] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Versions, hardware, environment and the map of ranks."""
+        """Versions, hardware, environment and ranks."""
         return dict(self.facts.get("provenance") or {})
 
     @property
     def ranks(self) -> list[dict[str, Any]]:
-        """What each rank ran on; empty where none is recorded."""
+        """Facts of each rank; empty if not recorded."""
         return self.provenance.get("ranks") or []
 
     @property
     def devices(self) -> list[str]:
-        """Device of each rank, as torch names it; empty where none is recorded."""
+        """Device of each rank, as torch names it."""
         return [str(rank.get("device", "")) for rank in self.ranks]
 
     @property
     def hosts(self) -> list[str]:
-        """Host of each rank; empty where none is recorded."""
+        """Host of each rank, an empty text if unknown."""
         return [str(rank.get("host") or "") for rank in self.ranks]
 
     @property
     def named_hosts(self) -> set[str]:
-        """The hosts that its ranks name."""
+        """Distinct known hosts."""
         return set(filter(None, self.hosts))
-
-    @property
-    def cpu_threads(self) -> int | None:
-        """Threads of a rank where all ranks are CPUs; on GPUs they are no strength."""
-        return self.provenance.get("threads_per_rank") if _on_cpus(self.devices) else None
 
     @property
     def complete(self) -> bool:
@@ -182,27 +166,23 @@ class Launch:
         return bool(self.facts.get("complete", True))
 
 
-def _on_cpus(devices: Sequence[str]) -> bool:
+def are_cpus(devices: Sequence[str]) -> bool:
     """Tell whether there are devices, and all of them are CPUs."""
     return bool(devices) and all(device.startswith("cpu") for device in devices)
 
 
 @dataclass(frozen=True)
 class Conflict:
-    """A part of a set of results that may not be pooled with the others.
-
-    What differs from most is in conflict: launches, or a case in some launches. `Results.split`
-    leaves it out.
+    """Launches, or a case in some launches, that must not be pooled with the majority.
 
     Attributes:
-        fact: What differs: a fact of provenance, or a field of `Row`.
-        where: Two launches that differ, or the case and these.
-        message: The fact with both values, and what to do.
-        case: The case concerned; None where all of a launch is.
-        values: The fact in most launches, and in those in conflict.
-        usual: One launch that has the fact as most do.
-        launches: Those in conflict; of a copy, the launch that was copied.
-        is_tie: Whether as many have the usual value as have the other.
+        fact: A key of provenance, a field of `Row`, or `COPY`.
+        where: The two launches that differ, and the case if only one case differs.
+        case: The case that differs; None if the whole launch does.
+        values: The fact in the majority and in these launches.
+        usual: A launch of the majority.
+        launches: The launches that differ; for a copy, the launch that was copied.
+        is_tie: Whether both values are equally frequent.
     """
 
     fact: str
@@ -216,25 +196,23 @@ class Conflict:
     is_tie: bool = False
 
     def holds(self, row: Row) -> bool:
-        """Tell whether a row is in conflict; of a launch and its copy, the copy has no rows."""
+        """Tell whether a row is in conflict; False for a copy, whose rows are not read."""
         in_case = self.case in (None, row.case)
         return self.fact != COPY and in_case and row.launch in self.launches
 
 
 @dataclass(frozen=True)
 class Unread:
-    """A launch of a campaign, a case of a launch or a training run that is not read but left out.
+    """A launch or a case that cannot be read and is left out.
 
     Attributes:
-        reason: The whole sentence, which begins with the file.
-        case: The case; None where the whole launch is meant.
-        world_size: Of a training run, where it is known.
+        reason: The whole message, which begins with the file.
+        case: The case; None for the whole file.
     """
 
     reason: str
     path: Path
     case: str | None = None
-    world_size: int | None = None
 
     def __str__(self) -> str:
         return self.reason
@@ -242,13 +220,12 @@ class Unread:
 
 @dataclass
 class Results:
-    """Everything a report is made from.
+    """All results of a report.
 
     Attributes:
-        plans: What `campaign.json` holds, by its folder.
-        tables: Facts of the imported tables, by case name: source, unit, notes.
-        unread: Launches of a campaign, cases of a launch and trainings that cannot be read.
-        conflicts: What may not be pooled with the rest; empty after `load`.
+        plans: Folder -> content of its `campaign.json`.
+        tables: Name of an imported table -> its source, unit and notes.
+        conflicts: Results that must not be pooled; empty after `load`, which refuses them.
     """
 
     plans: dict[Path, dict[str, Any]] = field(default_factory=dict)
@@ -261,8 +238,7 @@ class Results:
     def split(self) -> tuple[list[Row], list[Row]]:
         """Return the rows that may be pooled, and those left out.
 
-        A point keeps the launches without a conflict where they are most of its launches, else
-        none.
+        A point keeps its launches without a conflict if they are the majority, else it loses all.
         """
         odd = {
             id(row) for row in self.rows if any(conflict.holds(row) for conflict in self.conflicts)
@@ -277,11 +253,7 @@ class Results:
         return free, left_out
 
     def pooled(self) -> tuple[list[Row], list[Row]]:
-        """Return as `split` does.
-
-        Raises:
-            ValueError: Conflicts leave nothing that may be pooled.
-        """
+        """Do as `split`; ValueError if conflicts leave no row to pool."""
         free, left_out = self.split()
         if left_out and not free:
             raise ValueError(self.conflicts[0].message)
@@ -289,21 +261,23 @@ class Results:
 
     @property
     def campaign(self) -> dict[str, Any]:
-        """The plan, that of several campaigns in one; empty without any."""
+        """The campaign's plan, or the plans of several campaigns joined; empty without a plan."""
         plans = list(self.plans.values())
         if len(plans) < 2:
             return dict(*plans)
-        both = {key: [x for plan in plans for x in plan.get(key, [])] for key in PLANNED}
-        return plans[0] | {"name": " + ".join(str(plan.get("name", "?")) for plan in plans)} | both
+        name = " + ".join(str(plan.get("name", "?")) for plan in plans)
+        lists = ("launches", "left_out")
+        joined = {key: [x for plan in plans for x in plan.get(key, [])] for key in lists}
+        return plans[0] | {"name": name} | joined
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Facts of the first launch that has any; they differ in none that matters."""
+        """Provenance of the first launch that has any."""
         return next((launch.provenance for launch in self.launches if launch.provenance), {})
 
     @property
     def device_names(self) -> list[str]:
-        """Names of the launches' devices, each once."""
+        """Distinct names of the launches' devices."""
         known = (
             name for launch in self.launches for name in launch.provenance.get("device_names") or []
         )
@@ -311,19 +285,22 @@ class Results:
 
     @property
     def days(self) -> list[str]:
-        """Days on which launches began, as ISO 8601, in order."""
-        began = {
-            str(launch.facts["started"])[:10]
-            for launch in self.launches
-            if launch.facts.get("started")
-        }
-        return sorted(began)
+        """Days on which launches started, ISO 8601, in order."""
+        times = (str(launch.facts.get("started") or "") for launch in self.launches)
+        return sorted({time[:10] for time in times if time})
+
+    @property
+    def doi(self) -> str:
+        """The DOI that the campaign names for its results; empty without one."""
+        known = str(self.campaign.get("doi") or "")
+        return known if re.fullmatch(inputs.DOI, known) else ""
 
     @property
     def on_cpus(self) -> bool:
-        """Whether every rank of every launch and training run ran on a CPU."""
-        devices = [device for launch in self.launches for device in launch.devices]
-        # A run of `lockstep run train` is no launch.
-        known = (row.details.get("device_type") for row in self.rows if row.training)
-        devices += [str(device) for device in known if device]
-        return _on_cpus(devices)
+        """Whether every rank of every launch ran on a CPU."""
+        return are_cpus([device for launch in self.launches for device in launch.devices])
+
+    @property
+    def hours(self) -> str:
+        """The noun of device-hours."""
+        return "rank-hours" if self.on_cpus else "GPU-hours"

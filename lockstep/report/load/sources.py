@@ -1,11 +1,7 @@
-"""Find the result files behind a path, and read them.
+"""Find the result files behind a path, and read them."""
 
-A campaign's folder leaves `launches/*/result.json`, or the journal where that holds more; other
-folders hold pytest-benchmark files, or tables brought in by `lockstep import`.
-"""
-
-from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +9,8 @@ from pydantic_core import from_json
 
 from lockstep.core import files, journal, record
 from lockstep.core.formats import listed, one_line
-from lockstep.report.load import training_runs
-from lockstep.report.load.contents import CampaignFile, checked
+from lockstep.core.studies import TRAININGS
+from lockstep.report.load.contents import CampaignFile, check_value
 
 IMPORTED = "imported.json"
 CAMPAIGN = "campaign.json"
@@ -22,20 +18,14 @@ JOBS = "jobs"
 RESULT = "result.json"
 JOURNAL = "journal.jsonl"
 LAUNCHES = "launches"
-SUMMARY = "summary.json"
-EPOCHS = "epochs.csv"
-# Case -> a fact of it in a result and in the journal beside it, which differ.
+# Case -> a fact that differs between a result and its journal.
 Contradictions = dict[str, tuple[str, str]]
-# Folder of trackers' confirmations, which are not results.
+# Folder of trackers' confirmations.
 TRACKER = "tracker"
 
 
 def read_campaign(folder: Path) -> dict[str, Any]:
-    """Return the campaign file of a folder; empty if there is none.
-
-    Raises:
-        ValueError: The file is broken or of another schema.
-    """
+    """Return the campaign file of a folder, empty if there is none; ValueError if it is broken."""
     path = folder / CAMPAIGN
     if not path.exists():
         return {}
@@ -43,146 +33,104 @@ def read_campaign(folder: Path) -> dict[str, Any]:
     if not isinstance(own, dict):
         raise ValueError(f"{path}: not a campaign: it must be one JSON object")
     record.check_schema(own, str(path))
-    checked(CampaignFile, own, str(path))
+    check_value(CampaignFile, own, str(path))
     return own
 
 
-def trainings_below(folder: Path) -> list[Path]:
-    """Return the folders of `lockstep run train` in a folder that holds nothing else, or none."""
-    below = _results_below(folder) if folder.is_dir() else []
-    if below and all(read_campaign(path).get("studies") == ["train"] for path in below):
-        return below
-    return []
+def folders(path: Path) -> list[Path]:
+    """Return the folders of trainings in a path, if it holds only these; else the path."""
+    below = _results_below(path) if path.is_dir() else []
+    studies = [read_campaign(folder).get("studies") for folder in below]
+    are_trainings = all(own and {*own} <= {*TRAININGS} for own in studies)
+    return below if below and are_trainings else [path]
 
 
-def find_files(path: Path) -> Iterator[Path]:
-    """Yield the files behind one argument, in a fixed order.
+def find_files(path: Path) -> list[Path]:
+    """Return the result files behind one path, in a fixed order.
+
+    A launch gives its result, or its journal if it has no result.
 
     Raises:
-        ValueError: There is no such path, or nothing in it.
+        ValueError: The path does not exist or holds no result.
     """
     if not path.is_dir():
         if not path.exists():
             raise ValueError(f"{path}: no such file or folder")
-        yield path
-        return
+        return [path]
     if below := _results_below(path):
         raise ValueError(f"{path}: holds several folders of results; give one: {listed(below)}")
-    inside = _inside(path)
-    if not inside and (path / JOBS).is_dir():
+    launches = (folder for folder in sorted(path.glob(f"{LAUNCHES}/*")) if folder.is_dir())
+    files = []
+    for folder in (path, *launches):
+        files += [folder / name for name in (RESULT, JOURNAL) if (folder / name).exists()][:1]
+    files += [path / IMPORTED] if (path / IMPORTED).exists() else []
+    has_jobs = (path / JOBS).is_dir()
+    if not files and not has_jobs:  # in jobs/ JSON files are records of jobs
+        files = [
+            file
+            for file in sorted(path.rglob("*.json"))
+            if file.name not in (CAMPAIGN, IMPORTED)
+            and TRACKER not in file.relative_to(path).parts[:-1]
+        ]
+    if not files and has_jobs:
         raise ValueError(f"{path}: its jobs have no results yet; see lockstep status {path}")
-    if not inside:
+    if not files:
         raise ValueError(f"{path}: holds no launch, no pytest-benchmark file and no {IMPORTED}")
-    yield from inside
+    return files
 
 
 def _results_below(folder: Path) -> list[Path]:
-    """Return the results right below a folder, unless it is a campaign, a launch or several."""
-    own = (CAMPAIGN, LAUNCHES, IMPORTED, RESULT, JOURNAL)
-    if folder.name == LAUNCHES or any((folder / name).exists() for name in own):
-        return []
+    """Return the folders of results right below a folder; none if it holds results itself."""
     marks = (CAMPAIGN, LAUNCHES, IMPORTED, JOURNAL)
+    if folder.name == LAUNCHES or any((folder / name).exists() for name in (*marks, RESULT)):
+        return []
     return [
         path for path in sorted(folder.iterdir()) if any((path / name).exists() for name in marks)
     ]
 
 
-def _inside(folder: Path) -> list[Path]:
-    """Return a launch's result, or its journal where that is all there is, tables and runs."""
-    launches = (d for d in sorted(folder.glob(f"{LAUNCHES}/*")) if d.is_dir())
-    paths = []
-    for each in (folder, *launches):
-        paths += [each / name for name in (RESULT, JOURNAL) if (each / name).exists()][:1]
-    imported = [folder / IMPORTED] if (folder / IMPORTED).exists() else []
-    below = (each for each in sorted(folder.iterdir()) if each.is_dir())
-    runs = [path for each in (folder, *below) if (path := _run_in(each))]
-    # A folder with jobs/ holds records of jobs, and no file of pytest-benchmark's.
-    if not paths and not imported and not (folder / JOBS).is_dir():
-        paths = [
-            path
-            for path in sorted(folder.rglob("*.json"))
-            if path.name not in (CAMPAIGN, IMPORTED)
-            and TRACKER not in path.relative_to(folder).parts[:-1]
-        ]
-    return list(dict.fromkeys(paths + imported + runs))
-
-
-def _run_in(folder: Path) -> Path | None:
-    """Return the summary of a folder's training run, or its epochs where it left no summary."""
-    summary, epochs = folder / SUMMARY, folder / EPOCHS
-    if epochs.is_file() and training_runs.world_size(epochs) is not None:
-        return summary if summary.exists() else epochs
-    with suppress(ValueError):
-        if training_runs.is_summary(read_json(summary)):
-            return summary
-    return None
-
-
 def read(source: Path) -> tuple[Path, Any, Contradictions]:
-    """Return the file that was read (source or substitute), its content, and contradictions.
+    """Return the file that was read, its content, and contradictions to the journal.
 
-    If the journal contradicts the result, the journal is read.
+    The journal replaces a result that it contradicts, or that is older: a session stopped by hand
+    writes its result, but a session that resumes it and is killed writes only the journal.
 
     Raises:
-        ValueError: None of them can be read.
+        ValueError: Neither the result nor the journal can be read.
     """
-    if source.name == EPOCHS:
-        raise ValueError(
-            f"{source.parent}: this training run has no {SUMMARY}, so it is unfinished; finish it "
-            "with --resume"
-        )
     other = source.with_name(JOURNAL if source.name == RESULT else RESULT)
     problems = []
     for path in [source, other] if in_campaign(source) and other.exists() else [source]:
         try:
-            return _newest(path, read_document(path))
+            document = read_document(path)
+            break
         except ValueError as error:
             problems.append(error)
-    raise problems[0]
-
-
-def _newest(path: Path, result: Any) -> tuple[Path, Any, Contradictions]:
-    """Return a file and its content, or the journal if that is ahead or contradicts it.
-
-    A session stopped by hand writes its result; one that resumes it and is killed does not, and
-    then only the journal holds the cases measured since.
-    """
+    else:
+        raise problems[0]
     own = path.with_name(JOURNAL)
-    if path.name != RESULT or not own.exists():
-        return path, result, {}
-    try:
-        kept = read_document(own)
-        found = journal.contradictions(result, kept)
-        is_read = bool(found) or journal.is_ahead(own, result)
-    except ValueError:  # of a corrupt journal, the result is what can be read
-        return path, result, {}
-    return (own, kept, found) if is_read else (path, result, {})
+    if path.name == RESULT and own.exists():
+        with suppress(ValueError):  # a corrupt journal
+            recorded = read_document(own)
+            contradictions = journal.contradictions(document, recorded)
+            if contradictions or journal.is_ahead(own, document):
+                return own, recorded, contradictions
+    return path, document, {}
 
 
 def in_campaign(source: Path) -> bool:
-    """Tell whether a file is that of one of a campaign's launches."""
+    """Tell whether a file belongs to a launch of a campaign."""
     return source.parent.parent.name == LAUNCHES
 
 
-def in_training(source: Path) -> bool:
-    """Tell whether a file is that of a training run whose epochs are known."""
-    return source.name in (SUMMARY, EPOCHS) and source.with_name(EPOCHS).exists()
-
-
 def campaign_folder(source: Path) -> Path:
-    """Return the folder whose plan a launch's file would be in."""
+    """Return the folder of the campaign that a launch's file may belong to."""
     return (source.parents[2] if in_campaign(source) else source.parent).resolve()
 
 
 def read_document(path: Path) -> Any:
-    """Return what a result, a table or a journal holds, as pytest-benchmark writes it.
-
-    Raises:
-        ValueError: The file cannot be read.
-    """
-    if path.name != JOURNAL:
-        return read_json(path)
-    return printable(journal.rebuild(path))
+    """Return a file's content, a journal as a pytest-benchmark result; ValueError if broken."""
+    return printable(journal.rebuild(path)) if path.name == JOURNAL else read_json(path)
 
 
 def read_json(path: Path) -> Any:
@@ -194,17 +142,19 @@ def read_json(path: Path) -> Any:
     content = files.content(path)
     if not content.strip():
         raise ValueError(f"{path}: the file is empty; delete it or measure again")
-
-    def plain(content: bytes) -> Any:  # in a third of the time of the standard library
-        return from_json(content, allow_inf_nan=False)
-
     try:
-        # A NaN or an infinity counts as not known, so that the check can name its place.
-        document = files.parse(content, lambda _: None, plain)
+        # NaN and infinity become None, so that `check_value` can name their place. pydantic's
+        # parser takes a third of the time of the standard library's.
+        document = files.parse(content, lambda _: None, partial(from_json, allow_inf_nan=False))
     except ValueError as error:
         raise ValueError(f"{path}: not valid JSON, perhaps truncated: {error}") from error
-    # Without an escape in its text, ASCII holds no more than line ends.
+    # ASCII text without escapes is printable.
     return document if content.isascii() and b"\\" not in content else printable(document)
+
+
+def case_name(case: object) -> str:
+    """Return the name that results give to a collected test, `file.py::name`."""
+    return str(case).partition(".py::")[2] or str(case)
 
 
 def printable(value: Any) -> Any:

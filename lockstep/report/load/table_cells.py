@@ -1,22 +1,16 @@
-"""The cells of a table as people type it: CSV or Markdown, with columns of any of their names.
+"""The cells of a table as people type it: its columns, their units, and numbers such as `1,226.38`.
 
-A table has one value a line, in the columns value, metric and unit, or a column for each quantity,
-whose heading says what it is: `Img/sec`, `step time (ms)`.
-
-Numbers, times and counts as people type them: `1,226.38`, `1 h 30 min`, `8 GPUs`.
-
-A comma or a point in a number may part its fraction or its thousands. The other numbers of its
-column decide which, then those of the table; where they do not, the number is refused.
-
-What the unit of a number in a table says: what is counted, in what time, and of which ranks.
+A CSV or Markdown table has the columns value, metric and unit, or a column for each quantity, whose
+heading names quantity and unit: `Img/sec`, `step time (ms)`.
 """
 
 import csv
 import io
+import operator
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from itertools import islice
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -52,7 +46,7 @@ SAMPLES = (
     r"rows|words|queries|videos|graphs|events|epochs?)"
 )
 _PREFIX = re.compile(rf"(k|K|M|G|thousands?|millions?)[ -]?(?:of )?({SAMPLES})")
-# What a number may end with where its heading has the unit.
+# Endings of a number whose heading has the unit.
 THOUSANDS = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}
 _STEPS = re.compile(
     r"(?i)(?:(?:train\w*|optimi[sz]er|global) )?"
@@ -66,11 +60,11 @@ PART = re.compile(
     rf"(?i)(?:\b(?:per|each|of (?:one|a single))\b|/)[\s_(-]*(?:(?P<device>{DEVICES})|{NODES})"
     r"(?![a-z0-9])"
 )
-# What no rate of samples counts: a number or a device, and steps beside other words.
+# Words that make a unit unclear: numbers, devices, steps.
 _UNCLEAR = re.compile(
     rf"(?i)[*\u00b7\u00d7^\d]|\b(?:{DEVICES}|{NODES}|its?|iter\w*|steps?|updates?)\b|batch"
 )
-# A clause that says of which ranks rates are, and words of what else may be "per GPU".
+# A clause of a note about rates, and words for other things that may be "per GPU".
 _SAYS_RATE = re.compile(
     r"\b(?:throughputs?|rates?|speeds?|values|numbers|figures|results|seconds?|sec|s|tps|fps)\b"
     r"|^\W*(?:(?:given|reported|measured|normali[sz]ed|is|are|in|all)\W+)*(?:per|each)\W+\w+\W*$"
@@ -82,14 +76,14 @@ _SAYS_OTHER = re.compile(
 
 
 class Unit(NamedTuple):
-    """A unit as read.
+    """A unit of a time or a rate.
 
     Attributes:
-        counted: What a rate counts each second; empty of a time.
-        time: Of a time, a key of `TIME_UNITS`; else empty.
-        whose: Whether a rate is that of one device or node; empty where it is that of all.
-        of: Whether it is a rate of steps, or the time of a step, an epoch or a run.
-        factor: What a rate is multiplied by for one of whole samples a second.
+        counted: Items that a rate counts; empty for a time.
+        time: A key of `TIME_UNITS` for a time; empty for a rate.
+        whose: `device` or `node` if the rate is of one; empty for all ranks.
+        of: "step" for a rate of steps; "step", "epoch" or "run" for the time of one; else empty.
+        factor: Factor from the counted items, such as thousands, to samples.
     """
 
     counted: str = ""
@@ -100,11 +94,7 @@ class Unit(NamedTuple):
 
 
 def parse(text: str) -> Unit:
-    """Return what a unit says.
-
-    Raises:
-        ValueError: It is no time and no rate, or holds a word that is not understood.
-    """
+    """Parse a unit; ValueError if it is neither a time nor a rate, or has an unknown word."""
     counted, *below = _divided(_OF_ALL.sub(" ", text.replace("_", " ")))
     is_step = bool(_STEPS.fullmatch(counted))
     if counted.lower() in TIMES and len(below) < 2:
@@ -112,15 +102,15 @@ def parse(text: str) -> Unit:
         of = "step" if below and _STEPS.fullmatch(below[0]) else of
         if of or not below:
             return Unit(time=TIMES[counted.lower()], of=of)
-    times = [TIMES[one] for one in below if one in TIMES]
-    of_one = [one for one in below if one not in TIMES]
-    whose = part("".join(f"/{one}" for one in of_one))
-    is_known = len(times) == 1 and len(of_one) == bool(whose)
+    times = [TIMES[word] for word in below if word in TIMES]
+    others = [word for word in below if word not in TIMES]
+    whose = part("".join(f"/{word}" for word in others))
+    is_known = len(times) == 1 and len(others) == bool(whose)
     is_clear = counted and counted.lower() not in TIMES and not _UNCLEAR.search(counted)
     if not (is_known and (is_clear or is_step)):
         raise ValueError(
-            f"unit {text!r} is not understood; write samples/s where the value is that of all "
-            "ranks, samples/s/GPU where it is that of one, or it/s beside a column global_batch"
+            f"unit {text!r} is not understood; write samples/s for the rate of all ranks, "
+            "samples/s/GPU for the rate of one, or it/s beside a column global_batch"
         )
     factor = 1 / TIME_UNITS[times[0]]
     if prefixed := _PREFIX.fullmatch(counted):
@@ -130,17 +120,17 @@ def parse(text: str) -> Unit:
 
 
 def _divided(text: str) -> list[str]:
-    """Return the parts of a unit between its divisions, in small letters from the second on."""
+    """Return the parts of a unit between its slashes, in lower case from the second on."""
     plain = re.sub(r"(?i)[\s\u00b7*]*\b([a-z]+) ?(?:\^? ?[-\u2212]1\b|\u207b\u00b9)", r"/\1", text)
     plain = re.sub(r"/\s*\(([^)]*)\)", lambda m: "/" + re.sub(r"[\s\u00b7*]+", "/", m[1]), plain)
-    # What stands in brackets and is no part of the unit, as (fp16), is left aside.
+    # Brackets that are no part of the unit, such as (fp16), are removed.
     part_of_it = rf"/|\bper\b|\beach\b|\b(?:{DEVICES}|{NODES})\b"
     plain = re.sub(rf"(?i)[(\[](?![^)\]]*(?:{part_of_it}))[^)\]]*[)\]]", " ", plain)
     plain = re.sub(r"(?i)[\s-]*\b(?:per|each)\b[\s-]*", "/", re.sub(r"[()\[\],]", " ", plain))
     if first := re.match(rf"(?i)\s*/ *({DEVICES}|{NODES})\b[-\s]+(?=\w)", plain):
         plain = f"{plain[first.end() :]}/{first[1]}"
-    top, *below = (" ".join(one.split()) for one in plain.split("/"))
-    below = [one.lower() for one in below]
+    top, *below = (" ".join(piece.split()) for piece in plain.split("/"))
+    below = [piece.lower() for piece in below]
     if not {*below} & {*TIMES}:
         top = re.sub(r"(?i)^([kmgtpe]?flop)s$", r"\1/s", top)
     top, *implied = _SHORT.get(top.lower(), top).split("/")
@@ -148,29 +138,24 @@ def _divided(text: str) -> list[str]:
 
 
 def part(text: str) -> Whose:
-    """Return of whom a text says that something is, by "per GPU", "/node" or "each rank".
-
-    Raises:
-        ValueError: It names a device and a node.
-    """
-    found: set[Whose] = {
+    """Return which of "per GPU" and "per node" a text has; ValueError if it has both."""
+    kinds: set[Whose] = {
         "device" if match["device"] else "node" for match in PART.finditer(text.replace("_", " "))
     }
-    if len(found) > 1:
-        raise ValueError(f"{text!r} is of a device and of a node; give the value of all ranks")
-    return next(iter(found), "")
+    if len(kinds) > 1:
+        raise ValueError(f"{text!r} is per device and per node; give the value of all ranks")
+    return next(iter(kinds), "")
 
 
 def part_of_rates(note: str) -> Whose:
-    """Return of whom a note says that rates are, as `part` does; empty where it does not."""
+    """Return `part` of the clauses of a note that are about rates."""
     clauses = re.split(r"[.;,](?:\s|$)", note.lower())
-    said = [
-        clause for clause in clauses if _SAYS_RATE.search(clause) and not _SAYS_OTHER.search(clause)
-    ]
-    return part(" ; ".join(said))
+    return part(
+        " ; ".join(c for c in clauses if _SAYS_RATE.search(c) and not _SAYS_OTHER.search(c))
+    )
 
 
-# Blanks, _ and ' between groups of three digits part thousands and nothing else.
+# Separators of thousands that are never decimal marks.
 _SPACE = "[ _'\u2019\u00a0\u2009\u202f]"
 _NUMBER = (
     rf"[-+]?(?:[0-9]{{1,3}}(?:{_SPACE}[0-9]{{3}})+(?![0-9])|[0-9]+|(?=[.,][0-9]))"
@@ -179,14 +164,14 @@ _NUMBER = (
 _CELL = re.compile(
     rf"[~\u2248]?\s*(?P<number>{_NUMBER})\s*(?:\(?(?:\u00b1|\+/?-)\s*{_NUMBER}\s*%?\)?)?\s*"
     rf"(?P<unit>[^\s(0-9.,:][^(]*?(?:\((?![0-9.])[^)]*\))?)?"
-    rf"\s*(?:\((?P<speedup>{_NUMBER})\s*[x\u00d7]\))?"
+    rf"\s*(?:\({_NUMBER}\s*[x\u00d7]\))?"
 )
 _CLOCK = re.compile(
     r"(?:(?:\d+-)?\d+:(?=[0-5]?\d:))?\d+:[0-5]?\d(?:\.\d+)?(?=(?P<unit>\s*[a-z:()]*))(?P=unit)",
     re.A,
 )
 _PIECE = r"([0-9]+(?:\.[0-9]+)?) ?([a-z]+|['\"\u2032\u2033]) ?(?:, ?|and )?"
-# The names of GPUs, which hold digits, and what is said beside them.
+# Names of GPUs, which contain digits, and words that accompany them.
 _GPU = (
     r"(?:a10|a30|a40|a100|a800|h20|h100|h200|h800|v100|p100|t4|l4|l40s?|k80|b[123]00|g[bh]200|"
     r"mi\d{3}\w?|rtx ?\w+)s?"
@@ -205,13 +190,12 @@ class Cell(NamedTuple):
 
     number: str
     unit: str = ""
-    speedup: str = ""
 
 
 def split(text: str) -> Cell | None:
-    """Return what a cell holds; None for what is no number and no time.
+    """Return the value in a cell; None if it is neither a number nor a time.
 
-    A clock keeps its colons, and `1 h 30 min` is 5400 s.
+    A clock keeps its colons; `1 h 30 min` becomes 5400 s.
     """
     if clock := _CLOCK.fullmatch(text.lower()):
         return Cell(text[: clock.start("unit")].strip(), clock["unit"].strip("()"))
@@ -220,45 +204,44 @@ def split(text: str) -> Cell | None:
         if all(unit for _, unit in pieces):
             return Cell(f"{sum(n * TIME_UNITS[unit] for n, unit in pieces if unit):.12g}", "s")
     match = _CELL.fullmatch(text)
-    return match and Cell(match["number"], (match["unit"] or "").strip(), match["speedup"] or "")
+    return match and Cell(match["number"], (match["unit"] or "").strip())
 
 
 def number_readings(number: str) -> dict[str, str]:
-    """Return what a number may be: the decimal mark that it then has, and it as Python writes it.
+    """Return decimal mark -> the number as Python writes it, for each mark that fits.
 
-    `3,5` is one number, by the comma; `1,234` is two; 938 is the same by either mark.
+    `3,5` has one reading, `1,234` has two, and 938 the same one with either mark.
     """
-    plain, found = re.sub(rf"(?<=\d){_SPACE}(?=\d)", "", number), {}
+    plain, readings = re.sub(rf"(?<=\d){_SPACE}(?=\d)", "", number), {}
     for mark, other in (".,", ",."):
         whole = rf"(?:\d*|[1-9]\d{{0,2}}(?:\{other}\d{{3}})+)"
         if re.fullmatch(rf"[-+]?{whole}(?:\{mark}\d+)?(?:[eE][-+]?\d+)?", plain):
-            found[mark] = plain.replace(other, "").replace(mark, ".")
-    return found
+            readings[mark] = plain.replace(other, "").replace(mark, ".")
+    return readings
 
 
 def proven_marks(numbers: Iterable[str]) -> set[str]:
-    """Return the decimal marks without which some of the numbers could not be read."""
-    return {mark for found in map(number_readings, numbers) if len(found) == 1 for mark in found}
+    """Return the decimal marks of the numbers that have only one reading."""
+    every = map(number_readings, numbers)
+    return {mark for readings in every if len(readings) == 1 for mark in readings}
 
 
 def decimal_mark(
     numbers: Collection[str], elsewhere: Collection[str], separator: str
 ) -> tuple[str, str]:
-    """Return the decimal mark of a column, and a number that leaves it open, one of them empty.
+    """Return the decimal mark of a column and "", or "" and an ambiguous number.
 
-    Args:
-        numbers: Those of the column, of one unit.
-        elsewhere: The marks that the numbers of the whole table prove.
-        separator: What parts the cells. Where that is `;`, a point may part thousands.
+    If no number of the column proves a mark, numbers `elsewhere` in the table may prove it. A point
+    may separate thousands only in a table whose cells are separated by `;`.
     """
-    collection = proven_marks(numbers) or elsewhere
+    proven = proven_marks(numbers) or elsewhere
     two = [number for number in numbers if len({*number_readings(number).values()}) == 2]
-    if len(collection) == 1 or not two:
-        return next(iter(collection), "."), ""
-    commas = [one for one in two if "," in one]
-    if not collection and not commas and separator != ";":
+    if len(proven) == 1 or not two:
+        return next(iter(proven), "."), ""
+    commas = [number for number in two if "," in number]
+    if not proven and not commas and separator != ";":
         return ".", ""
-    # By the comma for decimals a column of 938 and 2,470 would hold 938 and 2.47.
+    # With a decimal comma, a column of 938 and 2,470 would be 938 and 2.47.
     whole = [float(number) for number in numbers if number.isdecimal()]
     least = min((float(number_readings(comma)[","]) for comma in commas), default=0.0)
     if len(commas) == len(two) and whole and 100 * least <= max(whole) < 1000:
@@ -267,9 +250,9 @@ def decimal_mark(
 
 
 def count(text: str, mark: str) -> dict[str, str]:
-    """Return the columns that a cell of ranks fills: n, nodes, ranks_per_node.
+    """Return n, nodes and ranks_per_node as far as a cell gives them.
 
-    `8x V100` is 8, `2 nodes x 8 GPUs` 16 on 2 nodes, `16 (2 nodes)` as well, and `2x8` 16.
+    `8x V100` is 8, `2x8` is 16; `2 nodes x 8 GPUs` and `16 (2 nodes)` are 16 on 2 nodes.
     """
     match = _COUNT.fullmatch(text)
     number = match and number_readings(match["n"]).get(mark)
@@ -284,38 +267,47 @@ def count(text: str, mark: str) -> dict[str, str]:
 
 # Each line's number in the file, and its cells by heading.
 Lines = list[tuple[int, dict[str, str]]]
-# Heading of a column of values -> its metric and its unit.
-Quantities = dict[str, dict[str, str]]
 
 
 class Table(NamedTuple):
-    """The lines of a table, what stands beside it, and the sign between its cells."""
+    """The lines of a table, the text around it, and the separator of its cells."""
 
     lines: Lines
     comments: str
     sign: str
 
 
-class Understood(NamedTuple):
-    """How a column is read: what it is, its unit, and its first cell as typed and as read."""
+@dataclass
+class Column:
+    """A column of a table.
+
+    Attributes:
+        name: A known name, else the heading.
+        cells: The cells with numbers as Python writes them.
+        units: Units in the cells of a column of values.
+        metric: Metric of a column of values, empty if another column has it; else None.
+        unit: Unit in the heading.
+    """
 
     heading: str
-    meaning: str
-    unit: str
-    typed: str
-    read: str
+    name: str
+    typed: list[str]
+    cells: list[str]
+    units: list[str]
+    metric: str | None = None
+    unit: str = ""
 
 
-# Of the known columns, note is the first and what stands beside the table the last.
+# Known columns; the first and the last are texts that may say "per GPU".
 COLUMNS = (
     "note", "n", "value", "metric", "unit", "table_id", "scaling", "source", "global_batch",
     "local_batch", "steps", "samples", "precision", "model", "nodes", "ranks_per_node", "heading",
     "comments",
 )  # fmt: skip
-# The known columns whose cells are numbers.
+# Known columns of numbers.
 COUNTS = ("n", "nodes", "ranks_per_node", "global_batch", "local_batch", "steps", "samples")
 _COUNTED = "gpus?|devices|ranks|accelerators|cards|chips|gcds|[ntx]pus?|processes|n?procs?|np"
-# The other names of columns, blanks and signs of the headings as _.
+# Other names of the columns, with _ for blanks and signs.
 _NAMES = {
     "n": rf"world_size|{_COUNTED}|((num|number|n|no|count)_?(of_)?|of_)({_COUNTED})|"
     rf"({_COUNTED})_(count|num|number)",
@@ -340,27 +332,32 @@ _SAMPLES = re.compile(
     r"sentences?|examples?|frames?|records?|rows|words|queries|videos|graphs|events|flops?)"
 )
 _NOT_MEASURED = re.compile(r"(?i)\b(?:ideal|linear|theoretical|expected|target)\b")
-# Below the header of a Markdown table.
+# The line below the header of a Markdown table.
 _RULE = re.compile(r"(?=.*\|)[\s|:]*-[\s|:-]*")
 _IN_BRACKETS = re.compile(r"(.+?) ?[(\[]([^()\[\]]+)[)\]]")
 
 
 def read(path: Path) -> Table:
-    """Return a table, which is UTF-8 with or without a mark, or Windows-1252.
-
-    Raises:
-        ValueError: The file is missing, empty or no table.
-    """
+    """Read a table, UTF-8 or Windows-1252; ValueError if it is missing, empty or no table."""
     if path.is_dir() or not path.exists():
         why = "is a folder; give its tables one by one" if path.is_dir() else "does not exist"
         raise ValueError(f"{path}: cannot be read: it {why}")
     content = files.content(path)
     try:
         text = content.decode("utf-8-sig")
-    except UnicodeDecodeError:  # a spreadsheet wrote it
+    except UnicodeDecodeError:  # from a spreadsheet
         text = content.decode("cp1252", errors="replace")
     numbered = enumerate(io.StringIO(visible(text), newline=""), start=1)
-    rows, comments = _parted([(number, line) for number, line in numbered if line.strip()])
+    every = [(number, line) for number, line in numbered if line.strip()]
+    # Lines with # are text around the table, except headings right above a line of numbers.
+    rows = [row for row in every if not row[1].startswith("#")]
+    if rows and rows[0][1][0].isdigit():
+        rows = [*[row for row in every if row[0] < rows[0][0]][-1:], *rows]
+    if any(_RULE.fullmatch(line) for _, line in every):
+        rows = [row for row in every if "|" in row[1]]
+        rows = [(i, f"{x.strip().strip('|')}\n") for i, x in rows if not _RULE.fullmatch(x)]
+    kept = {number for number, _ in rows}
+    comments = " ; ".join(line.strip("# \r\n") for number, line in every if number not in kept)
     sign = max(",;\t|", key=rows[0][1].count) if rows else ","
     reader = csv.DictReader((line for _, line in rows), delimiter=sign)
     lines = []
@@ -375,150 +372,136 @@ def read(path: Path) -> Table:
     return Table(lines, comments, sign)
 
 
-def _parted(text: list[tuple[int, str]]) -> tuple[list[tuple[int, str]], str]:
-    """Return the lines of the table, with their numbers, and what stands beside it.
+def values(table: Table) -> tuple[list[tuple[str, ...]], Lines]:
+    """Return how the columns are read, and the line number and cells by known names of each value.
 
-    In CSV that is what begins with #, but for headings right above a first line of numbers.
-    """
-    rows = [row for row in text if not row[1].startswith("#")]
-    if rows and rows[0][1][0].isdigit():
-        rows = [*[row for row in text if row[0] < rows[0][0]][-1:], *rows]
-    if any(_RULE.fullmatch(line) for _, line in text):
-        rows = [row for row in text if "|" in row[1]]
-        rows = [(i, f"{x.strip().strip('|')}\n") for i, x in rows if not _RULE.fullmatch(x)]
-    kept = {number for number, _ in rows}
-    return rows, " ; ".join(line.strip("# \r\n") for number, line in text if number not in kept)
-
-
-def values(table: Table) -> tuple[list[Understood], list[tuple[int, dict[str, str]]]]:
-    """Return how the columns are read, and each value: its line, and its cells by known names.
+    How a column is read: heading, meaning, unit, and the first cell as typed and as read.
 
     Raises:
-        ValueError: The table has no number of ranks, no value, two columns for one thing, or a
-            number that may be read in two ways.
+        ValueError: The table has no number of ranks or no value, two columns of one meaning, or an
+            ambiguous number.
     """
-    named = _named(table.lines)
-    quantities = _quantities(table.lines, named)
-    lines = _plain(table, named, quantities)
-    _refuse_open(table, named, quantities, lines)
-    metrics = [quantity["metric"] for quantity in quantities.values()]
-    made = []
-    for number, line in lines:
-        own = {named.get(heading, heading): cell for heading, cell in line.items()}
-        beside = {
-            name: cell
-            for name, cell in own.items()
-            if cell and name not in quantities and not name.endswith("\n")
-        }
-        for heading, quantity in quantities.items():
-            cells = beside | {name: text for name, text in quantity.items() if text}
-            if unit := own.get(f"{heading}\n", ""):  # of the cell
-                cells["unit"] = unit
-            elif ":" in own[heading] and not quantity["unit"]:
-                cells["unit"] = "s"
-            if metrics.count(quantity["metric"]) > 1:
-                cells["table_id"] = f"{own.get('table_id', '')} {heading}".strip()
-            cells |= {"value": own[heading], "heading": heading, "comments": table.comments}
-            made.append((number, cells))
-    typed, line = table.lines[0][1], lines[0][1]
     columns = []
-    for heading, cell in typed.items():
-        name, unit = named[heading], ""
-        meaning = name if name in COLUMNS else "not a known column; kept unchanged"
-        if quantity := quantities.get(heading, {}):
-            unit = quantity["unit"] or line.get(f"{heading}\n", "")
-            meaning = quantity["metric"] or "value"
-        of_nodes = f"{line.get('nodes')} x {line.get('ranks_per_node')}" if name == "n" else ""
-        columns.append(Understood(heading, meaning, unit, cell, line[heading] or of_nodes))
-    return columns, made
+    for heading, name in _named(table.lines).items():
+        typed = [line[heading] for _, line in table.lines]
+        columns.append(Column(heading, name, typed, [*typed], [""] * len(typed)))
+    if of_value := [column for column in columns if column.name == "value"]:
+        of_value[0].metric = ""
+    else:
+        for column in columns:
+            if column.name not in COLUMNS:
+                _find_quantity(column)
+    values = [column for column in columns if column.metric is not None]
+    counts = _read_numbers(table, columns)
+    _refuse_open(table, columns)
+    metrics, of_values = [each.metric for each in values], {each.name for each in values}
+    made = []
+    for index, (number, _) in enumerate(table.lines):
+        own = {column.name: column.cells[index] for column in columns} | counts[index]
+        beside = {name: cell for name, cell in own.items() if cell and name not in of_values}
+        for column in values:
+            cell = column.cells[index]
+            unit = column.units[index] or column.unit or ("s" if ":" in cell else "")
+            cells = beside | ({"metric": column.metric} if column.metric else {})
+            cells |= {"unit": unit} if unit else {}
+            if metrics.count(column.metric) > 1:
+                cells["table_id"] = f"{own.get('table_id', '')} {column.heading}".strip()
+            cells |= {"value": cell, "heading": column.heading, "comments": table.comments}
+            made.append((number, cells))
+    understood: list[tuple[str, ...]] = []
+    for column in columns:
+        meaning = column.name if column.name in COLUMNS else "no known column; kept as a detail"
+        if re.search(r"(?i)speed.?up|efficiency", column.name):
+            meaning += ", which lockstep check compares with the values"
+        unit, cell = column.unit or column.units[0], column.cells[0]
+        if not cell and column.name == "n":
+            cell = f"{counts[0].get('nodes')} x {counts[0].get('ranks_per_node')}"
+        meaning = meaning if column.metric is None else column.metric or "value"
+        understood.append((column.heading, meaning, unit, column.typed[0], cell))
+    return understood, made
 
 
-def _quantities(lines: Lines, named: Mapping[str, str]) -> Quantities:
-    """Return the columns of values, with the metric and the unit that their headings say.
+def _find_quantity(column: Column) -> None:
+    """Set the metric and unit of a column of values, from its heading, else from its cells.
 
-    A column that no heading explains is one where all its cells have the unit of a time or rate.
+    Without such a heading, all cells must have the same unit of a time or rate.
     """
-    if "value" in named.values():
-        return {"value": {"metric": "", "unit": ""}}
-    found = {}
-    for heading, name in named.items():
-        if name in COLUMNS:
-            continue
-        quantity = _quantity(heading)
-        units = {(cell := split(line[heading])) and cell.unit for _, line in lines if line[heading]}
-        if not quantity and len(units) == 1 and (unit := units.pop()):
-            timed = _quantity(f"{heading} time") or _quantity("time")
-            quantity = timed if unit in TIMES else _quantity(unit)
-            quantity = quantity and quantity | {"unit": ""}
-        if quantity:
-            found[heading] = quantity
-    return found
+    quantity = _quantity(column.heading)
+    units = {(cell := split(text)) and cell.unit for text in column.typed if text}
+    if not quantity and len(units) == 1 and (unit := units.pop()):
+        timed = _quantity(f"{column.heading} time") or _quantity("time")
+        quantity = timed if unit in TIMES else _quantity(unit)
+        quantity = quantity and (quantity[0], "")
+    if quantity:
+        column.metric, column.unit = quantity
 
 
-def _plain(table: Table, named: Mapping[str, str], quantities: Quantities) -> Lines:
-    """Return the lines with numbers as Python writes them; a value's unit stands apart."""
-    count_columns = [heading for heading, name in named.items() if name in COUNTS]
-    columns = [*count_columns, *(heading for heading, name in named.items() if name in quantities)]
-    cells = {name: {line[name]: split(line[name]) for _, line in table.lines} for name in columns}
-    numbers = {name: [c.number for c in by_text.values() if c] for name, by_text in cells.items()}
-    everywhere = proven_marks(n for column in numbers.values() for n in column)
-    marks = {}
-    for heading, column in numbers.items():
-        marks[heading], two = decimal_mark(column, everywhere, table.sign)
+def _read_numbers(table: Table, columns: Sequence[Column]) -> list[dict[str, str]]:
+    """Set the cells of numbers as Python writes them, and the units of values.
+
+    Return, for each line, the nodes and ranks_per_node in a cell of n, unless they are columns.
+    """
+    names = {column.name for column in columns}
+    numeric = [column for column in columns if column.name in COUNTS]
+    numeric += [column for column in columns if column.metric is not None]
+    cells = [{text: split(text) for text in column.typed} for column in numeric]
+    numbers = [[cell.number for cell in by_text.values() if cell] for by_text in cells]
+    everywhere = proven_marks(number for own in numbers for number in own)
+    counts: list[dict[str, str]] = [{} for _ in table.lines]
+    for column, by_text, own in zip(numeric, cells, numbers, strict=True):
+        mark, two = decimal_mark(own, everywhere, table.sign)
         if two:
             readings = " or ".join(sorted(number_readings(two).values(), key=float)[::-1])
             raise ValueError(
-                f"column {heading!r}: {two!r} may be {readings}; write {readings} in its place"
+                f"column {column.heading!r}: {two!r} may be {readings}; write {readings} in its "
+                "place"
             )
-    made = []
-    for number, line in table.lines:
-        own = dict(line)
-        for heading, by_text in cells.items():
-            cell = by_text[line[heading]]
-            if named[heading] == "n":  # which may fill other columns, but not those of the table
-                counts = count(line[heading], marks[heading])
-                own |= {name: text for name, text in counts.items() if name not in named.values()}
-                own[heading] = counts.get("n", "")
-            elif cell and (read := number_readings(cell.number).get(marks[heading])):
-                own[heading] = read
-            if cell and heading not in count_columns:
-                own[heading] = own[heading] if own[heading] != line[heading] else cell.number
-                own[f"{heading}\n"] = cell.unit
-                is_rate = "time" not in quantities[named[heading]]["metric"]
-                if is_rate and (factor := THOUSANDS.get(cell.unit)):
-                    own |= {heading: f"{float(own[heading]) * factor:.12g}", f"{heading}\n": ""}
-        made.append((number, own))
-    return made
+        for index, text in enumerate(column.typed):
+            cell = by_text[text]
+            if column.name == "n":
+                known = count(text, mark)
+                column.cells[index] = known.get("n", "")
+                counts[index] = {name: known[name] for name in known if name not in names}
+            elif cell:
+                plain = number_readings(cell.number).get(mark, text)
+                if column.metric is not None:
+                    plain = cell.number if plain == text else plain
+                    factor = None if "time" in column.metric else THOUSANDS.get(cell.unit)
+                    plain = f"{float(plain) * factor:.12g}" if factor else plain
+                    column.units[index] = "" if factor else cell.unit
+                column.cells[index] = plain
+    return counts
 
 
-def _refuse_open(
-    table: Table, named: Mapping[str, str], quantities: Quantities, lines: Lines
-) -> None:
-    """Refuse a table that does not say its ranks, its values or their unit, with what to write."""
-    first, heads = table.lines[0][1], {line: line for line in table.lines[0][1]}
+def _refuse_open(table: Table, columns: Sequence[Column]) -> None:
+    """Refuse a table without ranks, values or units, with an example of what to write."""
+    names = {column.name for column in columns}
+    values = [column for column in columns if column.metric is not None]
+    heads = {column.heading: column.heading for column in columns}
     advice = "'throughput (samples/s)', or 'throughput (samples/s/GPU)' if it is of one GPU"
-    needed = [] if quantities else [f"no column of values; name it {advice}, or 'step time (ms)'"]
-    if not quantities and (other := next((head for head in heads if named[head] == head), "")):
-        heads[other] = "throughput (samples/s)"
-    if "n" not in named.values() and not {"nodes", "ranks_per_node"} <= {*named.values()}:
+    needed = [] if values else [f"no column of values; name it {advice}, or 'step time (ms)'"]
+    others = [column.heading for column in columns if column.name == column.heading]
+    if not values and others:
+        heads[others[0]] = "throughput (samples/s)"
+    if "n" not in names and not {"nodes", "ranks_per_node"} <= names:
         needed.append("no column n for the number of ranks; name it n, or gpus")
         heads = {"": "n"} | heads
-    for heading, quantity in quantities.items():
-        is_time = "time" in quantity["metric"]
-        column = [(line[heading], line.get(f"{heading}\n")) for _, line in lines]
-        has_units = all(unit or (is_time and cell.count(":") > 1) for cell, unit in column)
-        if is_time and not quantity["unit"] and not has_units and all(":" in c for c, _ in column):
-            if not any(cell.count(":") > 1 for cell, _ in column):
-                cell = column[0][0]
+    for column in values:
+        heading, is_time = column.heading, "time" in (column.metric or "")
+        colons = [cell.count(":") for cell in column.cells]
+        are_clocks = [is_time and number > 1 for number in colons]
+        if all(map(operator.or_, map(bool, column.units), are_clocks)):
+            continue
+        if is_time and not column.unit and all(colons):
+            if max(colons) == 1:
+                cell = column.cells[0]
                 needed.append(f"column {heading!r}: {cell!r} may be mm:ss or h:mm; write h:mm:ss")
-        elif not has_units and any(
-            not text and what not in named.values() for what, text in quantity.items()
-        ):
+        elif not (column.metric or "metric" in names) or not (column.unit or "unit" in names):
             name = f"'{heading} (s)'" if is_time else advice
             needed.append(f"column {heading!r} does not say its unit; name it {name}")
             heads[heading] = f"{heading} (s)" if is_time else "throughput (samples/s)"
     if needed:
-        cells = [first.get(head, "8") for head in heads]
+        cells = [table.lines[0][1].get(head, "8") for head in heads]
         example = f"{table.sign.join(heads.values())} / {table.sign.join(cells)}"
         raise ValueError(
             f"{'; '.join(needed)}; a table needs n, value, metric and unit, for example: {example}"
@@ -526,11 +509,7 @@ def _refuse_open(
 
 
 def _named(lines: Lines) -> dict[str, str]:
-    """Return the known name of each heading, else the heading.
-
-    Raises:
-        ValueError: Two give one thing, and neither by its known name.
-    """
+    """Return the known name of each heading, else the heading; ValueError if two have one name."""
     cells = {
         heading: [line[heading] for _, line in lines if line[heading]] for heading in lines[0][1]
     }
@@ -543,42 +522,40 @@ def _named(lines: Lines) -> dict[str, str]:
         if not alias or not may_be_ranks or alias in lowered.values():
             continue
         if alias in named.values() and alias != "note":
-            other = next(one for one in named if named[one] == alias)
+            other = next(known for known, name in named.items() if name == alias)
             raise ValueError(f"columns {other!r} and {heading!r} both give {alias}; keep one")
         named[heading] = alias
     if "n" not in named.values():
-        of_ranks = (heading for heading in named if _are_ranks(heading, cells[heading]))
-        named |= dict.fromkeys(islice(of_ranks, 1), "n")
+        for heading, column in cells.items():  # of `8x V100` or `2 nodes x 8`
+            is_gpu = re.fullmatch(rf"(?i)(?:nvidia |amd |tesla )?{_GPU}", heading)
+            matches = [_COUNT.fullmatch(cell) for cell in column]
+            words = ("nodes", "model", "device", "on")
+            if column and all(m and (is_gpu or any(map(m.group, words))) for m in matches):
+                named[heading] = "n"
+                break
     return named
 
 
-def _are_ranks(heading: str, cells: Sequence[str]) -> bool:
-    """Return whether cells are `8x V100` or `2 nodes x 8`; of a GPU's column, 8 and 2x8, too."""
-    is_gpu = re.fullmatch(rf"(?i)(?:nvidia |amd |tesla )?{_GPU}", heading)
-    says = ("nodes", "model", "device", "on")
-    matches = [_COUNT.fullmatch(cell) for cell in cells]
-    return bool(cells) and all(m and (is_gpu or any(map(m.group, says))) for m in matches)
-
-
-def _quantity(heading: str) -> dict[str, str] | None:
-    """Return the metric and unit of a column of values, the unit empty where it is not said."""
+def _quantity(heading: str) -> tuple[str, str] | None:
+    """Return the metric and unit of a heading, the unit empty if missing; None for no quantity."""
     plain = " ".join(heading.replace("_", " ").split())
     if _NOT_MEASURED.search(plain):
         return None
     if match := _TIME.fullmatch(plain.lower()):
         of = {"epoch": "epoch_time", "": "time"}.get(match["of"] or match["per"] or "", "step_time")
-        return {"metric": of, "unit": match["unit"]}
+        return of, match["unit"]
     word, unit = match.groups() if (match := _RATE.fullmatch(plain)) else ("", plain)
     if word and not PART.sub("", unit).strip(" ()[]"):
         metric = {"value": "", "throughput": "throughput"}.get(word.lower())
-        return None if metric is None else {"metric": metric, "unit": ""}
+        return None if metric is None else (metric, "")
     if not word and (named := _IN_BRACKETS.fullmatch(plain)) and "/" in named[2]:
-        return said if (said := _quantity(named[2])) and said["metric"] == "throughput" else None
+        rate = _quantity(named[2])
+        return rate if rate and rate[0] == "throughput" else None
     with suppress(ValueError):
-        found = parse(unit)
-        if found.time and (found.of or len(unit) > len("min")):
-            metric = {"step": "step_time", "epoch": "epoch_time"}.get(found.of, "time")
-            return {"metric": metric, "unit": unit}
-        if _SAMPLES.fullmatch(found.counted) or found.of or (word and found.counted):
-            return {"metric": "throughput", "unit": unit.strip(" ()[]") if word else unit}
+        parsed = parse(unit)
+        if parsed.time and (parsed.of or len(unit) > len("min")):
+            metric = {"step": "step_time", "epoch": "epoch_time"}.get(parsed.of, "time")
+            return metric, unit
+        if _SAMPLES.fullmatch(parsed.counted) or parsed.of or (word and parsed.counted):
+            return "throughput", unit.strip(" ()[]") if word else unit
     return None

@@ -1,4 +1,4 @@
-"""The pack: what a programme that grants compute time asks for, filled in from results.
+"""The pack: the texts that a compute-time programme requires, filled in from results.
 
-What a programme asks for, in its own order and words, is in `reports/pack/*.toml`.
+`reports/pack/*.toml` has the headings of each programme, in its order and words.
 """

@@ -1,9 +1,9 @@
-"""The options of `lockstep report` that write the pack of a programme."""
+"""What `lockstep report --proposal` does: it writes the pack of a programme."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 # The files of `reports/pack`.
 FORMS = ("eurohpc", "generic", "development", "paper", "slides")
 FIGURES = ("strong-efficiency", "weak-efficiency")
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 EXAMPLES = """
 \b
@@ -21,11 +20,11 @@ EXAMPLES = """
   lockstep report results/first --proposal generic --work example --to pack --despite
 
 --proposal writes a folder that answers a programme's headings: two pages of text as Markdown and
-LaTeX, figures as SVG, PDF and PNG, and all its numbers as JSON; development, paper and slides fill
-a longer proposal, a paper and five slides. It refuses, with exit code 1, errors of
-the check, flagged points, points of one launch, results of CPUs, the recorded demo
-and the plans of `example`; --despite writes it and says so in the text. --work names your own TOML
-file of what you apply for, from which the milestones follow:
+LaTeX, figures as SVG, PDF and PNG, and all numbers as JSON. The forms development, paper and slides
+fill a longer proposal, a paper and five slides. No pack is written (exit code 1) if the check finds
+errors, if points are flagged or have one launch, if results come from CPUs or from the recorded
+demo, or if the plans are those of `example`; --despite writes the pack and lists these objections
+in its text. --work names your own TOML file of what you apply for; milestones follow from it:
 
 \b
   schema = 1
@@ -41,44 +40,11 @@ file of what you apply for, from which the milestones follow:
 """
 
 
-def options(command: Command) -> Command:
-    """Add the pack's options to a command."""
-    for option in (
-        click.option("--despite", is_flag=True, help="Write a pack despite objections."),
-        click.option("--work", help="What you apply for: a TOML file, or `example`."),
-        click.option(
-            "--to", type=click.Path(path_type=Path), help="Folder of the pack [DIR-PROGRAMME]."
-        ),
-        click.option(
-            "--proposal",
-            type=click.Choice(FORMS),
-            help="Write a pack for a compute-time proposal, paper or slides instead of a page.",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-def refuse_alone(pack: dict[str, Any]) -> None:
-    """Refuse options that only a pack has.
-
-    Raises:
-        ValueError: One of them is given without --proposal.
-    """
-    given = [name for name in ("to", "work", "despite") if pack[name]]
-    if given:
-        raise ValueError(f"--{given[0]} needs --proposal")
-
-
 def write(
     evaluation: "Evaluation", paths: Sequence[Path], threshold: float, force: bool,
     redact: Callable[[Any], Any], pack: dict[str, Any],
 ) -> int:  # fmt: skip
-    """Write the pack, or say what forbids it.
-
-    Returns:
-        The exit code: 1 where something forbids the pack.
-    """
+    """Write the pack and return 0, or print what forbids it and return 1."""
     from lockstep.report.columns import table
     from lockstep.report.pack import choices, texts
     from lockstep.report.page import by_study
@@ -87,11 +53,9 @@ def write(
     results, series = evaluation.results, evaluation.series
     work = choices.read_planned_runs(pack["work"])
     chosen = choices.choose(series, work.production, threshold)
-    # A copy without a change is no plan of the applicant's either.
+    # An unchanged copy of the example is no plan of the applicant's either.
     is_example = bool(pack["work"]) and work == choices.read_planned_runs("example")
-    against = list(
-        choices.objections(results, chosen, evaluation.findings, evaluation.left_out, is_example)
-    )
+    against = list(choices.objections(evaluation, chosen, is_example))
     for objection in against:
         click.echo(f"objection: {objection.text}", err=True)
     if against and not pack["despite"]:
@@ -107,12 +71,12 @@ def write(
     first = paths[0].resolve()
     folder = pack["to"] or first.with_name(f"{first.stem}-{programme}")
     texts.refuse_foreign(folder, force)
-    panels = by_study.panels(results, chosen.shown, threshold, "GPU-hours")
+    panels = by_study.panels(results, chosen.shown, threshold)
     method.put_basis(panels, results, chosen.shown)
     drawn = {spec["id"]: spec for panel in panels for spec in panel["figures"]}
     specs = [drawn[name] for name in FIGURES if name in drawn]
     text = texts.document(
-        choices.programmes()[programme], results, chosen, work, plan, jobs, specs, against,
+        choices.FOLDER / f"{programme}.toml", results, chosen, work, plan, jobs, specs, against,
         verdict_card.judge(series, threshold), threshold,
     )  # fmt: skip
     point = chosen.production

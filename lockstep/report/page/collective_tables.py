@@ -1,7 +1,4 @@
-"""The panel of collectives: time and bandwidth against message size, and the link fitted to them.
-
-Also the section on whether devices, loader and network were as busy as they should be.
-"""
+"""The panels of collectives, with the links fitted to them, and of the machine's health."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,7 +6,7 @@ from typing import Any
 
 from lockstep.core import formats, metrics
 from lockstep.core.formats import counted, number, percent, span
-from lockstep.core.studies import TITLES
+from lockstep.core.studies import SWEEPS, TITLES
 from lockstep.report.compute import links, slow
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.slow import LIMITS, Kind, Reading
@@ -25,11 +22,13 @@ Key = tuple[str, int]
 SMOOTH = 24
 
 
-def collective_panel(series: Sequence[Series], wires: Mapping[str, float]) -> Panel:
-    """Return the panel of collectives: their links, tables per size, bandwidth at the largest.
+# (launch, whether its ranks are on several nodes) -> GB/s of the ports of its first node, or of the
+# links of one GPU in one direction; unknown rates are left out.
+Wires = Mapping[tuple[str, bool], float]
 
-    `wires` has what the network of a launch's first node carries, in GB/s, where it is known.
-    """
+
+def collective_panel(study: str, series: Sequence[Series], wires: Wires) -> Panel:
+    """Return the panel of collectives: their links, tables per size, bandwidth at the largest."""
     ordered = sweeps(series)
     largest = max(world_size for _, world_size in ordered)
     swept = {key: points for key, points in ordered.items() if len(points) > 1}
@@ -44,7 +43,7 @@ def collective_panel(series: Sequence[Series], wires: Mapping[str, float]) -> Pa
         "so that it compares with the speed of a link. At one rank nothing crosses a bus."
     )
     return parts.panel(
-        "collective", TITLES["collective"], lead=[lead], notes=notes,
+        study, TITLES[study], lead=[lead], notes=notes,
         tables=[*_link_tables(ordered, largest, wires), *_operation_tables(ordered)],
         figures=[figure] if figure else [],
     )  # fmt: skip
@@ -73,15 +72,14 @@ def _bandwidth_figure(sweeps: Mapping[str, Sweep], ranks: int, wire: float | Non
                 continue
             curve["x"].append(size)
             curve["y"].append(value)
-            # The bandwidths of the ends of the time's interval, the lower first.
-            low_s, high_s = point.step_interval or (0.0, 0.0)
-            both = [value * point.step_s / end_s for end_s in (high_s, low_s)] if (
-                point.step_interval and point.step_s
-            ) else None  # fmt: skip
-            curve["intervals"].append(both)
-        fit = links.fit_points(points[0][1].rows[0].workload, points)
-        if fit and len(curve["x"]) > 1:
-            factor = metrics.busbw_factor(points[0][1].rows[0].workload, ranks) or 1.0
+            interval = None
+            if point.step_interval and point.step_s:  # the upper end of a time is the lower rate
+                low_s, high_s = point.step_interval
+                interval = [value * point.step_s / end_s for end_s in (high_s, low_s)]
+            curve["intervals"].append(interval)
+        workload = points[0][1].rows[0].workload
+        if (fit := links.fit_points(workload, points)) and len(curve["x"]) > 1:
+            factor = metrics.busbw_factor(workload, ranks) or 1.0
             first, last = math.log(curve["x"][0]), math.log(curve["x"][-1])
             rate = fit.beta_gb_per_s * metrics.GIGA
             for i in range(SMOOTH + 1):
@@ -92,7 +90,7 @@ def _bandwidth_figure(sweeps: Mapping[str, Sweep], ranks: int, wire: float | Non
     if not curves:
         return None
     name = "busbw" if ranks > 1 else "algbw"
-    carried = f" The wire carries {number(wire)} GB/s a node." if wire else ""
+    carried = f" The wire carries {number(wire)} GB/s." if wire else ""
     return parts.curve_figure(
         "collective-bandwidth", f"Collectives: {name} on {counted(ranks, 'rank')}",
         f"{name} (GB/s)", curves, ylog=True, lines=[{"y": wire, "label": "wire"}] if wire else [],
@@ -101,20 +99,21 @@ def _bandwidth_figure(sweeps: Mapping[str, Sweep], ranks: int, wire: float | Non
     )  # fmt: skip
 
 
-def _link_tables(
-    ordered: Mapping[Key, Sweep], largest: int, wires: Mapping[str, float]
-) -> list[Table]:
-    """Return each sweep with enough sizes as a latency and a rate, those on fewer ranks folded."""
+def _link_tables(ordered: Mapping[Key, Sweep], largest: int, wires: Wires) -> list[Table]:
+    """Return tables of latency and rate fitted to each sweep; smaller world sizes are folded."""
     columns = (
         "Collective", "Ranks", "Nodes", "Sizes", "Latency (\u00b5s)", "95 % interval (\u00b5s)",
         "Rate (GB/s)", "95 % interval (GB/s)", "Error of the fit (%)", "Share of the wire (%)",
     )  # fmt: skip
-    note = (
-        "Fitted to all sizes of a sweep: time = latency + bytes on the link / rate. The rate is "
-        "the busbw of endless messages. The wire is what the network ports that the first node "
-        "uses carry together, and is compared with ranks of several nodes alone. A large error "
-        "of the fit: the library changes its algorithm with the size."
-    )
+    notes = {
+        "Latency (\u00b5s)": "Fitted to all sizes of a sweep: time = latency + bytes on the link / "
+        "rate.",
+        "Rate (GB/s)": "The rate is the busbw of infinitely long messages.",
+        "Error of the fit (%)": "A large error of the fit means that the library changes its "
+        "algorithm with the size.",
+        "Share of the wire (%)": "The wire's rate is that of all network ports that the first node "
+        "uses; on one node, that of NVLink or PCIe in one direction, by the GPU's data sheet.",
+    }
     rows: dict[bool, list[list[str]]] = {True: [], False: []}
     for (name, world_size), points in ordered.items():
         row = points[0][1].rows[0]
@@ -126,44 +125,43 @@ def _link_tables(
                 number(fit.beta_gb_per_s), span(fit.beta_interval), percent(fit.error),
                 percent(fit.beta_gb_per_s / wire if wire else None),
             ])  # fmt: skip
-    where = f"Latency and rate of the links on {counted(largest, 'rank')}"
-    captions = {True: where, False: "The same on fewer ranks"}
+    caption = f"Latency and rate of the links on {counted(largest, 'rank')}"
     return [
-        table(captions[at_largest], columns, own, 1, note=note, folded=not at_largest)
-        for at_largest, own in rows.items() if own
+        table(caption if is_largest else "The same on fewer ranks", columns, own, 1, note=notes,
+              folded=not is_largest)
+        for is_largest, own in rows.items() if own
     ]  # fmt: skip
 
 
-def _wire(groups: Sequence[Sweep], wires: Mapping[str, float]) -> float | None:
-    """Return the rate of the wire, where all ranks of several nodes meet on a known one."""
+def _wire(groups: Sequence[Sweep], wires: Wires) -> float | None:
+    """Return the rate of the links between all ranks; None if unknown or of several rates."""
     rows = [row for points in groups for _, point in points for row in point.rows]
-    known = {wires.get(row.launch) for row in rows}
-    is_between = all((row.num_nodes or 1) > 1 for row in rows)
-    return known.pop() if len(known) == 1 and is_between else None
+    known = {wires.get((row.launch, row.num_nodes > 1)) if row.num_nodes else None for row in rows}
+    return known.pop() if len(known) == 1 else None
 
 
 def message_bytes(point: Point) -> float:
-    """Return the size of a point's message; 0 where nothing tells it."""
+    """Return the size of a point's message; 0 if it is unknown."""
     row = point.rows[0]
-    given = row.details.get("message_bytes", row.factors.get("message_bytes"))
-    return float(given or row.samples_per_step or 0)
+    size = row.details.get("message_bytes", row.factors.get("message_bytes"))
+    return float(size or row.samples_per_step or 0)
 
 
 def _bandwidths(point: Point) -> tuple[float | None, float | None]:
-    """Return (algbw, busbw) in GB/s: those of the median time of what the launches recorded."""
-    found = []
-    for name in ("algbw_gb_per_s", "busbw_gb_per_s"):
-        given = [row.details.get(name) for row in point.rows]
-        known = [value for value in given if isinstance(value, int | float) and value > 0]
-        found.append(median_rate(known) if known else None)
-    algbw, busbw = found
+    """Return (algbw, busbw) in GB/s, at the median time of the launches."""
+    recorded = (
+        [value for row in point.rows
+         if isinstance(value := row.details.get(name), int | float) and value > 0]
+        for name in ("algbw_gb_per_s", "busbw_gb_per_s")
+    )  # fmt: skip
+    algbw, busbw = (median_rate(values) if values else None for values in recorded)
     if algbw is None and point.step_s:
         algbw = metrics.algbw_gb_per_s(int(message_bytes(point)), point.step_s)
     return algbw, busbw
 
 
 def _operation_tables(ordered: Mapping[Key, Sweep]) -> list[Table]:
-    """Return for each operation its bandwidth by ranks and message size, and all else folded."""
+    """Return each operation's bandwidth by ranks and message size, and its folded messages."""
     operations: dict[str, dict[int, Sweep]] = {}
     for (name, world_size), points in ordered.items():
         operations.setdefault(name, {})[world_size] = points
@@ -182,48 +180,48 @@ def _operation_tables(ordered: Mapping[Key, Sweep]) -> list[Table]:
             [[str(ranks), *(number(own.get(s)) for s in sizes)] for ranks, own in rates.items()],
             group="Bandwidth by message size", finding=f"{name} to {number(best)} GB/s",
         ))  # fmt: skip
-        columns: dict[str, parts.Cell] = {
-            **parts.cells("Ranks"),
-            "Message": lambda p: formats.size_of(message_bytes(p)),
-            **parts.cells("Launches"),
-            "Time (\u00b5s)": lambda p: number(p.step_s, scale=MICRO),
-            "95 % interval (\u00b5s)": lambda p: span(p.step_interval, MICRO),
-            "algbw (GB/s)": lambda p: number(_bandwidths(p)[0]),
-            "busbw (GB/s)": lambda p: number(_bandwidths(p)[1]),
-            **parts.cells(parts.FLAGS),
-        }
-        every = [point for points in sized.values() for _, point in points]
         made.append(parts.point_table(
-            f"{name}: every message", columns, every, folded=True, group="Every message"
+            f"{name}: every message", EVERY, (p for points in sized.values() for _, p in points),
+            folded=True, group="Every message",
         ))  # fmt: skip
     return made
 
 
+# The columns of the tables of all messages.
+EVERY: parts.Columns = (
+    "Ranks",
+    ("Message", lambda p: formats.size_of(message_bytes(p))),
+    "Launches",
+    ("Time (\u00b5s)", lambda p: number(p.step_s, scale=MICRO)),
+    ("95 % interval (\u00b5s)", lambda p: span(p.step_interval, MICRO)),
+    ("algbw (GB/s)", lambda p: number(_bandwidths(p)[0])),
+    ("busbw (GB/s)", lambda p: number(_bandwidths(p)[1])),
+    parts.FLAGS,
+)
 HEALTH: dict[Kind, str] = {
     "use": "GPU in use",
-    "memory": "GPU memory in use, of what there is",
+    "memory": "GPU memory in use, of all GPU memory",
     "power": "power, of the board's limit",
-    "loader": "step that waits for the best loader setting",
+    "loader": "share of a step that waits for the best loader setting",
     "network": "all_reduce between nodes, busbw",
 }
 LEAD = (
-    "A training that fills its devices passes all of these. A warning is no reason against the "
-    "numbers: it says where speed is left, and a small model leaves memory and power unused."
+    "A training that fills its devices passes all of these. A warning does not make a number "
+    "wrong: it shows where speed may be gained. A small model leaves memory and power unused."
 )
 
 
 def panel_of(results: Results, series: Sequence[Series]) -> Panel | None:
-    """Return the section on devices, loader and network.
-
-    It is None on CPUs, and where nothing of it was measured.
-    """
+    """Return whether devices, loader and network were busy; None on CPUs and without readings."""
+    if results.on_cpus:
+        return None
     readings = list(slow.readings(series))
     measured = [curve for curve in series if curve.row.origin == "measured"]
     if loading := loader_card.judge(measured):
         best, is_shown = loading.settings[0], loading.kind != "open"
-        readings.append(Reading("loader", best.idle, "loader", best.num_ranks, is_shown))
-    # The fitted rate of all_reduce on the most ranks of several nodes.
-    own = [curve for curve in measured if curve.row.study == "collective"]
+        readings.append(Reading("loader", best.idle, "loader", best.point.world_size, is_shown))
+    # all_reduce over several nodes is judged at the largest number of ranks.
+    own = [curve for curve in measured if curve.row.study in SWEEPS]
     known = {
         world_size: points
         for (_, world_size), points in sweeps(own).items()
@@ -232,12 +230,12 @@ def panel_of(results: Results, series: Sequence[Series]) -> Panel | None:
     }
     if known and (fit := links.fit_points("all_reduce", known[max(known)])):
         readings.append(Reading("network", fit.beta_gb_per_s, "all_reduce", max(known)))
-    if results.on_cpus or not readings:
+    if not readings:
         return None
     good = sum(reading.is_good and reading.is_shown for reading in readings)
-    columns = ("What", "Verdict", "Case", "Expected", "Measured", "Ranks")
     checked = table(
-        "Devices, loader and network at the largest size of each ladder", columns,
+        "Devices, loader and network at the largest size of each ladder",
+        ("What", "Verdict", "Case", "Expected", "Measured", "Ranks"),
         list(map(_cells, readings)), 4, "",
         finding=f"{good} of {counted(len(readings), 'check')} passed",
     )  # fmt: skip
@@ -245,11 +243,10 @@ def panel_of(results: Results, series: Sequence[Series]) -> Panel | None:
 
 
 def _cells(reading: Reading) -> list[str]:
-    limit, verdict = LIMITS[reading.kind], "pass" if reading.is_good else "warn"
-    verdict = verdict if reading.is_shown else "not shown"
-    if reading.kind == "network":
-        expected, value = f"from {number(limit)} GB/s", f"{number(reading.value)} GB/s"
-    else:
-        bound = "below" if reading.kind == "loader" else "from"
-        expected, value = f"{bound} {percent(limit)} %", f"{percent(reading.value)} %"
-    return [HEALTH[reading.kind], verdict, reading.case, expected, value, str(reading.world_size)]
+    verdict = ("pass" if reading.is_good else "warn") if reading.is_shown else "not shown"
+    unit, text = ("GB/s", number) if reading.kind == "network" else ("%", percent)
+    bound = "below" if reading.kind == "loader" else "from"
+    return [
+        HEALTH[reading.kind], verdict, reading.case, f"{bound} {text(LIMITS[reading.kind])} {unit}",
+        f"{text(reading.value)} {unit}", str(reading.world_size),
+    ]  # fmt: skip

@@ -5,22 +5,13 @@ from statistics import median
 from typing import Any
 
 from lockstep.core import formats
-from lockstep.core.formats import (
-    DASH,
-    capital,
-    counted,
-    number,
-    percent,
-    percent_span,
-    ratio,
-    ratio_span,
-)
+from lockstep.core.formats import DASH, capital, counted, number, percent
 from lockstep.core.studies import TITLES
 from lockstep.measure.causes.bound import NAMES, Cause
 from lockstep.report.compute import quantities
-from lockstep.report.compute.quantities import CAUSES, Part
-from lockstep.report.compute.scaling import Point, Series
-from lockstep.report.compute.statistics import Interval, ratio_interval
+from lockstep.report.compute.quantities import CAUSES, Loss, Part
+from lockstep.report.compute.scaling import Point, Series, no_interval
+from lockstep.report.compute.statistics import ratio_interval
 from lockstep.report.load import layout
 from lockstep.report.page import parts
 from lockstep.report.page.parts import (
@@ -28,24 +19,19 @@ from lockstep.report.page.parts import (
     MILLI,
     Figure,
     Panel,
-    Table,
-    allowed,
     curve_figure,
     curve_of,
-    ms,
-    ms_span,
-    point_table,
 )
-from lockstep.report.page.settings import requested
-from lockstep.report.predict.prediction import Curve
+from lockstep.report.page.settings import requested_tables
+from lockstep.report.predict.prediction import Prediction
 from lockstep.report.words import headline
 
 UNDIVIDED = (
-    "Where a step's time goes is not known of strategy=fsdp: without communication a rank has no "
+    "A step with strategy=fsdp cannot be divided by cause: without communication a rank has no "
     "parameters to compute with."
 )
-# Each series has four tables.
-MAX_SERIES = parts.MAX_TABLES // 4
+# Each series has five tables.
+MAX_SERIES = parts.MAX_TABLES // 5
 
 
 def ladder_panel(
@@ -53,10 +39,10 @@ def ladder_panel(
     series: list[Series],
     threshold: float,
     hours: str,
-    predicted: Mapping[str, Curve],
+    predicted: Mapping[str, Prediction],
 ) -> Panel:
     """Return the panel of a ladder study, strong or weak."""
-    strong = study == "strong"
+    strong = series[0].row.scaling == "strong"
     lead = (
         "The global batch is fixed, so each rank's share of it shrinks as ranks are added."
         if strong
@@ -66,128 +52,124 @@ def ladder_panel(
         lead = f"The work of a run is fixed{'' if strong else ' for each rank'}."
     drawn = parts.drawn(series)
     sound = parts.sound(drawn)
-    split, notes = causes(study, sound)
-    # What an error of the check forbids is left out.
+    split, notes = _causes(study, sound)
+    # Figures of ratios leave out series that an error of the check touches.
     ratios = [efficiency(study, sound, threshold, predicted)] if sound else []
     if strong and sound:  # the efficiency is at the top of the page, too
-        ratios.insert(0, speedup(study, sound))
-    absolute = throughput(drawn) if strong else [step_time(study, drawn)] if drawn else []
-    tables = requested(study, series)
+        ratios.insert(0, _speedup(study, sound))
+    absolute = _throughput(drawn) if strong else [_step_time(study, drawn)] if drawn else []
+    tables = requested_tables(study, series)
     for curve in series[:MAX_SERIES]:
-        own = [
-            _scaling_table(curve, threshold),
-            None if curve.row.program else _cost_table(curve, hours),
-            loss_table(curve),
-            phase_table(curve),
-        ]
-        tables += [table for table in own if table]
+        tables.append(_scaling_table(curve, threshold))
+        tables += [] if curve.row.program else [_cost_table(curve, hours)]
+        further = (_loss_table(curve), phase_table(curve), _choice_table(curve, threshold))
+        tables += filter(None, further)
     has_fsdp = any(curve.row.factors.get("strategy") == "fsdp" for curve in series)
     return parts.panel(
         study, TITLES[study], lead=[lead], tables=tables,
-        # A ratio and its causes first; the others are opened.
+        # The page shows the first two and folds the others.
         figures=[*ratios[:1], *split[:1], *ratios[1:], *absolute, *split[1:]],
         notes=[*parts.left_out(series, drawn, MAX_SERIES), *notes, *[UNDIVIDED] * has_fsdp],
     )  # fmt: skip
 
 
-# Units of throughput that have a figure of their own; the speed-up has further ones.
+# Most units of throughput with a figure; the figure of speed-up has series in all units.
 MAX_UNITS = 2
 IDEAL = "ideal, from the baseline"
-# What weak scaling is held to: an efficiency, and a step time over the baseline's.
+# Limits drawn for weak scaling: an efficiency, and a step time over the baseline's.
 WEAK_EFFICIENCY, WEAK_LONGER, LONGER_TEXT = 0.9, 1.1, "+10 %"
-# An efficiency beyond the larger of these is no scaling: it is named at the edge, and the axis is
-# made for the others. The second is times the median of all points.
-CAP, CAP_OF_MEDIAN = 1.5, 1.5
-MAX_NAMED = 3  # in one sentence
+# The efficiency axis ends at this multiple of the median of all points, at least of 1. A point
+# above the axis is drawn at its edge, with its value.
+CAP = 1.5
+MAX_NAMED = 3  # predictions in one sentence
 
 
-def throughput(series: Sequence[Series]) -> list[Figure]:
+def _throughput(series: Sequence[Series]) -> list[Figure]:
     """Return a figure of throughput for each unit, on log axes with the ideal."""
     units = list(dict.fromkeys(curve.row.sample_unit for curve in series))
     made = []
     for index, unit in enumerate(units[:MAX_UNITS]):
-        curves = []
-        for one in [curve for curve in series if curve.row.sample_unit == unit][:MAX_CURVES]:
-            per_rank = one.base.rate / one.base.world_size
-            curves.append(
-                curve_of(one, lambda p: p.rate, lambda p: p.rate_interval, lambda p: p.rates)
-                | {"ideal": [[p.world_size, per_rank * p.world_size] for p in one.points]}
-            )
+        own = [curve for curve in series if curve.row.sample_unit == unit][:MAX_CURVES]
+        curves = [
+            curve_of(ladder.label, ladder.points, lambda _, rate: rate, lambda p: p.rate_interval)
+            | {"ideal": [[p.world_size, ladder.base.rate / ladder.baseline * p.world_size]
+                         for p in ladder.points]}
+            for ladder in own
+        ]  # fmt: skip
         key = "strong-throughput" + (f"-{index + 1}" if index else "")
-        of = f" in {unit}/s" if len(units) > 1 else ""
-        made.append(curve_figure(
-            key, f"Strong scaling: throughput{of}", f"Throughput ({unit}/s)", curves, ylog=True,
-            ideal=IDEAL,
-        ))  # fmt: skip
+        title = "Strong scaling: throughput" + (f" in {unit}/s" if len(units) > 1 else "")
+        label = f"Throughput ({unit}/s)"
+        made.append(curve_figure(key, title, label, curves, ylog=True, ideal=IDEAL))
     if len(units) > MAX_UNITS:
         left_out = formats.listed(f"{unit}/s" for unit in units[MAX_UNITS:])
-        made[-1]["note"] = f"Not drawn: series in {left_out}; the speed-up has them."
+        made[-1]["note"] = f"Not drawn: series in {left_out}; the figure of speed-up has them."
     return made
 
 
-def speedup(study: str, series: Sequence[Series]) -> Figure:
+def _speedup(study: str, series: Sequence[Series]) -> Figure:
     """Return speed-up over world sizes on log axes, with the ideal from each baseline."""
 
-    def curve(one: Series) -> dict[str, Any]:
+    def curve(ladder: Series) -> dict[str, Any]:
+        base = ladder.base
         made = curve_of(
-            one, lambda p: p.speedup, lambda p: p.speedup_interval,
-            lambda p: [rate / one.base.rate for rate in p.rates],
+            ladder.label, ladder.points, lambda _, rate: rate / base.rate,
+            lambda p: p.speedup_interval,
         )  # fmt: skip
-        ideal = [[p.world_size, p.world_size / one.base.world_size] for p in one.points]
-        return made | {"ideal": ideal}
+        return made | {"ideal": [[size, size / base.world_size] for size in made["x"]]}
 
     return curve_figure(
         f"{study}-speedup", f"{_title(study)}: speed-up", "Speed-up",
-        [curve(one) for one in series[:MAX_CURVES]], ylog=True, binary=True, ideal=IDEAL,
+        [curve(ladder) for ladder in series[:MAX_CURVES]], ylog=True, binary=True, ideal=IDEAL,
         note=_relative(series),
     )  # fmt: skip
 
 
 def efficiency(
-    study: str, series: Sequence[Series], threshold: float, predicted: Mapping[str, Curve]
+    study: str, series: Sequence[Series], threshold: float, predicted: Mapping[str, Prediction]
 ) -> Figure:
-    """Return parallel efficiency over world sizes, with lines at what it is held to."""
+    """Return parallel efficiency over world sizes, with lines at its limits."""
 
-    def curve(one: Series) -> dict[str, Any]:
-        per_rank = one.base.rate / one.base.world_size
+    def curve(ladder: Series) -> dict[str, Any]:
+        base = ladder.base
+        per_rank = base.rate / base.world_size
         made = curve_of(
-            one, lambda p: p.parallel_efficiency, lambda p: p.efficiency_interval,
-            lambda p: [rate / p.world_size / per_rank for rate in p.rates],
+            ladder.label, ladder.points,
+            lambda p, rate: rate / base.rate / (p.world_size / base.world_size),
+            lambda p: p.efficiency_interval,
         )  # fmt: skip
-        known = predicted.get(one.name)
-        if known is None:
-            return made | {"model": None}
-        last = known.points[-1][0]
-        return made | {
-            "model": {
-                "name": known.model,
-                "points": [[size, rate / size / per_rank] for size, rate in known.points],
-                "interval": [rate / last / per_rank for rate in known.interval],
-            }
-        }
+        model = None
+        if known := predicted.get(ladder.name):
+            rates = (rate for rate in (known.value, known.low, known.high) if rate)
+            value, *interval = (rate / known.at / per_rank for rate in rates)
+            last = [ladder.points[-1].world_size, made["y"][-1]]
+            model = {"name": known.model, "points": [last, [known.at, value]], "interval": interval}
+        return made | {"model": model}
 
-    curves = [curve(one) for one in series[:MAX_CURVES]]
+    curves = [curve(ladder) for ladder in series[:MAX_CURVES]]
     heights = {1.0, threshold, *([WEAK_EFFICIENCY] if study == "weak" else [])}
     return curve_figure(
         f"{study}-efficiency", f"{_title(study)}: parallel efficiency", "Parallel efficiency (%)",
         curves, percent=True,
-        cap=max(CAP, CAP_OF_MEDIAN * median(y for one in curves for y in one["y"])),
+        cap=CAP * max(1.0, median(y for made in curves for y in made["y"])),
         lines=[{"y": y, "label": f"{100 * y:.0f} %"} for y in sorted(heights, reverse=True)],
         note=f"{_relative(series)}{_predicted_text(curves)}",
     )  # fmt: skip
 
 
-def step_time(study: str, series: Sequence[Series]) -> Figure:
+def _step_time(study: str, series: Sequence[Series]) -> Figure:
     """Return step time over world sizes, each with its baseline's as the ideal and +10 %."""
     curves = []
-    for one in series[:MAX_CURVES]:
-        curve = curve_of(
-            one, parts.step_ms, parts.step_interval_ms,
-            lambda p: [row.step_s * MILLI for row in p.rows if row.step_s is not None],
+    for curve in series[:MAX_CURVES]:
+        made = curve_of(
+            curve.label, curve.points, lambda p, _: (p.step_s or 0.0) * MILLI,
+            lambda p: p.step_interval and (p.step_interval[0] * MILLI, p.step_interval[1] * MILLI),
         )  # fmt: skip
+        made["dots"] = [[p.world_size, row.step_s * MILLI] for p in curve.points for row in p.rows
+                        if row.step_s is not None and len(p.rows) > 1]  # fmt: skip
         for name, factor in (("ideal", 1.0), ("limit", WEAK_LONGER)):
-            curve[name] = [[p.world_size, factor * parts.step_ms(one.base)] for p in one.points]
-        curves.append(curve)
+            height = factor * ((curve.base.step_s or 0.0) * MILLI)
+            made[name] = [[p.world_size, height] for p in curve.points]
+        curves.append(made)
     return curve_figure(
         f"{study}-step-time", f"{_title(study)}: step time", "Step time (ms)", curves, ideal=IDEAL,
         limit=LONGER_TEXT,
@@ -204,69 +186,67 @@ def _relative(series: Sequence[Series]) -> str:
 
 
 def _predicted_text(curves: list[dict[str, Any]]) -> str:
-    """Say what of a figure is predicted and not measured."""
+    """Return a sentence on the values of a figure that are predicted, not measured."""
     texts = []
     for curve in curves:
         if model := curve["model"]:
             size, value = model["points"][-1]
             texts.append(
                 f"{curve['label']}, {model['name']}: {percent(value)} % at {size}, "
-                f"90 % interval {percent_span(tuple(model['interval']))}"
+                f"90 % interval {formats.percent_span(tuple(model['interval']))}"
             )
     if len(texts) > MAX_NAMED:
         texts[MAX_NAMED:] = [f"and {len(texts) - MAX_NAMED} more"]
-    legend = "Dotted with a hollow mark: by the rule chosen, predicted and not measured"
+    legend = "Dotted with a hollow mark: predicted by the chosen rule, not measured"
     return f" {legend} ({'; '.join(texts)})." if texts else ""
 
 
+# The parts of a step, as a card has them.
+PARTS: dict[Cause, str] = NAMES | {"own": "compute"}
 # From the foot of a bar to its top: the work itself, then what is added to it.
 STACKED: tuple[Cause, ...] = (
     "own", "ddp", "fixed", "contention", "input", "imbalance", "exposed"
 )  # fmt: skip
-# Series of a study that have a figure of their causes; tables have the others.
+# Most series of a study with a figure of their causes; all have a table.
 MAX_SPLIT = 2
 
 
-def causes(study: str, series: Sequence[Series]) -> tuple[list[Figure], list[str]]:
+def _causes(study: str, series: Sequence[Series]) -> tuple[list[Figure], list[str]]:
     """Return a figure for each of the first series with timed variants, a note on the others."""
     made: list[Figure] = []
-    for curve in series:
+    divided = [curve for curve in series if sum(map(quantities.is_divided, curve.points)) > 1]
+    for curve in divided[:MAX_SPLIT]:
         bars = [bar for point in curve.points if (bar := _bar(curve, point))]
-        if len(bars) < 2:
-            continue
         used = {part["cause"] for bar in bars for part in (*bar["parts"], *bar["lost"])}
         described = "; ".join(
             f"{bar['ranks']} ranks: {number(bar['total'])} ms, "
-            + ", ".join(f"{NAMES[part['cause']]} {number(part['ms'])}" for part in bar["parts"])
+            + ", ".join(f"{PARTS[part['cause']]} {number(part['ms'])}" for part in bar["parts"])
             for bar in bars
         )
         made.append({
             "kind": "stack", "id": f"{study}-causes-{len(made)}", "bars": bars,
-            "names": {cause: capital(NAMES[cause]) for cause in STACKED if cause in used},
+            "names": {cause: capital(PARTS[cause]) for cause in STACKED if cause in used},
             "title": f"{TITLES[curve.row.study]}: where a step's time goes, {curve.label}",
             "xlabel": "Ranks", "ylabel": "Step time (ms)",
             "lost_label": "Longer than the ideal step, by cause (ms)",
             "desc": f"Step time in ms by cause against ranks. {described}.",
-            "note": "Below, what a step takes longer than its ideal, which may be nothing.",
+            "note": "Below: how much longer a step takes than the ideal step.",
         })  # fmt: skip
-    if len(made) <= MAX_SPLIT:
-        return made, []
-    note = f"Where a step's time goes is drawn of {MAX_SPLIT} of {len(made)} series."
-    return made[:MAX_SPLIT], [note]
+    note = f"Where a step's time goes is drawn for {MAX_SPLIT} of {len(divided)} series."
+    return made, [note] * (len(divided) > MAX_SPLIT)
 
 
 def _bar(series: Series, point: Point) -> dict[str, Any] | None:
-    """Return a size's step by cause in ms; None where no variants of it were timed."""
+    """Return a size's step by cause in ms; None if no variants were timed."""
 
-    def by_cause(found: Sequence[Part]) -> list[dict[str, Any]]:
-        return [{"cause": part.cause, "ms": part.seconds * MILLI} for part in found]
+    def by_cause(parts: Sequence[Part]) -> list[dict[str, Any]]:
+        return [{"cause": p.cause, "ms": p.seconds * MILLI} for p in parts if p.seconds]
 
-    known = quantities.parts(point)
-    if known is None:
+    known, lost = quantities.parts_and_loss(series, point)
+    if not known:
         return None
     total = sum(part.seconds for part in known) * MILLI
     bar: dict[str, Any] = {"ranks": point.world_size, "total": total, "parts": by_cause(known)}
-    lost = quantities.loss(series, point)
     if lost is None:
         return bar | {"ideal": total, "lost": [], "net": None, "net_interval": None}
     return bar | {
@@ -278,34 +258,48 @@ def _bar(series: Series, point: Point) -> dict[str, Any] | None:
 
 
 def _caption(series: Series) -> str:
-    """Return a series' label with the precision and batch that the label does not tell."""
     row = series.row
     name = "global_batch" if row.scaling == "strong" else "local_batch"
-    known = "precision" in row.factors or row.program
-    texts = [row.precision] if row.precision and not known else []
-    if name not in row.factors and getattr(row, name):
-        texts.append(f"{name}={getattr(row, name)}")
-    return f"{series.label} ({', '.join(texts)})" if texts else series.label
+    batch = "" if name in row.factors else getattr(row, name)
+    texts = [
+        "" if "precision" in row.factors or row.program else row.precision,
+        f"{name}={batch}" if batch else "",
+    ]
+    text = ", ".join(filter(None, texts))
+    return f"{series.label} ({text})" if text else series.label
 
 
-def _scaling_table(series: Series, threshold: float) -> Table:
+def _scaling_table(series: Series, threshold: float) -> parts.Table:
     on_one = {row.num_nodes for point in series.points for row in point.rows} == {1}
-    columns: dict[str, parts.Cell] = {
-        **parts.cells("Ranks", *([] if on_one else ["Nodes"]), "Launches", "Step time (ms)"),
-        **parts.cells("95 % interval (ms)"),
-        f"Throughput ({series.row.sample_unit}/s)": lambda p: number(p.throughput_samples_per_s),
-        **parts.cells("Speed-up", "Efficiency (%)", "95 % interval (%)", parts.FLAGS),
-    }
-    note = f"Ratios are relative to {parts.baseline_text(series)}."
-    return point_table(
+    has_epoch = quantities.epoch(series.base)[0] is not None
+    unit, note = series.row.sample_unit, f"Ratios are relative to {parts.baseline_text(series)}."
+    columns: parts.Columns = (
+        "Ranks", *([] if on_one else ["Nodes"]), "Launches", "Step time (ms)", "95 % interval (ms)",
+        (f"Throughput ({unit}/s)", lambda p: number(p.throughput_samples_per_s)),
+        *([("Epoch (min)", lambda p: number(quantities.epoch(p)[0], scale=1 / 60))] * has_epoch),
+        "Speed-up", "Efficiency (%)", "95 % interval (%)", parts.FLAGS,
+    )  # fmt: skip
+    return parts.point_table(
         _caption(series), columns, series.points, prints=True,
         note=f"{note}{parts.repeat_text(series)}{_beside(series)}",
         finding=headline.verdict(series, threshold),
     )  # fmt: skip
 
 
+def _choice_table(series: Series, threshold: float) -> parts.Table | None:
+    choices = headline.choices(series, threshold)
+    if not any(choice.world_size for choice in choices):
+        return None
+    rows = [
+        [capital(choice.purpose), str(choice.world_size or choice.lacking), choice.why]
+        for choice in choices
+    ]
+    caption = f"{_caption(series)}: which size for which purpose"
+    return parts.table(caption, ("Purpose", "Ranks", "Why"), rows, 3)
+
+
 def _beside(series: Series) -> str:
-    """Compare another layout with the main one, at each size."""
+    """Return sentences that compare another layout with the main one, at each size."""
     if series.main is None:
         return ""
     main = {point.world_size: point for point in series.main.points}
@@ -314,51 +308,38 @@ def _beside(series: Series) -> str:
         other = main.get(point.world_size)
         if other is None or point.blocked_by or other.blocked_by:
             continue
-        names = layout.differing([*other.rows, *point.rows])
-        placed = layout.suffix(*(layout.layout(one.rows[0], names) for one in (other, point)))
+        names = layout.list_differing([*other.rows, *point.rows])
+        placed = layout.suffix(*(layout.layout(p.rows[0], names) for p in (other, point)))
         between = ratio_interval(point.units, other.units)
         text += (
             f" On {counted(point.world_size, 'rank')}, {series.layout}: "
-            f"{ratio(point.rate / other.rate)} times the throughput of {placed}"
-            + (f" ({ratio_span(between)})." if between else " (no interval).")
+            f"{formats.ratio(point.rate / other.rate)} times the throughput of {placed} "
+            f"({formats.ratio_span(between) if between else no_interval(point, other)})."
         )
     return text
 
 
-def _cost_table(series: Series, hours: str) -> Table:
-    """Return what each point takes of the machine: batch, device-hours, memory."""
-    unit, strong = series.row.sample_unit, series.row.study == "strong"
-    extra = hours if hours.startswith("GPU") else hours.lower()
+def _cost_table(series: Series, hours: str) -> parts.Table:
+    unit, strong = series.row.sample_unit, series.row.scaling == "strong"
 
-    def batch(point: Point) -> str:
-        row = point.rows[0]
-        return parts.shown(row.local_batch if strong else row.global_batch)
-
-    def mfu(point: Point) -> str:
-        known = [row.mfu for row in point.rows if row.mfu is not None]
-        return percent(median(known) if known else None)
-
-    def energy(point: Point) -> str:
-        known = [joules for row in point.rows if (joules := quantities.joules_per_sample(row))]
-        return number(median(known) * parts.KILO if known else None)
-
-    columns: dict[str, parts.Cell] = {
-        **parts.cells("Ranks"),
-        "Local batch" if strong else "Global batch": batch,
-        **parts.cells("Time ratio"),
-        f"{hours} (per 10\u2076 {unit})": lambda p: formats.trimmed(p.device_hours),
-        f"Extra {extra} (%)": lambda p: allowed(p, percent(p.extra_device_hours)),
-        f"Cost (per 10\u2076 {unit})": lambda p: number(p.cost),
-        "MFU (%)": mfu,
-        "GPU in use (%)": lambda p: parts.share(p.rows, "gpu_utilisation"),
-        f"Energy (J per 10\u00b3 {unit})": energy,
-        **parts.cells("Memory (GB)"),
-    }
+    columns: parts.Columns = (
+        "Ranks", "Local batch" if strong else "Global batch", "Time ratio",
+        (f"{capital(hours)} (per 10\u2076 {unit})", lambda p: formats.trimmed(p.device_hours)),
+        (f"Extra {hours} (%)", lambda p: parts.ratio_cell(p, percent(p.extra_device_hours))),
+        (f"Cost (per 10\u2076 {unit})", lambda p: number(p.cost)),
+        ("MFU (%)", lambda p: percent(p.mfu)),
+        ("GPU in use (%)", lambda p: parts.share(p.rows, "gpu_utilisation")),
+        (
+            f"Energy (J per 10\u00b3 {unit})",
+            lambda p: number(quantities.median_joules(p.rows), scale=1e3),
+        ),
+        "Memory (GB)",
+    )  # fmt: skip
     least, most = (formats.trimmed(series.points[i].device_hours) for i in (0, -1))
-    return point_table(
+    return parts.point_table(
         f"What it takes: {_caption(series)}", columns, series.points, folded=True,
-        note=parts.cost_note(hours, series.points),
-        finding=f"{series.label} {least} to {most} {extra} per 10\u2076 {unit}",
+        note=parts.cost_note(capital(hours), series.points),
+        finding=f"{series.label} {least} to {most} {hours} per 10\u2076 {unit}",
         group="What each point takes: batch, hours, memory",
     )  # fmt: skip
 
@@ -366,47 +347,45 @@ def _cost_table(series: Series, hours: str) -> Table:
 # Tables that a reader opens together.
 GROUP = "Where a step's time goes"
 LOSS_NOTE = (
-    "The whole step is the step time of every table, a median of timed rounds. Its causes are "
-    "means over turns of the step, of the same without gradient synchronisation and of that on "
-    "half of the batch, interleaved after those rounds, and scaled to it. Own work is what a "
-    "rank takes that need not wait, imbalance what the slowest rank of a turn takes longer, "
-    "exposed communication what the whole step takes beyond that. A loss is the time less its "
-    "share of the baseline's, and 0 where it is less. DDP's own work is known of one rank, which "
-    "communicates with nobody; the fixed cost of a step from half batches; contention is waits for "
-    "a core and what own work takes beyond both."
+    "The whole step is the step time of every table, a median of timed rounds. Its parts are "
+    "those of the card, scaled to it. They are means over turns of the step, of the step without "
+    "gradient synchronisation, and of the latter on half of the batch. Compute is the time of a "
+    "rank that never waits, less the other parts. A loss is a part's time less its share of the "
+    "baseline's, at least 0. A baseline of one rank separates DDP's own work from communication. "
+    "DDP's own work and the fixed cost count only as far as more ranks do not share them."
 )
 PHASE_COLUMNS = (
     "Ranks", "Data (ms)", "Forward (ms)", "Backward (ms)", "Optimizer (ms)",
-    "All-reduce alone (ms)", "Exposed (ms)", "Overlap (%)", "95 % interval (%)",
+    "All-reduce alone (ms)", "Exposed, with DDP's work (ms)", "Overlap (%)", "95 % interval (%)",
 )  # fmt: skip
-PHASE_NOTE = (
-    "Forward, backward and optimizer are of the turns of the whole step: means over ranks, medians "
-    "over turns and launches. Data is what the slowest rank waits for its batch, a mean. "
-    "Backward holds the communication that it does not hide. Overlap is 1 less the exposed "
-    "communication over the all-reduce of the gradients alone, with nothing beside it: 100 % where "
-    "the backward hides all of it. Exposed communication holds DDP's own copies and hooks, too, so "
-    "no less than that is hidden."
-)
+PHASE_NOTE = {
+    "Data (ms)": "Data is the mean wait of the slowest rank for its batch.",
+    "Forward (ms)": "Forward, backward and optimizer are means over ranks, medians over turns of "
+    "the whole step and over launches.",
+    "Backward (ms)": "Backward includes the communication that it does not hide.",
+    "Overlap (%)": "Overlap is 1 - exposed communication / the time of the all-reduce alone: 100 % "
+    "if the backward pass hides all of it. At least this share is hidden, since exposed "
+    "communication includes DDP's own copies and hooks.",
+}
 
 
-def loss_table(series: Series) -> Table | None:
-    """Return where each point's step goes and what is lost, or None without steps alone."""
+def _loss_table(series: Series) -> parts.Table | None:
+    """Return each point's step and losses by cause; None if no variants were timed."""
     rows = [row for point in series.points for row in _loss_rows(series, point)]
+    if not rows:
+        return None
     columns = (
         "Ranks", "Of a step", "Time (ms)", "95 % interval (ms)", "Lost to the baseline (ms)",
         "95 % interval (ms)",
     )  # fmt: skip
-    if not rows:
-        return None
     point = series.points[-1]
     where, finding = f"on {counted(point.world_size, 'rank')}", ""
     if why := quantities.reason(series, point):
         finding = f"{where} {'little is lost' if why.kind == 'little' else 'no cause is shown'}"
     if why and why.kind == "named":
-        first, step_ms = why.named[0], number(why.loss.step_s * MILLI)
-        finding = (
-            f"{series.label} {where} {ms(first.seconds)} of {step_ms} ms go to {NAMES[first.cause]}"
-        )
+        cause = why.named[0]
+        times = f"{parts.ms(cause.seconds)} of {number(why.loss.step_s * MILLI)} ms"
+        finding = f"{series.label} {where} {times} go to {NAMES[cause.cause]}"
     return parts.table(
         f"{GROUP}: {series.label}", columns, rows, 2, note=LOSS_NOTE, folded=True, group=GROUP,
         finding=finding,
@@ -414,37 +393,38 @@ def loss_table(series: Series) -> Table | None:
 
 
 def _loss_rows(series: Series, point: Point) -> list[list[str]]:
-    known, lost = quantities.parts(point), quantities.loss(series, point)
-    if known is None:
+    known, lost = quantities.parts_and_loss(series, point)
+    if not known:
         return []
 
-    def both(seconds: float, interval: Interval | None) -> list[str]:
-        return [ms(seconds), ms_span(interval)]
+    def cells(time: Part | Loss | None) -> list[str]:
+        return [parts.ms(time.seconds), parts.ms_span(time.interval)] if time else [DASH, DASH]
 
-    unknown = [DASH, DASH]
-    times = {part.cause: both(part.seconds, part.interval) for part in known}
-    losses = {p.cause: both(p.seconds, p.interval) for p in (lost.parts if lost else ())}
+    times = {part.cause: part for part in known if part.seconds}
+    losses = {part.cause: part for part in (lost.parts if lost else ()) if part.cause in times}
     size = str(point.world_size)
     whole = number(sum(part.seconds for part in known) * MILLI)
     return [
-        *([size, capital(NAMES[cause]), *times.get(cause, unknown), *losses.get(cause, unknown)]
-          for cause in CAUSES if cause in times or cause in losses),
-        [size, "Whole step", whole, DASH,
-         *(both(lost.seconds, lost.interval) if lost else unknown)],
+        *([size, capital(PARTS[cause]), *cells(times[cause]), *cells(losses.get(cause))]
+          for cause in CAUSES if cause in times),
+        [size, "Whole step", whole, DASH, *cells(lost)],
     ]  # fmt: skip
 
 
-def phase_table(series: Series) -> Table | None:
-    """Return the phases of each point's step and what they hide; None where nothing is known."""
+def phase_table(series: Series) -> parts.Table | None:
+    """Return the phases of each point's step and their overlap; None if unknown."""
     rows = []
     for point in series.points:
-        own = [] if point.blocked_by else point.rows
-        alone = (quantities.pooled(point, name)[0] for name in ("reduce", "exposed"))
+        share, interval = quantities.pool([] if point.blocked_by else point.rows, "overlap")
+        known = quantities.pool_parts(point)
+        data_s, *others_s = (
+            known.get(name, quantities.UNKNOWN)[0] for name in ("input", "reduce", "exposed")
+        )
+        phases_s = (quantities.phase_s(point, phase) for phase in quantities.PHASES)
         cells = [
-            *(number(time_s, scale=MILLI) for time_s in quantities.phases(point).values()),
-            *(number(time_s, scale=MILLI) for time_s in alone),
-            parts.share(own, "overlap"),
-            percent_span(quantities.interval(own, "overlap")),
+            *(number(time_s, scale=MILLI) for time_s in (data_s, *phases_s, *others_s)),
+            formats.percent(share),
+            formats.percent_span(interval),
         ]
         if set(cells) != {DASH}:
             rows.append([str(point.world_size), *cells])

@@ -1,13 +1,11 @@
-"""What surrounds the numbers: flags, gaps, method and provenance, as plain data.
-
-What `lockstep check` finds, on the page: errors first, verdicts they block, and all of it.
-"""
+"""The panels around the numbers: findings, flags, gaps, method, provenance, profiled kernels."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lockstep.core.formats import DASH, counted, listed, number
+from lockstep.core.metrics import GIGA, TERA
 from lockstep.core.record import DDP_SETTINGS, LOADER_SETTINGS
 from lockstep.core.studies import OTHER
 from lockstep.report.check import checker, evidence
@@ -18,7 +16,9 @@ from lockstep.report.compute.scaling import Series
 from lockstep.report.load import gaps as missing
 from lockstep.report.load.gaps import Gap
 from lockstep.report.load.results import Launch, Results, Row
-from lockstep.report.page.parts import GIGA, Panel, Table, panel, table
+from lockstep.report.page.parts import Figure, Panel, Table, panel, table
+from lockstep.report.profiles.profiles import NCU, read
+from lockstep.report.profiles.roofline import COLUMNS, roofline
 from lockstep.report.words.method import timing
 
 # Facts of provenance that get a row of their own, in this order; the others follow.
@@ -28,9 +28,11 @@ FIRST_FACTS = (
     "project_dirty", "threads_per_rank", "cores_per_node", "memory_bytes", "os", "kernel",
     "seed", "command",
 )  # fmt: skip
-# Those that the closed table names.
+# Facts that are whole texts -> the command that printed them.
+TEXTS = {"gpu_topology": "nvidia-smi topo -m", "nvlink": "nvidia-smi nvlink -s"}
+# Facts in the line of the folded table.
 IN_SHORT = ("torch", "cuda", "nccl", "driver", "device_names")
-# Column -> gauge of `lockstep.machine.telemetry`, and what makes the column's unit of it.
+# Column -> (gauge of `lockstep.machine.telemetry`, factor to the column's unit).
 MEANS = {
     "GPU in use (%)": ("gpu_utilisation", 100),
     "GPU memory in use (GB)": ("gpu_memory_bytes", 1 / GIGA),
@@ -38,46 +40,47 @@ MEANS = {
     "Temperature (\u00b0C)": ("temperature_c", 1),
     "Cores kept busy": ("process_cores", 1),
     "Resident (GB)": ("rss_bytes", 1 / GIGA),
+    "Host sends by InfiniBand (GB/s)": ("fabric_sent_gb_per_s", 1),
 }
 MEANT = (
-    "What device and process did are means over the timed rounds of the launch's cases; the rows "
-    "that they are made of are in telemetry/ beside the launch's journal."
+    "Values of devices and processes are means over the timed rounds of the launch's cases; "
+    "telemetry/ beside the launch's journal has the single readings."
 )
 
 PROGRAM = (
-    "A program is run whole, after runs that do not count. Its wall time lasts from the call of "
-    "what starts it until that has ended, its start included; other metrics are what it printed."
+    "A program is timed as a whole, after warm-up runs that do not count. Its wall time includes "
+    "its start; other metrics are values that it printed."
 )
 TRAINING = (
-    "A training run goes through whole epochs. An epoch lasts from the barrier before its first "
-    "update to the last one of the slowest rank; it is then validated on the whole validation set, "
-    "each item counted once, and that is not in its time. Runs are pooled where they agree in "
-    "model, data, precision, batch, optimizer, rate, schedule, epochs, device and ranks: then "
-    "seeds and repeats are all that is left. A mean accuracy has Student's t interval over seeds."
+    "A training run has whole epochs. An epoch lasts from the barrier before its first update to "
+    "the last update of the slowest rank. It is then validated on the whole validation set, each "
+    "item counted once; the epoch's time excludes this. Runs are pooled if they differ only in "
+    "seed and repeat: model, data, precision, batch, optimizer, rate, schedule, epochs, device and "
+    "ranks are equal. A mean accuracy has a Student t interval over seeds."
 )
 
 
 RATES = (
     "Throughput is the samples of all ranks in a step, counted once, over the step time, so "
-    "that throughput times time is samples. Imbalance is what the slowest rank of a step takes "
-    "longer than a rank usually does, in milliseconds; peak memory is the largest rank's. MFU "
-    "is model FLOP/s over the datasheet peak of all devices, and absent where that is unknown."
+    "throughput times time is samples. Imbalance is how much longer the slowest rank of a step "
+    "takes than a usual rank, in milliseconds; peak memory is the largest rank's. MFU is model "
+    "FLOP/s over the datasheet peak of all devices, and absent if that peak is unknown."
 )
 MEANINGS = (
     "Speed-up is the ratio of throughput to the baseline, the smallest world size of the "
-    "series unless another was asked for; where only times are known, the ratio of work per "
+    "series unless another was requested; if only times are known, the ratio of work per "
     "second. Parallel efficiency is speed-up divided by the ratio of world sizes. For weak "
-    "scaling that equals the baseline's step time over the point's, given as time ratio.",
+    "scaling it equals the baseline's step time over the point's, given as time ratio.",
     "Intervals are 95 % Student t on the logarithm of one value per launch; those of ratios "
     "are Welch's and contain the baseline's uncertainty. They are centred on the geometric "
-    "mean of the launches, while a point is their median: of skewed launches the median may "
-    "lie off the centre, or outside. The baseline's own ratio is 1 by definition and has no "
+    "mean of the launches, while a point is their median, which may lie off the centre, or "
+    "outside, if the launches are skewed. The baseline's own ratio is 1 by definition and has no "
     "interval, and a point with one launch has none.",
 )
 
 
 def flags(series: Sequence[Series]) -> Panel | None:
-    """Return the flags with the points they concern, or None without any."""
+    """Return the flags with the points they concern; None without any."""
     places: dict[tuple[int, str], list[str]] = {}
     for curve in series:
         for point in curve.points:
@@ -101,11 +104,11 @@ def flags(series: Sequence[Series]) -> Panel | None:
 def gaps(
     results: Results, is_meant: Callable[[Gap], bool] = lambda _: True
 ) -> list[tuple[str, str, str]]:
-    """Return the gaps that are meant as (what, why, launches); those of one test are one line."""
+    """Return (what, why, launches) of the gaps for which `is_meant` is true, a line per test."""
     launches: dict[tuple[str, str], list[str]] = {}
     for gap in filter(is_meant, missing.gaps(results)):
         what = f"every case at world size {gap.world_size}" if gap.case is None else gap.case
-        launches.setdefault((what, _why(gap)), []).append(gap.launch)
+        launches.setdefault((what, _reason(gap)), []).append(gap.launch)
     alike: dict[tuple[str, str, str], list[str]] = {}
     for (what, why), names in launches.items():
         alike.setdefault((what.partition("[")[0], why, listed(names, 8)), []).append(what)
@@ -115,68 +118,55 @@ def gaps(
     ]
 
 
-def _why(gap: Gap) -> str:
-    if gap.kind in ("failed", "skipped"):
-        return f"{gap.kind}: {gap.reason}"
-    if gap.kind == "too-few-gpus":
-        return f"skipped: it needs {gap.world_size} GPUs, and the machine has {gap.num_gpus}"
-    if gap.kind == "below-floor":
-        return "left out: a smaller size missed until_efficiency"
-    if gap.kind == "not-run":
-        return "the launch was planned and left no result"
+def _reason(gap: Gap) -> str:
+    match gap.kind:
+        case "failed" | "skipped":
+            return f"{gap.kind}: {gap.reason}"
+        case "too-few-gpus":
+            return f"skipped: it needs {gap.world_size} GPUs, and the machine has {gap.num_gpus}"
+        case "below-floor":
+            return "left out: a smaller size missed until_efficiency"
+        case "not-run":
+            return "the launch was planned but has no result"
     return "expected, but the launch holds no result"
 
 
-def not_measured(results: Results) -> Panel | None:
-    """Return the gaps as a panel, or None where all that was planned was measured."""
+def gaps_panel(results: Results) -> Panel | None:
+    """Return the gaps as a panel; None if all that was planned was measured."""
     lines = gaps(results)
     broken = [launch.name for launch in results.launches if not launch.complete]
-    if not (lines or broken or results.unread):
-        return None
-    made = panel("gaps", "Not measured")
-    made["lead"] = [f"Not in this report, for it cannot be read: {why}." for why in results.unread]
+    lead = [f"Not in this report, since it cannot be read: {why}." for why in results.unread]
     if broken:
-        made["lead"].append(
-            f"{counted(len(broken), 'launch')} incomplete: {listed(broken)}. "
-            "What was finished is in this report."
-        )
-    if lines:
-        caption, columns = "Cases and launches without a result", ("What", "Why", "Launches")
-        made["tables"] = [table(caption, columns, lines, 3, "")]
-    return made
+        text = f"{counted(len(broken), 'launch')} incomplete: {listed(broken)}."
+        lead.append(f"{text} Their finished cases are in this report.")
+    caption, columns = "Cases and launches without a result", ("What", "Why", "Launches")
+    tables = [table(caption, columns, lines, 3, "")] if lines else []
+    return panel("gaps", "Not measured", lead=lead, tables=tables) if lead or lines else None
 
 
 def method(results: Results, series: Sequence[Series], threshold: float) -> Panel:
-    """Return how the numbers came about, and what each of them means."""
+    """Return the panel on the method: how numbers were measured, and their meanings."""
     measured = [
         curve for curve in series if curve.row.origin == "measured" and curve.row.study != OTHER
     ]
     lead = [TRAINING] if any(curve.row.training for curve in measured) else []
     lead += [PROGRAM] if any(curve.row.program for curve in measured) else []
     if steps := [curve for curve in measured if not (curve.row.training or curve.row.program)]:
-        versions = (launch.provenance.get("lockstep_version") for launch in results.launches)
-        lead += timing(
-            [point for curve in steps for point in curve.points],
-            listed(dict.fromkeys(str(one) for one in versions if one)) or DASH,
-            [launch.facts.get("warmup_rounds") for launch in results.launches],
-            bool(results.campaign.get("launches")),
-        )
-        lead.append(RATES)
+        lead += [*timing(results, [p for curve in steps for p in curve.points]), RATES]
     lead += [
         *MEANINGS,
-        f"Efficiency is called good from {100 * threshold:.0f} %. Device-hours are world size "
-        "times hours: of one run in tables of times, of a million samples elsewhere, at the mean "
-        "step, since a cost adds up; all else is at the median, the steady state.",
+        f"An efficiency of {100 * threshold:.0f} % or more is called good. Device-hours are world "
+        "size times hours: of one run in tables of times, else of a million samples. They use the "
+        "mean step, since costs add up; all other values use the median, the steady state.",
     ]
-    # How many rounds lie far from the others, or that there are too few to tell.
     rows = [row for curve in series for point in curve.points for row in point.rows]
     count = sum(row.num_far_out or 0 for row in rows)
     rounds = sum(row.rounds or 0 for row in rows if row.num_far_out is not None)
-    timed = [row.rounds for row in rows if row.origin == "measured" and row.rounds]
-    if timed and min(timed) < FEWEST:
+    if any(row.rounds and row.rounds < FEWEST for row in rows if row.origin == "measured"):
         lead.append(
-            f"Launches of fewer than {FEWEST} rounds show neither drift nor rounds far out, fewer "
-            f"than {MODE_FEWEST} no two modes: measure with --rounds 20 to look for them."
+            f"Launches of fewer than {FEWEST} rounds cannot show drift or rounds far out, and "
+            f"fewer than {MODE_FEWEST} cannot show two modes: measure with --rounds 20 to look for "
+            "them."
         )
     elif count:
         lead.append(
@@ -188,7 +178,7 @@ def method(results: Results, series: Sequence[Series], threshold: float) -> Pane
 
 
 def provenance(results: Results) -> Panel | None:
-    """Return versions, hardware, launches and the map of ranks, or None where none is known."""
+    """Return versions, hardware, launches and the map of ranks, or None if none is known."""
     launches = [launch for launch in results.launches if launch.provenance]
     tables = []
     if launches:
@@ -201,6 +191,12 @@ def provenance(results: Results) -> Panel | None:
         if ranks := known.get("ranks"):
             own = [row for row in results.rows if row.launch == name]
             tables.append(_rank_table(name, ranks, own))
+        for fact, command in TEXTS.items():
+            if isinstance(text := known.get(fact), list):
+                tables.append(table(
+                    f"GPUs of launch {name} by {command}", ("Launch", "Host"),
+                    [[name, _cell(known.get("hostname"))]], 2, "", text="\n".join(map(str, text)),
+                ))  # fmt: skip
         if environment := known.get("environment"):
             rows = [[variable, str(value)] for variable, value in sorted(environment.items())]
             tables.append(table(
@@ -221,21 +217,22 @@ def _launch_table(launches: list[Launch]) -> Table:
             _cell(launch.provenance.get("hostname")),
             "complete" if launch.complete else "incomplete",
             *(_cell(launch.facts.get(key)) for key in ("world_size", "num_nodes", "repeat")),
-            str(launch.num_cases),
+            str(len(launch.entries)),
         ]
         for launch in launches
     ]
     broken = sum(not launch.complete for launch in launches)
-    ended = f"{broken} incomplete" if broken else "all complete"
-    text = f"{counted(len(launches), 'launch')}, {ended}"
+    text = f"{counted(len(launches), 'launch')}, {f'{broken} in' if broken else 'all '}complete"
     return table("Launches", columns, rows, 5, "", finding=text)
 
 
 def _fact_table(launches: list[Launch]) -> Table:
-    """Return each fact with its values, and the launches of each where they differ."""
+    """Return each fact with its values, and the launches of each value if values differ."""
     facts: dict[str, str] = {}
-    for name in dict.fromkeys([*FIRST_FACTS, *(n for one in launches for n in one.provenance)]):
-        if name in ("ranks", "environment", "hostname"):
+    for name in dict.fromkeys(
+        [*FIRST_FACTS, *(n for launch in launches for n in launch.provenance)]
+    ):
+        if name in ("ranks", "environment", "hostname", *TEXTS):
             continue
         values: dict[str, list[str]] = {}
         for launch in launches:
@@ -259,15 +256,14 @@ def _settings_tables(rows: Sequence[Row]) -> list[Table]:
     if not studies:
         return []
     lines = [[*setting, listed(names)] for setting, names in sorted(studies.items())]
-    several = len({setting[:2] for setting in studies}) < len(studies)
+    is_same = len({setting[:2] for setting in studies}) == len(studies)
     return [table(
         "Settings of DDP and loaders in force", ("Of", "Setting", "Value", "Studies"),
-        lines, 4, "", finding="several values" if several else "one value each",
+        lines, 4, "", finding="one value each" if is_same else "several values",
     )]  # fmt: skip
 
 
 def _rank_table(name: str, ranks: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> Table:
-    """Return the ranks of a launch, and what telemetry has of each."""
     keys = ("rank", "local_rank", "host", "device", "device_name", "cores")
     columns = ("Rank", "Local rank", "Host", "Device", "Device name", "Cores")
     cells = [
@@ -285,12 +281,13 @@ def _rank_table(name: str, ranks: Sequence[Mapping[str, Any]], rows: Sequence[Ro
 
 
 def _fact(name: str, value: object) -> str:
-    if name == "transport" and isinstance(value, Mapping):  # every link would be a page of its own
-        counts = value.get("transports")
-        links = counts.items() if isinstance(counts, Mapping) else ()
-        return listed((f"{kind}: {count} links" for kind, count in links), 8)
-    if name == "command" and isinstance(value, list):  # it is read, and copied, with its spaces
-        return " ".join(map(str, value))
+    match name, value:
+        case "transport", {**facts}:  # the number of links, since all links would fill a page
+            counts = facts.get("transports")
+            links = counts.items() if isinstance(counts, Mapping) else ()
+            return listed((f"{kind}: {count} links" for kind, count in links), 8)
+        case "command", [*words]:  # with spaces, to be copied
+            return " ".join(map(str, words))
     return _cell(value)
 
 
@@ -304,56 +301,92 @@ def _cell(value: object) -> str:
     return number(value) if isinstance(value, float) else str(value)
 
 
-# Errors that stand above everything else; the panel has them all.
-MAX_FIRST = 5
-# Places that one line of the panel names.
-MAX_PLACES = 40
-PANEL = "check"
+# Most errors at the top of the page, and most places in one line of the panel.
+MAX_FIRST, MAX_PLACES = 5, 40
 
 
 def error_lines(findings: Sequence[Finding]) -> list[str]:
     """Return the errors as sentences, for the top of the page."""
-    groups = checker.grouped(finding for finding in findings if finding.level == "error")
-    lines = [
-        f"{group.first.rule}: {group.where()}: {group.message()}." for group in groups[:MAX_FIRST]
-    ]
+    groups = checker.group_findings(checker.errors(findings))
+    lines = [f"{each.first.rule}: {each.where()}: {each.message()}." for each in groups[:MAX_FIRST]]
     more = len(groups) - MAX_FIRST
-    return [*lines, f"{counted(more, 'error')} more in the table below."] if more > 0 else lines
+    return [*lines, f"{counted(more, 'more error')} in the table below."] if more > 0 else lines
 
 
 def why_blocked(series: Series, findings: Sequence[Finding], left_out: Sequence[Row]) -> str:
-    """Return why nothing is concluded from a series, without its name; empty where something is."""
+    """Return why a series has no verdict; empty if it has one."""
     rows = [row for point in series.points for row in point.rows]
     rows += [row for row in left_out if row.case == series.case]
     rules = blocked_by(findings, rows)
-    return f"no verdict, {evidence.blocked(rules)}." if rules else ""
-
-
-def mend_first_error(findings: Sequence[Finding]) -> str:
-    """Return what to do about the first error; empty where there is none."""
-    if not findings:
-        return ""
-    return f"Mend what the check calls an error, first {findings[0].rule}: {findings[0].action}."
+    return f"no verdict, {evidence.blocked_text(rules)}." if rules else ""
 
 
 def findings_panel(findings: Sequence[Finding]) -> Panel | None:
-    """Return all that the check has found, or None where it finds nothing."""
+    """Return all findings of the check; None without any."""
     if not findings:
         return None
-    groups = checker.grouped(findings)
+    groups = checker.group_findings(findings)
     rows = [
         [group.first.level, group.first.rule, group.where(MAX_PLACES), str(len(group.points) or ""),
          f"{group.message()}.", f"{group.first.action}."]
         for group in groups
     ]  # fmt: skip
-    made = panel(PANEL, "What the check finds")
-    made["lead"] = [
+    lead = (
         f"{checker.counts(findings)}. An error makes a number wrong or not comparable and blocks "
         "every verdict it touches; a warning limits what may be concluded."
-    ]
+    )
     columns = ("Level", "Rule", "Where", "Points", "What", "What to do")
     rules = Counter(finding.rule for finding in findings)
-    text = listed(f"{rule} {count}" for rule, count in rules.items())
-    caption, prints_all = "Findings of lockstep check", "lockstep check --json"
-    made["tables"] = [table(caption, columns, rows, len(columns), prints_all, finding=text)]
-    return made
+    made = table(
+        "Findings of lockstep check", columns, rows, len(columns), "lockstep check --json",
+        finding=listed(f"{rule} {count}" for rule, count in rules.items()),
+    )  # fmt: skip
+    return panel("check", "What the check finds", lead=[lead], tables=[made])
+
+
+ROOFLINE = (
+    "Nsight Compute counted FLOP and bytes of device memory, and ran each kernel alone; the peaks "
+    "are those of the datasheet. A kernel left of the bend of its roof is limited by memory."
+)
+
+
+def roofline_panel(results: Results) -> Panel | None:
+    """Return the panel of a report; None if no results folder has a CSV of Nsight Compute.
+
+    Such files lie in `profiles/`, where `submit --profile ncu` leaves its reports.
+    """
+    files = [file for folder in results.plans for file in sorted(folder.glob("profiles/**/*.csv"))]
+    names = {n for launch in results.launches for n in launch.provenance.get("device_names") or ()}
+    device_name = names.pop() if len(names) == 1 else None
+    lead, figures, tables = [ROOFLINE], list[Figure](), list[Table]()
+    for file in files:
+        try:
+            profile = read(file)
+        except ValueError:  # a CSV of something else
+            continue
+        if profile.tool != NCU:
+            continue
+        try:
+            made = roofline(profile, device_name)
+        except ValueError as error:
+            lead.append(str(error))
+            continue
+        points = [
+            {"label": place.name, "precision": place.precision, "x": place.flop_per_byte,
+             "y": place.flop_per_s / TERA}
+            for place in made.places
+        ]  # fmt: skip
+        figures.append({
+            "kind": "roofline", "id": f"roofline-{len(figures) + 1}", "title": made.title,
+            "desc": f"Kernels of {file.name} by FLOP per byte and per second, under the peaks.",
+            "xlabel": "FLOP per byte of device memory", "ylabel": "TFLOP/s",
+            "tb_per_s": made.bytes_per_s / TERA, "points": points,
+            "peaks": {name: peak / TERA for name, peak in made.peaks.items()},
+            "note": "Dashed: peaks. The numbers are those of the table.",
+        })  # fmt: skip
+        rows = [[str(n), *place.cells()] for n, place in enumerate(made.places, start=1)]
+        caption = f"Kernels of {file.name} under the roofline"
+        tables.append(table(caption, ("Number", *COLUMNS), rows, 4, "", note=made.note))
+    if not tables and len(lead) == 1:
+        return None
+    return panel("roofline", "Roofline", lead=lead, figures=figures, tables=tables)

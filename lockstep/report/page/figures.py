@@ -1,10 +1,8 @@
-"""Figures on Matplotlib's axes: from what a page describes to inline SVG, and to files.
+"""Figures on Matplotlib's axes: from a page's descriptions to inline SVG, and to files.
 
 A description has `kind`, `id`, `title`, `desc`, `xlabel`, `ylabel` and perhaps a `note` and the
-`basis` it rests on; the function that draws a kind says what else it has. Text is kept as text,
-Matplotlib's constrained layout finds the margins, ids rest on a fixed salt and no date is written:
-the same data give the same bytes. In a page colours become CSS variables, which lets it recolour
-its figures in dark mode and in print.
+`basis` of its numbers; the function that draws a kind names its other keys. The same data give the
+same bytes.
 """
 
 import io
@@ -20,8 +18,8 @@ from typing import Any, Literal, NamedTuple
 import matplotlib as mpl
 from matplotlib import artist
 
-# Otherwise Matplotlib writes the docstrings of its artists as it is imported, which takes as long
-# as all else of that, and nobody reads them here. Others in this process may read their own.
+# With no docstrings of its artists to write, Matplotlib imports in half the time. After the
+# import, `kwdoc` is restored.
 _written = artist.kwdoc
 artist.kwdoc = lambda _: ""  # type: ignore[assignment]  # the name of its argument
 from matplotlib.axes import Axes  # noqa: E402
@@ -34,6 +32,7 @@ artist.kwdoc = _written
 
 from lockstep.core import formats  # noqa: E402
 from lockstep.core.files import write_atomically  # noqa: E402
+from lockstep.report.page.parts import MIN_JOINED  # noqa: E402
 
 Spec = Mapping[str, Any]
 Format = Literal["svg", "pdf", "png"]
@@ -50,7 +49,7 @@ VARIABLES = {colour: f"var(--c{i}, {colour})" for i, colour in enumerate(SERIES_
     GRID: f"var(--grid, {GRID})",
 }
 TEXT_PT, LABEL_PT, SMALL_PT = 10.0, 9.0, 7.0
-# Dashed is the ideal and a limit, dotted a model: neither was measured.
+# Dashed lines are ideals and limits, dotted lines models: none was measured.
 IDEAL: Any = {"linestyle": (0, (5, 3)), "linewidth": 1.1}
 LIMIT: Any = {"linestyle": (0, (2, 2)), "linewidth": 0.9}
 MODEL: Any = {"linestyle": (0, (1, 1.6)), "linewidth": 1.3}
@@ -70,27 +69,24 @@ STYLE: Any = {
     "legend.frameon": False, "legend.fontsize": LABEL_PT,
 }  # fmt: skip
 
-# As wide as a column of text, so that a figure is printed without being scaled; its plot is about
-# as wide as the second.
+# Width of a column of printed text, and about the width of the plot in it.
 WIDTH_IN, PLOT_IN = 5.4, 4.6
 CURVE_IN, ROWS_IN = 3.0, 0.75
 EDGE_IN = 0.06
-# A line of the legend, an average character of 9 points, and both of small print.
+# Height of a line of the legend, width of an average character, and both of small print.
 LINE_IN, CHARACTER_IN, SMALL_LINE_IN, SMALL_IN = 0.168, 0.075, 0.135, 0.0525
-# Characters of a label in one of two columns and in a lone one, of a row's name, of an axis' name.
+# Most characters of a label in a legend of two columns, of one, of a row's and an axis' name.
 HALF, WHOLE, ROW_NAME, AXIS_NAME = 27, 58, 32, 65
 # A command line may name a hundred folders.
 MAX_SOURCE_LINES = 3
-# Two points are a difference, not a trend: they are not joined.
-MIN_JOINED = 3
-# A linear axis ends so far from what is drawn.
+# The margin of a linear axis, as a share of the drawn range.
 BESIDE = 0.06
-# A launch, or an end of an interval, is drawn up to so many times the largest point.
+# A launch, or an end of an interval, is drawn up to this multiple of the largest point.
 REACH = 1.3
 
 
 class Mark(NamedTuple):
-    """A place of a figure that says its value to whoever points at it."""
+    """A place of a figure whose value is shown under the pointer."""
 
     axes: Axes
     x: float
@@ -99,15 +95,21 @@ class Mark(NamedTuple):
 
 
 class Canvas(NamedTuple):
-    """A figure that is drawn: a page shows its upper `shown_in` inches, below is its basis."""
+    """A drawn figure: a page shows its upper `shown_in` inches, the rest is its basis."""
 
     figure: Figure
     shown_in: float
     marks: list[Mark]
 
 
-def _finish(figure: Figure, spec: Spec, source: str, plots_in: float, marks: list[Mark]) -> Canvas:
-    """Add the legend of all that has a label, and below it what the figure rests on."""
+# The height of a figure's plots in inches, and its marks.
+Drawn = tuple[float, list[Mark]]
+
+
+def _canvas(spec: Spec, source: str) -> Canvas:
+    """Draw a figure, add the legend of all labels, and below it the figure's basis."""
+    figure = Figure()
+    plots_in, marks = KINDS[spec["kind"]](figure, spec)
     entries = [
         pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)
     ]
@@ -116,7 +118,12 @@ def _finish(figure: Figure, spec: Spec, source: str, plots_in: float, marks: lis
     columns = 2 if len(names) > 1 and max(map(len, names)) <= HALF else 1
     num_lines = -(-sum(1 + name.count("\n") for name in names) // columns)
     legend_in = LINE_IN * num_lines + (EDGE_IN if names else 0)
-    basis = _basis(spec, source)
+    basis = []
+    if source or spec.get("basis"):
+        width = int((WIDTH_IN - 2 * EDGE_IN) / SMALL_IN)
+        texts = (f"{spec['title']}. {spec.get('note', '')}", *spec.get("basis", ()))
+        basis = [line for text in texts for line in textwrap.wrap(text, width)]
+        basis += _lines(source, width, MAX_SOURCE_LINES)
     basis_in = SMALL_LINE_IN * len(basis) + 2 * EDGE_IN if basis else 0.0
     height_in = plots_in + legend_in + basis_in
     figure.set_size_inches(WIDTH_IN, height_in)
@@ -134,20 +141,10 @@ def _finish(figure: Figure, spec: Spec, source: str, plots_in: float, marks: lis
         EDGE_IN / WIDTH_IN, (basis_in - EDGE_IN) / height_in, "\n".join(basis), color=FAINT,
         fontsize=SMALL_PT, va="top", linespacing=1.25,
     )  # fmt: skip
-    # Once, or each file that is written would be drawn twice.
+    # Laid out once here: saving would repeat the layout for each file.
     figure.get_layout_engine().execute(figure)  # type: ignore[union-attr]
     figure.set_layout_engine(None)
     return Canvas(figure, plots_in + legend_in, marks)
-
-
-def _basis(spec: Spec, source: str) -> list[str]:
-    """Return the lines that a figure has below it where it is saved alone."""
-    if not (source or spec.get("basis")):
-        return []
-    width = int((WIDTH_IN - 2 * EDGE_IN) / SMALL_IN)
-    texts = (f"{spec['title']}. {spec.get('note', '')}", *spec.get("basis", ()))
-    lines = [line for text in texts for line in textwrap.wrap(text, width)]
-    return lines + _lines(source, width, MAX_SOURCE_LINES)
 
 
 def _lines(text: str, width: int, most: int = 1) -> list[str]:
@@ -155,34 +152,32 @@ def _lines(text: str, width: int, most: int = 1) -> list[str]:
 
 
 def _title(axes: Axes, text: str) -> None:
-    """Write what the vertical axis measures above it, where most text has room."""
+    """Write the title of the vertical axis above it, where long text has room."""
     axes.set_title("".join(_lines(text, AXIS_NAME)))
 
 
 def _side_title(axes: Axes, text: str) -> None:
-    """Write above the labels on the left what they are, from the figure's edge on."""
+    """Write a title above the labels on the left, beginning at the figure's edge."""
     axes.annotate(
         text, (EDGE_IN / WIDTH_IN, 1), xycoords=("figure fraction", "axes fraction"),
         xytext=(0, 4), textcoords="offset points", fontsize=LABEL_PT, color=FAINT,
     ).set_in_layout(False)  # fmt: skip
 
 
-def _percent_mark(value: float) -> str:
-    return f"{100 * value:g}"
-
-
 def _round_marks(
-    axis: Any, text: Callable[[float], str] = formats.trimmed, integer: bool = False
-) -> None:
+    axis: Any, text: Callable[[float], str] = formats.trimmed, integer: bool = False,
+    percent: bool = False,
+) -> None:  # fmt: skip
     """Put about five round values on a linear axis."""
+    text = (lambda value: f"{100 * value:g}") if percent else text
     axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=integer))
     axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
 
 
 def kept_labels(axes: Axes, places: Sequence[float], names: Sequence[str]) -> list[str]:
-    """Return the names of places on the axis, each second or third alone where more would touch.
+    """Return names for places on the axis, without every second or third that would touch.
 
-    The last one is always kept.
+    The last name is always kept.
     """
     to_axes = axes.transScale + axes.transLimits
     ends = []
@@ -198,7 +193,6 @@ def kept_labels(axes: Axes, places: Sequence[float], names: Sequence[str]) -> li
 
 
 def _reference_line(axes: Axes, line: Mapping[str, Any]) -> None:
-    """Draw a height that values are compared with, its name beside the plot."""
     axes.axhline(line["y"], color=FAINT, **LIMIT)
     axes.annotate(
         line["label"], (1, line["y"]), xycoords=("axes fraction", "data"), xytext=(3, 0),
@@ -207,19 +201,17 @@ def _reference_line(axes: Axes, line: Mapping[str, Any]) -> None:
 
 
 def _value(spec: Spec, y: float, ends: Sequence[float] | None) -> str:
-    """Return what a place says: its value, and the ends of its interval."""
     written, unit = (formats.percent, " %") if spec.get("percent") else (formats.number, "")
     return written(y) + unit + (f" ({written(ends[0])} to {written(ends[1])})" if ends else "")
 
 
-def curves(spec: Spec, source: str) -> Canvas:
+def curves(figure: Figure, spec: Spec) -> Drawn:
     """Draw curves over world sizes or message sizes.
 
     The description has `series`, each with label, x, y, intervals and dots, and perhaps an `ideal`,
     a `limit`, a `model` with its interval or a `fit`; `lines` at one height; `nodes`, pairs of
-    world size and nodes; `ticks`, the sizes; `cap`, the largest value that the axis is made for.
+    world size and nodes; `ticks`, the sizes; `cap`, the largest value that the axis has to hold.
     """
-    figure = Figure()
     axes = figure.subplots()
     axes.set_xscale("log", base=2)
     axes.margins(x=0.08)
@@ -231,12 +223,15 @@ def curves(spec: Spec, source: str) -> Canvas:
         high = _top(spec)
         axes.set_ylim(0, high)
     _title(axes, spec["ylabel"])
-    shared = _shared_ideal(spec)
+    # Ideals that lie on one line are drawn once, at the greatest length.
+    ideals = sorted((curve["ideal"] for curve in spec["series"] if curve["ideal"]), key=len)
+    slopes = {round(y / x, 9) if spec["ylog"] else y for ideal in ideals for x, y in ideal}
+    shared = ideals[-1] if len(ideals) > 1 and len(slopes) == 1 else []
     if shared:
         axes.plot(*zip(*shared, strict=True), **IDEAL, color=INK)
     marks = []
     for index, series in enumerate(spec["series"]):
-        one_curve(axes, series | ({"ideal": []} if shared else {}), index, high)
+        draw_curve(axes, series | ({"ideal": []} if shared else {}), index, high)
         for x, y, ends in zip(series["x"], series["y"], series["intervals"], strict=True):
             size = formats.size_of(x) if spec.get("size_ticks") else f"{x:g} {spec['xlabel']}"
             text = f"{series['label']}, {size.lower()}: {_value(spec, y, ends)}"
@@ -244,13 +239,20 @@ def curves(spec: Spec, source: str) -> Canvas:
     _not_measured(axes, spec, high)
     for line in spec["lines"]:
         _reference_line(axes, line)
-    _heights(axes, spec)
+    _round_marks(axes.yaxis, percent=spec.get("percent", False))
+    low, high = axes.get_ylim()
+    if spec.get("binary"):
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_major_locator(LogLocator(base=2, numticks=9))
+    elif spec["ylog"] and high > 10 * low:  # the axis shows three values or more
+        axes.yaxis.set_major_locator(LogLocator(subs=(1,) if high > 500 * low else (1, 2, 5)))
+    axes.minorticks_off()
     _sizes(axes, spec)
-    return _finish(figure, spec, source, CURVE_IN, marks)
+    return CURVE_IN, marks
 
 
 def _top(spec: Spec) -> float:
-    """Return the upper end of a linear axis: above the points, and launches not far from them."""
+    """Return the upper end of a linear axis: above all points, and launches close to them."""
     series, cap = spec["series"], spec.get("cap", math.inf)
     points = [y for curve in series for y in curve["y"]]
     points += [line["y"] for line in spec["lines"]]
@@ -263,22 +265,15 @@ def _top(spec: Spec) -> float:
     return float((1 + BESIDE) * max(most, min(max(spread, default=0.0), REACH * most)))
 
 
-def _shared_ideal(spec: Spec) -> list[Any]:
-    """Return the ideal of all series where it is one line, at its longest."""
-    ideals = sorted((one["ideal"] for one in spec["series"] if one["ideal"]), key=len)
-    slopes = {round(y / x, 9) if spec["ylog"] else y for ideal in ideals for x, y in ideal}
-    return list(ideals[-1]) if len(ideals) > 1 and len(slopes) == 1 else []
-
-
-def one_curve(axes: Axes, series: Mapping[str, Any], index: int, high: float = math.inf) -> None:
-    """Draw a series; what lies above the axis is a mark at its upper end, with its value."""
+def draw_curve(axes: Axes, series: Mapping[str, Any], index: int, high: float = math.inf) -> None:
+    """Draw a series; a point above the axis is a mark at its upper end, with its value."""
     colour, marker = SERIES_COLOURS[index], MARKERS[index]
     for name, style in (("ideal", IDEAL), ("limit", LIMIT), ("fit", MODEL)):
         if series.get(name):
             axes.plot(*zip(*series[name], strict=True), **style, color=colour)
     if series["dots"]:
         axes.plot(*zip(*series["dots"], strict=True), **DOTS, color=colour)
-    # From end to end: the median may lie outside the interval of a mean.
+    # A bar joins the ends, since the median may lie outside the interval.
     bars = [(x, end) for x, ends in zip(series["x"], series["intervals"], strict=True) if ends
             for end in (*ends, math.nan)]  # fmt: skip
     caps: Any = {"color": colour, "marker": "_", "markersize": 6, "linewidth": 1.0}
@@ -306,30 +301,18 @@ def one_curve(axes: Axes, series: Mapping[str, Any], index: int, high: float = m
 
 
 def _not_measured(axes: Axes, spec: Spec, high: float) -> None:
-    """Name in the legend each kind of line that was not measured, and what is above the axis."""
+    """Name in the legend each kind of line that was not measured, and points above the axis."""
     styles: dict[str, Any] = {
         "ideal": IDEAL, "limit": LIMIT, "fit": MODEL, "model": MODEL | HOLLOW | {"marker": "o"},
     }  # fmt: skip
-    names = {"ideal": "ideal", "model": "by the rule, predicted", **spec}
+    names = {"ideal": "ideal", "model": "predicted by the rule", **spec}
     for name, style in styles.items():
         if any(series.get(name) for series in spec["series"]):
             axes.plot([], [], color=INK, **style, label=names[name])
-    most = max(y for one in spec["series"] for y in (*one["y"], *(d[1] for d in one["dots"])))
+    most = max(y for curve in spec["series"] for y in (*curve["y"], *(d[1] for d in curve["dots"])))
     if most > high:
         label = f"beyond the axis, up to {_value(spec, most, None)}"
         axes.plot([], [], color=INK, linestyle="none", marker="^", label=label)
-
-
-def _heights(axes: Axes, spec: Spec) -> None:
-    """Put round values on the vertical axis; on a logarithmic one three or more."""
-    _round_marks(axes.yaxis, _percent_mark if spec.get("percent") else formats.trimmed)
-    low, high = axes.get_ylim()
-    if spec.get("binary"):
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_major_locator(LogLocator(base=2, numticks=9))
-    elif spec["ylog"] and high > 10 * low:
-        axes.yaxis.set_major_locator(LogLocator(subs=(1,) if high > 500 * low else (1, 2, 5)))
-    axes.minorticks_off()
 
 
 def _sizes(axes: Axes, spec: Spec) -> None:
@@ -350,14 +333,12 @@ def _sizes(axes: Axes, spec: Spec) -> None:
     axes.minorticks_off()
 
 
-def bands(spec: Spec, source: str) -> Canvas:
+def bands(figure: Figure, spec: Spec) -> Drawn:
     """Draw training over epochs or time: the mean over runs, and its interval as a band.
 
     The description has `series`, each with label, x, y and `band`, pairs of the interval's ends or
-    None where none is known; `lines` at one height, such as an accuracy to reach; `whole`, where x
-    is epochs and not seconds.
+    None; `lines` at one height, such as an accuracy to reach; `whole`, if x is epochs, not seconds.
     """
-    figure = Figure()
     axes = figure.subplots()
     axes.margins(BESIDE)
     _title(axes, spec["ylabel"])
@@ -369,7 +350,7 @@ def bands(spec: Spec, source: str) -> Canvas:
         axes.fill_between(series["x"], low, high, color=colour, alpha=0.18, linewidth=0)
         axes.plot(
             series["x"], series["y"], color=colour, linewidth=1.6, label=series["label"],
-            # The marks of more epochs would be a thick line.
+            # At most 20 marks, since more would look like a thick line.
             marker=MARKERS[index], markersize=4.5, markevery=max(1, len(series["x"]) // 20),
         )  # fmt: skip
         for x, y, ends in zip(series["x"], series["y"], series["band"], strict=True):
@@ -379,32 +360,31 @@ def bands(spec: Spec, source: str) -> Canvas:
         _reference_line(axes, line)
     axes.set_xlim(left=0)
     axes.set_xlabel(spec["xlabel"])
-    _round_marks(axes.yaxis, _percent_mark if spec["percent"] else formats.trimmed)
+    _round_marks(axes.yaxis, percent=spec["percent"])
     _round_marks(axes.xaxis, integer=spec["whole"])
-    return _finish(figure, spec, source, CURVE_IN, marks)
+    return CURVE_IN, marks
 
 
-def _rows(spec: Spec, names: Sequence[str]) -> tuple[Figure, Axes]:
+def _rows(figure: Figure, spec: Spec, names: Sequence[str]) -> Axes:
     """Return a plot with a line for each name, from the top down; a long name is cut."""
-    figure = Figure()
     axes = figure.subplots()
-    axes.set_title(" ")  # the room of the title on the left
+    axes.set_title(" ")  # keeps room for the title on the left
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_yticks(range(len(names)), ["".join(_lines(name, ROW_NAME)) for name in names])
     axes.set_xlabel(spec["xlabel"])
     axes.grid(visible=False, axis="y")
     axes.margins(x=BESIDE)
     _side_title(axes, spec["ylabel"])
-    return figure, axes
+    return axes
 
 
-def dots(spec: Spec, source: str) -> Canvas:
+def dots(figure: Figure, spec: Spec) -> Drawn:
     """Draw settings, or hosts, one below the other: each with a value, an interval, its launches.
 
     The description has `items` with label, value, interval and dots; `line`, a value that all are
-    compared with; `is_relative`, where values are differences in per cent and not from zero on.
+    compared with; `is_relative`, if values are differences in per cent.
     """
-    figure, axes = _rows(spec, [item["label"] for item in spec["items"]])
+    axes = _rows(figure, spec, [item["label"] for item in spec["items"]])
     marks = []
     for y, item in enumerate(spec["items"]):
         colour = SERIES_COLOURS[1 if item.get("is_far") else 0]
@@ -415,7 +395,7 @@ def dots(spec: Spec, source: str) -> Canvas:
         ends = f" ({formats.span(tuple(item['interval']))})" if item["interval"] else ""
         text = f"{item['label']}: {formats.number(item['value'])}{ends}"
         marks.append(Mark(axes, item["value"], y, text))
-    if spec.get("is_relative"):  # less than 1 % is noise, and shall not look like more
+    if spec.get("is_relative"):  # at least 1 % on each side, so that noise does not look large
         low, high = axes.get_xlim()
         axes.set_xlim(min(low, -1), max(high, 1))
     else:
@@ -423,10 +403,10 @@ def dots(spec: Spec, source: str) -> Canvas:
     if "line" in spec:
         axes.axvline(spec["line"], color=INK, linewidth=0.9, linestyle=(0, (5, 3)))
     _round_marks(axes.xaxis)
-    return _finish(figure, spec, source, ROWS_IN + 0.31 * len(spec["items"]), marks)
+    return ROWS_IN + 0.31 * len(spec["items"]), marks
 
 
-# The shape of a change tells its kind without the colour.
+# Each kind of change has its own shape, for readers who see no colour.
 SHAPES = {"slower": "<", "faster": ">", "same": "s", "open": "o"}
 COLOURS = {
     "slower": SERIES_COLOURS[1], "faster": SERIES_COLOURS[0], "same": SERIES_COLOURS[2],
@@ -434,18 +414,27 @@ COLOURS = {
 }  # fmt: skip
 
 
-def changes(spec: Spec, source: str) -> Canvas:
+def changes(figure: Figure, spec: Spec) -> Drawn:
     """Draw changes against a base, one point below the other, around a line at 0.
 
     The description has `rows`, the names of points; `series`, each with label and items, one for
-    each row: None, or value, interval and kind; `margin`, the ends within which a change is none.
+    each row: None, or value, interval and kind; `margin`, within which a change counts as none.
     Values are fractions, drawn in per cent.
     """
     several = len(spec["series"]) > 1
     series_in = 0.17
     row_in = 0.16 + series_in * len(spec["series"]) if several else 0.31
-    figure, axes = _rows(spec, spec["rows"])
-    axes.set_xlim(*_ends_of_changes(spec))
+    axes = _rows(figure, spec, spec["rows"])
+    items = [item for series in spec["series"] for item in series["items"] if item]
+    # The axis has at least 1 % on each side, so that noise does not look large.
+    values = [*spec["margin"], -0.01, 0.01, *(item["value"] for item in items)]
+    ends = [(end, item["kind"]) for item in items for end in item["interval"] or ()]
+    values += [end for end, kind in ends if kind != "open"]
+    # Intervals may widen the axis by half at most.
+    most = 1.5 * max(map(abs, values))
+    values += [min(max(end, -most), most) for end, kind in ends if kind == "open"]
+    beside = BESIDE * (max(values) - min(values))
+    axes.set_xlim(min(values) - beside, max(values) + beside)
     axes.axvspan(*spec["margin"], color=GRID, alpha=0.6, linewidth=0)
     axes.axvline(0.0, color=INK, linewidth=0.9)
     marks = []
@@ -460,11 +449,10 @@ def changes(spec: Spec, source: str) -> Canvas:
                 _change(axes, row + shift, item, own or COLOURS[item["kind"]])
                 marks.append(Mark(axes, item["value"], row + shift, item["text"]))
     _round_marks(axes.xaxis, lambda value: f"{100 * value:+.3g}" if value else "0")
-    return _finish(figure, spec, source, ROWS_IN + row_in * len(spec["rows"]), marks)
+    return ROWS_IN + row_in * len(spec["rows"]), marks
 
 
 def _change(axes: Axes, y: float, item: Mapping[str, Any], colour: str) -> None:
-    """Draw a change; an end of its interval beyond the axis is an arrow at the edge."""
     low, high = axes.get_xlim()
     for end, arrow in zip(item["interval"] or (), "<>", strict=False):
         inside = min(max(end, low), high)
@@ -478,20 +466,6 @@ def _change(axes: Axes, y: float, item: Mapping[str, Any], colour: str) -> None:
     )  # fmt: skip
 
 
-def _ends_of_changes(spec: Spec) -> tuple[float, float]:
-    """Return the ends of the axis: around all that is shown, and part of what is not."""
-    items = [item for one in spec["series"] for item in one["items"] if item]
-    # Less than 1 % is noise, and shall not look like more.
-    values = [*spec["margin"], -0.01, 0.01, *(item["value"] for item in items)]
-    ends = [(end, item["kind"]) for item in items for end in item["interval"] or ()]
-    values += [end for end, kind in ends if kind != "open"]
-    # An end of an interval that shows nothing is drawn up to so many times all else.
-    most = 1.5 * max(map(abs, values))
-    values += [min(max(end, -most), most) for end, kind in ends if kind == "open"]
-    beside = BESIDE * (max(values) - min(values))
-    return min(values) - beside, max(values) + beside
-
-
 # From the foot of a bar to its top.
 OF_CAUSES = {
     "own": SERIES_COLOURS[0], "exposed": SERIES_COLOURS[1], "imbalance": SERIES_COLOURS[2],
@@ -500,15 +474,17 @@ OF_CAUSES = {
 }  # fmt: skip
 
 
-def stacks(spec: Spec, source: str) -> Canvas:
-    """Draw a step stacked by cause over ranks, and below what it takes longer than its ideal.
+def stacks(figure: Figure, spec: Spec) -> Drawn:
+    """Draw a step stacked by cause over ranks, and below how much longer it takes than its ideal.
 
     The description has `bars`, each with ranks, parts, lost, total, ideal and net in ms, and
     `names`, the causes in the order in which they are stacked.
     """
-    figure = Figure()
     above, below = figure.subplots(2, sharex=True, height_ratios=(1.75, 1.35))
     bars, places = spec["bars"], range(len(spec["bars"]))
+    diamond: Any = {"color": INK, "marker": "D", "markersize": 4.5, "markerfacecolor": "none"}
+    # An interval that is wider than twice the largest sum would leave the bars no room.
+    most = 2.0 * max(bar["net"] or 0.0 for bar in bars)
     _title(above, spec["ylabel"])
     _title(below, spec["lost_label"])
     for cause, title in spec["names"].items():
@@ -521,10 +497,6 @@ def stacks(spec: Spec, source: str) -> Canvas:
             formats.trimmed(bar["total"]), (x, top), xytext=(0, 2), textcoords="offset points",
             ha="center", fontsize=SMALL_PT,
         )  # fmt: skip
-    # An interval that is wider than twice the largest sum would leave the bars no room.
-    most = 2.0 * max(bar["net"] or 0.0 for bar in bars)
-    diamond: Any = {"color": INK, "marker": "D", "markersize": 4.5, "markerfacecolor": "none"}
-    for x, bar in enumerate(bars):
         if bar["net"] is not None:
             ends = [min(end, most) for end in bar["net_interval"] or ()]
             below.plot([x] * len(ends), ends, color=INK, linewidth=1, marker="_", markersize=5)
@@ -536,17 +508,16 @@ def stacks(spec: Spec, source: str) -> Canvas:
         axes.margins(y=0.12)
         axes.tick_params(axis="x", length=0)
         axes.grid(visible=False, axis="x")
-    _round_marks(above.yaxis)
-    _round_marks(below.yaxis)
+        _round_marks(axes.yaxis)
     below.set_xlim(-0.6, len(bars) - 0.4)
     names = [str(bar["ranks"]) for bar in bars]
     below.set_xticks(places, kept_labels(below, places, names))
     below.set_xlabel(spec["xlabel"])
-    return _finish(figure, spec, source, 4.1, marks)
+    return 4.1, marks
 
 
 def _stack(axes: Axes, spec: Spec, name: str) -> list[Mark]:
-    """Draw the bars; a cause that takes or loses nothing has none."""
+    """Draw the bars; a cause without time has no bar."""
     marks = []
     for x, bar in enumerate(spec["bars"]):
         foot = 0.0
@@ -560,20 +531,19 @@ def _stack(axes: Axes, spec: Spec, name: str) -> list[Mark]:
     return marks
 
 
-def grid(spec: Spec, source: str) -> Canvas:
+def grid(figure: Figure, spec: Spec) -> Drawn:
     """Draw ratios of settings over sizes as a table of tinted cells, which reads without colours.
 
     The description has `rows`, `columns` and `cells`, each None or ratio, interval and is_shown.
     """
-    figure, axes = _rows(spec, spec["rows"])
+    axes = _rows(figure, spec, spec["rows"])
     columns = spec["columns"]
     marks = []
     for y, row in enumerate(spec["cells"]):
         for x, cell in enumerate(row):
             if cell is None:
                 continue
-            # The farther from 1, the stronger; a ratio of two, or of a half, has the full tint,
-            # on which text keeps a contrast of 4.5.
+            # A ratio of 2, or of 1/2, has the full tint, on which text keeps a contrast of 4.5.
             strength = min(abs(math.log2(cell["ratio"])), 1.0)
             axes.add_patch(Rectangle(
                 (x - 0.48, y - 0.46), 0.96, 0.92, linewidth=0, alpha=round(8 * strength) / 16,
@@ -593,31 +563,59 @@ def grid(spec: Spec, source: str) -> Canvas:
     axes.tick_params(length=0)
     axes.grid(visible=False)
     axes.spines[["left", "bottom"]].set_visible(False)
-    return _finish(figure, spec, source, ROWS_IN + 0.29 * len(spec["rows"]), marks)
+    return ROWS_IN + 0.29 * len(spec["rows"]), marks
 
 
-KINDS: dict[str, Callable[[Spec, str], Canvas]] = {
+def roofline(figure: Figure, spec: Spec) -> Drawn:
+    """Draw `points` of kernels (label, precision, x in FLOP per byte, y in TFLOP/s) under peaks.
+
+    The description also has `peaks`, precision -> TFLOP/s, and `tb_per_s` of the memory.
+    """
+    axes = figure.subplots()
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    peaks, slope = spec["peaks"], spec["tb_per_s"]
+    bends = [peak / slope for peak in peaks.values()]
+    places = [*bends, *(point["x"] for point in spec["points"])]
+    low, high = min(places) / 4, max(places) * 4
+    colours = dict(zip(peaks, SERIES_COLOURS, strict=False))
+    for (precision, peak), bend in zip(peaks.items(), bends, strict=True):
+        roof: Any = LIMIT | {"color": colours[precision]}
+        label = f"{precision}, at most {formats.number(peak)} TFLOP/s"
+        axes.plot([low, bend, high], [low * slope, peak, peak], **roof, label=label)
+    marks = []
+    for number, point in enumerate(spec["points"], start=1):
+        x, y = point["x"], point["y"]
+        axes.plot([x], [y], marker="o", markersize=5.5, color=colours[point["precision"]])
+        axes.annotate(f"  {number}", (x, y), fontsize=SMALL_PT, va="top")
+        rate = f"{formats.number(y)} TFLOP/s at {formats.number(x)} FLOP per byte"
+        marks.append(Mark(axes, x, y, f"{number}, {point['label']}: {rate}"))
+    _title(axes, spec["ylabel"])
+    axes.set_xlabel(spec["xlabel"])
+    axes.minorticks_off()
+    return CURVE_IN, marks
+
+
+KINDS: dict[str, Callable[[Figure, Spec], Drawn]] = {
     "curve": curves, "band": bands, "category": dots, "change": changes, "stack": stacks,
-    "grid": grid,
+    "grid": grid, "roofline": roofline,
 }  # fmt: skip
 
 
-DOTS_PER_IN = 200
-POINTS_PER_IN = 72
-# Of the place that answers a pointer, in points.
+DOTS_PER_IN, POINTS_PER_IN = 200, 72
+# Radius in which a place reacts to the pointer.
 REACH_PT = 7
 
 
 def draw(spec: Spec, source: str = "") -> str:
     """Return a figure as an SVG element for HTML, with a title and a description.
 
-    The element shows the figure; its basis lies below what is shown, in reach of `data-saved`, the
-    view box of a figure that is saved alone.
+    Its basis lies below the view box; `data-saved` is the view box that holds both.
     """
     with mpl.rc_context(STYLE):
-        canvas = KINDS[spec["kind"]](spec, source)
+        canvas = _canvas(spec, source)
         svg = _svg(canvas)
-    # Inside HTML the parser knows the namespaces; group ids would repeat between figures.
+    # HTML needs no namespaces, and group ids would repeat between figures.
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)
     svg = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", svg)
     for colour, variable in VARIABLES.items():
@@ -635,7 +633,7 @@ def draw(spec: Spec, source: str = "") -> str:
         svg[svg.index(">") + 1 : svg.rindex("</svg>")],
         "<g>",
     ]
-    # Places without a colour say their value on hover, with no script.
+    # Invisible places show their value under the pointer, without a script.
     for mark in canvas.marks:
         x, y = mark.axes.transData.transform((mark.x, mark.y))
         scale = POINTS_PER_IN / canvas.figure.get_dpi()
@@ -646,10 +644,10 @@ def draw(spec: Spec, source: str = "") -> str:
     return "\n".join([*filter(None, parts), "</g></svg>\n"])
 
 
-def saved(spec: Spec, source: str, kind: Format) -> bytes:
+def save(spec: Spec, source: str, kind: Format) -> bytes:
     """Return a figure as the bytes of a file, its basis below it."""
     with mpl.rc_context(STYLE):
-        canvas = KINDS[spec["kind"]](spec, source)
+        canvas = _canvas(spec, source)
         canvas.figure.set_facecolor("#ffffff")
         if kind == "svg":
             start, _, body = _svg(canvas).partition(">")
@@ -667,21 +665,18 @@ def saved(spec: Spec, source: str, kind: Format) -> bytes:
 
 
 def write(page: Mapping[str, Any], folder: Path, formats: Sequence[Format] = FORMATS) -> list[Path]:
-    """Write every figure of a page as files named by its id; return them, in the page's order.
-
-    The folder is made where it is not there. The same data give the same bytes.
-    """
+    """Write every figure of a page as files named by its id; return them, in the page's order."""
     folder.mkdir(parents=True, exist_ok=True)
     made = []
     for spec in (figure for section in page["sections"] for figure in section["figures"]):
         for kind in formats:
             made.append(folder / f"{spec['id']}.{kind}")
-            write_atomically(made[-1], saved(spec, page["source"], kind))
+            write_atomically(made[-1], save(spec, page["source"], kind))
     return made
 
 
 def _svg(canvas: Canvas) -> str:
-    """Return the figure as Matplotlib writes it, from <svg on, without its list of addresses."""
+    """Return the figure as Matplotlib writes it, from <svg on, without its metadata."""
     text = io.StringIO()
     canvas.figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     svg = text.getvalue()

@@ -14,26 +14,24 @@ from markupsafe import Markup
 
 from lockstep import content
 from lockstep.core import files
-from lockstep.report.words import escapes
+from lockstep.report.words import lines
 
-# By this line in its head a page is known as a report that may be made anew.
+# A page with this line in its head is a report, and may be replaced.
 MARK = '<meta name="generator" content="lockstep report">'
 COMPARED = '<meta name="generator" content="lockstep compare">'
 ORIGIN_LABELS = {"measured": "measured", "cited": "cited, not measured", "target": "target"}
 
 
 def html(data: dict[str, Any], mark: str = MARK) -> str:
-    """Return the page for what `lockstep.report.page.content_of_page.page` made.
+    """Return the page of the data that `lockstep.report.page.content_of_page.page` makes.
 
-    Text is escaped by the template; only figures, drawn here, and our own style and script enter as
-    they are. The page allows no script but the one whose hash it names.
+    The template escapes all text but figures, style and script; only that script may run.
     """
     template = environment().get_template("report.html.j2")
     specs = [spec for part in data["sections"] for spec in part["figures"]]
     specs += [data["figure"]] if data["figure"] else []
     figures = {}
-    if specs:
-        # Matplotlib takes a second to import, and a page without figures does not need it.
+    if specs:  # importing Matplotlib takes a second
         from lockstep.report.page.figures import draw
 
         # A figure escapes its own text.
@@ -47,22 +45,18 @@ def html(data: dict[str, Any], mark: str = MARK) -> str:
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
         labels=ORIGIN_LABELS,
-        embedded=embedded(data["data"]),
-        escapes=escapes.tables(),
+        embedded=embed(data["data"]),
+        escapes=lines.tables(),
     )
 
 
 def refuse_foreign(target: Path, force: bool, option: str, mark: str = MARK) -> None:
-    """Refuse to replace a page that its command has not made.
-
-    Raises:
-        ValueError: There is a folder, or a page without the mark.
-    """
+    """Raise ValueError if the target is a folder, or a page that its command did not write."""
     if target.is_dir():
         raise ValueError(f"{target} is a folder; name the page in it, as {target / 'report.html'}")
     if force or not target.exists():
         return
-    with files.opened(target, sys.maxsize) as page:
+    with files.open_file(target, sys.maxsize) as page:
         if mark.encode() in page.read(2048):
             return
     made = "comparison" if mark == COMPARED else "report"
@@ -70,27 +64,23 @@ def refuse_foreign(target: Path, force: bool, option: str, mark: str = MARK) -> 
 
 
 def write(data: dict[str, Any], target: Path, mark: str = MARK) -> None:
-    """Write the page.
-
-    Raises:
-        ValueError: There is no folder for it.
-    """
+    """Write the page; raise ValueError if there is no folder for it."""
     if not target.parent.is_dir():
         raise ValueError(f"{target.parent}: no such folder to write the report to")
-    # A name of a file may hold bytes, and so letters, that UTF-8 has not.
+    # A name of a file may hold bytes that are no UTF-8.
     files.write_atomically(target, html(data, mark).encode("utf-8", "backslashreplace"))
 
 
-def embedded(data: dict[str, Any]) -> str:
-    """Return data as JSON, packed by gzip and written in base64, as the page's script reads it."""
+def embed(data: dict[str, Any]) -> str:
+    """Return data as JSON, gzipped and in base64, for the page's script."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    # Without the time of day, so that equal data give equal pages.
+    # Without a time stamp, so that equal data give equal pages.
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode("ascii")
 
 
 @lru_cache(maxsize=1)
 def environment() -> Environment:
-    """Return the templates of pages: all text is escaped, and nothing may be undefined."""
+    """Return the templates of pages: all text is escaped, and an undefined name is an error."""
     return Environment(
         loader=FileSystemLoader(content.ROOT / "reports" / "templates"),
         autoescape=True,
@@ -101,6 +91,6 @@ def environment() -> Environment:
 
 
 def own(name: str) -> Markup:
-    """Return a file of ours that enters the page as it is."""
+    """Return a file of the templates that enters the page unchanged."""
     text = (content.ROOT / "reports" / "templates" / name).read_text(encoding="utf-8")
     return Markup(text)  # noqa: S704, since it is our own file

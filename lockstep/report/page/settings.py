@@ -1,6 +1,6 @@
 """The panels of studies that compare settings: precision, bucket size, loader, sensitivity.
 
-Their figures are ratios over all sizes where there are several, and one size's rates otherwise.
+With several sizes, figures show ratios over all sizes; otherwise rates of the only size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,18 +8,19 @@ from itertools import groupby, islice
 from statistics import geometric_mean, median
 
 from lockstep.core import formats
-from lockstep.core.formats import counted, number, ratio, ratio_span
-from lockstep.core.studies import ON_REQUEST, TITLES
+from lockstep.core.formats import counted, number, ratio
+from lockstep.core.studies import BUCKETS, CROSSED, LOADERS, ON_REQUEST, TITLES
 from lockstep.report.compute import alternatives
-from lockstep.report.compute.alternatives import Cases, Grid, Key, varied
+from lockstep.report.compute.alternatives import Cases, Grid, Key, find_varied
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import ratio_interval
 from lockstep.report.page import parts
 from lockstep.report.page.parts import MAX_TABLES, Figure, Panel, Table, absolute, table
+from lockstep.report.words.names import factors_text
 
-# The loss of throughput against the best that a smaller number of workers may cost.
+# The share of the best throughput that fewer workers may lose.
 KNEE = 0.05
-# A table of more settings is left to its workload.
+# Most settings of a table that workloads share.
 MAX_JOINED = 15
 
 Group = tuple[Key, Cases]
@@ -28,56 +29,54 @@ Base = tuple[Series, Point] | None
 Member = tuple[Cases, Base]
 
 STARTS = (
-    "First all-reduce: how long after the backward began the first bucket has all of its "
-    "gradients, so that its all-reduce may begin; with a smaller cap that is earlier."
+    "First all-reduce: time from the start of the backward pass until the first bucket has all of "
+    "its gradients, so that its all-reduce may begin; a smaller cap makes it earlier."
 )
 WAITS = (
-    "Step waits: the share of a training step of resnet18 on batches of the loader that the same "
-    "step on one batch in memory does not have."
+    "Step waits: share of a training step of resnet18 that waits for the loader, compared with "
+    "the same step on one batch in memory."
 )
 
 
 def settings_panel(study: str, series: list[Series]) -> Panel:
     """Return the panel of a study whose cases are settings to choose from."""
-    made = parts.panel(study, TITLES.get(study, study.capitalize()))
     groups = alternatives.groups(study, series)
-    tables = _tables(study, groups)
-    made["tables"] = list(islice(tables, MAX_TABLES))
-    is_cut = next(tables, None) is not None
-    made["figures"], made["notes"] = _figures(study, groups)
-    if study == "bucket":
+    tables = list(islice(_tables(study, groups), MAX_TABLES + 1))
+    figures, notes = _figures(study, groups)
+    sound, lead = alternatives.drop_blocked(groups), []
+    if study in BUCKETS:
         points = [point for curve in series for point in curve.points]
-        made["notes"] += [STARTS] * any(_first_reduce(p) != formats.DASH for p in points)
-        made["notes"] += [
+        notes += [STARTS] * any(_first_reduce(p) != formats.DASH for p in points)
+        notes += [
             f"{workload}: bucket_cap_mb {formats.listed(caps)} gave the same buckets at world size "
             f"{formats.listed(sizes)}, so a difference between them is noise."
             for workload, caps, sizes in alternatives.equal_buckets(series)
         ]
-    sound = alternatives.without_blocked(groups)
-    if study == "sensitivity":
+    if study in CROSSED:
         largest = max(size for (_, size, _), _ in groups)
         for (_, size, _), cases in sound:
             if size == largest and len(cases) > 1:
-                made["lead"].append(_best(cases, size))
-                made["tables"].insert(0, _main_effects(cases, size))
-    if study == "loader":
-        made["lead"] += _knees(sound)
-        made["notes"].append(WAITS)
-    if is_cut or len(made["tables"]) > MAX_TABLES:
-        made["notes"].append(f"Tables show the first {MAX_TABLES} groups; --csv prints all.")
-        made["tables"] = made["tables"][:MAX_TABLES]
-    return made
+                lead.append(_best(cases, size))
+                tables.insert(0, _main_effects(cases, size))
+    if study in LOADERS:
+        lead, notes = _knees(sound), [*notes, WAITS]
+    if len(tables) > MAX_TABLES:
+        notes.append(f"Tables show the first {MAX_TABLES} groups; --csv prints all.")
+    return parts.panel(
+        study, TITLES.get(study, study.capitalize()), lead=lead, tables=tables[:MAX_TABLES],
+        figures=figures, notes=notes,
+    )  # fmt: skip
 
 
-def requested(study: str, series: Sequence[Series]) -> list[Table]:
-    """Return the settings of a step beside one another, time and memory, where they vary."""
+def requested_tables(study: str, series: Sequence[Series]) -> list[Table]:
+    """Return tables that compare settings of a step by time and memory; empty if none varies."""
     if not any(len({str(curve.row.factors.get(n)) for curve in series}) > 1 for n in ON_REQUEST):
         return []
-    tables = _tables(study, alternatives.groups(study, series), with_others=False)
-    return list(islice(tables, MAX_TABLES))
+    tables = _tables(study, alternatives.groups(study, series))
+    return list(islice((made for made in tables if "group" not in made), MAX_TABLES))
 
 
-def _tables(study: str, groups: Sequence[Group], with_others: bool = True) -> Iterator[Table]:
+def _tables(study: str, groups: Sequence[Group]) -> Iterator[Table]:
     """Yield the tables of the largest size, then those of the others, folded by workload.
 
     Workloads that vary the same factors share a table, the table of most workloads first.
@@ -87,10 +86,10 @@ def _tables(study: str, groups: Sequence[Group], with_others: bool = True) -> It
     joined: dict[tuple[str, ...], list[Member]] = {}
     for ((_, size, _), cases), base in both:
         if size == largest:
-            # What cases must agree in to share a table: unit, layout and factors.
-            curve, names = cases[0][0], varied(cases)
+            # Cases share a table if they agree in unit, layout and factors.
+            curve, names = cases[0][0], find_varied(cases)
             same = {n: str(value) for n, value in curve.row.factors.items() if n not in names}
-            workload = "" if names else curve.row.workload  # it is all that names a lone case
+            workload = "" if names else curve.row.workload  # a lone case has no other name
             key = (curve.row.sample_unit, curve.layout, workload, *names,
                    str(same | {"workload": ""}), str(base is None))  # fmt: skip
             joined.setdefault(key, []).append((cases, base))
@@ -98,40 +97,38 @@ def _tables(study: str, groups: Sequence[Group], with_others: bool = True) -> It
         fits = sum(len(cases) for cases, _ in members) <= MAX_JOINED
         for some in [members] if fits else [[member] for member in members]:
             yield _category_table(study, some, largest)
-    for ((workload, size, _), cases), base in both if with_others else ():
+    for ((workload, size, _), cases), base in both:
         if size != largest:
-            one = _category_table(study, [(cases, base)], size)
-            yield one | {"folded": True, "group": f"{workload} at other sizes"}
+            made = _category_table(study, [(cases, base)], size)
+            yield made | {"folded": True, "group": f"{workload} at other sizes"}
 
 
 def _category_table(study: str, members: Sequence[Member], world_size: int) -> Table:
-    """Return the settings of one size, of one workload or of several."""
     cases = [case for own, _ in members for case in own]
     first = cases[0][0]
-    names = varied(members[0][0]) or list(first.row.factors)[:1]
-    several, is_bucket = len(members) > 1, study == "bucket"
+    names = find_varied(members[0][0]) or list(first.row.factors)[:1]
+    several, is_bucket = len(members) > 1, study in BUCKETS
     texts = [*["Workload"] * several, *names, *["Buckets (MB)"] * is_bucket]
-    columns = parts.cells("Launches", "Step time (ms)", "95 % interval (ms)")
-    columns[f"Throughput ({first.row.sample_unit}/s)"] = lambda p: number(
-        p.throughput_samples_per_s
-    )
-    behind: dict[str, parts.Cell] = {
-        "Step waits (%)": lambda p: parts.share(p.rows, "loader_idle"),
-        "First all-reduce (ms)": _first_reduce,
-        **parts.cells("Memory (GB)", parts.FLAGS),
-    }
+    throughput = f"Throughput ({first.row.sample_unit}/s)"
+    times = ("Launches", "Step time (ms)", "95 % interval (ms)")
+    shared = ("Memory (GB)", parts.FLAGS)
     rows = [
         [
             *[curve.row.workload] * several,
             *(str(curve.row.factors.get(name, formats.DASH)) for name in names),
             *[_buckets(point)] * is_bucket,
-            *(cell(point) for cell in columns.values()),
+            *(parts.CELLS[name](point) for name in times), number(point.throughput_samples_per_s),
             *_ratio_cells(point, base[1] if base else None),
-            *(cell(point) for cell in behind.values()),
+            parts.share(point.rows, "loader_idle"), _first_reduce(point),
+            *(parts.CELLS[name](point) for name in shared),
         ]
         for own, base in members
         for curve, point in own
-    ]
+    ]  # fmt: skip
+    note = "No ratio: the setting that others are compared with was not measured at this size."
+    if base := members[0][1]:
+        beside = " of the same workload" if several else f", {absolute(base[1])},"
+        note = f"Ratio of throughput to {_setting(base[0], names)}{beside} at the same world size."
     same = {k: v for k, v in first.row.factors.items() if k not in names}
     fixed = formats.listed(f"{k}={v}" for k, v in same.items() if k != "workload")
     caption = _place(
@@ -139,63 +136,52 @@ def _category_table(study: str, members: Sequence[Member], world_size: int) -> T
     )
     return table(
         f"{caption}, {fixed}" if fixed else caption,
-        [*texts, *columns, "Ratio", "95 % interval", *behind], rows, len(texts),
-        note=_ratio_note([base for _, base in members], names) + _without_effect(cases),
+        [*texts, *times, throughput, "Ratio", "95 % interval", "Step waits (%)",
+         "First all-reduce (ms)", *shared], rows, len(texts),
+        note=note + _without_effect(cases),
         finding=_quickest(members, names),
     )  # fmt: skip
 
 
 def _buckets(point: Point) -> str:
-    """Return the real bucket sizes of a point in MB, equal neighbours counted."""
-    sizes = [number(size / parts.MEGA) for size in point.rows[0].details.get("bucket_bytes") or []]
+    """Return the actual bucket sizes of a point in MB, equal neighbours as a count."""
+    sizes = [number(size / 1e6) for size in point.rows[0].details.get("bucket_bytes") or []]
     runs = [(text, len(list(run))) for text, run in groupby(sizes)]
     return formats.listed((f"{n} \u00d7 {t}" if n > 1 else t for t, n in runs), 5) or formats.DASH
 
 
 def _first_reduce(point: Point) -> str:
-    """Return when the first all-reduce may begin, of a study of buckets, in milliseconds."""
+    """Return the earliest start of the first all-reduce in ms, for the study of buckets."""
     times_s = [row.first_reduce_s for row in point.rows if row.first_reduce_s is not None]
-    is_asked = point.rows[0].study == "bucket"
+    is_asked = point.rows[0].study in BUCKETS
     return number(median(times_s) * parts.MILLI if times_s and is_asked else None)
 
 
 def _ratio_cells(point: Point, base: Point | None) -> list[str]:
-    """Return a ratio with its interval; dashes where none may be given."""
     if base is None or point.blocked_by or base.blocked_by:
         return [formats.DASH, formats.DASH]
-    between = None if point is base else ratio_interval(point.units, base.units)
-    return [ratio(point.rate / base.rate), ratio_span(between)]
-
-
-def _ratio_note(bases: Sequence[Base], names: Sequence[str]) -> str:
-    base = bases[0]
-    if base is None:
-        return "No ratio: the setting that others are compared with was not measured at this size."
-    what = _setting(base[0], names)
-    named = f"{what} of the same workload" if len(bases) > 1 else f"{what}, {absolute(base[1])},"
-    return f"Ratio of throughput to {named} at the same world size."
+    interval = None if point is base else ratio_interval(point.units, base.units)
+    return [ratio(point.rate / base.rate), formats.ratio_span(interval)]
 
 
 def _without_effect(cases: Cases) -> str:
-    """Name the options that could not act here, with the reason and in how many settings."""
+    """Return the options without effect here, why, and in how many settings."""
     options: dict[str, dict[str, None]] = {}
-    settings: dict[str, int] = {}
-    for _, point in cases:
+    settings: dict[str, set[int]] = {}
+    for index, (_, point) in enumerate(cases):
         ignored = point.rows[0].details.get("ignored")
-        reasons = {n: str(why) for n, why in ignored.items()} if isinstance(ignored, dict) else {}
-        for name, why in reasons.items():
-            options.setdefault(why, {})[str(name)] = None
-        for why in set(reasons.values()):
-            settings[why] = settings.get(why, 0) + 1
+        for name, why in ignored.items() if isinstance(ignored, dict) else ():
+            options.setdefault(str(why), {})[str(name)] = None
+            settings.setdefault(str(why), set()).add(index)
     return "".join(
-        f" Without effect in {settings[why]} of {counted(len(cases), 'setting')}, since {why}: "
-        f"{formats.listed(names)}."
+        f" Without effect in {len(settings[why])} of {counted(len(cases), 'setting')}, since "
+        f"{why}: {formats.listed(names)}."
         for why, names in options.items()
     )
 
 
 def _quickest(members: Sequence[Member], names: Sequence[str]) -> str:
-    """Name the quickest setting of each workload; empty where none may be compared."""
+    """Return the quickest setting of each workload; empty if none can be compared."""
     sound = [[case for case in own if not case[1].blocked_by] for own, _ in members]
     several = [own for own in sound if len(own) > 1]
     best = [max(own, key=lambda case: case[1].rate)[0] for own in several]
@@ -211,24 +197,24 @@ def _num_equal(cases: Cases) -> int:
 
 
 def _place(series: Series, world_size: int, what: str = "") -> str:
-    """Return workload and ranks of settings that are compared, and their layout if not the main."""
+    """Return workload and ranks of compared settings, and their layout if not the main one."""
     beside = f", {series.layout}" if series.layout else ""
     return f"{what or series.row.workload} on {counted(world_size, 'rank')}{beside}"
 
 
 def _setting(series: Series, names: Sequence[str]) -> str:
-    return ", ".join(f"{name}={series.row.factors.get(name)}" for name in names) or series.label
+    return factors_text({name: series.row.factors.get(name) for name in names}) or series.label
 
 
 def _knees(groups: Sequence[Group]) -> list[str]:
-    """Name the least number of workers that comes close to the best, per data set and size."""
+    """Return the fewest workers that come close to the best, by data set and size."""
     sentences = []
     for (_, world_size, _), cases in groups:
-        best: dict[int, Point] = {}  # of each number of workers, over all other options
+        best: dict[int, Point] = {}  # number of workers -> best point over all other options
         for curve, point in cases:
             num = curve.row.factors.get("num_workers")
-            if isinstance(num, int) and (num not in best or point.rate > best[num].rate):
-                best[num] = point
+            if isinstance(num, int):
+                best[num] = max(best.get(num, point), point, key=lambda p: p.rate)
         if len(best) < 2:
             continue
         top = max(point.rate for point in best.values())
@@ -246,23 +232,22 @@ def _best(cases: Cases, world_size: int) -> str:
     start = "Fastest as measured" if equal else "Best setting"
     beside = f"; {counted(equal, 'other')} statistically tied" if equal else ""
     return (
-        f"{start} of {len(cases)} for {_place(best, world_size)}: {_setting(best, varied(cases))}, "
-        f"{absolute(point)}{beside}."
+        f"{start} of {len(cases)} for {_place(best, world_size)}: "
+        f"{_setting(best, find_varied(cases))}, {absolute(point)}{beside}."
     )
 
 
 def _main_effects(cases: Cases, world_size: int) -> Table:
     rows = []
-    for name in varied(cases):
+    for name in find_varied(cases):
         levels: dict[str, list[float]] = {}
         for curve, point in cases:
             levels.setdefault(str(curve.row.factors.get(name)), []).append(point.rate)
-        means = {level: geometric_mean(rates) for level, rates in levels.items()}
-        first = next(iter(means.values()))
-        rows += [
-            [name, level, str(len(levels[level])), number(mean), f"{100 * (mean / first - 1):+.1f}"]
-            for level, mean in means.items()
-        ]
+        first = geometric_mean(next(iter(levels.values())))
+        for level, rates in levels.items():
+            mean = geometric_mean(rates)
+            effect = f"{100 * (mean / first - 1):+.1f}"
+            rows.append([name, level, str(len(rates)), number(mean), effect])
     best = max(cases, key=lambda case: case[1].rate)[0]
     return table(
         f"Main effects, {_place(best, world_size)}",
@@ -272,21 +257,20 @@ def _main_effects(cases: Cases, world_size: int) -> Table:
     )  # fmt: skip
 
 
-# Sizes from which on a study has a grid; of fewer, each has a figure with intervals.
+# Fewest sizes for a grid; with fewer, each size has a figure with intervals.
 GRID_FROM = 3
 MAX_FIGURES = 2
 MAX_ITEMS, MAX_GRID_ROWS, MAX_GRID_COLUMNS = 12, 16, 12
 
 
 def _figures(study: str, groups: Sequence[Group]) -> tuple[list[Figure], list[str]]:
-    """Return the figures of a study's settings, and a note on what is not drawn."""
     compare = [(key, cases) for key, cases in groups if len(cases) > 1]
     if len({size for (_, size, _), _ in compare}) >= GRID_FROM:
         grids = alternatives.grids(study, compare)
         made = [_grid(study, index, grid) for index, grid in enumerate(grids[:MAX_FIGURES])]
         count = len(grids)
     else:
-        # The largest size first: it is what a campaign was made for.
+        # The largest size first, since campaigns are made for it.
         compare.sort(key=lambda item: -item[0][1])
         made = [_rates(study, i, key[1], c) for i, (key, c) in enumerate(compare[:MAX_FIGURES])]
         count = len(compare)
@@ -300,21 +284,19 @@ def _grid(study: str, index: int, grid: Grid) -> Figure:
     rows, sizes = list(grid.cells)[:MAX_GRID_ROWS], grid.sizes[-MAX_GRID_COLUMNS:]
     cells = [[grid.cells[row].get(size) for size in sizes] for row in rows]
     names = ", ".join(grid.names)
-    reference = ", ".join(
-        f"{name}={value}" for name, value in zip(grid.names, grid.reference, strict=False)
-    )
+    reference = factors_text(dict(zip(grid.names, grid.reference, strict=False)))
     described = "; ".join(
         f"{', '.join(row)}: "
         + ", ".join(f"{ratio(c.ratio)} at {s}" for c, s in zip(each, sizes, strict=True) if c)
         for row, each in zip(rows, cells, strict=True)
     )
-    left_out = len(grid.cells) - len(rows), len(grid.sizes) - len(sizes)
     note = (
-        f"Throughput over that of {reference} at the same size. Bold: its 95 % interval leaves "
+        f"Throughput over that of {reference} at the same size. Bold: the 95 % interval leaves "
         "out 1. Blue: quicker, orange: slower."
     )
-    if any(left_out):
-        note += f" Not drawn: {left_out[0]} settings, {left_out[1]} smaller sizes."
+    num_rows, num_sizes = len(grid.cells) - len(rows), len(grid.sizes) - len(sizes)
+    if num_rows or num_sizes:
+        note += f" Not drawn: {num_rows} settings, {num_sizes} smaller sizes."
     return {
         "kind": "grid", "id": f"{study}-{index}", "note": note,
         "title": f"{TITLES.get(study, study)}: {curve.row.workload}{beside}, all sizes",
@@ -328,8 +310,7 @@ def _grid(study: str, index: int, grid: Grid) -> Figure:
 
 
 def _rates(study: str, index: int, world_size: int, cases: Cases) -> Figure:
-    """Return the throughput of the settings of one size, with intervals."""
-    names = alternatives.independent(alternatives.varied(cases), cases)
+    names = alternatives.independent(alternatives.find_varied(cases), cases)
     first = cases[0][0]
     items = [
         {

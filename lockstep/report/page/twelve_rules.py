@@ -1,8 +1,7 @@
-"""The twelve rules of Hoefler and Belli as a checklist that the results fill in themselves.
+"""The twelve rules of Hoefler and Belli as a checklist, each judged from the results at hand.
 
 Torsten Hoefler and Roberto Belli, "Scientific Benchmarking of Parallel Computing Systems", SC15,
-doi 10.1145/2807591.2807644. The rules stand here in our words; whether each is held is read off
-the results at hand, so a report may well say that some are not.
+doi 10.1145/2807591.2807644.
 """
 
 import math
@@ -13,33 +12,31 @@ from typing import Literal, NamedTuple
 
 from lockstep.core.formats import DASH, counted, listed, size_of
 from lockstep.core.metrics import NOTABLE
-from lockstep.core.studies import LADDERS, OTHER, TRAINING
+from lockstep.core.studies import LADDERS, OTHER, SWEEPS, TRAINING
 from lockstep.report.check.curve_rules import WIDEST_STEP
 from lockstep.report.compute.alternatives import factor_ladders
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.results import Results
 from lockstep.report.page import facts
 from lockstep.report.page.collective_tables import message_bytes
-from lockstep.report.page.parts import Panel, absolute, baseline_text, panel, table
+from lockstep.report.page.parts import MIN_JOINED, Panel, absolute, baseline_text, panel, table
 
 State = Literal["held", "not held", "does not apply"]
-# Fewer launches show a departure from the normal distribution only where it is gross.
+# With fewer launches only a gross departure from the normal distribution would show.
 FEWEST_VALUES = 8
 # 5 % point of Anderson and Darling's statistic with mean and variance estimated (D'Agostino and
 # Stephens, Goodness-of-Fit Techniques, 1986, table 4.7).
 CRITICAL = 0.752
-# So many points or more are joined by a line, see `MIN_JOINED` of `lockstep.report.page.figures`.
-JOINED = 3
 # Messages further apart than nccl-tests' sweeps by 2 or 4 leave the curve between them unknown.
 WIDEST_SWEEP = 4
-# Facts without which nobody could set the measurement up again.
+# Facts that are needed to repeat the measurement.
 SETUP = ("torch", "device_names", "ranks", "environment")
 MARKS: dict[State, str] = {"held": "\u2713", "not held": "\u2717", "does not apply": DASH}
 Verdict = tuple[bool | None, str]
 
 
-class Kept(NamedTuple):
-    """One rule, whether it is held, and what in the results says so."""
+class Checked(NamedTuple):
+    """A rule, whether it is held, and the evidence."""
 
     number: int
     rule: str
@@ -47,43 +44,42 @@ class Kept(NamedTuple):
     evidence: str
 
 
-def checklist(results: Results, series: Sequence[Series]) -> list[Kept]:
-    """Return the twelve rules with what the results say of each."""
+def checklist(results: Results, series: Sequence[Series]) -> list[Checked]:
+    """Return the twelve rules, each with its state in these results."""
     measured = [p for curve in series if curve.row.origin == "measured" for p in curve.points]
-    compared = [curve for curve in series if len(curve.points) > 1 and curve.is_compared]
-    compared = [curve for curve in compared if curve.row.study != OTHER]
+    compared = [
+        curve for curve in series
+        if len(curve.points) > 1 and curve.is_compared and curve.row.study != OTHER
+    ]  # fmt: skip
     # Programs with ratios over a factor.
     over = [ladder for ladder in factor_ladders(series) if not ladder.is_blocked]
-    ratios = [p.speedup_interval for one in compared for p in one.points if p is not one.base]
-    ratios += [r.speedup_interval for one in over for r in one.rungs if r is not one.base]
+    ratios = [p.speedup_interval for curve in compared for p in curve.points if p is not curve.base]
+    ratios += [point.speedup_interval for ladder in over for point in ladder.points[1:]]
 
-    # 1 and 7: what ratios are relative to, and whether they have intervals.
-    bases = dict.fromkeys([
-        *map(baseline_text, compared),
-        *(f"{one.factor}={one.base.value:g} at {absolute(one.base.point)}" for one in over),
-    ])  # fmt: skip
+    # Rules 1 and 7: what ratios are relative to, and whether they have intervals.
+    bases = dict.fromkeys(map(baseline_text, compared))
+    bases |= dict.fromkeys(f"{each.factor}={each.value(each.base):g} at {absolute(each.base)}"
+                           for each in over)  # fmt: skip
     num_ratios = counted(len(ratios), "ratio")
     relative = f"{num_ratios} relative to {listed(bases, 3)}"
     base: Verdict = True, f"{relative}; the base runs the same parallel program"
     if cited := [curve for curve in compared if curve.row.origin != "measured"]:
-        base = (
-            False,
-            (
-                f"{relative}; {counted(len(cited), 'cited table')}: whether the base is the serial "
-                "program or one rank of the parallel one is not said"
-            ),
-        )
+        base = False, (
+            f"{relative}; {counted(len(cited), 'cited table')} without saying whether the base "
+            "is the serial program or one rank of the parallel program"
+        )  # fmt: skip
     known = sum(map(bool, ratios))
-    means = "by construction: rates of {} are work over the median time, costs follow from the "
-    means += "arithmetic mean; no rate is averaged"
+    means = (
+        f"by construction: each rate of {counted(len(measured), 'point')} is work / median time, "
+        "each cost uses the arithmetic mean; no rate is averaged"
+    )
     no_ratio: Verdict = None, "no ratio is given"
     verdicts: list[tuple[str, Verdict]] = [
         ("Say what a speed-up is relative to, in absolute terms", base if ratios else no_ratio),
-        ("Give the reason where a part was left out", _left_out(results)),
+        ("Give the reason for each part that was left out", _left_out(results)),
         (
             "Average costs arithmetically, rates harmonically",
-            (True, means.format(counted(len(measured), "point")))
-            if measured else (None, "nothing was averaged here"),
+            (True, means) if measured else (None, "nothing was averaged here"),
         ),
         (
             "Do not average ratios",
@@ -91,14 +87,14 @@ def checklist(results: Results, series: Sequence[Series]) -> list[Kept]:
             if ratios else no_ratio,
         ),
         (
-            "Give an interval with what varies",
+            "Give an interval for each value that varies",
             _share(measured, lambda p: p.rate_interval, "{} with a 95 % interval over launches",
                    "nothing was measured here"),
         ),
-        ("Do not take noise for normal unchecked", _normality(series, bool(measured))),
+        ("Check that noise is normal before assuming it", _normality(series, bool(measured))),
         (
             "Compare by intervals or tests, not bare numbers",
-            (known == len(ratios), f"{known} of {num_ratios} with an interval that holds the "
+            (known == len(ratios), f"{known} of {num_ratios} with an interval that includes the "
              "baseline's uncertainty") if ratios else (None, "nothing is compared"),
         ),
         (
@@ -107,7 +103,7 @@ def checklist(results: Results, series: Sequence[Series]) -> list[Kept]:
                 [point for point in measured if point.mean_over_median is not None],
                 lambda p: abs((p.mean_over_median or 1) - 1) <= NOTABLE,
                 f"the mean step lies within {100 * NOTABLE:.0f} % of the median at {{}}; least and "
-                "largest are kept beside both", "no steps were timed here",
+                "largest step are kept, too", "no steps were timed here",
             ),
         ),
         ("Record all factors and the whole setup", _setup(results, measured)),
@@ -116,74 +112,74 @@ def checklist(results: Results, series: Sequence[Series]) -> list[Kept]:
             "Show upper bounds of performance",
             _share(
                 [point for point in measured if point.rows[0].study in TRAINING],
-                lambda p: any(row.mfu is not None for row in p.rows),
-                "ideal scaling is drawn; " * any(one.row.study in LADDERS for one in compared)
+                lambda p: p.mfu is not None,
+                "ideal scaling is drawn; " * any(curve.row.study in LADDERS for curve in compared)
                 + "the peak of the device is known at {}", "no training step was measured here",
             ),
         ),
         (
-            "Draw what supports the reading; join points only where that means something",
+            "Draw what supports the text; join points only if the line has a meaning",
             _lines(
                 measured,
-                [(one.label, "ranks", [p.world_size for p in one.points]) for one in compared]
-                + [(one.label, one.factor, [r.value for r in one.rungs]) for one in over],
+                [(each.label, "ranks", [p.world_size for p in each.points]) for each in compared]
+                + [(each.label, each.factor, [*map(each.value, each.points)]) for each in over],
             ),
         ),
     ]  # fmt: skip
     states: dict[bool | None, State] = {True: "held", False: "not held", None: "does not apply"}
     return [
-        Kept(number, rule, states[held], evidence)
+        Checked(number, rule, states[held], evidence)
         for number, (rule, (held, evidence)) in enumerate(verdicts, start=1)
     ]
 
 
 def twelve_panel(results: Results, series: Sequence[Series]) -> Panel:
     """Return the checklist as a panel of the report."""
-    kept = checklist(results, series)
-    counts = {state: sum(one.state == state for one in kept) for state in ("held", "not held")}
+    rules = checklist(results, series)
+    held, broken = (sum(rule.state == state for rule in rules) for state in ("held", "not held"))
+    text = f"{held} held, {broken} not"
     lead = (
         "Hoefler and Belli's rules for reporting the performance of parallel computers (SC15, doi "
-        "10.1145/2807591.2807644) in our words, each beside what these results say of it: "
-        f"{counts['held']} held, {counts['not held']} not, "
-        f"{len(kept) - sum(counts.values())} without a case here."
+        "10.1145/2807591.2807644) in our words, each with the evidence of these results: "
+        f"{text}, {len(rules) - held - broken} that do not apply."
     )
     rows = [
-        [f"{one.number}. {one.rule}", f"{MARKS[one.state]} {one.state}", one.evidence]
-        for one in kept
+        [f"{each.number}. {each.rule}", f"{MARKS[each.state]} {each.state}", each.evidence]
+        for each in rules
     ]
-    text = f"{counts['held']} held, {counts['not held']} not"
-    rules = table("Rules and their evidence", ("Rule", "State", "Evidence"), rows, 3, finding=text)
-    return panel("twelve-rules", "Twelve rules of reporting", lead=[lead], tables=[rules])
+    made = table("Rules and their evidence", ("Rule", "State", "Evidence"), rows, 3, finding=text)
+    return panel("twelve-rules", "Twelve rules of reporting", lead=[lead], tables=[made])
 
 
 def _share(
     points: Sequence[Point], holds: Callable[[Point], object], text: str, empty: str
 ) -> Verdict:
-    """Return whether all points hold, and in the text how many of how many."""
-    count = sum(bool(holds(point)) for point in points)
+    """Return whether a condition holds at all points, and a text with the number of points."""
     if not points:
         return None, empty
+    count = sum(bool(holds(point)) for point in points)
     return count == len(points), text.format(f"{count} of {counted(len(points), 'point')}")
 
 
 def _left_out(results: Results) -> Verdict:
     if not results.launches:
         return None, "nothing was planned here"
-    gaps = facts.gaps(results)
     unexplained = facts.gaps(results, lambda gap: not gap.is_explained)
     lost = [*(what for what, _, _ in unexplained), *map(str, results.unread)]
     if lost:
         return False, f"{counted(len(lost), 'gap')} without a reason, first: {lost[0]}"
-    if gaps:
+    if gaps := facts.gaps(results):
         return True, f"{counted(len(gaps), 'gap')}, each with its reason under Not measured"
     return True, "all that was planned was measured"
 
 
 def _normality(series: Sequence[Series], is_measured: bool) -> Verdict:
-    """Check the log rates of launches, less their point's mean, in deviations of the series.
+    """Check log rates of launches, minus their point's mean, over the deviation of the series.
 
-    A mean of n values takes up 1/n of their variance, which the factor gives back.
+    Subtracting a mean of n values removes 1/n of their variance; a factor restores it.
     """
+    if not is_measured:
+        return None, "no interval is given"
     values: list[float] = []
     for curve in series:
         residuals: list[float] = []
@@ -195,8 +191,6 @@ def _normality(series: Sequence[Series], is_measured: bool) -> Verdict:
         spread = math.sqrt(fmean(value**2 for value in residuals)) if residuals else 0.0
         values += [value / spread for value in residuals if spread]
     count = counted(len(values), "launch")
-    if not is_measured:
-        return None, "no interval is given"
     if len(values) < FEWEST_VALUES:
         return False, (
             f"assumed of the logarithms of rates: {count} at points of 3 or more, too few to check"
@@ -204,7 +198,7 @@ def _normality(series: Sequence[Series], is_measured: bool) -> Verdict:
     statistic = anderson_darling(values)
     sign = "below" if statistic < CRITICAL else "above"
     return statistic < CRITICAL, (
-        f"checked of the logarithms of rates of {count}: Anderson-Darling {statistic:.2f}, {sign} "
+        f"checked for the logarithms of rates of {count}: Anderson-Darling {statistic:.2f}, {sign} "
         f"its 5 % point of {CRITICAL}"
     )
 
@@ -231,27 +225,25 @@ def _setup(results: Results, measured: Sequence[Point]) -> Verdict:
     trained = {row.launch for point in measured for row in point.rows if row.training}
     runs = trained - {launch.name for launch in launches}
     if not (launches or runs):
-        return False, "cited tables tell of their setup only what their source does"
-    full = [launch for launch in launches if all(launch.provenance.get(name) for name in SETUP)]
-    texts = []
-    if launches:
-        texts.append(
-            f"{len(full)} of {counted(len(launches), 'launch')} with versions, devices, ranks and "
-            "environment; factors stand in each case's name"
-        )
-    if runs:
-        texts.append(
-            f"{counted(len(runs), 'training run')} with options and device, and neither versions "
-            "nor environment"
-        )
-    return len(full) == len(launches) and not runs, "; ".join(texts)
+        return False, "cited tables record no more of the setup than their source"
+    full = sum(all(launch.provenance.get(name) for name in SETUP) for launch in launches)
+    complete = (
+        f"{full} of {counted(len(launches), 'launch')} with versions, devices, ranks and "
+        "environment; each case's name has its factors"
+    )
+    partial = (
+        f"{counted(len(runs), 'training run')} with options and device, and neither versions "
+        "nor environment"
+    )
+    text = "; ".join([*[complete] * bool(launches), *[partial] * bool(runs)])
+    return full == len(launches) and not runs, text
 
 
 def _timing(measured: Sequence[Point]) -> Verdict:
     if not measured:
         return None, "nothing was timed here"
     rows = [point.rows[0] for point in measured]
-    # Of these the suite took the time, of all ranks together.
+    # Rows that Lockstep timed over all ranks; programs and plain benchmarks time themselves.
     timed = [row for row in rows if row.study != OTHER and not row.program]
     share = f"{len(timed)} of {counted(len(rows), 'point')}"
     texts = []
@@ -262,28 +254,26 @@ def _timing(measured: Sequence[Point]) -> Verdict:
             "synchronisation; the slowest rank counts"
         )
     if count := sum(bool(row.program) for row in rows):
-        texts.append(
-            f"{counted(count, 'point')} of programs by what they print, or the time of a run"
-        )
+        texts.append(f"{counted(count, 'point')} of programs timed by their output, or as a whole")
     return len(timed) == len(rows), "; ".join(texts) or f"{share} timed here"
 
 
 def _lines(
     measured: Sequence[Point], curves: Sequence[tuple[str, str, Sequence[float]]]
 ) -> Verdict:
-    """Judge lines by how far the values lie apart that they join.
+    """Judge lines by the distance between the values that they join.
 
     A curve is a label, what varies, and the values; a collective's line joins message sizes at the
     largest world size.
     """
-    points = [point for point in measured if point.rows[0].study == "collective"]
+    points = [point for point in measured if point.rows[0].study in SWEEPS]
     largest = max((point.world_size for point in points), default=0)
     sizes: dict[str, set[float]] = {}
     for point in points:
         if point.world_size == largest:
             sizes.setdefault(point.rows[0].workload, set()).add(message_bytes(point))
-    swept = {name: sorted(found) for name, found in sizes.items() if len(found) >= JOINED}
-    drawn = [curve for curve in curves if len(curve[2]) >= JOINED]
+    swept = {name: sorted(own) for name, own in sizes.items() if len(own) >= MIN_JOINED}
+    drawn = [curve for curve in curves if len(curve[2]) >= MIN_JOINED]
     if not (drawn or swept):
         return None, "no line is drawn"
     lines = [(label, f" {noun}", values, WIDEST_STEP) for label, noun, values in drawn]
@@ -292,17 +282,12 @@ def _lines(
         for pair in pairwise(values):
             if pair[1] > widest * pair[0]:
                 small, large = (f"{value:g}" if noun else size_of(value) for value in pair)
-                return False, f"a line leaps from {small} to {large}{noun}: {label}"
-    texts = []
+                return False, f"a line joins {small} and {large}{noun}: {label}"
+    apart = "join {} at most a factor of {:g} apart".format
+    texts = ["launches and intervals are drawn"] if drawn and measured else []
     if drawn:
-        texts += ["launches and intervals are drawn"] if measured else []
-        texts.append(
-            f"lines of {counted(len(drawn), 'curve')} join sizes at most a factor of "
-            f"{WIDEST_STEP:g} apart"
-        )
+        texts.append(f"lines of {counted(len(drawn), 'curve')} {apart('sizes', WIDEST_STEP)}")
     if swept:
-        texts.append(
-            f"those of {counted(len(swept), 'collective')} join messages at most a factor of "
-            f"{WIDEST_SWEEP:g} apart"
-        )
+        count = counted(len(swept), "collective")
+        texts.append(f"those of {count} {apart('messages', WIDEST_SWEEP)}")
     return True, "; ".join(texts)

@@ -1,1 +1,1 @@
-"""Sizes that were not measured, and which measured size to take: `lockstep predict`."""
+"""Predictions of unmeasured sizes, and the size to choose: `lockstep predict`."""

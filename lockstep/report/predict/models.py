@@ -1,27 +1,23 @@
-"""What a ladder's curve tells: the Universal Scalability Law, serial fractions, gains and breaks.
+"""Models of a ladder's curve: the Universal Scalability Law, serial fractions, gains and breaks.
 
 The law is X(p) = gamma p / (1 + alpha (p-1) + beta p (p-1)), with X the throughput at p ranks
 (Gunther, Guerrilla Capacity Planning, 2007). It is fitted by unweighted least squares on the
-throughput, as the R package usl does, so that its published coefficients can be compared. It says
-where throughput would peak. No size is predicted by it: on published ladders the rules of
-`lockstep.report.predict.models` err less.
+throughput, as the R package usl does, so that its published coefficients can be compared. Its only
+use is the size at which throughput would peak: on published ladders the rules below predict better.
+No coefficient is negative; nothing is derived from a coefficient at its bound of zero.
 
-No coefficient is negative. One at its bound of zero was not found in the data: it is called not
-identifiable, and nothing is derived from it.
-
-The rules by which a curve is continued: what a careful engineer would draw with a ruler.
-
-Each goes through the last size measured, p, and gives the throughput X at a larger one, q:
+The rules that continue a curve each go through the last size measured, p, and give the throughput X
+at a larger one, q:
 
     level     efficiency stays as last measured              X(q) = X(p) q/p
-    falling   it goes on falling as between the last two     X(q) = X(p) (q/p)^s
-    halfway   it falls half as fast as that                  X(q) = X(p) (q/p)^((1+s)/2)
+    falling   efficiency falls as between the last two       X(q) = X(p) (q/p)^s
+    halfway   efficiency falls half as fast                  X(q) = X(p) (q/p)^((1+s)/2)
     amdahl    a part of the work is serial                   X(q) = X(p) (a + b/p) / (a + b/q)
 
 s is the slope of log X over log p between the last two sizes, at most 1. a and b, serial and
 parallel time (Amdahl, AFIPS 1967), are fitted to all sizes by non-negative least squares on
 relative residuals. A fifth rule, between, is the straight line of logarithms through the sizes on
-either side of one that was left out.
+either side of one that was not measured.
 """
 
 import bisect
@@ -34,12 +30,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.core.formats import percent, ratio
 from lockstep.report.compute.statistics import CONFIDENCE, Interval, median_rate, t_quantile, welch
 
 Array = NDArray[np.float64]
-# A column of a fit that adds less than this share to the others was not found.
+# A fitted coefficient with a smaller share than this counts as zero.
 LEAST_SHARE = 1e-9
-# Relative changes by which a fit ends.
+# A fit ends at relative changes smaller than this.
 TINY = 1e-14
 COEFFICIENTS = ("alpha", "beta", "gamma")
 
@@ -50,9 +47,8 @@ class Fit:
 
     Attributes:
         coefficients: alpha, beta and gamma; gamma in the unit of the throughput.
-        errors: Standard errors; None where the coefficient is at its bound or no point is left
-            to tell them from.
-        freedom: Points less free coefficients.
+        errors: Standard errors; None for a coefficient at its bound, or without spare points.
+        freedom: Points minus free coefficients.
     """
 
     coefficients: Mapping[str, float]
@@ -69,7 +65,7 @@ class Fit:
 
 
 def non_negative(matrix: Array) -> Array:
-    """Return the x >= 0 for which matrix @ x is closest to one, shape (num_columns,)."""
+    """Return the x >= 0 with matrix @ x closest to a vector of ones, shape (num_columns,)."""
     from scipy.optimize import nnls
 
     scale = np.abs(matrix).max(axis=0)
@@ -78,83 +74,53 @@ def non_negative(matrix: Array) -> Array:
     return np.asarray(np.where(values > LEAST_SHARE, values, 0.0) / scale)
 
 
-def usl_rates(p: Array, alpha: float, beta: float, gamma: float) -> Array:
-    """Return the throughput of the Universal Scalability Law at sizes of shape (num_sizes,)."""
-    return np.asarray(gamma * p / (1 + alpha * (p - 1) + beta * p * (p - 1)))
-
-
 def fit_usl(sizes: Sequence[float], rates: Sequence[float] | Array) -> Fit:
-    """Fit the Universal Scalability Law by unweighted least squares on the throughput.
+    """Fit the Universal Scalability Law; coefficients at zero are left out of a second fit."""
+    from scipy.optimize import least_squares
 
-    By `scipy.optimize.least_squares` with a bound at zero; the rest is fitted again without what is
-    at its bound.
-    """
     p, x = np.asarray(sizes, dtype=float), np.asarray(rates, dtype=float)
     unit = float(x.max())
     start, free = _usl_start(p, x / unit), [0, 1, 2]
+
+    def residuals(some: Array) -> Array:
+        whole = np.zeros(3, dtype=some.dtype)  # complex while a slope is computed
+        whole[free] = some
+        alpha, beta, gamma = whole
+        return np.asarray(gamma * p / (1 + alpha * (p - 1) + beta * p * (p - 1)) - x / unit)
+
     while True:
-        values, jacobian = _usl_least(p, x / unit, start, free)
-        above = [index for index in free if values[index] > LEAST_SHARE]
+        solved = least_squares(
+            residuals, start[free], bounds=(0, np.inf), x_scale="jac", jac="cs",
+            xtol=TINY, ftol=TINY, gtol=TINY,
+        )  # fmt: skip
+        above = [index for index, value in zip(free, solved.x, strict=True) if value > LEAST_SHARE]
         if above == free:
             break
         free = above
-    residuals = usl_rates(p, *values) - x / unit
-    errors = _standard_errors(jacobian, residuals)
-    scale = np.array([1.0, 1.0, unit])
-    known: dict[str, float | None] = dict.fromkeys(COEFFICIENTS)
-    for index, error in zip(free, errors, strict=True):
-        known[COEFFICIENTS[index]] = None if error is None else error * float(scale[index])
-    found = dict(zip(COEFFICIENTS, (values * scale).tolist(), strict=True))
-    return Fit(found, known, len(p) - len(free))
+    freedom = len(p) - len(free)
+    # The squared errors are the diagonal of s^2 (J^T J)^-1.
+    spread = math.sqrt(2 * solved.cost / freedom) if freedom else None
+    norms = np.linalg.norm(np.linalg.pinv(solved.jac), axis=1)
+    coefficients = dict.fromkeys(COEFFICIENTS, 0.0)
+    errors: dict[str, float | None] = dict.fromkeys(COEFFICIENTS)
+    for index, value, norm in zip(free, solved.x, norms, strict=True):
+        name, scale = COEFFICIENTS[index], unit if index == 2 else 1.0
+        coefficients[name] = float(value) * scale
+        errors[name] = None if spread is None else float(norm) * spread * scale
+    return Fit(coefficients, errors, freedom)
 
 
 def _usl_start(p: Array, x: Array) -> Array:
     """Return (alpha, beta, gamma) from the linear form of p / X, weighted by relative error."""
     columns = np.stack([np.ones_like(p), p - 1, p * (p - 1)], axis=1)
     base, first, second = non_negative(columns * (x / p)[:, None])
-    if base == 0:  # the rate does not depend on the first rank's work: all of it is serial
+    if base == 0:  # throughput does not grow with the ranks: all work is serial
         return np.array([1.0, 0.0, float(x.max())])
     return np.array([first / base, second / base, 1 / base])
 
 
-def _usl_least(p: Array, x: Array, start: Array, free: list[int]) -> tuple[Array, Array]:
-    """Return the least-squares (alpha, beta, gamma) >= 0 with all but `free` at zero.
-
-    Also its Jacobian with respect to the free ones, of shape (num_sizes, num_free).
-    """
-    from scipy.optimize import least_squares
-
-    def residuals(some: Array) -> Array:
-        whole = np.zeros(3, dtype=some.dtype)  # complex where a slope is taken
-        whole[free] = some
-        return usl_rates(p, *whole) - x
-
-    solved = least_squares(
-        residuals, start[free], bounds=(0, np.inf), x_scale="jac", jac="cs",
-        xtol=TINY, ftol=TINY, gtol=TINY,
-    )  # fmt: skip
-    values = np.zeros(3)
-    values[free] = np.where(solved.x > LEAST_SHARE, solved.x, 0.0)
-    return values, np.asarray(solved.jac)
-
-
-def _standard_errors(jacobian: Array, residuals: Array) -> list[float | None]:
-    """Return the square roots of the diagonal of s^2 (J^T J)^-1; None where it is singular."""
-    num_sizes, count = jacobian.shape
-    scale = np.linalg.norm(jacobian, axis=0)
-    if num_sizes <= count or not scale.all() or np.linalg.cond(jacobian / scale) > 1 / LEAST_SHARE:
-        return [None] * count
-    inverse = np.linalg.pinv(jacobian / scale)
-    spread = math.sqrt(residuals @ residuals / (num_sizes - count))
-    errors: list[float | None] = (np.linalg.norm(inverse, axis=1) / scale * spread).tolist()
-    return errors
-
-
 def peak_size(fitted: Fit) -> float | None:
-    """Return where the throughput is largest, sqrt((1 - alpha) / beta); None without a beta.
-
-    Gunther 2007, chapter 4.
-    """
+    """Return the size of largest throughput, sqrt((1 - alpha) / beta) (Gunther 2007, chapter 4)."""
     alpha, beta = fitted.coefficients["alpha"], fitted.coefficients["beta"]
     return math.sqrt(max(0.0, 1 - alpha) / beta) if beta > 0 else None
 
@@ -162,8 +128,7 @@ def peak_size(fitted: Fit) -> float | None:
 def karp_flatt(speedup: float, factor: float) -> float | None:
     """Return the experimentally determined serial fraction (Karp and Flatt, CACM 1990).
 
-    (1/S - 1/n) / (1 - 1/n), which stays level where work is serial, and grows where overhead does;
-    n is the ranks over the baseline's, and None is returned for the baseline itself.
+    It is (1/S - 1/n) / (1 - 1/n), with n the ranks over the baseline's; None for the baseline.
     """
     if factor == 1:
         return None
@@ -175,38 +140,37 @@ def marginal_efficiencies(
 ) -> list[tuple[int, int, float]]:
     """Return (from, to, gain of speed-up per added rank) of neighbouring sizes.
 
-    The speed-up is over the smallest size, and added ranks are counted in its multiples: from 4 to
-    8 GPUs a speed-up that goes from 3.43 to 6 gains 2.57 for 4 GPUs, 0.64 of what it could.
+    The speed-up is over the smallest size, and added ranks are counted in multiples of that size.
+    From 4 to 8 GPUs a speed-up from 3.43 to 6 gains 2.57 for 4 GPUs, 0.64 of what is possible.
     """
     pairs = list(zip(sizes, rates, strict=True))
     per_rank = rates[0] / sizes[0] if pairs else 1.0
     return [(p, q, (xq - xp) / (q - p) / per_rank) for (p, xp), (q, xq) in pairwise(pairs)]
 
 
-# Breaks: limits on what a doubling of the ranks may cost, chosen so that the published tables
-# whose authors name a cause (a network, a loader, a parameter server) show theirs.
+# Limits of a break: least share of the possible gain; largest loss of a doubling; that loss over
+# the usual one. With them, published tables whose authors name a cause (a network, a loader, a
+# parameter server) show a break there.
 SATURATED_GAIN = 0.25
 CLIFF_LOSS = 0.14
 CLIFF_TIMES_USUAL = 3.0
-# By so much a ratio of two rates may miss the truth where no interval is known.
+# Assumed error of a ratio of two rates whose interval is unknown.
 TOLERANCE = 0.05
 
 
 def growth_interval(above: Sequence[float], below: Sequence[float], tests: int) -> Interval | None:
-    """Return the interval of a ratio of rates that holds together with those of other points.
-
-    By Bonferroni, so that clean data are not accused one time in twenty for each of many points.
-    """
+    """Return the interval of a ratio of rates, widened by Bonferroni for a number of tests."""
     between = welch(above, below)
     return between.interval(1 - (1 - CONFIDENCE) / tests) if between else None
 
 
 @dataclass(frozen=True)
 class Break:
-    """A size at which a curve breaks; `check.evidence` has the sentence of its kind.
+    """A size at which a curve breaks.
 
     Attributes:
-        kind: "falls", "saturation", "cliff", or "node-boundary" where the ranks leave their node.
+        kind: "node-boundary" is a cliff at the first size on several nodes.
+        below: The size before.
         growth: Throughput over that at the size before.
         factor: Ranks over those at the size before.
     """
@@ -219,83 +183,76 @@ class Break:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The numbers of its sentence."""
-        change, loss = abs(self.growth - 1), 1 - self.growth / self.factor
+        """The numbers of a finding, those of `text` among them."""
         return {
             "below": self.below, "growth": self.growth, "factor": self.factor,
-            "change": change, "loss": loss,
+            "change": abs(self.growth - 1), "loss": 1 - self.growth / self.factor,
         }  # fmt: skip
+
+    @property
+    def text(self) -> str:
+        if self.kind == "falls":
+            return f"throughput falls by {percent(self.values['change'])} % from {self.below} ranks"
+        if self.kind == "saturation":
+            times = f"{self.factor:g} times the ranks give {ratio(self.growth)} times"
+            return f"saturation: {times} the throughput at {self.below}"
+        loss = percent(self.values["loss"])
+        return f"{self.kind.replace('-', ' ')}: each rank does {loss} % less than at {self.below}"
 
 
 def breaks(
     sizes: Sequence[int], repeats: Sequence[Sequence[float]], nodes: Sequence[int] | None = None
 ) -> list[Break]:
-    """Return where a curve breaks even if the launches' noise made it look so.
+    """Return the breaks of a curve that noise between launches cannot explain.
 
-    A throughput may fall; it may saturate, gaining under a quarter of what the added ranks could;
-    or it may drop by a cliff, where a doubling loses over 13 % per rank and three times what it
-    usually does.
+    A break is a fall of throughput; saturation, a gain under a quarter of what the added ranks
+    could add; or a cliff, a doubling that loses over 13 % per rank and three times the usual loss.
     """
-    rates = [median_rate(each) for each in repeats]
-    losses = _losses(sizes, rates)
-    found = []
+    rates = [median_rate(launches) for launches in repeats]
+    pairs = pairwise(zip(sizes, rates, strict=True))
+    # A difference of logarithms is finite where a ratio of rates would not be.
+    losses = [_loss(math.log(xq) - math.log(xp), q / p) for (p, xp), (q, xq) in pairs]
+    breaks_ = []
     for i in range(1, len(sizes)):
-        factor = sizes[i] / sizes[i - 1]
-        most = _most_growth(repeats[i], repeats[i - 1], len(sizes) - 1)
-        leaves_node = nodes is not None and nodes[i - 1] == 1 < nodes[i]
+        factor, growth = sizes[i] / sizes[i - 1], rates[i] / rates[i - 1]
+        # The largest growth that the launches' scatter allows.
+        interval = growth_interval(repeats[i], repeats[i - 1], len(sizes) - 1)
+        most = max(growth * (1 + TOLERANCE), max(repeats[i]) / min(repeats[i - 1]))
+        most = interval[1] if interval else most
+        others = losses[: i - 1] + losses[i:]
+        usual = float(np.median(others)) if others else math.inf
         kind: Literal["falls", "saturation", "cliff", "node-boundary"]
         if most < 1:
             kind = "falls"
         elif (most - 1) / (factor - 1) < SATURATED_GAIN:
             kind = "saturation"
-        elif _is_cliff(_loss(math.log(most), factor), losses[: i - 1] + losses[i:]):
-            kind = "node-boundary" if leaves_node else "cliff"
+        elif _loss(math.log(most), factor) > max(CLIFF_LOSS, CLIFF_TIMES_USUAL * usual):
+            kind = "node-boundary" if nodes and nodes[i - 1] == 1 < nodes[i] else "cliff"
         else:
             continue
-        found.append(Break(kind, sizes[i], sizes[i - 1], rates[i] / rates[i - 1], factor))
-    return found
-
-
-def _most_growth(above: Sequence[float], below: Sequence[float], tests: int) -> float:
-    """Return the most that a throughput may have grown by, as far as launches differ."""
-    interval = growth_interval(above, below, tests)
-    if interval:
-        return interval[1]
-    ratio = median_rate(above) / median_rate(below)
-    return max(ratio * (1 + TOLERANCE), max(above) / min(below))
-
-
-def _losses(sizes: Sequence[int], rates: Sequence[float]) -> list[float]:
-    """Return the loss from each size to the next, of shape (num_sizes - 1,)."""
-    pairs = pairwise(zip(sizes, rates, strict=True))
-    # A ratio of rates may be no number above 0, or infinite; its logarithm is neither.
-    return [_loss(math.log(xq) - math.log(xp), q / p) for (p, xp), (q, xq) in pairs]
+        breaks_.append(Break(kind, sizes[i], sizes[i - 1], growth, factor))
+    return breaks_
 
 
 def _loss(log_growth: float, factor: float) -> float:
-    """Return the log of the time per unit of a rank's work that each doubling adds."""
+    """Return the logarithm of the time that each doubling adds per unit of a rank's work."""
     return (math.log(factor) - log_growth) / math.log2(factor)
 
 
-def _is_cliff(loss: float, others: Sequence[float]) -> bool:
-    usual = float(np.median(others)) if others else math.inf
-    return loss > CLIFF_LOSS and loss > CLIFF_TIMES_USUAL * usual
-
-
 Continuation = Callable[[Sequence[int], Sequence[float], float], float]
-# Fewer sizes have no slope.
+# Fewest sizes for a slope.
 LEAST_KNOWN = 2
-# Logarithms of ratios are kept within it, so that squares of ratios are numbers.
+# Limit of logarithms of ratios, so that squares of ratios stay finite.
 WIDEST_LOG = 300.0
 
 
 def level(sizes: Sequence[int], rates: Sequence[float], at: float) -> float:
-    """Return the rate at a larger size if efficiency stays as at the last one."""
+    """Return the rate at a larger size if efficiency stays that of the last size."""
     return rates[-1] * at / sizes[-1]
 
 
 def falling(sizes: Sequence[int], rates: Sequence[float], at: float) -> float:
-    """Return the rate if efficiency goes on falling as between the last two sizes."""
+    """Return the rate if efficiency keeps falling as between the last two sizes."""
     return _along(_last_slope(sizes, rates), sizes, rates, at)
 
 
@@ -305,7 +262,7 @@ def halfway(sizes: Sequence[int], rates: Sequence[float], at: float) -> float:
 
 
 def amdahl(sizes: Sequence[int], rates: Sequence[float], at: float) -> float:
-    """Return the rate by Amdahl's law, fitted to all sizes and led through the last one."""
+    """Return the rate by Amdahl's law, fitted to all sizes and scaled to meet the last size."""
     p = np.asarray(sizes, dtype=float)
     logs = np.clip(np.log(rates) - math.log(rates[-1]), -WIDEST_LOG, WIDEST_LOG)
     rate = np.exp(logs)
@@ -314,7 +271,7 @@ def amdahl(sizes: Sequence[int], rates: Sequence[float], at: float) -> float:
 
 
 def between(sizes: Sequence[int], rates: Sequence[float], at: float) -> float:
-    """Return the rate on the line of logarithms through the sizes on either side."""
+    """Interpolate the rate between the neighbouring sizes, on logarithms."""
     index = min(max(bisect.bisect_left(sizes, at), 1), len(sizes) - 1)
     (p, q), (x, y) = sizes[index - 1 : index + 1], rates[index - 1 : index + 1]
     share = math.log(at / p) / math.log(q / p)

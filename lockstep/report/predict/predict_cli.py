@@ -46,12 +46,9 @@ the series.
     "--level", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.9,
     show_default=True, help="Confidence level of the interval.",
 )  # fmt: skip
-@click.option(
-    "--force", is_flag=True,
-    help="With --at: predict despite a refusal.",
-)  # fmt: skip
+@click.option("--force", is_flag=True, help="With --at: predict despite a refusal.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@opening.of_bundles()
+@opening.accept_bundles()
 def predict(
     path: Path,
     at: int | None,
@@ -71,7 +68,7 @@ def predict(
     """
     from lockstep.report.check import checker
     from lockstep.report.check.checker import check, errors
-    from lockstep.report.check.evidence import blocked
+    from lockstep.report.check.evidence import blocked_text
     from lockstep.report.load.reading import load
     from lockstep.report.predict import predict_record, prediction
     from lockstep.report.words.lines import sentence
@@ -85,13 +82,13 @@ def predict(
     checker.say_errors(wrong)
     code = 0
     if at is not None:
-        found = prediction.predict(ladder, at, level, force)
-        record, texts = found.record(), predict_record.prediction_text(found)
-        code = 1 if found.refusal else 0
+        predicted = prediction.predict(ladder, at, level, force)
+        record, texts = predicted.record(), predict_record.prediction_text(predicted)
+        code = 1 if predicted.refusal else 0
     elif wrong:
         rules = list(dict.fromkeys(finding.rule for finding in wrong))
         record = {"case": ladder.case, "recommendation": None, "blocked_by": rules}
-        texts = [f"{ladder.case}: no prediction and no recommendation, {blocked(rules)}"]
+        texts = [f"{ladder.case}: no prediction and no recommendation, {blocked_text(rules)}"]
         code = 1
     else:
         is_enough = len(ladder.sizes) >= prediction.LEAST_SIZES
@@ -109,13 +106,13 @@ def predict(
 
 
 def _choose(results: "Results", case: str | None) -> "Series":
-    """Return the series selected by a name or a unique part of it."""
+    """Return the series selected by its name or by a unique part of it."""
     from lockstep.report.compute.scaling import series_of
     from lockstep.report.predict.predict_record import name_of
     from lockstep.report.predict.prediction import can_be_modelled
 
     def listed(curves: "list[Series]") -> str:
-        # Semicolons, since names hold commas; a name that two have is given in full.
+        # Semicolons, since names contain commas; a name of several series is printed in full.
         names = [name_of(curve) for curve in curves]
         both = zip(curves, names, strict=True)
         return "; ".join(curve.case if names.count(name) > 1 else name for curve, name in both)
@@ -135,4 +132,6 @@ def _choose(results: "Results", case: str | None) -> "Series":
             f"no series has {wanted!r} in its name; choose --case from: {listed(series)}"
         )
     several = f"{len(matching)} series have {wanted!r} in their names" if case else "several series"
-    raise ValueError(f"{several}; choose one by --case: {listed(matching)}")
+    raise ValueError(
+        f"{several}; choose one by --case and a unique part of its name: {listed(matching)}"
+    )

@@ -1,15 +1,13 @@
-"""What `lockstep predict` prints: a prediction, or which size to take, and whether to go on.
+"""The output of `lockstep predict`: a prediction, or the size to choose and the next to measure.
 
-Only measured sizes (or the rows of an imported table) are recommended: another size is
-predicted with an interval, and taken after it was measured.
+Only measured sizes (or rows of an imported table) are recommended; others are only predicted.
 """
 
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 from lockstep.core import formats
 from lockstep.core.formats import (
@@ -23,7 +21,7 @@ from lockstep.core.formats import (
     span,
     trimmed,
 )
-from lockstep.report.check.evidence import joined, of_break
+from lockstep.report.check.evidence import joined
 from lockstep.report.compute.scaling import SECONDS_PER_HOUR, Point, Series
 from lockstep.report.predict.models import (
     COEFFICIENTS,
@@ -43,109 +41,98 @@ from lockstep.report.predict.prediction import (
 )
 from lockstep.report.words.lines import numbers
 
-Kind = Literal["efficiency", "deadline", "budget", "fastest"]
-# Each kind with a limit, and the largest one.
-LIMITED: dict[str, tuple[Kind, float]] = {
-    "efficiency": ("efficiency", 1.0),
-    "deadline": ("deadline", sys.float_info.max),
-    "budget": ("budget", sys.float_info.max),
-}
+# Each kind of rule with a limit -> the largest limit allowed.
+LIMITS = {"efficiency": 1.0, "deadline": sys.float_info.max, "budget": sys.float_info.max}
 RULES = "efficiency=FRACTION, deadline=HH:MM:SS, budget=DEVICE_HOURS or fastest"
-# Under it an added rank, or a further size, is not worth its cost.
+# Efficiency below which an added rank, or a further size, is not worth its cost.
 WORTHWHILE = 0.7
 
 
-@dataclass(frozen=True)
-class Criterion:
-    """What a size must meet: the kind, and its limit as a fraction, seconds or device-hours."""
+class Criterion(NamedTuple):
+    """A rule for a size: `fastest`, or a kind with its limit as a fraction, seconds or hours."""
 
-    kind: Kind
-    limit: float | None = None
+    kind: str
+    limit: float = 0.0
 
     @property
     def text(self) -> str:
         """The rule in words."""
-        if self.kind == "fastest" or self.limit is None:
-            return "fastest"
         return {
+            "fastest": "fastest",
             "efficiency": f"efficiency >= {trimmed(100 * self.limit)} %",
             "deadline": f"fewest ranks that finish in {in_words(self.limit)}",
             "budget": f"fastest within {trimmed(self.limit)} device-hours",
         }[self.kind]
 
 
-@dataclass(frozen=True)
-class Recommendation:
-    """A size, or None where no size meets the rule, and why."""
-
-    rule: str
-    world_size: int | None
-    why: str
-
-
 def parse(text: str) -> Criterion:
-    """Read a rule as it is typed.
+    """Read the option --rule.
 
     Raises:
-        ValueError: It is none of `RULES`, or its limit is no positive number.
+        ValueError: The rule is none of `RULES`, or its limit is out of range.
     """
     if text == "fastest":
-        return Criterion("fastest")
+        return Criterion(text)
     name, _, limit = text.partition("=")
-    if name not in LIMITED:
+    if name not in LIMITS:
         raise ValueError(f"--rule {text} is not a rule; give {RULES}")
-    kind, largest = LIMITED[name]
-    seconds = formats.parse_duration(limit) if kind == "deadline" else None
+    seconds = formats.parse_duration(limit) if name == "deadline" else None
     try:
         value = float(limit) if seconds is None else seconds
     except ValueError:
         value = math.nan
-    if not 0 < value <= largest:
-        allowed = "fraction above 0 and up to 1" if kind == "efficiency" else "positive number"
+    if not 0 < value <= LIMITS[name]:
+        allowed = "fraction above 0 and up to 1" if name == "efficiency" else "positive number"
         raise ValueError(f"--rule {text}: {limit or 'nothing'} is not a {allowed}; give {RULES}")
-    return Criterion(kind, value)
+    return Criterion(name, value)
 
 
-def recommend(series: Series, criterion: Criterion, samples: float | None = None) -> Recommendation:
-    """Return the size that a rule asks for; `samples` are of a whole run, where none was measured.
+def recommend(series: Series, criterion: Criterion, samples: float | None = None) -> dict[str, Any]:
+    """Return the rule in words, the size that it selects (None if no size meets it), and why.
+
+    Args:
+        series: The measured sizes.
+        criterion: The rule.
+        samples: Samples of a whole run, for a deadline or budget where no run was measured.
 
     Raises:
-        ValueError: A deadline or budget is asked for, and the run's length is not known.
+        ValueError: A deadline or budget is requested, but the time of a run is not known.
     """
-    rule, limit = criterion.text, criterion.limit
+    limit = criterion.limit
+
+    def pick(size: int | None, why: str) -> dict[str, Any]:
+        return {"rule": criterion.text, "world_size": size, "why": why}
 
     def speedup(point: Point) -> str:
         span = point.speedup_interval
         return f"speed-up {point.speedup:.2f}" + (f" ({ratio_span(span)})" if span else "")
 
-    if limit is None:
+    if criterion.kind == "fastest":
         fastest = max(series.points, key=lambda p: (p.rate, -p.world_size))
-        return Recommendation(rule, fastest.world_size, speedup(fastest))
+        return pick(fastest.world_size, speedup(fastest))
     if criterion.kind == "efficiency":
         good = [p for p in series.points if p.parallel_efficiency >= limit]
-        if not good:  # of a layout that has no baseline of its own
+        if not good:  # a layout without a baseline of its own
             best = max(series.points, key=lambda p: p.parallel_efficiency)
-            return Recommendation(rule, None, f"at best {_efficiency(best, limit)}")
-        why = f"{_efficiency(good[-1], limit)}, {speedup(good[-1])}"
-        return Recommendation(rule, good[-1].world_size, why)
+            return pick(None, f"at best {_efficiency(best, limit)}")
+        last = good[-1]
+        return pick(last.world_size, f"{_efficiency(last, limit)}, {speedup(last)}")
     times = _run_times_s(series, samples)
     if criterion.kind == "deadline":
-        in_time = [size for size in sorted(times) if times[size] <= limit]
-        if not in_time:
-            return Recommendation(rule, None, f"the fastest takes {in_words(min(times.values()))}")
-        return Recommendation(rule, in_time[0], f"takes {in_words(times[in_time[0]])}")
+        size = next((size for size in sorted(times) if times[size] <= limit), None)
+        if size is None:
+            return pick(None, f"the fastest takes {in_words(min(times.values()))}")
+        return pick(size, f"takes {in_words(times[size])}")
     hours = {size: size * time_s / SECONDS_PER_HOUR for size, time_s in times.items()}
     affordable = [size for size in times if hours[size] <= limit]
     if not affordable:
-        least = trimmed(min(hours.values()))
-        return Recommendation(rule, None, f"the cheapest costs {least} device-hours")
+        return pick(None, f"the cheapest costs {trimmed(min(hours.values()))} device-hours")
     size = min(affordable, key=lambda size: (times[size], size))
-    why = f"{trimmed(hours[size])} device-hours, {in_words(times[size])}"
-    return Recommendation(rule, size, why)
+    return pick(size, f"{trimmed(hours[size])} device-hours, {in_words(times[size])}")
 
 
 def _efficiency(point: Point, floor: float) -> str:
-    """Return a point's efficiency with its interval, and whether that straddles a floor."""
+    """Return a point's efficiency with its interval, and whether it contains the floor."""
     text, span = f"efficiency {percent(point.parallel_efficiency)} %", point.efficiency_interval
     if span is None:
         return text
@@ -156,30 +143,29 @@ def _efficiency(point: Point, floor: float) -> str:
 def _run_times_s(series: Series, samples: float | None) -> dict[int, float]:
     """Return the time of a whole run by world size.
 
-    With the work of a rank fixed, sizes do different work in one run: then samples are needed.
+    In weak scaling a run's work grows with the ranks, so its time follows from `samples` alone.
     """
-    same_work = series.row.scaling != "weak"
-    times = {p.world_size: p.time_s for p in series.points if p.time_s is not None and same_work}
     if samples is not None:
         rates = {p.world_size: p.throughput_samples_per_s for p in series.points}
         times = {size: samples / rate for size, rate in rates.items() if rate}
-    if len(times) < len(series.points):
-        raise ValueError(
-            (
-                f"{series.case}: a deadline or budget needs the time of a whole run, which this "
-                "series lacks; give --samples, the samples of the run, or choose another rule"
-            )
-            if samples is None
-            else (
-                f"{series.case}: --samples needs a throughput in samples, which this series "
-                "lacks; choose the rule efficiency or fastest"
-            )
+        lacks = (
+            "--samples needs a throughput in samples, which this series lacks; choose the rule "
+            "efficiency or fastest"
         )
+    else:
+        same_work = series.row.scaling != "weak"
+        times = {p.world_size: p.time_s for p in series.points if p.time_s and same_work}
+        lacks = (
+            "a deadline or budget needs the time of a whole run, which this series lacks; give "
+            "--samples, the samples of the run, or choose another rule"
+        )
+    if len(times) < len(series.points):
+        raise ValueError(f"{series.case}: {lacks}")
     return times
 
 
 def diminishing(series: Series) -> str | None:
-    """Return the verdict on the first size whose added ranks gain too little, or None."""
+    """Return a sentence on the first size whose added ranks gain too little, or None."""
     sizes = [p.world_size for p in series.points]
     for below, size, gain in marginal_efficiencies(sizes, [p.rate for p in series.points]):
         if gain < WORTHWHILE:
@@ -190,67 +176,50 @@ def diminishing(series: Series) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class NextStep:
-    """Which sizes to measure next, and why.
+def next_step(series: Series) -> dict[str, Any]:
+    """Return which sizes to measure next, the efficiency that decides (`why`), and both as text.
 
-    Attributes:
-        kind: "larger" where the last size is still worth its ranks; "between" where it is not, and
-            sizes below it, where the efficiency was lost, were never measured; else "stop".
-        why: The efficiency that decides it, in words.
+    The kind is "larger" if the last size is efficient enough; "between" if it is not, and sizes
+    between it and the last efficient size were not measured; else "stop".
     """
 
-    kind: Literal["larger", "between", "stop"]
-    world_sizes: tuple[int, ...]
-    why: str
+    def step(kind: str, sizes: Sequence[int], why: str) -> dict[str, Any]:
+        what = f"{joined(sizes)} ranks next" if sizes else "no larger size"
+        text = f"measure {what}: {why}"
+        return {"kind": kind, "world_sizes": sizes, "why": why, "text": text}
 
-    @property
-    def text(self) -> str:
-        """What to measure, and why, in one sentence."""
-        if self.kind == "stop":
-            return f"measure no larger size: {self.why}"
-        return f"measure {joined(self.world_sizes)} ranks next: {self.why}"
-
-
-def next_step(series: Series) -> NextStep:
-    """Say which sizes to measure next."""
     last = series.points[-1]
     why = f"at {last.world_size} {_efficiency(last, WORTHWHILE)}"
     if last.parallel_efficiency >= WORTHWHILE:
-        return NextStep("larger", (2 * last.world_size,), why)
+        return step("larger", [2 * last.world_size], why)
     span = last.efficiency_interval
-    straddles = span is not None and span[0] < WORTHWHILE <= span[1]
+    is_uncertain = span is not None and span[0] < WORTHWHILE <= span[1]
     goal = f"{100 * WORTHWHILE:.0f} %"
-    why += f"; too uncertain to tell from {goal}" if straddles else f", under {goal}"
-    # Where efficiency first falls below what is worthwhile, a size between may still be good. A
-    # further layout may have fallen below the baseline that it shares with the main one at once.
+    why += f"; the limit is {goal}" if is_uncertain else f", under {goal}"
+    # A size between the last efficient one and the next may still be good. The baseline comes
+    # first, since the series of another layout may share it without having its size.
     good, bad = next(
         (p.world_size, q.world_size)
         for p, q in pairwise([series.base, *series.points])
         if q.parallel_efficiency < WORTHWHILE
     )
     if untried := doublings_between(good, bad):
-        return NextStep(
-            "between", tuple(untried), f"{why}, and no size between {good} and {bad} was measured"
-        )
-    return NextStep("stop", (), why)
+        why += f", and no size between {good} and {bad} was measured"
+        return step("between", untried, why)
+    return step("stop", [], why)
 
 
 def record(
     series: Series,
     ladder: Ladder,
     ranked: Sequence[Candidate],
-    advice: Recommendation,
+    advice: Mapping[str, Any],
     level: float,
 ) -> dict[str, Any]:
-    """Return the measured sizes, the ways to continue the curve, and what is recommended.
-
-    Times of the points are in seconds.
-    """
-    step = next_step(series)
+    """Return the measured sizes, the rules that continue the curve, and the recommendation."""
     gains = {q: gain for _, q, gain in marginal_efficiencies(ladder.sizes, ladder.rates)}
     times = ladder.times_s.tolist()
-    peak = None  # of the Universal Scalability Law, where its beta was found
+    peak = None  # of the Universal Scalability Law; None unless its beta is above 0
     if len(ladder.sizes) > len(COEFFICIENTS):
         usl = fit_usl(ladder.sizes, ladder.rates)
         interval = usl.interval("beta")
@@ -269,19 +238,18 @@ def record(
             for p, time_s in zip(series.points, times, strict=True)
         ],
         "models": [
-            {"model": each.rule, "error": each.error, "held_out": dict(each.held_out)}
-            for each in ranked
+            {"model": c.rule, "error": c.error, "held_out": dict(c.held_out)} for c in ranked
         ],
         "chosen": ranked[0].rule if ranked else None,
         "peak_world_size": peak,
         "breaks": [
-            {"world_size": break_.world_size, "kind": break_.kind, "what": of_break(break_)}
+            {"world_size": break_.world_size, "kind": break_.kind, "what": break_.text}
             for break_ in ladder.breaks
         ],
         "expected": predict(ladder, FARTHEST * ladder.sizes[-1], level).record(),
-        "recommendation": asdict(advice), "blocked_by": [],
+        "recommendation": dict(advice), "blocked_by": [],
         "diminishing_returns": diminishing(series),
-        "next_step": asdict(step) | {"text": step.text},
+        "next_step": next_step(series),
     }  # fmt: skip
 
 
@@ -294,7 +262,7 @@ MEANINGS = {
 }
 
 
-# where a ladder's numbers come from -> what is said of all that follows from them
+# Origin of a ladder's numbers -> text added to every prediction from them.
 ORIGINS = {
     "measured": "",
     "cited": "; from cited numbers, not measured here",
@@ -303,53 +271,43 @@ ORIGINS = {
 
 
 def name_of(series: Series) -> str:
-    """Return the name by which --case picks a series."""
     measured = series.row.origin == "measured"
     return f"{series.row.study} {series.label}" if measured else series.label
 
 
 def prediction_text(prediction: Prediction) -> list[str]:
-    """Return what is predicted of one size, or why it is not."""
+    """Return the lines that state the prediction of one size, or why it is refused."""
     ladder, at = prediction.ladder, prediction.at
     if prediction.refusal:
         return [f"not predicted: {prediction.refusal.text}", *_assumed(ladder)]
-    assert prediction.low is not None
-    assert prediction.high is not None
+    assert prediction.low and prediction.high and prediction.model
     used = ladder.sizes[used_from(ladder) :] if at > ladder.sizes[-1] else ladder.sizes
     lines = [
         f"{ladder.case}: {number(prediction.value, 4)} {ladder.unit} at {at} "
         f"({ladder.metric}; predicted, not measured{ORIGINS[ladder.origin]})",
         f"{trimmed(100 * prediction.level)} % interval: "
         f"{span((prediction.low, prediction.high))} {ladder.unit}",
-        f"rule: {prediction.model}, {MEANINGS[prediction.model or '']}, from {listed(used)}",
+        f"rule: {prediction.model}, {MEANINGS[prediction.model]}, from {listed(used)}",
     ]
     if at in ladder.sizes:
-        there = number(ladder.value(at, ladder.rates[ladder.sizes.index(at)]), 4)
-        lines.append(f"{ladder.origin} at this size: {there} {ladder.unit}")
+        known = number(ladder.value(at, ladder.rates[ladder.sizes.index(at)]), 4)
+        lines.append(f"{ladder.origin} at this size: {known} {ladder.unit}")
     return [*lines, *_assumed(ladder), *(f"warning: {warning}" for warning in prediction.warnings)]
 
 
 def _assumed(ladder: Ladder) -> list[str]:
-    """Say what is taken for granted of the work, where nothing states it."""
-    if ladder.assumed is None:
-        return []
-    return [
+    """Return the assumption on the fixed work, if neither scaling nor batches state it."""
+    text = (
         "assumed: the total work is fixed, since the table has neither a column scaling (strong, "
         "weak or fixed-epochs) nor a column global_batch; add one if this is wrong"
-    ]
+    )
+    return [text] if ladder.assumed else []
 
 
 def text(
     series: Series, ladder: Ladder, ranked: Sequence[Candidate], record: Mapping[str, Any]
 ) -> list[str]:
-    """Return in words what a record holds: sizes, ways to continue the curve, what is recommended.
-
-    Args:
-        series: The ladder's.
-        ladder: What the record is of.
-        ranked: The rules, the chosen one first; none where the sizes are too few.
-        record: The record.
-    """
+    """Return a record as lines: sizes, rules that continue the curve, the recommendation."""
     kept = "the work of all ranks" if ladder.fixed == "global" else "the work of each rank"
     name = f"{name_of(series)} [{series.row.origin}]"
     lines = [f"{name}: {ladder.metric} in {ladder.unit}; {kept} is fixed", *_assumed(ladder)]
@@ -372,13 +330,13 @@ def text(
         )
     if ranked:
         held_out = listed(ranked[0].held_out)
-        tried = "on published curves, since no size of this one could be held out"
+        tried = "on published curves, since no size of this curve could be held out"
         tried = f"at {held_out}, each held out, and on published curves" if held_out else tried
         lines += ["", f"rules to continue the curve; error: mean error one doubling ahead, {tried}"]
         lines += [
-            f"{'*' if each is ranked[0] else ' '} {each.rule:8} error {percent(each.error):>5} %   "
-            f"{MEANINGS[each.rule]}"
-            for each in ranked
+            f"{'*' if c is ranked[0] else ' '} {c.rule:8} error {percent(c.error):>5} %   "
+            f"{MEANINGS[c.rule]}"
+            for c in ranked
         ]
         lines.append(f"* smallest error, so chosen: {ranked[0].rule}")
         peak = record["peak_world_size"]
@@ -390,7 +348,7 @@ def text(
             lines.append(f"no peak up to {FARTHEST} times the largest measured size")
         else:
             lines.append(f"peak by the Universal Scalability Law: {number(peak)} ranks")
-    lines += ["", *(f"break at {each['world_size']}: {each['what']}" for each in record["breaks"])]
+    lines += ["", *(f"break at {b['world_size']}: {b['what']}" for b in record["breaks"])]
     expected, origin = record["expected"], ORIGINS[ladder.origin]
     if expected["refused"]:
         lines.append(f"{expected['at']} ranks are not predicted: {expected['refused']}")
@@ -404,5 +362,5 @@ def text(
     advice = record["recommendation"]
     size = "none" if advice["world_size"] is None else str(advice["world_size"])
     lines.append(f"recommended: {size} ({advice['rule']}): {advice['why']}{origin}")
-    lines += [record["diminishing_returns"]] if record["diminishing_returns"] else []
-    return [*lines, record["next_step"]["text"]]
+    tail = (record["diminishing_returns"], record["next_step"]["text"])
+    return [*lines, *filter(None, tail)]

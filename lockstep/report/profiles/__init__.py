@@ -1,1 +1,1 @@
-"""Profiles of other tools, read back: where the time of a step goes."""
+"""Readers of other tools' profiles: where the time of a step goes."""

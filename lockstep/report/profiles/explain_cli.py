@@ -1,4 +1,4 @@
-"""`lockstep explain`: where the time of a profiled step goes, in the words of the card."""
+"""The command `lockstep explain`: where the time of a profiled step goes."""
 
 import json
 from collections.abc import Sequence
@@ -10,89 +10,89 @@ import click
 
 from lockstep.core import files
 from lockstep.core.formats import counted, number, percent
-from lockstep.core.phases import Phases
+from lockstep.core.phases import BUCKET, Phases
 from lockstep.measure.causes.bound import BOUND, LITTLE, NAMES
 from lockstep.measure.causes.card import KINDS
-from lockstep.report.profiles.profiles import Kernel, Profile, read
+from lockstep.report.profiles import roofline
+from lockstep.report.profiles.profiles import NCU, Profile, read
 
 MILLI = 1e3
-# Field of Phases -> its name, as the card has it where it has it.
+# Field of Phases -> its name, as on the card of `lockstep.explain`.
 ROWS = {
-    "compute_s": "compute",
-    "exposed_s": NAMES["exposed"],
-    "copy_s": "copies to and from the device",
-    "input_s": NAMES["input"],
-    "idle_s": "nothing of these ran",
-}
-# What bounds a step whose largest loss this is, and what to try.
+    "compute_s": "compute", "exposed_s": NAMES["exposed"],
+    "copy_s": "copies to and from the device", "input_s": NAMES["input"],
+    "idle_s": "none of these ran",
+}  # fmt: skip
+# Field of Phases -> the bottleneck if it is the largest loss, and what to try.
 BOUNDS = {
-    "exposed_s": (KINDS["communication"], "a larger batch a rank, or another bucket_cap_mb in DDP"),
+    "exposed_s": (KINDS["communication"], "a larger batch per rank, or another bucket_cap_mb"),
     "copy_s": ("copies", "pin_memory=True and non_blocking=True, or keep the data on the device"),
     "input_s": (KINDS["input"], "more workers: DataLoader(num_workers=N, persistent_workers=True)"),
-    "idle_s": (
-        "idle time",
-        "torch.compile or a CUDA graph; no .item() or print in a step",
-    ),
+    "idle_s": ("idle time", "torch.compile or a CUDA graph; no .item() or print in a step"),
 }
-MOST_KERNELS = 8
+MOST_KERNELS = MOST_BUCKETS = 8
 CARD = "lockstep.explain"
 
 
 @click.command()
 @click.argument("profiles", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--against",
-    type=click.Path(path_type=Path),
-    help="A second profile: each phase is compared with it.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the same as JSON.")
+@click.option("--against", type=click.Path(path_type=Path),
+              help="Second profile, with which each phase is compared.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def explain(*, profiles: tuple[Path, ...], against: Path | None, as_json: bool) -> int:
-    """Say where the time of a profiled step goes, one column a rank.
+    """Print where the time of a profiled step goes, one column per rank.
 
     PROFILES are traces of torch.profiler (.json, .json.gz), Nsight Systems (`nsys export --type
-    sqlite`, `nsys stats --format csv`) or Nsight Compute (`ncu --csv`), and lockstep-explain.json,
-    which lockstep.explain writes. A profiler slows what it sees: use its shares, not its times.
+    sqlite`, `nsys stats --format csv`) or Nsight Compute (`ncu --csv --page raw`), and
+    lockstep-explain.json, which lockstep.explain writes. A profiler slows what it sees: use its
+    shares, not its times.
 
     \b
     Examples:
       lockstep explain traces/test_strong-w2-r0.json.gz traces/test_strong-w2-r1.json.gz
       lockstep explain one-node.sqlite --against two-nodes.sqlite
       lockstep explain trace.json lockstep-explain.json   profile and card, side by side
+      lockstep explain kernels.csv                        occupancy, bandwidth, roofline
     """
-    read_files = [_read(path) for path in [*profiles, *([against] if against else [])]]
-    columns = [(_title(one), one.phases) for one in read_files if one.phases]
+    every = [_read(path) for path in [*profiles, *([against] if against else [])]]
+    columns = [(_title(profile), profile.phases) for profile in every if profile.phases]
     if against and len(columns) != 2:
         raise ValueError("--against compares two profiles of steps; give one file and --against")
     if as_json:
-        records = [_record(one) for one in read_files]
+        records = [_record(profile) for profile in every]
         click.echo(json.dumps({"schema": 1, "profiles": records}, indent=1))
         return 0
-    profiled = [(_title(one), one.phases) for one in read_files if one.phases and one.tool != CARD]
+    profiled = [(_title(each), each.phases) for each in every if each.phases and each.tool != CARD]
     blocks = [_table(columns)] if columns else []
     if against:
         blocks.append(_differences(columns[0][1], columns[1][1]))
     elif profiled:
-        blocks.append(_sentences(profiled))
+        blocks.append(_verdict(profiled))
     elif columns:
         blocks.append(["--against shows what changed between two cards."])
-    blocks += [_sums(one) for one in read_files if one.busy_s]
-    blocks += [_kernels(one) for one in read_files if one.kernels]
-    click.echo("\n\n".join("\n".join(block) for block in blocks if block))
+    for profile in every:
+        if whole := sum(profile.busy_s.values()):
+            busy = profile.busy_s.items()
+            shares = ", ".join(f"{name} {percent(seconds / whole)} %" for name, seconds in busy)
+            blocks.append([
+                f"{profile.path.name}: the device was busy for {_ms(whole)}: {shares}.",
+                "nsys stats has only sums; nsys export --type sqlite has steps, overlap and idle "
+                "time.",
+            ])  # fmt: skip
+    for profile in every:
+        blocks += [_kernels(profile)] if profile.kernels else []
+        blocks += [roofline.lines(profile)] if profile.tool == NCU else []
+    click.echo("\n\n".join("\n".join(block) for block in blocks))
     return 0
 
 
 def _read(path: Path) -> Profile:
-    """Read a profile, or the card that `lockstep.explain` keeps."""
-    if path.suffix == ".json" and b'"bound"' in files.content(path)[:4096]:
-        return Profile(path, None, CARD, _phases_of_card(path))
-    return read(path)
-
-
-def _phases_of_card(path: Path) -> Phases:
-    """Return what `lockstep.explain` measured, as phases; causes without one are parts."""
+    """Read a profile, or a card of `lockstep.explain`, whose other causes become parts."""
+    if path.suffix != ".json" or b'"bound"' not in files.content(path)[:4096]:
+        return read(path)
     try:
         bound = files.parse(files.content(path))["bound"]
-        seconds = {one["cause"]: float(one["seconds"]) for one in bound["shares"]}
+        seconds = {share["cause"]: float(share["seconds"]) for share in bound["shares"]}
         step_s, compute_s = float(bound["step_s"]), float(bound["compute_s"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path}: no record of lockstep.explain: {error} is missing") from error
@@ -100,7 +100,8 @@ def _phases_of_card(path: Path) -> Phases:
     compute_s += sum(max(seconds.pop(cause, 0.0), 0.0) for cause in ("fixed", "ddp"))
     idle_s = max(step_s - compute_s - exposed_s - input_s, 0.0)
     parts = {NAMES[cause]: each_s for cause, each_s in seconds.items() if each_s > 0}
-    return Phases(1, step_s, compute_s, exposed_s, 0.0, input_s, idle_s, 0.0, parts)
+    phases = Phases(1, step_s, compute_s, exposed_s, 0.0, input_s, idle_s, 0.0, parts)
+    return Profile(path, None, CARD, phases)
 
 
 def _title(profile: Profile) -> str:
@@ -131,24 +132,28 @@ def _table(columns: Sequence[tuple[str, Phases]]) -> list[str]:
         if any(getattr(each, name) > 0 for _, each in columns):
             row(f"  {title}", texts)
     if any(each.overlap is not None for _, each in columns):
-        row("communication hidden", [_overlap(each) for _, each in columns])
-    for part in dict.fromkeys(part for _, each in columns for part in each.parts):
+        row("communication hidden", [_percent(each.overlap) for _, each in columns])
+    for part in _parts([each for _, each in columns]):
         row(f"of it {part}", [_share(each.parts.get(part), each) for _, each in columns])
     return lines
 
 
-def _overlap(each: Phases) -> str:
-    return "-" if each.overlap is None else f"{percent(each.overlap)} %"
+def _parts(columns: Sequence[Phases]) -> list[str]:
+    """Return the names of all parts, but only of the first buckets; JSON has every bucket."""
+    names = list(dict.fromkeys(part for each in columns for part in each.parts))
+    numbers = sorted(int(name.removeprefix(BUCKET)) for name in names if name.startswith(BUCKET))
+    others = [name for name in names if not name.startswith(BUCKET)]
+    return [*others, *(f"{BUCKET}{number}" for number in numbers[:MOST_BUCKETS])]
 
 
 def _share(seconds: float | None, each: Phases) -> str:
     return "-" if seconds is None else f"{_ms(seconds)} {percent(seconds / each.step_s):>5} %"
 
 
-def _sentences(columns: Sequence[tuple[str, Phases]]) -> list[str]:
-    """Say what takes most of the slowest column's step, and what to try."""
+def _verdict(columns: Sequence[tuple[str, Phases]]) -> list[str]:
+    """Return the bottleneck of the slowest column's step, and what to try."""
     title, each = max(columns, key=lambda column: column[1].step_s)
-    name = max(BOUNDS, key=lambda one: getattr(each, one))
+    name = max(BOUNDS, key=lambda field: getattr(each, field))
     share = getattr(each, name) / each.step_s
     if share < LITTLE:
         kept = percent(each.compute_s / each.step_s)
@@ -160,61 +165,51 @@ def _sentences(columns: Sequence[tuple[str, Phases]]) -> list[str]:
         f"{start}: {percent(share)} % of a step of {_ms(each.step_s)} is {ROWS[name]} ({title}).",
         f"next      {todo}",
         f"trust     {steps} under a profiler, which slows them, without an interval; "
-        "lockstep.explain measures the same with one",
+        "lockstep.explain gives an interval",
     ]
 
 
 def _differences(first: Phases, second: Phases) -> list[str]:
-    lines = ["phase by phase, the second over the first:"]
-    for name, title in {"step_s": "step", **ROWS}.items():
-        before, after = getattr(first, name), getattr(second, name)
+    lines = ["each phase, first -> second profile:"]
+    sides = [
+        (title, getattr(first, name), getattr(second, name))
+        for name, title in {"step_s": "step", **ROWS}.items()
+    ]
+    sides += [
+        (f"of it {part}", first.parts.get(part, 0.0), second.parts.get(part, 0.0))
+        for part in _parts([first, second])
+    ]
+    for title, before, after in sides:
         if before > 0 or after > 0:
             change = f"{number(after / before)}x" if before > 0 else "only there"
             lines.append(
                 f"  {title:<30}{_ms(before):>12} -> {_ms(after):>9}  "
                 f"{number((after - before) * MILLI):>8} ms  {change}"
             )
-    return [
-        *lines,
-        "One launch a side has no interval; lockstep compare of two ladders has one.",
-    ]
-
-
-def _sums(profile: Profile) -> list[str]:
-    whole = sum(profile.busy_s.values())
-    shares = ", ".join(
-        f"{name} {percent(seconds / whole)} %" for name, seconds in profile.busy_s.items()
-    )
-    return [
-        f"{profile.path.name}: of {_ms(whole)} that the device was busy: {shares}.",
-        "nsys stats has sums alone; nsys export --type sqlite has steps, overlap and idle time.",
-    ]
+    return [*lines, "One launch per side gives no interval; lockstep compare of two ladders does."]
 
 
 def _kernels(profile: Profile) -> list[str]:
-    """Return the longest kernels, with what Nsight Compute counted of each."""
+    """Return the longest kernels, with the counters of Nsight Compute."""
     whole = sum(kernel.seconds for kernel in profile.kernels)
     lines = [
         f"kernels of {profile.path.name}, the longest first",
-        f"{'share':>7}{'launches':>10}{'ms':>9}{'occupancy':>11}{'memory':>8}{'compute':>9}"
-        f"{'FLOP/byte':>11}{'GFLOP/s':>9}  name",
+        f"{'share':>7}{'launches':>10}{'ms':>9}{'occupancy':>11}{'memory':>8}{'GB/s':>8}"
+        f"{'compute':>9}{'FLOP/byte':>11}{'GFLOP/s':>9}  name",
     ]
     for kernel in profile.kernels[:MOST_KERNELS]:
-        shares = [_percent(kernel.occupancy), _percent(kernel.memory), _percent(kernel.compute)]
-        intensity, rate = _roofline(kernel)
+        intensity = rate = traffic = None
+        if kernel.num_bytes and kernel.seconds:
+            traffic = kernel.num_bytes / kernel.seconds / 1e9
+            if kernel.flop:
+                intensity, rate = kernel.flop / kernel.num_bytes, kernel.flop / kernel.seconds / 1e9
         lines.append(
             f"{_percent(kernel.seconds / whole):>7}{kernel.count:>10}"
-            f"{number(kernel.seconds * MILLI):>9}{shares[0]:>11}{shares[1]:>8}{shares[2]:>9}"
+            f"{number(kernel.seconds * MILLI):>9}{_percent(kernel.occupancy):>11}"
+            f"{_percent(kernel.memory):>8}{number(traffic):>8}{_percent(kernel.compute):>9}"
             f"{number(intensity):>11}{number(rate):>9}  {kernel.name[:60]}"
         )
     return lines
-
-
-def _roofline(kernel: Kernel) -> tuple[float | None, float | None]:
-    """Return FLOP per byte of device memory and 10^9 FLOP/s, where both were counted."""
-    if not kernel.flop or not kernel.num_bytes or not kernel.seconds:
-        return None, None
-    return kernel.flop / kernel.num_bytes, kernel.flop / kernel.seconds / 1e9
 
 
 def _percent(share: float | None) -> str:

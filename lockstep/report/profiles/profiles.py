@@ -1,8 +1,6 @@
 """Read profiles: torch.profiler's trace, Nsight Systems' sqlite and CSV, Nsight Compute's CSV.
 
-Sources of the formats: the Chrome trace format as torch.profiler writes it; "SQLite Export Schema
-Reference" and "nsys stats" of the Nsight Systems user guide; "--csv" of the Nsight Compute CLI
-guide. Nothing of it was tried on a GPU: the tests write these files by their documents.
+Sources: the Chrome trace format, and the Nsight Systems and Nsight Compute user guides.
 """
 
 import csv
@@ -11,61 +9,59 @@ import io
 import json
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lockstep.core import phases
-from lockstep.core.phases import STEP, TIMED, Phases, Range, Span, span_of
+from lockstep.core.phases import STEP, TIMED, Named, Phases, Range, Span
 
 MICRO, NANO = 1e-6, 1e-9
+# Work of a device, its kernel's name if it is one, and the number that its launch has as well.
+OnDevice = tuple[Span, str | None, Any]
 GZIP, SQLITE = b"\x1f\x8b", b"SQLite format 3\0"
-# NVTX_EVENTS.eventType of push/pop and start/end ranges.
-NVTX_RANGES = (59, 60)
-# Unit -> factor to the base unit, as Nsight Compute scales its values.
+NCU = "Nsight Compute"
+# Nsight Compute's units -> factor to the base unit; X/second is a rate.
 UNITS = {
-    "nsecond": 1e-9,
-    "ns": 1e-9,
-    "usecond": 1e-6,
-    "us": 1e-6,
-    "msecond": 1e-3,
-    "ms": 1e-3,
-    "second": 1.0,
-    "s": 1.0,
-    "byte": 1.0,
-    "Kbyte": 1e3,
-    "Mbyte": 1e6,
-    "Gbyte": 1e9,
-}
-# Field of a kernel -> names of Nsight Compute's metric: in --page details, and in --page raw.
+    "nsecond": 1e-9, "ns": 1e-9, "usecond": 1e-6, "us": 1e-6, "msecond": 1e-3, "ms": 1e-3,
+    "second": 1.0, "s": 1.0, "byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "Tbyte": 1e12,
+    "hz": 1.0, "Khz": 1e3, "Mhz": 1e6, "Ghz": 1e9,
+}  # fmt: skip
+# Field of a kernel -> Nsight Compute's metric in --page details, and in --page raw.
 METRICS = {
     "seconds": ("Duration", "gpu__time_duration.sum"),
     "occupancy": ("Achieved Occupancy", "sm__warps_active.avg.pct_of_peak_sustained_active"),
     "memory": ("DRAM Throughput", "dram__throughput.avg.pct_of_peak_sustained_elapsed"),
     "compute": ("Compute (SM) Throughput", "sm__throughput.avg.pct_of_peak_sustained_elapsed"),
     "num_bytes": ("dram__bytes.sum",),
+    "bytes_per_s": ("dram__bytes.sum.per_second",),
+    "cycles_per_s": ("smsp__cycles_elapsed.avg.per_second",),
 }
-# Thread instructions -> FLOP of each, as the roofline section of Nsight Compute counts them.
-FLOP = {
-    f"smsp__sass_thread_inst_executed_op_{kind}{name}_pred_on.sum": factor
-    for kind in ("f", "d", "h")
-    for name, factor in (("add", 1), ("mul", 1), ("fma", 2))
-}
+DEVICE_NAME = "device__attribute_display_name"
+# What counts as FLOP in the roofline sections of Nsight Compute: instructions of threads, an fma as
+# two, of halves in pairs; and operations of tensor cores. Sections have counts in each cycle, and
+# `derived__` ones hold the factor.
+COUNT = re.compile(
+    r"(?P<derived>derived__)?(?P<what>"
+    r"smsp__sass_thread_inst_executed_op_(?P<kind>[fdh])(?P<operation>add|mul|fma)_pred_on|"
+    r"sm__ops_path_tensor_(?:op_hg?mma_)?src_(?P<tensor>tf32|bf16|fp16)\w*)"
+    r"(?:_x[24]|\.sum|\.sum\.per_cycle_elapsed)"
+)
+OF_INSTRUCTION = {"f": "fp32", "d": "fp64", "h": "fp16 without tensor cores"}
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel of a GPU, over its launches.
+    """A kernel of a GPU: sums of `count` launches, and means of shares; None if not recorded.
 
     Attributes:
-        seconds: Of all launches.
-        occupancy: Active warps over those that fit, mean of launches; None where not recorded.
-        memory: Share of the peak memory bandwidth, mean of launches.
-        compute: Share of the peak rate of the busiest pipeline, mean of launches.
-        flop: Of all launches, where the instructions were counted.
-        num_bytes: Of device memory, of all launches.
+        occupancy: Active warps / warps that fit.
+        memory: Share of the peak memory bandwidth.
+        compute: Share of the peak rate of the busiest pipeline.
+        num_bytes: Traffic of device memory.
+        precision: That of most of its FLOP.
     """
 
     name: str
@@ -76,6 +72,7 @@ class Kernel:
     compute: float | None = None
     flop: float | None = None
     num_bytes: float | None = None
+    precision: str | None = None
 
 
 @dataclass(frozen=True)
@@ -83,11 +80,11 @@ class Profile:
     """One file of a profiler.
 
     Attributes:
-        rank: The rank it is of, where file or name says so.
-        tool: What wrote it.
-        phases: Where the time of a step goes; None where the file has sums alone.
-        busy_s: Kind -> seconds of the whole file, of sums.
+        rank: The rank, from the content or the name of the file.
+        phases: Where the time of a step goes; None if the file has only sums.
+        busy_s: Kind of work -> seconds in the whole file, if it has only sums.
         kernels: The longest first.
+        device: The GPU's name, if the file has it.
     """
 
     path: Path
@@ -96,18 +93,15 @@ class Profile:
     phases: Phases | None = None
     busy_s: dict[str, float] = field(default_factory=dict)
     kernels: Sequence[Kernel] = ()
+    device: str | None = None
 
 
 def read(path: Path) -> Profile:
-    """Read a profile; what it is shows in its content.
-
-    Raises:
-        ValueError: It cannot be read, or is none of the formats.
-    """
+    """Read a profile by its content; ValueError if it is unreadable or of no known format."""
     if path.suffix == ".py":
         raise ValueError(
-            f"{path}: a script explains itself: call lockstep.explain(step, model=ddp, "
-            "batches=loader) in it, and run it under torchrun"
+            f"{path}: not a profile but a script: call lockstep.explain(step, model=ddp, "
+            "batches=loader) in the script, and run it under torchrun"
         )
     try:
         content = path.read_bytes()
@@ -121,28 +115,24 @@ def read(path: Path) -> Profile:
         if content.lstrip()[:1] in (b"{", b"["):
             return _from_trace(path, json.loads(content))
         return _from_csv(path, content.decode("utf-8", errors="replace"))
-    except (KeyError, TypeError, AttributeError, EOFError, OSError, sqlite3.Error) as error:
+    except KeyError as error:
+        raise ValueError(f"{path}: damaged, or of another version: it has no {error}") from error
+    except (TypeError, AttributeError, EOFError, OSError, sqlite3.Error) as error:
         raise ValueError(f"{path}: damaged, or of another version: {error}") from error
     except ValueError as error:
         text = str(error)
         raise ValueError(text if str(path) in text else f"{path}: {text}") from error
 
 
-def _rank(path: Path, known: object = None) -> int | None:
-    """Return the rank that a file is of: what it says, else what its name ends with."""
-    if isinstance(known, int):
-        return known
+def _rank(path: Path) -> int | None:
     match = re.search(r"(?:rank-?|-r)(\d+)", path.name)
     return int(match[1]) if match else None
-
-
-# torch.profiler
 
 
 def _from_trace(path: Path, trace: Any) -> Profile:
     events = trace["traceEvents"] if isinstance(trace, dict) else trace
     info = trace.get("distributedInfo", {}) if isinstance(trace, dict) else {}
-    host, device, kernels = list[Span](), list[Span](), list[tuple[str, float]]()
+    host, device, launched_s = list[Named](), list[OnDevice](), dict[Any, float]()
     marks: dict[str, list[Range]] = {"device": [], TIMED: [], STEP: []}
     for event in events:
         if event.get("ph") != "X":
@@ -150,65 +140,62 @@ def _from_trace(path: Path, trace: Any) -> Profile:
         name, category = str(event["name"]), str(event.get("cat", "")).lower()
         begin = float(event["ts"]) * MICRO
         end = begin + float(event.get("dur", 0)) * MICRO
+        launch = (event.get("args") or {}).get("correlation")
         if category in ("kernel", "gpu_memcpy", "gpu_memset"):
-            device.append(_device_span(name, begin, end, is_copy=category != "kernel"))
-            if category == "kernel":
-                kernels.append((name, end - begin))
+            device.append(_on_device(name, begin, end, launch, is_copy=category != "kernel"))
+        elif category in ("cuda_runtime", "cuda_driver"):
+            launched_s[launch] = begin
         elif category == "gpu_user_annotation":
             if name.startswith((TIMED, STEP)):
                 marks["device"].append((begin, end))
         elif mark := next((mark for mark in (TIMED, STEP) if name.startswith(mark)), None):
             marks[mark].append((begin, end))
-        elif span := span_of(name, begin, end):
-            host.append(span)
+        else:
+            host.append((name, begin, end))
     steps = (marks["device"] if device else []) or marks[TIMED] or marks[STEP]
-    return _profile(path, "torch.profiler", host, device, steps, kernels, info.get("rank"))
+    rank = info.get("rank")
+    known = rank if isinstance(rank, int) else _rank(path)
+    return _profile(path, known, "torch.profiler", host, device, launched_s, steps)
 
 
-def _device_span(name: str, begin_s: float, end_s: float, *, is_copy: bool) -> Span:
+def _on_device(
+    name: str, begin_s: float, end_s: float, launch: Any = None, *, is_copy: bool
+) -> OnDevice:
     if is_copy:
-        return Span("copy", "copies", begin_s, end_s)
+        return Span("copy", "copies", begin_s, end_s), None, launch
     if "nccl" in name.lower():
-        return Span("communication", "communication", begin_s, end_s)
-    return Span("compute", "kernels", begin_s, end_s)
+        return Span("communication", "communication", begin_s, end_s), name, launch
+    return Span("compute", "kernels", begin_s, end_s), name, launch
 
 
 def _profile(
-    path: Path,
-    tool: str,
-    host: Sequence[Span],
-    device: Sequence[Span],
-    steps: Sequence[Range],
-    kernels: Sequence[tuple[str, float]],
-    rank: object = None,
-) -> Profile:
-    """Return a profile of spans: those of the device count where there are any.
+    path: Path, rank: int | None, tool: str, host: Sequence[Named], device: Sequence[OnDevice],
+    launched_s: dict[Any, float], steps: Sequence[Range],
+) -> Profile:  # fmt: skip
+    """Return the profile of a host's ranges and a device's work.
 
-    Of the host only the reading of batches counts beside them: forward and backward there say when
-    work was handed over.
+    If the device has spans, only `input` counts of the host: the host's forward and backward only
+    queue work for the device.
     """
-    spans = [*device, *(one for one in host if one.kind == "input")] if device else host
+    spans = phases.of_host(host)
+    if device:
+        launches = [(each, launched_s[n]) for each, _, n in device if n in launched_s]
+        spans = [span for span in spans if span.kind == "input"]
+        spans += [span for span, _, _ in device] + phases.by_launch(launches, host)
     if not spans:
         raise ValueError(
             f"{path}: the profile has no kernel, copy, collective or range of a step; record with "
             "torch.profiler's schedule, or give nsys --trace=cuda,nvtx"
         )
-    if not steps:  # the whole of what ran
-        steps = [(min(one.begin_s for one in spans), max(one.end_s for one in spans))]
-    found = phases.phases(spans, steps)
-    return Profile(path, _rank(path, rank), tool, found, kernels=_summed(kernels))
-
-
-def _summed(launches: Sequence[tuple[str, float]]) -> list[Kernel]:
-    sums: dict[str, tuple[int, float]] = {}
-    for name, seconds in launches:
-        count, total = sums.get(name, (0, 0.0))
-        sums[name] = (count + 1, total + seconds)
-    found = [Kernel(name, count, seconds) for name, (count, seconds) in sums.items()]
-    return sorted(found, key=lambda kernel: -kernel.seconds)
-
-
-# Nsight Systems
+    if not steps:
+        steps = [(min(span.begin_s for span in spans), max(span.end_s for span in spans))]
+    times: dict[str, list[float]] = {}
+    for span, name, _ in device:
+        if name is not None:
+            times.setdefault(name or "unnamed", []).append(span.end_s - span.begin_s)
+    kernels = [Kernel(name, len(own), sum(own)) for name, own in times.items()]
+    kernels.sort(key=lambda kernel: -kernel.seconds)
+    return Profile(path, rank, tool, phases.phases(spans, steps), kernels=kernels)
 
 
 def _from_sqlite(path: Path) -> Profile:
@@ -217,105 +204,137 @@ def _from_sqlite(path: Path) -> Profile:
             name
             for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type='table'")
         }
-        device, kernels, host, steps = list[Span](), list[tuple[str, float]](), [], []
+        host, device, launched_s, steps = list[Named](), list[OnDevice](), {}, list[Range]()
         if "CUPTI_ACTIVITY_KIND_KERNEL" in tables:
-            for name, begin, end in database.execute(
-                "SELECT s.value, k.start, k.end FROM CUPTI_ACTIVITY_KIND_KERNEL k "
-                "LEFT JOIN StringIds s ON s.id = k.demangledName"
-            ):
-                kernels.append((name or "unnamed", (end - begin) * NANO))
-                device.append(_device_span(name or "", begin * NANO, end * NANO, is_copy=False))
+            device += [
+                _on_device(name or "", begin * NANO, end * NANO, launch, is_copy=False)
+                for name, begin, end, launch in database.execute(
+                    "SELECT s.value, k.start, k.end, k.correlationId "
+                    "FROM CUPTI_ACTIVITY_KIND_KERNEL k "
+                    "LEFT JOIN StringIds s ON s.id = k.demangledName"
+                )
+            ]
         for table in ("CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"):
             if table in tables:
                 device += [
-                    _device_span("", begin * NANO, end * NANO, is_copy=True)
+                    _on_device("", begin * NANO, end * NANO, is_copy=True)
                     for begin, end in database.execute(f"SELECT start, end FROM {table}")  # noqa: S608, one of two names
                 ]
+        if "CUPTI_ACTIVITY_KIND_RUNTIME" in tables:
+            rows = database.execute("SELECT correlationId, start FROM CUPTI_ACTIVITY_KIND_RUNTIME")
+            launched_s = {launch: begin * NANO for launch, begin in rows}
         if "NVTX_EVENTS" in tables:
             for name, begin, end in database.execute(
                 "SELECT COALESCE(n.text, s.value), n.start, n.end FROM NVTX_EVENTS n "
                 "LEFT JOIN StringIds s ON s.id = n.textId "
-                "WHERE n.eventType IN (?, ?) AND n.end IS NOT NULL",
-                NVTX_RANGES,
+                # push/pop and start/end ranges
+                "WHERE n.eventType IN (59, 60) AND n.end IS NOT NULL"
             ):
                 range_s = (begin * NANO, end * NANO)
                 if name and name.lower().startswith((TIMED, STEP.lower(), "step", "iteration")):
                     steps.append(range_s)
-                elif name and (span := span_of(name, *range_s)):
-                    host.append(span)
-    return _profile(path, "Nsight Systems", host, device, steps, kernels)
+                elif name:
+                    host.append((name, *range_s))
+    return _profile(path, _rank(path), "Nsight Systems", host, device, launched_s, steps)
 
 
 def _from_csv(path: Path, text: str) -> Profile:
-    """Read CSV of `nsys stats` or `ncu`: tables, each below its own header, with other lines."""
+    """Read CSV of `nsys stats` or `ncu`: tables below their headers, among other lines."""
     busy = {"compute": 0.0, "communication": 0.0, "copy": 0.0}
-    kernels, launches = list[Kernel](), list[dict[str, str]]()
-    for row in _csv_rows(text):
+    kernels, metrics, header = list[Kernel](), list[dict[str, str]](), list[str]()
+    units: dict[str, str] = {}  # of `ncu --page raw`, which has a column for each metric
+    for cells in csv.reader(io.StringIO(text)):
+        if {"Time (%)", "Metric Name", "Kernel Name"} & set(cells):
+            header = cells
+            continue
+        if len(cells) != len(header):
+            header = []
+        row = dict(zip(header, cells, strict=False))
         if "Metric Name" in row:
-            launches.append(row)
+            metrics.append(row)
+        elif "Kernel Name" in row:
+            units = units if row["ID"] else row  # which come first
+            metrics += [
+                row | {"Metric Name": name, "Metric Unit": units[name], "Metric Value": value}
+                for name, value in row.items()
+                if row["ID"]
+            ]
         elif "Operation" in row:  # cuda_gpu_mem_time_sum
             busy["copy"] += _number(row["Total Time (ns)"]) * NANO
         elif "Name" in row and "Instances" in row:  # cuda_gpu_kern_sum
             name, seconds = row["Name"], _number(row["Total Time (ns)"]) * NANO
-            busy[_device_span(name, 0, 0, is_copy=False).kind] += seconds
+            busy[_on_device(name, 0, 0, is_copy=False)[0].kind] += seconds
             kernels.append(Kernel(name, int(_number(row["Instances"])), seconds))
-    if launches:
-        return Profile(path, _rank(path), "Nsight Compute", kernels=_from_ncu(launches))
+    if metrics:
+        named = (row["Metric Value"] for row in metrics if row["Metric Name"] == DEVICE_NAME)
+        kernels = _from_ncu(metrics)
+        return Profile(path, _rank(path), NCU, kernels=kernels, device=next(named, None))
     if not any(busy.values()):
         raise ValueError(
-            f"{path}: no profile that Lockstep reads; give a trace of torch.profiler (.json, "
+            f"{path}: not a profile that Lockstep reads; give a trace of torch.profiler (.json, "
             ".json.gz), nsys export --type sqlite, nsys stats --format csv, or ncu --csv"
         )
     return Profile(path, _rank(path), "nsys stats", busy_s=busy, kernels=kernels)
 
 
-def _csv_rows(text: str) -> Iterator[dict[str, str]]:
-    header: list[str] = []
-    for cells in csv.reader(io.StringIO(text)):
-        if {"Time (%)", "Metric Name"} & set(cells):
-            header = cells
-        elif header and len(cells) == len(header):
-            yield dict(zip(header, cells, strict=True))
-        else:
-            header = []
-
-
 def _from_ncu(rows: Sequence[dict[str, str]]) -> list[Kernel]:
-    """Return the kernels of Nsight Compute: a row for each metric of each launch."""
+    """Return the kernels of Nsight Compute, from a row for each metric of each launch."""
     launches: dict[tuple[str, str], dict[str, float]] = {}
     for row in rows:
         metric, value = row["Metric Name"], row["Metric Value"]
-        name = next((name for name, known in METRICS.items() if metric in known), None)
-        factor = UNITS.get(row.get("Metric Unit", ""), 1.0)
         launch = launches.setdefault((row["ID"], row["Kernel Name"]), {})
-        if name and value:
-            launch[name] = _number(value) * factor
-        elif metric in FLOP:
-            launch["flop"] = launch.get("flop", 0.0) + FLOP[metric] * _number(value)
+        if not value[:1].isdigit():  # not recorded
+            continue
+        name = next((name for name, known in METRICS.items() if metric in known), None)
+        if name:
+            top, _, below = row.get("Metric Unit", "").partition("/")
+            launch[name] = _number(value) * UNITS.get(top, 1.0) / UNITS.get(below, 1.0)
+        elif COUNT.fullmatch(metric):
+            launch[metric] = _number(value)
+    precisions: dict[str, str] = {}  # of each kernel whose operations of tensor cores are known
+    for (_, kernel), launch in launches.items():
+        seconds = launch.get("seconds", 0.0)
+        if "bytes_per_s" in launch:
+            launch.setdefault("num_bytes", launch["bytes_per_s"] * seconds)
+        found = _flop(launch, launch.get("cycles_per_s", 0.0) * seconds)
+        if found:
+            launch["flop"] = sum(found.values())
+            if any("path_tensor" in metric for metric in launch):
+                precisions[kernel] = max(found, key=found.__getitem__)
     kernels = []
     for kernel in dict.fromkeys(name for _, name in launches):
         own = [launch for (_, name), launch in launches.items() if name == kernel]
-
-        def total(key: str, own: Sequence[dict[str, float]] = own) -> float | None:
-            return sum(one[key] for one in own) if all(key in one for one in own) else None
-
-        def mean_share(key: str, own: Sequence[dict[str, float]] = own) -> float | None:
-            known = [one[key] / 100 for one in own if key in one]
-            return sum(known) / len(known) if known else None
-
-        kernels.append(
-            Kernel(
-                kernel,
-                len(own),
-                total("seconds") or 0.0,
-                occupancy=mean_share("occupancy"),
-                memory=mean_share("memory"),
-                compute=mean_share("compute"),
-                flop=total("flop"),
-                num_bytes=total("num_bytes"),
-            )
-        )
+        values = {
+            key: [launch[key] for launch in own if key in launch] for key in (*METRICS, "flop")
+        }
+        totals = {
+            key: sum(values[key]) if len(values[key]) == len(own) else None
+            for key in ("seconds", "flop", "num_bytes")
+        }
+        shares = {
+            key: sum(x / 100 for x in values[key]) / len(values[key]) if values[key] else None
+            for key in ("occupancy", "memory", "compute")
+        }
+        seconds = totals.pop("seconds") or 0.0
+        named = precisions.get(kernel)
+        kernels.append(Kernel(kernel, len(own), seconds, **shares, **totals, precision=named))
     return sorted(kernels, key=lambda kernel: -kernel.seconds)
+
+
+def _flop(launch: Mapping[str, float], cycles: float) -> dict[str, float]:
+    """Return precision -> FLOP of a launch that took so many cycles; empty if not recorded."""
+    counted: dict[str, tuple[str, float]] = {}  # one count may be recorded in several forms
+    for metric, count in launch.items():
+        match = COUNT.fullmatch(metric)
+        if match and (metric.endswith(".sum") or cycles):
+            total = count if metric.endswith(".sum") else count * cycles
+            if match["kind"] and not match["derived"]:
+                total *= (1 + (match["operation"] == "fma")) * (1 + (match["kind"] == "h"))
+            counted[match["what"]] = match["tensor"] or OF_INSTRUCTION[match["kind"]], total
+    found: dict[str, float] = {}
+    for precision, total in counted.values():
+        found[precision] = found.get(precision, 0.0) + total
+    return found
 
 
 def _number(text: str) -> float:

@@ -1,1 +1,1 @@
-"""What other programs keep of results: runs in a tracker, and files in their formats."""
+"""Results for other programs: runs in a tracker, and TensorBoard's files."""

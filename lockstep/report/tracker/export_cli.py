@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from lockstep.report.tracker.tracked import Run, Tracker
+    from lockstep.report.tracker.tracked import Run
 
 FOLDER = click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
 
@@ -30,7 +30,7 @@ def export() -> None:
 def mlflow(folder: Path, to: str | None) -> int:
     """Write the runs of FOLDER into MLflow: a campaign is an experiment, a launch a run.
 
-    A training run is a run, too. Exported again, only what is new is added. A server's token is
+    A training run is a run, too. A second export adds only new results. A server's token is
     read from LOCKSTEP_TRACKER_KEY, or MLflow's own variables.
 
     \b
@@ -38,9 +38,7 @@ def mlflow(folder: Path, to: str | None) -> int:
       lockstep export mlflow results/laptop
       lockstep export mlflow results/laptop --to sqlite:///all.db
     """
-    from lockstep.report.tracker import tracked
-
-    return _send(folder, tracked.given("mlflow", to))
+    return _send(folder, "mlflow", to)
 
 
 @export.command()
@@ -52,9 +50,41 @@ def http(folder: Path, to: str) -> int:
     `python -m pydoc lockstep.report.tracker.stores` describes its four requests. The
     key for the header X-API-Key is read from LOCKSTEP_TRACKER_KEY.
     """
-    from lockstep.report.tracker import tracked
+    return _send(folder, "http", to)
 
-    return _send(folder, tracked.given("http", to))
+
+@export.command()
+@FOLDER
+def again(folder: Path) -> int:
+    """Send missing results to the tracker of FOLDER: after an outage, or while jobs run.
+
+    The tracker is the one of the site file's table [tracker], or the one used before.
+
+    \b
+    Example:
+      lockstep export again results/laptop
+    """
+    return _send(folder)
+
+
+def _send(folder: Path, kind: str = "", uri: str | None = None) -> int:
+    """Send a folder's results to a tracker, by default to the folder's own."""
+    from lockstep.report.tracker import sending, tracked
+
+    tracker = tracked.tracker_at(kind, uri) if kind else tracked.find_tracker(folder)
+    if tracker is None:
+        raise ValueError(
+            f"{folder} has no tracker; add a table [tracker] to the site file, or run lockstep "
+            "export mlflow"
+        )
+    sent = sending.send(folder, tracker, verifies=True)
+    if sent.kind in ("unreadable", "empty"):
+        raise ValueError(sent.why)
+    *left_out, end = sending.lines(sent, folder)
+    for text in left_out:
+        click.echo(text, err=True)
+    click.echo(end, err=sent.kind != "sent")
+    return 0 if sent.kind == "sent" else 3
 
 
 @export.command()
@@ -70,7 +100,7 @@ def tensorboard(folder: Path, to: Path | None) -> None:
     from lockstep.report.tracker.runs import read_runs
 
     target = to or folder / "tensorboard"
-    written = list(write_event_files(read_runs(folder).runs, target))
+    written = list(write_event_files(read_runs(folder)[0], target))
     if not written:
         raise ValueError(
             f"{folder} holds no training run; measure the study train, or give another folder"
@@ -78,47 +108,8 @@ def tensorboard(folder: Path, to: Path | None) -> None:
     click.echo(f"{len(written)} runs: tensorboard --logdir {click.format_filename(target)}")
 
 
-@export.command()
-@FOLDER
-def again(folder: Path) -> int:
-    """Send the tracker of FOLDER what it lacks: after an outage, or while jobs run.
-
-    The tracker is the one of the site file's table [tracker], or the one used before.
-
-    \b
-    Example:
-      lockstep export again results/laptop
-    """
-    from lockstep.report.tracker import tracked
-
-    tracker = tracked.find(folder)
-    if tracker is None:
-        raise ValueError(
-            f"{folder} has no tracker; add a table [tracker] to the site file, or run lockstep "
-            "export mlflow"
-        )
-    return _send(folder, tracker)
-
-
-def _send(folder: Path, tracker: "Tracker") -> int:
-    from lockstep.report.tracker import sending
-
-    sent = sending.send(folder, tracker, is_asked=True)
-    if sent.kind in ("unreadable", "empty"):
-        raise ValueError(sent.why)
-    *left_out, end = sending.lines(sent, folder)
-    for text in left_out:
-        click.echo(text, err=True)
-    click.echo(end, err=sent.kind != "sent")
-    return 0 if sent.kind == "sent" else 3
-
-
 def write_event_files(runs: "Iterable[Run]", folder: Path) -> Iterator[Path]:
-    """Write the curves of training runs, a folder for each run.
-
-    Args:
-        runs: Those of kind `training` are written.
-        folder: What TensorBoard's --logdir is to name; what it holds of a run is replaced.
+    """Write the curves of training runs as event files, replacing older ones; yield their folders.
 
     Raises:
         RuntimeError: torch or tensorboard is not installed.
@@ -136,8 +127,6 @@ def write_event_files(runs: "Iterable[Run]", folder: Path) -> Iterator[Path]:
         for old in own.glob("events.out.tfevents.*"):
             old.unlink()
         with SummaryWriter(str(own)) as writer:
-            for metric in run.metrics:
-                writer.add_scalar(
-                    metric.name, metric.value, metric.step, walltime=metric.time_ms / 1000
-                )
+            for m in run.metrics:
+                writer.add_scalar(m.name, m.value, m.step, walltime=m.time_ms / 1000)
         yield own

@@ -1,9 +1,9 @@
-"""A process beside a measurement that sends its tracker what is new.
+"""A process beside a measurement that sends new results to its tracker.
 
-Between two launches it is waited for 2 s and no longer; then it ends the request under way, and
-begins the next after the next launch. What it does beside ranks (that request, reading results,
-starting, the epochs of a training) has the lowest priority that the system has. It may hang, fail
-or be killed: results are on disk before it reads them, and `lockstep export again` sends the rest.
+`lockstep run` waits at most 2 s for the process between launches. The process then ends the current
+request, and begins the next after the next launch. Beside ranks it has the system's lowest
+priority. It may hang, fail or be killed: results are on disk first, and `lockstep export again`
+sends the rest.
 """
 
 import contextlib
@@ -18,23 +18,25 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+import click
+
 from lockstep import content
 from lockstep.core.processes import die_with_parent
 from lockstep.report.tracker import sending, stores, tracked
 from lockstep.report.tracker.sending import LIVE_TIMEOUT_S, Sent
 from lockstep.report.tracker.tracked import Tracker
 
-LAST_S = 10.0  # at the end nothing is measured any more
-COLLECTED_S = 60.0  # for all that a campaign's jobs have measured
+LAST_S = 10.0  # longest wait at the end of all measurements
+COLLECTED_S = 60.0  # longest wait for all results of a campaign's jobs
 LOG = "live.txt"
-MOST_BYTES = 1 << 22  # of its answers, which name each file that could not be read
+MOST_BYTES = 1 << 22  # of the process's answers, which list unreadable files
 
 
 class Sender:
-    """The process of one results folder.
+    """The process that sends the results of a folder.
 
-    It reads lines `NUMBER DEADLINE` and answers each with a JSON line `[NUMBER, SENT]`. The
-    numbers keep an answer that comes late from being taken for that to the next request.
+    The process reads lines `NUMBER DEADLINE` and answers each with a JSON line `[NUMBER, SENT]`.
+    The number distinguishes a late answer from the answer to the next request.
     """
 
     def __init__(self, folder: Path, tracker: Tracker) -> None:
@@ -51,30 +53,29 @@ class Sender:
                 bufsize=0,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))},
                 preexec_fn=die_with_parent,
-                start_new_session=True,  # Ctrl-C is the front end's to answer
+                start_new_session=True,  # the command itself answers Ctrl-C
             )
         assert self._process.stdin
         assert self._process.stdout
         self._requests, self._answers = self._process.stdin, self._process.stdout
-        os.set_blocking(self._requests.fileno(), False)  # it may hang
+        os.set_blocking(self._requests.fileno(), False)  # the process may hang
         self._text = b""
-        self._num_asked = 0
+        self._num_requests = 0
 
     def send(self, wait_s: float = LIVE_TIMEOUT_S) -> None:
-        """Have what is new sent, and wait for that so long and no longer.
+        """Request that new results are sent, and wait at most `wait_s` for that.
 
-        Args:
-            wait_s: When the time is over, nothing further is begun; 0 waits and ends for nothing.
+        After that time no further request is begun. With 0 this returns at once and limits nothing.
         """
         deadline_s = time.monotonic() + wait_s
-        self._ask(deadline_s if wait_s else math.inf)
-        while self._last()[0] < self._num_asked and self._read(deadline_s):
+        self._request(deadline_s if wait_s else math.inf)
+        while self._last_answer()[0] < self._num_requests and self._read(deadline_s):
             pass
 
     def close(self, wait_s: float = LAST_S) -> Sent:
-        """End the process, by force where it takes longer, and return how far it came."""
+        """End the process, by force after `wait_s`, and return the outcome."""
         deadline_s = time.monotonic() + wait_s
-        self._ask(deadline_s)
+        self._request(deadline_s)
         with contextlib.suppress(OSError):
             self._requests.close()
         with self._answers:
@@ -88,24 +89,24 @@ class Sender:
             self._process.wait()
             return Sent(uri, "late")
         if code:
-            return Sent(uri, "broken", why=f"it ended with exit code {code}; see {self._log}")
-        return self._last()[1] or Sent(uri, "late")
+            return Sent(uri, "broken", why=f"the process ended with exit {code}; see {self._log}")
+        return self._last_answer()[1] or Sent(uri, "late")
 
-    def _ask(self, until_s: float) -> None:
-        self._num_asked += 1
-        with contextlib.suppress(OSError):  # it has ended
-            self._requests.write(f"{self._num_asked} {until_s}\n".encode())
+    def _request(self, until_s: float) -> None:
+        self._num_requests += 1
+        with contextlib.suppress(OSError):  # the process has ended
+            self._requests.write(f"{self._num_requests} {until_s}\n".encode())
 
-    def _last(self) -> tuple[int, Sent | None]:
-        """Return which request was answered last, and how; (0, None) before the first answer."""
-        lines = self._text.split(b"\n")[:-1]  # what follows the last line end is cut short
+    def _last_answer(self) -> tuple[int, Sent | None]:
+        """Return the last answered request's number and outcome; (0, None) before any answer."""
+        lines = self._text.split(b"\n")[:-1]  # the last line may be incomplete
         if not lines:
             return 0, None
         number, sent = json.loads(lines[-1])
         return number, Sent(**sent)
 
     def _read(self, deadline_s: float) -> bool:
-        """Read what the process writes next; return whether it may write more."""
+        """Read the next output of the process; return whether more may follow."""
         wait_s = max(0.0, deadline_s - time.monotonic())
         if not select.select([self._answers], [], [], wait_s)[0]:
             return False
@@ -114,66 +115,59 @@ class Sender:
         return bool(text)
 
 
-class Silent:
-    """A sender that does nothing, where results have no tracker."""
-
-    def send(self, wait_s: float = 0.0) -> None:
-        """Do nothing."""
-
-
 @contextlib.contextmanager
-def following(folder: Path) -> Iterator[Sender | Silent]:
-    """Give the sender of a results folder, and say at the end what its tracker lacks.
+def live_sender(folder: Path) -> Iterator[Callable[..., None]]:
+    """Yield `Sender.send` of a results folder, and print at the end what its tracker lacks.
+
+    Without a tracker, the function does nothing.
 
     Raises:
-        ValueError: The site file's table of the tracker says something that is not allowed.
+        ValueError: The site file's table [tracker] has a value that is not allowed.
     """
-
-    def say(text: str) -> None:
-        sys.stderr.write(f"{text}\n")
-
-    tracker = tracked.find(folder)
-    sender: Sender | Silent = Silent()
+    tracker = tracked.find_tracker(folder)
+    sender = None
     try:
-        sender = Sender(folder, tracker) if tracker else sender
-    except OSError as error:  # a folder of another user's, for one
-        say(f"Nothing is sent to the tracker: {error}")
+        sender = Sender(folder, tracker) if tracker else None
+    except OSError as error:  # such as in another user's folder
+        click.echo(f"Nothing is sent to the tracker: {error}", err=True)
     try:
-        yield sender
+        yield sender.send if sender else lambda *_: None
     finally:
         is_whole = sys.exc_info()[0] is None
-        if isinstance(sender, Sender):
-            _report(sender.close(LAST_S if is_whole else LIVE_TIMEOUT_S), folder, say)
+        if sender:
+            print_outcome(sender.close(LAST_S if is_whole else LIVE_TIMEOUT_S), folder)
 
 
-def tell(folder: Path, say: Callable[[str], object]) -> None:
-    """Send what was collected to the tracker, if the folder has one; nothing fails with it."""
+def send_collected(folder: Path) -> None:
+    """Send collected results to the folder's tracker, if it has one; print any failure."""
     try:
-        if tracker := tracked.find(folder):
-            _report(Sender(folder, tracker).close(COLLECTED_S), folder, say)
-    except (ValueError, OSError) as error:  # OSError of a folder of another user's, for one
-        say(f"Nothing is sent to the tracker: {error}")
+        if tracker := tracked.find_tracker(folder):
+            print_outcome(Sender(folder, tracker).close(COLLECTED_S), folder)
+    except (ValueError, OSError) as error:  # such as in another user's folder
+        click.echo(f"Nothing is sent to the tracker: {error}", err=True)
 
 
-def _report(sent: Sent, folder: Path, say: Callable[[str], object]) -> None:
+def print_outcome(sent: Sent, folder: Path) -> None:
+    """Print the outcome to standard error; no line for a folder without results."""
     for text in sending.lines(sent, folder) if sent.kind != "empty" else ():
-        say(text)
+        click.echo(text, err=True)
 
 
 def main(folder: Path, tracker: Tracker) -> None:
-    """Send what is new each time that a line comes in, until no more can come."""
-    with contextlib.suppress(OSError):  # only the time of cores that nobody else wants: sched(7)
+    """Send new results each time that a line arrives, until standard input ends."""
+    with contextlib.suppress(OSError):  # run only on cores that are idle: sched(7)
         if hasattr(os, "sched_setscheduler"):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         else:
             os.nice(19)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
-    if tracker.kind == "mlflow":  # before it is needed
-        with contextlib.suppress(stores.RefusedError):
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # for output of libraries
+    if tracker.kind == "mlflow":  # imported before it is needed
+        with contextlib.suppress(stores.NotSentError):
             stores.prepare(tracker.key, LIVE_TIMEOUT_S)
     while requests := os.read(sys.stdin.fileno(), MOST_BYTES):
-        number, until_s = requests.splitlines()[-1].split()  # one sends for all that came meanwhile
+        # One answer serves all requests that arrived meanwhile.
+        number, until_s = requests.splitlines()[-1].split()
         sent = sending.send(folder, tracker, LIVE_TIMEOUT_S, wait_s=0, until_s=float(until_s))
         answers.write(json.dumps([int(number), asdict(sent)]) + "\n")
         answers.flush()

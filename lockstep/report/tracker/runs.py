@@ -15,14 +15,13 @@ from lockstep.report.load.results import Launch, Results, Row
 from lockstep.report.tracker.tracked import (
     LONGEST_NAME,
     EmptyError,
-    Found,
     Metric,
     Run,
     Status,
-    artifacts,
     metric_name,
     milliseconds,
     parameters,
+    read_artifacts,
     texts,
 )
 
@@ -33,27 +32,27 @@ SOFTWARE = ("lockstep_version", "git_commit", "project_commit", "project_dirty",
     "nccl", "driver", "image_sha256")  # fmt: skip
 CAMPAIGN_FILES = ("report.html", sources.CAMPAIGN, "accounting.json")
 WORST_FIRST: tuple[Status, ...] = ("RUNNING", "KILLED", "FAILED", "FINISHED")
-# Field of an epoch -> the metric's name, with the unit where it has one.
+# Field of an epoch -> the metric's name, with its unit if it has one.
 EPOCH = {
     "loss": "train_loss", "train_accuracy": "train_accuracy", "validation_loss": "validation_loss",
     "accuracy": "validation_accuracy", "lr": "lr", "time_s": "epoch_s",
     "samples_per_s": "throughput_samples_per_s", "validation_s": "validation_s",
     "checkpoint_s": "checkpoint_s", "peak_memory_bytes": "peak_memory_bytes",
 }  # fmt: skip
-# (launch, case) -> the efficiency of its point, and over how many launches it is.
+# (launch, case) -> the efficiency of its point, and its number of launches.
 Efficiencies = Mapping[tuple[str, str], tuple[float, int]]
 
 
-def read_runs(folder: Path) -> Found:
-    """Return the runs of a campaign's folder, or of the trainings in a folder of such folders.
+def read_runs(folder: Path) -> tuple[list[Run], tuple[str, ...]]:
+    """Return the runs of a campaign, or of a folder of trainings, and why results gave no run.
 
     Raises:
-        EmptyError: It holds no results yet.
-        ValueError: What it holds cannot be read.
+        EmptyError: The folder holds no results yet.
+        ValueError: The results cannot be read.
     """
     runs: list[Run] = []
     unread: list[str] = []
-    for campaign in sources.trainings_below(folder) or [folder]:
+    for campaign in sources.folders(folder):
         try:
             list(sources.find_files(campaign))
         except ValueError as error:
@@ -62,7 +61,7 @@ def read_runs(folder: Path) -> Found:
         unread += map(str, results.unread)
         try:
             efficiencies = _efficiencies(results)
-        except ValueError as error:  # nothing can be pooled; each launch can still be sent
+        except ValueError as error:  # launches in conflict can still be sent
             unread.append(str(error))
             efficiencies = {}
         own: list[Run] = []
@@ -71,22 +70,21 @@ def read_runs(folder: Path) -> Found:
                 rows = [row for row in results.rows if row.launch == launch.name]
                 own += _launch_runs(launch, rows, results, campaign, efficiencies)
             else:
-                unread.append(
-                    f"{launch.path}: not a launch of Lockstep, so there is no run to export"
-                )
-        runs += [*([_campaign_run(campaign, results, own)] if own else []), *own]
-    return Found(tuple(runs), tuple(unread))
+                why = "not a launch of Lockstep, so there is no run to export"
+                unread.append(f"{launch.path}: {why}")
+        if own:
+            runs += [_campaign_run(campaign, results, own), *own]
+    return runs, tuple(unread)
 
 
 def _efficiencies(results: Results) -> Efficiencies:
-    """Return the efficiencies that the page shows.
+    """Return the efficiencies that the page shows, each with its number of launches.
 
-    More repeats change a point's efficiency. The number of launches is the metric's step, so it is
-    sent again then.
+    The number is the metric's step, so a changed efficiency is sent again after more repeats.
     """
     return {
         (row.launch, row.recorded_case): (
-            point.parallel_efficiency, len({id(each) for each in (*point.rows, *curve.base.rows)})
+            point.parallel_efficiency, len({id(r) for r in (*point.rows, *curve.base.rows)})
         )
         for curve in evaluate(results).series if curve.is_compared
         for point in curve.points if not point.blocked_by
@@ -114,15 +112,11 @@ def _launch_runs(
     on_gpus = any(device.startswith("cuda") for device in launch.devices)
     seed = provenance.get("seed")
     run = Run(
-        key=f"{experiment}/{name}/{started}",
-        experiment=experiment,
-        name=name,
-        kind="launch",
-        status=status,
-        started_ms=started_ms,
+        key=f"{experiment}/{name}/{started}", experiment=experiment, name=name, kind="launch",
+        status=status, started_ms=started_ms,
         ended_ms=None if status == "RUNNING" else ended_ms,
         params=texts(
-            {each: facts.get(each) for each in OF_LAUNCH} | (facts.get("measured_with") or {})
+            {fact: facts.get(fact) for fact in OF_LAUNCH} | (facts.get("measured_with") or {})
         ),
         facts=texts({
             "slurm_job_id": slurm.get("SLURM_JOB_ID"),
@@ -131,9 +125,9 @@ def _launch_runs(
             "seed": None if seed is None else str(seed),
             "gpu_type": ", ".join(provenance.get("device_names") or []) if on_gpus else None,
             "launch": name,
-        } | {each: provenance.get(each) for each in SOFTWARE}),
+        } | {fact: provenance.get(fact) for fact in SOFTWARE}),
         metrics=tuple(_metrics(launch, rows, lines, started_ms, efficiencies)),
-        artifacts=artifacts(launch.path.parent, kept),
+        artifacts=read_artifacts(launch.path.parent, kept),
     )  # fmt: skip
     return [run, *_training_runs(run, launch, rows, lines)]
 
@@ -144,13 +138,13 @@ def _status(launch: Launch, *, is_held: bool) -> Status:
     if is_held:
         return "RUNNING"
     facts = launch.facts
-    ended = {each["case"] for kind in ("failed", "skipped") for each in facts.get(kind) or ()}
-    is_through = len(facts["expected"]) <= len(ended) + launch.num_cases
+    ended = {end["case"] for kind in ("failed", "skipped") for end in facts.get(kind) or ()}
+    is_through = len(facts["expected"]) <= len(ended) + len(launch.entries)
     return "FAILED" if is_through and not facts.get("in_flight") else "KILLED"
 
 
 def _blocks(launch: Launch, rows: Sequence[Row]) -> dict[str, tuple[Row, dict[str, Any]]]:
-    """Return case -> its row, and its record as the file has it with its full name."""
+    """Return case -> its row and its record in the file, with its full name."""
     known = {row.recorded_case: row for row in rows}
     return {
         case: (known[case], entry["extra_info"][KEY] | {"fullname": entry.get("fullname")})
@@ -166,9 +160,9 @@ def _metrics(
     started_ms: int,
     efficiencies: Efficiencies,
 ) -> list[Metric]:
-    """Return each case's rounds by step, its rate and its point's efficiency.
+    """Return each case's rounds, its rate and its point's efficiency.
 
-    The lines of older journals have no time; then a metric has that of the launch's start.
+    Lines of older journals have no time; then a metric has the time of the launch's start.
     """
     times_ms = {
         line["benchmark"]["fullname"]: milliseconds(line["time"])
@@ -202,28 +196,24 @@ def _metrics(
 
 
 def _campaign_run(folder: Path, results: Results, runs: Sequence[Run]) -> Run:
-    """Return the run of the campaign itself, which has what belongs to no launch: the page."""
+    """Return the run of the campaign itself, with its page and its configuration."""
     states = {run.status for run in runs}
     status = next(state for state in WORST_FIRST if state in states)
     ends = [run.ended_ms for run in runs if run.ended_ms is not None]
     first = min(runs, key=lambda run: run.started_ms)
     return Run(
-        key=f"{first.experiment}/{first.started_ms}",
-        experiment=first.experiment,
-        name=first.experiment,
-        kind="campaign",
-        status=status,
-        started_ms=first.started_ms,
+        key=f"{first.experiment}/{first.started_ms}", experiment=first.experiment,
+        name=first.experiment, kind="campaign", status=status, started_ms=first.started_ms,
         ended_ms=None if status == "RUNNING" else max(ends, default=None),
         params=texts({name: results.campaign.get(name) for name in OF_CAMPAIGN}),
-        artifacts=artifacts(folder, CAMPAIGN_FILES),
-    )
+        artifacts=read_artifacts(folder, CAMPAIGN_FILES),
+    )  # fmt: skip
 
 
 def _training_runs(
     run: Run, launch: Launch, rows: Sequence[Row], lines: Sequence[Mapping[str, Any]]
 ) -> list[Run]:
-    """Return a run for each training case of a launch; one in flight has its epochs so far."""
+    """Return a run for each training case of a launch, with the epochs trained so far."""
     epochs: dict[str, dict[int, dict[str, Any]]] = {}
     failed = set()
     for line in lines:
@@ -264,26 +254,19 @@ def _training_runs(
             if name != "kept"
         }
         began_ms = min(ends_ms.values()) - round(1000 * own[0]["time_s"])
-        made.append(
-            replace(
-                run,
-                key=f"{run.key}/{case}",
-                name=f"{run.name} {labels[case]}"[:LONGEST_NAME],
-                kind="training",
-                status=status,
-                started_ms=max(run.started_ms, began_ms),
-                ended_ms=None if status == "RUNNING" else ends_ms[own[-1]["epoch"]],
-                params=run.params | texts(block.get("factors") or {}),
-                facts=run.facts | texts(facts),
-                metrics=(*values, *_updates(steps, ends_ms)),
-                artifacts=(),
-            )
-        )
+        made.append(replace(
+            run, key=f"{run.key}/{case}", name=f"{run.name} {labels[case]}"[:LONGEST_NAME],
+            kind="training", status=status, started_ms=max(run.started_ms, began_ms),
+            ended_ms=None if status == "RUNNING" else ends_ms[own[-1]["epoch"]],
+            params=run.params | texts(block.get("factors") or {}),
+            facts=run.facts | texts(facts), artifacts=(),
+            metrics=(*values, *_updates(steps, ends_ms)),
+        ))  # fmt: skip
     return made
 
 
 def _labels(cases: set[str]) -> dict[str, str]:
-    """Return case -> in what it differs from the other cases of its test."""
+    """Return case -> the parameters that differ from other cases of its test."""
     tests: dict[str, list[str]] = {}
     for case in cases:
         tests.setdefault(case.partition("[")[0], []).append(case)
@@ -297,7 +280,7 @@ def _labels(cases: set[str]) -> dict[str, str]:
 
 
 def _updates(path: Path, ends_ms: Mapping[int, int]) -> list[Metric]:
-    """Return the loss and rate of each update, which are known when its epoch has ended."""
+    """Return the loss and learning rate of each update, with the time at which its epoch ended."""
     lines = files.text(path).splitlines() if path.is_file() else []
     steps = {step["step"]: step for step in map(json.loads, lines) if step["epoch"] in ends_ms}
     return [

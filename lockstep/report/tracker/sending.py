@@ -1,7 +1,7 @@
 """Send a tracker the results that it lacks, each once, in the order in which they were measured.
 
 This works during a measurement, after it, and for old results; an interrupted transfer continues
-where it stopped.
+where it stopped. Results are on disk before anything is sent, so only confirmations are kept here.
 """
 
 import hashlib
@@ -14,27 +14,19 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from lockstep.core import files, locks
 from lockstep.core.files import write_atomically
 from lockstep.core.formats import counted
 from lockstep.report.tracker import stores, tracked
 from lockstep.report.tracker.runs import read_runs
-from lockstep.report.tracker.stores import HttpStore, MlflowStore, OutOfReachError, RefusedError
+from lockstep.report.tracker.stores import HttpStore, Kind, MlflowStore, NotSentError
 from lockstep.report.tracker.tracked import EmptyError, Entry, Run, Tracker
 
 # Longest wait for a tracker during a measurement.
 LIVE_TIMEOUT_S = 2.0
 TIMEOUT_S = 30.0
-
-Kind = Literal[
-    "sent", "out-of-reach", "refused", "busy", "unwritable", "unreadable", "empty", "late", "broken"
-]
-
-
-class LateError(Exception):
-    """The time allowed for sending is over."""
 
 
 @dataclass
@@ -44,10 +36,8 @@ class Sent:
     Attributes:
         kind: `sent` if the tracker has all results; else the reason why not.
         num_runs: Runs that the tracker has now.
-        num_refused: Runs that it rejected; `why` is of the first.
-        num_new: Runs of which something was sent.
-        num_metrics: Metrics that were sent.
-        num_artifacts: Files that were sent.
+        num_refused: Runs that the tracker rejected; `why` is about the first.
+        num_new: Runs with new parts that were sent.
         why: Error message of the tracker or the system.
         unread: A sentence for each result that could not be read.
     """
@@ -64,10 +54,7 @@ class Sent:
 
 
 class Confirmed:
-    """What a tracker has confirmed of a folder's runs: `tracker/RUN.json`, one entry per tracker.
-
-    The results are on disk before anything is sent, so only what was confirmed is kept here.
-    """
+    """The confirmed parts of a folder's runs: `tracker/RUN.json`, an entry per tracker."""
 
     def __init__(self, folder: Path, tracker: Tracker) -> None:
         self.folder = folder / tracked.FOLDER
@@ -80,20 +67,20 @@ class Confirmed:
         except (KeyError, TypeError):
             return Entry(run.key)
 
-    def keep(self, run: Run, entry: Entry) -> None:
+    def write(self, run: Run, entry: Entry) -> None:
         """Write the confirmed part of a run to disk."""
         text = json.dumps(self._stored(run) | {self.name: asdict(entry)}, indent=1)
         write_atomically(self._path(run), text)
 
-    def under_first_key(self, run: Run) -> Run:
+    def with_first_key(self, run: Run) -> Run:
         """Return a campaign's run with the key under which it was first sent.
 
-        A new key would differ if the first launch, whose time it holds, became unreadable.
+        The key contains the time of the first launch, which may have become unreadable since.
         """
         path = self.folder / "campaign.txt"
-        kept = files.text(path) if path.is_file() else ""
-        if kept.rpartition("/")[0] == run.experiment:
-            return replace(run, key=kept)
+        key = files.text(path) if path.is_file() else ""
+        if key.rpartition("/")[0] == run.experiment:
+            return replace(run, key=key)
         write_atomically(path, run.key)
         return run
 
@@ -103,34 +90,30 @@ class Confirmed:
 
     def _stored(self, run: Run) -> dict[str, Any]:
         try:
-            document = files.parse(files.content(self._path(run)))
+            return tracked.read_object(self._path(run))
         except ValueError:
             return {}
-        return document if isinstance(document, dict) else {}
-
-
-class BusyError(ValueError):
-    """Another command sends the same results, or writes the same database."""
 
 
 @contextmanager
 def only_writer(folder: Path, tracker: Tracker, wait_s: float) -> Iterator[None]:
-    """Hold the locks of a folder's entries, and of the database that is written.
+    """Hold the locks of a folder's confirmations and of the database that is written.
 
     Raises:
-        BusyError: Another holds one for longer than `wait_s`.
-        OSError: The folder, or the database's, cannot be written.
+        NotSentError: Another command holds a lock for longer than `wait_s`.
+        OSError: The folder, or the database's folder, cannot be written.
     """
     paths = [folder / tracked.FOLDER / ".lock"]
     if tracker.database is not None:
         paths.append(tracker.database.with_name(f".{tracker.database.name}.lock"))
-    with ExitStack() as held:
+    with ExitStack() as stack:
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
-            lock = held.enter_context(path.open("a", encoding="utf-8"))
-            with suppress(locks.NoLocksError):  # others cannot be kept out there
+            lock = stack.enter_context(path.open("a", encoding="utf-8"))
+            with suppress(locks.NoLocksError):  # this file system cannot lock
                 if not locks.take(lock, wait_s):
-                    raise BusyError(f"another lockstep command is writing to {path.parent}")
+                    why = f"another lockstep command is writing to {path.parent}"
+                    raise NotSentError("busy", why)
         yield
 
 
@@ -140,54 +123,45 @@ def send(
     timeout_s: float = TIMEOUT_S,
     wait_s: float = TIMEOUT_S,
     *,
-    is_asked: bool = False,
+    verifies: bool = False,
     until_s: float = math.inf,
 ) -> Sent:
-    """Send a tracker what it lacks of a results folder, and return how far that went.
+    """Send a tracker the missing results of a folder, and return the outcome.
 
-    A request may take `timeout_s`; another command that sends is waited for `wait_s`; nothing
-    further is begun at `until_s`, in seconds of `time.monotonic`. With `is_asked` MLflow is asked
-    for runs that it has confirmed, too: they may have been deleted there.
+    Args:
+        folder: The results folder.
+        tracker: The tracker.
+        timeout_s: How long a request may take.
+        wait_s: How long to wait for another command that sends the same folder.
+        verifies: Also ask MLflow for confirmed runs, which may have been deleted there.
+        until_s: When to begin no further request, in seconds of `time.monotonic`.
     """
     tracker = tracker.beside(folder)
     sent = Sent(str(tracker.uri))
     try:
-        there = read_runs(folder)
-        sent.unread = there.unread
-        if not there.runs:
-            raise ValueError(next(iter(there.unread), f"{folder}: holds no launch of Lockstep"))
+        runs, sent.unread = read_runs(folder)
+        if not runs:
+            raise ValueError(next(iter(sent.unread), f"{folder}: holds no launch of Lockstep"))
     except ValueError as error:
         sent.kind = "empty" if isinstance(error, EmptyError) else "unreadable"
         sent.why = str(error)
         return sent
-    is_asked = is_asked and tracker.kind == "mlflow"
+    verifies = verifies and tracker.kind == "mlflow"
     try:
         with only_writer(folder, tracker, wait_s):
             known = Confirmed(folder, tracker)
-            # Where the tracker is; its key stays in the environment alone.
+            # The address of the tracker; its key stays in the environment.
             text = json.dumps(tracker.model_dump(), indent=1)
             write_atomically(known.folder / tracked.TARGET, text)
-            runs = [
-                known.under_first_key(run) if run.kind == "campaign" else run for run in there.runs
-            ]
-            left = [run for run in runs if is_asked or known.entry(run).digest != run.digest]
-            sent.num_runs = len(runs) - len(left)
-            if left:
+            runs = [known.with_first_key(run) if run.kind == "campaign" else run for run in runs]
+            missing = [run for run in runs if verifies or known.entry(run).digest != run.digest]
+            sent.num_runs = len(runs) - len(missing)
+            if missing:
                 _check_time(until_s)
-                store: HttpStore | MlflowStore = (
-                    HttpStore(sent.uri, tracker.key, timeout_s)
-                    if tracker.kind == "http"
-                    else MlflowStore(sent.uri, tracker.key, timeout_s)
-                )
-                _deliver(left, store, known, sent, until_s)
-    except LateError:
-        sent.kind = "late"
-    except OutOfReachError as error:
-        sent.kind, sent.why = "out-of-reach", str(error)
-    except RefusedError as error:
-        sent.kind, sent.why = "refused", str(error)
-    except BusyError as error:
-        sent.kind, sent.why = "busy", str(error)
+                make = HttpStore if tracker.kind == "http" else MlflowStore
+                _send_runs(missing, make(sent.uri, tracker.key, timeout_s), known, sent, until_s)
+    except NotSentError as error:
+        sent.kind, sent.why = error.kind, str(error)
     except OSError as error:
         sent.kind, sent.why = "unwritable", f"{error.filename}: {error.strerror}"
     return sent
@@ -195,26 +169,28 @@ def send(
 
 def _check_time(until_s: float) -> None:
     if time.monotonic() > until_s:
-        raise LateError
+        raise NotSentError("late")
 
 
-def _deliver(
+def _send_runs(
     runs: list[Run], store: HttpStore | MlflowStore, known: Confirmed, sent: Sent, until_s: float
 ) -> None:
     """Send the runs that the tracker lacks; a rejected run does not stop the others."""
     for run in runs:
         try:
-            _deliver_run(run, store, known, sent, until_s)
+            _send_run(run, store, known, sent, until_s)
             sent.num_runs += 1
-        except RefusedError as error:
+        except NotSentError as error:
+            if error.kind != "refused":
+                raise
             sent.kind, sent.why = "refused", sent.why or str(error)
             sent.num_refused += 1
 
 
-def _deliver_run(
+def _send_run(
     run: Run, store: HttpStore | MlflowStore, known: Confirmed, sent: Sent, until_s: float
 ) -> None:
-    """Send what the tracker lacks of one run; each step is noted once it is confirmed."""
+    """Send the missing parts of one run; each confirmed part is recorded on disk."""
     _check_time(until_s)
     entry = known.entry(run)
     store.open(run, entry)
@@ -222,30 +198,30 @@ def _deliver_run(
     if entry.digest == run.digest and not new:
         return
     sent.num_new += 1
-    known.keep(run, entry)
+    known.write(run, entry)
     for first in range(0, len(new), stores.LARGEST_BATCH):
         _check_time(until_s)
         batch = new[first : first + stores.LARGEST_BATCH]
         entry.pending = [list(metric) for metric in batch]
-        known.keep(run, entry)
+        known.write(run, entry)
         store.log(entry, batch)
         entry.confirm(batch)
-        known.keep(run, entry)
+        known.write(run, entry)
         sent.num_metrics += len(batch)
     for artifact in run.artifacts:
         if entry.files.get(artifact.path.name) != artifact.sha256:
             _check_time(until_s)
             store.upload(entry, artifact)
             entry.files[artifact.path.name] = artifact.sha256
-            known.keep(run, entry)
+            known.write(run, entry)
             sent.num_artifacts += 1
     store.close(run, entry)
     entry.digest = run.digest
-    known.keep(run, entry)
+    known.write(run, entry)
 
 
-# kind -> the sentence; `sent` has one of its own, and of `empty` nothing is said
-WORDS: dict[Kind, str] = {
+# Outcome -> sentence; `sent` has its own, and `empty` prints none.
+SENTENCES: dict[Kind, str] = {
     "out-of-reach": "the tracker {uri} cannot be reached ({why})",
     "refused": "the tracker {uri} rejected {refused} ({why})",
     "busy": "nothing was sent to the tracker {uri} now: {why}",
@@ -260,17 +236,17 @@ WORDS: dict[Kind, str] = {
 
 
 def lines(sent: Sent, folder: Path) -> list[str]:
-    """Return the lines to print: what was left out, then what was sent or why not."""
+    """Return the lines to print: results left out, then what was sent or why not."""
     if sent.kind == "sent":
         news = (
             f"{sent.num_new} new or changed ({counted(sent.num_metrics, 'metric')}, "
             f"{counted(sent.num_artifacts, 'file')} sent)"
         )
-        there = f"{counted(sent.num_runs, 'run')} there"
-        end = f"Tracker {sent.uri}: {there}, {news if sent.num_new else 'nothing new'}."
+        runs = f"{counted(sent.num_runs, 'run')} there"
+        end = f"Tracker {sent.uri}: {runs}, {news if sent.num_new else 'nothing new'}."
     else:
         refused = counted(sent.num_refused, "run") if sent.num_refused else "the results"
-        why = WORDS[sent.kind].format(uri=sent.uri, why=sent.why, refused=refused)
+        why = SENTENCES[sent.kind].format(uri=sent.uri, why=sent.why, refused=refused)
         todo = f"lockstep export again {shlex.quote(str(folder))}"
         end = f"{why[0].upper()}{why[1:]}; nothing is lost: {todo} sends the rest."
     return [*(f"Left out: {why}" for why in sent.unread), end]

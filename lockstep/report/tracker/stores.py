@@ -1,7 +1,7 @@
 """The trackers that results are sent to: a plain HTTP interface, and MLflow.
 
-Both have the methods `open`, `log`, `upload` and `close`, which raise OutOfReachError or
-RefusedError. The HTTP interface takes JSON requests:
+Both have the methods `open`, `log`, `upload` and `close`, which raise NotSentError. The
+HTTP interface takes JSON requests:
 
     POST  /runs                 key, experiment, name, kind, started, slurm_job_id, node, seed,
                                 gpu_type, config, facts -> run_id
@@ -10,8 +10,8 @@ RefusedError. The HTTP interface takes JSON requests:
     PATCH /runs/ID              status, ended, config, facts
 
 The key goes into the header `X-API-Key`. A request whose answer was lost is sent again as it was,
-with the same `Idempotency-Key` (draft-ietf-httpapi-idempotency-key-header), by which a server can
-tell that it has it already.
+with the same `Idempotency-Key` (draft-ietf-httpapi-idempotency-key-header), by which a server
+recognises it.
 
 MLflow is a SQLite file or a server, used through its own client. The tag `lockstep.run` names a
 run, and what MLflow holds of it decides what is still to be sent: a folder whose `tracker/` was
@@ -33,32 +33,35 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 from urllib.parse import urlsplit
 
 from lockstep.core import files
 from lockstep.core.formats import one_line
 from lockstep.report.tracker.tracked import Artifact, Entry, Metric, Run
 
-MAX_SAID = 300  # characters of what a tracker answers
-# Metrics in one request: as many as MLflow takes (its REST interface, "Log Batch").
+Kind = Literal[
+    "sent", "out-of-reach", "refused", "busy", "unwritable", "unreadable", "empty", "late", "broken"
+]
+LONGEST_ANSWER = 300  # characters of a tracker's error message that are shown
+# Metrics, and parameters and tags, in one request (MLflow's REST interface, "Log Batch").
 LARGEST_BATCH = 1000
-# Answers that mean: not now.
+LARGEST_FACTS = 100
+# Answers after which the same request may succeed later.
 LATER = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 
 
-class OutOfReachError(RuntimeError):
-    """A tracker does not answer in time, or its answer says that it cannot now."""
+class NotSentError(RuntimeError):
+    """A tracker did not accept a request; `kind` says why."""
+
+    def __init__(self, kind: Kind, why: object = "") -> None:
+        super().__init__(one_line(str(why))[:LONGEST_ANSWER])
+        self.kind = kind
 
 
-class RefusedError(RuntimeError):
-    """A tracker answers, and refuses: the key, or what was sent."""
-
-
-def failed(status: int, why: str) -> OutOfReachError | RefusedError:
-    """Return what an answer's status means: not now, or not at all."""
+def _answer_error(status: int, why: object) -> NotSentError:
     is_later = status in LATER or status >= HTTPStatus.INTERNAL_SERVER_ERROR
-    return (OutOfReachError if is_later else RefusedError)(why)
+    return NotSentError("out-of-reach" if is_later else "refused", why)
 
 
 LARGEST_CONTENT_BYTES = 16 * files.MIB
@@ -66,28 +69,27 @@ FACTS = ("slurm_job_id", "node", "seed", "gpu_type")
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Follows to no other address: urllib would send the key, and the results, there, too."""
+    """Refuses redirection: urllib would send the key and the results to the other address."""
 
     def redirect_request(self, req: Any, *rest: Any) -> NoReturn:
-        """Refuse; the last of what urllib gives is the address."""
-        address = one_line(str(rest[-1]))[:MAX_SAID]
-        raise RefusedError(
-            f"it redirects {req.get_method()} {req.full_url} to {address}; "
-            "give the address that it has now"
+        address = rest[-1]
+        raise NotSentError(
+            "refused",
+            f"it redirects {req.get_method()} {req.full_url} to {address}; give the new address",
         )
 
 
 class HttpStore:
-    """The interface at one address."""
+    """The HTTP interface at an address."""
 
     def __init__(self, uri: str, key: str | None, timeout_s: float) -> None:
-        self.uri = uri
+        self._uri = uri
         self._headers = {"Content-Type": "application/json"} | ({"X-API-Key": key} if key else {})
         self._timeout_s = timeout_s
         self._opener = urllib.request.build_opener(_NoRedirect)
 
     def open(self, run: Run, entry: Entry) -> None:
-        """Make the run once, and send again what was not confirmed."""
+        """Create the run once, and repeat unconfirmed requests."""
         if not entry.id:
             payload = {name: run.facts.get(name) for name in FACTS} | {
                 "key": run.key, "experiment": run.experiment, "name": run.name, "kind": run.kind,
@@ -95,7 +97,7 @@ class HttpStore:
             }  # fmt: skip
             answer = self._request("POST", "/runs", payload, f"{run.key} run")
             if not isinstance(answer, dict) or not isinstance(answer.get("run_id"), str | int):
-                raise RefusedError("it answers POST /runs without a run_id")
+                raise NotSentError("refused", "it answers POST /runs without a run_id")
             entry.id = str(answer["run_id"])
         if entry.pending:
             metrics = [Metric(*values) for values in entry.pending]
@@ -127,7 +129,7 @@ class HttpStore:
         self._request("POST", f"/runs/{entry.id}/artifacts", payload, name)
 
     def close(self, run: Run, entry: Entry) -> None:
-        """Tell the tracker the state of the run."""
+        """Send the state of the run."""
         ended = None if run.ended_ms is None else _moment(run.ended_ms)
         payload = {"status": run.status, "ended": ended, "config": run.params, "facts": run.facts}
         self._request("PATCH", f"/runs/{entry.id}", payload, f"{entry.key} {run.digest}")
@@ -135,22 +137,21 @@ class HttpStore:
     def _request(self, method: str, path: str, payload: dict[str, Any], name: str) -> Any:
         headers = self._headers | {"Idempotency-Key": hashlib.sha256(name.encode()).hexdigest()}
         request = urllib.request.Request(  # noqa: S310, the address was checked to be http
-            self.uri + path, json.dumps(payload).encode(), headers, method=method
+            self._uri + path, json.dumps(payload).encode(), headers, method=method
         )
         try:
             with self._opener.open(request, timeout=self._timeout_s) as answer:
                 text = answer.read(files.MIB)
         except urllib.error.HTTPError as error:
-            said = f"it answers {method} {path} with {error.code} {one_line(str(error.reason))}"
-            raise failed(error.code, said) from None
+            why = f"it answers {method} {path} with {error.code} {error.reason}"
+            raise _answer_error(error.code, why) from None
         except (OSError, HTTPException) as error:
-            raise OutOfReachError(one_line(str(getattr(error, "reason", error)))) from None
+            raise NotSentError("out-of-reach", getattr(error, "reason", error)) from None
         try:
             return json.loads(text or b"null")
         except ValueError:
-            raise RefusedError(
-                f"it answers {method} {path} with something other than JSON"
-            ) from None
+            why = f"it answers {method} {path} with something other than JSON"
+            raise NotSentError("refused", why) from None
 
 
 def _moment(time_ms: int) -> str:
@@ -159,18 +160,12 @@ def _moment(time_ms: int) -> str:
 
 KEY_TAG = "lockstep.run"
 KIND_TAG = "lockstep.kind"
-# Parameters and tags in one request (MLflow's REST interface, "Log Batch").
-LARGEST_FACTS = 100
 PORTS = {"http": 80, "https": 443}
 NOISY = ("mlflow", "alembic", "sqlalchemy", "urllib3")
 
 
 def prepare(key: str | None, timeout_s: float) -> None:
-    """Set what MLflow reads from its environment, and import it: some seconds.
-
-    Raises:
-        RefusedError: It is not installed.
-    """
+    """Set MLflow's environment variables, and import MLflow, which takes seconds."""
     os.environ.update(
         MLFLOW_HTTP_REQUEST_TIMEOUT=str(max(1, round(timeout_s))),
         MLFLOW_HTTP_REQUEST_MAX_RETRIES="0",
@@ -183,45 +178,37 @@ def prepare(key: str | None, timeout_s: float) -> None:
     try:
         import mlflow
     except ImportError as error:
-        raise RefusedError(
-            f"{error}; pip install '/path/to/checkout[tracker]' where this command runs"
-        ) from None
+        why = f"{error}; pip install '/path/to/checkout[tracker]' where this command runs"
+        raise NotSentError("refused", why) from None
     assert mlflow
     for name in NOISY:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
 class MlflowStore:
-    """One MLflow, at sqlite:///PATH or at a server's address.
-
-    The key is a token that the server wants; MLflow's own variables do as well.
-
-    Raises:
-        RefusedError: MLflow is not installed.
-        OutOfReachError: The server does not answer, or the database cannot be opened.
-    """
+    """MLflow at sqlite:///PATH or at a server's address; the key is a token of the server."""
 
     def __init__(self, uri: str, key: str | None, timeout_s: float) -> None:
         parts = urlsplit(uri)
-        if parts.scheme in PORTS:  # MLflow would try for longer, and say less
+        if parts.scheme in PORTS:  # MLflow itself would try longer and report a vaguer error
             try:
                 address = (parts.hostname or "", parts.port or PORTS[parts.scheme])
                 socket.create_connection(address, timeout_s).close()
             except OSError as error:
-                raise OutOfReachError(one_line(str(error))) from None
+                raise NotSentError("out-of-reach", error) from None
         prepare(key, timeout_s)
         from mlflow import MlflowClient
 
         self._artifacts: Path | None = None
         if parts.scheme == "sqlite":
             self._artifacts = Path(uri.removeprefix("sqlite:///")).with_name("mlartifacts")
-        with _named():
+        with _translated_errors():
             self._client = MlflowClient(uri)
         self._experiments: dict[str, str] = {}
 
     def open(self, run: Run, entry: Entry) -> None:
-        """Find the run by its tag, or make it; MLflow itself says which metrics it has."""
-        with _named():
+        """Find the run by its tag, or create it; read from MLflow which metrics it has."""
+        with _translated_errors():
             experiment = self._experiment(run.experiment)
             mark = '"' if "'" in run.key else "'"
             wanted = f"tags.`{KEY_TAG}` = {mark}{run.key}{mark}"
@@ -229,7 +216,7 @@ class MlflowStore:
             if known is None:
                 tags = {KEY_TAG: run.key, KIND_TAG: run.kind}
                 known = self._client.create_run(experiment, run.started_ms, tags, run.name)
-            if known.info.run_id != entry.id:  # it was deleted there, or the entry is lost
+            if known.info.run_id != entry.id:  # the run was deleted in MLflow, or the entry is lost
                 entry.id, entry.files, entry.digest = known.info.run_id, {}, ""
             entry.pending, entry.through = [], {}
             for name in known.data.metrics:
@@ -250,19 +237,19 @@ class MlflowStore:
         from mlflow.entities import Metric as Value
 
         values = [Value(m.name, m.value, m.time_ms, m.step) for m in metrics]
-        with _named():
+        with _translated_errors():
             self._client.log_batch(entry.id, metrics=values)
 
     def upload(self, entry: Entry, artifact: Artifact) -> None:
         """Add a file."""
-        with _named():
+        with _translated_errors():
             self._client.log_artifact(entry.id, str(artifact.path))
 
     def close(self, run: Run, entry: Entry) -> None:
-        """Add what is new of configuration and facts, and tell the state of the run."""
+        """Add new configuration and facts, and set the state of the run."""
         from mlflow.entities import Param, RunTag
 
-        with _named():
+        with _translated_errors():
             known = self._client.get_run(entry.id)
             params = [Param(*p) for p in run.params.items() if p[0] not in known.data.params]
             tags = [RunTag(*tag) for tag in run.facts.items()]
@@ -271,19 +258,18 @@ class MlflowStore:
                 self._client.log_batch(entry.id, params=params[chosen], tags=tags[chosen])
             if run.status != "RUNNING":
                 self._client.set_terminated(entry.id, run.status, run.ended_ms)
-            elif known.info.status != "RUNNING":  # it was resumed
+            elif known.info.status != "RUNNING":  # ended in MLflow, resumed since
                 self._client.update_run(entry.id, "RUNNING")
 
 
 @contextmanager
-def _named() -> Iterator[None]:
-    """Tell a tracker that refuses from one that cannot be reached, by MLflow's own code of it."""
+def _translated_errors() -> Iterator[None]:
+    """Turn MLflow's errors into NotSentError, by MLflow's own code of each error."""
     from mlflow.exceptions import MlflowException
 
     try:
         yield
     except MlflowException as error:
-        text = one_line(str(error))[:MAX_SAID]
-        raise failed(error.get_http_status_code(), text) from None
+        raise _answer_error(error.get_http_status_code(), error) from None
     except OSError as error:
-        raise OutOfReachError(one_line(str(error))[:MAX_SAID]) from None
+        raise NotSentError("out-of-reach", error) from None

@@ -1,4 +1,4 @@
-"""The records of tracking: a run with its metrics and files, the tracker, what it has confirmed."""
+"""Records of tracking: runs with metrics and files, the tracker, and its confirmations."""
 
 import hashlib
 import json
@@ -18,20 +18,26 @@ from lockstep.core import files, inputs
 from lockstep.report.load import sources
 
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
-# What MLflow takes of a name, a parameter and a tag (mlflow.utils.validation); a colon is refused
-# by older servers.
+# Limits of MLflow's names, parameters and tags (mlflow.utils.validation); older servers
+# refuse a colon.
 LONGEST_NAME = 250
 LONGEST_VALUE = 5000
 _NOT_IN_NAMES = re.compile(r"[^\w.\- ]+", re.ASCII)
+SITE_VARIABLE = "LOCKSTEP_SITE"
+SITE_FILE = "site.toml"
+KEY_VARIABLE = "LOCKSTEP_TRACKER_KEY"
+# Folder in a results folder: confirmations of each tracker, address of the last tracker.
+FOLDER = sources.TRACKER
+TARGET = "target.json"
+DATABASE = "mlflow.db"
 
 
 class Metric(NamedTuple):
-    """A value of a run, at most one of a name and step.
+    """A value of a run. The steps of a metric (rounds, epochs or updates) ascend without repeats.
 
     Attributes:
-        name: What it is, with its unit.
-        step: The round, epoch or update that it is of; a name's values come by growing steps.
-        time_ms: When it was known, in milliseconds since the epoch.
+        name: Quantity with its unit.
+        time_ms: Time of measurement, in milliseconds since the epoch.
     """
 
     name: str
@@ -41,7 +47,7 @@ class Metric(NamedTuple):
 
 
 class Artifact(NamedTuple):
-    """A file of a run, and the digest of its content, by which a tracker is sent it once."""
+    """A file of a run, with the digest by which a tracker receives each content once."""
 
     path: Path
     sha256: str
@@ -49,13 +55,13 @@ class Artifact(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a tracker: a launch, a training run, or a campaign as a whole.
+    """One run of a tracker: a launch, a training run, or a whole campaign.
 
     Attributes:
-        key: What tells it from every other run, of this folder and of others.
-        ended_ms: When it ended, in milliseconds since the epoch; None while it runs.
+        key: Identifies the run among those of all folders.
+        ended_ms: Milliseconds since the epoch; None while it runs.
         params: Its configuration.
-        facts: What a tracker shows and searches by: job id, node, seed, GPU type.
+        facts: Facts to show and search in trackers: job id, node, seed, GPU type.
     """
 
     key: str
@@ -72,39 +78,29 @@ class Run:
 
     @property
     def digest(self) -> str:
-        """Digest of all that a tracker gets of it."""
-        steps: dict[str, int] = {}
-        for metric in self.metrics:
-            steps[metric.name] = max(metric.step, steps.get(metric.name, 0))
-        sent = [(artifact.path.name, artifact.sha256) for artifact in self.artifacts]
-        state = [self.status, self.ended_ms, self.params, self.facts, steps, sent]
+        """Digest of everything that a tracker receives."""
+        steps = {metric.name: metric.step for metric in sorted(self.metrics, key=lambda m: m.step)}
+        names = [(artifact.path.name, artifact.sha256) for artifact in self.artifacts]
+        state = [self.status, self.ended_ms, self.params, self.facts, steps, names]
         return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
-
-
-@dataclass(frozen=True)
-class Found:
-    """The runs of a folder, and why parts of it gave none, a sentence each."""
-
-    runs: tuple[Run, ...]
-    unread: tuple[str, ...] = ()
 
 
 class EmptyError(ValueError):
     """A folder holds no results yet."""
 
 
-def artifacts(folder: Path, names: Iterable[str]) -> tuple[Artifact, ...]:
-    """Return the files of these names that a folder holds.
+def read_artifacts(folder: Path, names: Iterable[str]) -> tuple[Artifact, ...]:
+    """Return those of the named files that a folder holds.
 
     Raises:
-        ValueError: One cannot be read, or is larger than Lockstep reads.
+        ValueError: A file cannot be read, or is larger than Lockstep reads.
     """
     paths = [folder / name for name in names if (folder / name).is_file()]
     return tuple(Artifact(p, hashlib.sha256(files.content(p)).hexdigest()) for p in paths)
 
 
 def metric_name(case: str, quantity: str) -> str:
-    """Return the name of a case's quantity, of characters that every tracker takes."""
+    """Return the name of a case's quantity, in characters that every tracker accepts."""
     known = "-".join(part for part in parameters(case) if not part.endswith("=None"))
     test = case.partition("[")[0].removeprefix("test_")
     clean = "/".join(_NOT_IN_NAMES.sub("_", part) for part in (test, known) if part)
@@ -120,7 +116,7 @@ def parameters(case: str) -> list[str]:
 
 
 def texts(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return what is known of values, as the texts that parameters and tags are."""
+    """Return the known values as texts, the type of parameters and tags."""
     return {
         name: (value if isinstance(value, str) else json.dumps(value))[:LONGEST_VALUE]
         for name, value in values.items()
@@ -129,29 +125,16 @@ def texts(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def milliseconds(moment: str) -> int:
-    """Return an ISO 8601 moment in milliseconds since the epoch.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """Return an ISO 8601 moment in milliseconds since the epoch."""
     return round(datetime.fromisoformat(moment).timestamp() * 1000)
-
-
-SITE_VARIABLE = "LOCKSTEP_SITE"
-SITE_FILE = "site.toml"
-KEY_VARIABLE = "LOCKSTEP_TRACKER_KEY"
-# Of a results folder: what its trackers have confirmed, and where they are.
-FOLDER = sources.TRACKER
-TARGET = "target.json"
-DATABASE = "mlflow.db"
 
 
 def _address(text: str) -> str:
     if not text.isprintable() or " " in text:
-        raise ValueError("no address of a tracker; write sqlite:///PATH or http://SERVER")
+        raise ValueError("not the address of a tracker; write sqlite:///PATH or http://SERVER")
     parts = urlsplit(text)
     if parts.scheme not in ("sqlite", "http", "https"):
-        raise ValueError("no address of a tracker; it begins with sqlite:///, http:// or https://")
+        raise ValueError("not a tracker's address: it begins with sqlite:///, http:// or https://")
     if parts.username or parts.password or parts.query:
         raise ValueError(
             "the address is written to files, so it must not contain a key; put the key into an "
@@ -161,7 +144,7 @@ def _address(text: str) -> str:
 
 
 class Tracker(BaseModel):
-    """Where runs are tracked while and after they are measured."""
+    """The tracker of runs, during and after their measurement."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -190,7 +173,7 @@ class Tracker(BaseModel):
         return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:") else None
 
     def beside(self, folder: Path) -> Self:
-        """Return the tracker with its address filled in, and a file's made absolute."""
+        """Return the tracker with an address, which is absolute if it is a file."""
         default = folder.resolve().parent / DATABASE
         path = default if self.uri is None else self.database
         if path is None:
@@ -204,44 +187,42 @@ class Tracker(BaseModel):
         return self
 
 
-def given(kind: str, uri: str | None) -> Tracker:
-    """Return the tracker that a command is given.
+def tracker_at(kind: str, uri: str | None) -> Tracker:
+    """Return the tracker that a command's options name.
 
     Raises:
-        ValueError: The address is none.
+        ValueError: The address is not allowed.
     """
-    return _checked({"kind": kind, "uri": uri}, "--to")
+    return _validated({"kind": kind, "uri": uri}, "--to")
 
 
-def find(folder: Path) -> Tracker | None:
-    """Return the tracker of a results folder; None where none is configured.
+def find_tracker(folder: Path) -> Tracker | None:
+    """Return the tracker of a results folder; None if none is configured.
 
     The current site file comes first, then the site that the folder's jobs were submitted with,
     then the tracker used before.
 
     Raises:
-        ValueError: A file that may name it cannot be read, or says something that is not allowed.
+        ValueError: A file that may name the tracker cannot be read, or has a wrong value.
     """
     source = os.environ.get(SITE_VARIABLE) or SITE_FILE
     shipped = content.ROOT / "slurm_templates" / "sites" / f"{source}.toml"
     site = shipped if shipped.is_file() else Path(source)
     submitted, used = folder / "jobs" / "site.json", folder / FOLDER / TARGET
-    for path in (site, submitted, used):
-        if not path.is_file():
-            continue
-        document = inputs.table(site, "tracker") if path is site else _json(path)
-        table = document.get("tracker") if path is submitted else document
-        if table:
-            return _checked(table, str(path)).beside(folder)
+    for path in filter(Path.is_file, (site, submitted, used)):
+        document = inputs.table(site, "tracker") if path is site else read_object(path)
+        if table := document.get("tracker") if path is submitted else document:
+            return _validated(table, str(path)).beside(folder)
     return None
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a file; empty if the file holds another value."""
     document = files.parse(files.content(path))
     return document if isinstance(document, dict) else {}
 
 
-def _checked(table: Mapping[str, Any], where: str) -> Tracker:
+def _validated(table: Mapping[str, Any], where: str) -> Tracker:
     try:
         return Tracker.model_validate(table)
     except ValidationError as error:
@@ -250,15 +231,15 @@ def _checked(table: Mapping[str, Any], where: str) -> Tracker:
 
 @dataclass
 class Entry:
-    """What one tracker has confirmed of one run.
+    """The parts of one run that one tracker has confirmed.
 
     Attributes:
-        key: The run's; a launch that was measured anew is another run of the same name.
-        id: The run's name in the tracker; empty until it has one.
-        through: Metric -> the last step that was confirmed.
-        files: Artifact -> digest of what was confirmed.
-        digest: Of the whole run; equal where nothing is left to send.
-        pending: Metrics that were sent and not confirmed: the answer, or the tracker, was lost.
+        key: The run's key; a launch that was measured again is another run of the same name.
+        id: The run's name in the tracker; empty until the tracker has given one.
+        through: Metric -> the last step confirmed.
+        files: Artifact -> digest of the content confirmed.
+        digest: Digest of the whole run; equal to `Run.digest` if nothing is left to send.
+        pending: Metrics sent and not confirmed, because the answer was lost.
     """
 
     key: str
@@ -269,7 +250,7 @@ class Entry:
     pending: list[list[Any]] = field(default_factory=list)
 
     def confirm(self, metrics: Iterable[Metric]) -> None:
-        """Note metrics that the tracker has."""
+        """Record that the tracker has these metrics."""
         self.pending = []
         for metric in metrics:
             self.through[metric.name] = max(metric.step, self.through.get(metric.name, -1))

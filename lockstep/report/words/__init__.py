@@ -1,1 +1,1 @@
-"""What a report says: headlines, cards, the next step, and the lines of a terminal."""
+"""The words of a report: headlines, cards, the next step, and the lines of a terminal."""

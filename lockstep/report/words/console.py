@@ -5,8 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep.core import formats
-from lockstep.core.formats import in_words, number, percent, ratio
+from lockstep.core.formats import counted, in_words, number, percent, ratio
 from lockstep.core.studies import LADDERS
+from lockstep.report.check.curve_rules import rates_of_times
+from lockstep.report.check.evidence import Evidence
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.results import Results
 from lockstep.report.page import parts
@@ -23,8 +25,7 @@ def console_table(
 ) -> list[str]:
     """Return the points of the scaling series as aligned lines, a header first.
 
-    A series' name has a line of its own where it leaves its numbers no room. Without a width the
-    terminal is asked, and 80 to 120 columns are taken.
+    A long name of a series has a line of its own. The width is the terminal's, from 80 to 120.
     """
     columns = width or min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST)
     lines = []
@@ -35,43 +36,38 @@ def console_table(
         lines = _lines(names, *_cells(results, shown), columns)
     if trained := training_words.ordered(series):
         shared = training_words.common(trained, training_words.varied(trained))
-        lines += [""] * bool(lines)
-        lines += _lines(*training_words.for_terminal(trained), columns)
+        lines += [*[""] * bool(lines), *_lines(*training_words.for_terminal(trained), columns)]
         lines += sentence(f"all runs: {shared}", columns)
     return lines
 
 
 def point_lines(results: Results, series: Sequence[Series]) -> list[str]:
-    """Return the table, as far as a terminal has room for it, and what belongs below it."""
+    """Return the table, as far as a terminal has room for it, and the notes below it."""
     lines = console_table(results, series)
-    if len(lines) > MAX_LINES + 1:
-        left = len(lines) - MAX_LINES - 1
-        lines = [*lines[: MAX_LINES + 1], f"... {left} further lines: use --csv"]
-    # At which step the hours are, where they are of samples.
+    if more := lines[MAX_LINES + 1 :]:
+        lines[MAX_LINES + 1 :] = [f"... {len(more)} further lines: use --csv"]
+    # Hours for a number of samples use the mean step; a note says so.
     points = [point for curve in _shown(series) for point in curve.points if point.step_s]
     if not {point.device_hours_per for point in points} <= {None, "run"}:
-        lines += sentence(parts.cost_note(_hours(results), points), NARROWEST)
+        lines += sentence(parts.cost_note(results.hours, points), NARROWEST)
     return [*lines, *ranking_card.rate_lines(series)]
 
 
 def verdict(page: Mapping[str, Any]) -> list[str]:
-    """Return what a page says first, as lines of 80 columns: each study, and what to do next."""
-    lines: list[str] = []
-    for one in page["headlines"]:
-        lines += [
-            "",
-            *sentence(f"{', '.join(filter(None, (one['title'], one['of'])))}:", NARROWEST),
-        ]
-        lines += [part for line in one["lines"] for part in sentence(f"  {line}", NARROWEST)]
-        if one["others"]:
-            lines.append(f"  {len(one['others'])} more on the page")
-    if page["band"]:
-        lines += ["", *sentence(page["band"], NARROWEST)]
-    return [*lines, "", *sentence(f"next: {page['next']}", NARROWEST)]
+    """Return the headlines of a page and what to do next, as lines of 80 columns."""
+    texts: list[str] = []
+    for each in page["headlines"]:
+        title = ", ".join(filter(None, (each["title"], each["of"])))
+        texts += ["", f"{title}:", *(f"  {line}" for line in each["lines"])]
+        if each["others"]:
+            texts.append(f"  {counted(len(each['others']), 'more headline')} on the page")
+    texts += ["", page["band"]] if page["band"] else []
+    texts += ["", f"next: {page['next']}"]
+    return [line for text in texts for line in sentence(text, NARROWEST) or [""]]
 
 
 def _shown(series: Sequence[Series]) -> list[Series]:
-    """Return the ladders and what was not measured here; where there are none, all but training."""
+    """Return ladders and series not measured here; if there are none, all but training."""
     others = [curve for curve in series if curve.row.training is None]
     return [
         curve for curve in others if curve.row.study in LADDERS or curve.row.origin != "measured"
@@ -82,24 +78,31 @@ def _lines(
     names: Sequence[str], header: Sequence[str], cells: Sequence[Sequence[Sequence[str]]],
     columns: int,
 ) -> list[str]:  # fmt: skip
-    """Return aligned lines, a header first; names are lines of their own where they are long."""
-    rows = [[name, *line] for name, one in zip(names, cells, strict=True) for line in one]
+    """Return aligned lines, a header first; long names are lines of their own."""
+    rows = [[name, *line] for name, own in zip(names, cells, strict=True) for line in own]
     lines = numbers([["series", *header], *rows])
     if max(map(len, lines)) <= columns:
         return lines
-    aligned = iter(numbers([["", *header], *(["", *line] for cell in cells for line in cell)]))
-    lines = [next(aligned)]
-    for name, one in zip(names, cells, strict=True):
-        lines += [*sentence(name, columns), *(next(aligned) for _ in one)]
+    first, *aligned = numbers([["", *header], *(["", *row[1:]] for row in rows)])
+    lines = [first]
+    for name, own in zip(names, cells, strict=True):
+        lines += [*sentence(name, columns), *aligned[: len(own)]]
+        del aligned[: len(own)]
     return lines
 
 
 def _cells(results: Results, shown: Sequence[Series]) -> tuple[list[str], list[list[list[str]]]]:
-    """Return the names of the columns of numbers, and each series' lines of them."""
+    """Return the headings of number columns, and each series' lines of cells."""
     points = [(curve, point) for curve in shown for point in curve.points]
-    # Hours of a run and hours of so many samples have a column each.
+    # A throughput of the same runs stands in the row of their time.
+    beside = {
+        (case, point.world_size): (rate, point)
+        for case, rate in rates_of_times(Evidence(results, list(shown))).items()
+        for point in rate.points
+    }  # fmt: skip
+    # Hours per run and hours per number of samples have separate columns.
     hours = {
-        (_hours(results) if per == "run" else f"{_hours(results)}/{per}"): [
+        (results.hours if per == "run" else f"{results.hours}/{per}"): [
             formats.trimmed(p.device_hours if p.device_hours_per == per else None)
             for _, p in points
         ]
@@ -112,7 +115,10 @@ def _cells(results: Results, shown: Sequence[Series]) -> tuple[list[str], list[l
             _relative(curve, p, f"{percent(p.parallel_efficiency)} %") for curve, p in points
         ],
         **hours,
-        "throughput": [_throughput(curve, point) for curve, point in points],
+        "throughput": [
+            _throughput(*beside.get((curve.case, point.world_size), (curve, point)))
+            for curve, point in points
+        ],
         "step time": [
             formats.DASH if p.step_s is None else f"{number(p.step_s * parts.MILLI)} ms"
             for _, p in points
@@ -130,16 +136,12 @@ def _cells(results: Results, shown: Sequence[Series]) -> tuple[list[str], list[l
     return list(kept), [[list(next(lines)) for _ in curve.points] for curve in shown]
 
 
-def _hours(results: Results) -> str:
-    return "rank-hours" if results.on_cpus else "GPU-hours"
-
-
 def _relative(series: Series, point: Point, text: str) -> str:
-    """Return a ratio to the baseline, `baseline` for that, and a dash where there is none."""
-    alone = len(series.points) == 1 and series.main is None
-    if alone or not series.is_compared:
+    """Return a ratio to the baseline, `baseline` for the baseline itself, a dash if unknown."""
+    is_alone = len(series.points) == 1 and series.main is None
+    if is_alone or not series.is_compared:
         return formats.DASH
-    return "baseline" if point is series.base else parts.allowed(point, text)
+    return "baseline" if point is series.base else parts.ratio_cell(point, text)
 
 
 def _throughput(series: Series, point: Point) -> str:

@@ -1,23 +1,23 @@
-"""What a series says in a line: how far it scales, what is lost beyond, and what backs it."""
+"""The headline of a series: how far it scales, its loss, the evidence, and sizes by purpose."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from lockstep.core.formats import capital, counted, listed, number, percent, percent_span, ratio
+from lockstep.core.studies import LADDERS
 from lockstep.measure.causes.bound import Cause
-from lockstep.measure.causes.division import LateInput
-from lockstep.report.compute import quantities, slow
-from lockstep.report.compute.quantities import Loss, Reason
-from lockstep.report.compute.scaling import Point, Series
-from lockstep.report.compute.slow import Slowest
+from lockstep.report.compute import quantities
+from lockstep.report.compute.quantities import Reason
+from lockstep.report.compute.scaling import Point, Series, compute_gain, no_interval
+from lockstep.report.compute.statistics import Interval
 from lockstep.report.page import parts
 from lockstep.report.words import verdict_card
 
 Kind = Literal["good", "below", "open", "alone", "blocked"]
 
 TIMES = "\u00d7"
-# What milliseconds of a step do that go to a cause.
+# How a headline continues after the milliseconds that are lost to a cause.
 PHRASES: dict[Cause, str] = {
     "exposed": "wait for communication",
     "imbalance": "wait for slow ranks",
@@ -31,17 +31,14 @@ PHRASES: dict[Cause, str] = {
 
 @dataclass(frozen=True)
 class Headline:
-    """What is to be said of a series.
+    """How far a series scales, and its loss at the size where it stops.
 
     Attributes:
-        kind: `good`: a size above the baseline is shown to reach the threshold. `below`: no size
-            does. `open`: none is, and of some it is not shown that they do not. `alone`: there is
-            no size above the baseline.
-            `blocked`: an error of the check forbids to say more.
-        point: The largest good size, or the best where none is good.
-        loss_point: The smallest size below the threshold, or the largest: its loss is named.
-        why: What is lost there, and to what; None where no variants were timed.
-        slow: The host or rank that is slow there; None where none is shown.
+        kind: `good`: a size above the baseline is shown to reach the threshold; `below`: each is
+            shown not to; `open`: neither; `alone`: no size is above the baseline; `blocked`: an
+            error of the check forbids a verdict.
+        point: The largest good size, or the most efficient size if none is good.
+        loss_point: The smallest size below the threshold, or the largest; the loss is of this size.
     """
 
     kind: Kind
@@ -50,25 +47,17 @@ class Headline:
     point: Point
     loss_point: Point
     why: Reason | None
-    slow: Slowest | None
-    late: tuple[LateInput, str] | None
     why_blocked: str = ""
 
     @property
-    def noun(self) -> str:
-        """What the sizes count."""
-        return "rank" if self.series.row.origin == "measured" else "device"
-
-    @property
     def sentence(self) -> str:
-        """What the ranks give, what is lost and what backs it, a sentence each."""
-        if self.kind == "blocked":
-            return self.why_blocked
-        return " ".join(f"{capital(line)}." for line in self.lines)
+        """The lines as sentences."""
+        is_blocked = self.kind == "blocked"
+        return self.why_blocked if is_blocked else " ".join(f"{capital(x)}." for x in self.lines)
 
     @property
     def lines(self) -> list[str]:
-        """What the ranks give, what is lost, and what backs it, each as a line."""
+        """Speed-up, loss and evidence, a line each."""
         if self.kind == "blocked":
             return [self.why_blocked]
         return [line for line in (self.gives, self.loses, f"trust: {self.trust}") if line]
@@ -76,89 +65,68 @@ class Headline:
     @property
     def gives(self) -> str:
         """How far the series scales."""
-        base, point = parts.baseline_text(self.series), self.point
+        base, point = counted(self.series.baseline, self.series.noun), self.point
         if self.kind == "alone":
-            return f"no size above the baseline, {base}"
-        size = counted(point.world_size, self.noun)
-        interval = point.efficiency_interval
-        span = percent_span(interval) if interval else "no interval"
+            return f"no size above the baseline, {parts.baseline_text(self.series)}"
+        size, interval = counted(point.world_size, self.series.noun), point.efficiency_interval
         named = " efficiency" if self.kind == "good" else ""
+        span = percent_span(interval) if interval else no_interval(point, self.series.base)
         achieved = f"{percent(point.parallel_efficiency)} %{named}, {span}"
-        given = f"{size} {'gives' if point.world_size == 1 else 'give'} {gain(point)} the rate of"
-        given += f" {base} ({achieved})"
+        verb = "gives" if point.world_size == 1 else "give"
         if point.speedup_interval and point.speedup_interval[1] < 1:
-            given = f"{size} are slower than {base}: {gain(point)} its rate ({achieved})"
+            verb = f"are slower than {base} and {verb}"
+        text = f"{size} {verb} {gain(point)} {parts.rate_text(self.series.base, base)} ({achieved})"
         if self.kind == "good":
-            return given
+            return text
         sure = "no" if self.kind == "below" else "it is not shown that any"
         best = "at best " if point.speedup >= 1 else ""
-        return f"{sure} size reaches {100 * self.threshold:.0f} % efficiency: {best}{given}"
+        return f"{sure} size reaches {100 * self.threshold:.0f} % efficiency: {best}{text}"
 
     @property
     def loses(self) -> str:
-        """What is lost where the threshold is lost; empty where nothing is known of it."""
-        point = self.loss_point
+        """The milliseconds lost and their cause; empty if unknown."""
+        point, why, lost = self.loss_point, self.why, ""
         if point is self.series.base:
             return ""
-        size = f"on {counted(point.world_size, self.noun)}"
-        falls = f"{size} {percent(point.parallel_efficiency)} %" if point is not self.point else ""
-        return ", ".join(filter(None, (falls, self.lost)))
-
-    @property
-    def lost(self) -> str:
-        """Which of a step's milliseconds are lost, and to what; empty where nobody timed it."""
-        why = self.why
-        if why is None or why.kind == "little":
-            return "little is lost" if why else ""
-        if why.kind == "named":
-            return f"{_ms_of_step(why.named[0].seconds, why.loss)} {self.cause}"
-        if why.loss.seconds <= 0:
-            return "no loss is shown"
-        return f"{_ms_of_step(why.loss.seconds, why.loss)} are lost, no cause shown"
-
-    @property
-    def all_lost(self) -> str:
-        """The milliseconds that are lost to all causes, of the step's, where there are some."""
-        assert self.why
-        loss = self.why.loss
-        if loss.seconds <= 0:
-            return "none shown"
-        return f"{parts.ms(loss.seconds)} of {parts.ms(loss.step_s)} ms"
-
-    @property
-    def beyond_ideal(self) -> str:
-        """What the milliseconds lost are lost to, and beyond which step."""
-        assert self.why
-        loss, named = self.why.loss, self.why.named
-        took = f"{parts.ms(named[0].seconds)} ms " if self.why.kind == "named" else ""
-        return f"ideal {parts.ms(loss.step_s - loss.seconds)} ms; {took}{self.cause}"
+        if why is not None:
+            part = why.named[0] if why.kind == "named" else why.loss
+            interval = parts.ms_span(part.interval) if part.interval else "no interval"
+            step_ms = parts.ms(why.loss.step_s)
+            lost = f"{parts.ms(part.seconds)} ms ({interval}) of a {step_ms} ms step "
+            lost += self.cause if why.kind == "named" else "are lost, no cause shown"
+            if why.kind == "little":
+                lost = "little is lost"
+            elif why.kind == "open" and why.loss.seconds <= 0:
+                lost = "no loss against the baseline is shown"
+        efficiency = f"{percent(point.parallel_efficiency)} %"
+        falls = f"on {counted(point.world_size, self.series.noun)} {efficiency}"
+        return ", ".join(filter(None, (falls if point is not self.point else "", lost)))
 
     @property
     def cause(self) -> str:
-        """What the milliseconds lost do, and who is slow where that is known."""
+        """The cause of the lost milliseconds, and the slow host or rank if known."""
         assert self.why
         if self.why.kind != "named":
             return "little is lost" if self.why.kind == "little" else "no cause shown"
         cause = self.why.named[0].cause
-        return PHRASES[cause] + verdict_card.whose(self.slow, self.late).get(cause, "")
+        return PHRASES[cause] + verdict_card.culprits(self.loss_point).get(cause, "")
 
     @property
     def trust(self) -> str:
-        """How many launches the series rests on, and how many of its points are flagged."""
-        if self.series.row.origin != "measured":
-            return "not measured here"
-        return f"{self.launches} a size, {self.flagged}"
+        """The numbers of launches and of flagged points."""
+        is_measured = self.series.row.origin == "measured"
+        return f"{self.launches} a size, {self.flagged}" if is_measured else "not measured here"
 
     @property
     def launches(self) -> str:
-        """How many launches a size has."""
+        """The number of launches per size."""
         counts = [point.num_launches for point in self.series.points]
         fewest, most = min(counts), counted(max(counts), "launch")
         return most if fewest == max(counts) else f"{fewest} to {most}"
 
     @property
     def flagged(self) -> str:
-        """How many points are flagged, or warned of; the page counts those of all series."""
+        """The number of points that are flagged, or warned of by the check."""
         points = self.series.points
         text = f"{num_flagged(points) or 'none'} of its {counted(len(points), 'point')} flagged"
         num_warned = sum(point.is_warned_of for point in points)
@@ -166,39 +134,40 @@ class Headline:
 
 
 def judge(series: Series, threshold: float, why_blocked: str = "") -> Headline:
-    """Return what is to be said of a series."""
+    """Return the headline of a series."""
     above, good = series.above, series.good(threshold)
     kind: Kind = "good" if good else "open" if series.unshown(threshold) else "below"
     best = max(above, key=lambda point: point.parallel_efficiency, default=series.points[-1])
-    loss_point = verdict_card.telling(series, threshold)
+    loss_point = verdict_card.loss_point(series, threshold)
     return Headline(
-        kind="blocked" if why_blocked else kind if above else "alone",
-        series=series,
-        threshold=threshold,
-        point=good[-1] if good else best,
-        loss_point=loss_point,
-        why=quantities.reason(series, loss_point),
-        slow=slow.slowest(loss_point.rows),
-        late=slow.latest(loss_point.rows),
-        why_blocked=why_blocked,
-    )
+        "blocked" if why_blocked else kind if above else "alone", series, threshold,
+        good[-1] if good else best, loss_point, quantities.reason(series, loss_point),
+        why_blocked,
+    )  # fmt: skip
+
+
+def entry(
+    title: str, of: str, kind: str, *lines: str, text: str = "", short: str = "",
+    others: Sequence[str] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """Return a headline of the page; `text` defaults to the first line."""
+    return {
+        "title": title, "of": of, "kind": kind, "text": text or lines[0], "lines": list(lines),
+        "short": short, "others": list(others),
+    }  # fmt: skip
 
 
 def verdict(series: Series, threshold: float) -> str:
-    """Say how far a series scales, or that an error of the check forbids to say it."""
+    """Return how far a series scales, or that an error of the check forbids a verdict."""
     if any(point.blocked_by for point in series.points):
         return "an error of the check forbids a verdict"
     return judge(series, threshold).gives
 
 
 def gain(point: Point) -> str:
-    """Return a speed-up with its sign."""
+    """Return a speed-up with a sign of times."""
     value = point.speedup
     return f"{ratio(value) if value < 10 else number(value)}{TIMES}"
-
-
-def _ms_of_step(seconds: float, lost: Loss) -> str:
-    return f"{parts.ms(seconds)} ms of a {parts.ms(lost.step_s)} ms step"
 
 
 def num_flagged(points: Iterable[Point]) -> int:
@@ -206,10 +175,86 @@ def num_flagged(points: Iterable[Point]) -> int:
     return sum(bool(point.flags) for point in points)
 
 
-def in_short(headlines: Sequence[Headline]) -> str:
-    """Name series in few words: up to which size each is good."""
+def summarise(headlines: Sequence[Headline]) -> str:
+    """Return a summary: each series with its largest good size."""
     texts = {
         "below": "nowhere good", "open": "not shown", "alone": "at one size", "blocked": "blocked",
     }  # fmt: skip
-    return listed((f"{one.series.label} {texts.get(one.kind, f'good to {one.point.world_size}')}"
-                   for one in headlines), 6)  # fmt: skip
+    named = (f"{each.series.label} {texts.get(each.kind, f'good to {each.point.world_size}')}"
+             for each in headlines)  # fmt: skip
+    return listed(named, 6)
+
+
+# Ladders whose choices of a size are printed.
+MAX_PRINTED = 3
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The size for a purpose, None where no measured one is shown to suit, and the reason."""
+
+    purpose: str
+    world_size: int | None
+    why: str
+    lacking: str = "not shown"  # in place of a size
+    beside: str = ""  # a larger size that measured faster
+
+
+def choices(series: Series, threshold: float) -> list[Choice]:
+    """Return the size for each purpose; empty for one size, and where nothing is concluded."""
+    points = series.points
+    if not series.above or series.main or any(point.blocked_by for point in points):
+        return []
+    # Work costs least per device where the efficiency is highest: a larger size must be shown.
+    cheap = (series.good(1.0) or [series.base])[-1]
+    good, unshown = series.good(threshold), series.unshown(threshold)
+    lacking = "more launches would show it" if unshown else "each larger size is shown to miss it"
+    fast = max(points, key=lambda point: (point.rate, -point.world_size))
+    slower = {point.world_size: _is_slower(point, fast) for point in points if point is not fast}
+    equal = next(point for point in points if not slower.get(point.world_size))
+    is_known = None not in slower.values()
+    beside = "" if equal is fast else f"{fast.world_size} not shown to be faster"
+    return [
+        Choice(
+            "fewest device-hours", cheap.world_size,
+            "no larger size is shown to be as efficient" if cheap is series.base else _why(cheap),
+        ),
+        Choice(
+            f"{100 * threshold:.0f} % efficiency or more", good[-1].world_size if good else None,
+            _why(good[-1]) if good else lacking, "not shown" if unshown else "none",
+        ),
+        Choice(
+            "shortest time", equal.world_size if is_known else None,
+            "; ".join(filter(None, [_why(equal), beside])) if is_known
+            else "more launches would show it",
+            beside=beside,
+        ),
+    ]  # fmt: skip
+
+
+def choice_sentences(series: Sequence[Series], threshold: float) -> list[str]:
+    """Return the choices of the first ladders, a sentence each."""
+    lines = []
+    for curve in series:
+        if curve.row.study in LADDERS and (made := choices(curve, threshold)):
+            sizes = "; ".join(
+                f"{choice.purpose}: {counted(choice.world_size, curve.noun)}"
+                + (f" ({choice.beside})" if choice.beside else "")
+                if choice.world_size else f"{choice.purpose}: {choice.lacking}" for choice in made
+            )  # fmt: skip
+            lines.append(f"{curve.label}, size by purpose: {sizes}")
+    return lines[:MAX_PRINTED]
+
+
+def _is_slower(point: Point, fast: Point) -> bool | None:
+    """Whether the fastest size is shown to be faster; None without an interval of the ratio."""
+    if point.rows[0].origin != "measured":
+        return point.rate < fast.rate
+    interval: Interval | None = compute_gain(fast.rate, fast.units, point, 1.0)["speedup_interval"]
+    return interval and interval[0] > 1
+
+
+def _why(point: Point) -> str:
+    span = point.efficiency_interval
+    text = f"{gain(point)} the rate, {percent(point.parallel_efficiency)} % efficiency"
+    return f"{text} ({percent_span(span)} %)" if span else text

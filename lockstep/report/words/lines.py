@@ -1,26 +1,31 @@
-"""Tables as lines for a terminal of 100 columns that may know no more than ASCII."""
+"""Text as lines for a terminal that may know only ASCII, and for LaTeX, Markdown and spreadsheets.
 
+Strangers' text is escaped, so that nothing of it is run. A page's script reads the same tables.
+"""
+
+import json
 import re
 import textwrap
+import unicodedata
 from collections.abc import Sequence
 
 from lockstep.core import formats
-from lockstep.report.words import escapes
 
 WIDTH = 100
-# What is left of a line for its last cell, at the least.
+# Least width of the last cell of a line.
 LEAST = 30
 ASCII = str.maketrans({formats.DASH: "-", formats.THIN: "", "\u00d7": "x", "\u2192": "->"})
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows, the header first, as aligned lines; the last cell goes on below itself."""
+    """Return rows, the header first, as aligned lines; the last cell is wrapped below itself."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     lines = []
     for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        head = "".join(f"{cell}  " for cell in cells)
-        lines += _hung(head, row[-1])
+        head = "".join(f"{cell:<{width}}  " for cell, width in zip(row, widths, strict=False))
+        wide = max(WIDTH - len(head), LEAST)
+        first, *others = _wrap(plain(row[-1]), wide) or [""]
+        lines += [plain(head + first).rstrip(), *(" " * len(head) + line for line in others)]
     return lines
 
 
@@ -33,22 +38,23 @@ def numbers(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _hung(head: str, text: str) -> list[str]:
-    """Return a text after its head, its further lines below its first."""
-    wide = max(WIDTH - len(head), LEAST)
-    first, *others = textwrap.wrap(plain(text), wide, break_on_hyphens=False) or [""]
-    return [plain(head + first).rstrip(), *(" " * len(head) + line for line in others)]
-
-
 def sentence(text: str, width: int = WIDTH) -> list[str]:
-    """Return a sentence in lines, those after the first set in further than it."""
+    """Return a sentence as lines, those after the first indented."""
     first = text[: len(text) - len(text.lstrip())]
-    return textwrap.wrap(plain(text), width, subsequent_indent=f"{first}  ", break_on_hyphens=False)
+    return _wrap(plain(text), width, f"{first}  ")
 
 
-def markdown(rows: Sequence[Sequence[str]]) -> list[str]:
+def _wrap(text: str, width: int, indent: str = "") -> list[str]:
+    """Wrap a text; a name, such as that of a case, stays whole unless no line could hold it."""
+    breaks = any(len(word) > WIDTH for word in text.split())
+    return textwrap.wrap(
+        text, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=breaks
+    )
+
+
+def markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return rows, the header first, as a Markdown table that shows each cell as it is."""
-    head, *body = [[escapes.markdown(cell) for cell in row] for row in rows]
+    head, *body = [[markdown(cell) for cell in row] for row in rows]
     lines = [head, ["---"] * len(head), *body]
     return [f"| {' | '.join(line)} |" for line in lines]
 
@@ -59,5 +65,64 @@ def plain(text: str) -> str:
 
 
 def signs(text: str) -> str:
-    """Return a line of a card with the signs that a page has: an arrow and a sign of times."""
+    """Return a line of a card with a page's signs: an arrow and a sign of times."""
     return re.sub(r"(?<=\d)x$", "\u00d7", text.replace("->", "\u2192"))
+
+
+_TEX = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#",
+    "%": r"\%", "_": r"\_", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': "''",
+    formats.DASH: "--", formats.THIN: r"\,", "\u2014": "---", "\u2019": "'", "\u00a0": "~",
+    "\u00d7": r"$\times$", "\u00b5": r"$\mu$", "\u03bc": r"$\mu$", "\u00b1": r"$\pm$",
+    "\u00df": r"\ss{}", "\u00f8": r"\o{}", "\u00d8": r"\O{}", "\u00e6": r"\ae{}",
+    "\u0142": r"\l{}", "\u0141": r"\L{}", "\n": "\n", "'": "'", "`": r"\textasciigrave{}",
+    "\u00b2": "$^2$", "\u00b3": "$^3$", "\u2076": "$^6$", "\u2079": "$^9$",
+    "\u25a0": r"\rule{5pt}{5pt}", "\u2713": r"$\surd$", "\u2717": r"$\times$",
+}  # fmt: skip
+# A combining mark -> LaTeX's command, which puts it over the letter.
+_MARKS = {
+    "\u0300": "`", "\u0301": "'", "\u0302": "^", "\u0303": "~", "\u0308": '"', "\u030a": "r",
+    "\u0327": "c", "\u030c": "v", "\u0306": "u", "\u030b": "H", "\u0307": ".", "\u0328": "k",
+}  # fmt: skip
+UNKNOWN = "?"
+_MARKDOWN = frozenset("\\`*_{}[]#|$~")
+# A spreadsheet runs text that begins with one of these.
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def tex(text: str) -> str:
+    """Return text that LaTeX prints as it is; a letter that its fonts lack becomes a ?."""
+    return "".join(map(_letter, str(text)))
+
+
+def _letter(letter: str) -> str:
+    if known := _TEX.get(letter):
+        return known
+    if letter.isascii():
+        return letter if letter.isprintable() else " "
+    parts = unicodedata.normalize("NFD", letter)
+    if len(parts) == 2 and parts[0].isascii() and parts[1] in _MARKS:
+        return f"\\{_MARKS[parts[1]]}{{{parts[0]}}}"
+    return UNKNOWN
+
+
+def markdown(text: str) -> str:
+    """Return text that Markdown shows as it is, in a paragraph or a cell of a table.
+
+    A zero-width space after an @ keeps sites from notifying the user of that name.
+    """
+    escaped = "".join(f"\\{sign}" if sign in _MARKDOWN else sign for sign in str(text))
+    escaped = escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return escaped.replace("@", "@&#8203;")
+
+
+def csv_text(text: str) -> str:
+    """Return text that no spreadsheet runs as a formula, and no reader splits into two lines."""
+    # csv's writer does not quote a lone carriage return, at which readers end the line.
+    return (f"'{text}" if text.startswith(FORMULA) else text).replace("\r", " ")
+
+
+def tables() -> str:
+    """Return the tables as JSON, for the script of a page."""
+    return json.dumps({"tex": _TEX, "formula": "".join(FORMULA)})

@@ -1,6 +1,6 @@
-"""How times were taken and on what they rest, in the same words on the page and in a pack."""
+"""Sentences on how times were measured and on which steps, for the page and a pack."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lockstep.core import formats, record
@@ -11,32 +11,31 @@ from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.results import Results, Row
 
 NOT_RECORDED = "Basis: what a step read is not recorded, so the numbers may be an upper bound."
-# What production does beside the steps that are measured.
 BOUND = (
     "Throughput and efficiency are an upper bound for production, which also reads and decodes "
     "data, writes checkpoints, and may have batches of unequal length."
 )
-# Of what was imported and not measured here.
+# The basis of figures that were not measured here.
 IMPORTED = {
     "cited": "Cited: published or logged by others, not measured by Lockstep.",
     "target": "Targets: expected by their authors, measured by nobody.",
 }
-# Characters of an image's digest that tell it apart.
-DIGEST = 12
 
 
-def timing(
-    points: Sequence[Point], version: str, warmup_rounds: Sequence[object], is_campaign: bool
-) -> list[str]:
-    """Say how times were taken: clock, synchronisation, warm-up, window, ranks, medians."""
+def timing(results: Results, points: Sequence[Point]) -> list[str]:
+    """Return how times were measured: clock, synchronisation, warm-up, ranks, medians."""
+    versions = (launch.provenance.get("lockstep_version") for launch in results.launches)
+    version = listed(dict.fromkeys(filter(None, versions))) or formats.DASH
     rows = [row for point in points for row in point.rows]
     rounds = span_of(row.rounds for row in rows)
     steps = span_of(row.steps_per_round for row in rows)
     launches = span_of(point.num_launches for point in points)
-    counts = [n for n in warmup_rounds if isinstance(n, int) and n > 0]
-    is_warm = counts and len(counts) == len(warmup_rounds)
+    warm_ups = [launch.facts.get("warmup_rounds") for launch in results.launches]
+    counts = [n for n in warm_ups if isinstance(n, int) and n > 0]
+    is_warm = counts and len(counts) == len(warm_ups)
     warm = f"after untimed warm-up (rounds: {span_of(counts)}), " if is_warm else ""
-    order = ", interleaved over sizes in random order" if is_campaign and launches != "1" else ""
+    is_ordered = results.campaign.get("launches") and launches != "1"
+    order = ", interleaved over sizes in random order" if is_ordered else ""
     return [
         f"Timers around the main loop (Lockstep {version}): {warm}a round is an untimed barrier, "
         f"then {steps} {_noun(steps, 'step')} running freely, one device synchronisation, and a "
@@ -48,18 +47,18 @@ def timing(
     ]
 
 
-def days(found: Sequence[str]) -> str:
-    """Return days, in order, from the first to the last; empty where none is known."""
-    return " to ".join(dict.fromkeys([*found[:1], *found[-1:]]))
+def days(known: Sequence[str]) -> str:
+    """Return the first and the last of ordered days; empty without days."""
+    return " to ".join(dict.fromkeys([*known[:1], *known[-1:]]))
 
 
 def _noun(span: str, noun: str) -> str:
-    """Return what a span of counts counts, as one or as several."""
+    """Return the noun of a span of counts, singular or plural."""
     return counted(1 if span == "1" else 2, noun).partition(" ")[2]
 
 
 def span_of(values: Iterable[int | None]) -> str:
-    """Return counts as the least and the largest of them; a dash where none is known."""
+    """Return counts as the least and the largest of them; a dash if none is known."""
     known = sorted({value for value in values if value})
     if not known:
         return formats.DASH
@@ -67,38 +66,37 @@ def span_of(values: Iterable[int | None]) -> str:
 
 
 def basis(bases: Sequence[Basis | None], precisions: Iterable[str | None] = ()) -> str:
-    """Say what measured steps contain, equal ones once, and of what they are therefore a bound."""
-    known = list(dict.fromkeys(one for one in bases if one))
+    """Return the content of measured steps (equal steps once), and what production adds."""
+    known = list(dict.fromkeys(filter(None, bases)))
     if not known:
         return NOT_RECORDED
-    words = "; ".join(map(_parts, known))
+    words = "; ".join(map(_contents, known))
     if named := listed(dict.fromkeys(filter(None, precisions))):
         words += f"; precision {named}"
-    if any(one.is_bound for one in known):
+    if any(basis.is_bound for basis in known):
         return f"Basis: whole training step excluding I/O ({words}). {BOUND}"
-    if any(one.is_bound is None for one in known):
+    if any(basis.is_bound is None for basis in known):
         return f"Basis: {words}."
     return f"Basis: whole application including input ({words})."
 
 
-def _parts(one: Basis) -> str:
-    """Return what is known of one basis, separated by commas."""
-    if one == Basis():
+def _contents(basis: Basis) -> str:
+    if basis == Basis():
         return "a step of the user's own, of which nothing else is recorded"
-    texts = [f"{one.data} data" if one.data else "data of the workload's own making"]
-    texts += [] if one.times_input is None else [f"input {'' if one.times_input else 'not '}timed"]
-    texts += [f"optimizer {one.optimizer}"] if one.optimizer else []
-    return ", ".join(texts)
+    timed = {None: "", True: "input timed", False: "input not timed"}[basis.times_input]
+    optimizer = f"optimizer {basis.optimizer}" if basis.optimizer else ""
+    data = f"{basis.data} data" if basis.data else "data that the workload generates"
+    return ", ".join(filter(None, (data, timed, optimizer)))
 
 
 def nodes(rows: Iterable[Row]) -> str:
-    """Say on how many nodes rows were measured at most."""
+    """Return the largest number of nodes of the rows, as text."""
     most = max((row.num_nodes for row in rows if row.num_nodes), default=None)
     return f"up to {counted(most, 'node')}" if most else "an unknown number of nodes"
 
 
 def basis_sentences(rows: Sequence[Row]) -> list[str]:
-    """Say on what training steps rest; nothing where none was taken."""
+    """Return sentences on the content of training steps; empty if none was measured."""
     steps = [row for row in rows if row.study in TRAINING and not row.program]
     bases = [record.basis_of(row.details) for row in steps]
     return [basis(bases, [row.precision for row in steps])] if steps else []
@@ -107,9 +105,9 @@ def basis_sentences(rows: Sequence[Row]) -> list[str]:
 def put_basis(
     sections: Sequence[dict[str, Any]], results: Results, series: Sequence[Series]
 ) -> None:
-    """Give each figure of the sections what it rests on, as `basis`, for one that is saved alone.
+    """Add lines on steps and machine to each figure as `basis`; it may be saved alone.
 
-    That is what steps contain, and the machine; of a section of no study, of all that was measured.
+    A section without measured cases of its study has the lines of all measured cases.
     """
     measured = [curve for curve in series if curve.row.origin == "measured"]
     for section in sections:
@@ -122,11 +120,11 @@ def put_basis(
 
 
 def _machine(results: Results, rows: Sequence[Row]) -> list[str]:
-    known: list[Mapping[str, Any]] = [launch.provenance for launch in results.launches]
-    images = {str(one["image_sha256"])[:DIGEST]: None for one in known if one.get("image_sha256")}
-    image = f"image {listed(images, 2)}" if images else "no image"
-    if not known:
+    if not results.launches:
         return []
+    digests = filter(None, (each.provenance.get("image_sha256") for each in results.launches))
+    images = dict.fromkeys(str(digest)[:12] for digest in digests)  # 12 letters identify an image
+    image = f"image {listed(images, 2)}" if images else "no image"
     return [
         f"Machine: {listed(results.device_names, 3) or 'unknown devices'}, {nodes(rows)}, {image}; "
         "whether others shared the nodes is not recorded."

@@ -1,6 +1,6 @@
-"""Short names of series: what tells them from each other, after what all share is said once."""
+"""Short names of series: the factors in which they differ, and a line of shared factors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 
@@ -10,9 +10,9 @@ from lockstep.report.compute.scaling import Series
 
 
 def short(series: Sequence[Series]) -> tuple[list[Series], str]:
-    """Return series named by their study and what differs within it, and a line of what is shared.
+    """Return series named by study and differing factors, and a line of shared factors.
 
-    The line gives in full what all steps measured here share, then what those of one study do.
+    The line has the factors of all steps measured here, then those of the steps of one study.
     """
     own = [curve for curve in series if _is_step(curve)]
     shared = _common(own)
@@ -25,28 +25,28 @@ def short(series: Sequence[Series]) -> tuple[list[Series], str]:
         if curve.row.study in by_study and _is_step(curve):
             known = by_study[curve.row.study]
             differs = dict(item for item in _factors(curve).items() if item not in known.items())
-            texts = [curve.row.study, _text(differs), curve.layout]
+            texts = [curve.row.study, factors_text(differs, ("workload",)), curve.layout]
             curve = replace(curve, label=", ".join(filter(None, texts)))
         named.append(curve)
-    apart = {
-        study: dict(item for item in known.items() if item not in shared.items())
-        for study, known in by_study.items()
-    }
     studies: dict[str, list[str]] = {}
-    for study in STUDIES:  # in the order of a page
-        if more := apart.get(study):
-            studies.setdefault(_text(more), []).append(study)
-    texts = [_text(shared), *(f"{listed(alike)} {more}" for more, alike in studies.items())]
+    for study in STUDIES:  # the order of the page
+        items = by_study.get(study, {}).items()
+        if more := {name: value for name, value in items if (name, value) not in shared.items()}:
+            studies.setdefault(factors_text(more, ("workload",)), []).append(study)
+    texts = [
+        factors_text(shared, ("workload",)),
+        *(f"{listed(alike)} {more}" for more, alike in studies.items()),
+    ]
     return named, f"all series: {'; '.join(filter(None, texts))}" if own else ""
 
 
 def name_of(series: Series) -> str:
-    """Return the study, or the origin of what was not measured, and the label."""
+    """Return the study (the origin, if not measured) and the label."""
     return series.label if series.label.startswith(series.row.study) else series.name
 
 
 def within(series: Series) -> str:
-    """Return a label without the study in front, for where that is said."""
+    """Return a label without the study in front, for places that already name the study."""
     return series.label.removeprefix(series.row.study).removeprefix(", ")
 
 
@@ -71,7 +71,7 @@ def _common(series: Sequence[Series]) -> dict[str, object]:
     )  # fmt: skip
 
 
-def _text(factors: Mapping[str, object]) -> str:
-    return ", ".join(
-        str(value) if name == "workload" else f"{name}={value}" for name, value in factors.items()
-    )
+def factors_text(factors: Mapping[str, object], bare: Collection[str] = ()) -> str:
+    """Return factors as name=value; those in `bare` as their value alone."""
+    texts = (str(value) if name in bare else f"{name}={value}" for name, value in factors.items())
+    return ", ".join(texts)

@@ -1,12 +1,12 @@
-"""The one thing to do next that the data call for, in words that no study contradicts."""
+"""The most useful next action; it contradicts no study of the page."""
 
 from collections.abc import Sequence
 
 from lockstep.core.formats import counted, listed, percent, percent_span
 from lockstep.core.studies import LADDERS
 from lockstep.report.compute import learning
-from lockstep.report.compute.alternatives import without_laddered
-from lockstep.report.compute.scaling import Point, Series
+from lockstep.report.compute.alternatives import drop_laddered
+from lockstep.report.compute.scaling import Point, Series, no_interval
 from lockstep.report.compute.slow import Slowest
 from lockstep.report.load.recorded import KEY as RECORDED
 from lockstep.report.load.results import Results
@@ -15,33 +15,30 @@ from lockstep.report.words.names import name_of
 from lockstep.report.words.verdict_card import Judged
 
 WANTED_LAUNCHES = 3
-UNMEASURED = "Mend why no case has a result, which is under Not measured, and run it again."
+UNMEASURED = "Fix why no case has a result (see Not measured), and run again."
 CITED_ALONE = "Measure the same points on the machine you will use; cited numbers are no evidence."
 RECORDED_ALONE = "Measure your own machine: lockstep run, which needs the extra [bench] (torch)."
 ON_GPUS = "Run the same campaign on the GPUs you will use: the suite works on this machine."
-OWN_ON_GPUS = "Then measure it on the GPUs you will use."
+OWN_ON_GPUS = "Then measure the test on the GPUs you will use."
 THEN_ON_GPUS = "Then run the same campaign on the GPUs you will use."
 UNEXPLAINED = (
-    "Give lockstep.measure the model in DDP, ddp=model: it then says what a step loses, and to "
-    "which rank."
+    "Pass the model in DDP to lockstep.measure (ddp=model): the report then says what a step "
+    "loses, and to which rank."
 )
 MORE_SEEDS = (
     f"Train every setting with at least {WANTED_LAUNCHES} seeds: without them the accuracy has no "
     "interval, or a wide one."
 )
-TRAINED = "Train what you would change, and hold it against these runs: lockstep compare."
+TRAINED = "Train with what you would change, and compare it with these runs: lockstep compare."
 # The ratio of an interval's ends beyond which a point says little.
 WIDE = 1.5
 
 
 def next_step(
-    results: Results,
-    series: Sequence[Series],
-    threshold: float,
-    slowest: Slowest | None,
+    results: Results, series: Sequence[Series], threshold: float, slowest: Slowest | None,
     judged: Judged | None = None,
-) -> str:
-    """Return the most useful next action that the data call for."""
+) -> str:  # fmt: skip
+    """Return the most useful next action, by the results."""
     measured = [curve for curve in series if curve.row.origin == "measured"]
     if not measured:
         return UNMEASURED if results.launches else CITED_ALONE
@@ -62,33 +59,29 @@ def next_step(
         return f"Remove the cause of the flags and measure those points again, first: {flagged}."
     if first := _more_launches(measured) or _of_own_tests(measured, threshold, judged):
         return first
-    if not without_laddered(measured):
-        return "Change the program, and hold it against these runs: lockstep compare."
+    if not drop_laddered(measured):
+        return "Change the program, and compare it with these runs: lockstep compare."
     return _undecided(measured, threshold) or _after_ladders(measured, threshold, judged)
 
 
 def _of_own_tests(measured: Sequence[Series], threshold: float, judged: Judged | None) -> str:
-    """Return what tests of one's own can change by themselves; empty where nothing is shown."""
+    """Return advice for the user's own tests; empty if no cause is shown."""
     if judged and judged.is_own:
         return f"For {judged.title}: {judged.advice}." if judged.advice else ""
     for curve in measured:
-        point = verdict_card.telling(curve, threshold)
-        if not (curve.row.is_own_test and _falls(curve, threshold)) or point.blocked_by:
-            continue
-        # Such a step was measured without its model in DDP.
-        if not any(
-            row.rank_variant_s
-            or row.details.get("bucket_bytes")
-            or "own-waits" in ({flag.kind for flag in row.flags})
-            for row in point.rows
-        ):
+        point = verdict_card.loss_point(curve, threshold)
+        # Without variants and buckets the step was measured without its model in DDP.
+        if curve.row.is_own_test and _falls(curve, threshold) and not point.blocked_by and not any(
+            row.rank_variant_s or row.details.get("bucket_bytes")
+            or "own-waits" in {flag.kind for flag in row.flags} for row in point.rows
+        ):  # fmt: skip
             return UNEXPLAINED
     return ""
 
 
 def _more_launches(measured: Sequence[Series]) -> str:
-    """Return which launches are too few to conclude anything; empty where none are."""
-    # What a ladder says is what most pages are about; a noisy collective does not outweigh it.
+    """Ask for more launches if points have too few or wide intervals; empty if not."""
+    # Ladders come first: a noisy collective asks for nothing if the ladders are precise.
     ladders = [curve for curve in measured if curve.row.study in LADDERS]
     points = [point for curve in ladders or measured for point in curve.points]
     if min(point.num_launches for point in points) < WANTED_LAUNCHES:
@@ -99,7 +92,7 @@ def _more_launches(measured: Sequence[Series]) -> str:
 
 
 def is_wide(point: Point) -> bool:
-    """Tell whether a point's interval is too wide to say much, or cannot be given."""
+    """Tell whether a point's interval is too wide to say much, or unknown."""
     if point.rate_interval is None:
         return len(set(point.rates)) > 1
     return point.rate_interval[1] > WIDE * point.rate_interval[0]
@@ -110,13 +103,14 @@ def _main_ladders(measured: Sequence[Series]) -> list[Series]:
 
 
 def _undecided(measured: Sequence[Series], threshold: float) -> str:
-    """Return of which size launches leave open whether it is good; empty where of none."""
+    """Ask for more launches of a size that is not shown to be good or bad; empty if none."""
     for curve in _main_ladders(measured):
         good, unshown = curve.good(threshold), curve.unshown(threshold)
-        # Between a size that is good and one that is not, the ladder's end is known well enough.
+        # Between a good size and a bad size, the end of the ladder is known well enough.
         if unshown and not (good and len(good) + len(unshown) < len(curve.above)):
             size, interval = unshown[0].world_size, unshown[0].efficiency_interval
-            span = f"{percent_span(interval)} %" if interval else "no interval"
+            why = no_interval(unshown[0], curve.base)
+            span = f"{percent_span(interval)} %" if interval else why
             return (
                 f"Measure more launches: it is not shown whether {counted(size, 'rank')} reach "
                 f"{100 * threshold:.0f} % efficiency in {name_of(curve)} ({span})."
@@ -125,7 +119,7 @@ def _undecided(measured: Sequence[Series], threshold: float) -> str:
 
 
 def _after_ladders(measured: Sequence[Series], threshold: float, judged: Judged | None) -> str:
-    """Return what follows from all main ladders together: a size, a cause, or larger sizes."""
+    """Return the action by all main ladders: use a size, fix a cause, or measure larger sizes."""
     ladders = _main_ladders(measured)
     if not ladders or all(len(curve.points) == 1 for curve in ladders):
         return "Measure at least three world sizes, so that scaling can be judged."
@@ -140,7 +134,7 @@ def _after_ladders(measured: Sequence[Series], threshold: float, judged: Judged 
     if judged and judged.advice and _falls(judged.series, threshold):
         return f"For {judged.title}: {judged.advice}."
     text = (
-        f"Use the sizes named above: no larger one is shown to reach {100 * threshold:.0f} % "
+        f"Use the sizes named above: no larger size is shown to reach {100 * threshold:.0f} % "
         f"efficiency in {listed(dict.fromkeys(curve.row.study for curve in falling))} scaling"
     )
     if kept := [curve for curve in ladders if curve not in falling]:
@@ -152,5 +146,5 @@ def _after_ladders(measured: Sequence[Series], threshold: float, judged: Judged 
 
 
 def _falls(series: Series, threshold: float) -> bool:
-    point = verdict_card.telling(series, threshold)
+    point = verdict_card.loss_point(series, threshold)
     return point is not series.base and point.parallel_efficiency < threshold

@@ -1,18 +1,19 @@
 """Training runs in words: the rows that the page and the terminal share, and a line for each."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lockstep.core import formats
 from lockstep.core.formats import counted, number, percent, percent_span, ratio, span
 from lockstep.report.compute import alternatives, learning
-from lockstep.report.compute.learning import Learned, Targets
+from lockstep.report.compute.learning import Learned
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.page import parts
+from lockstep.report.words.names import factors_text
 
-# Factors whose value says what they are.
+# Factors that are printed by their value alone.
 BARE = ("workload", "data", "precision", "device")
 GOAL = "Time to"
-# Columns of the page that a terminal has room for, and their names there.
+# Columns of the page that fit a terminal -> their short names.
 SHORT = {
     "Ranks": "n", "Nodes": "nodes", "Runs": "runs", "Epoch time (s)": "epoch, s",
     "Throughput (samples/s)": "samples/s", "Speed-up": "speed-up", "Efficiency (%)": "eff., %",
@@ -22,47 +23,37 @@ SHORT = {
 
 
 def ordered(series: Sequence[Series]) -> list[Series]:
-    """Return the series of training runs, those of the slowest device first: the rungs of a ladder.
-
-    Series of one device keep their order.
-    """
-    curves = learning.trained(series)
-    devices: dict[str, float] = {}
-    for curve in curves:
-        slowest = min(point.rate for point in curve.points)
-        devices[_device(curve)] = min(slowest, devices.get(_device(curve), slowest))
-    return sorted(curves, key=lambda one: devices[_device(one)])
-
-
-def _device(series: Series) -> str:
-    return str(series.row.factors.get("device"))
+    """Return the series of training runs, those of the slowest device first."""
+    rates: dict[object, list[float]] = {}
+    for curve in learning.select_trainings(series):
+        rates.setdefault(curve.row.factors.get("device"), []).extend(p.rate for p in curve.points)
+    return sorted(
+        learning.select_trainings(series),
+        key=lambda curve: min(rates[curve.row.factors.get("device")]),
+    )
 
 
 def varied(series: Sequence[Series]) -> list[str]:
-    """Return the factors in which runs differ, and so are not pooled."""
-    return alternatives.varied([(curve, curve.points[0]) for curve in series])
+    """Return the factors that differ between runs and forbid pooling."""
+    return alternatives.find_varied([(curve, curve.points[0]) for curve in series])
 
 
 def label(series: Series, names: Sequence[str]) -> str:
-    """Name a series by the factors that tell it from the others."""
+    """Return a name of a series: the factors in which it differs from the others."""
     factors = series.row.factors
-    texts = [
-        str(factors[name]) if name in BARE else f"{name}={factors[name]}"
-        for name in names
-        if factors.get(name) is not None
-    ]
-    return ", ".join(filter(None, [*texts, series.layout]))
+    known = {name: factors[name] for name in names if factors.get(name) is not None}
+    return ", ".join(filter(None, (factors_text(known, BARE), series.layout)))
 
 
 def common(series: Sequence[Series], names: Sequence[str]) -> str:
-    """Say what all runs have in common."""
+    """Return the factors that all runs share, as text."""
     shared = {k: v for k, v in series[0].row.factors.items() if k not in names}
     return formats.listed((str(v) if k in BARE else f"{k}={v}" for k, v in shared.items()), 24)
 
 
-def columns(series: Sequence[Series], targets: Targets) -> list[str]:
+def columns(learned: Mapping[Point, Learned]) -> list[str]:
     """Return the names of the columns of `cells`, each with its unit."""
-    goals = {targets.get(learning.learns(curve)) for curve in series}
+    goals = {each.target for each in learned.values()}
     goal = percent_of(next(iter(goals)) if len(goals) == 1 else None)
     return [
         "Ranks", "Nodes", "Runs", "Epoch time (s)", "95 % interval (s)", "Throughput (samples/s)",
@@ -72,39 +63,35 @@ def columns(series: Sequence[Series], targets: Targets) -> list[str]:
 
 
 def percent_of(target: float | None) -> str:
-    """Return an accuracy to reach."""
+    """Return an accuracy to reach, as text."""
     return "goal" if target is None else f"{formats.trimmed(100 * target)} %"
 
 
-def cells(series: Sequence[Series], targets: Targets) -> list[list[list[str]]]:
-    """Return a line of cells for each point of each series; other rows are over the first."""
-    several = len({_device(curve) for curve in series}) > 1
+def cells(series: Sequence[Series], learned: Mapping[Point, Learned]) -> list[list[list[str]]]:
+    """Return a line of cells for each point of each series; ratios are over the first row."""
+    several = len({curve.row.factors.get("device") for curve in series}) > 1
     first = series[0].points[0] if several else None
-    return [
-        [_line(curve, p, learning.learned(p, targets.get(learning.learns(curve))), first)
-         for p in curve.points]
-        for curve in series
-    ]  # fmt: skip
+    return [[_line(curve, p, learned[p], first) for p in curve.points] for curve in series]
 
 
 def for_terminal(series: Sequence[Series]) -> tuple[list[str], list[str], list[list[list[str]]]]:
-    """Return the names of series, the columns that say something, and the cells of each series."""
-    names, targets = varied(series), learning.targets(series)
-    header, found = columns(series, targets), cells(series, targets)
-    empty = ("", formats.DASH)
-    said = [any(line[i] not in empty for one in found for line in one) for i in range(len(header))]
-    kept = [i for i, name in enumerate(header) if said[i] and (name in SHORT or GOAL in name)]
+    """Return the names of series, the columns with known cells, and the cells of each series."""
+    names, learned = varied(series), learning.learn(series)
+    header, rows = columns(learned), cells(series, learned)
+    kept = [
+        i for i, name in enumerate(header) if (name in SHORT or GOAL in name)
+        and any(line[i] not in ("", formats.DASH) for lines in rows for line in lines)
+    ]  # fmt: skip
     return (
         [label(curve, names) or curve.row.workload for curve in series],
         [SHORT.get(header[i], header[i].lower()) for i in kept],
-        [[[line[i] for i in kept] for line in one] for one in found],
+        [[[line[i] for i in kept] for line in lines] for lines in rows],
     )
 
 
 def _line(series: Series, point: Point, learned: Learned, first: Point | None) -> list[str]:
     nodes = {row.num_nodes for row in point.rows}
     alone = len(series.points) == 1 and series.main is None
-    memory = point.peak_memory_bytes
     over_first = reached = formats.DASH
     if first and not (first.blocked_by or point.blocked_by):
         over_first = ratio(point.rate / first.rate)
@@ -113,43 +100,37 @@ def _line(series: Series, point: Point, learned: Learned, first: Point | None) -
         if learned.reached_s:
             reached = number(learned.reached_s.value)
     accuracy, best = learned.accuracy, learned.best
+    count = point.num_launches
+    seeds = "" if learned.num_seeds == count else f" ({counted(learned.num_seeds, 'seed')})"
     return [
         str(point.world_size), "" if nodes == {1} else parts.shown(point.rows[0].num_nodes),
-        runs(point, learned), number(learned.epoch_s.value), span(learned.epoch_s.interval),
+        f"{count}{seeds}", number(learned.epoch_s.value), span(learned.epoch_s.interval),
         number(point.throughput_samples_per_s),
-        *((formats.DASH if alone else parts.allowed(point, text)) for text in (
+        *((formats.DASH if alone else parts.ratio_cell(point, text)) for text in (
             ratio(point.speedup), percent(point.parallel_efficiency))),
         over_first,
         percent(accuracy.value) if accuracy else formats.DASH,
         percent_span(accuracy.interval) if accuracy else formats.DASH,
         percent(best.value) if best else formats.DASH, reached,
-        number(memory / parts.GIGA) if memory else formats.DASH,
+        parts.CELLS["Memory (GB)"](point),
     ]  # fmt: skip
 
 
-def runs(point: Point, learned: Learned) -> str:
-    """Return how many runs a point has, and of how many seeds where some repeat one."""
-    count = point.num_launches
-    text = "" if learned.num_seeds == count else f" ({counted(learned.num_seeds, 'seed')})"
-    return f"{count}{text}"
-
-
-def sentence(series: Series, targets: Targets) -> str:
-    """Say what the largest size of a series reaches, in what time, and over which size."""
+def sentence(series: Series, learned: Learned) -> str:
+    """Return a sentence on the largest size: accuracy, time, and speed-up over which size."""
     point, base = series.points[-1], series.base
-    learned = learning.learned(point, targets.get(learning.learns(series)))
     epochs = counted(series.row.training.epochs, "epoch") if series.row.training else ""
     text = f"{epochs} of {number(learned.epoch_s.value)} s on {counted(point.world_size, 'rank')}"
     if learned.accuracy:
         spread = learned.accuracy.interval
-        ends = percent_span(spread) if spread else "no interval"
+        ends = percent_span(spread) if spread else "no interval over seeds"
         backed = f"{counted(point.num_launches, 'run')}, {ends}"
         text += f" reach {percent(learned.accuracy.value)} % ({backed})"
     if learned.target is not None and learned.reached_s:
         text += f", {percent_of(learned.target)} after {number(learned.reached_s.value)} s"
     if point.blocked_by:
         rules = ", ".join(point.blocked_by)
-        text += f"; no verdict on its speed, for what lockstep check says of {rules}"
+        text += f"; no verdict on its speed, blocked by check: {rules}"
     elif point is not base:
         text += f"; {ratio(point.speedup)}\u00d7 the rate of {counted(base.world_size, 'rank')}"
         text += f" ({percent(point.parallel_efficiency)} %)"
@@ -159,6 +140,9 @@ def sentence(series: Series, targets: Targets) -> str:
 def sentences(series: Sequence[Series]) -> list[tuple[str, str]]:
     """Return label and sentence of each series of training runs, the most accurate first."""
     curves = ordered(series)
-    targets, names = learning.targets(curves), varied(curves)
+    learned, names = learning.learn(curves), varied(curves)
     curves.sort(key=lambda curve: -learning.mean_accuracy(curve.points[-1].rows))
-    return [(label(curve, names) or curve.label, sentence(curve, targets)) for curve in curves]
+    return [
+        (label(curve, names) or curve.label, sentence(curve, learned[curve.points[-1]]))
+        for curve in curves
+    ]

@@ -5,27 +5,22 @@ import re
 import signal
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
-from lockstep.core.formats import DASH, clock, in_words, size_of
+from lockstep.core.formats import DASH, clock, counted, in_words, size_of
 from lockstep.slurm import client as slurm
 from lockstep.slurm.client import ENDED, FailedError, Queued
 from lockstep.slurm.status import accounting
-from lockstep.slurm.status.causes import NEAR
+from lockstep.slurm.status.standing import NEAR
 
 COLUMNS = (
     *("job_id", "state", "reason", "user", "partition", "num_nodes", "elapsed", "limit"),
     *("submitted", "starts", "waits_for", "priority", "nodes", "name"),
 )
-# sprio(1), --format: the weighted factors, which add up to the priority.
-FACTORS = {
-    "A": "age",
-    "F": "fairshare",
-    "J": "size of the job",
-    "P": "partition",
-    "Q": "QOS",
-    "N": "nice",
-}
+# Letters of sprio's --format -> the weighted factors that add up to the priority (sprio(1)).
+FACTORS = {"A": "age", "F": "fairshare", "J": "size of the job", "P": "partition", "Q": "QOS",
+           "N": "nice"}  # fmt: skip
 # kind of dependency -> condition in words
 WAITS = {
     "after": "job {} has begun",
@@ -53,10 +48,9 @@ SIGNALS: dict[int, str] = {
     signal.SIGUSR1: ", for example by --signal without B:, which signals the ranks",
 }
 MAX_STEPS = 5
-# Less would have done where less than AMPLE of a request was used, and more may be needed where
-# more than NEAR was.
+# A job that used less than AMPLE of a request could request less; above NEAR it may need more.
 AMPLE = 0.5
-# Ratio of a suggested request to what was used.
+# Ratio of a suggested request to the use.
 MARGIN = 1.25
 # Requests below these are not worth a change.
 SMALL_BYTES = 2 * 1024**3
@@ -66,23 +60,19 @@ _JOB = re.compile(r"([0-9]{1,12})(?:_([0-9]{1,7}))?", re.ASCII)
 
 def facts(job: Queued) -> dict[str, Any]:
     """Return a job as a JSON object."""
-    names = ("job_id", "name", "user", "state", "partition", "num_nodes", "nodes", "elapsed_s",
-             "limit_s", "submitted", "starts", "waits_for", "priority")  # fmt: skip
-    own = {name: getattr(job, name) for name in names}
+    # Only the columns that squeue was asked for: the other fields are empty, as if it had answered.
+    names = (*COLUMNS, "elapsed_s", "limit_s")
+    own = {name: value for name, value in vars(job).items() if name in names}
     return own | {"state": job.state.name, "reason": job.state.reason}
 
 
 def is_id(text: str) -> bool:
-    """Return whether a text has the form of a job id or an array element's id."""
+    """Return whether a text looks like the id of a job or of an array element."""
     return _JOB.fullmatch(text) is not None
 
 
-def checked(job_id: str) -> str:
-    """Return a job's id unchanged if it has the form of one.
-
-    Raises:
-        ValueError: It does not.
-    """
+def check_id(job_id: str) -> str:
+    """Return a job id unchanged; raise ValueError for another text."""
     if not is_id(job_id):
         raise ValueError(
             f"{job_id[:80]!r} is not a job id; give one such as 4711, or for an array's element "
@@ -91,159 +81,137 @@ def checked(job_id: str) -> str:
     return job_id
 
 
-def of_user(user: str) -> list[Queued]:
+def list_jobs(user: str) -> list[Queued]:
     """Return a user's jobs: running ones first, then by expected start."""
     jobs = slurm.squeue(COLUMNS, f"--user={user}")
     far = max((job.starts or 0 for job in jobs), default=0) + 1
     return sorted(jobs, key=lambda job: (job.is_waiting, job.starts or far))
 
 
-def of_job(job_id: str) -> list[Queued]:
-    """Return a job, or an array's elements, from squeue; nothing once squeue has dropped it."""
+def find_job(job_id: str) -> list[Queued]:
+    """Return a job, or an array's elements, from squeue; nothing if squeue has dropped the job."""
     try:
         return slurm.squeue(COLUMNS, f"--jobs={job_id}")
     except FailedError as error:
-        if "Invalid job id" in error.stderr:  # it ended more than MinJobAge ago, or never existed
+        if "Invalid job id" in error.stderr:  # ended more than MinJobAge ago, or never existed
             return []
         raise
 
 
 def wait(job: Queued) -> dict[str, Any]:
-    """Ask why a pending job has not started.
+    """Return why a pending job has not started; None for what Slurm does not answer.
 
     Returns:
-        `factors`: weighted factor -> its part of the priority, None where sprio gives no answer;
-        `num_ahead`: jobs of a higher priority that wait in the same partition, an array counted
-        once, None where that is not what it waits for.
+        `factors`: factor -> its part of the priority; `num_ahead`: pending jobs of a higher
+        priority in the same partition, an array counted once; None if the job waits for something
+        else than its turn.
     """
     factors, num_ahead = None, None
-    wanted = "|".join(f"%{letter}" for letter in FACTORS)
     # priority/basic has no factors, and some centres forbid sprio.
-    try:
+    with suppress(RuntimeError):
+        wanted = "|".join(f"%{letter}" for letter in FACTORS)
         text = slurm.ask("sprio", "--noheader", f"--jobs={job.array_id}", f"--format={wanted}")
-        rows = [line.replace(" ", "").split("|") for line in text.splitlines()]
-    except RuntimeError:
-        rows = []
-    for row in (row for row in rows[:1] if len(row) == len(FACTORS)):
-        digits = [slurm.count(cell.removeprefix("-")) or 0 for cell in row]
-        parts = [-n if cell.startswith("-") else n for n, cell in zip(digits, row, strict=True)]
-        factors = {n: part for n, part in zip(FACTORS.values(), parts, strict=True) if part}
+        first = (text.splitlines() or [""])[0]
+        cells = first.replace(" ", "").split("|")
+        signs = [-1 if cell.startswith("-") else 1 for cell in cells]
+        digits = [slurm.count(cell.removeprefix("-")) or 0 for cell in cells]
+        if len(cells) == len(FACTORS):
+            parts = zip(FACTORS.values(), signs, digits, strict=True)
+            factors = {name: sign * part for name, sign, part in parts if part}
     if job.state.reason in slurm.IN_LINE:
-        where = (f"--partition={job.partition}", "--states=PENDING")
-        try:
+        with suppress(RuntimeError):
+            where = (f"--partition={job.partition}", "--states=PENDING")
             others = slurm.squeue(("priority", "reason"), *where)
-        except RuntimeError:
-            others = None
-        if others is not None:
             in_line = [other for other in others if other.state.reason in slurm.IN_LINE]
             num_ahead = sum((other.priority or 0) > (job.priority or 0) for other in in_line)
     return {"factors": factors, "num_ahead": num_ahead}
 
 
-def ended(job_ids: list[str]) -> dict[str, accounting.Account]:
-    """Return job id -> what sacct knows of the job, for an array of each element.
+def read_accounts(job_ids: list[str]) -> dict[str, accounting.Account]:
+    """Return the id of a job or array element -> its account in sacct.
 
     Raises:
-        ValueError: sacct knows none of the jobs.
-        RuntimeError: sacct fails.
+        ValueError: An id is malformed, or sacct knows none of the jobs.
     """
-    found = accounting.ask([checked(job_id) for job_id in job_ids])
-    if not found:
+    accounts = accounting.ask([check_id(job_id) for job_id in job_ids])
+    if not accounts:
         raise ValueError(
             f"Slurm does not know job {', '.join(job_ids)}: it is not in squeue, and "
             "accounting has no record of it; lockstep slurm jobs --ended 24 lists your jobs"
         )
-    return found
+    return accounts
 
 
-def lately(user: str, hours: float) -> dict[str, accounting.Account]:
+def list_ended(user: str, hours: float) -> dict[str, accounting.Account]:
     """Return a user's jobs that ended within the last hours."""
     since = f"--starttime=now-{math.ceil(hours * 60)}minutes"
     # Without --state sacct leaves out jobs that were cancelled before they started.
     states = f"--state={','.join(sorted(ENDED))}"
-    known = accounting.matching(f"--user={user}", "--allocations", since, "--endtime=now", states)
-    return {job_id: one for job_id, one in known.items() if accounting.has_ended(one)}
+    known = accounting.select(f"--user={user}", "--allocations", since, "--endtime=now", states)
+    return {job_id: each for job_id, each in known.items() if accounting.has_ended(each)}
 
 
 def reason_of_end(job_id: str, state: str) -> str | None:
-    """Return why a job was cancelled, while squeue still shows it; None for other states."""
-    if state != "CANCELLED":
-        return None
-    try:
-        jobs = slurm.squeue(COLUMNS, f"--jobs={job_id}", "--states=all")
-    except RuntimeError:  # accounting has answered, and squeue need not
-        return None
-    return jobs[0].state.reason if len(jobs) == 1 else None
+    """Return squeue's reason of a cancelled job; None once squeue has dropped it."""
+    if state == "CANCELLED":
+        with suppress(RuntimeError):  # without squeue the answer of accounting is enough
+            jobs = slurm.squeue(COLUMNS, f"--jobs={job_id}", "--states=all")
+            return jobs[0].state.reason if len(jobs) == 1 else None
+    return None
 
 
 def hints(account: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return suggestions for the next request; a smaller one only if job and steps succeeded.
+    """Return suggestions for the next request; smaller requests only if job and steps succeeded.
 
     Returns:
-        Each with its `kind`, `memory_ample`, `memory_near` its limit, `time_ample`, `time_near` or
-        `cpus_idle`, and the `amount` that would do, with a margin: bytes a node, as sbatch's --mem
-        has it, seconds or CPUs.
+        Each has a `kind` (`memory_ample`, `memory_near`, `time_ample`, `time_near` or `cpus_idle`)
+        and the `amount` to request, with a margin: bytes per node, seconds or CPUs.
     """
     states = (account["state"], *(step["state"] for step in account["bad_steps"]))
-    if "OUT_OF_MEMORY" in states:
-        amounts = _memory_hints(account, was_enough=False)
-    elif account["state"] in ("COMPLETED", "TIMEOUT"):
-        amounts = _memory_hints(account, was_enough=True) | _time_and_cpu_hints(account)
-        if states != ("COMPLETED",):
-            amounts = {kind: n for kind, n in amounts.items() if kind.endswith("_near")}
-    else:
-        amounts = {}
-    return [{"kind": kind, "amount": math.ceil(amount)} for kind, amount in amounts.items()]
-
-
-def _memory_hints(account: Mapping[str, Any], *, was_enough: bool) -> dict[str, float]:
+    is_over, amounts = "OUT_OF_MEMORY" in states, dict[str, float]()
+    if not is_over and account["state"] not in ("COMPLETED", "TIMEOUT"):
+        return []
     used, requested = account["node_bytes"], account["requested_bytes"]
-    if used is None or not requested:
-        return {}
-    of_node = requested / (account["num_nodes"] or 1)
-    if not was_enough or used >= NEAR * of_node:
-        return {"memory_near": MARGIN * max(used, of_node)}
-    is_ample = used < AMPLE * of_node and requested > SMALL_BYTES
-    return {"memory_ample": MARGIN * used} if is_ample else {}
-
-
-def _time_and_cpu_hints(account: Mapping[str, Any]) -> dict[str, float]:
-    amounts: dict[str, float] = {}
+    num_nodes = account["num_nodes"] or 1
+    if used is not None and requested:
+        of_node = requested / num_nodes
+        if is_over or used >= NEAR * of_node:
+            amounts["memory_near"] = MARGIN * max(used, of_node)
+        elif used < AMPLE * of_node and requested > SMALL_BYTES:
+            amounts["memory_ample"] = MARGIN * used
     share, elapsed_s = account["time_efficiency"], account["elapsed_s"]
-    if share is not None and share >= NEAR:
+    if not is_over and share is not None and share >= NEAR:
         amounts["time_near"] = MARGIN * elapsed_s
     elif share is not None and share < AMPLE and account["limit_s"] > SMALL_S:
         amounts["time_ample"] = max(SMALL_S, MARGIN * elapsed_s)
     share, cpus = account["cpu_efficiency"], account["alloc_cpus"]
-    if share is not None and not account["gpu_hours"]:  # CPUs of GPU jobs wait, by rights
-        least = max(account["num_nodes"] or 1, account["num_tasks"] or 1)  # one each
-        enough = max(least, math.ceil(MARGIN * share * cpus))
+    if share is not None and not account["gpu_hours"]:  # CPUs of GPU jobs may well wait
+        on_average, busiest = MARGIN * share * cpus, account.get("busiest_cpus") or 0.0
+        enough = max(num_nodes, account["num_tasks"] or 1, math.ceil(max(on_average, busiest)))
         if share < AMPLE and enough < cpus:
             amounts["cpus_idle"] = enough
-    return amounts
+    if states != ("COMPLETED",):
+        amounts = {kind: amount for kind, amount in amounts.items() if kind.endswith("_near")}
+    return [{"kind": kind, "amount": math.ceil(amount)} for kind, amount in amounts.items()]
 
 
 # Lines for a terminal
 
 
-def _meaning(job: Queued) -> str:
-    return job.state.meaning.replace("{id}", job.job_id)
-
-
 def job_line(job: Queued) -> str:
     """Return one line with a job's state."""
-    parts = [_meaning(job)]
+    text = job.state.meaning.replace("{id}", job.job_id)
     if job.is_waiting and job.starts is not None:
-        parts.append(f"expected to start {moment(job.starts)}")
+        text += f"; expected to start {moment(job.starts)}"
     elif job.state.name == "RUNNING":
-        parts = [f"has run for {in_words(job.elapsed_s)} on {job.nodes}"]
+        text = f"has run for {in_words(job.elapsed_s)} on {job.nodes}"
         if job.limit_s is not None and job.elapsed_s is not None:
-            parts.append(f"{in_words(max(0.0, job.limit_s - job.elapsed_s))} left")
-    return f"{job.job_id} {job.name}: {'; '.join(parts)}"
+            text += f"; {in_words(max(0.0, job.limit_s - job.elapsed_s))} left"
+    return f"{job.job_id} {job.name}: {text}"
 
 
 def moment(at: int) -> str:
-    """Return a local date and time, and how far ahead it is."""
+    """Return a time as local date and time, and how far ahead it is."""
     ahead_s = at - time.time()
     return f"{date(at)}, {f'in {in_words(ahead_s)}' if ahead_s > 0 else 'now'}"
 
@@ -256,7 +224,7 @@ def date(at: int) -> str:
 def wait_lines(job: Queued, why: Mapping[str, Any]) -> Iterator[str]:
     """Yield lines about why a job waits and what to do."""
     yield f"{job.job_id} {job.name} of {job.user}, partition {job.partition}"
-    yield f"  {_meaning(job)}"
+    yield f"  {job.state.meaning.replace('{id}', job.job_id)}"
     for how, other in job.waits_for:
         yield f"  it starts once {WAITS.get(how, how + ' {}').format(other)}"
     if why["num_ahead"] is not None:
@@ -272,59 +240,64 @@ def wait_lines(job: Queued, why: Mapping[str, Any]) -> Iterator[str]:
 
 def end_lines(job_id: str, account: Mapping[str, Any]) -> list[str]:
     """Return lines about how a job ended, from accounting, with squeue's reason if known."""
-    state = accounting.end_of(account, account.get("reason"))
-    lines = [f"{job_id} {account['name']} of {account['user']}: {state.name}, {state.meaning}"]
+    state, steps = accounting.end_of(account, account.get("reason")), list(_step_lines(account))
+    meaning = state.meaning
+    if steps and state.name == "COMPLETED":
+        meaning = "its script ended with exit code 0, but a step failed"
+    lines = [f"{job_id} {account['name']} of {account['user']}: {state.name}, {meaning}"]
     if account["elapsed_s"] is not None:
         limit = "" if account["limit_s"] is None else f" of {in_words(account['limit_s'])}"
         has_begun = account["elapsed_s"] or account["nodes"]
         ran = in_words(account["elapsed_s"] if has_begun else None)
         lines.append(f"  ran {ran}{limit} on {account['nodes'] or 'no node'}")
     code = account["exit_code"]
-    if code not in (None, "0:0"):
-        means = ENDS.get(code) or _signal(code)
-        lines.append(f"  exit code {code}{means and f': {means}'}")
-    lines += _ends_of_steps(account)
+    if code not in (None, "0:0") and not accounting.slurm_ended(state.name, code):
+        cause = _explain_exit(code)
+        is_new = cause and not any(line.endswith(cause) for line in steps)
+        lines.append(f"  exit code {code}{f': {cause}' if is_new else ''}")
+    lines += steps
     if state.name in ("NODE_FAIL", "BOOT_FAIL"):
         return [*lines, "Next: lockstep slurm nodes  # shows which is down"]
     return [*lines, f"Next: lockstep slurm eff {job_id}"]
 
 
-def _ends_of_steps(account: Mapping[str, Any]) -> Iterator[str]:
-    """Yield lines about the steps that failed."""
+def _step_lines(account: Mapping[str, Any]) -> Iterator[str]:
     bad = account["bad_steps"]
     for step in bad[:MAX_STEPS]:
         code = "0:125" if step["state"] == "OUT_OF_MEMORY" else step["exit_code"]
-        how = ENDS.get(code) or _signal(code) or f"it ended as {step['state']}, exit code {code}"
+        how = _explain_exit(code) or f"it ended as {step['state']}, exit code {code}"
         name = "script" if step["step"] == "batch" else f"step {step['step']}"
         yield f"  {name}: {how}"
     if len(bad) > MAX_STEPS:
         yield f"  {len(bad) - MAX_STEPS} more steps failed"
 
 
-def _signal(code: str) -> str:
-    """Return which signal ended a program, also from a shell's 128 + number; "" if none did."""
+def _explain_exit(code: str) -> str:
+    """Return the usual cause of sacct's `CODE:SIGNAL`; "" if unknown.
+
+    A shell reports a signal as the code 128 + signal.
+    """
     status, number = (slurm.count(part) or 0 for part in (code + ":").split(":")[:2])
     number = number or max(0, status - 128)
-    if not 0 < number < signal.NSIG:
-        return ""
-    known = [f" ({each.name.removeprefix('SIG')})" for each in signal.Signals if each == number]
-    return f"signal {number}{''.join(known)} ended it{SIGNALS.get(number, '')}"
+    if code in ENDS or not 0 < number < signal.NSIG:
+        return ENDS.get(code, "")
+    names = [f" ({each.name.removeprefix('SIG')})" for each in signal.Signals if each == number]
+    return f"signal {number}{''.join(names)} ended it{SIGNALS.get(number, '')}"
 
 
 def use_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
     """Yield lines about how well a job used its resources."""
     yield f"{job_id} {account['name']}: {account['state']}"
-    yield from _ends_of_steps(account)
-    elapsed = in_words(account["elapsed_s"])
-    for what, fraction, used, given in (
-        ("CPUs", account["cpu_efficiency"], in_words(account["total_cpu_s"]),
-         f"{account['alloc_cpus']} CPUs x {elapsed}"),
-        ("memory", account["memory_efficiency"], size(account["memory_bytes"]),
-         size(account["requested_bytes"])),
-        ("time", account["time_efficiency"], elapsed, in_words(account["limit_s"])),
-    ):  # fmt: skip
-        part = DASH if fraction is None else f"{fraction:.0%}"
-        yield f"  {what:7} {part:>5}   {used} of {given}"
+    yield from _step_lines(account)
+    elapsed, cpus = in_words(account["elapsed_s"]), account["alloc_cpus"]
+    for what, used, total in (
+        ("cpu", in_words(account["total_cpu_s"]), f"{cpus} CPUs x {elapsed}"),
+        ("memory", size(account["memory_bytes"]), size(account["requested_bytes"])),
+        ("time", elapsed, in_words(account["limit_s"])),
+    ):
+        share = account[f"{what}_efficiency"]
+        part = DASH if share is None else f"{share:.0%}"
+        yield f"  {'CPUs' if what == 'cpu' else what:7} {part:>5}   {used} of {total}"
     if account["gpu_hours"]:
         use, busy = account["gpu_use"], "Slurm does not report how busy they were"
         if use is not None:
@@ -337,17 +310,21 @@ def use_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
         yield f"  The job has not ended; lockstep slurm {then} {job_id} shows its state"
     for hint in hints(account):
         kind, amount = hint["kind"], hint["amount"]
-        wanted = f"--time={clock(amount)}" if "time" in kind else f"--mem={_mebibytes(amount)}"
         if kind == "cpus_idle":
-            wanted = f"{amount} CPU{'s' * (amount > 1)} would be enough"
-        wanted += " a node" * ("memory" in kind)
-        wanted += " would be enough, and the job may start earlier" * kind.endswith("ample")
-        wanted += " or more; this job was near its limit" * kind.endswith("near")
-        yield f"  Next time: {wanted}"
+            request = f"{counted(amount, 'CPU')} would be enough"
+        else:
+            request = f"--time={clock(amount)}" if "time" in kind else f"--mem={_mebibytes(amount)}"
+            request += " a node" * ("memory" in kind)
+            request += (
+                " would be enough, and the job may start earlier"
+                if kind.endswith("ample")
+                else " or more; this job was near its limit"
+            )
+        yield f"  Next time: {request}"
 
 
 def size(num_bytes: float | None) -> str:
-    """Return a number of bytes with a unit; a dash if it is not known."""
+    """Return a number of bytes with a unit; a dash for None."""
     return DASH if num_bytes is None else size_of(num_bytes)
 
 

@@ -1,17 +1,18 @@
-"""Nodes: their use by jobs, the current load of a running job, free nodes of partitions.
+"""Use of nodes by jobs, load of a running job's nodes, and free nodes of partitions.
 
-The facts are dictionaries, as `--json` prints them; None stands for an unknown value.
+Functions return dictionaries as `--json` prints them; an unknown value is None.
 """
 
 import csv
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from lockstep.core.files import MIB
-from lockstep.core.formats import DASH, in_words, listed, parse_duration
+from lockstep.core.formats import DASH, counted, in_words, listed, parse_duration
 from lockstep.slurm import client as slurm
 from lockstep.slurm import cluster
 from lockstep.slurm.any_job.held import date, moment, size
@@ -20,7 +21,7 @@ from lockstep.slurm.status import accounting
 from lockstep.slurm.submit.job_spec import JobSpec
 
 MAX_HOSTS = 100_000  # of one job
-# text [who@when], as `scontrol show node` ends a reason
+# TEXT [USER@TIME], the reason in `scontrol show node`
 _REASON = re.compile(r"(.*?)(?:\s*\[([^\[\]@]*)@([^\[\]]*)\])?", re.DOTALL)
 _PART = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
@@ -29,8 +30,8 @@ _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
 def nodes() -> list[dict[str, Any]]:
     """Return every node that Slurm shows, by one scontrol and one squeue.
 
-    `state` is Slurm's words, such as `MIXED` or `IDLE+DRAIN`; `used_bytes` is what of its memory
-    jobs have been given, whether they use it or not; `jobs` are those that this user may see.
+    `used_bytes` is the memory allocated to jobs, used or not; `jobs` are the jobs that this user
+    may see.
     """
     described = slurm.ask("scontrol", "--details", "show", "node")
     jobs = defaultdict(list)
@@ -57,22 +58,22 @@ def nodes() -> list[dict[str, Any]]:
 
 
 def read_reason(text: str) -> dict[str, Any] | None:
-    """Return the Reason of `scontrol show node`: text, user, and since, in seconds of the epoch."""
-    match = _REASON.fullmatch(text)
-    if not text or match is None:
+    """Return the Reason of `scontrol show node`: text, user, and since, in seconds since 1970."""
+    match = _REASON.fullmatch(text) if text else None
+    if match is None:
         return None
     return {"text": match[1], "user": match[2], "since": instant(match[3]) if match[3] else None}
 
 
 def reason_text(reason: Mapping[str, Any]) -> str:
-    """Return why a node takes no jobs, who set that, and since when."""
+    """Return why a node takes no jobs, since when, and who set the reason."""
     by = f", by {reason['user']}" if reason["user"] else ""
     since = "" if reason["since"] is None else f", since {date(reason['since'])}"
     return f"reason: {reason['text']}{by}{since}"
 
 
 def node_lines(node: Mapping[str, Any]) -> Iterator[str]:
-    """Yield lines with a node's state, its use by jobs, and why it takes none."""
+    """Yield lines with a node's state, its use by jobs, and why it takes no jobs."""
     taken = [f"{node['used_cpus']} of {node['num_cpus']} CPUs"]
     taken += [f"{size(node['used_bytes'])} of {size(node['memory_bytes'])}"]
     if node["num_gpus"]:
@@ -87,14 +88,9 @@ def node_lines(node: Mapping[str, Any]) -> Iterator[str]:
 
 
 def hosts(text: str) -> Iterator[str]:
-    """Yield the hosts that Slurm writes as `n[1-3,07],gpu4`, at most `MAX_HOSTS`."""
-    count = 0
-    for part in _PART.findall(text):
-        for host in _hosts(part):
-            count += 1
-            if count > MAX_HOSTS:
-                return
-            yield host
+    """Yield the hosts of a list such as `n[1-3,07],gpu4`, at most `MAX_HOSTS`."""
+    parts = (host for part in _PART.findall(text) for host in _hosts(part))
+    yield from islice(parts, MAX_HOSTS)
 
 
 def _hosts(part: str) -> Iterator[str]:
@@ -108,7 +104,7 @@ def _hosts(part: str) -> Iterator[str]:
             yield from (f"{head}{number:0{len(first)}d}{end}" for end in _hosts(tail))
 
 
-APART_S = 1  # between two looks at the counters of CPU time
+APART_S = 1  # between two readings of the CPU time
 MAX_PROCESSES = 8
 TICKS_PER_S = 100  # USER_HZ, the same on every architecture that Slurm runs on (proc(5))
 PAGE_BYTES = 4096
@@ -118,8 +114,8 @@ SCRIPT = f"""
 node=${{SLURMD_NODENAME:-$(hostname)}}
 look() {{
     echo "cpu$1|$node|$(head -n 1 /proc/stat)"
-    for one in /proc/[0-9]*; do
-        [ -O "$one" ] && echo "process$1|$node|$(cat "$one/stat")"
+    for process in /proc/[0-9]*; do
+        [ -O "$process" ] && echo "process$1|$node|$(cat "$process/stat")"
     done 2>/dev/null
 }}
 echo "cores|$node|$(grep -c '^cpu[0-9]' /proc/stat)"
@@ -133,16 +129,12 @@ if command -v nvidia-smi >/dev/null 2>&1; then
 fi
 """
 GPU_KEYS = ("index", "name", "busy", "used_bytes", "total_bytes", "power_w", "temperature_c")
-# Of a table of looks; fractions are from 0 to 1.
+# Columns of the table of --csv; fractions are from 0 to 1.
 COLUMNS = ("time", "node", "cpu_busy", "memory_used_bytes", *(f"gpu_{key}" for key in GPU_KEYS))
 
 
 def look(job_id: str, num_nodes: int) -> list[dict[str, Any]]:
-    """Return the load of a running job's nodes, read by an extra step.
-
-    Raises:
-        RuntimeError: The step cannot start.
-    """
+    """Run a step in a running job that reads the load of its nodes, and return the load."""
     step = ("srun", f"--jobid={job_id}", "--overlap", f"--nodes={num_nodes}")
     tasks = (f"--ntasks={num_nodes}", "--ntasks-per-node=1", "--cpus-per-task=1", "--mem=0")
     ways = ("--mpi=none", "--immediate=30", "--export=ALL")
@@ -150,48 +142,50 @@ def look(job_id: str, num_nodes: int) -> list[dict[str, Any]]:
 
 
 def read(text: str) -> list[dict[str, Any]]:
-    """Return the nodes in the output of the script.
+    """Return the nodes in the output of `SCRIPT`.
 
-    `busy` is the fraction of all CPUs of the node that worked between the two looks, `load` its
-    load average over a minute, `used_bytes` its memory that is not available; `processes` are the
-    user's own, the busiest first, with the CPUs that each kept busy.
+    `busy` is the busy fraction of the node's CPUs between the two readings, `load` the load average
+    over a minute, `used_bytes` the memory that is not available. `processes` are the user's own,
+    the busiest first, with the number of CPUs that each kept busy.
     """
-    lines: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    of_nodes: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for line in text.splitlines():
-        kind, _, rest = line.partition("|")
-        name, has_more, value = rest.partition("|")
-        if has_more:
-            lines[name][kind].append(value)
-    seen = []
-    for name, said in sorted(lines.items()):
+        if line.count("|") >= 2:
+            kind, name, value = line.split("|", 2)
+            of_nodes[name][kind].append(value)
+    nodes = []
+    for name, lines in sorted(of_nodes.items()):
+        cores, load, before, after = (
+            (lines[kind] or [""])[0] for kind in ("cores", "load", "cpu1", "cpu2")
+        )
         memory = {
             key: int(words[0]) * KIB
-            for key, _, rest in (line.partition(":") for line in said["memory"])
+            for key, _, rest in (line.partition(":") for line in lines["memory"])
             if (words := rest.split()) and words[0].isdecimal()
         }
         total, free = memory.get("MemTotal"), memory.get("MemAvailable")
-        # CPU time (proc(5), stat): of the first eight, the fourth and the fifth are idle time.
-        before, after = (" ".join(said[key][:1]).split()[1:9] for key in ("cpu1", "cpu2"))
-        spent = [int(new) - int(old) for old, new in zip(before, after, strict=False)]
+        # CPU times of /proc/stat (proc(5)): of the first eight, the fourth and fifth are idle time.
+        times = zip(before.split()[1:9], after.split()[1:9], strict=False)
+        spent = [int(new) - int(old) for old, new in times]
         is_busy = len(spent) > 4 and sum(spent) > 0
-        processes = sorted(_processes(said), key=lambda one: (-one["cpus"], -one["rss_bytes"]))
-        seen.append({
+        processes = sorted(_processes(lines), key=lambda own: (-own["cpus"], -own["rss_bytes"]))
+        nodes.append({
             "name": name,
-            "cores": slurm.count(" ".join(said["cores"][:1])),
+            "cores": slurm.count(cores),
             "busy": 1 - sum(spent[3:5]) / sum(spent) if is_busy else None,
-            "load": _number(" ".join(said["load"][:1])),
+            "load": _number(load),
             "used_bytes": None if total is None or free is None else total - free,
             "total_bytes": total,
-            "gpus": list(_gpus(said["gpu"])),
+            "gpus": list(_gpus(lines["gpu"])),
             "processes": processes[:MAX_PROCESSES],
         })  # fmt: skip
-    return seen
+    return nodes
 
 
-def _processes(said: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Any]]:
-    before = {pid: ticks for pid, _, ticks, _ in map(_stat, said["process1"])}
-    for pid, name, ticks, pages in map(_stat, said["process2"]):
-        if pid and pid in before:  # not one that this look itself started
+def _processes(lines: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Any]]:
+    before = {pid: ticks for pid, _, ticks, _ in map(_stat, lines["process1"])}
+    for pid, name, ticks, pages in map(_stat, lines["process2"]):
+        if pid and pid in before:  # leaves out processes that the script itself started
             cpus = (ticks - before[pid]) / TICKS_PER_S / APART_S
             yield {"pid": pid, "name": name, "cpus": cpus, "rss_bytes": pages * PAGE_BYTES}
 
@@ -199,7 +193,7 @@ def _processes(said: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Any]]:
 def _stat(line: str) -> tuple[int, str, int, int]:
     """Return pid, name, ticks of CPU time and pages of memory of /proc/PID/stat (proc(5))."""
     pid, _, rest = line.partition(" (")
-    name, _, numbers = rest.rpartition(") ")  # a name may hold brackets, too
+    name, _, numbers = rest.rpartition(") ")  # the name may contain brackets
     cells = numbers.split()
     if not pid.isdecimal() or len(cells) < 22:
         return 0, "", 0, 0
@@ -217,15 +211,14 @@ def _gpus(rows: Sequence[str]) -> Iterator[dict[str, Any]]:
 def _number(text: str) -> float | None:
     try:
         return float(text)
-    except ValueError:  # [N/A]
+    except ValueError:  # nvidia-smi prints [N/A]
         return None
 
 
 def steps(job_id: str) -> list[dict[str, Any]]:
     """Return the use of a running job's steps from sstat.
 
-    `cpu_s` is the CPU time of a task, on average, `rss_bytes` the most memory that a task had, and
-    `node` where that was.
+    `cpu_s` is the mean CPU time of a task, `rss_bytes` the memory of the largest task, on `node`.
     """
     wanted = "--format=JobID,NTasks,AveCPU,MaxRSS,MaxRSSNode"
     text = slurm.ask("sstat", f"--jobs={job_id}", "--allsteps", "--noheader", "--parsable2", wanted)
@@ -242,19 +235,18 @@ def look_lines(
 ) -> Iterator[str]:
     """Yield lines about the nodes' load, and about the steps' use so far."""
     for node in nodes:
-        busy = DASH if node["busy"] is None else f"{node['busy']:.0%}"
         memory = f"{size(node['used_bytes'])} of {size(node['total_bytes'])}"
-        cores = node["cores"] or DASH
-        yield f"{node['name']}: {cores} CPUs {busy} busy, load {node['load']}, memory {memory}"
+        cpus = f"{node['cores'] or DASH} CPUs {_share(node['busy'])} busy, load {node['load']}"
+        yield f"{node['name']}: {cpus}, memory {memory}"
         for gpu in node["gpus"]:
-            busy = DASH if gpu["busy"] is None else f"{gpu['busy']:.0%}"
-            more = [f"{size(gpu['used_bytes'])} of {size(gpu['total_bytes'])}"]
-            more += [] if gpu["power_w"] is None else [f"{gpu['power_w']:.0f} W"]
-            more += [] if gpu["temperature_c"] is None else [f"{gpu['temperature_c']:.0f} C"]
-            yield f"  GPU {gpu['index']} {gpu['name']}: {busy} busy, {', '.join(more)}"
-        for one in node["processes"]:
-            used = f"{one['cpus']:5.2f} CPUs  {size(one['rss_bytes'])}"
-            yield f"  {one['pid']:>8} {one['name']:16} {used}"
+            use = [f"{_share(gpu['busy'])} busy"]
+            use += [f"{size(gpu['used_bytes'])} of {size(gpu['total_bytes'])}"]
+            use += [] if gpu["power_w"] is None else [f"{gpu['power_w']:.0f} W"]
+            use += [] if gpu["temperature_c"] is None else [f"{gpu['temperature_c']:.0f} C"]
+            yield f"  GPU {gpu['index']} {gpu['name']}: {', '.join(use)}"
+        for own in node["processes"]:
+            use = [f"{own['cpus']:5.2f} CPUs", size(own["rss_bytes"])]
+            yield f"  {own['pid']:>8} {own['name']:16} {'  '.join(use)}"
     for step in steps:
         yield (
             f"step {step['step_id']}: {step['num_tasks'] or DASH} tasks, CPU time "
@@ -263,11 +255,12 @@ def look_lines(
         )
 
 
-def add_to_table(path: Path, at: str, nodes: Sequence[Mapping[str, Any]]) -> None:
-    """Add a line for each GPU, or for a node without any, to a table with a heading.
+def _share(fraction: float | None) -> str:
+    return DASH if fraction is None else f"{fraction:.0%}"
 
-    The table is made where it is missing; `at` is when the nodes were looked at, as ISO 8601.
-    """
+
+def add_to_table(path: Path, at: str, nodes: Sequence[Mapping[str, Any]]) -> None:
+    """Add a line for each GPU, and for each node without GPUs, to a table; `at` is in ISO 8601."""
     is_new = not path.exists() or not path.stat().st_size
     with path.open("a", encoding="utf-8", newline="") as file:
         table = csv.DictWriter(file, COLUMNS)
@@ -281,47 +274,47 @@ def add_to_table(path: Path, at: str, nodes: Sequence[Mapping[str, Any]]) -> Non
                 table.writerow(own | {f"gpu_{key}": value for key, value in gpu.items()})
 
 
-MAX_SHAPES = 4  # shapes of jobs whose start a plan asks for
+MAX_SHAPES = 4  # a plan asks Slurm for the start of so many shapes of jobs
 
 
 def occupancy() -> list[dict[str, Any]]:
     """Return how full each partition is, by one sinfo and one squeue.
 
-    `num_other` nodes are down, drained or reserved; `num_waiting` jobs wait, an array counted once.
+    `num_other` counts nodes that are down, drained or reserved; `num_waiting` counts pending jobs,
+    an array as one.
     """
     states = slurm.ask("sinfo", "--noheader", "--format=%R|%F")  # allocated/idle/other/total
     queued = slurm.squeue(("partition",), "--states=PENDING")
     waiting = [name for job in queued for name in job.partition.strip().split(",")]
-    found = {}
+    rows = {}
     for line in states.splitlines():
         name, _, counts = line.strip().rpartition("|")
         numbers = [slurm.count(number) for number in counts.split("/")]
         if len(numbers) == 4 and None not in numbers:
-            used, idle, other, total = numbers
-            found[name] = {
-                "partition": name, "num_nodes": total, "num_idle": idle, "num_used": used,
-                "num_other": other, "num_waiting": waiting.count(name),
-            }  # fmt: skip
-    return list(found.values())
+            keys = ("num_used", "num_idle", "num_other", "num_nodes")
+            rows[name] = {"partition": name, "num_waiting": waiting.count(name)} | dict(
+                zip(keys, numbers, strict=True)
+            )
+    return list(rows.values())
 
 
 def starts(specs: Sequence[JobSpec], scripts: Sequence[str]) -> list[dict[str, Any]]:
-    """Ask when jobs without dependencies would start; one job of each shape is asked about.
+    """Ask Slurm when jobs without dependencies would start, once per shape (nodes and time).
 
     Returns:
-        The names of the `jobs` of a shape, its `num_nodes`, and `at`, in seconds of the epoch.
+        For each shape the names of its `jobs`, its `num_nodes`, and the start `at`, in seconds
+        since the epoch.
     """
     shapes: dict[tuple[int, int], list[tuple[str, str]]] = {}
     for spec, script in zip(specs, scripts, strict=True):
         if not spec.after:
             shapes.setdefault((spec.num_nodes, spec.time_s), []).append((spec.name, script))
-    found = []
+    rows = []
     for (num_nodes, _), alike in list(shapes.items())[:MAX_SHAPES]:
-        at = instant(slurm.would_start(alike[0][1]) or "")
+        at = slurm.would_start(alike[0][1])
         if at is not None:
-            names = [name for name, _ in alike]
-            found.append({"jobs": names, "num_nodes": num_nodes, "at": at})
-    return found
+            rows.append({"jobs": [name for name, _ in alike], "num_nodes": num_nodes, "at": at})
+    return rows
 
 
 def prospect_lines(
@@ -335,6 +328,5 @@ def prospect_lines(
             f"{row['num_waiting']:,} jobs are pending."
         )
     for start in starts:
-        nodes = f"{start['num_nodes']:,} node{'s' if start['num_nodes'] != 1 else ''}"
-        names = listed(start["jobs"], 3)
+        nodes, names = counted(start["num_nodes"], "node"), listed(start["jobs"], 3)
         yield f"If submitted now, {names} ({nodes}) would start {moment(start['at'])}."

@@ -1,6 +1,6 @@
 """The folder of a campaign under Slurm: its submitted jobs and the files that they wrote.
 
-Functions that read a journal or a record of the folder raise ValueError if it is corrupt.
+Functions that read a journal or a record of the folder raise ValueError for a corrupt file.
 """
 
 import math
@@ -17,65 +17,50 @@ from lockstep.slurm import client as slurm
 from lockstep.slurm.client import CLUSTER, ENDED, own_name
 
 UNNAMED = "sent by hand"
-# What a process can end with, also 128 + its signal.
-LARGEST_CODE = 255
-_OUTPUT = re.compile(r"slurm-([0-9]+(?:_[0-9]+)?)\.out", re.ASCII)
+# Keys of a job's staging record: seconds of copying to a node and back, files that were or were
+# not in the node's cache.
+STAGING = ("stage_in_s", "stage_out_s", "cache_hits", "cache_misses")
+LARGEST_CODE = 255  # the largest exit code of a process
+_OUTPUT = re.compile(r".+-([0-9]+(?:_[0-9]+)?)\.out", re.ASCII)
+_TEXT = re.compile(".*", re.DOTALL)
+# Keys of a line of the record of submissions -> patterns of their texts. Control characters in a
+# job's name would act on a terminal.
+_FORMS = {"uuid": _TEXT, "job": re.compile(r"[^\x00-\x1f\x7f-\x9f]*"), "kind": _TEXT, "time": _TEXT,
+          "id": re.compile("[0-9]+"), "cluster": CLUSTER}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Job:
-    """A submitted job: a single one, or one element of an array.
+    """A submitted job: a single one, or one element of an array."""
 
-    Attributes:
-        id: Slurm's id, `ID_K` for an element; None if sbatch's answer was lost.
-        kind: ladder, job, array, preflight, profile or collect.
-        uuid: The comment by which squeue finds it.
-        sent: When it was submitted, in ISO 8601.
-        element: Number of the element of an array; None for a single job.
-        user: Who submitted it; None if that is not recorded.
-        cancelled: Whether `lockstep cancel` ended it.
-        by_hand: Whether it was found by its files, without a record of its submission.
-    """
-
-    id: str | None
+    id: str | None  # Slurm's id, `ID_K` for an element; None if sbatch's answer was lost
     name: str
-    kind: str
-    uuid: str
-    sent: str
+    kind: str  # ladder, job, array, stage, fallback, preflight, profile or collect
+    uuid: str  # value of sbatch's --comment, which identifies the job in squeue
+    sent: str  # time of submission, in ISO 8601
     launches: tuple[str, ...]
-    element: int | None = None
-    user: str | None = None
-    cancelled: bool = False
-    by_hand: bool = False
+    element: int | None = None  # number of the array element
+    user: str | None = None  # who submitted the job, if recorded
+    cancelled: bool = False  # by `lockstep cancel`
+    by_hand: bool = False  # submitted by sbatch itself, so without a record of its submission
 
 
 @dataclass(frozen=True)
 class JobEvent:
     """The end of a job, reported by Slurm's `EpilogSlurmctld`.
 
-    That the job has ended is certain; the status is less reliable than the job's own record or
-    accounting: Slurm 22.05 gives the epilog exit code 0 also for a job that reached its time
-    limit, was cancelled, or lost a node.
-
-    Attributes:
-        job_id: Its id, `ID_K` for an element of an array.
-        status: Slurm's state, as far as the epilog knows it.
-        exit_code: Exit code of its script, or 128 + its signal.
-        at: When the event was sent, in seconds since the epoch.
+    The status is less reliable than the job's own record or accounting: Slurm 22.05 gives the
+    epilog exit code 0 even for a job that reached its time limit, was cancelled, or lost a node.
     """
 
     job_id: str
     status: str
-    exit_code: int
-    at: int
+    exit_code: int  # of the script, or 128 + its signal
+    at: int  # when the event was sent, in seconds since the epoch
 
 
 def parse_event(value: object, at: int) -> JobEvent:
-    """Return the event of a JSON value.
-
-    Raises:
-        ValueError: A key is missing or has a wrong value.
-    """
+    """Return the event of a JSON value; ValueError if a key is missing or has a wrong value."""
     if not isinstance(value, dict):
         raise ValueError("not a JSON object; send job_id, status and exit_code")
     job_id, status, code = (value.get(name) for name in ("job_id", "status", "exit_code"))
@@ -88,38 +73,23 @@ def parse_event(value: object, at: int) -> JobEvent:
     return JobEvent(job_id, str(status), code, at)
 
 
+class _Place:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, results: Folder, _: type) -> Path:
+        return results.path / self.name
+
+
 class Results(Folder):
     """The folder of a campaign that runs under Slurm."""
 
-    @property
-    def jobs_folder(self) -> Path:
-        """The folder of scripts, their output and the record of submissions."""
-        return self.path / "jobs"
-
-    @property
-    def submissions_file(self) -> Path:
-        """The record of submissions, with a line before and one after each."""
-        return self.jobs_folder / "submitted.jsonl"
-
-    @property
-    def scripts_file(self) -> Path:
-        """The launches and dependencies of each written script."""
-        return self.jobs_folder / "scripts.json"
-
-    @property
-    def accounting_file(self) -> Path:
-        """The accounting of the jobs that have ended."""
-        return self.path / "accounting.json"
-
-    @property
-    def events_file(self) -> Path:
-        """The record of the events of jobs that ended."""
-        return self.path / "events.jsonl"
-
-    @property
-    def set_aside_folder(self) -> Path:
-        """The folder of launches that were replaced by new ones, each as NAME-TIME."""
-        return self.path / "launches-set-aside"
+    jobs_folder = _Place("jobs")  # scripts, their output and the record of submissions
+    submissions_file = _Place("jobs/submitted.jsonl")  # a line before and after each submission
+    scripts_file = _Place("jobs/scripts.json")  # launches and dependencies of each written script
+    accounting_file = _Place("accounting.json")  # the accounting of the jobs that have ended
+    events_file = _Place("events.jsonl")  # the events of jobs that ended
+    set_aside_folder = _Place("launches-set-aside")  # replaced launches, each as NAME-TIME
 
     def journals(self) -> Iterator[tuple[str, Path]]:
         """Yield (launch, journal) of all launches, including those set aside."""
@@ -130,45 +100,40 @@ class Results(Folder):
 
     def output(self, job: Job) -> Path:
         """Return the output file of a job's batch script."""
-        return self.jobs_folder / f"slurm-{job.id}.out"
+        path = self.jobs_folder / f"{job.name}-{job.id}.out"
+        older = self.jobs_folder / f"slurm-{job.id}.out"  # of scripts of earlier versions
+        if job.by_hand:  # its name may differ from that in its script
+            return next(self.jobs_folder.glob(f"*-{job.id}.out"), path)
+        return older if older.exists() else path
 
-    def side_log(self, job: Job) -> Path:
-        """Return the output file of the program that a preflight or collecting job starts."""
-        return self.jobs_folder / f"{job.kind}-{job.id}.txt"
-
-    def _recorded(self) -> list[dict[str, Any]]:
+    def _attempts(self) -> list[dict[str, Any]]:
         """Return each attempted submission with all its recorded keys."""
-        path = self.submissions_file
         entries: dict[str, dict[str, Any]] = {}
-        for entry in journal.read(path) if path.exists() else []:
-            _check(entry, path)
+        for entry in _lines(self.submissions_file):
+            _check(entry, self.submissions_file)
             for name in entry.get("launches", ()):
-                self.launch(name)  # refuses one that leads elsewhere
+                self.launch(name)  # raises ValueError for a name that leads out of the folder
             before = entries.get(entry["uuid"], {"id": None})
             cancelled = [*before.get("cancelled", ()), *entry.get("cancelled", ())]
-            # Each line has a time; the first one is that of the submission.
+            # Each line has a time; the time of the first line is that of the submission.
             kept = {"cancelled": cancelled, "time": before.get("time", entry.get("time", ""))}
             entries[entry["uuid"]] = before | entry | kept
         return list(entries.values())
 
     def submissions(self) -> list[dict[str, Any]]:
         """Return the submitted jobs, each with its id, or None if sbatch's answer was lost."""
-        entries = self._recorded()
+        entries = self._attempts()
         return [entry for entry in entries if not entry.get("refused") and "job" in entry]
 
     def refusals(self) -> dict[str, str]:
-        """Return job -> sbatch's refusal, for jobs that were not submitted since."""
-        last = {entry["job"]: entry.get("refused") for entry in self._recorded() if "job" in entry}
+        """Return job -> sbatch's refusal, for jobs that have not been submitted since."""
+        last = {entry["job"]: entry.get("refused") for entry in self._attempts() if "job" in entry}
         return {name: str(why) for name, why in last.items() if why}
 
     def cluster(self) -> str | None:
-        """Return the cluster of the last submitted job; None if sbatch named none."""
+        """Return the cluster of the last submitted job; None if sbatch did not name it."""
         named = [entry.get("cluster") for entry in self.submissions() if entry["id"] is not None]
         return named[-1] if named else None
-
-    def job_ids(self) -> list[str]:
-        """Return the ids of the submitted jobs, an array's once."""
-        return [entry["id"] for entry in self.submissions() if entry["id"] is not None]
 
     def jobs(self) -> list[Job]:
         """Return the submitted jobs, with each element of an array as one job."""
@@ -185,36 +150,33 @@ class Results(Folder):
                 jobs.append(Job(entry["id"], *shared, launches, user=user, cancelled=bool(ended)))
         return jobs
 
-    def users(self) -> list[str]:
-        """Return who may have submitted jobs, including this user; empty if that is not known."""
-        users = {entry.get("user") for entry in self.submissions()}
-        return [] if None in users or not users else sorted({own_name(), *map(str, users)})
-
     def note(self, entry: Mapping[str, Any]) -> None:
-        """Add a line to the record of submissions.
-
-        Raises:
-            OSError: It cannot be written.
-        """
+        """Add a line to the record of submissions."""
         record = journal.Journal(self.submissions_file)
         try:
             record.append(entry)
         finally:
             record.close()
 
-    def is_collected(self) -> bool:
-        """Return whether `collect` has run since the launches last wrote."""
-        return self.accounting_file.exists() and not any(
-            journal.is_ahead(self.journal(name), self.result(name)) for name in self.names()
-        )
-
     def scripts(self) -> dict[str, dict[str, Any]]:
         """Return job -> the record of its script, for the written scripts."""
+        if not self.scripts_file.exists():
+            return {}
         try:
-            scripts = files.parse(files.content(self.scripts_file))["jobs"]
-            return {str(name): script for name, script in scripts.items() if _is_script(script)}
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return {}  # none, or of an earlier version
+            scripts = dict(files.parse(files.content(self.scripts_file))["jobs"])
+            is_whole = all(
+                isinstance(script["kind"], str)
+                and files.are_texts(script["launches"])
+                and all(files.are_texts([wait["job"], wait["how"]]) for wait in script["after"])
+                for script in scripts.values()
+            )
+        except (ValueError, KeyError, TypeError):
+            is_whole = False
+        if not is_whole:
+            raise ValueError(
+                f"{self.scripts_file}: damaged; delete it, and lockstep submit writes a new one"
+            )
+        return scripts
 
     def exits(self) -> dict[str, dict[str, Any]]:
         """Return SLURM_JOB_ID -> the record that the job's script wrote at its end."""
@@ -223,27 +185,24 @@ class Results(Folder):
             try:
                 record = files.parse(files.content(path))
             except ValueError:
-                continue  # not a record: the job counts as one without
+                continue  # an unreadable record counts as missing
             if isinstance(record, dict) and isinstance(record.get("exit_code"), int):
                 records[str(record.get("job_id", path.stem.removeprefix("exit-")))] = record
         return records
 
     def staging(self) -> dict[str, dict[str, float]]:
-        """Return SLURM_JOB_ID -> seconds of copying files in and out, and cache hits and misses."""
-        path = self.jobs_folder / "staging.jsonl"
-        entries = journal.read(path) if path.exists() else []
-        names = ("stage_in_s", "stage_out_s", "cache_hits", "cache_misses")
+        """Return SLURM_JOB_ID -> the recorded values of `STAGING`."""
         return {
             str(entry["job_id"]): {
-                name: entry[name] for name in names if isinstance(entry.get(name), int | float)
+                name: entry[name] for name in STAGING if isinstance(entry.get(name), int | float)
             }
-            for entry in entries
+            for entry in _lines(self.jobs_folder / "staging.jsonl")
             if "job_id" in entry
         }
 
     def event_entries(self) -> list[dict[str, Any]]:
         """Return the lines of the record of events, oldest first."""
-        return journal.read(self.events_file) if self.events_file.exists() else []
+        return _lines(self.events_file)
 
     def events(self) -> dict[str, JobEvent]:
         """Return job id -> its last event."""
@@ -252,87 +211,69 @@ class Results(Folder):
             try:
                 event = parse_event(entry, int(entry.get("at", 0)))
             except (ValueError, TypeError):
-                continue  # of another version: the job counts as one without
+                continue  # an event of another version counts as missing
             events[event.job_id] = event
         return events
 
     def is_ours(self, command: str) -> bool:
         """Return whether a job's script, whose path squeue shows, is in this folder."""
         if not command.startswith("/"):
-            return False  # Slurm does not show it
+            return False  # squeue does not show the path
         return Path(command).resolve().is_relative_to(self.jobs_folder.resolve())
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the folder's lock, the same that `lockstep run` holds.
-
-        Raises:
-            ValueError: Another command changes the folder, or its file system has no locks.
-        """
+        """Hold the lock that `lockstep run` holds; ValueError if another command holds it."""
         try:
             self.jobs_folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ValueError(f"{self.path}: {error.strerror}; give --to another folder") from error
         with (self.path / ".lock").open("a", encoding="utf-8") as lock:
             if not locks.take(lock):
-                raise ValueError(locks.in_use(self.path))
+                raise ValueError(locks.name_holder(self.path))
             locks.sign(lock)
             yield
 
     @contextmanager
-    def merging(self, say: Callable[[str], None]) -> Iterator[None]:
-        """Hold the lock under which `collect` merges its findings, for an instant.
+    def hold_collect_lock(self, say: Callable[[str], None]) -> Iterator[None]:
+        """Hold the lock under which `collect` writes accounting.json.
 
-        No job holds this lock, nor a command that asks Slurm. `say` gets a warning on a file system
-        without locks, where two concurrent collects may overwrite each other.
+        Without locks in the file system, `say` gets a warning: two collects may overwrite each
+        other.
         """
         with (self.path / ".collect.lock").open("a", encoding="utf-8") as lock:
             try:
                 locks.take(lock, math.inf)
             except locks.NoLocksError:
-                say(
-                    f"{self.path} is on a file system without locks; run only one collect at a time"
-                )
+                say(f"{self.path}: its file system has no locks; run only one collect at a time")
             yield
 
 
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return journal.read(path) if path.exists() else []
+
+
 def _check(entry: dict[str, Any], path: Path) -> None:
-    """Refuse a line that is not a record of a submission or of its outcome."""
-    for name in ("uuid", "job", "kind", "time"):
-        if not isinstance(entry.get(name, "" if name != "uuid" else None), str):
-            raise ValueError(
-                f"{path}: a line has no {name}, so this is not a record of submissions"
-            )
-    job, job_id, cluster = entry.get("job", ""), entry.get("id"), entry.get("cluster")
+    """Raise ValueError for a line that is no record of a submission or of its outcome."""
+    if "uuid" not in entry:
+        raise ValueError(f"{path}: a line has no uuid, so this is not a record of submissions")
     cancelled = entry.get("cancelled", [])
-    # Control characters in a name would act on a terminal.
-    for name, value, is_right in (
-        ("job", job, job.isprintable()),
-        ("id", job_id, job_id is None or _fits("[0-9]+", job_id)),
-        ("cluster", cluster, cluster is None or _fits(CLUSTER.pattern, cluster)),
-        ("launches", entry.get("launches"), files.are_texts(entry.get("launches", []))),
-        ("cancelled", cancelled, isinstance(cancelled, list)
-         and all(isinstance(number, int) for number in cancelled)),
-    ):  # fmt: skip
-        if not is_right:
-            given = str(value)[:80]
-            raise ValueError(f"{path}: a line has the {name} {given!r}, which is not that of a job")
-
-
-def _fits(pattern: str, value: object) -> bool:
-    return isinstance(value, str) and re.fullmatch(pattern, value) is not None
-
-
-def _is_script(script: object) -> bool:
-    if not isinstance(script, dict) or not isinstance(script.get("kind"), str):
-        return False
-    after = script.get("after")
-    is_whole = isinstance(after, list) and all(isinstance(job, dict) for job in after)
-    return is_whole and files.are_texts(script.get("launches"))
+    are_right = {
+        name: isinstance(entry[name], str) and form.fullmatch(entry[name]) is not None
+        for name, form in _FORMS.items()
+        if name in entry and (entry[name] is not None or name not in ("id", "cluster"))
+    }
+    are_right["launches"] = files.are_texts(entry.get("launches", []))
+    are_right["cancelled"] = isinstance(cancelled, list) and all(
+        isinstance(number, int) for number in cancelled
+    )
+    for name in (name for name, is_right in are_right.items() if not is_right):
+        text = str(entry[name])[:80]
+        raise ValueError(f"{path}: a line has the {name} {text!r}, which no job has")
 
 
 def writers(header: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the SLURM_JOB_ID of a session that wrote to a journal, for an array also `ID_K`."""
+    """Yield the SLURM_JOB_ID in a journal's launch line; for an array element also `ID_K`."""
     facts: Any = header.get("launch")
     for name in ("provenance", "slurm"):
         facts = facts.get(name) if isinstance(facts, dict) else None
@@ -342,44 +283,89 @@ def writers(header: Mapping[str, Any]) -> Iterator[str]:
             yield f"{facts['SLURM_ARRAY_JOB_ID']}_{facts.get('SLURM_ARRAY_TASK_ID')}"
 
 
-def whole(job_id: str) -> str:
-    """Return a job's id, for an element the id of its array."""
+def written_at(path: Path) -> float | None:
+    """Return when a file last changed, in seconds since the epoch; None for a missing file."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
+def strip_element(job_id: str) -> str:
+    """Return a job's id; for an array element, the id of its array."""
     return job_id.partition("_")[0]
 
 
-# Jobs submitted by hand are found by their scripts' files: `slurm-ID.out` from the start,
-# `exit-ID.json` at the end, and the journals of their sessions. A pending one is found in squeue by
-# its script's path.
+@dataclass(frozen=True)
+class Open:
+    """A pending or running job of a folder, or an element of an array."""
+
+    queued: slurm.Queued
+    element: int | None
+    name: str
+    uuid: str | None  # of the submission; None if the job was submitted by hand
+
+    def scancel_id(self, point: int | None) -> str:
+        """Return the id for scancel: of the array's element `point`, or of the whole job."""
+        return self.queued.array_id + ("" if point is None else f"_{point}")
+
+
+def find_open(results: Results) -> Iterator[Open]:
+    """Yield the folder's pending and running jobs; squeue is asked even if no job was sent."""
+    sent = results.submissions()
+    by_comment = {entry["uuid"]: entry for entry in sent}
+    by_id = {entry["id"]: entry for entry in sent}
+    for queued in slurm.queue().values():
+        entry = by_comment.get(queued.comment)
+        if entry is None and queued.comment in ("", "(null)"):  # Slurm reuses ids after a while
+            entry = by_id.get(queued.array_id)
+        if queued.state.has_ended:
+            continue
+        if entry is not None:
+            name, uuid = entry["job"], entry["uuid"]
+        elif results.is_ours(queued.command):
+            name, uuid = Path(queued.command.split(" ")[0]).stem, None
+        else:
+            continue
+        for element in queued.elements or (None,):
+            yield Open(queued, element, name, uuid)
+
+
+# Jobs submitted by hand are found by the files that their scripts write: `NAME-ID.out` from the
+# start, `exit-ID.json` at the end, and journals. squeue shows the script's path of a pending job.
 
 
 def ids_by_hand(
     results: Results, sent: Sequence[Job], queue: Mapping[str, slurm.Queued] | None
 ) -> list[str]:
-    """Return the ids of jobs without a record of their submission, `ID_K` for an array."""
-    recorded = {whole(job.id) for job in sent if job.id}
+    """Return the ids of jobs without a record of their submission; `ID_K` for array elements."""
+    recorded = {strip_element(job.id) for job in sent if job.id}
     comments = {job.uuid for job in sent}
-    # An earlier version's record names no job, and may have another id for an element than squeue.
     left = [job_id for job_id, record in results.exits().items() if record.get("job")]
-    # A job of `submit` has a comment, and stays in squeue as failed if Slurm refused it.
+    # A job of `lockstep submit` has a comment; if Slurm refused it, squeue shows it as failed.
     waiting = [
         job_id
-        for job_id, held in (queue or {}).items()
-        if results.is_ours(held.command)
-        and held.comment not in comments
-        and not (held.comment and held.state.has_ended)
+        for job_id, queued in (queue or {}).items()
+        if results.is_ours(queued.command)
+        and queued.comment not in comments
+        and not (queued.comment and queued.state.has_ended)
     ]
     candidates = dict.fromkeys([*_outputs(results), *left, *waiting])
-    return [job_id for job_id in candidates if whole(job_id) not in recorded]
+    return [job_id for job_id in candidates if strip_element(job_id) not in recorded]
 
 
 def users_to_ask(results: Results, sent: Sequence[Job]) -> list[str]:
-    """Return the users to ask squeue about; empty for everybody if jobs were submitted by hand."""
-    recorded = {whole(job.id) for job in sent if job.id and not job.by_hand}
-    return results.users() if {*map(whole, _outputs(results))} <= recorded else []
+    """Return the users to ask squeue about; empty, for all users, if a job's user is unknown."""
+    recorded = {strip_element(job.id) for job in sent if job.id and not job.by_hand}
+    users = {job.user for job in sent if not job.by_hand}
+    if not users or None in users or not {*map(strip_element, _outputs(results))} <= recorded:
+        return []
+    return sorted({own_name(), *map(str, users)})
 
 
 def _outputs(results: Results) -> list[str]:
-    names = [path.name for path in results.jobs_folder.glob("slurm-*.out")]
+    """Return the ids of the jobs whose output is there."""
+    names = [path.name for path in results.jobs_folder.glob("*.out")]
     return [match[1] for name in sorted(names) if (match := _OUTPUT.fullmatch(name))]
 
 
@@ -389,7 +375,7 @@ def jobs_by_hand(
     queue: Mapping[str, slurm.Queued] | None,
     accounts: Mapping[str, Mapping[str, Any]],
 ) -> list[Job]:
-    """Return the jobs of these ids, with their launches as far as known."""
+    """Return the jobs with these ids, and their launches as far as known."""
     if not job_ids:
         return []
     scripts, exits, jobs = results.scripts(), results.exits(), []
@@ -404,18 +390,17 @@ def jobs_by_hand(
     }
     for job_id in job_ids:
         array_id, _, element = job_id.partition("_")
-        held, account = (queue or {}).get(job_id), accounts.get(job_id, {})
-        path = Path(held.command.split(" ")[0]).stem if held else None
+        queued, account = (queue or {}).get(job_id), accounts.get(job_id, {})
+        path = Path(queued.command.split(" ")[0]).stem if queued else None
         name = str(exits.get(job_id, {}).get("job") or path or account.get("name") or UNNAMED)
         if script := scripts.get(name):
             kind, launches = script["kind"], script["launches"]
             launches = launches[int(element) :][:1] if element else launches
-        else:  # by the journals that it wrote to
+        else:  # the launches are those whose journals the job wrote to
             kind = "array" if element else "ladder"
-            launches = [launch for launch, jobs_of in wrote.items() if job_id in jobs_of]
+            launches = [launch for launch, ids in wrote.items() if job_id in ids]
         number = int(element) if element else None
-        user = held.user if held else account.get("user")
+        user = queued.user if queued else account.get("user")
         uuid = f"by hand:{array_id}"  # the same for all elements of an array
-        made = tuple(launches)
-        jobs.append(Job(job_id, name, kind, uuid, "", made, number, user, by_hand=True))
+        jobs.append(Job(job_id, name, kind, uuid, "", tuple(launches), number, user, by_hand=True))
     return jobs

@@ -1,14 +1,16 @@
-"""The states of a campaign's jobs and launches, from the most reliable source that knows each.
+"""The states of a campaign's jobs and launches, each from the most reliable source that knows it.
 
 The sources, the most reliable first: the record that the job's script writes at its end, squeue,
-sacct (or its last answer if it is down), slurmstepd's lines in the job's output, events. A job that
-none of them knows is `unknown`, and after a grace period `LOST`; it never counts as completed.
+sacct (or its last answer if sacct fails), slurmstepd's lines in the job's output, events. A job
+that no source knows is `unknown`, and after a grace period `LOST`; it never counts as completed.
 
 The patterns fit the logs of Slurm 22.05 to 24.05, pytest 8 and 9 and torch 2.15.
 """
 
+import math
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -23,72 +25,56 @@ from lockstep.campaign import floor
 from lockstep.campaign.folder import Outcome, longest_case_s
 from lockstep.core import files
 from lockstep.core.formats import one_line
+from lockstep.core.processes import INTERFACE_NAMES
 from lockstep.slurm import client as slurm
-from lockstep.slurm.client import State
+from lockstep.slurm.client import NEVER_SATISFIED, State
 from lockstep.slurm.status import accounting, sent
-from lockstep.slurm.status.sent import Job, JobEvent, Results, whole
+from lockstep.slurm.status.sent import Job, JobEvent, Results, strip_element
+from lockstep.slurm.submit.submission import stored_site
 
-# How long another machine may take to see a job's record, and sacct to know its end: slurmdbd
-# writes in batches, and may be down for longer.
+# Time until another machine sees a job's record, and until sacct knows the job's end: slurmdbd
+# writes in batches, and may be down for a while.
 GRACE_S = 600
-ENDED_WELL_SOON = State("unknown", "it has ended, but its record is not visible yet")
-NO_RECORD = State("LOST", "it has ended without a record, and sacct does not know how")
-# A launch writes a line at the start and end of each case; it has stalled if no line comes for
-# longer than a case may take.
-STALLED = State("STALLED")
-# Who cancelled a job that only the record of submissions shows as cancelled.
-OUR_COMMAND = "a lockstep command"
-LAGS = State("unknown", "it has left squeue, and sacct does not know yet how it ended")
-# slurmdbd missed the end of such a job; an administrator fixes it with `sacctmgr show runaway`.
-RUNAWAY = State(
-    "LOST",
-    "it has left squeue without a record of its end, but sacct does not list it as ended",
-)
-
 TAIL_BYTES = 8192
 MAX_LINE = 160
-# pytest: why a session ended.
+# pytest's reason for the end of a session.
 PYTEST_EXIT = re.compile(r"! _pytest\.outcomes\.Exit: (.*) !")
-# srun and slurmstepd: the end of a task, less useful than the task's own error.
+# Lines of srun and slurmstepd about the end of a task, less useful than the task's own error.
 TASK_ENDED = re.compile(
     r"^srun: error: .*(Exited with exit code [0-9]+|Terminated|Killed)$"
     r"|^slurmstepd.* error: \*\*\* STEP .* CANCELLED .*"
 )
-# torchrun: its traceback and report of a failed rank, also less useful than the rank's error.
+# Lines of torchrun's traceback and report, also less useful than the rank's own error.
 OF_TORCHRUN = re.compile(
     r'^File "|^raise |^(traceback|error_file) ?:|^[EW]\d+ \S+ \d+ torch/distributed/elastic/'
     r"|^torch\.distributed\.elastic\."
 )
-# srun: the failed node. slurmstepd would name its own node, which works.
+# srun's line about a failed node. (slurmstepd names its own node, which has not failed.)
 NODE_FAILED = re.compile(r"^srun: .*Node failure on ([\w.-]+)", re.MULTILINE)
-# slurmstepd, in a batch script's output: that Slurm ended the job, and why.
+# slurmstepd's line in a batch script's output if Slurm ended the job, with the reason.
 JOB_ENDED = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+))?")
 OUT_OF_MEMORY = re.compile(r"oom[-_ ]kill event.* StepId=\w+\.batch")
-# reason -> state; a requeued job has another reason and has not ended.
+# reason in that line -> state of the job; a requeued job has another reason and has not ended.
 WORDS = {"": "CANCELLED", "TIME LIMIT": "TIMEOUT", "NODE FAILURE": "NODE_FAIL",
          "PREEMPTION": "PREEMPTED"}  # fmt: skip
-# slurmd: instead of the script's output.
+# slurmd's line in place of the script's output, if the prolog failed.
 PROLOG_FAILED = re.compile(r"^Error running slurm prolog")
-# Any program.
+# A line about an error, written by any program.
 ERROR = re.compile(r"error|exception|killed|fatal", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class LogEnd:
-    """The end of a log.
+    """The end of a log."""
 
-    Attributes:
-        line: The most informative line about an error, else the last one; None if it is empty.
-        prolog_failed: Whether slurmd reports that the job's prolog failed.
-    """
-
-    line: str | None = None
+    line: str | None = None  # the most informative line about an error, else the last line
     failed_node: str | None = None
     prolog_failed: bool = False
+    state: str | None = None  # state in which Slurm ended the job
 
 
 def read_end(log: Path) -> LogEnd:
-    """Return the end of a log; an empty one if it cannot be read."""
+    """Return the end of a log; an empty `LogEnd` if the log cannot be read."""
     text = _tail(log)
     lines = [line for row in text.splitlines() if (line := one_line(" ".join(row.split())))]
     if not lines:
@@ -97,22 +83,15 @@ def read_end(log: Path) -> LogEnd:
     exits = [match[1] for line in lines if (match := PYTEST_EXIT.fullmatch(line))]
     causes = [line for line in errors if not TASK_ENDED.search(line)]
     line = (exits or causes or errors or lines)[-1]
-    failed = NODE_FAILED.search(text)
-    return LogEnd(line[:MAX_LINE], failed and failed[1], bool(PROLOG_FAILED.match(line)))
-
-
-def word_for_end(output: Path) -> str | None:
-    """Return the state that the output shows if Slurm ended the job; else None."""
-    text = _tail(output)
-    if OUT_OF_MEMORY.search(text):
-        return "OUT_OF_MEMORY"
-    whys = [match[1] or "" for match in JOB_ENDED.finditer(text)]
-    return WORDS.get(whys[-1].strip()) if whys else None
+    node, ends = NODE_FAILED.search(text), JOB_ENDED.findall(text)
+    state = WORDS.get(ends[-1].strip()) if ends else None
+    state = "OUT_OF_MEMORY" if OUT_OF_MEMORY.search(text) else state
+    return LogEnd(line[:MAX_LINE], node and node[1], bool(PROLOG_FAILED.match(line)), state)
 
 
 def _tail(path: Path) -> str:
     try:
-        with files.opened(path, sys.maxsize) as file:
+        with files.open_file(path, sys.maxsize) as file:
             is_cut = file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES)) > 0
             text = file.read(TAIL_BYTES).decode(errors="replace")
             return text.partition("\n")[2] if is_cut and "\n" in text else text
@@ -122,22 +101,14 @@ def _tail(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Standing:
-    """The state of one job.
-
-    Attributes:
-        account: The job in sacct; None if sacct was not asked or does not know it.
-        record: The record that the job's script wrote at its end.
-        sent_s: Seconds since a pending job was submitted.
-        quiet_s: Seconds since a running job last wrote a line.
-        user: The owner, None if unknown.
-    """
+    """The state of one job; None for an unknown value."""
 
     job: Job
     state: State
-    account: Mapping[str, Any] | None = None
-    record: Mapping[str, Any] | None = None
-    sent_s: float | None = None
-    quiet_s: float | None = None
+    account: Mapping[str, Any] | None = None  # the job's account in sacct
+    record: Mapping[str, Any] | None = None  # the record that the job's script wrote at its end
+    sent_s: float | None = None  # time since a pending job was submitted
+    quiet_s: float | None = None  # time since a running job last wrote a line
     user: str | None = None
 
     @property
@@ -147,26 +118,21 @@ class Standing:
 
     @property
     def is_bad(self) -> bool:
-        """Whether it has ended without success."""
-        # Slurm cancels a fallback if the job before it succeeds.
+        """Whether the job has ended without success."""
+        # Slurm cancels a fallback if the job that it waits for succeeds.
         is_unneeded = self.job.kind == "fallback" and self.state.name == "CANCELLED"
         return self.has_ended and self.state.name != "COMPLETED" and not is_unneeded
 
 
 @dataclass(frozen=True)
 class Campaign:
-    """The state of a whole campaign.
-
-    Attributes:
-        launches: Launch -> its progress, for the launches that have begun.
-        errors: Failures of Slurm's commands.
-        left_out: Launches that no job starts because a smaller size missed `until_efficiency`.
-    """
+    """The state of a whole campaign."""
 
     jobs: Sequence[Standing]
-    launches: Mapping[str, Outcome]
+    launches: Mapping[str, Outcome]  # outcomes of the launches that have begun
     planned: Sequence[str]
-    errors: Sequence[str]
+    errors: Sequence[str]  # failures of Slurm's commands
+    # Launches that no job starts, because a smaller size missed `until_efficiency`.
     left_out: Collection[str] = frozenset()
 
     @property
@@ -188,12 +154,6 @@ class Campaign:
         return all(standing.has_ended for standing in self.jobs)
 
     @property
-    def is_unknown(self) -> bool:
-        """Whether Slurm does not answer and no job's state is known."""
-        states = {standing.state.name for standing in self.jobs}
-        return bool(self.errors) and states == {"unknown"}
-
-    @property
     def abandoned(self) -> list[str]:
         """Launches that an ended job left incomplete and that no other job will measure."""
         ended = (standing.job.launches for standing in self.jobs if standing.has_ended)
@@ -209,24 +169,36 @@ class Campaign:
 
     @property
     def is_bad(self) -> bool:
-        """Whether something was lost: a launch abandoned, or a job of no launches ended badly."""
+        """Whether a launch is abandoned, or a job without launches ended badly."""
         last = {standing.job.name: standing for standing in self.jobs if not standing.job.launches}
         return bool(self.abandoned) or any(standing.is_bad for standing in last.values())
 
 
+@dataclass(frozen=True)
+class _Answers:
+    """The answers of all sources at one moment, each by job id."""
+
+    exits: Mapping[str, Mapping[str, Any]]  # records of the jobs' scripts, by SLURM_JOB_ID
+    queue: Mapping[str, slurm.Queued] | None  # None if squeue does not answer
+    accounts: Mapping[str, Mapping[str, Any]]  # sacct's present or earlier answer
+    events: Mapping[str, JobEvent]
+    all_answer: bool  # whether both squeue and sacct answered
+
+
 @dataclass
 class Board:
-    """A campaign that is read repeatedly; states that are final are not asked again."""
+    """A campaign whose state is read repeatedly; final states are not asked for again."""
 
     results: Results
+    # Command -> why it did not answer last time.
+    failures: dict[str, RuntimeError] = field(default_factory=dict)
     _accounts: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     _complete: dict[str, Outcome] = field(default_factory=dict)
 
     def look(self) -> Campaign:
         """Return the campaign's state now, with at most one call of squeue and one of sacct."""
-        now, claimed = time.time(), self.results.claimed() or {}
-        errors: list[str] = []
-        standings = self._standings(now, longest_case_s(claimed), errors)
+        claimed = self.results.read_claim() or {}
+        standings = self.standings(longest_case_s(claimed))
         launches = {
             name: self._complete.get(name) or self.results.outcome(name, claimed.get("studies", ()))
             for name in self.results.names()
@@ -237,23 +209,24 @@ class Board:
         planned = planned or list(dict.fromkeys([*of_jobs, *launches]))
         # `status --cancel-below` removes launches from the claim.
         gone = frozenset(of_jobs) - set(planned) - set(launches)
-        campaign = Campaign(standings, launches, planned, tuple(errors), gone)
+        campaign = Campaign(standings, launches, planned, [*map(str, self.failures.values())], gone)
         if not campaign.abandoned:
             return campaign
-        left_out = gone | floor.left_out(self.results.path / "launches", claimed)
+        left_out = gone | floor.find_left_out(self.results.path / "launches", claimed)
         planned = [name for name in planned if name not in left_out]
         return replace(campaign, planned=planned, left_out=left_out)
 
-    def _standings(self, now: float, limit_s: float, errors: list[str]) -> list[Standing]:
-        """Return the states of all submitted jobs; add failures of Slurm's commands to `errors`."""
-        jobs = self.results.jobs()
+    def standings(self, limit_s: float = math.inf) -> list[Standing]:
+        """Return the states of all submitted jobs; a job without output for `limit_s` stalls."""
+        now, jobs = time.time(), self.results.jobs()
+        self.failures = {}
         if not jobs and not any(self.results.jobs_folder.glob("*.sh")):
             return []
         queue, accounts = None, None
         try:
             queue = queued_elements(slurm.queue(sent.users_to_ask(self.results, jobs)))
         except RuntimeError as error:
-            errors.append(str(error))
+            self.failures["squeue"] = error
         # Where sbatch's answer was lost, squeue finds the job by its comment.
         ids = {queued.comment: queued.array_id for queued in (queue or {}).values()}
         jobs = [
@@ -264,125 +237,98 @@ class Board:
         ]
         others = sent.ids_by_hand(self.results, jobs, queue)
         # Jobs that have left the queue, with an array as one id.
+        active = {name for name, job in (queue or {}).items() if not job.state.has_ended}
         wanted = dict.fromkeys(
-            whole(job_id)
+            strip_element(job_id)
             for job_id in [*(job.id for job in jobs if job.id), *others]
-            if job_id not in self._accounts and not is_active((queue or {}).get(job_id))
+            if job_id not in self._accounts and job_id not in active
         )
         try:
             accounts = accounting.ask(list(wanted))
         except RuntimeError as error:
-            errors.append(str(error))
-            self._accounts = accounting.kept(self.results) | self._accounts
+            self.failures["sacct"] = error
+            self._accounts = accounting.read_saved(self.results) | self._accounts
             if accounting.is_absent(error):
                 accounts = {}  # nothing more to wait for
-        self._accounts |= {
-            job_id: account
-            for job_id, account in (accounts or {}).items()
-            if accounting.has_ended(account)
-        }
         known = {**(accounts or {}), **self._accounts}
+        self._accounts = {name: each for name, each in known.items() if accounting.has_ended(each)}
         by_hand = sent.jobs_by_hand(self.results, others, queue, known)
         names = {job.name for job in by_hand}
         jobs = [*(job for job in jobs if job.id or job.name not in names), *by_hand]
-        layers = _Layers(
-            self.results.exits(), queue, known, self.results.events(),
-            all_answer=queue is not None and accounts is not None,
-        )  # fmt: skip
-        return [self._standing(job, layers, now, limit_s) for job in jobs]
+        all_answer = queue is not None and accounts is not None
+        exits, events = self.results.exits(), self.results.events()
+        answers = _Answers(exits, queue, known, events, all_answer)
+        return [self._find_standing(job, answers, now, limit_s) for job in jobs]
 
-    def _standing(self, job: Job, layers: "_Layers", now: float, limit_s: float) -> Standing:
-        queued = (layers.queue or {}).get(job.id or "")
+    def _find_standing(self, job: Job, answers: _Answers, now: float, limit_s: float) -> Standing:
+        job_id = str(job.id)
+        queued, account = (answers.queue or {}).get(job_id), answers.accounts.get(job_id)
         # Slurm reuses ids after a while.
         if queued and not (queued.comment == job.uuid or job.user in (None, queued.user)):
             queued = None
-        account = layers.accounts.get(job.id or "")
-        raw = (account and account["raw_id"]) or (queued and queued.raw_id) or job.id
-        record = layers.exits.get(str(raw)) or layers.exits.get(str(job.id))
+        raw_id = (account and account["raw_id"]) or (queued and queued.raw_id) or job_id
+        record = answers.exits.get(str(raw_id)) or answers.exits.get(job_id)
         state = state_of(queued, account, record)
         if state is None or (state.name == "FAILED" and not accounting.has_ended(account)):
-            word = None if queued else word_for_end(self.results.output(job))
+            word = None if queued else read_end(self.results.output(job)).state
             state = State(word) if word else state
-        last_sign = self._last_sign(job)
+        # Latest change of the job's output, or of a journal or log of its launches.
+        folders = [self.results.launch(name) for name in job.launches]
+        logs = [folder / name for folder in folders for name in ("journal.jsonl", "log.txt")]
+        signs = filter(None, map(sent.written_at, [self.results.output(job), *logs]))
+        last_sign = max(signs, default=None)
         if state is None:
-            state = _without_answer(job, account, layers, last_sign, now)
+            state = _infer_state(job, answers, last_sign, now)
         if state.name == "CANCELLED" and job.cancelled and not state.by:
-            state = replace(state, by=OUR_COMMAND)
-        sent_s = None
+            state = replace(state, by="a lockstep command")
+        sent_s = quiet_s = None
         if queued and state.name == "PENDING" and queued.submitted:
             sent_s = max(0.0, now - queued.submitted)
+        if state.name == "RUNNING" and last_sign is not None:
+            quiet_s = max(0.0, now - last_sign)
+            # A launch writes a line at the start and end of each case; it has stalled if it writes
+            # none for longer than a case may take. A job may take any time before it measures.
+            measures = job.kind in ("ladder", "job", "array") and any(
+                self.results.journal(name).exists() for name in job.launches
+            )
+            state = State("STALLED") if quiet_s > limit_s and measures else state
         user = (queued and queued.user) or (account and account.get("user")) or job.user
-        is_running = state.name == "RUNNING" and last_sign is not None
-        quiet_s = max(0.0, now - (last_sign or 0.0)) if is_running else None
-        # A job may take any time before it measures.
-        measures = job.kind in ("ladder", "job", "array") and any(
-            self.results.journal(name).exists() for name in job.launches
-        )
-        if quiet_s is not None and quiet_s > limit_s and measures:
-            state = STALLED
         return Standing(job, state, account, record, sent_s, quiet_s, user)
 
-    def _last_sign(self, job: Job) -> float | None:
-        """Return when the job's output, or a journal or log of its launches, last changed."""
-        folders = [self.results.launch(name) for name in job.launches]
-        paths = [folder / name for folder in folders for name in ("journal.jsonl", "log.txt")]
-        signs = []
-        for path in [self.results.output(job), *paths]:
-            try:
-                signs.append(path.stat().st_mtime)
-            except OSError:
-                continue  # not written yet
-        return max(signs, default=None)
 
-
-@dataclass(frozen=True)
-class _Layers:
-    """The answers of all sources at one moment.
-
-    Attributes:
-        exits: SLURM_JOB_ID -> the record of the job's own script.
-        queue: Job id -> the job in squeue; None if squeue does not answer.
-        accounts: Job id -> the job in sacct, now or in an earlier answer about its end.
-        events: Job id -> the event of its end.
-        all_answer: Whether both squeue and sacct answered.
-    """
-
-    exits: Mapping[str, Mapping[str, Any]]
-    queue: Mapping[str, slurm.Queued] | None
-    accounts: Mapping[str, Mapping[str, Any]]
-    events: Mapping[str, JobEvent]
-    all_answer: bool
-
-
-def _without_answer(
-    job: Job,
-    account: Mapping[str, Any] | None,
-    layers: _Layers,
-    last_sign: float | None,
-    now: float,
-) -> State:
+def _infer_state(job: Job, answers: _Answers, last_sign: float | None, now: float) -> State:
     """Return the state of a job that is not in squeue and has no known end."""
-    if job.cancelled:  # no source keeps an element that never started
+    account = answers.accounts.get(str(job.id))
+    if job.cancelled:  # Slurm forgets an array element that never started
         return State("CANCELLED")
-    if event := layers.events.get(str(job.id)):
-        # Our scripts write a record whenever they can: without one the job has not succeeded.
+    if event := answers.events.get(str(job.id)):
+        # A job script writes a record if it can, so a job without a record has not succeeded.
         if event.exit_code == 0 and event.status == "COMPLETED":
-            return NO_RECORD if now - event.at > GRACE_S else ENDED_WELL_SOON
+            if now - event.at > GRACE_S:
+                return State("LOST", "it has ended without a record, and sacct does not know how")
+            return State("unknown", "it has ended, but its record is not visible yet")
         return State(event.status if event.status != "COMPLETED" else "FAILED")
-    if not layers.all_answer:  # sacct's last answer is the best there is
-        return State(account["state"]) if account and layers.queue is None else slurm.UNKNOWN
+    if not answers.all_answer:  # sacct's last answer is the best there is
+        return State(account["state"]) if account and answers.queue is None else slurm.UNKNOWN
     if account is None and job.user not in (None, slurm.own_name()):
         return State("unknown", f"it is a job of {job.user}, which Slurm does not show you")
     signs = [] if last_sign is None else [last_sign]
-    with suppress(ValueError):  # an earlier version, or sent by hand
+    with suppress(ValueError):  # a job submitted by hand has no time of submission
         signs.append(datetime.fromisoformat(job.sent).timestamp())
-    if signs and now - max(signs) > GRACE_S:
-        return RUNAWAY if account else State("LOST")
-    return LAGS if account else slurm.UNKNOWN
+    is_late = bool(signs) and now - max(signs) > GRACE_S
+    if account is None:
+        return State("LOST") if is_late else slurm.UNKNOWN
+    if not is_late:
+        return State("unknown", "it has left squeue, and sacct does not know yet how it ended")
+    # slurmdbd missed the job's end; an administrator fixes such a job by `sacctmgr show runaway`.
+    return State(
+        "LOST",
+        "it has left squeue without a record of its end, but sacct does not list it as ended",
+    )
 
 
 def queued_elements(queue: Mapping[str, slurm.Queued]) -> dict[str, slurm.Queued]:
-    """Return job id (`ID_K` for an element) -> its row in squeue, which groups pending elements."""
+    """Return job id (`ID_K` for an element) -> its row in squeue, which pending elements share."""
     elements = {}
     for job in queue.values():
         if job.elements is None:
@@ -392,21 +338,16 @@ def queued_elements(queue: Mapping[str, slurm.Queued]) -> dict[str, slurm.Queued
     return elements
 
 
-def is_active(queued: slurm.Queued | None) -> bool:
-    """Return whether a job is in squeue and has not ended."""
-    return queued is not None and not queued.state.has_ended
-
-
 def state_of(
     queued: slurm.Queued | None, account: Mapping[str, Any] | None, record: Mapping[str, Any] | None
 ) -> State | None:
-    """Return a job's state from the sources; None if none of them knows it.
+    """Return a job's state from the sources; None if no source knows it.
 
-    The end of the job's own script is the most reliable fact, although Slurm may still be ending
-    the job; for a job that has ended, Slurm's state says more than an exit code.
+    The record of the job's script is the most reliable source. For a job that has ended, Slurm's
+    state is more precise than an exit code.
     """
     if queued is not None and not queued.state.has_ended:
-        has_left = record is not None and queued.state.name != "PENDING"  # as when requeued
+        has_left = record is not None and queued.state.name != "PENDING"  # PENDING: requeued
         return State("COMPLETING") if has_left else queued.state
     if record is not None and record.get("lost"):
         return State("NODE_FAIL")  # the script noticed, and ended before Slurm did
@@ -417,3 +358,214 @@ def state_of(
     if record is not None:
         return State("COMPLETED" if record["exit_code"] == 0 else "FAILED")
     return None
+
+
+# Why a job ended badly, and what to do
+
+# A job that used at least this fraction of its memory probably reached the limit.
+NEAR = 0.9
+# Exit code of a job whose output file its node cannot open: signal 53.
+NO_OUTPUT = "0:53"
+# Exit codes of a killed process: 128 + SIGKILL from a shell, and those of a killed step.
+KILLED = ("137:0", "0:9", "9:0")
+# The key to correct for a failed stage; `lockstep resume` would submit the stage unchanged.
+COMMAND = "command"
+# Keys to correct in the campaign file; `lockstep resume` would submit the scripts unchanged.
+OF_CAMPAIGN = (COMMAND, "device")
+# Slurm's reasons for jobs that can never start because of a value in the site file.
+FOR_EVER = {
+    *("PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints", "ReservationDeleted"),
+    *("InvalidAccount", "InvalidQOS", "MaxMemPerLimit"),
+}
+# Limits of one job, such as QOSMaxWallDurationPerJobLimit and QOSMaxGRESPerJob.
+_PER_JOB = re.compile(r"(QOS|Assoc)Max\w+PerJob(Limit)?")
+GIB = 1024**3
+MINUTE_S = 60
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a job failed, and what to do, as a phrase; no text if only the state is known."""
+
+    kind: str
+    text: str = ""
+    # Key of the site file, or of `OF_CAMPAIGN`, that must change before the job can succeed. "" if
+    # the key is unknown; None if the same scripts may measure the rest.
+    key: str | None = None
+
+
+def find_cause(standing: Standing, results: Results) -> Cause:
+    """Return why a job failed; for other jobs an unknown cause without a key."""
+    if not standing.is_bad:
+        return Cause("unknown")
+    account, output = standing.account or {}, results.output(standing.job)
+    nodes = account.get("nodes")
+    match standing.state.name:
+        case "OUT_OF_MEMORY":
+            return Cause("memory", f"{_memory(account)}; raise mem, or lower the batch", "mem")
+        case "TIMEOUT" | "DEADLINE":
+            more = "set a higher time in [jobs] of the campaign or in the site file for fewer jobs"
+            return Cause("time", more)
+        case "NODE_FAIL" | "BOOT_FAIL":
+            if silent := (standing.record or {}).get("lost"):
+                node = one_line(str(silent))[:MAX_LINE]
+                return Cause("node_silent", f"{node} no longer answers")
+            for path in (_last_log(standing, results), output):
+                if failed := read_end(path).failed_node:
+                    return Cause("node_failed", f"{failed} failed")
+            if nodes:
+                which = f"one of {nodes} failed; lockstep slurm nodes shows which, and why"
+                return Cause("node_unknown", which)
+        case "FAILED":
+            return _find_failure(standing, results)
+        case "CANCELLED":
+            # If a prolog fails, Slurm cancels a job that may not be requeued (slurm.conf(5)).
+            end = read_end(output)
+            if end.prolog_failed:
+                what = f"{nodes or 'its nodes'} did not start it ({end.line})"
+                return Cause("not_started", f"{what}; sinfo -R lists the reasons")
+            return _find_unmet_dependency(standing, results)
+        case "LOST":
+            if output.exists():
+                return Cause("lost", "see its log")
+            return Cause("never_began", "it never started; it may have been cancelled")
+    return Cause("unknown")
+
+
+def _find_failure(standing: Standing, results: Results) -> Cause:
+    account, record = standing.account or {}, standing.record or {}
+    output, code = results.output(standing.job), account.get("exit_code")
+    if record.get("stopped"):
+        return Cause("stopped", "it stopped cleanly before its time limit")
+    if code in KILLED:
+        used, requested = account.get("memory_bytes") or 0, account.get("requested_bytes") or 0
+        is_near = requested > 0 and used >= NEAR * requested
+        what = "one of its processes was killed, by hand or for memory"
+        what += f"; without cgroups Slurm does not report which; {_memory(account)}"
+        action = "raise mem" if is_near else "read its log first"
+        return Cause("killed", f"{what}; {action}", "mem" if is_near and record else None)
+    key = _key_to_mend(standing, results) if record else None
+    if code == NO_OUTPUT and not output.exists():
+        what = f"exit code {code}: {account.get('nodes') or 'its nodes'} could not open {output}"
+        return Cause(
+            "no_output", f"{what}; give --to a folder on shared storage where you may write", key
+        )
+    log = _last_log(standing, results)
+    line, name = read_end(log).line, log.relative_to(results.path)
+    return Cause("log", f"{name}: {line}" if line else f"see {name}", key)
+
+
+def _key_to_mend(standing: Standing, results: Results) -> str | None:
+    """Return the key to correct before a failed script can succeed, as `Cause.key`."""
+    record, job = standing.record or {}, standing.job
+    if record.get("mend") or record.get("lost"):
+        mend = one_line(str(record.get("mend") or ""))[:MAX_LINE]
+        if mend in INTERFACE_NAMES:  # a variable of the ranks, which a key of the site sets
+            with suppress(OSError, ValueError):
+                site = stored_site(results)
+                is_own = mend in site.env
+                mend = f"env.{mend}" if is_own else "interface" if site.interface else mend
+        return mend or None
+    if job.kind in ("stage", "fallback"):
+        return COMMAND
+    has_begun = any(results.journal(name).exists() for name in job.launches)
+    return None if has_begun or job.kind in ("collect", "profile") else ""
+
+
+def _find_unmet_dependency(standing: Standing, results: Results) -> Cause:
+    """Return the cause of a job that Slurm may have cancelled for an unmet dependency."""
+    account, name = standing.account or {}, standing.job.name
+    if standing.state.by or standing.state.reason not in (None, NEVER_SATISFIED):
+        return Cause("unknown")
+    scripts = results.scripts()
+    exit_codes = {str(end.get("job")): end["exit_code"] for end in results.exits().values()}
+    failed = _find_failed(name, scripts, exit_codes)
+    # sacct names the user who cancelled a job, but no user if Slurm cancelled it.
+    is_open = any(exit_codes.get(other) != 0 for other in _dependencies(name, scripts))
+    by_slurm = "cancelled_by" in account and is_open
+    has_begun = bool(standing.record or account.get("elapsed_s"))
+    is_likely = (failed or by_slurm) and not has_begun
+    if standing.state.reason != NEVER_SATISFIED and not is_likely:
+        return Cause("unknown")
+    other = failed or "a job that it depended on"
+    return Cause(
+        "dependency",
+        f"Slurm cancelled it before it started, because {other} did not end as required "
+        f"({NEVER_SATISFIED})",
+    )
+
+
+def _find_failed(
+    name: str, scripts: Mapping[str, Mapping[str, Any]], exit_codes: Mapping[str, int]
+) -> str | None:
+    """Return the first failed job among a job's direct and indirect `afterok` dependencies."""
+    for other in _dependencies(name, scripts):
+        if exit_codes.get(other):
+            return other
+        if other not in exit_codes and (first := _find_failed(other, scripts, exit_codes)):
+            return first
+    return None
+
+
+def _dependencies(name: str, scripts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    after = scripts.get(name, {}).get("after", ())
+    return [str(wait.get("job")) for wait in after if wait.get("how") == "afterok"]
+
+
+def _memory(account: Mapping[str, Any]) -> str:
+    used, requested = account.get("memory_bytes"), account.get("requested_bytes")
+    if used is None or requested is None:
+        return "its memory use is not known"
+    return f"it used {used / GIB:.1f} of {requested / GIB:.1f} GiB"
+
+
+def _last_log(standing: Standing, results: Results) -> Path:
+    """Return the job's launch log that was written last, else the output of its script."""
+    job, output = standing.job, results.output(standing.job)
+    logs = [results.log_file(name) for name in job.launches]
+    if job.kind in ("preflight", "collect"):
+        logs.append(results.jobs_folder / f"{job.kind}-{job.id}.txt")
+    existing = [path for path in logs if path.exists()]
+    return max(existing, key=lambda path: path.stat().st_mtime) if existing else output
+
+
+def advise(
+    standing: Standing, results: Results, folder: str, *, is_last: bool, is_continued: bool = False
+) -> str | None:
+    """Return what to do about a job; None if there is nothing to do.
+
+    `folder` is quoted for a command. With `is_last` no other job runs or waits, so `lockstep
+    resume` can start now. With `is_continued` another job will measure the launches left here.
+    """
+    when = "" if is_last else "once the other jobs have ended, "
+    if standing.state.name == "STALLED":
+        minutes = (standing.quiet_s or 0) / MINUTE_S
+        chosen = f"--job {shlex.quote(standing.job.name)}"
+        if standing.job.element is not None:
+            chosen += f" --point {standing.job.element}"
+        return (
+            f"its last output is {minutes:.0f} min old: lockstep cancel {folder} {chosen}, then "
+            f"{when}lockstep resume {folder} measures the rest"
+        )
+    reason = standing.state.reason or ""
+    if standing.state.name == "PENDING" and (reason in FOR_EVER or _PER_JOB.fullmatch(reason)):
+        return (
+            f"lockstep cancel {folder}, correct the site file, then lockstep resume {folder} "
+            "--site SITE"
+        )
+    if not standing.is_bad:
+        return None
+    cause, submit = find_cause(standing, results), f"{when}lockstep submit CAMPAIGN --site SITE"
+    if cause.key is None:
+        action = "" if is_continued else f"{when}lockstep resume {folder} measures the rest"
+    elif not cause.key:
+        action = (
+            "no launch began, and the same scripts would fail again: correct the cause in the "
+            f"campaign or site file, then {submit}"
+        )
+    elif cause.key in OF_CAMPAIGN:
+        action = f"correct {cause.key} in the campaign file, then {submit}"
+    else:
+        resume = f"{when}lockstep resume {folder} --site SITE"
+        action = f"correct {cause.key} in the site file, then {resume}"
+    return "; ".join(filter(None, (cause.text, action))) or None

@@ -1,1 +1,1 @@
-"""From a campaign to its jobs: resources, scripts and what sbatch answers."""
+"""Turns a campaign into jobs: their resources, scripts and submission."""

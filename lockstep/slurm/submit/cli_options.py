@@ -3,16 +3,17 @@
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from functools import reduce
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import click
 
 Command = Callable[..., Any]
 Unit = Literal["node-hours", "GPU-hours"]
 UNITS: dict[str, Unit] = {"nh": "node-hours", "gh": "GPU-hours"}
-# Fewer launches give no interval worth reading, so points go before these repeats do.
+# With fewer launches an interval is useless, so a budget drops world sizes before these repeats.
 MIN_REPEATS = 3
 DROP_ORDER = f"repeats down to {MIN_REPEATS}, then the largest world sizes, then repeats down to 1"
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
@@ -21,117 +22,74 @@ dry_run_option = click.option(
 )
 
 
-@dataclass(frozen=True)
-class Budget:
-    """Hours to stay within.
+class Budget(NamedTuple):
+    """The most hours that the jobs of a campaign may take."""
 
-    Attributes:
-        unit: Of what; None for GPU-hours where the site has GPUs, else node-hours.
-    """
-
+    text: str  # the value of the option
     hours: float
-    unit: Unit | None = None
-
-    def __str__(self) -> str:
-        """Return it as the option takes it."""
-        suffix = next((name for name, unit in UNITS.items() if unit == self.unit), "")
-        return f"{self.hours:g}{suffix}"
+    unit: Unit | None  # None for GPU-hours if the site has GPUs, else node-hours
 
 
-def rounded_up(amount: float) -> str:
-    """Return hours or a cost with two decimals that it does not exceed."""
+def round_up(amount: float) -> str:
+    """Return hours or a cost with two decimals, rounded up."""
     return f"{math.ceil(round(amount * 100, 6)) / 100:,.2f}"
 
 
-class BudgetType(click.ParamType):  # type: ignore[type-arg]  # no generic before click 8.4
-    """Hours to stay within: `100` in the site's unit, `500nh` node-hours, `100gh` GPU-hours."""
-
-    name = "HOURS"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Budget:
-        """Return the budget that a text says."""
-        unit = UNITS.get(value[-2:])
-        try:
-            hours = float(value[:-2] if unit else value)
-        except ValueError:
-            hours = math.nan
-        if not 0 <= hours < math.inf:
-            self.fail(
-                f"{value!r} is not a number of hours, such as 100, 500nh or 100gh", param, ctx
-            )
-        return Budget(hours, unit)
+def _budget(ctx: click.Context, parameter: click.Parameter, text: str | None) -> Budget | None:
+    """Parse a budget: `100` in the site's unit, `500nh` (node-hours) or `100gh` (GPU-hours)."""
+    if text is None:
+        return None
+    unit, hours = UNITS.get(text[-2:]), math.nan
+    with suppress(ValueError):
+        hours = float(text[:-2] if unit else text)
+    if not 0 <= hours < math.inf:
+        reason = f"{text!r} is not a number of hours, such as 100, 500nh or 100gh"
+        raise click.BadParameter(reason, ctx, parameter)
+    return Budget(text, hours, unit)
 
 
-def with_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+def add_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
     """Return a decorator that gives a command several options."""
-
-    def decorate(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
+    return lambda command: reduce(lambda own, option: option(own), reversed(options), command)
 
 
 SITE_VARIABLE = "LOCKSTEP_SITE"
 SITE_FILE = "site.toml"
 
 
-@dataclass(frozen=True)
-class FoundSite:
-    """Which site a command is about.
+def _choose_site(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Return the site of --site, else of $LOCKSTEP_SITE, else ./site.toml.
 
-    Attributes:
-        kind: Who says so: the option, the variable, or the folder where the command is given.
+    A site that does not come from --site is printed on standard error.
     """
-
-    source: str
-    kind: Literal["option", "variable", "folder"]
-
-
-def find_site(given: str | None, variable: str | None, folder: Path) -> FoundSite | None:
-    """Return the site of an option, else of the variable, else the folder's file; None for none."""
-    if given:
-        return FoundSite(given, "option")
-    if variable:
-        return FoundSite(variable, "variable")
-    return FoundSite(SITE_FILE, "folder") if (folder / SITE_FILE).is_file() else None
-
-
-def say_site(found_site: FoundSite) -> None:
-    """Name on standard error a site that no option names, and why it is that one."""
-    if found_site.kind != "option":
-        why = "this folder's" if found_site.kind == "folder" else f"by ${SITE_VARIABLE}"
-        click.echo(f"Site: {found_site.source} ({why}).", err=True)
-
-
-def _found_site(
-    ctx: click.Context, parameter: click.Parameter, given: str | None
-) -> FoundSite | None:
-    if ctx.resilient_parsing:
+    if value or ctx.resilient_parsing:
+        return value
+    if source := os.environ.get(SITE_VARIABLE):
+        origin = f"by ${SITE_VARIABLE}"
+    elif Path(SITE_FILE).is_file():
+        source, origin = SITE_FILE, "this folder's"
+    elif parameter.name != "site":
         return None
-    found_site = find_site(given, os.environ.get(SITE_VARIABLE), Path())
-    if found_site is None and parameter.name == "site":
+    else:
         raise click.MissingParameter(
             f"give a site file or a built-in site, set {SITE_VARIABLE}, or use a folder with "
             f"{SITE_FILE}",
             ctx,
             parameter,
         )
-    return found_site
+    click.echo(f"Site: {source} ({origin}).", err=True)
+    return source
 
 
 def site_option(name: str, of: str) -> Callable[[Command], Command]:
-    """Return the option --site, whose value is a `FoundSite`."""
+    """Return the option --site; with the parameter name `site` a command requires a site."""
     where = f"{of}; ${SITE_VARIABLE} or ./{SITE_FILE} by default."
-    return click.option("--site", name, callback=_found_site, help=where)
+    return click.option("--site", name, callback=_choose_site, help=where)
 
 
-campaign_options = with_options(
+campaign_options = add_options(
     click.argument("campaign"),
-    site_option("site", "Site file, or a built-in one: example, lumi-g ..."),
+    site_option("site", "Site file, or a built-in site: example, lumi-g ..."),
     click.option(
         "--to",
         "root",
@@ -140,19 +98,20 @@ campaign_options = with_options(
         show_default=True,
         help="Folder of results, seen by all nodes; the campaign's name is added.",
     ),
-    click.option("--partition", help="Another partition of the site."),
+    click.option("--partition", help="Use another partition of the site."),
     click.option(
         "--budget",
-        type=BudgetType(),
-        help="Stay within so many GPU-hours (node-hours without GPUs); 500nh: node-hours.",
+        callback=_budget,
+        metavar="HOURS",
+        help="Plan at most HOURS GPU-hours, or node-hours without GPUs; 500nh means node-hours.",
     ),
 )
-script_options = with_options(
+script_options = add_options(
     click.option(
         "--profile",
         "profiler",
         type=click.Choice(["nsys", "ncu", "torch"]),
-        help="Profile a few steps in place of measuring.",
+        help="Profile a few steps instead of measuring.",
     ),
-    click.option("--debug-comm", is_flag=True, help="Let NCCL say all that it does; it is slow."),
+    click.option("--debug-comm", is_flag=True, help="Let NCCL print all debug output; it is slow."),
 )

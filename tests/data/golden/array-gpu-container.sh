@@ -10,7 +10,7 @@
 #SBATCH --time=02:00:00
 #SBATCH --signal=B:USR1@120
 #SBATCH --open-mode=append
-#SBATCH --output=/results/ladder/jobs/slurm-%A_%a.out
+#SBATCH --output=/results/ladder/jobs/ladder-w2-%A_%a.out
 #SBATCH --no-requeue
 #SBATCH --exclusive
 #SBATCH --array=0-3%2

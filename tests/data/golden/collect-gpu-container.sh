@@ -9,7 +9,7 @@
 #SBATCH --time=00:30:00
 #SBATCH --signal=B:USR1@120
 #SBATCH --open-mode=append
-#SBATCH --output=/results/ladder/jobs/slurm-%j.out
+#SBATCH --output=/results/ladder/jobs/ladder-collect-%j.out
 #SBATCH --no-requeue
 #SBATCH --exclusive
 # Submitted again, this script measures only what its journals do not hold yet. Its functions,

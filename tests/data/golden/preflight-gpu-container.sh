@@ -10,7 +10,7 @@
 #SBATCH --time=00:15:00
 #SBATCH --signal=B:USR1@120
 #SBATCH --open-mode=append
-#SBATCH --output=/results/ladder/jobs/slurm-%j.out
+#SBATCH --output=/results/ladder/jobs/ladder-preflight-%j.out
 #SBATCH --no-requeue
 #SBATCH --exclusive
 # Submitted again, this script measures only what its journals do not hold yet. Its functions,

@@ -10,7 +10,7 @@
 #SBATCH --time=02:00:00
 #SBATCH --signal=B:USR1@120
 #SBATCH --open-mode=append
-#SBATCH --output=/results/ladder/jobs/slurm-%j.out
+#SBATCH --output=/results/ladder/jobs/ladder-ncu-%j.out
 #SBATCH --no-requeue
 #SBATCH --exclusive
 # Submitted again, this script measures only what its journals do not hold yet. Its functions,
@@ -48,6 +48,7 @@ tests=("$suite/bench")
 options=(-m 'strong or weak' --size=node --global-batch=1024 --rounds=2 --warmup-rounds=2 --steps-per-round=3 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder '--label=studies=strong,weak' --label=site=here --resume)
 measured=$results/profiles/ncu-$id
 profiler=ncu
+ncu_options=(--launch-skip=200 --launch-count=20)
 lockstep_shape_of() { # lockstep_shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs
     case $1 in
         1) shape=(--nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=16 --gpus-per-node=h100:1) ;;
