@@ -168,6 +168,7 @@ def test_real_jobs_stand_as_they_are(login):
     assert found["by-hand"]["id"] == ids["by-hand"]
     assert found["arr"]["elements"] == {"COMPLETED": 4, "FAILED": 1}
     assert [one["id"] for one in found["arr"]["ended_badly"]] == [f"{ids['arr']}_2"]
+    until(lambda: "|allocation" not in names_in_accounting(login), "the jobs' names in accounting")
     collected = lockstep(f"status --collect {login} --json", login, path)
     rows = json.loads(collected.stdout)["jobs"]
     assert all(row["accounting"]["elapsed_s"] is not None for row in rows)
@@ -190,6 +191,13 @@ def sent(folder, name, command, *options, num=1):
     record.append(head | {"launches": launches, "id": job_id})
     record.close()
     return job_id
+
+
+def names_in_accounting(folder):
+    """Each job's id and name; Slurm says "allocation" until its database has the job's name."""
+    lines = map(json.loads, (folder / "jobs" / "submitted.jsonl").read_text().splitlines())
+    jobs = ",".join(line["id"] for line in lines if "id" in line)
+    return as_user("sacct", "-X", "--parsable2", "--format=JobID,JobName", f"--jobs={jobs}").stdout
 
 
 def row_of(folder, name, path):
