@@ -152,14 +152,17 @@ def test_the_roofline_of_what_ncu_counted(tmp_path):
     assert re.search(r" 1000 +- .* gemm$", printed, re.M)  # GB/s
 
 
+H100 = "NVIDIA H100 80GB HBM3"
+
+
 @pytest.mark.parametrize(
     ("device", "change", "why"),
     [
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", ("", ""), "knows no datasheet with the peaks of"),
         ("H100 PCIe", ("", ""), "knows no datasheet with the peaks of H100 PCIe"),  # of memory
-        ("NVIDIA H100 80GB HBM3", ("dram__bytes", "l2__bytes"), "for no kernel does kernels.csv give"),
-        ("NVIDIA H100 80GB HBM3", ("path_tensor", "x"), "for no kernel does kernels.csv give"),
-        ("NVIDIA H100 80GB HBM3", ("display_name", "x"), "does not name its GPU"),
+        (H100, ("dram__bytes", "l2__bytes"), "for no kernel does kernels.csv give"),
+        (H100, ("path_tensor", "x"), "for no kernel does kernels.csv give"),
+        (H100, ("display_name", "x"), "does not name its GPU"),
     ],
 )
 def test_no_roofline_without_peaks_or_counts(device, change, why, tmp_path):
