@@ -206,7 +206,7 @@ def _ratios(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]:
     ladders = [curve for curve in series if curve.row.study in (*LADDERS, IMPORTED)]
     strong, weak = (
         # Series of that study, and tables that state this scaling.
-        [s for s in series if s.row.scaling == name and s.row.study in (name, IMPORTED, OTHER)]
+        [s for s in series if s.row.scaling == name and s.row.study in (*LADDERS, IMPORTED, OTHER)]
         for name in ("strong", "weak")
     )
     for name, curves in (("strong_efficiency", strong), ("parallel_efficiency", ladders)):

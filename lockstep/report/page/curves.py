@@ -146,7 +146,7 @@ def efficiency(
         return made | {"model": model}
 
     curves = [curve(ladder) for ladder in series[:MAX_CURVES]]
-    heights = {1.0, threshold, *([WEAK_EFFICIENCY] if study == "weak" else [])}
+    heights = {1.0, threshold, *([WEAK_EFFICIENCY] if series[0].row.scaling == "weak" else [])}
     return curve_figure(
         f"{study}-efficiency", f"{_title(study)}: parallel efficiency", "Parallel efficiency (%)",
         curves, percent=True,

@@ -52,7 +52,7 @@ def headlines(series: Sequence[Series]) -> list[dict[str, Any]]:
     """Return the headline of the most accurate setting, with those of the others."""
     sentences = training_words.sentences(series)
     return [
-        entry(TITLES["train"], label, "good", text,
+        entry(TITLES[series[0].row.study], label, "good", text,
               short=formats.listed((name for name, _ in sentences[1:]), 6),
               others=[f"{name}: {other}" for name, other in sentences[1:]])
         for label, text in sentences[:1]

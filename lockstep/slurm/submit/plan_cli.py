@@ -16,7 +16,7 @@ from lockstep.core import sizes, studies
 from lockstep.core.formats import DASH, clock, number
 from lockstep.core.inputs import MAX_RATE
 from lockstep.core.metrics import GIGA
-from lockstep.core.studies import STUDIES, rows
+from lockstep.core.studies import LADDERS, STUDIES, rows
 from lockstep.slurm import associations
 from lockstep.slurm.any_job import node_use
 from lockstep.slurm.associations import Excess
@@ -131,20 +131,26 @@ def _facts(
 
 
 def _point(todo: Work, world_size: int) -> dict[str, int | None]:
-    has_strong = "strong" in todo.campaign.studies
-    shared = todo.campaign.measured_size().global_batch
+    shared = _global_batch(todo.campaign)
     return {
         "world_size": world_size,
         "num_nodes": todo.share.num_nodes(world_size),
         "ranks_per_node": todo.share.ranks_on_node(world_size),
         "num_launches": sum(launch.world_size == world_size for launch in todo.missing),
-        "strong_local_batch": shared // world_size if has_strong else None,
+        "strong_local_batch": shared // world_size if shared else None,
     }
+
+
+def _global_batch(campaign: Campaign) -> int | None:
+    """Return the samples that the ranks of a ladder share, if one of its ladders does so."""
+    size = campaign.measured_size()
+    ladders = (study for study in campaign.studies if study in LADDERS)
+    return next(filter(None, (rows(study, size)[0].get("global_batch") for study in ladders)), None)
 
 
 def _points(todo: Work) -> Table:
     campaign = todo.campaign
-    strong = ["batch a rank, strong"] if "strong" in campaign.studies else []
+    strong = ["batch a rank, strong"] if _global_batch(campaign) else []
     table = _empty("ranks", "nodes", "ranks a node", "launches", *strong, "cases of a launch")
     counts = campaign.cases_of_studies()
     cases = ", ".join(f"{count} {study}" for study, count in counts.items())
@@ -179,8 +185,8 @@ def _summary(todo: Work, overhead: float, memory: "Sequence[Need]") -> list[str]
         return ["Nothing is missing."]
     campaign, size = todo.campaign, todo.campaign.measured_size()
     lines, batches = [todo.at_most], []
-    if "strong" in campaign.studies:
-        batches.append(f"Strong scaling shares a global batch of {size.global_batch:,}.")
+    if shared := _global_batch(campaign):
+        batches.append(f"Strong scaling shares a global batch of {shared:,}.")
     known = [study for study in campaign.studies if study in STUDIES]
     if any(rows(study, size)[0].get("local_batch") for study in known):
         batches.append(f"Each rank has a batch of {size.local_batch:,} in the other studies.")
