@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from os import PathLike
 from pathlib import Path
 from statistics import median
@@ -400,20 +401,30 @@ def table(series: Iterable[Series]) -> list[dict[str, Any]]:
     """Return the record of each point of each series, as `--csv` and `--json` print it."""
     every, columns = list(series), _POINTS | DETAILS
     learned = learning.learn(every)
-    of_point = {name for name in columns if hasattr(Point, name)}
+    fields = [name for name, column in columns.items() if column.value is None]
+    of_point = [name for name in fields if hasattr(Point, name)]
+    of_row = [name for name in fields if not hasattr(Point, name)]
+    take_point, take_row = attrgetter(*of_point), attrgetter(*of_row)
+    blank: dict[str, Any] = {}
+    derived = []
+    for name, column in columns.items():
+        ends = (f"{name}_low", f"{name}_high") if column.has_interval else None
+        blank |= dict.fromkeys((name, *(ends or ())))
+        if column.value is not None:
+            derived.append((name, column.value, ends))
     records = []
     for curve in every:
         for point in curve.points:
-            place, row = Place(curve, point, learned.get(point)), point.rows[0]
-            record: dict[str, Any] = {}
-            for name, (_, _, value, has_interval) in columns.items():
-                if value is None:
-                    record[name] = getattr(point if name in of_point else row, name)
-                elif has_interval:
-                    record[name], ends = value(place)
-                    record[f"{name}_low"], record[f"{name}_high"] = ends or quantities.UNKNOWN
-                else:
+            record = blank.copy()
+            record.update(zip(of_point, take_point(point), strict=True))
+            record.update(zip(of_row, take_row(point.rows[0]), strict=True))
+            place = Place(curve, point, learned.get(point))
+            for name, value, ends in derived:
+                if ends is None:
                     record[name] = value(place)
+                else:
+                    record[name], interval = value(place)
+                    record[ends[0]], record[ends[1]] = interval or quantities.UNKNOWN
             records.append(record)
     return records
 

@@ -1,6 +1,6 @@
 """The evidence that rules examine, the registry of rules, and the finding that a rule yields."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -143,10 +143,13 @@ class Evidence:
         """Return the facts stored with an imported table; empty if there are none."""
         return self.results.tables.get(series.case, {})
 
-    def places(self, finding: Finding) -> frozenset[Place]:
-        """Return the points that a finding concerns, by the same rule as `Finding.touches`."""
-        if finding.launches and not (finding.cases or finding.world_sizes):
-            return frozenset(p for name in finding.launches for p in self._points.get(name, ()))
+    def places(self, finding: Finding, launches: Collection[str]) -> frozenset[Place]:
+        """Return the points that a finding concerns, by the same rule as `Finding.touches`.
+
+        `launches` are those of all findings that are merged into it.
+        """
+        if launches and not (finding.cases or finding.world_sizes):
+            return frozenset(p for name in launches for p in self._points.get(name, ()))
         return frozenset(
             (case, size)
             for case in finding.cases or self.sizes
@@ -219,19 +222,21 @@ class Rule:
 
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
         """Yield the findings; those that differ only in their launches are merged."""
-        alike: dict[str, list[Finding]] = {}
+        alike: dict[tuple[Any, ...], list[Finding]] = {}
         for item in [evidence] if self.over == "evidence" else getattr(evidence, self.over):
             for finding in self.check(*item) if isinstance(item, tuple) else self.check(item):
                 whole = place(finding, item)
-                alike.setdefault(repr(replace(whole, launches=())), []).append(whole)
-        for same in alike.values():
-            merged = replace(
-                same[0], rule=self.name, level=self.level, why=self.why,
-                text=plain(same[0].text), action=plain(same[0].action or self.action),
-                launches=tuple(dict.fromkeys(name for each in same for name in each.launches)),
-                doubts=self.level == "warning" and self.doubts and same[0].doubts,
+                key = (whole.kind, whole.text, whole.action, repr(whole.values), whole.cases,
+                       whole.world_sizes, whole.is_table, whole.path, whole.doubts)  # fmt: skip
+                alike.setdefault(key, []).append(whole)
+        for first, *others in alike.values():
+            names = dict.fromkeys((*first.launches, *(x for o in others for x in o.launches)))
+            yield replace(
+                first, rule=self.name, level=self.level, why=self.why,
+                text=plain(first.text), action=plain(first.action or self.action),
+                launches=tuple(names), points=evidence.places(first, names),
+                doubts=self.level == "warning" and self.doubts and first.doubts,
             )  # fmt: skip
-            yield replace(merged, points=evidence.places(merged))
 
 
 rule = Rule

@@ -143,23 +143,30 @@ def circumstances(evidence: Evidence) -> Iterator[Finding]:
 
 def flat(value: Any, path: str = "") -> Facts:
     """Return the facts below a path, except those of `MAY_DIFFER`, as text by full path."""
+    facts: Facts = {}
+    _collect(facts, value, path)
+    return facts
+
+
+def _collect(facts: Facts, value: Any, path: str) -> None:
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
         # For a list of ranks, collect the values of all ranks.
         names = dict.fromkeys(name for rank in value for name in rank)
         value = {name: sorted({str(rank.get(name)) for rank in value}) for name in names}
     if isinstance(value, dict):
-        facts = {path: ""} if path in SETTINGS else {}
+        if path in SETTINGS:
+            facts[path] = ""
         for name, item in value.items():
             below = f"{path}.{name}" if path else str(name)
             if item is not None and below not in LISTED and not below.endswith(OF_A_FILE):
-                facts |= flat(item, below)
-        return facts
-    if isinstance(value, list):
-        is_text = value and all(isinstance(item, str) for item in value)
-        return {path: ", ".join(value)} if is_text else {}
-    # Three digits, as in reports: memory sizes of equal nodes differ by a few kilobytes.
-    is_amount = isinstance(value, float) or (isinstance(value, int) and path.endswith("_bytes"))
-    return {path: f"{value:.3g}" if is_amount else str(value)}
+                _collect(facts, item, below)
+    elif isinstance(value, list):
+        if value and all(isinstance(item, str) for item in value):
+            facts[path] = ", ".join(value)
+    else:
+        # Three digits, as in reports: memory sizes of equal nodes differ by a few kilobytes.
+        is_amount = isinstance(value, float) or (isinstance(value, int) and path.endswith("_bytes"))
+        facts[path] = f"{value:.3g}" if is_amount else str(value)
 
 
 def _odd_entries(entries: Sequence[Entry], known: Sequence[Facts]) -> Iterator[Finding]:
