@@ -175,7 +175,10 @@ def _odd_entries(entries: Sequence[Entry], known: Sequence[Facts]) -> Iterator[F
     def sizes(pairs: Sequence[tuple[Entry, str]]) -> list[int]:
         return sorted({entry.point[1] for entry, _ in pairs})
 
-    for path in dict.fromkeys(path for facts in known for path in facts):
+    differ = {path for facts in known[1:] for path, _ in facts.items() ^ known[0].items()}
+    for path in dict.fromkeys(path for facts in known for path in facts) if differ else ():
+        if path not in differ:
+            continue
         group = next((name for name in SETTINGS if path.startswith(f"{name}.")), path)
         pairs = [
             (entry, facts.get(path, "not set"))
