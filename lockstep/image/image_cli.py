@@ -182,7 +182,7 @@ def inspect(image: Path, *, as_json: bool) -> None:
         click.echo(json.dumps(facts, indent=1))
         return
     if facts["sha256_from"] == "record":
-        facts["sha256_from"] = "record; lockstep image verify computes it"
+        facts["sha256_from"] = "record; lockstep image verify computes it anew"
     labels, text = facts.pop("labels"), facts.pop("definition_text")
     facts |= {f"label {name}": label for name, label in sorted(labels.items())}
     for name, value in facts.items():

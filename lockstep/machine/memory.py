@@ -95,7 +95,7 @@ def refuse_beyond(room: Room, needed: Mapping[str, int], device: "torch.device")
         available = (
             f"only {left} of its GPU are free"
             if device.type == "cuda"
-            else f"its share of the free memory of its host or job is {left}"
+            else f"its share of the free memory of its host or job is only {left}"
         )
         raise NoRoomError(
             f"rank {room.rank} on {room.host} needs {parts}, but {available}; "
