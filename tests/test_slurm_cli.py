@@ -94,7 +94,7 @@ def test_a_plan_is_a_table_that_fits_a_terminal(folder):
     lines = lockstep("plan campaign.toml --site site.toml", folder).stdout.splitlines()
     assert max(map(len, lines)) <= 80
     assert [line.split() for line in lines[:3]] == [
-        ["ranks", "nodes", "ranks", "a", "node", "launches", "cases", "of", "a", "launch"],
+        ["ranks", "nodes", "ranks", "per", "node", "launches", "cases", "per", "launch"],
         ["1", "1", "1", "2", "1", "weak"],
         ["8", "2", "4", "2", "1", "weak"],
     ]

@@ -216,7 +216,8 @@ class Excess:
         """A sentence: which jobs, the effect, the limit and what to do."""
         limit = self.limit
         if self.kind == "queued":
-            return f"Only {limit.value:,} of {self.needs:,} jobs may run at once, by {limit.text}."
+            few = f"{limit.value:,} of {self.needs:,} jobs"
+            return f"Only {few} may run at once, because of the limit {limit.text}."
         match limit.name:
             case "MaxWall":
                 why = (

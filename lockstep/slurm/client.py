@@ -283,7 +283,7 @@ REASONS = {
     "QOSMaxSubmitJobPerUserLimit": "your queued jobs are at the limit of the QOS",
     "QOSMaxWallDurationPerJobLimit": "it can never start, because its time exceeds the limit of "
     "the QOS; lower its time or change the QOS",
-    "AssocGrpGRES": "the account's running jobs use all GPUs that it may use",
+    "AssocGrpGRES": "the account's running jobs use all GPUs that the account may use",
     "AssocMaxWallDurationPerJobLimit": "it can never start, because its time exceeds the limit of "
     "the account; lower its time",
     "MaxMemPerLimit": "it can never start, because it requests more memory than allowed; lower "

@@ -121,8 +121,8 @@ def _extra(text: str) -> str:
         near = difflib.get_close_matches(match[1], EXTRA_OPTIONS, n=1)
         hint = f"did you mean --{near[0]}?" if near else f"known: --{', --'.join(EXTRA_OPTIONS)}"
         raise ValueError(
-            f"Lockstep does not allow this option here; {hint}; put an option that Lockstep need "
-            "not check into the key directives"
+            f"Lockstep does not allow this option here; {hint}; the key directives "
+            "takes options that Lockstep does not check"
         )
     if match[2] and not re.fullmatch(DIRECTIVE_VALUE, match[2]):
         raise ValueError(NOT_A_VALUE)
@@ -196,7 +196,7 @@ class Partition(Table):
     account: Word | None = None
     """project that pays"""
     constraint: Word | None = None
-    """features of its nodes"""
+    """features that its nodes must have"""
     gpus_per_node: Gpus | None = None
     """GPUs of one of its nodes; 0 measures on CPUs"""
     gpu_type: GpuType | None = None
@@ -238,7 +238,7 @@ class Site(Table):
     constraint: Word | None = None
     """features that the nodes must have"""
     reservation: Word | None = None
-    """reservation to run in"""
+    """reservation in which the jobs run"""
     gpus_per_node: Gpus
     """GPUs of one node; 0 measures on CPUs"""
     gpu_type: GpuType | None = None
@@ -447,7 +447,8 @@ def load(source: str, partition: str | None = None, *, is_draft: bool = False) -
     site = inputs.load(source, Site, built_in())
     if site.to_fill_in and not is_draft:
         raise ValueError(
-            f"{source}: not filled in yet: {', '.join(site.to_fill_in)}; replace FILL IN"
+            f"{source}: not filled in yet: {', '.join(site.to_fill_in)}; replace the text that "
+            "begins with FILL IN"
         )
     chosen = partition or site.partition
     return site.choose_partition(chosen) if chosen else site

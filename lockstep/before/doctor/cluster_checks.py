@@ -178,7 +178,7 @@ def fuse(subject: Subject) -> Finding:
 @check("Image", "Image file")
 def image(subject: Subject) -> Finding:
     path = Path(_container(subject).image)
-    action = "build it with lockstep image build, or correct container.image in the site file"
+    action = "build the image with lockstep image build, or correct container.image"
     try:
         header, digest = inspection.read_header(path), sha256(path)
     except OSError as error:
@@ -188,7 +188,7 @@ def image(subject: Subject) -> Finding:
     here = inspection.architecture_here()
     if header.architecture not in (None, here):
         text = f"{path} is built for {header.architecture}, but this machine is {here}"
-        action = "build it on a machine like the nodes, or correct container.image in the site file"
+        action = "build the image on a machine like the nodes, or correct container.image"
         return _report_missing(subject, text, action)
     text = f"{path}, {path.stat().st_size / GB:.1f} GB, sha256 {digest[:12]}"
     try:
@@ -244,7 +244,7 @@ def site_file(subject: Subject) -> Finding:
         raise NotNeededError("no --site given")
     if keys := ", ".join(subject.site.to_fill_in):
         action = "fill in these keys in the site file; until then no job can be submitted"
-        return missing(f"not filled in yet: {keys}", action)
+        return missing(f"these keys are not filled in yet: {keys}", action)
     image = subject.site.container and subject.site.container.image
     if image and str(image).startswith("/path/to/"):
         action = "set container.image in the site file to your own image"
@@ -327,7 +327,7 @@ def _lacks(site: Site, node: Node) -> list[str]:
         if wanted > has
     ]
     if site.gpu_type and site.gpu_type != kind.gpu_type:
-        has = kind.gpu_type or "GPUs of no named type"
+        has = kind.gpu_type or "GPUs without a named type"
         lacks.append(f"gpu_type is {site.gpu_type}, but nodes have {has}")
     # Expressions such as a&b or [a|b] are left to Slurm.
     if site.constraint and site.constraint.isidentifier() and site.constraint not in node.features:
@@ -411,7 +411,7 @@ def accounting(subject: Subject) -> Finding:
 def nodes(subject: Subject) -> Finding:
     site = subject.site
     if not subject.asks_nodes:
-        raise NotNeededError("no nodes were asked; --slurm starts a job that asks two nodes")
+        raise NotNeededError("no node was checked; --slurm starts a job that checks two nodes")
     if isinstance(subject.slurm, RuntimeError):
         text = "Slurm does not answer, so no job can start"
         return missing(text, "run lockstep doctor on a login node")
@@ -512,7 +512,7 @@ def _ask(command: Sequence[str]) -> str:
             try:
                 printed, complaint = started.communicate(timeout=NODES_TIMEOUT_S - QUEUED_S)
             except subprocess.TimeoutExpired:
-                late = f"the job got no nodes within {NODES_TIMEOUT_S} s; {_cancel(started)}"
+                late = f"no nodes were free within {NODES_TIMEOUT_S} s; {_cancel(started)}"
                 raise RuntimeError(late) from None
     if started.returncode:
         text = f"srun failed with exit code {started.returncode}"
@@ -527,8 +527,8 @@ def _cancel(started: "subprocess.Popen[str]") -> str:
         started.communicate(timeout=GRACE_S)
     except subprocess.TimeoutExpired:
         started.kill()
-        return "it may still be queued; check with squeue --me --name=doctor"
-    return "it was then cancelled"
+        return "the job may still be queued; check with squeue --me --name=doctor"
+    return "the job was cancelled"
 
 
 @dataclass(frozen=True)
@@ -552,7 +552,7 @@ class Diagnosis:
     @property
     def verdict(self) -> str:
         if not (self.runs_here or self.submits):
-            return "Nothing can be measured from here; you can still plan, render and report."
+            return "Nothing can be measured from here, but you can still plan, render and report."
         text = "The site's jobs can be submitted, but `lockstep run` cannot measure here"
         if self.runs_here:
             text = "`lockstep run` can measure here"

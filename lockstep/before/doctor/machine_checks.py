@@ -197,8 +197,9 @@ def judge_versions(facts: Mapping[str, Any], *details: str) -> Finding:
     for driver in drivers:
         major = driver.partition(".")[0]
         if major.isdecimal() and int(major) < LEAST_DRIVER.get(cuda, 0):
-            reason = f"CUDA {cuda} needs driver {LEAST_DRIVER[cuda]} or newer, not {driver}"
-            action = f"ask for a newer driver, or use a torch built for a CUDA before {cuda}"
+            least = f"{LEAST_DRIVER[cuda]} or newer"
+            reason = f"CUDA {cuda} needs driver {least}, but this machine has {driver}"
+            action = "ask for a newer driver, or use a torch that is built for an older CUDA"
             return warning(f"{text}; {reason}", action)
     loaded, built_for = facts["nccl"], facts.get("built_for_nccl")
     if loaded and built_for and _numbers(loaded) < _numbers(built_for):
@@ -352,7 +353,7 @@ def nccl_variables(subject: Subject) -> Finding:
     names = [name for name in environ if name.startswith(COMMUNICATION_PREFIXES)]
     if not names:
         raise NotNeededError("no variable of NCCL, Gloo or torch is set")
-    return ok(f"{len(names)} set, and all are valid")
+    return ok(f"{len(names)} variable(s) set, all with valid values")
 
 
 @check("Storage", "Data")
@@ -363,12 +364,12 @@ def data_storage(subject: Subject) -> Finding:
     if path is None:
         raise NotNeededError("no --data is given, and the site file sets no scratch")
     if not path.exists() and subject.data:
-        return missing(f"{path} does not exist", "create it, or give another folder to --data")
+        return missing(f"{path} does not exist", "create the folder, or choose another with --data")
     if not path.exists():  # perhaps a variable of jobs, or a disk of the nodes
         raise NotNeededError(f"the site's scratch {path} does not exist on this machine")
     _, text, is_good = _storage(path, path)
     if not is_good:
-        action = "to load fast, move the data to a parallel file system or a local disk"
+        action = "move the data to a parallel file system or a local disk, which load faster"
         return warning(text, action)
     return _enough(path, text)
 
@@ -383,13 +384,13 @@ def results_storage(subject: Subject) -> Finding:
     except OSError as error:
         return missing(f"{path}: {error.strerror}", "choose a writable folder with --to")
     if kind in FLEETING:
-        action = "choose a folder with --to that outlives this machine or container"
+        action = "with --to, choose a folder that remains when this machine or container ends"
         return warning(text, action)
     finding = _enough(path, text)
     if finding.level == "ok" and subject.site is not None and kind in ON_ONE_MACHINE:
         text = f"{text}; the nodes see this folder only if this machine exports it"
-        ask = f"check with srun ls -d {shlex.quote(str(path))}"
-        return warning(text, f"{ask}; if that fails, choose a folder on shared storage with --to")
+        ask = f"run srun ls -d {shlex.quote(str(path))}"
+        return warning(text, f"{ask}; if it fails, choose a folder on shared storage with --to")
     return finding
 
 

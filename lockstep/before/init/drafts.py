@@ -58,7 +58,7 @@ def campaign_file(
     common = math.lcm(*world_sizes)
     batch = -(-usual // common) * common
     parts = [
-        "# A first campaign: how training scales, and what limits it.",
+        "# This first campaign measures how training scales, and what limits it.",
         "schema = 1",
         line("name", "first", "name of the results folder"),
         line("studies", STUDIES, "what to measure"),
@@ -184,10 +184,10 @@ def site_file(cluster: Cluster, accounts: Accounts, around: Surroundings) -> str
             most, of_time, nodes, of_nodes = largest_job(cluster, accounts, partition, kind)
             is_bare = re.fullmatch(r"[\w-]+", partition.name, re.ASCII)
             key = partition.name if is_bare else json.dumps(partition.name, ensure_ascii=False)
-            parts.append(f"\n[partitions.{key}]{'' if most else '  # it has no time limit'}")
+            parts.append(f"\n[partitions.{key}]{'' if most else '  # without a time limit'}")
             if most:
-                parts.append(line("time", most, of_time or "limit of one job"))
-            parts.append(line("max_nodes", nodes, of_nodes or "limit of one job"))
+                parts.append(line("time", most, of_time or "time limit of one job"))
+            parts.append(line("max_nodes", nodes, of_nodes or "most nodes of one job"))
     return "\n".join(parts) + "\n"
 
 
@@ -281,7 +281,7 @@ def _hardware(chosen: Partition, kind: Kind) -> Iterator[str]:
     yield line("cpus_per_node", kind.num_cpus)
     if not kind.num_gpus and kind.num_cpus > 1:
         yield line("max_ranks_per_node", ranks_per_node(kind), "each rank has its share of CPUs")
-    yield line("mem", "0", f"0 is all {kind.memory_mib / MIB_PER_GIB:.0f} GiB of a node")
+    yield line("mem", "0", f"0 means all {kind.memory_mib / MIB_PER_GIB:.0f} GiB of a node")
     # A feature that only the nodes of this kind have keeps jobs on these nodes.
     is_needed = len(chosen.kinds) > 1 and len(types) < 2
     alike = [node.features for node in chosen.nodes if node.kind.shape == kind.shape]

@@ -210,14 +210,14 @@ def find_starters(job: Job, programs: Collection[str]) -> Iterator[Hit]:
 
 
 @BATCH.rule("PROFILER-AROUND-SRUN", "error", "the profiler sees the launcher, but not the ranks",
-            "let srun start it: srun ... nsys profile -o NAME-%q{SLURM_PROCID} ... python"
-            )  # fmt: skip
+            "let srun start the profiler: srun ... nsys profile -o NAME-%q{SLURM_PROCID} ... "
+            "python")  # fmt: skip
 def profiler_around_srun(job: Job) -> Iterator[Hit]:
     return find_starters(job, PROFILERS)
 
 
 @BATCH.rule("CONTAINER-AROUND-SRUN", "error", "the image has no srun, or another version of srun",
-            "let srun start it: srun ... apptainer exec IMAGE ...")  # fmt: skip
+            "let srun start the container: srun ... apptainer exec IMAGE ...")  # fmt: skip
 def container_around_srun(job: Job) -> Iterator[Hit]:
     return find_starters(job, CONTAINERS)
 
@@ -230,7 +230,7 @@ RANK_OPTION = re.compile(r"--(node|machine|local|global)?[_-]?rank\b")
 
 
 @BATCH.rule("NODE-RANK-BATCH", "error", "the value is then 0 on every node and in every task",
-            "let each task expand it, by single quotes: srun bash -c '... $SLURM_PROCID'"
+            "use single quotes, so that each task expands it: srun bash -c '... $SLURM_PROCID'"
             )  # fmt: skip
 def rank_in_batch_shell(job: Job) -> Iterator[Hit]:
     if not job.is_batch:
@@ -320,8 +320,8 @@ def meeting_values(job: Job, variable: str, *names: str) -> Iterator[tuple[int, 
 
 
 @BATCH.rule("MASTER-PORT", "warning", "another job or step on the node may use this port",
-            "derive it from the job's id: export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))"
-            )  # fmt: skip
+            "derive the port from the job's id: "
+            "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))")  # fmt: skip
 def fixed_port(job: Job) -> Iterator[Hit]:
     facts: dict[str, int] = {}  # fact -> the first line that sets it
     options_of_port = ("standalone", "rdzv_endpoint", "master_port", "rdzv_conf", "$")
@@ -412,7 +412,7 @@ def no_cpus(job: Job) -> Iterator[Hit]:
         for step in job.launches:
             if not {"cpus-per-task", "cpus-per-gpu"} & {*step.options}:
                 fact = "neither sbatch nor srun has --cpus-per-task, so a task may get one core"
-                action = "set it in both: the cores of a node divided by its tasks"
+                action = "set it in both to the cores of a node, divided by its tasks"
                 yield Hit(step.line, fact, action)
                 return
 
@@ -560,14 +560,14 @@ BATCH.rule(
 )(partial(variables, kinds=("name", "value")))  # fmt: skip
 BATCH.rule(
     "INTERFACE-MISSING", "note", "ranks without a common interface cannot connect",
-    "check on a compute node",
+    "check the name on a compute node",
 )(partial(variables, kinds=("interface",)))  # fmt: skip
 BATCH.rule("COSTLY-VARIABLE", "warning", "every step is slower", "leave it out")(
     partial(variables, kinds=("costly",))
 )
-BATCH.rule("DEBUG-IN-TIMING", "warning", "measured times include its cost", "leave it out")(
-    partial(variables, kinds=("slow",))
-)
+BATCH.rule(
+    "DEBUG-IN-TIMING", "warning", "measured times include the cost of debugging", "leave it out"
+)(partial(variables, kinds=("slow",)))
 
 
 @BATCH.rule("CRLF", "error", "sbatch refuses the script", "run dos2unix on the script")

@@ -34,7 +34,7 @@ def _files(path: Path) -> list[Path]:
         return [path]
     files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
     if not files:
-        raise ValueError(f"{path} has no {', '.join(SUFFIXES)} file; give a script")
+        raise ValueError(f"folder {path} has no {', '.join(SUFFIXES)} file; give a script")
     return files
 
 

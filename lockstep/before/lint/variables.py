@@ -46,7 +46,7 @@ def _words(*words: str, ignore_case: bool = False, integers: bool = False) -> Va
         is_integer = integers and re.fullmatch("[0-9]{1,9}", value, re.ASCII)
         return bool(is_integer) or (value.upper() if ignore_case else value) in words
 
-    return Values(", ".join(words) + " or a legacy integer" * integers, accept, words)
+    return Values(", ".join(words) + " or an integer, as in older NCCL" * integers, accept, words)
 
 
 def _list(*words: str, by_function: bool = False) -> Values:
@@ -56,7 +56,7 @@ def _list(*words: str, by_function: bool = False) -> Values:
     entries = f"({entry}(,{entry})*)?"
     pattern = f"([^;]*:)?{entries}(;([^;]*:)?{entries})*" if by_function else entries
     return Values(
-        f"words of {', '.join(words)}, separated by commas; ^ before the list excludes them",
+        f"words, separated by commas, of {', '.join(words)}; ^ before the list excludes them",
         lambda value: re.fullmatch(pattern, value, re.IGNORECASE) is not None,
     )
 
@@ -243,7 +243,11 @@ def _fault(
         return "name", f"{name} {fate}", action
     if not (known or OTHERS.fullmatch(name)) and name.startswith(("NCCL_", "TORCH_NCCL_")):
         near = difflib.get_close_matches(name[:80], [*KNOWN, *GONE], n=1, cutoff=0.8)
-        action = f"did you mean {near[0]}?" if near else "unset it, unless a plugin documents it"
+        action = (
+            f"did you mean {near[0]}?"
+            if near
+            else "unset the variable, unless a plugin documents it"
+        )
         if near or not name.startswith("TORCH_"):  # PyTorch documents only some of its variables
             return "name", f"{name} is not in NCCL's documentation", action
     if not value or "$" in value:
@@ -268,7 +272,7 @@ def _fault(
     if name == "NCCL_DEBUG" and level in ("INFO", "TRACE"):
         logged = (environ.get("NCCL_DEBUG_SUBSYS") or DEFAULT_SUBSYSTEMS).upper().split(",")
         if level == "TRACE" or not set(logged) <= STARTING:
-            action = "set it to WARN, or to INFO with NCCL_DEBUG_SUBSYS=INIT,NET"
+            action = "set it to WARN, or set it to INFO and NCCL_DEBUG_SUBSYS=INIT,NET"
             return "slow", f"{setting} writes a log during timed steps", action
     return None
 

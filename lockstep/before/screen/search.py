@@ -401,7 +401,7 @@ def describe_floor(screening: Screening) -> str | None:
         return None
     row, ranks = reduced.slowest, counted(len(screening.seats), "rank")
     of_all = f"an all-reduce over {ranks} on {listed(screening.nodes)} has {reduced.text}"
-    slowest = row and f"; the slowest is {listed(row.nodes)}, {ratio(row.ratio)} times the others"
+    slowest = row and f"; {listed(row.nodes)} takes {ratio(row.ratio)} times as long as others"
     return f"{of_all}{slowest or ''}"
 
 
@@ -417,7 +417,8 @@ def page(screening: Screening) -> str:
             f"{percent(unseen)} % slower."
         )
         if unseen > NOISY:
-            lines.append("This is coarse; screen again at a quieter time, or with more --repeats.")
+            text = "This result is coarse; screen again at a quieter time, or with more --repeats."
+            lines.append(text)
     if reduced := screening.all_reduce:
         lines.append(
             f"An all-reduce of {reduced.num_bytes / 2**20:g} MiB over all ranks has {reduced.text}."

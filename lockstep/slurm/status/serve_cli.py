@@ -69,7 +69,8 @@ BEAT_S = 15.0
               help=f"File of the key, created if missing.  [default: {KEY_FILE} in FOLDER]",
               )  # fmt: skip
 @click.option("--every", "every_s", type=click.FloatRange(5, 86_400), default=EVERY_S,
-              show_default=True, metavar="SECONDS", help="Ask Slurm every SECONDS without an event."
+              show_default=True, metavar="SECONDS",
+              help="Ask Slurm every SECONDS if no event arrives."
               )  # fmt: skip
 @click.option("--print-epilog", is_flag=True,
               help="Only print the script for Slurm's EpilogSlurmctld.")  # fmt: skip

@@ -443,7 +443,7 @@ def _find_failure(standing: Standing, results: Results) -> Cause:
         is_near = requested > 0 and used >= NEAR * requested
         what = "one of its processes was killed, by a user or for lack of memory"
         what += f"; without cgroups Slurm cannot tell the two apart; {_memory(account)}"
-        action = "raise mem" if is_near else "read its log first"
+        action = "raise mem" if is_near else "read the job's log first"
         return Cause("killed", f"{what}; {action}", "mem" if is_near and record else None)
     key = _key_to_mend(standing, results) if record else None
     if code == NO_OUTPUT and not output.exists():

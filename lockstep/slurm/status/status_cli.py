@@ -60,7 +60,7 @@ expectation_options = add_options(
                  "lockstep check --targets, or a table that lockstep import reads.  [default: "
                  "expected.json, expected.targets.toml or expected.csv in the folder]"),
     click.option("--floor", type=click.FloatRange(0, 1),
-                 help="Measure larger world sizes only from this parallel efficiency on.  "
+                 help="Lowest parallel efficiency at which larger world sizes are measured.  "
                  "[default: until_efficiency of the campaign]"),
 )  # fmt: skip
 
@@ -335,7 +335,7 @@ def _scancel(job_ids: Iterable[str], users: set[str], *, only_waiting: bool = Fa
         if not others:
             raise
         owners = " and ".join(others)
-        raise RuntimeError(f"{error}; these are jobs of {owners}: ask them to cancel") from None
+        raise RuntimeError(f"{error}; ask {owners}, whose jobs these are") from None
 
 
 def cancel_jobs(

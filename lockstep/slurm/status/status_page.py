@@ -20,10 +20,10 @@ WHEN = {
     "stage": "when its dependency allows; it runs your own command before or after measuring",
     "fallback": "if a job before it fails; it runs your own command",
     "preflight": "first; it checks within minutes that nodes answer and ranks can communicate",
-    "ladder": "now; it measures one repeat of all world sizes on the same nodes",
+    "ladder": "at once; it measures one repeat of all world sizes on the same nodes",
     "job": "in the order of the list; each job measures one world size",
-    "array": "now; each element measures one case, and elements run side by side",
-    "profile": "to see where a step's time goes; it adds no results",
+    "array": "at once; each element measures one case, and elements run side by side",
+    "profile": "at any time; it shows where a step's time goes, and adds no results",
     "collect": "last; when all others have ended, it gathers results and makes the report",
 }
 QUANTITIES = {
@@ -155,7 +155,7 @@ def _prepared_tables(record: Mapping[str, Any]) -> list[Table]:
          str(len(script["launches"]) - script["num_complete"] or "")]
         for script in record["prepared"]
     ]  # fmt: skip
-    columns = ["Script", "When to use it", "Command", "Nodes", "Limit", "Launches left"]
+    columns = ["Script", "When to submit it", "Command", "Nodes", "Limit", "Launches left"]
     return _table("Scripts that are ready to submit", columns, rows, 3)
 
 
@@ -188,7 +188,8 @@ def _expected_panel(record: Mapping[str, Any]) -> Panel:
     tables = []
     if rows:
         columns = ["Series", "Quantity", "Ranks", "Expected", "Measured", "Deviation (%)", ""]
-        note = f"Expected values of {measured['expectation']}; deviation = measured / expected - 1."
+        note = f"Expected values are from {measured['expectation']}. "
+        note += "The deviation is measured / expected - 1."
         tables.append(table("Expected beside measured", columns, rows, texts=2, note=note))
     for unit in dict.fromkeys(point["sample_unit"] for point in measured["points"]):
         points = [point for point in measured["points"] if point["sample_unit"] == unit]

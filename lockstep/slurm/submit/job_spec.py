@@ -278,8 +278,8 @@ def time_limit_s(campaign: Campaign, site: Site, name: str, num_launches: int) -
         finer = {"ladder": '"job" or "array"', "job": '"array"'}[times.allocation]
         fewer = "remove share_job" if times.share_job else "lower launch_time"
         remedy = (
-            f"only {num_fitting} of its {num_launches} launches fit; {fewer} in [jobs], or set "
-            f"allocation there to {finer}"
+            f"only {num_fitting} of its {num_launches} launches fit; in [jobs] of the campaign "
+            f"file, {fewer} or set allocation to {finer}"
         )
     raise ValueError(
         f"job {name} needs {clock(needed_s)}, more than the limit {clock(most_s)} of partition "

@@ -26,7 +26,7 @@ from lockstep.slurm.submit.submit_cli import job_facts, work_of
 
 # Rows of `node_use.occupancy` and rows of `node_use.starts`.
 Prospects = tuple[list[dict[str, Any]], list[dict[str, Any]]]
-TEXTS = ("job", "after", "cases of a launch")
+TEXTS = ("job", "after", "cases per launch")
 HOW = "first submit one repeat of the smallest world size"
 INDEPENDENT = {
     "ladder": "The repeats are independent: each has its own job.",
@@ -144,8 +144,8 @@ def _point(todo: Work, world_size: int) -> dict[str, int | None]:
 
 def _points(todo: Work) -> Table:
     campaign = todo.campaign
-    strong = ["batch a rank, strong"] if "strong" in campaign.studies else []
-    table = _empty("ranks", "nodes", "ranks a node", "launches", *strong, "cases of a launch")
+    strong = ["strong batch per rank"] if "strong" in campaign.studies else []
+    table = _empty("ranks", "nodes", "ranks per node", "launches", *strong, "cases per launch")
     counts = campaign.cases_of_studies()
     cases = ", ".join(f"{count} {study}" for study, count in counts.items())
     if campaign.jobs.allocation == "array":
@@ -205,7 +205,7 @@ def _memory_table(needs: "Sequence[Need]") -> Table:
     names = [name for name in settings[0] if len({str(own.get(name)) for own in settings}) > 1]
     names = [name for name in names if name != "world_size"]  # the column of ranks has it
     head = (name.replace("_", " ") for name in names)
-    table = _empty("ranks", *head, "batch a rank", "accumulation", "memory, GB")
+    table = _empty("ranks", *head, "batch per rank", "accumulation", "memory, GB")
     for need, own in zip(needs, settings, strict=True):
         table.add_row(
             ", ".join(map(str, need.step["world_sizes"])),
