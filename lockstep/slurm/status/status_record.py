@@ -367,8 +367,9 @@ def _job_lines(row: Mapping[str, Any]) -> Iterator[str]:
             yield f"  {row['meaning']}"
         bad = row["ended_badly"]
         for element in bad[:MAX_NAMED]:
-            problem = f"{element['state']}, {element['meaning']}; {element['advice']}"
-            yield f"  {element['id']} ({element['launch']}): {problem}"
+            problem = f"{element['state']}, {element['meaning']}"
+            advice = f"; {element['advice']}" if element["advice"] else ""
+            yield f"  {element['id']} ({element['launch']}): {problem}{advice}"
         if bad[MAX_NAMED:]:
             yield f"  and {len(bad) - MAX_NAMED} more elements; --json names them"
     elif row["advice"]:
