@@ -71,8 +71,9 @@ def test_jobs_that_were_cancelled_while_they_waited_are_among_those_that_ended(s
     hidden = "case $* in *--state=*CANCELLED*) x=@;; *) x=4714;; esac; /bin/grep -v ^$x"
     slurm.act("sacct", f"{hidden} {slurm.folder}/rows")
     assert ask("jobs --ended 24", slurm).stdout.splitlines() == [
-        "4711 train of me: COMPLETED, its script succeeded; ran 10 min of 60 min on n1",
-        f"4714 train of me: CANCELLED, it was cancelled by root; ran {DASH} of 60 min on no node",
+        "4711 train of me: COMPLETED, the job's script succeeded; ran 10 min of 60 min on n1",
+        "4714 train of me: CANCELLED, the job was cancelled by root; "
+        f"ran {DASH} of 60 min on no node",
     ]
     assert asked("jobs --ended 24", slurm)["ended"]["4714"]["started"] is None
 
@@ -108,7 +109,7 @@ def test_why_names_the_dependency_for_which_slurm_cancelled_a_job(slurm):
     assert "--states=all" in slurm.calls("squeue")[-1]
     slurm.say("squeue")
     slurm.say("sacct", sacct(ENDED | {"State": "CANCELLED by 0"}))
-    assert "CANCELLED, it was cancelled by root\n" in ask("why 4711", slurm).stdout
+    assert "CANCELLED, the job was cancelled by root\n" in ask("why 4711", slurm).stdout
 
 
 @pytest.mark.parametrize(
@@ -177,8 +178,8 @@ def test_why_and_eff_say_which_signal_ended_a_job_or_a_step(slurm, state, code, 
 @pytest.mark.parametrize(
     ("job", "step", "head", "once"),
     [
-        (("CANCELLED by 0", "0:15"), ("CANCELLED", "0:15"), "it was cancelled by root", "cancel"),
-        (("OUT_OF_MEMORY", "0:125"), ("OUT_OF_MEMORY", "0:125"), "more memory", "than it had"),
+        (("CANCELLED by 0", "0:15"), ("CANCELLED", "0:15"), "was cancelled by root", "cancel"),
+        (("OUT_OF_MEMORY", "0:125"), ("OUT_OF_MEMORY", "0:125"), "more memory", "was given"),
         (("COMPLETED", "0:0"), ("FAILED", "3:0"), "exit code 0, but a step failed", "3:0"),
     ],
 )
@@ -340,7 +341,7 @@ def test_any_job_is_cancelled_once_it_is_said_whose_it_is(slurm):
     assert (planned.stdout, slurm.calls("scancel")) == (f"{whose}scancel 4711\n", [])
     refused = ask("cancel 4711", slurm)
     assert (refused.returncode, refused.stdout) == (3, whose)
-    assert "these are jobs of alice" in refused.stderr
+    assert "ask alice, whose jobs these are" in refused.stderr
     slurm.say("scancel")
     assert ask("cancel 4711_3", slurm).stdout.endswith("cancelled: job 4711_3\n")
     assert slurm.calls("scancel")[-1] == "scancel 4711_3"

@@ -52,9 +52,9 @@ CODE = {"exit_code": 1}
         ("PREEMPTED", None, {}, "unknown", None, ""),
         ("CANCELLED", None, {}, "unknown", None, ""),
         ("COMPLETED", None, {}, "unknown", None, ""),
-        ("LOST", None, {}, "never_began", None, "it never started"),
+        ("LOST", None, {}, "never_began", None, "never started"),
         ("FAILED", {"exit_code": 137}, KILLED | MEMORY, "killed", "mem", "raise mem"),
-        ("FAILED", {"exit_code": 137}, KILLED | LITTLE, "killed", None, "read its log first"),
+        ("FAILED", {"exit_code": 137}, KILLED | LITTLE, "killed", None, "read the job's log first"),
         ("FAILED", CODE | {"stopped": True}, {}, "stopped", None, "stopped cleanly"),
         ("FAILED", None, {"exit_code": "0:53", "nodes": "node1"}, "no_output", None,
          "node1 could not open"),
@@ -85,7 +85,7 @@ def test_a_job_that_its_nodes_did_not_start_differs_from_one_that_was_cancelled(
     write_log(results, f"{line}\n", "jobs/job-17.out")
     cause = find_cause(standing, results)
     assert cause.kind == "not_started"
-    assert cause.text.startswith(f"node[1-2] did not start it ({line})")
+    assert cause.text.startswith(f"node[1-2] did not start the job ({line})")
 
 
 def test_a_stage_that_never_began_names_the_job_that_it_waited_for(results):

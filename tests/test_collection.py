@@ -127,7 +127,7 @@ def test_a_job_that_runs_is_left_out_until_it_has_ended(folder, collect, asked):
     assert after[1]["accounting"]["state"] == "FAILED"
 
 
-UNCHANGED, LATE = "accounting is unchanged: ", "sacct does not know yet how 17 ended"
+UNCHANGED, LATE = "accounting is unchanged: ", "sacct does not know yet how these jobs ended: 17"
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ UNCHANGED, LATE = "accounting is unchanged: ", "sacct does not know yet how 17 e
         # Inside its own job sacct says RUNNING, however often it is asked.
         ([sacct(RUNNING)], "", None, collection.WAITS_S, f"{UNCHANGED}{LATE}"),
         ([sacct(), sacct(RUNNING), sacct(GPU_JOB)], "", "COMPLETED", (1, 2),
-         f"{LATE}; next attempt in 2 s"),
+         f"{LATE}; the next attempt is in 2 s"),
         ([], REFUSED, None, collection.WAITS_S, f"{UNCHANGED}sacct cannot reach Slurm's"),
         ([], DISABLED, None, (), UNCHANGED),
         (None, "", None, (), UNCHANGED),  # sacct is not installed

@@ -145,7 +145,7 @@ def test_a_key_is_made_once_and_is_for_its_owner_alone(tmp_path):
     assert read_key(path) == read_key(path)
     assert path.stat().st_mode & 0o777 == 0o600
     path.chmod(0o644)
-    with pytest.raises(ValueError, match="others may read this key"):
+    with pytest.raises(ValueError, match="other users may read this key"):
         read_key(path)
 
 

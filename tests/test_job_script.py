@@ -194,7 +194,7 @@ def test_an_image_that_is_gone_ends_the_job(job):
     path = with_real_stat(job.folder)
     ended = job.run(small(world_sizes=[2]), PATH=path, SLURMD_NODENAME="node1")
     assert ended.returncode == job.end()["exit_code"] == 78
-    assert ended.stderr.endswith(" image /images/lockstep.sif not found on host node1\n")
+    assert ended.stderr.endswith(" image /images/lockstep.sif was not found on host node1\n")
     assert ended.stderr.count("\n") == 1
     assert job.end()["mend"] == "container.image"
     assert not job.has_measured
@@ -257,7 +257,7 @@ def test_what_a_node_lacks_is_recorded_by_its_key(node, lacks):
     key = KEYS[lacks]
     assert node.end()["mend"] == key
     log = (node.results / "launches/w1-r0/log.txt").read_text()
-    assert log == f"lockstep: error: {key} {path} not found on host node1\n"
+    assert log == f"lockstep: error: {key} {path} was not found on host node1\n"
     assert not node.has_measured
     assert not list((node.results / "jobs").glob(".mend-*"))
 
@@ -501,7 +501,7 @@ def test_a_log_that_was_flooded_keeps_its_beginning_and_its_end(job):
     text = (job.results / "launches" / "w1-r0" / "log.txt").read_text()
     assert text.startswith("first\nxxx")
     assert text.endswith("x\nlast\n")
-    assert "\nlockstep: of 70000012 bytes all but the first and last 1048576 are left out\n" in text
+    assert "\nlockstep: this log had 70000012 bytes; only the first and last 1048576 " in text
     assert len(text) < 2_200_000
 
 
@@ -539,7 +539,7 @@ def test_a_collect_job_asks_again_until_accounting_has_heard_of_the_end(job, beh
     ended = job.run(campaign_of(jobs=ALL), index=COLLECT, BEHIND=str(behind))
     assert is_well(ended)
     assert (job.folder / "seen.sacct").read_text().count("\n") == num_asked
-    assert ("no end yet of 17_1" in ended.stdout) is (behind == 9)
+    assert ("not show the end of 17_1" in ended.stdout) is (behind == 9)
 
 
 @pytest.mark.parametrize("sent", [None, '{"uuid": "a", "id": "17"}\n'])
@@ -659,7 +659,7 @@ def test_data_that_are_not_there_or_a_scratch_of_another_s_end_the_job(node, is_
     if is_link:
         (node.folder / "my scratch/lockstep-7").symlink_to(node.folder / "elsewhere")
     ended = node.run(site=staged(node) if is_link else staged(node, stage_in=["/nowhere"]))
-    message = "lockstep-7 is another's" if is_link else "'/nowhere': No such file"
+    message = "lockstep-7 belongs to another" if is_link else "'/nowhere': No such file"
     assert (ended.returncode, message in ended.stderr) == (1, True)
     assert is_link or is_clean(node)
     assert list((node.folder / "elsewhere").iterdir()) == []

@@ -94,7 +94,7 @@ def test_a_plan_is_a_table_that_fits_a_terminal(folder):
     lines = lockstep("plan campaign.toml --site site.toml", folder).stdout.splitlines()
     assert max(map(len, lines)) <= 80
     assert [line.split() for line in lines[:3]] == [
-        ["ranks", "nodes", "ranks", "a", "node", "launches", "cases", "of", "a", "launch"],
+        ["ranks", "nodes", "ranks", "per", "node", "launches", "cases", "per", "launch"],
         ["1", "1", "1", "2", "1", "weak"],
         ["8", "2", "4", "2", "1", "weak"],
     ]
@@ -108,10 +108,10 @@ def test_a_plan_is_a_table_that_fits_a_terminal(folder):
     ]
     assert lines[11:] == [
         "5 jobs, 4 launches: at most 9.50 node-hours, 27.00 GPU-hours.",
-        "Each rank has a batch of 32 in the other studies.",
+        "In the other studies each rank has a batch of 32.",
         "The repeats are independent: each has its own job for each world size.",
-        "No result in the folder of --to has this batch, so it may not fit; first submit ",
-        "one repeat of the smallest world size.",
+        "No result in the folder of --to has this batch, so it may not fit in memory; ",
+        "first submit one repeat of the smallest world size.",
         "Next: lockstep submit campaign.toml --site site.toml",
     ]
 
@@ -194,7 +194,7 @@ def test_what_ran_here_is_run_again_although_a_submission_failed(folder):
     Folder(results).claim(settle(load(folder / "campaign.toml"), site), [])
     for _ in range(2):
         ended = lockstep("resume results/ladder", folder)
-        said = f"Error: {results}: no jobs were submitted from here; run lockstep run again\n"
+        said = f"Error: {results}: no jobs were submitted from here; continue with lockstep run\n"
         assert (ended.returncode, ended.stderr) == (2, said)
         ended = lockstep("submit campaign.toml --site site.toml", folder)
         assert (ended.returncode, (results / "jobs").exists()) == (3, True)

@@ -112,7 +112,7 @@ def test_a_job_that_slurm_hides_from_others_is_not_lost(here, folder, asked):
         f"squeue --user={','.join(sorted({'alice', own_name()}))} "
     )
     assert row["state"] == "unknown"
-    assert row["meaning"] == "it is a job of alice, which Slurm does not show you"
+    assert row["meaning"] == "the job belongs to alice, and Slurm does not show it to you"
 
 
 def test_a_script_that_was_only_written_is_to_be_sent(here, folder, asked):
@@ -283,7 +283,7 @@ def test_a_job_whose_id_was_never_said_is_found_by_its_comment(here, folder, ask
     assert (row["id"], row["state"]) == ("41", "RUNNING")
 
 
-BY_ROOT = "it was cancelled by root"
+BY_ROOT = "the job was cancelled by root"
 FIRST = "because first did not end as required (DependencyNeverSatisfied)"
 
 
@@ -293,10 +293,10 @@ FIRST = "because first did not end as required (DependencyNeverSatisfied)"
     [
         ("CANCELLED by 0", "Dependency", BY_ROOT, "lockstep resume"),
         ("CANCELLED by 0", None, BY_ROOT, "lockstep resume"),
-        ("CANCELLED by 3999999999", None, "it was cancelled by 3999999999", "lockstep resume"),
-        ("CANCELLED", "DependencyNeverSatisfied", "it was cancelled by Slurm, because ", FIRST),
-        ("CANCELLED", None, "it was cancelled", f"Slurm cancelled it before it started, {FIRST}"),
-        (None, "Dependency", "it was cancelled", "lockstep resume"),
+        ("CANCELLED by 3999999999", None, "the job was cancelled by 3999999999", "lockstep resume"),
+        ("CANCELLED", "DependencyNeverSatisfied", "the job was cancelled by Slurm, ", FIRST),
+        ("CANCELLED", None, "was cancelled", f"Slurm cancelled the job before it started, {FIRST}"),
+        (None, "Dependency", "the job was cancelled", "lockstep resume"),
     ],
 )
 def test_it_is_said_who_cancelled_a_job_a_user_or_slurm(
@@ -429,8 +429,8 @@ def test_a_running_job_that_writes_nothing_has_stalled(here, folder, asked, budg
     assert seen("log.txt", minutes - 1) == ("RUNNING", None)
     assert seen("log.txt", minutes + 1) == (
         "STALLED",
-        f"its last output is {minutes + 1} min old: lockstep cancel results/x --job ladder, then "
-        "lockstep resume results/x measures the rest",
+        f"its last output is {minutes + 1} min old; run lockstep cancel results/x --job ladder, "
+        "then lockstep resume results/x to measure the rest",
     )
 
 
@@ -466,7 +466,7 @@ def test_a_job_in_a_chain_that_ended_in_order_needs_no_resume(here, folder, aske
     leave(folder, "17", 75, stopped=True)
     asked.say("squeue", "18|18|PENDING|Dependency|1795253711|me|lockstep:x-c2-18\n")
     assert [one["advice"] for one in jobs(here, asked)] == [
-        "it stopped cleanly before its time limit", None,
+        "the job stopped cleanly before its time limit", None,
     ]  # fmt: skip
 
 
@@ -499,7 +499,7 @@ def test_commands_to_copy_have_real_ids_and_the_last_answer_has_its_age(here, fo
     asked.say("squeue", "17|17|RUNNING|None|1795253711|me|lockstep:ladder-17\n")
     text = status(here, asked, "").stdout
     assert f"  tail -f {folder}/jobs/ladder-17.out\n" in text
-    assert "  squeue --jobs=17\n  # to cancel them: lockstep cancel " in text
+    assert "  squeue --jobs=17\n  # to cancel these jobs: lockstep cancel " in text
     assert f"  log: {folder}/jobs/ladder-17.out\n" in text
     for name in ("squeue", "sacct"):
         asked.say(name, rc=1, error="Unable to contact slurm controller")
@@ -550,7 +550,7 @@ def test_what_a_run_without_jobs_left_is_for_run_to_go_on_with(
     write_claim(folder, names=["w1-r0"], **of)
     if cases is not None:
         keep(folder, "w1-r0", *cases)
-    again = [f"  lockstep run {goes_on}  # with the same options: it continues"] * is_left
+    again = [f"  lockstep run {goes_on}  # with the same options, it continues"] * is_left
     assert next_lines(here, asked) == [*again, "  lockstep report results/x"]
 
 
@@ -599,7 +599,7 @@ def test_cancel_of_one_element_leaves_the_others(here, folder, asked):
     (row,) = jobs(here, asked)
     ends = {element["id"]: element["state"] for element in row["ended_badly"]}
     assert ends == {"25_0": "LOST", "25_1": "LOST", "25_3": "CANCELLED"}
-    assert row["ended_badly"][2]["meaning"] == "it was cancelled by a lockstep command"
+    assert row["ended_badly"][2]["meaning"] == "the job was cancelled by a lockstep command"
     assert row["ended_badly"][2]["advice"].startswith("once the other jobs have ended, lockstep re")
     ended = lockstep("cancel results/x --point 1", here, asked.folder)
     assert ended.stdout == "No job is pending or running; nothing to cancel.\n"

@@ -77,7 +77,7 @@ def look(here, asked, options=""):
 
 def test_every_state_of_slurm_s_list_has_its_words():
     assert STATES - MEANINGS.keys() == set()
-    assert State("NEW_ONE").meaning == "its state in Slurm is NEW_ONE"
+    assert State("NEW_ONE").meaning == "the job's state in Slurm is NEW_ONE"
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_the_record_and_the_page_of_each_moment(tmp_path, moment, states, prepar
     assert ("location.reload" in page) == (moment in ("pending", "running"))
     without_script = page.partition("<script>")[0]
     assert ('<noscript><meta http-equiv="refresh"' in without_script) == bool(record["monitor"])
-    assert "Read it again" not in without_script  # a box that does nothing
+    assert "Reload this page" not in without_script  # a box that does nothing
     assert not re.search(r"\$[({]", page)  # nothing that a shell or a template left
     for at in (record["time"], record["as_of"]["slurm"]):
         assert datetime.fromisoformat(at).tzinfo is not None

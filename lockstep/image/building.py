@@ -62,7 +62,7 @@ class Definition:
             if not paths:
                 raise ValueError(
                     f"{self.path.name} copies {source}, which does not exist in {self.folder}; "
-                    "build in the folder of these files (for a built-in definition, in a checkout)"
+                    "run this in the folder that has it (for a built-in definition, in a checkout)"
                 )
             copied += paths
         return copied
@@ -116,8 +116,8 @@ def _arguments(path: Path, raw: str, own: Mapping[str, str]) -> dict[str, str]:
             raise ValueError(f"the build argument {name} contains a newline; give it on one line")
         if SECRET.search(name):
             raise ValueError(
-                f"the image and its record would show the build argument {name}; bind a file with "
-                "the secret by --apptainer-options, or rename the argument if it is no secret"
+                f"the image and its record would show the build argument {name}; if it is secret, "
+                "bind a file with it by --apptainer-options, else rename it"
             )
     values = {**defaults, **own}
     for name in sorted(wanted - set(values)):
@@ -176,7 +176,7 @@ def base_digest(definition: Definition) -> str | None:
         return sha256(base)
     if not base.is_dir():
         raise ValueError(
-            f"base {base} does not exist; give a file or a folder, or another BOOTSTRAP"
+            f"base {base} does not exist; give an existing file or folder, or another BOOTSTRAP"
         )
     digest = hashlib.sha256()
     for path in sorted(base.rglob("*")):

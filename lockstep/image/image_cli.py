@@ -182,7 +182,7 @@ def inspect(image: Path, *, as_json: bool) -> None:
         click.echo(json.dumps(facts, indent=1))
         return
     if facts["sha256_from"] == "record":
-        facts["sha256_from"] = "record; lockstep image verify computes it"
+        facts["sha256_from"] = "the record; lockstep image verify computes the hash anew"
     labels, text = facts.pop("labels"), facts.pop("definition_text")
     facts |= {f"label {name}": label for name, label in sorted(labels.items())}
     for name, value in facts.items():
@@ -240,7 +240,7 @@ def print_hash(image: Path) -> int:
     if record and record.sha256 != digest:
         click.echo(
             f"Error: {image} has changed since it was built: its record has SHA-256 "
-            f"{record.sha256}; build or copy it again",
+            f"{record.sha256}; build or copy the image again",
             err=True,
         )
         return 1

@@ -141,7 +141,7 @@ def verify(image: Path, advance: Callable[[int], None] | None = None) -> dict[st
     here = architecture_here()
     failures = []
     if header.missing_bytes:
-        failures.append(f"it is incomplete: {header.missing_bytes} bytes are missing")
+        failures.append(f"its file is incomplete: {header.missing_bytes} bytes are missing")
     if recorded not in (None, digest):
         failures.append(f"its SHA-256 is {digest}, but its record has {recorded}")
     if header.architecture not in (None, here):
@@ -174,7 +174,7 @@ def facts(image: Path) -> dict[str, Any]:
     if record and record.size_bytes != image.stat().st_size:
         raise ValueError(
             f"{record_path(image)} is the record of another file, of {record.size_bytes} bytes; "
-            "remove it"
+            "remove this record"
         )
     attributes = apptainer.inspect(image)
     labels, text = attributes.get("labels") or {}, attributes.get("deffile") or ""

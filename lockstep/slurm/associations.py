@@ -216,22 +216,26 @@ class Excess:
         """A sentence: which jobs, the effect, the limit and what to do."""
         limit = self.limit
         if self.kind == "queued":
-            return f"Only {limit.value:,} of {self.needs:,} jobs may run at once: {limit.text}."
+            few = f"{limit.value:,} of {self.needs:,} jobs"
+            return f"Only {few} may run at once, because of the limit {limit.text}."
         match limit.name:
             case "MaxWall":
-                why = f"{clock(self.needs)} exceeds {limit.text}; lower time, or change qos"
+                why = (
+                    f"{clock(self.needs)} exceeds {limit.text}; lower time, or change qos in the "
+                    "site file"
+                )
             case "MaxSubmit":
                 why = (
-                    f"{self.needs:,} jobs exceed {limit.text}; for fewer jobs set share_job or "
-                    'allocation = "ladder" in [jobs] of the campaign'
+                    f"{self.needs:,} jobs exceed {limit.text}; to need fewer jobs, set share_job "
+                    'or allocation = "ladder" in [jobs] of the campaign file'
                 )
             case _:
                 why = (
                     f"{limit.tres}={self.needs:,} exceeds {limit.text}; leave out the largest "
-                    "world_sizes, or change qos"
+                    "world_sizes of the campaign, or change qos in the site file"
                 )
-        effect = "Slurm would refuse" if self.kind == "refused" else "Slurm would never start"
-        return f"{effect} {listed(self.jobs, SHOWN_JOBS)}: {why}."
+        effect = "refuse" if self.kind == "refused" else "never start"
+        return f"Slurm would {effect} {listed(self.jobs, SHOWN_JOBS)}: {why}."
 
 
 def excesses(jobs: Sequence[JobSpec], site: Site, limits: Sequence[Limit]) -> list[Excess]:

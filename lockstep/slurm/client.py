@@ -62,8 +62,8 @@ REFUSALS = (
     Refusal("invalid qos", "qos", SITE, _associations("QOS"), "your QOS", pattern=r"[^,\n]+"),
     Refusal("invalid partition|requested partition configuration|user's group not permitted",
             "partition", SITE, _sinfo("%R"), "partitions"),
-    Refusal("job violates accounting/qos policy", "qos, account, time, or jobs.share_job for fewer "
-            "jobs,", EITHER),
+    Refusal("job violates accounting/qos policy", "qos, account, time or (for fewer jobs) "
+            "jobs.share_job", EITHER),
     Refusal("license", "extra_directives (--licenses)"),
     Refusal("invalid feature", "constraint", SITE, _sinfo("%f"), "features",
             pattern=r"[^,\n]+"),
@@ -151,7 +151,7 @@ FAILURES: dict[Kind, tuple[str, str, str]] = {
     "no_controller": (
         "unable to contact slurm controller|zero bytes were transmitted",
         "{} cannot reach Slurm's controller (slurmctld)",
-        "try again later, or check it with scontrol ping",
+        "try again later, or check the controller with scontrol ping",
     ),
 }
 
@@ -210,37 +210,37 @@ ENDED = {
 # state -> what it means, after "the job"
 MEANINGS = {
     "PENDING": "waits",
-    "CONFIGURING": "Slurm prepares its nodes",
-    "POWER_UP_NODE": "its nodes are powering up",
+    "CONFIGURING": "Slurm prepares the job's nodes",
+    "POWER_UP_NODE": "the job's nodes are powering up",
     "RUNNING": "runs",
     "STALLED": "runs, but has written nothing for longer than a case may take",
     "SUSPENDED": "is suspended until Slurm resumes it",
-    "STOPPED": "is stopped, but keeps its nodes, until it gets SIGCONT",
+    "STOPPED": "is stopped and keeps its nodes until it gets SIGCONT",
     "SIGNALING": "gets a signal",
     "RESIZING": "changes its number of nodes",
     "COMPLETING": "is ending",
-    "EXPEDITING": "waits to run again, with priority, because its nodes were lost",
+    "EXPEDITING": "waits with priority to run again, because its nodes were lost",
     "REQUEUED": "was requeued and waits",
-    "REQUEUE_FED": "was requeued in its federation and waits",
+    "REQUEUE_FED": "was requeued in its federation of clusters and waits",
     "REQUEUE_HOLD": "was requeued and is held; release it with scontrol release {id}",
-    "RESV_DEL_HOLD": "is held because its reservation was deleted; change reservation",
+    "RESV_DEL_HOLD": "is held because its reservation was deleted; choose another reservation",
     "SPECIAL_EXIT": "was requeued and is held because of its script's exit code; "
     "release it with scontrol release {id}",
     "STAGE_OUT": "has ended, and Slurm copies its files",
     "UPDATE_DB": "has ended, and Slurm updates its accounting",
-    "LAUNCH_FAILED": "failed to start on its nodes",
-    "RECONFIG_FAIL": "Slurm failed to configure its nodes",
-    "COMPLETED": "its script succeeded",
-    "FAILED": "its script failed",
-    "TIMEOUT": "it reached its time limit",
-    "DEADLINE": "it reached its deadline",
-    "OUT_OF_MEMORY": "it needed more memory than it asked for",
-    "NODE_FAIL": "a node failed",
-    "BOOT_FAIL": "a node did not boot",
-    "PREEMPTED": "another job took its nodes",
-    "CANCELLED": "it was cancelled",
-    "REVOKED": "another cluster took it",
-    "LOST": "squeue and sacct do not know it, and it left no record of its end",
+    "LAUNCH_FAILED": "could not start on its nodes",
+    "RECONFIG_FAIL": "Slurm could not configure the job's nodes",
+    "COMPLETED": "the job's script succeeded",
+    "FAILED": "the job's script failed",
+    "TIMEOUT": "the job reached its time limit",
+    "DEADLINE": "the job reached its deadline",
+    "OUT_OF_MEMORY": "the job needed more memory than it requested",
+    "NODE_FAIL": "a node of the job failed",
+    "BOOT_FAIL": "a node of the job did not boot",
+    "PREEMPTED": "another job took the job's nodes",
+    "CANCELLED": "the job was cancelled",
+    "REVOKED": "another cluster took the job",
+    "LOST": "squeue and sacct do not know the job, and it left no record of its end",
     "unknown": "Slurm did not answer; try again later",
 }
 NEVER_SATISFIED = "DependencyNeverSatisfied"
@@ -248,52 +248,54 @@ NEVER_SATISFIED = "DependencyNeverSatisfied"
 IN_LINE = ("None", "Priority", "Resources")
 # reason of a pending job -> plain words after "waits: ", and what to change
 REASONS = {
-    "None": "Slurm has not considered it yet",
+    "None": "Slurm has not considered the job yet",
     "Priority": "jobs with a higher priority come first",
     "Resources": "not enough nodes are free yet",
-    NEVER_SATISFIED: "it can never start: the job it depends on failed; cancel it",
+    NEVER_SATISFIED: "it can never start, because the job that it depends on failed; cancel it",
     "Dependency": "it depends on another job",
     "BeginTime": "its begin time has not come yet",
     "JobArrayTaskLimit": "its array already runs as many elements as may run at once",
     "PartitionDown": "its partition is down; another partition may be up",
     "PartitionInactive": "its partition is down; another partition may be up",
-    "PartitionNodeLimit": "it can never start: it asks for more nodes than the partition gives one "
-    "job; ask for fewer nodes or change partition",
-    "PartitionTimeLimit": "it can never start: its time exceeds the limit of the partition; "
-    "lower time",
-    "ReqNodeNotAvail": "its nodes are down, drained or reserved; before maintenance a shorter job "
-    "may still start; lockstep slurm nodes lists them with the reasons",
+    "PartitionNodeLimit": "it can never start, because the partition gives a job fewer nodes; "
+    "request fewer nodes or change the partition",
+    "PartitionTimeLimit": "it can never start, because its time exceeds the limit of the "
+    "partition; lower its time",
+    "ReqNodeNotAvail": "its nodes are down, drained or reserved, and lockstep slurm nodes shows "
+    "why; a shorter job may still start before a maintenance",
     "Nodes_required_for_job_are_DOWN": "its nodes are down, drained or kept "
-    "for jobs with a higher priority; lockstep slurm nodes lists them with the reasons",
+    "for jobs with a higher priority; lockstep slurm nodes shows why",
     "NodeDown": "its nodes are down",
-    "BadConstraints": "it can never start: no node fits; change its constraint, GPU type or memory",
+    "BadConstraints": "it can never start, because no node fits; change its constraint, GPU type "
+    "or memory",
     "Licenses": "no license is free",
     "Reservation": "its reservation has not begun",
-    "ReservationDeleted": "it can never start: its reservation was deleted; change reservation",
-    "InvalidAccount": "it can never start: its account is not valid; change account",
-    "InvalidQOS": "it can never start: its QOS is not valid; change qos",
+    "ReservationDeleted": "it can never start, because its reservation was deleted; choose another",
+    "InvalidAccount": "it can never start, because its account is not valid; change the account",
+    "InvalidQOS": "it can never start, because its QOS is not valid; change the QOS",
     "JobHeldUser": "its owner holds it; release it with scontrol release {id}",
     "JobHeldAdmin": "an administrator holds it; ask the cluster's support",
-    "launch_failed_requeued_held": "it failed to start on its nodes and is held; check them "
-    "with scontrol show job {id}, then scontrol release {id}",
-    "QOSNotAllowed": "it can never start: its account or partition does not allow its QOS; "
-    "change qos",
+    "launch_failed_requeued_held": "it could not start on its nodes and is held; look at "
+    "scontrol show job {id}, then release it with scontrol release {id}",
+    "QOSNotAllowed": "it can never start, because its account or partition does not allow its "
+    "QOS; change the QOS",
     "QOSMaxJobsPerUserLimit": "your running jobs are at the limit of the QOS",
     "QOSMaxSubmitJobPerUserLimit": "your queued jobs are at the limit of the QOS",
-    "QOSMaxWallDurationPerJobLimit": "it can never start: its time exceeds the limit of the QOS; "
-    "lower time or change qos",
-    "AssocGrpGRES": "the account's running jobs use all of its GPUs",
-    "AssocMaxWallDurationPerJobLimit": "it can never start: its time exceeds the limit of the "
-    "account; lower time",
-    "MaxMemPerLimit": "it can never start: it asks for more memory than allowed; lower mem",
+    "QOSMaxWallDurationPerJobLimit": "it can never start, because its time exceeds the limit of "
+    "the QOS; lower its time or change the QOS",
+    "AssocGrpGRES": "the account's running jobs use all GPUs that the account may use",
+    "AssocMaxWallDurationPerJobLimit": "it can never start, because its time exceeds the limit of "
+    "the account; lower its time",
+    "MaxMemPerLimit": "it can never start, because it requests more memory than allowed; lower "
+    "its memory",
 }
 # beginning of any other reason that is a limit -> plain words; longer beginnings come first
 LIMITS = {
-    "QOSGrp": "the jobs of all users of the QOS are at its limit; another qos may be free",
-    "QOSMin": "it asks for less than the minimum of its QOS; ask for more or change qos",
-    "QOS": "a limit of the QOS is reached; try fewer ranks, a shorter time or another qos",
+    "QOSGrp": "the jobs of all users are at the limit of the QOS; another QOS may be free",
+    "QOSMin": "it requests less than the minimum of its QOS; request more or change the QOS",
+    "QOS": "a limit of the QOS is reached; try fewer ranks, a shorter time or another QOS",
     "AssocGrp": "the account is at its limit, or its budget is spent; check with sshare, "
-    "or change account",
+    "or change the account",
     "Assoc": "a limit of the account is reached; try fewer ranks, a shorter time or another "
     "account",
 }
@@ -319,11 +321,11 @@ class State:
         """The state as a phrase after "the job"."""
         if self.name in ("LOST", "unknown") and self.reason:
             return self.reason
-        meaning = MEANINGS.get(self.name, f"its state in Slurm is {self.name}")
+        meaning = MEANINGS.get(self.name, f"the job's state in Slurm is {self.name}")
         if self.name == "CANCELLED" and self.by:
             return f"{meaning} by {self.by}"
         if self.name == "CANCELLED" and self.reason == NEVER_SATISFIED:
-            why = "because the job it depended on did not end as required"
+            why = "because the job that it depended on did not end as required"
             return f"{meaning} by Slurm, {why} ({self.reason})"
         if self.name != "PENDING" or not self.reason:
             return meaning

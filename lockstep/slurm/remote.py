@@ -23,8 +23,8 @@ host_option = click.Option(
     ["--host"],
     metavar="LOGIN[:FOLDER]",
     expose_value=False,
-    help="Run this on a login node over your own ssh, in FOLDER there "
-    f"[{DEFAULT_FOLDER}]; with --dry-run the ssh commands are printed.",
+    help=f"Run this command on a login node by ssh, in FOLDER there [{DEFAULT_FOLDER}]. With "
+    "--dry-run, only print the ssh commands.",
 )
 
 
@@ -142,8 +142,7 @@ def _fetch(host: Host, folder: str, command: Sequence[str]) -> None:
             problem = f": {error}"
     if _check(host, process.returncode) or problem:
         raise RuntimeError(
-            f"cannot copy {folder} from {host.login}{problem}; let its login shell print nothing "
-            "of its own"
+            f"cannot copy {folder} from {host.login}{problem}; make its login shell print nothing"
         )
 
 

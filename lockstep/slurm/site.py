@@ -66,17 +66,19 @@ def fullmatch(pattern: str, reason: str) -> AfterValidator:
 
 def _printable(text: str) -> str:
     if not text.isprintable():
-        raise ValueError("it contains a line break or control character; remove it")
+        raise ValueError("the text contains a line break or control character; remove it")
     return text
 
 
 def absolute(text: str) -> str:
     """Return a path that is absolute or a placeholder; raise ValueError for any other."""
     if "://" in text and not text.startswith(FILL_IN):
-        raise ValueError("not a file; first build the image, for example with lockstep image build")
+        raise ValueError(
+            "this is not a file; build the image first, for example with lockstep image build"
+        )
     if not text.startswith(("/", FILL_IN)):
         raise ValueError(
-            "not an absolute path; begin it with /, because jobs start in another folder"
+            "this path is not absolute; begin it with /, because jobs start in another folder"
         )
     return text
 
@@ -84,8 +86,8 @@ def absolute(text: str) -> str:
 def _place(text: str) -> str:
     if set(",:") & set(text) and not text.startswith(FILL_IN):
         raise ValueError(
-            "it contains a comma or colon, which separate the parts of binds in Apptainer; use "
-            "another path"
+            "the path contains a comma or colon, which separate the parts of binds in Apptainer; "
+            "use another path"
         )
     return absolute(text)
 
@@ -95,16 +97,16 @@ def _scratch(text: str) -> str:
         return _place(text)
     if not re.fullmatch(r"\$[A-Za-z_][A-Za-z0-9_]*(/[^:,]*)?", text):
         raise ValueError(
-            "not a folder or variable of a job; write for example $TMPDIR or $TMPDIR/mine"
+            "this is neither a folder nor a variable; write for example $TMPDIR or $TMPDIR/mine"
         )
     return text
 
 
 def _variable(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text):
-        raise ValueError("not the name of a variable; use letters, digits and _")
+        raise ValueError("this is not the name of a variable; use only letters, digits and _")
     if OWN_VARIABLES.fullmatch(text):
-        raise ValueError("the job script or Slurm sets this variable; leave it out")
+        raise ValueError("the job script or Slurm sets this variable; remove it here")
     return text
 
 
@@ -114,13 +116,13 @@ DIRECTIVE_VALUE = r"[\w.,:+@&|*()\[\]/=-]+"
 def _extra(text: str) -> str:
     match = re.fullmatch(r"--([a-z][a-z-]*)(?:=(.+))?", text)
     if match is None:
-        raise ValueError("not a long option; write --name or --name=value")
+        raise ValueError("this is not a long option; write --name or --name=value")
     if match[1] not in EXTRA_OPTIONS:
         near = difflib.get_close_matches(match[1], EXTRA_OPTIONS, n=1)
         hint = f"did you mean --{near[0]}?" if near else f"known: --{', --'.join(EXTRA_OPTIONS)}"
         raise ValueError(
-            f"Lockstep does not allow this option here; {hint}; the key directives takes any "
-            "option without a check"
+            f"Lockstep does not allow this option here; {hint}; the key directives "
+            "takes options that Lockstep does not check"
         )
     if match[2] and not re.fullmatch(DIRECTIVE_VALUE, match[2]):
         raise ValueError(NOT_A_VALUE)
@@ -133,16 +135,19 @@ Word = Annotated[Line, fullmatch(DIRECTIVE_VALUE, NOT_A_VALUE)]
 AbsolutePath = Annotated[Line, AfterValidator(absolute)]
 Bind = Annotated[
     AbsolutePath,
-    fullmatch("[^,]*", "it contains a comma, which separates binds; list each bind separately"),
+    fullmatch(
+        "[^,]*", "the bind contains a comma, which separates binds; list each bind separately"
+    ),
 ]
 Extra = Annotated[Line, AfterValidator(_extra)]
 Scratch = Annotated[Line, AfterValidator(_scratch)]
-Option = Annotated[Line, fullmatch("--?[A-Za-z].*", "not an option; write --name or --name=value")]
+NOT_AN_OPTION = "this is not an option; write --name or --name=value"
+Option = Annotated[Line, fullmatch("--?[A-Za-z].*", NOT_AN_OPTION)]
 Place = Annotated[Line, AfterValidator(_place)]
 Variable = Annotated[str, AfterValidator(_variable)]
 ShellLines = Annotated[
     str,
-    fullmatch(r"[^\r\0]*", "it contains a carriage return or NUL; save it with Unix line ends"),
+    fullmatch(r"[^\r\0]*", "the text has a carriage return or NUL; save it with Unix line ends"),
 ]
 GpuType = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
 Gpus = Annotated[StrictInt, Field(ge=0, le=1024)]
@@ -161,13 +166,13 @@ class Container(Table):
     """The image that the ranks run in."""
 
     runtime: Literal["apptainer", "singularity", "podman-hpc", "pyxis"] = "apptainer"
-    """what runs the image; scripts for podman-hpc and pyxis were never run on a cluster"""
+    """program that runs the image; scripts for podman-hpc and pyxis were never run on a cluster"""
     image: Line
-    """SIF file (or squashfs file for Pyxis, name for Podman-HPC) on storage that all nodes see"""
+    """SIF file on storage that all nodes see (for Pyxis a squashfs file, for Podman-HPC a name)"""
     binds: tuple[Bind, ...] = ()
-    """further binds, /from[:/to[:ro]]"""
+    """folders to bind into the image, /from[:/to[:ro]]"""
     args: tuple[Line, ...] = ()
-    """further options of the runtime"""
+    """more options for the runtime"""
 
     @field_validator("image")
     @classmethod
@@ -175,7 +180,9 @@ class Container(Table):
         if info.data.get("runtime") != "podman-hpc":
             return absolute(image)
         if not re.fullmatch(r"[A-Za-z0-9][\w./:@-]*", image, re.ASCII):
-            raise ValueError("not the name of an image; migrate the image, and write NAME:TAG")
+            raise ValueError(
+                "this is not the name of an image; migrate the image, and write its NAME:TAG"
+            )
         return image
 
 
@@ -189,7 +196,7 @@ class Partition(Table):
     account: Word | None = None
     """project that pays"""
     constraint: Word | None = None
-    """features of its nodes"""
+    """features that its nodes must have"""
     gpus_per_node: Gpus | None = None
     """GPUs of one of its nodes; 0 measures on CPUs"""
     gpu_type: GpuType | None = None
@@ -197,7 +204,7 @@ class Partition(Table):
     cpus_per_node: Count | None = None
     """CPUs of one of its nodes"""
     mem: Memory | None = None
-    """memory of one of its nodes for a job"""
+    """memory that a job gets on one of its nodes"""
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -215,7 +222,7 @@ class Site(Table):
 
     schema_version: inputs.SchemaVersion
     name: Line
-    """the centre or machine"""
+    """name of the centre or machine"""
     partition: Word | None = None
     """partition of all jobs"""
     cluster: Annotated[Word, Field(pattern=r"^[^,]+$")] | None = None
@@ -223,7 +230,7 @@ class Site(Table):
     collect_partition: Word | None = None
     """partition without GPUs for the job that collects and reports"""
     partitions: dict[Word, Partition] = {}
-    """partitions that --partition can choose, with their limits and what differs in them"""
+    """partitions for --partition, each with its limits and with the keys that differ there"""
     account: Word | None = None
     """project that pays for the jobs"""
     qos: Word | None = None
@@ -231,11 +238,11 @@ class Site(Table):
     constraint: Word | None = None
     """features that the nodes must have"""
     reservation: Word | None = None
-    """reservation to run in"""
+    """reservation in which the jobs run"""
     gpus_per_node: Gpus
     """GPUs of one node; 0 measures on CPUs"""
     gpu_type: GpuType | None = None
-    """type of GPU where the partition has several, such as a100"""
+    """type of GPU, such as a100, where the partition has several"""
     gpu_types: tuple[GpuType, ...] = ()
     """node features that name types of GPU; all nodes of one job have the same feature"""
     gpu_request: Literal["gpus-per-node", "gres"] = "gpus-per-node"
@@ -245,9 +252,9 @@ class Site(Table):
     cpus_per_node: Count
     """CPUs of one node, as Slurm counts them"""
     mem: Memory | None = None
-    """memory of a node for a job, such as 480G; 0 is all of it"""
+    """memory that a job gets on a node, such as 480G; 0 is all of it"""
     time: Duration
-    """limit of one job, [days-]HH:MM:SS"""
+    """time limit of one job, [days-]HH:MM:SS"""
     max_ranks_per_node: Count | None = None
     """most ranks on a node; by default its number of GPUs, or of CPUs without GPUs"""
     container: Container | None = None
@@ -269,29 +276,29 @@ class Site(Table):
     interface: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.=^,:-]+$")] | None = None
     """network interface of the ranks, such as ib0"""
     env: dict[Variable, Line] = {}
-    """variables of every rank, such as NCCL's"""
+    """environment variables of every rank, such as NCCL_DEBUG"""
     extra_directives: tuple[Extra, ...] = ()
     """options of sbatch"""
     directives: tuple[Option, ...] = ()
-    """further options of sbatch, which Lockstep does not check"""
+    """more options of sbatch, which Lockstep does not check"""
     launcher: Literal["srun", "torchrun"] = "srun"
-    """what starts ranks: srun, one task per rank; or torchrun, whose ranks share a node's CPUs"""
+    """program that starts ranks: srun (a task per rank) or torchrun (ranks share a node's CPUs)"""
     cpu_bind: Line = "cores"
     """--cpu-bind of the ranks' srun"""
     mpi: Word = "none"
     """--mpi of the ranks' srun"""
     srun_options: tuple[Option, ...] = ()
-    """further options of srun, which Lockstep does not check"""
+    """more options of srun, which Lockstep does not check"""
     shell_before: ShellLines = ""
-    """shell lines before the first launch"""
+    """shell lines that run before the first launch"""
     shell_after: ShellLines = ""
-    """shell lines at the end of a job, even if the job fails"""
+    """shell lines that run at the end of a job, even if the job fails"""
     template: AbsolutePath | None = None
     """Jinja file that extends "base.sh.j2" and replaces its blocks"""
     max_array_size: Annotated[StrictInt, Field(ge=2, le=4_000_001)] = 1001
     """MaxArraySize of `scontrol show config`"""
     tracker: Tracker | None = None
-    """where runs are tracked"""
+    """server that tracks the runs"""
     cost_per_node_hour: Cost | None = None
     """price of a node-hour"""
     cost_per_gpu_hour: Cost | None = None
@@ -398,18 +405,18 @@ class Site(Table):
             (is_staged and self.scratch is None,
              "stage_in and stage_image copy to scratch, but the key 'scratch' is missing; set it"),
             (self.stage_image and is_native,
-             "stage_image is set, but there is no [container]; leave it out"),
+             "stage_image is set, but there is no [container]; remove stage_image"),
             (self.stage_image and runtime == "podman-hpc",
-             "stage_image needs an image file, which podman-hpc does not have; leave it out"),
+             "stage_image needs an image file, which podman-hpc does not have; remove stage_image"),
             (variable and runtime in ("podman-hpc", "pyxis"),
              f"{runtime} cannot expand {variable}; write the path of the folder"),
             (self.stage_cache and not is_staged,
-             "stage_cache is set, but nothing is staged; set stage_in, or leave it out"),
+             "stage_cache is set, but nothing is staged; set stage_in, or remove stage_cache"),
             (doubled, f"stage_in has two entries named {doubled!r}; rename one of them"),
             (None not in prices,
              "cost_per_node_hour and cost_per_gpu_hour exclude each other; keep one"),
             ((prices == [None, None]) != (self.currency is None),
-             "a cost needs a currency and a currency needs a cost; give both, or neither"),
+             "a cost needs a currency, and a currency needs a cost; set both or neither"),
         )  # fmt: skip
         for is_refused, reason in refusals:
             if is_refused:
@@ -440,7 +447,8 @@ def load(source: str, partition: str | None = None, *, is_draft: bool = False) -
     site = inputs.load(source, Site, built_in())
     if site.to_fill_in and not is_draft:
         raise ValueError(
-            f"{source}: not filled in yet: {', '.join(site.to_fill_in)}; replace FILL IN"
+            f"{source}: not filled in yet: {', '.join(site.to_fill_in)}; replace the text that "
+            "begins with FILL IN"
         )
     chosen = partition or site.partition
     return site.choose_partition(chosen) if chosen else site

@@ -37,6 +37,6 @@ if ! said=$(timeout --signal=KILL "$patience_s" \
     python3 -I -c "$tell" "$url" "$key_file" 2>&1 >/dev/null); then
     why=$(printf '%s\n' "$said" | tail -n 1)
     timeout --signal=KILL "$patience_s" logger -t lockstep \
-        "the end of job ${SLURM_JOB_ID:-} was not told to $url: ${why:-no answer}" >/dev/null 2>&1 &
+        "cannot report the end of job ${SLURM_JOB_ID:-} to $url: ${why:-no answer}" >/dev/null 2>&1 &
 fi
 exit 0

@@ -52,14 +52,14 @@ lockstep_unless_done() { # lockstep_unless_done JOB: end where the job before th
         # Not a record of an earlier submission, which made the script anew.
         if [ "$record" -nt "$jobs/$1.sh" ] &&
             grep --quiet --fixed-strings "\"job\": \"$1\", \"exit_code\": 0," -- "$record"; then
-            lockstep_say "$1 left nothing to do"
+            lockstep_say "$1 measured everything, so this job has nothing to do"
             exit 0
         fi
     done
 }
 
 lockstep_warned() { # Slurm's signal before the limit: what runs ends in order, nothing more begins
-    stopping='the time is nearly over'
+    stopping='the job is near its time limit'
     : >"$stop"
 }
 
@@ -163,7 +163,7 @@ done
 need() { # need KEY PATH: this node has what the site file names
     ! stat -- "$2" >/dev/null 2>&1 || return 0
     echo "$1" 2>/dev/null >"$LOCKSTEP_MEND"
-    [ "${SLURM_LOCALID:-0}" -ne 0 ] || echo "lockstep: error: $1 $2 not found on host $SLURMD_NODENAME" >&2
+    [ "${SLURM_LOCALID:-0}" -ne 0 ] || echo "lockstep: error: $1 $2 was not found on host $SLURMD_NODENAME" >&2
     exit 78
 }
 [[ $0 != /* ]] || need container.image "$0" # else a name
@@ -199,7 +199,7 @@ lockstep_image_hash() { # print the image's SHA-256; kept, for a large one takes
         return
     fi
     now=$(stat --dereference --format='%n %s %Y %Z %i' -- "$image" 2>/dev/null) || {
-        lockstep_say "image $image not found on host ${SLURMD_NODENAME:-$HOSTNAME}" >&2
+        lockstep_say "image $image was not found on host ${SLURMD_NODENAME:-$HOSTNAME}" >&2
         return 78
     }
     recorded=$(lockstep_recorded sha256)
@@ -217,7 +217,7 @@ lockstep_image_hash() { # print the image's SHA-256; kept, for a large one takes
     hash=$(head -n 1 "$kept")
     if [ "${recorded:-$hash}" != "$hash" ]; then
         lockstep_say "image $image has changed since it was built: its SHA-256 is $hash," \
-            "$image.json records $recorded; build it again, or remove that record" >&2
+            "but $image.json records $recorded; build the image again, or remove that record" >&2
         return 78
     fi
     echo "$hash"
@@ -239,7 +239,7 @@ lockstep_meet() { # let the ranks of the next step meet where those of no other 
     [ -n "${LOCKSTEP_SERVER_PID:-}" ] || lockstep_serve
     until [ -s "$jobs/.store-$id" ]; do
         if [ -z "${LOCKSTEP_SERVER_PID:-}" ] || [ "$SECONDS" -ge "$give_up" ]; then
-            lockstep_say "the store where ranks meet does not serve on ${hosts%%$'\n'*}; it said:"
+            lockstep_say "the store through which ranks meet did not start on ${hosts%%$'\n'*}; its output:"
             cat -- "$jobs/.store-$id.txt"
             exit 1
         fi
@@ -276,7 +276,7 @@ scratch=$1 cache=$2 image=$3 sha256=$4
 shift 4
 own() { # own FOLDER: make it, unless it is there and is another'"'"'s
     (umask 077 && mkdir -p -- "$1")
-    [ -O "$1" ] && [ ! -L "$1" ] || { echo "$SLURMD_NODENAME: $1 is another'"'"'s" >&2; exit 1; }
+    [ -O "$1" ] && [ ! -L "$1" ] || { echo "$SLURMD_NODENAME: $1 belongs to another user" >&2; exit 1; }
 }
 own "$scratch"
 exec 9<"$scratch"
@@ -293,7 +293,7 @@ copy() { # copy FROM TO: an image must come out as it is known; what does not co
     if [ "$rc" -eq 0 ] && [ -n "$image" ] && [ "$1" = "$image" ]; then
         copied=$(sha256sum <"$2")
         if [ "${copied%% *}" != "$sha256" ]; then
-            echo "$SLURMD_NODENAME: the copy of $image differs: ${copied%% *}, not $sha256" >&2
+            echo "$SLURMD_NODENAME: the copy of $image has SHA-256 ${copied%% *}, not $sha256" >&2
             rc=1
         fi
     fi
@@ -347,7 +347,7 @@ lockstep_stage() {
         wanted=("$image" "image-$LOCKSTEP_IMAGE_SHA256" image.sif)
     fi
     for path in "${stage_in[@]}"; do
-        key=$(lockstep_key_of "$path") || lockstep_fail "staging in failed"
+        key=$(lockstep_key_of "$path") || lockstep_fail "$path cannot be read, so it was not copied to scratch"
         wanted+=("$path" "$key" "data/$(basename -- "$path")")
     done
     "${on_nodes[@]}" bash -c "$stay" stay "$scratch" "$jobs" "$id" "$leave" </dev/null &
@@ -355,7 +355,7 @@ lockstep_stage() {
     "${on_nodes[@]}" bash -c "$stage_in_script" stage "$scratch" "$cache" "$copied" \
         "${LOCKSTEP_IMAGE_SHA256:-}" "${wanted[@]}" </dev/null >"$jobs/.staged-$id" &
     running=$!
-    lockstep_await "$running" || lockstep_fail "staging in failed"
+    lockstep_await "$running" || lockstep_fail "the job's files were not copied to scratch; see the lines above"
     running=
     stage_in_s=$(lockstep_seconds_since "$began")
     if [ -n "$cache" ]; then
@@ -389,7 +389,7 @@ lockstep_leave_nodes() { # called once, at the end
     done
     lockstep_await "$keeper" ||
         "${on_nodes[@]}" bash -c "$leave" leave "$scratch" "$jobs" "$id" </dev/null || rc=$?
-    [ "$rc" -eq 0 ] || lockstep_say "staging out ended with $rc; $scratch may still be there"
+    [ "$rc" -eq 0 ] || lockstep_say "copying results from $scratch ended with $rc; the folder may still exist on the nodes"
     {
         flock -w 10 3 # where the file system can
         printf '{"job_id": "%s", "stage_in_s": %s, "stage_out_s": %s, "cache_hits": %s, "cache_misses": %s}\n' \
@@ -408,9 +408,9 @@ lockstep_seconds_since() { # lockstep_seconds_since NANOSECONDS
 lockstep_launch() { # lockstep_launch NAME WORLD_SIZE REPEAT [PART]: the next one is made in any case
     local name=$1 folder=$measured/$1 rc num_lines num_bytes began measure follows=(again)
     local journal=$folder/journal.jsonl log=$folder/log.txt
-    [ -n "$stopping" ] || [ ! -e "$stop" ] || stopping='there is a stop file'
+    [ -n "$stopping" ] || [ ! -e "$stop" ] || stopping='a stop file exists'
     if [ -n "$stopping" ]; then
-        lockstep_say "$name: not started, for $stopping"
+        lockstep_say "$name: not started, because $stopping"
         failed=1
         return
     fi
@@ -441,7 +441,7 @@ lockstep_launch() { # lockstep_launch NAME WORLD_SIZE REPEAT [PART]: the next on
         lockstep_shorten "$log"
         case ${follows[0]} in
             done) return ;;
-            stopped) stopping=${stopping:-'there is a stop file'} ;;
+            stopped) stopping=${stopping:-'a stop file exists'} ;;
             *) lockstep_nodes_answer ;;
         esac
         [ -z "$stopping" ] || break
@@ -461,7 +461,7 @@ lockstep_above_floor() { # lockstep_above_floor WORLD_SIZE: no smaller size has 
     [ -n "$floor" ] || return 0
     said=$("${here[@]}" python3 -m lockstep.campaign.floor "$measured" "$1" "$floor" </dev/null) || rc=$?
     [ "$rc" -eq 3 ] || return 0
-    lockstep_say "world size $1: not started, for ${said##*$'\n'}"
+    lockstep_say "world size $1: not started, because ${said##*$'\n'}"
     return 1
 }
 
@@ -476,7 +476,7 @@ lockstep_ask_next() { # lockstep_ask_next EXIT_CODE ARGUMENT...: print what foll
         fi
         [ "$rc" -ne 78 ] || break # the node lacks what the site file names, and has said so
     done
-    printf 'unknown\nsrun ended with %s; what follows cannot be told\n' "$1"
+    printf 'unknown\nsrun ended with %s; Lockstep cannot tell how to continue\n' "$1"
 }
 
 lockstep_step() { # lockstep_step LOG COMMAND...: one srun over the ranks of $shape
@@ -509,10 +509,10 @@ lockstep_nodes_answer() { # after a failure: a node that is lost would fail ever
     lost=$(sed -n 's/.* on \(node \)\?\([A-Za-z0-9._-]*\).*/\2/p' <<<"$said" |
         grep --fixed-strings --line-regexp -- "$hosts" | sort --unique | paste -sd, -) || :
     if [ -z "$lost" ]; then
-        lockstep_say "not all nodes answer: ${said:-nothing within 60 s}"
+        lockstep_say "not all nodes answer: ${said:-no answer within 60 s}"
         return
     fi
-    stopping="$lost answers no more"
+    stopping="$lost no longer answers"
 }
 
 lockstep_profiled() { # lockstep_profiled FOLDER: set what each rank runs under; around srun it would see no rank
@@ -540,7 +540,7 @@ lockstep_shorten() { # lockstep_shorten LOG: of one that a rank has flooded keep
     [ "$bytes" -gt 67108864 ] || return 0
     {
         head -c 1048576 -- "$1"
-        printf '\nlockstep: of %d bytes all but the first and last 1048576 are left out\n' "$bytes"
+        printf '\nlockstep: this log had %d bytes; only the first and last 1048576 are kept\n' "$bytes"
         tail -c 1048576 -- "$1"
     } >"$1.tmp"
     mv -- "$1.tmp" "$1"
@@ -568,7 +568,7 @@ lockstep_ask_accounting() { # lockstep_ask_accounting SACCT...: keep what it say
     for patience in 0 1 2 4 8 15; do
         sleep "$patience"
         if [ -z "$sent" ] || ! "$@" --jobs="$sent" >"$jobs/.sacct-$id.tmp"; then
-            lockstep_say "sacct gives no answer; the jobs' accounting stays unknown"
+            lockstep_say "sacct does not answer, so the jobs' accounting stays unknown"
             return
         fi
         mv -- "$jobs/.sacct-$id.tmp" "$jobs/sacct.txt"
@@ -578,12 +578,12 @@ lockstep_ask_accounting() { # lockstep_ask_accounting SACCT...: keep what it say
             sort --unique | paste -sd, -)
         [ -n "$unfinished" ] || return 0
     done
-    lockstep_say "accounting has no end yet of $unfinished; run lockstep status --collect again later"
+    lockstep_say "accounting does not show the end of $unfinished yet; run lockstep status --collect later"
 }
 
 lockstep_need_python() { # outside an image python3 may be a site's own
     if [ -z "$image" ] && ! python3 -c 'import click, jinja2, pydantic'; then
-        lockstep_say "python3 lacks what lockstep needs; run lockstep status --collect on a login node"
+        lockstep_say "python3 lacks packages that lockstep needs; run lockstep status --collect on a login node"
         exit 0 # what only this job could keep, it has kept
     fi
 }

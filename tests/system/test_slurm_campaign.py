@@ -347,7 +347,7 @@ def test_a_mended_campaign_is_sent_by_the_same_command(folder):
     assert failed["num_complete"] == 0
     assert {job["mend"] for job in failed["jobs"]} == {"device"}
     said = lockstep(folder, "status", "results/campaign").stdout
-    assert "correct device in the campaign file, then lockstep submit" in " ".join(said.split())
+    assert "correct device in the campaign file, then run lockstep submit" in " ".join(said.split())
     change(folder / "campaign.toml", device="cpu")
     write(folder / "site.toml", site)
     submit(folder)

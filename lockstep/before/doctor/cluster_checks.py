@@ -65,7 +65,9 @@ GRACE_S = 20
 NUM_NODES = 2
 # Most states of nodes out of service to show, and most nodes to name for each state.
 MAX_STATES = MAX_NAMED = 8
-BACK = "ask when the nodes will be back; lockstep slurm nodes shows the reasons"
+BACK = (
+    "ask the cluster's support when the nodes will be back; lockstep slurm nodes shows the reasons"
+)
 # A node prints its name in Slurm, its host name, then its network interfaces. The mark
 # distinguishes this line from the output of a site's prologs.
 MARK = "lockstep-node:"
@@ -97,12 +99,12 @@ def _report_missing(subject: Subject, text: str, action: str) -> Finding:
 @check("Image", "Apptainer")
 def apptainer(subject: Subject) -> Finding:
     has_singularity = shutil.which("singularity") is not None
-    why_not, runtime = "", ""
+    why_not, runtime = "", "apptainer"
     try:
         runtime = _container(subject).runtime
     except NotNeededError as error:
         why_not = str(error)
-    load = "load its module or ask the cluster's support to install it"
+    load = f"load the module of {runtime}, or ask the cluster's support to install it"
     if runtime == "singularity":
         if has_singularity:
             return ok("singularity is installed; the next checks need Apptainer and are skipped")
@@ -110,15 +112,17 @@ def apptainer(subject: Subject) -> Finding:
     if shutil.which("apptainer"):
         version = programs.version()
         if programs.is_older(version, LEAST_APPTAINER):
-            return warning(f"{version} is old", "ask for 1.1 or newer, which runs without setuid")
+            action = "ask the cluster's support for Apptainer 1.1 or newer, which needs no setuid"
+            return warning(f"Apptainer {version} is old", action)
         return ok(version)
     if why_not:
-        raise NotNeededError(f"not on PATH; {why_not}")
+        raise NotNeededError(f"apptainer is not on PATH; {why_not}")
     if has_singularity:
-        action = 'load Apptainer, or set runtime = "singularity" in [container]'
+        action = 'load Apptainer, or set runtime = "singularity" in [container] of the site file'
         text = "only singularity is installed, but the jobs call apptainer"
         return _report_missing(subject, text, action)
-    return _report_missing(subject, "not on PATH", f"{load}, or use modules and a venv")
+    action = f"{load}; to do without an image, set modules or venv in the site file"
+    return _report_missing(subject, "apptainer is not on PATH", action)
 
 
 def _build_configuration() -> str:
@@ -130,7 +134,7 @@ def _build_configuration() -> str:
     except RuntimeError:
         return ""
     if "APPTAINER_SUID_INSTALL=1" in configuration:
-        raise NotNeededError("this Apptainer is installed with setuid, which needs no such check")
+        raise NotNeededError("Apptainer is installed with setuid, so this check is not needed")
     return configuration
 
 
@@ -140,13 +144,15 @@ def namespaces(subject: Subject) -> Finding:
     for path, refusing in ((NAMESPACES, "0"), (CLONE, "0"), (APPARMOR, "1")):
         if path.exists() and path.read_text(encoding="ascii").strip() == refusing:
             text = f"{hostname()} forbids user namespaces to ordinary users: {path} is {refusing}"
-            action = "ask for this setting to be changed, or for apptainer-suid; test it with "
-            return _report_missing(subject, text, action + TRY)
+            action = "ask the cluster's support to change this setting or install apptainer-suid; "
+            action += f"test it with {TRY}"
+            return _report_missing(subject, text, action)
     try:
         processes.output(TRY.split(), COMMAND_TIMEOUT_S)
     except RuntimeError as error:
         text = f"the kernel of {hostname()} refuses a user namespace: {error}"
-        return _report_missing(subject, text, "ask for user namespaces, or for apptainer-suid")
+        action = "ask the cluster's support to allow user namespaces, or to install apptainer-suid"
+        return _report_missing(subject, text, action)
     return ok("ordinary users may create user namespaces")
 
 
@@ -154,24 +160,25 @@ def namespaces(subject: Subject) -> Finding:
 def fuse(subject: Subject) -> Finding:
     configuration = _build_configuration()
     if not FUSE.exists():
-        return _report_missing(subject, f"{FUSE} does not exist", "ask for modprobe fuse")
+        action = "ask the cluster's support to run modprobe fuse"
+        return _report_missing(subject, f"{FUSE} does not exist", action)
     mode = FUSE.stat().st_mode
     if mode & 0o006 != 0o006:
         text = f"{FUSE} is {stat.filemode(mode)}: ordinary users cannot use it"
-        return _report_missing(subject, text, f"ask for chmod 666 {FUSE}")
+        return _report_missing(subject, text, f"ask the cluster's support for chmod 666 {FUSE}")
     libexec = re.search(r"^LIBEXECDIR=(.+)$", configuration, re.MULTILINE)
     folder = f"{libexec[1]}/apptainer/bin" if libexec else "/usr/libexec/apptainer/bin"
     for name in ("squashfuse_ll", "squashfuse"):
         if helper := shutil.which(name, path=folder) or shutil.which(name):
             return ok(f"{FUSE} is open to all users; {helper} is installed")
     text = "neither squashfuse_ll nor squashfuse is installed"
-    return _report_missing(subject, text, "ask for the package squashfuse to be installed")
+    return _report_missing(subject, text, "ask the cluster's support to install squashfuse")
 
 
 @check("Image", "Image file")
 def image(subject: Subject) -> Finding:
     path = Path(_container(subject).image)
-    action = "build it with lockstep image build, or correct container.image"
+    action = "build the image with lockstep image build, or correct container.image"
     try:
         header, digest = inspection.read_header(path), sha256(path)
     except OSError as error:
@@ -181,7 +188,7 @@ def image(subject: Subject) -> Finding:
     here = inspection.architecture_here()
     if header.architecture not in (None, here):
         text = f"{path} is built for {header.architecture}, but this machine is {here}"
-        action = "build it on a machine like the nodes, or correct container.image"
+        action = "build the image on a machine like the nodes, or correct container.image"
         return _report_missing(subject, text, action)
     text = f"{path}, {path.stat().st_size / GB:.1f} GB, sha256 {digest[:12]}"
     try:
@@ -189,7 +196,7 @@ def image(subject: Subject) -> Finding:
     except ValueError as error:
         return warning(f"{text}; {error}", "copy the image again, together with its record")
     if record is None:
-        return ok(f"{text}; it has no build record")
+        return ok(f"{text}; the image has no build record")
     if record.sha256 != digest:
         text = f"{text}, but its build record has sha256 {record.sha256[:12]}"
         return missing(text, "build or copy the image again")
@@ -201,7 +208,7 @@ def image_runs(subject: Subject) -> Finding:
     wanted = _container(subject)
     runtime = subject.site.gpu_runtime if subject.site and subject.wants_gpus else None
     if shutil.which("apptainer") is None or not Path(wanted.image).is_file():
-        raise NotNeededError("Apptainer or the image file is missing, see above")
+        raise NotNeededError("Apptainer or the image file is missing; see the checks above")
     options = ["--cleanenv", "--no-eval", *([GPU_FLAGS[runtime]] if runtime else [])]
     options += [*(f"--bind={bind}" for bind in wanted.binds), *wanted.args]
     command = ["apptainer", "exec", *options, "--env", "PYTHONNOUSERSITE=1", wanted.image]
@@ -212,10 +219,12 @@ def image_runs(subject: Subject) -> Finding:
         try:
             processes.output([*command, "true"], COMMAND_TIMEOUT_S)
         except RuntimeError:
-            is_root = os.geteuid() == 0  # on some machines root lacks capabilities
-            action = f"try{' as an ordinary user' if is_root else ''}: {trial}"
-            return _report_missing(subject, str(error), action)
-        return missing(f"the image starts, but cannot measure: {error}", f"try: {trial}")
+            # On some machines root lacks capabilities.
+            who = "as an ordinary user" if os.geteuid() == 0 else "in a shell"
+            return _report_missing(subject, str(error), f"try this {who}: {trial}")
+        return missing(
+            f"the image starts, but cannot measure: {error}", f"try this in a shell: {trial}"
+        )
     text = torch_in_words(facts)
     if runtime and not facts[runtime]:
         built_for = RUNTIMES[runtime]
@@ -224,7 +233,8 @@ def image_runs(subject: Subject) -> Finding:
             f"build the image on a base with {built_for}, or correct gpu_runtime in the site file",
         )
     if runtime and facts["nccl"] is None:
-        return missing(f"{text}: without NCCL", "build the image on a base whose torch has NCCL")
+        action = "build the image on a base whose torch has NCCL"
+        return missing(f"{text}; this torch has no NCCL", action)
     return judge_versions(facts)
 
 
@@ -233,12 +243,13 @@ def site_file(subject: Subject) -> Finding:
     if subject.site is None:
         raise NotNeededError("no --site given")
     if keys := ", ".join(subject.site.to_fill_in):
-        action = "fill in the site file; until then no job can be submitted"
-        return missing(f"not filled in yet: {keys}", action)
+        action = "fill in these keys in the site file; until then no job can be submitted"
+        return missing(f"these keys are not filled in yet: {keys}", action)
     image = subject.site.container and subject.site.container.image
     if image and str(image).startswith("/path/to/"):
-        return missing(f"container.image is still the example's {image}", "name your own image")
-    return ok("every key is filled in")
+        action = "set container.image in the site file to your own image"
+        return missing(f"container.image is still the example's {image}", action)
+    return ok("every key of the site file is filled in")
 
 
 @check("Slurm", "Slurm")
@@ -248,10 +259,11 @@ def answers(subject: Subject) -> Finding:
         names = ", ".join(partition.name for partition in cluster.partitions)
         return ok(f"{cluster.version or 'a'} on {cluster.name}, partitions {names}")
     if subject.site is None and isinstance(cluster, NotInstalledError):
-        raise NotNeededError("not installed here, and no site file names a cluster")
+        raise NotNeededError("Slurm is not installed here, and no site file names a cluster")
     if isinstance(cluster, FailedError) and cluster.to_do:
         return missing(cluster.says, cluster.to_do)
-    return missing(str(cluster), "use a login node of the cluster, or try again later")
+    action = "run lockstep doctor on a login node of the cluster, or try again later"
+    return missing(str(cluster), action)
 
 
 def _cluster(subject: Subject) -> Cluster:
@@ -273,28 +285,30 @@ def partition(subject: Subject) -> Finding:
     site, cluster, chosen = _find_partition(subject)
     names = [partition.name for partition in cluster.partitions]
     if chosen is None:
-        wanted = site.partition or "the default partition"
-        return missing(f"{wanted} does not exist", f"choose from {', '.join(names)}")
+        wanted = f"partition {site.partition}" if site.partition else "the default partition"
+        action = f"set partition in the site file to one of {', '.join(names)}"
+        return missing(f"{wanted} does not exist", action)
     if not chosen.is_up:
-        action = "choose another partition, or ask the cluster's support when it will be up"
-        return missing(f"{chosen.name} is not up", action)
+        action = "choose another partition, or ask the cluster's support when this one will be up"
+        return missing(f"partition {chosen.name} is not up", action)
     if absent := ", ".join(sorted(set(site.partitions) - set(names))):
-        return missing(f"{absent} does not exist", "remove its table from the site file")
+        text = f"the site file has partitions that do not exist: {absent}"
+        return missing(text, "remove their tables, [partitions.NAME], from the site file")
     fitting = [node for node in chosen.nodes if not _lacks(site, node)]
     if not fitting:
         lacks = sorted({reason for node in chosen.nodes for reason in _lacks(site, node)})
-        reasons = "; ".join(lacks) or "it has no nodes"
+        reasons = "; ".join(lacks) or "the partition has no nodes"
         action = "correct the site file; lockstep init --dry-run shows what the nodes have"
-        return missing(f"no node of {chosen.name} fits the site file: {reasons}", action)
+        return missing(f"no node of partition {chosen.name} fits the site file: {reasons}", action)
     here = sum(node.is_here for node in fitting)
     text = f"{chosen.name}: {len(fitting)} of {len(chosen.nodes)} nodes fit the site file"
     if not here:
         action = "ask the cluster's support when the nodes will be in service"
-        return warning(f"{text}, but none is in service", action)
+        return warning(f"{text}, but none of them is in service", action)
     kinds = {node.kind.shape for node in fitting}
     if len(kinds) > 1 and not site.gpu_types:
-        action = "set constraint or gpu_type, so that all jobs get nodes of one kind"
-        return warning(f"{text}, of {len(kinds)} kinds", action)
+        action = "set constraint or gpu_type in the site file, so that jobs get nodes of one kind"
+        return warning(f"{text}, but these are of {len(kinds)} kinds", action)
     return ok(f"{text}, {here} in service")
 
 
@@ -304,7 +318,7 @@ def _lacks(site: Site, node: Node) -> list[str]:
     unit = site.mem[-1] if site.mem and site.mem[-1].isalpha() else ""
     mem_mib = int(int(site.mem.removesuffix(unit)) * MIB[unit]) if site.mem else 0
     lacks = [
-        f"{key} {wanted} is more than {has}"
+        f"{key} is {wanted}, but nodes have {has}"
         for key, wanted, has in (
             ("gpus_per_node", site.gpus_per_node, kind.num_gpus),
             ("cpus_per_node", site.cpus_per_node, kind.num_cpus),
@@ -313,10 +327,11 @@ def _lacks(site: Site, node: Node) -> list[str]:
         if wanted > has
     ]
     if site.gpu_type and site.gpu_type != kind.gpu_type:
-        lacks.append(f"gpu_type {site.gpu_type} is not {kind.gpu_type or 'named'}")
+        has = kind.gpu_type or "GPUs without a named type"
+        lacks.append(f"gpu_type is {site.gpu_type}, but nodes have {has}")
     # Expressions such as a&b or [a|b] are left to Slurm.
     if site.constraint and site.constraint.isidentifier() and site.constraint not in node.features:
-        lacks.append(f"constraint {site.constraint} is not a feature of the nodes")
+        lacks.append(f"no node has the feature {site.constraint}, which constraint asks for")
     return lacks
 
 
@@ -324,39 +339,42 @@ def _lacks(site: Site, node: Node) -> list[str]:
 def time_limit(subject: Subject) -> Finding:
     site, _, chosen = _find_partition(subject)
     if chosen is None or chosen.max_time is None:
-        return ok(f"{site.time}; the partition has no limit")
+        return ok(f"time is {site.time}; the partition has no limit")
     if parse_limit(site.time) > parse_limit(chosen.max_time):
-        action = f'time = "{chosen.max_time}" or less in the site file'
-        return missing(f"{site.time} exceeds the limit {chosen.max_time} of {chosen.name}", action)
-    return ok(f"{site.time}; the partition allows {chosen.max_time}")
+        action = f'set time in the site file to "{chosen.max_time}" or less'
+        limit = f"the limit {chosen.max_time} of partition {chosen.name}"
+        return missing(f"time is {site.time}, which exceeds {limit}", action)
+    return ok(f"time is {site.time}; the partition allows {chosen.max_time}")
 
 
 @check("Slurm", "Account")
 def account(subject: Subject) -> Finding:
     site, cluster, chosen = _find_partition(subject)
     if not cluster.keeps_accounts:
-        raise NotNeededError("this Slurm has no accounts")
+        raise NotNeededError("Slurm has no accounts on this cluster")
     accounts = subject.accounts
     wanted = site.account or accounts.default
     if not accounts.names:
-        return warning("you have no account in Slurm", "ask for an account on the cluster")
+        return warning("you have no account in Slurm", "ask the cluster's support for an account")
     choices = ", ".join(accounts.names)
     if wanted is None:
-        text = "the site file names no account, and you have no default"
-        return missing(text, f"choose from {choices}")
+        text = "the site file names no account, and you have no default account"
+        return missing(text, f"set account in the site file to one of {choices}")
     if wanted not in accounts.names:
-        return missing(f"{wanted} is not one of your accounts", f"choose from {choices}")
+        action = f"set account in the site file to one of {choices}"
+        return missing(f"{wanted} is not one of your accounts", action)
     usable = accounts.qos[wanted]
     if site.qos and site.qos not in usable:
-        action = f"choose from {', '.join(usable) or 'none'}"
-        return missing(f"QOS {site.qos} is not allowed to account {wanted}", action)
+        action = f"set qos in the site file to one of {', '.join(usable)}"
+        action = action if usable else "remove qos from the site file"
+        return missing(f"account {wanted} may not use QOS {site.qos}", action)
     if chosen and chosen.accounts and wanted not in chosen.accounts:
-        action = f"the partition allows {listed(chosen.accounts)}"
-        return missing(f"{wanted} may not use {chosen.name}", action)
+        action = f"choose an account that the partition allows: {listed(chosen.accounts)}"
+        return missing(f"account {wanted} may not use partition {chosen.name}", action)
     if chosen and chosen.qos and site.qos and site.qos not in chosen.qos:
-        action = f"the partition allows {listed(chosen.qos)}"
-        return missing(f"QOS {site.qos} may not use {chosen.name}", action)
-    return ok(f"{wanted}, QOS {site.qos or 'the default'}")
+        action = f"choose a qos that the partition allows: {listed(chosen.qos)}"
+        return missing(f"QOS {site.qos} may not use partition {chosen.name}", action)
+    return ok(f"account {wanted}, {f'QOS {site.qos}' if site.qos else 'the default QOS'}")
 
 
 @check("Slurm", "Job limits")
@@ -367,23 +385,25 @@ def job_limits(subject: Subject) -> Finding:
     limits = associations.limits(cluster, subject.accounts, chosen, site.account, site.qos)
     for limit in limits:
         if limit.name == "MaxWall" and parse_limit(site.time) > limit.value:
-            outcome = "be refused by sbatch" if limit.denies else "wait for ever"
-            action = f'time = "{clock(limit.value)}" or less in the site file, or another qos'
-            text = f"{site.time} exceeds {limit.text}, so jobs would {outcome}"
+            outcome = "sbatch would refuse jobs" if limit.denies else "jobs would wait for ever"
+            most = clock(limit.value)
+            action = f'set time in the site file to "{most}" or less, or choose another qos'
+            text = f"time is {site.time}, which exceeds {limit.text}, so {outcome}"
             return missing(text, action)
     texts = [limit.text for limit in limits]
-    return ok(texts[0], *texts[1:]) if texts else ok("account and QOS set no limits")
+    return ok(texts[0], *texts[1:]) if texts else ok("your account and QOS set no limits")
 
 
 @check("Slurm", "Accounting")
 def accounting(subject: Subject) -> Finding:
     if not _cluster(subject).keeps_accounts:
-        action = "nothing to do: reports will lack queue times, memory and billing"
-        return warning("this Slurm has no accounting", action)
+        action = "continue, but reports will lack queue times, memory and billing"
+        return warning("Slurm has no accounting on this cluster", action)
     try:
         slurm.ask("sacct", "--noheader", "--allocations", "--format=JobID")
     except RuntimeError as error:
-        return warning(str(error), "try again later; collect keeps the accounting it already has")
+        action = "try again later; lockstep status --collect keeps the accounting that it has"
+        return warning(str(error), action)
     return ok("sacct answers")
 
 
@@ -391,9 +411,10 @@ def accounting(subject: Subject) -> Finding:
 def nodes(subject: Subject) -> Finding:
     site = subject.site
     if not subject.asks_nodes:
-        raise NotNeededError("no job started; --slurm starts one on two nodes")
+        raise NotNeededError("no node was checked; --slurm starts a job that checks two nodes")
     if isinstance(subject.slurm, RuntimeError):
-        return missing("Slurm does not answer, so no job can start", "use a login node")
+        text = "Slurm does not answer, so no job can start"
+        return missing(text, "run lockstep doctor on a login node")
     chosen = subject.slurm.partition(site.partition if site else None)
     members: list[Node] = []
     # With a reservation only Slurm knows the nodes, which may even be in maintenance.
@@ -409,23 +430,25 @@ def nodes(subject: Subject) -> Finding:
     try:
         printed = _ask(command)
     except BusyError as error:
-        return warning(str(error), "continue, or try again when nodes are free", *_states(gone))
+        action = "continue without this check, or try again when nodes are free"
+        return warning(str(error), action, *_states(gone))
     except RuntimeError as error:
         action = f"try: {shlex.join(command[:-3])} hostname"
         return missing(str(error), action, *_states(gone))
     rows = parse_nodes(printed)
     details = [f"{node}, host {host}: {', '.join(links)}" for node, host, *links in rows]
     if len(rows) < num_nodes:
-        return missing(f"{len(rows)} of {num_nodes} nodes answered", "try again", *details)
+        return missing(f"only {len(rows)} of {num_nodes} nodes answered", "try again", *details)
     for name in named_interfaces(subject):
         lacking = [row[0] for row in rows if not any(link.startswith(name) for link in row[2:])]
         if lacking:
             text = f"{', '.join(lacking)} has no interface {name}, which the site file names"
-            return missing(text, "name an interface that every node has", *details)
+            action = "set interface in the site file to one that every node has"
+            return missing(text, action, *details)
     if num_nodes < wanted:
-        text = "only one node answers; no other can take a job"
+        text = "only one node answered, because no other node can take a job"
         return warning(text, BACK, *details, *_states(gone))
-    return ok(f"{num_nodes} node(s) answer and have the interfaces", *details)
+    return ok(f"{num_nodes} node(s) answered and have the interfaces of the site file", *details)
 
 
 def _states(gone: Sequence[Node]) -> list[str]:
@@ -481,15 +504,15 @@ def _ask(command: Sequence[str]) -> str:
                 answer = last_line(slurm.ask("squeue", *states, "--format=%r|%S"))
             reason, _, start = answer.partition("|")
             if reason and reason not in FOR_EVER:
-                expected = f", and is expected to start at {start}" if start != "N/A" else ""
+                expected = f", and Slurm expects to start it at {start}" if start != "N/A" else ""
                 raise BusyError(
-                    "the nodes are busy and were not checked: a job of one minute still "
-                    f"waits after {QUEUED_S} s ({reason}){expected}; {_cancel(started)}"
+                    "the nodes are busy and were not checked: after "
+                    f"{QUEUED_S} s the job still waits ({reason}){expected}; {_cancel(started)}"
                 ) from None
             try:
                 printed, complaint = started.communicate(timeout=NODES_TIMEOUT_S - QUEUED_S)
             except subprocess.TimeoutExpired:
-                late = f"Slurm gave no nodes within {NODES_TIMEOUT_S} s; {_cancel(started)}"
+                late = f"no nodes were free within {NODES_TIMEOUT_S} s; {_cancel(started)}"
                 raise RuntimeError(late) from None
     if started.returncode:
         text = f"srun failed with exit code {started.returncode}"
@@ -504,8 +527,8 @@ def _cancel(started: "subprocess.Popen[str]") -> str:
         started.communicate(timeout=GRACE_S)
     except subprocess.TimeoutExpired:
         started.kill()
-        return "its job may still be queued, see squeue --me --name=doctor"
-    return "its job was cancelled"
+        return "the job may still be queued; check with squeue --me --name=doctor"
+    return "the job was cancelled"
 
 
 @dataclass(frozen=True)
@@ -528,12 +551,12 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        jobs = "jobs of the site can be submitted"
         if not (self.runs_here or self.submits):
-            return "Nothing can be measured from here; you can still plan, render and report."
-        text = f"{jobs.capitalize()}, but `lockstep run` cannot measure here"
+            return "Nothing can be measured from here, but you can still plan, render and report."
+        text = "The site's jobs can be submitted, but `lockstep run` cannot measure here"
         if self.runs_here:
-            text = f"`lockstep run` can measure here{f', and {jobs}' if self.submits else ''}"
+            text = "`lockstep run` can measure here"
+            text += ", and the site's jobs can be submitted" if self.submits else ""
         num_missing = sum(finding.level == "missing" for finding in self.findings)
         missing = f"; {counted(num_missing, 'check')} above found something missing"
         return f"{text}{missing if num_missing and self.runs_here else ''}."

@@ -42,15 +42,15 @@ LEVELS: tuple[Level, ...] = ("ok", "warning", "missing", "not needed")
     "--system",
     "describes",
     is_flag=True,
-    help="Only print the facts of this machine, as an entry for SYSTEM.md; needs no torch.",
+    help="Only print the facts of this machine as an entry for SYSTEM.md. This needs no torch.",
 )
 @click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="With --system: write the entry into this file; other machines' entries stay.",
+    help="With --system: write the entry into this file, and keep other machines' entries.",
 )
 @click.option(
-    "--known-gpus", is_flag=True, help="Only list the GPUs with a known peak, as MFU needs."
+    "--known-gpus", is_flag=True, help="Only list the GPUs with a known peak rate, which MFU needs."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @click.pass_context
@@ -68,7 +68,7 @@ def doctor(
 ) -> None:
     """Check whether this machine, a site and its image are ready to measure.
 
-    Exit code: 0 if they are, 1 if something is missing, 3 if nothing can be measured from here.
+    Exit code: 0 if ready, 1 if something is missing, 3 if nothing can be measured from here.
 
     \b
     Examples:

@@ -157,8 +157,8 @@ def check(group: str, name: str) -> Callable[[Check], Check]:
             except NotNeededError as why:
                 finding = Finding("", str(why), "not needed")
             except (OSError, RuntimeError) as error:
-                text = f"this check could not be made: {error}"
-                finding = warning(text, "nothing to do if a test job works")
+                text = f"this check could not run: {error}"
+                finding = warning(text, "continue if a test job works")
             return replace(finding, kind=name, group=group)
 
         CHECKS[name] = run
@@ -197,13 +197,15 @@ def judge_versions(facts: Mapping[str, Any], *details: str) -> Finding:
     for driver in drivers:
         major = driver.partition(".")[0]
         if major.isdecimal() and int(major) < LEAST_DRIVER.get(cuda, 0):
-            reason = f"CUDA {cuda} needs driver {LEAST_DRIVER[cuda]} or newer; here is {driver}"
-            action = f"ask for a newer driver, or use a torch built for an older CUDA than {cuda}"
+            least = f"{LEAST_DRIVER[cuda]} or newer"
+            reason = f"CUDA {cuda} needs driver {least}, but this machine has {driver}"
+            action = "ask for a newer driver, or use a torch that is built for an older CUDA"
             return warning(f"{text}; {reason}", action)
     loaded, built_for = facts["nccl"], facts.get("built_for_nccl")
     if loaded and built_for and _numbers(loaded) < _numbers(built_for):
-        action = "remove the older library from LD_LIBRARY_PATH and LD_PRELOAD"
-        return warning(f"{text}, but this torch was built for NCCL {built_for}", action)
+        action = "remove the older NCCL from LD_LIBRARY_PATH and LD_PRELOAD"
+        reason = f"this torch was built for NCCL {built_for}, but loads {loaded}"
+        return warning(f"{text}; {reason}", action)
     return ok(text, *details)
 
 
@@ -239,7 +241,7 @@ def gpus(subject: Subject) -> Finding:
         return ok("AMD GPUs (/dev/kfd exists)")
     if any(Path("/dev").glob("nvidia[0-9]*")):
         text = "/dev/nvidia* exists, but nvidia-smi is not on PATH"
-        return warning(text, "install the driver's tools")
+        return warning(text, "install the driver's tools, which include nvidia-smi")
     elsewhere = "the site's nodes have GPUs" if subject.wants_gpus else "ranks measure on the CPU"
     raise NotNeededError(f"this machine has no GPU; {elsewhere}")
 
@@ -248,11 +250,12 @@ def gpus(subject: Subject) -> Finding:
 def threads(subject: Subject) -> Finding:
     cores, may_use = psutil.cpu_count() or 1, len(os.sched_getaffinity(0))
     wanted = subject.environ.get("OMP_NUM_THREADS")
-    text = f"{may_use} of {cores} CPUs usable, OMP_NUM_THREADS {wanted or 'unset'}"
+    text = f"{may_use} of {cores} CPUs are usable; OMP_NUM_THREADS is {wanted or 'unset'}"
     if wanted is not None and not (wanted.isdecimal() and int(wanted) <= may_use):
         return warning(text, f"set OMP_NUM_THREADS to {may_use} or less, or unset it")
     if may_use < cores and "SLURM_JOB_ID" not in subject.environ:
-        return warning(text, "start without the taskset or cgroup that hides the other CPUs")
+        action = "start Lockstep without the taskset or cgroup that hides the other CPUs"
+        return warning(text, action)
     return ok(text)
 
 
@@ -262,8 +265,8 @@ def open_files(subject: Subject) -> Finding:  # noqa: ARG001
     if soft == resource.RLIM_INFINITY or soft >= LEAST_OPEN_FILES:
         return ok(f"ulimit -n is {_limit(soft)}")
     goal = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
-    action = f'run ulimit -n {goal}; for the nodes set shell_before = "ulimit -n {goal}"'
-    return warning(f"ulimit -n is {soft}, too low for many loader workers", action)
+    action = f'run ulimit -n {goal}; in the site file set shell_before = "ulimit -n {goal}"'
+    return warning(f"ulimit -n is {soft}, which is too low for many loader workers", action)
 
 
 @check("This machine", "Locked memory")
@@ -275,8 +278,8 @@ def locked_memory(subject: Subject) -> Finding:
     names_fast = any(name.startswith(("ib", "hsn")) for name in named_interfaces(subject))
     if not (network.infiniband_ports() or names_fast):
         raise NotNeededError(f"{text}; only InfiniBand needs a higher limit")
-    action = 'ask for memlock unlimited, or set shell_before = "ulimit -l unlimited"'
-    return warning(f"{text}; NCCL cannot register buffers and uses sockets", action)
+    action = 'ask for unlimited memlock, or set shell_before = "ulimit -l unlimited" for jobs'
+    return warning(f"{text}, so NCCL cannot register buffers and uses sockets", action)
 
 
 def _limit(value: int) -> str:
@@ -291,7 +294,7 @@ def foreign_packages(subject: Subject) -> Finding:
         return warning(f"PYTHONPATH is set: {paths}", action)
     num = len(list(folder.glob("*.dist-info"))) if site_packages.ENABLE_USER_SITE else 0
     if "PYTHONNOUSERSITE" in subject.environ or not num:
-        return ok("no packages from PYTHONPATH or ~/.local")
+        return ok("Python uses no packages from PYTHONPATH or ~/.local")
     text = f"{num} packages in {folder} are visible to every Python of this version"
     return warning(text, "export PYTHONNOUSERSITE=1, as Lockstep's jobs do")
 
@@ -324,11 +327,12 @@ def interface(subject: Subject) -> Finding:
     absent = [n for n in named if not any(name.startswith(n) for name in [*here, "lo"])]
     if absent:
         text = f"the site file names {', '.join(absent)}, but this machine has {listed}"
-        return warning(text, "correct interface, or check the nodes with --slurm")
+        action = "correct interface in the site file, or check the nodes with doctor --slurm"
+        return warning(text, action)
     if named:
-        return ok(f"{', '.join(named)}, named in the site file, exists here")
+        return ok(f"this machine has {', '.join(named)}, which the site file names")
     if here and here[0].startswith(FAST):
-        return ok(f'{listed}; put interface = "{here[0]}" into the site file')
+        return ok(f'this machine has {listed}; set interface = "{here[0]}" in the site file')
     return ok(listed)
 
 
@@ -348,8 +352,8 @@ def nccl_variables(subject: Subject) -> Finding:
         return warning(f"{len(problems)} problem(s)", action, *details)
     names = [name for name in environ if name.startswith(COMMUNICATION_PREFIXES)]
     if not names:
-        raise NotNeededError("no variable is set")
-    return ok(f"{len(names)} set, all valid")
+        raise NotNeededError("no variable of NCCL, Gloo or torch is set")
+    return ok(f"{len(names)} variable(s) set, all with valid values")
 
 
 @check("Storage", "Data")
@@ -358,14 +362,14 @@ def data_storage(subject: Subject) -> Finding:
         Path(subject.site.scratch) if subject.site and subject.site.scratch else None
     )
     if path is None:
-        raise NotNeededError("no --data given, and the site names no scratch")
+        raise NotNeededError("no --data is given, and the site file sets no scratch")
     if not path.exists() and subject.data:
-        return missing(f"{path} does not exist", "create the folder, or give another to --data")
+        return missing(f"{path} does not exist", "create the folder, or choose another with --data")
     if not path.exists():  # perhaps a variable of jobs, or a disk of the nodes
-        raise NotNeededError(f"{path}, the site's scratch, does not exist on this machine")
+        raise NotNeededError(f"the site's scratch {path} does not exist on this machine")
     _, text, is_good = _storage(path, path)
     if not is_good:
-        action = "move data to a parallel file system or a local disk, or loading will be slow"
+        action = "move the data to a parallel file system or a local disk, which load faster"
         return warning(text, action)
     return _enough(path, text)
 
@@ -378,27 +382,29 @@ def results_storage(subject: Subject) -> Finding:
     try:
         tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
-        return missing(f"{path}: {error.strerror}", "give --to a writable folder")
+        return missing(f"{path}: {error.strerror}", "choose a writable folder with --to")
     if kind in FLEETING:
-        return warning(text, "give --to a folder that remains when this machine or container ends")
+        action = "with --to, choose a folder that remains when this machine or container ends"
+        return warning(text, action)
     finding = _enough(path, text)
     if finding.level == "ok" and subject.site is not None and kind in ON_ONE_MACHINE:
         text = f"{text}; the nodes see this folder only if this machine exports it"
-        ask = f"check on a node: srun ls -d {shlex.quote(str(path))}"
-        return warning(text, f"{ask}; otherwise give --to a folder on shared storage")
+        ask = f"run srun ls -d {shlex.quote(str(path))}"
+        return warning(text, f"{ask}; if it fails, choose a folder on shared storage with --to")
     return finding
 
 
 def _enough(path: Path, text: str) -> Finding:
     if shutil.disk_usage(path).free < LEAST_FREE_BYTES:
-        return warning(text, f"free at least {LEAST_FREE_BYTES // GB} GB, or use another folder")
+        action = f"free at least {LEAST_FREE_BYTES // GB} GB there, or choose another folder"
+        return warning(text, action)
     return ok(text)
 
 
 def _storage(path: Path, wanted: Path) -> tuple[str, str, bool]:
     """Return a file system's type, a sentence, and whether it is good for training data."""
     kind = file_system(path) or "unknown"
-    meaning, is_good = STORAGE.get(kind, ("a type that Lockstep does not know", True))
+    meaning, is_good = STORAGE.get(kind, ("a file system that Lockstep does not know", True))
     if kind.startswith("fuse"):  # such as s3fs, sshfs or rclone
         meaning, is_good = "a FUSE file system, such as one for object storage", False
     free = f"{shutil.disk_usage(path).free / GB:.0f} GB free"

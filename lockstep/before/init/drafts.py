@@ -58,25 +58,25 @@ def campaign_file(
     common = math.lcm(*world_sizes)
     batch = -(-usual // common) * common
     parts = [
-        "# A first campaign: how training scales, and what limits it.",
+        "# This first campaign measures how training scales, and what limits it.",
         "schema = 1",
         line("name", "first", "name of the results folder"),
         line("studies", STUDIES, "what to measure"),
         line("world_sizes", world_sizes, "numbers of ranks"),
         line("repeats", 3, "launches of each world size, in random order"),
-        line("size", size, "smoke, laptop, node or cluster"),
-        line("workload", "resnet50", "the model; by default the size's model", is_set=False),
+        line("size", size, "how much to measure: smoke, laptop, node or cluster"),
+        line("workload", "resnet50", "model to train; by default the size's model", is_set=False),
         line("precision", "bf16", "fp32 by default", is_set=False),
         line("global_batch", batch, "over all ranks, in the strong study", is_set=batch != usual),
     ]
     if is_cluster:
-        cuts = "ladder: one job per repeat; job: per world size; array: per case"
-        limit = "limit of one launch; by default the site's time"
+        cuts = 'a job per repeat; "job" makes one per world size, "array" one per case'
+        limit = "time limit of one launch; by default the site's time"
         parts += [
             "\n[jobs]",
             line("allocation", "ladder", cuts),
-            line("preflight", True, "first check that the nodes answer"),
-            line("collect", True, "make the report at the end"),
+            line("preflight", True, "a first job checks that the nodes answer"),
+            line("collect", True, "a last job makes the report"),
             line("launch_time", "00:15:00", limit, is_set=False),
         ]
     return "\n".join(parts) + "\n"
@@ -157,9 +157,9 @@ def site_file(cluster: Cluster, accounts: Accounts, around: Surroundings) -> str
     chosen = choose(cluster, accounts)
     kind = chosen.kinds[0][0]
     most, of_time, _, _ = largest_job(cluster, accounts, chosen, kind)
-    time = min(USUAL_TIME, most or USUAL_TIME, key=parse_limit)
+    time, bound = min(USUAL_TIME, most or USUAL_TIME, key=parse_limit), of_time or most
     name, *others = around.interfaces or ("ib0",)
-    where = f"also here: {_short(others)}" if others else "of this machine; check a node"
+    where = f"this machine also has {_short(others)}" if others else "check that the nodes have it"
     is_fast = name.startswith(FAST) and bool(around.interfaces)
     parts = [
         *_inventory(cluster, chosen),
@@ -169,11 +169,11 @@ def site_file(cluster: Cluster, accounts: Accounts, around: Surroundings) -> str
         *_account(chosen, accounts),
         line("reservation", "NAME", "reserved nodes", is_set=False),
         *_hardware(chosen, kind),
-        line("time", time, f"limit of one job, at most {of_time or most or 'without limit'}"),
+        line("time", time, f"limit of one job; at most {bound}" if bound else "limit of one job"),
         *([line("max_array_size", cluster.max_array_size)] if cluster.max_array_size else []),
         line("interface", name, where, is_set=is_fast),
         line("scratch", around.scratch or "/scratch/ME", "for data files", is_set=False),
-        line("extra_directives", ["--exclusive"], "other jobs would disturb the timing"),
+        line("extra_directives", ["--exclusive"], "without it other jobs would disturb the timing"),
         *_software(around),
         "\n[env]",
         line("NCCL_DEBUG", "WARN", is_set=kind.num_gpus > 0),
@@ -184,23 +184,23 @@ def site_file(cluster: Cluster, accounts: Accounts, around: Surroundings) -> str
             most, of_time, nodes, of_nodes = largest_job(cluster, accounts, partition, kind)
             is_bare = re.fullmatch(r"[\w-]+", partition.name, re.ASCII)
             key = partition.name if is_bare else json.dumps(partition.name, ensure_ascii=False)
-            parts.append(f"\n[partitions.{key}]{'' if most else '  # no time limit'}")
+            parts.append(f"\n[partitions.{key}]{'' if most else '  # without a time limit'}")
             if most:
-                parts.append(line("time", most, of_time or "limit of one job"))
-            parts.append(line("max_nodes", nodes, of_nodes or "limit of one job"))
+                parts.append(line("time", most, of_time or "time limit of one job"))
+            parts.append(line("max_nodes", nodes, of_nodes or "most nodes of one job"))
     return "\n".join(parts) + "\n"
 
 
 def _software(around: Surroundings) -> Iterator[str]:
-    shared = "on storage that all nodes see"
+    shared = "must be on storage that all nodes see"
     if around.has_apptainer or not (around.venv or around.modules):
-        yield "\n# Instead of an image: `modules` or `venv`, and `suite`, the path of Lockstep."
+        yield "\n# Instead of an image, set `modules` or `venv`, and `suite`, the path of Lockstep."
         yield "[container]"
         placeholder = f"{FILL_IN}path of an image; lockstep image build makes one"
         first, *others = around.images or (placeholder,)
         yield line("image", str(first), shared if around.images else "")
         yield from (line("image", str(path), is_set=False) for path in others)
-        yield line("binds", ["/scratch"], "further folders of the host", is_set=False)
+        yield line("binds", ["/scratch"], "folders of the host that the image needs", is_set=False)
         return
     if around.venv:
         yield line("venv", str(around.venv), shared)
@@ -223,7 +223,7 @@ def _inventory(cluster: Cluster, chosen: Partition) -> Iterator[str]:
             name, gpus = one_line(partition.name) + mark, one_line(kind.gpus)
             longest_job = partition.max_time or "no limit"
             yield row.format(name, number, gpus, kind.num_cpus, memory, longest_job)
-    yield "#   * this partition is used below"
+    yield "#   * this file uses this partition"
 
 
 def _accounts(chosen: Partition, accounts: Accounts) -> list[str]:
@@ -280,17 +280,19 @@ def _hardware(chosen: Partition, kind: Kind) -> Iterator[str]:
         yield line("gpu_runtime", "rocm")
     yield line("cpus_per_node", kind.num_cpus)
     if not kind.num_gpus and kind.num_cpus > 1:
-        yield line("max_ranks_per_node", ranks_per_node(kind), "each has its share of CPUs")
-    yield line("mem", "0", f"all of a node's {kind.memory_mib / MIB_PER_GIB:.0f} GiB")
+        yield line("max_ranks_per_node", ranks_per_node(kind), "each rank has its share of CPUs")
+    yield line("mem", "0", f"0 means all {kind.memory_mib / MIB_PER_GIB:.0f} GiB of a node")
     # A feature that only the nodes of this kind have keeps jobs on these nodes.
     is_needed = len(chosen.kinds) > 1 and len(types) < 2
     alike = [node.features for node in chosen.nodes if node.kind.shape == kind.shape]
     others = [node.features for node in chosen.nodes if node.kind.shape != kind.shape]
     unique = frozenset.intersection(*alike) - frozenset().union(*others)
     if is_needed and unique:
-        yield line("constraint", min(unique), "nodes of one kind; the partition has several")
+        why = "keeps jobs on nodes of one kind, because the partition has several"
+        yield line("constraint", min(unique), why)
     elif is_needed:
-        yield line("constraint", "FEATURE", "the partition has several kinds", is_set=False)
+        why = "the partition has several kinds of nodes"
+        yield line("constraint", "FEATURE", why, is_set=False)
     else:
         features = sorted(frozenset().union(*alike))
         first = (features or ["FEATURE"])[0]
@@ -329,7 +331,8 @@ def drafts(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
 def built_in(name: str) -> dict[str, str]:
     """Return the files for a built-in site: name -> text; raise ValueError for another name."""
     if name not in sites.built_in():
-        raise ValueError(f"no built-in site {name!r}; choose from {', '.join(sites.built_in())}")
+        known = ", ".join(sites.built_in())
+        raise ValueError(f"there is no built-in site {name!r}; choose from {known}")
     site = sites.load(name)
     ranks = min(site.gpus_per_node or site.cpus_per_node, site.max_ranks_per_node or MAX_RANKS)
     return {

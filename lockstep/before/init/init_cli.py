@@ -39,10 +39,10 @@ def init(folder: Path, site: str | None, *, force: bool, dry_run: bool) -> None:
         return
     existing = [str(folder / name) for name in texts if (folder / name).exists()]
     if existing and not force:
-        verb = "exists" if len(existing) == 1 else "exist"
+        verb, them = ("exists", "it") if len(existing) == 1 else ("exist", "them")
         raise ValueError(
-            f"{' and '.join(existing)} already {verb}; give --force to replace, or --dry-run to "
-            "print"
+            f"{' and '.join(existing)} already {verb}; give --force to replace {them}, or "
+            "--dry-run to print the new text"
         )
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():

@@ -443,5 +443,5 @@ def load(
 ) -> Job:
     text = files.text(Path(path))
     if "\0" in text:
-        raise ValueError(f"{path}: contains NUL bytes, so it is not a script; give a batch script")
+        raise ValueError(f"{path} contains NUL bytes, so it is no script; give a batch script")
     return Job(path, text, interfaces, slurm)

@@ -43,15 +43,15 @@ OF_TORCH = re.compile(r"ddp|fsdp|distributed|lightning|torch|MASTER_(ADDR|PORT)"
 
 
 @BATCH.rule("TASKS-X-NPROC", "error", "several ranks share a GPU, or wait for each other for ever",
-            "use --ntasks-per-node=1 with torchrun, or python instead of torchrun")  # fmt: skip
+            "set --ntasks-per-node=1 for torchrun, or start python without torchrun")  # fmt: skip
 def tasks_times_workers(job: Job) -> Iterator[Hit]:
     for step in job.steps:
         launcher, tasks = torch_launcher(step.tokens), job.tasks_per_node(step)
         workers = next(option_values(step.tokens, "nproc_per_node", "num_processes"), "1")
         number = job.number(workers)
         if launcher and step.is_certain and tasks not in (None, 1) and number != 1:
-            total = f", {tasks * number} on each node" if tasks and number else ""
-            fact = f"srun starts {tasks} tasks on a node and each {launcher} {workers} workers"
+            total = f", in all {tasks * number}" if tasks and number else ""
+            fact = f"srun starts {tasks} tasks on a node, and each {launcher} {workers} workers"
             yield Hit(step.line, fact + total)
 
 
@@ -62,7 +62,7 @@ def one_node_only(job: Job) -> Iterator[Hit]:
     for command in job.commands if job.num_nodes() > 1 else ():
         launcher = torch_launcher(command.tokens)
         if launcher and LAUNCH.fullmatch(command.name):
-            yield Hit(command.line, f"{launcher} runs on the first of {job.nodes} nodes only")
+            yield Hit(command.line, f"{launcher} runs only on the first of {job.nodes} nodes")
 
 
 @BATCH.rule("NO-SRUN", "error",
@@ -82,7 +82,7 @@ def no_srun(job: Job) -> Iterator[Hit]:
             return
 
 
-@BATCH.rule("TASKS-GPUS", "warning", "one rank drives one GPU",
+@BATCH.rule("TASKS-GPUS", "warning", "a rank drives only one GPU",
             "set --ntasks-per-node to the number of GPUs of a node")  # fmt: skip
 def tasks_against_gpus(job: Job) -> Iterator[Hit]:
     for step in job.launches if OF_TORCH.search(job.text) else ():
@@ -93,17 +93,17 @@ def tasks_against_gpus(job: Job) -> Iterator[Hit]:
         if is_one_task or has_launcher or SPAWNING.search(text) or not runs_python(step.tokens):
             continue
         if tasks and gpus and tasks != gpus:
-            idle = f", so {gpus - tasks} idle" if tasks < gpus else ""
+            idle = f" and leaves {gpus - tasks} idle" if tasks < gpus else ""
             fact = (
                 f"srun starts {counted(tasks, 'rank')} on a node with {counted(gpus, 'GPU')}{idle}"
             )
             yield Hit(
-                step.line, f"{fact}: one rank drives one GPU", f"set --ntasks-per-node={gpus}"
+                step.line, f"{fact}: a rank drives only one GPU", f"set --ntasks-per-node={gpus}"
             )
 
 
 @BATCH.rule("WORKERS-GPUS", "error", 'the extra ranks fail with "invalid device ordinal"',
-            "start one rank for each GPU: --nproc-per-node")  # fmt: skip
+            "set --nproc-per-node to the number of GPUs of a node")  # fmt: skip
 def workers_against_gpus(job: Job) -> Iterator[Hit]:
     for command in job.active if job.is_batch else ():
         step, launcher = step_of(command), torch_launcher(command.tokens)
@@ -116,11 +116,11 @@ def workers_against_gpus(job: Job) -> Iterator[Hit]:
             fact = f'{fact}: the extra ranks fail with "invalid device ordinal"'
             yield Hit(command.line, fact, f"set --nproc-per-node={gpus}")
         elif 1 < workers < gpus and (job.tasks_per_node(step) or 1) == 1:
-            fact = f"{fact}, so {gpus - workers} idle"
-            yield Hit(command.line, fact, "start one rank for each GPU", "warning")
+            fact = f"{fact} and leaves {gpus - workers} idle"
+            yield Hit(command.line, fact, f"set --nproc-per-node={gpus}", "warning")
 
 
-@BATCH.rule("WORLD-SIZE", "error", "the ranks wait for others that do not exist, or are refused",
+@BATCH.rule("WORLD-SIZE", "error", "the ranks wait for missing ranks, or some ranks are refused",
             'set WORLD_SIZE from Slurm: export WORLD_SIZE="$SLURM_NTASKS"')  # fmt: skip
 def world_size(job: Job) -> Iterator[Hit]:
     if any(torch_launcher(command.tokens) for command in job.commands):
@@ -141,9 +141,9 @@ PLAIN_PACKAGES = {"torch", "torchvision", "torchaudio", "numpy", "tqdm", "matplo
 
 
 @BATCH.rule("INIT-VARIABLES", "error",
-            "each rank fails: environment variable expected, but not set",
-            "set MASTER_ADDR and MASTER_PORT here, and RANK and WORLD_SIZE in each task "
-            "from SLURM_PROCID and SLURM_NTASKS; or start torchrun")  # fmt: skip
+            "each rank fails, because torch expects these variables",
+            "set MASTER_ADDR and MASTER_PORT in this script, and in each task RANK from "
+            "SLURM_PROCID and WORLD_SIZE from SLURM_NTASKS; or start torchrun")  # fmt: skip
 def missing_variables(job: Job) -> Iterator[Hit]:
     """Yield each srun of a Python file for which nothing sets the variables that ranks need.
 
@@ -197,7 +197,7 @@ def nodes_apart(job: Job) -> Iterator[Hit]:
         is_hidden = any(token.startswith(("$", '"$')) or "config_file" in token for token in tokens)
         lacks = [name for name, words in wanted.items() if not [*option_values(tokens, *words)]]
         if launcher and step.is_certain and not is_hidden and nodes > 1 and lacks:
-            yield Hit(step.line, f"{launcher} on each of {nodes} nodes has no {' or '.join(lacks)}")
+            yield Hit(step.line, f"{launcher} starts on {nodes} nodes without {' or '.join(lacks)}")
 
 
 def find_starters(job: Job, programs: Collection[str]) -> Iterator[Hit]:
@@ -210,13 +210,14 @@ def find_starters(job: Job, programs: Collection[str]) -> Iterator[Hit]:
 
 
 @BATCH.rule("PROFILER-AROUND-SRUN", "error", "the profiler sees the launcher, but not the ranks",
-            "write srun ... nsys profile -o NAME-%q{SLURM_PROCID} ... python")  # fmt: skip
+            "let srun start the profiler: srun ... nsys profile -o NAME-%q{SLURM_PROCID} ... "
+            "python")  # fmt: skip
 def profiler_around_srun(job: Job) -> Iterator[Hit]:
     return find_starters(job, PROFILERS)
 
 
 @BATCH.rule("CONTAINER-AROUND-SRUN", "error", "the image has no srun, or another version of srun",
-            "write srun ... apptainer exec IMAGE ...")  # fmt: skip
+            "let srun start the container: srun ... apptainer exec IMAGE ...")  # fmt: skip
 def container_around_srun(job: Job) -> Iterator[Hit]:
     return find_starters(job, CONTAINERS)
 
@@ -229,7 +230,7 @@ RANK_OPTION = re.compile(r"--(node|machine|local|global)?[_-]?rank\b")
 
 
 @BATCH.rule("NODE-RANK-BATCH", "error", "the value is then 0 on every node and in every task",
-            "let each task expand it: srun bash -c '... $SLURM_PROCID', in single quotes"
+            "use single quotes, so that each task expands it: srun bash -c '... $SLURM_PROCID'"
             )  # fmt: skip
 def rank_in_batch_shell(job: Job) -> Iterator[Hit]:
     if not job.is_batch:
@@ -266,8 +267,8 @@ def rank_in_batch_shell(job: Job) -> Iterator[Hit]:
 OWN_JOB = {"SLURM_JOB_ID", "SLURM_JOBID", "SLURM_ARRAY_JOB_ID"}
 
 
-@BATCH.rule("SACCT-IN-JOB", "warning", "the job's accounting is not complete yet",
-            "run lockstep status --collect, or sacct, after the job's end")  # fmt: skip
+@BATCH.rule("SACCT-IN-JOB", "warning", "accounting is incomplete until the job has ended",
+            "run lockstep status --collect or sacct after the job has ended")  # fmt: skip
 def accounting_of_itself(job: Job) -> Iterator[Hit]:
     for command in job.commands:
         names_jobs = any(word.text.startswith(("-j", "--job")) for word in command.words)
@@ -281,7 +282,8 @@ INSTALLERS = {"pip", "pip3", "conda", "mamba", "micromamba", "uv", "apt", "apt-g
 
 @BATCH.rule("INSTALL-IN-JOB", "warning",
             "nodes often have no network, ranks race for the files, and the versions "
-            "change from run to run", "install once, into an image or a venv")  # fmt: skip
+            "change from run to run",
+            "install the packages once, into an image or a venv")  # fmt: skip
 def install_in_job(job: Job) -> Iterator[Hit]:
     for command in job.active:
         tokens = command.tokens
@@ -294,11 +296,13 @@ def install_in_job(job: Job) -> Iterator[Hit]:
             yield Hit(command.line, f"{names[0]} install runs in the job")
 
 
-@BATCH.rule("VERSION-AS-FILE", "error", "pip installs any version", "add quotes: 'package>=1.0'")
+@BATCH.rule(
+    "VERSION-AS-FILE", "error", "pip then installs any version", "add quotes: 'package>=1.0'"
+)
 def version_as_file(job: Job) -> Iterator[Hit]:
     for operator, target in job.shell.redirects:
         if operator in (">", ">>") and target.text.startswith("=") and not target.is_quoted:
-            yield Hit(target.line, f"unquoted {operator}{target.text} writes into a file")
+            yield Hit(target.line, f"unquoted {operator}{target.text} redirects into a file")
 
 
 def meeting_values(job: Job, variable: str, *names: str) -> Iterator[tuple[int, str]]:
@@ -316,7 +320,8 @@ def meeting_values(job: Job, variable: str, *names: str) -> Iterator[tuple[int, 
 
 
 @BATCH.rule("MASTER-PORT", "warning", "another job or step on the node may use this port",
-            "derive the port: export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))")  # fmt: skip
+            "derive the port from the job's id: "
+            "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))")  # fmt: skip
 def fixed_port(job: Job) -> Iterator[Hit]:
     facts: dict[str, int] = {}  # fact -> the first line that sets it
     options_of_port = ("standalone", "rdzv_endpoint", "master_port", "rdzv_conf", "$")
@@ -363,7 +368,8 @@ OF_ONE_TASK = {
 
 
 @BATCH.rule("MEETS-ITSELF", "error", "the nodes wait for each other until they time out",
-            "set the value in the batch script, before srun; as id use $SLURM_JOB_ID")  # fmt: skip
+            "set the value in the batch script, before srun; as --rdzv-id use $SLURM_JOB_ID"
+            )  # fmt: skip
 def meets_itself(job: Job) -> Iterator[Hit]:
     for command in job.shell.commands if job.num_nodes() > 1 else ():
         if not any(base_name(word.text) == "srun" for word in command.words):
@@ -382,7 +388,8 @@ def meets_itself(job: Job) -> Iterator[Hit]:
                         yield Hit(command.line, f"each task expands {own} to its own {what}")
 
 
-@BATCH.rule("NO-KILL", "warning", "if one rank fails, the others wait and the nodes are billed",
+@BATCH.rule("NO-KILL", "warning",
+            "if one rank fails, the others wait, and the nodes are billed meanwhile",
             "add --kill-on-bad-exit=1")  # fmt: skip
 def no_kill(job: Job) -> Iterator[Hit]:
     for step in job.launches if "SLURM_KILL_BAD_EXIT" not in job.settings else ():
@@ -399,13 +406,14 @@ def no_cpus(job: Job) -> Iterator[Hit]:
     if option := job.directive("cpus-per-task"):
         for step in job.launches:
             if "cpus-per-task" not in step.options and option.value != "1":
-                fact = f"srun has no --cpus-per-task, only sbatch has ({option.value})"
+                fact = f"sbatch has --cpus-per-task={option.value}, but srun has no such option"
                 yield Hit(step.line, fact)
     elif job.has_gpus and not job.directive("cpus-per-gpu", "exclusive"):
         for step in job.launches:
             if not {"cpus-per-task", "cpus-per-gpu"} & {*step.options}:
                 fact = "neither sbatch nor srun has --cpus-per-task, so a task may get one core"
-                yield Hit(step.line, fact, "set it in both: cores / tasks of a node")
+                action = "set it in both to the cores of a node, divided by its tasks"
+                yield Hit(step.line, fact, action)
                 return
 
 
@@ -416,13 +424,13 @@ def two_environments(job: Job) -> Iterator[Hit]:
     for command in job.commands:
         first, *rest = [word.text for word in command.words]
         if first in ("conda", "mamba", "micromamba") and rest[:1] == ["activate"]:
-            activated.append((command.line, "an environment of conda"))
+            activated.append((command.line, "a conda environment"))
         elif first in ("source", ".") and rest and base_name(rest[0]) == "activate":
             is_conda = len(rest) > 1 or re.search("conda|mamba|miniforge", rest[0], re.IGNORECASE)
-            activated.append((command.line, "an environment of conda" if is_conda else "a venv"))
+            activated.append((command.line, "a conda environment" if is_conda else "a venv"))
     if activated and job.containers:
         (line, kind), image = activated[0], job.containers[0]
-        yield Hit(line, f"{kind} is activated outside of the image of line {image.line}")
+        yield Hit(line, f"{kind} is activated outside the image that line {image.line} starts")
     elif len({kind for _, kind in activated}) > 1:
         line, kind = activated[-1]
         yield Hit(line, f"{kind} is activated on top of {activated[0][1]}")
@@ -430,7 +438,8 @@ def two_environments(job: Job) -> Iterator[Hit]:
 
 @BATCH.rule("EXIT-CODE", "warning",
             "Slurm then reports a failed run as COMPLETED, and afterok jobs start",
-            "write set -eo pipefail, or srun ... || code=$?; ...; exit ${code:-0}")  # fmt: skip
+            "add set -eo pipefail, or keep the code: srun ... || code=$?; ...; exit ${code:-0}"
+            )  # fmt: skip
 def lost_exit_code(job: Job) -> Iterator[Hit]:
     """Yield the pipes, or the last command, that hide the ranks' exit code."""
     sets = [command.words[1:] for command in job.commands if command.name == "set"]
@@ -461,7 +470,7 @@ def lost_exit_code(job: Job) -> Iterator[Hit]:
     while begin and commands[top[begin - 1]].ends == "&&":
         begin -= 1  # a && b: if a fails, the script ends with a's exit code
     if any(runs_ranks.get(at) for at in top[:begin] if at not in checked):
-        fact = f"the exit code of the script is that of {last.name[:40]}, not that of the ranks"
+        fact = f"the script ends with the exit code of {last.name[:40]}, not with that of the ranks"
         yield Hit(last.line, fact)
 
 
@@ -513,7 +522,7 @@ CASE = re.compile(r"\s*\(?-[\w-]*\*?(\s*\|\s*[\w*-]+)*\s*\)")  # patterns of a c
 
 
 @BATCH.rule("BROKEN-LINE", "error", "the next line is not part of the command",
-            "let the backslash be the line's last character")  # fmt: skip
+            "make the backslash the last character of the line")  # fmt: skip
 def broken_line(job: Job) -> Iterator[Hit]:
     cut: dict[int, str] = {}
     for command in job.shell.commands:
@@ -530,8 +539,8 @@ def broken_line(job: Job) -> Iterator[Hit]:
     yield from (Hit(line, fact) for line, fact in cut.items())
 
 
-@BATCH.rule("NOT-READ", "note", "later findings may be missing or wrong",
-            "try bash -n on the script")  # fmt: skip
+@BATCH.rule("NOT-READ", "note", "findings after this line may be missing or wrong",
+            "run bash -n on the script to find the error")  # fmt: skip
 def not_read(job: Job) -> Iterator[Hit]:
     if job.shell.unread:
         yield Hit(job.shell.unread, f"lint cannot parse the shell from line {job.shell.unread} on")
@@ -551,13 +560,13 @@ BATCH.rule(
 )(partial(variables, kinds=("name", "value")))  # fmt: skip
 BATCH.rule(
     "INTERFACE-MISSING", "note", "ranks without a common interface cannot connect",
-    "check on a compute node",
+    "check the name on a compute node",
 )(partial(variables, kinds=("interface",)))  # fmt: skip
 BATCH.rule("COSTLY-VARIABLE", "warning", "every step is slower", "leave it out")(
     partial(variables, kinds=("costly",))
 )
 BATCH.rule(
-    "DEBUG-IN-TIMING", "warning", "measured times then include the debugging", "leave it out"
+    "DEBUG-IN-TIMING", "warning", "measured times include the cost of debugging", "leave it out"
 )(partial(variables, kinds=("slow",)))
 
 
@@ -574,7 +583,9 @@ def late_directive(job: Job) -> Iterator[Hit]:
     first = job.first_command
     for line, text in job.shell.comments:
         if line > first and text.startswith("#SBATCH"):
-            yield Hit(line, f"{text[:60].strip()} comes after the first command, in line {first}")
+            yield Hit(
+                line, f"{text[:60].strip()} comes after the first command, which is in line {first}"
+            )
 
 
 @BATCH.rule("DIRECTIVE-SPELLING", "error", "sbatch reads the line as a comment",
@@ -597,7 +608,8 @@ def disabled_directive(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule("DIRECTIVE-VARIABLE", "error", "sbatch does not expand variables",
-            "write the value itself, or use %j, %x or %u of sbatch")  # fmt: skip
+            "write the value itself, or sbatch's %j (job id), %x (job name) or %u (user)"
+            )  # fmt: skip
 def variable_in_directive(job: Job) -> Iterator[Hit]:
     for option in job.directives:
         value = option.value or ""
@@ -611,8 +623,8 @@ MAKES_FOLDERS = (23, 2)
 
 
 @BATCH.rule("OUTPUT-FOLDER", "note",
-            "Slurm before 23.02 does not create the folder, so the job fails at once (0:53) "
-            "without a log",
+            "Slurm before 23.02 does not create the folder, so the job fails at once (exit code "
+            "0:53) without a log",
             "create the folder before you submit; use %j only in the file's name")  # fmt: skip
 def missing_folder(job: Job) -> Iterator[Hit]:
     """Yield the folders of --output and --error that are missing on this machine."""
@@ -621,8 +633,8 @@ def missing_folder(job: Job) -> Iterator[Hit]:
         folder = Path(option.value).parent if option and option.value else Path()
         if option and not _may_exist(folder, job):
             is_sure = folder.is_absolute() or bool(job.value("chdir"))
-            where = "" if is_sure else ", here or beside the script"
-            fact = f"the folder {folder} of --{name} does not exist{where}"
+            where = "does not exist" if is_sure else "exists neither here nor beside the script"
+            fact = f"the folder {folder} of --{name} {where}"
             yield Hit(option.line, fact, severity="error" if job.slurm and is_sure else None)
 
 
@@ -642,15 +654,15 @@ def _may_exist(folder: Path, job: Job) -> bool:
 
 
 @BATCH.rule("GPU-PER-TASK", "warning",
-            'a rank that asks for cuda:LOCAL_RANK fails with "invalid device '
-            'ordinal"; other ranks work, but NCCL cannot use NVLink and P2P',
+            'a rank that uses cuda:LOCAL_RANK fails with "invalid device ordinal"; with '
+            "cuda:0 it works, but NCCL cannot use NVLink and P2P",
             "use --gpus-per-node, with one task for each GPU and cuda:LOCAL_RANK")  # fmt: skip
 def one_gpu_per_task(job: Job) -> Iterator[Hit]:
     if "allow-task-sharing" in job.value("gres-flags"):
         return
     directive = job.directive("gpus-per-task")
     if directive and (job.tasks_per_node() or 1) > 1:
-        yield Hit(directive.line, "--gpus-per-task shows each task one GPU")
+        yield Hit(directive.line, "--gpus-per-task shows each task only one GPU")
     for step in job.steps:
         names = ("gpu-bind", "accel-bind", "gres-flags")
         bind, nearest, flags = (step.options.get(name) or "" for name in names)
@@ -664,9 +676,9 @@ def one_gpu_per_task(job: Job) -> Iterator[Hit]:
         }
         option = next((option for option, is_given in hiding.items() if is_given), "")
         if option and not is_one:
-            yield Hit(step.line, f"srun {option} shows each task one GPU")
+            yield Hit(step.line, f"srun {option} shows each task only one GPU")
         elif any(re.match(r"CUDA_VISIBLE_DEVICES=\S*LOCAL", token) for token in step.tokens):
-            yield Hit(step.line, "CUDA_VISIBLE_DEVICES is set to one GPU in each task")
+            yield Hit(step.line, "CUDA_VISIBLE_DEVICES shows each task only one GPU")
 
 
 @BATCH.rule("SIGNAL-STEPS", "warning",
@@ -738,7 +750,7 @@ def clean_environment(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule("CONTAINALL", "error", "NCCL and gloo cannot use shared memory between ranks",
-            "leave the option out; --no-home keeps the home folder out")  # fmt: skip
+            "remove the option; --no-home is enough to hide the home folder")  # fmt: skip
 def isolated_ranks(job: Job) -> Iterator[Hit]:
     for container in job.containers:
         tasks = job.tasks_per_node(container.step) if container.step else 1
@@ -776,7 +788,7 @@ def no_gpus_inside(job: Job) -> Iterator[Hit]:
 
 
 @BATCH.rule("DOCKER-SHM", "warning",
-            "the container has 64 MB of /dev/shm, and loaders or NCCL fail with a bus error",
+            "the container has only 64 MB of /dev/shm, so loaders or NCCL fail with a bus error",
             "add --ipc=host, or --shm-size=8g")  # fmt: skip
 def docker_without_shared_memory(job: Job) -> Iterator[Hit]:
     for command in job.active:

@@ -234,27 +234,29 @@ def read_each_step(script: Script) -> Iterator[Hit]:
         name = name_of(call.func)
         last = last_name(call) or getattr(call.func, "attr", "")
         if last in READING and not call.args:
-            yield Hit(call.lineno, f"{name or f'(...).{last}'}() in each step")
+            yield Hit(call.lineno, f"{name or f'(...).{last}'}() is called in each step")
         elif last in WAITING and "cuda" in name:
             action = "move this call out of the step"
             if last == "synchronize":
-                action = f"{action}; a timer needs one such call, around many steps"
-            yield Hit(call.lineno, f"{name}() in each step: the CPU waits for the GPU", action)
+                action = f"{action}; a timer needs it only before and after many steps"
+            yield Hit(
+                call.lineno, f"{name}() is called in each step: the CPU waits for the GPU", action
+            )
         elif last in PRINTING:
             nodes = [*ast.walk(call)]
             # Variables that are printed as they are, without attribute or call.
             inner = {node.value for node in nodes if isinstance(node, ast.Attribute)}
             names = {node.id for node in nodes if isinstance(node, ast.Name) and node not in inner}
             if printed := losses & names:
-                yield Hit(call.lineno, f"{last}() of the tensor {min(printed)} in each step")
+                yield Hit(call.lineno, f"{last}() reads the tensor {min(printed)} in each step")
 
 
 @TRAINING.rule("STEP-COLLECTIVE", "warning",
-               "each rank waits for the slowest, in addition to the gradients",
+               "all ranks wait for each other, once more than for the gradients",
                "make this call every hundred steps or at the end of the epoch")  # fmt: skip
 def collective_each_step(script: Script) -> Iterator[Hit]:
     for call in filter(script.is_in_each_step, collectives(script.tree)):
-        yield Hit(call.lineno, f"{name_of(call.func)} in each step")
+        yield Hit(call.lineno, f"{name_of(call.func)} is called in each step")
 
 
 @TRAINING.rule("UNUSED-PARAMETERS", "warning", "DDP then searches the whole graph in each step",
@@ -262,12 +264,13 @@ def collective_each_step(script: Script) -> Iterator[Hit]:
 def unused_parameters(script: Script) -> Iterator[Hit]:
     for call in script.find(*WRAPS, "DistributedDataParallelKwargs", "DDPStrategy"):
         if is_constant(argument(call, "find_unused_parameters"), True):
-            yield Hit(call.lineno, "find_unused_parameters=True")
+            yield Hit(call.lineno, "find_unused_parameters=True is set")
 
 
 @TRAINING.rule("NO-WORKERS", "warning",
-               "the training process loads each batch itself and idles meanwhile",
-               "set num_workers < the rank's cores, and persistent_workers=True")  # fmt: skip
+               "the training process loads each batch itself, so the device idles meanwhile",
+               "set num_workers below the rank's number of cores, and persistent_workers=True"
+               )  # fmt: skip
 def no_workers(script: Script) -> Iterator[Hit]:
     if not script.is_distributed or script.find("TensorDataset"):
         return
@@ -275,13 +278,13 @@ def no_workers(script: Script) -> Iterator[Hit]:
         workers = argument(call, "num_workers")
         is_hidden = any(word.arg is None for word in call.keywords) or len(call.args) > 5
         if is_constant(workers, 0) or (workers is None and not is_hidden):
-            how = "with num_workers=0" if workers else "without num_workers, which defaults to 0"
-            yield Hit(call.lineno, f"DataLoader {how}")
+            how = "num_workers=0" if workers else "no num_workers, which defaults to 0"
+            yield Hit(call.lineno, f"DataLoader has {how}")
 
 
 @TRAINING.rule("NO-SYNC", "warning",
-               "each backward exchanges all gradients, but only the last backward must",
-               "run the other backwards within `with model.no_sync():`")  # fmt: skip
+               "each backward exchanges all gradients, but only the last one needs to",
+               "run all but the last backward within `with model.no_sync():`")  # fmt: skip
 def no_sync(script: Script) -> Iterator[Hit]:
     if not script.find(*WRAPS) or script.mentions("no_sync", "require_backward_grad_sync"):
         return
@@ -294,7 +297,9 @@ def no_sync(script: Script) -> Iterator[Hit]:
             and any(isinstance(node, ast.Mod) for node in ast.walk(holder.test))
         ]  # fmt: skip
         if loop in script.step_blocks and every_nth and "optim" in name_of(call.func).lower():
-            yield Hit(call.lineno, f"{name_of(call.func)} if {ast.unparse(every_nth[0])[:40]}")
+            yield Hit(
+                call.lineno, f"{name_of(call.func)} runs only if {ast.unparse(every_nth[0])[:40]}"
+            )
             return
 
 
@@ -307,7 +312,7 @@ def files_of_all_ranks(script: Script) -> Iterator[Hit]:
         downloads = is_constant(argument(call, "download"), True)
         takes_turns = downloads and barriers(script.function_of(call)) > 0
         if (is_save or downloads) and not takes_turns and not script.is_for_some_ranks(call):
-            what = "torch.save to one file" if is_save else "download=True"
+            what = "torch.save writes one file" if is_save else "download=True is set"
             yield Hit(call.lineno, f"{what} on every rank")
 
 
@@ -375,7 +380,7 @@ def some_ranks_only(script: Script) -> Iterator[Hit]:
                 # With two barriers, the script may let one rank go first.
                 is_turn = name.endswith("barrier") and barriers(script.function_of(call)) > 1
                 if name not in elsewhere and not is_turn:
-                    yield Hit(call.lineno, f"{name} within `if {test}`")
+                    yield Hit(call.lineno, f"{name} is called within `if {test}`")
             calls = (node for part in side for node in ast.walk(part) if isinstance(node, ast.Call))
             forwards.append([call for call in calls if name_of(call.func) in models])
         if not branch.orelse and isinstance(branch.body[-1], ast.Return | ast.Continue):
@@ -384,7 +389,7 @@ def some_ranks_only(script: Script) -> Iterator[Hit]:
                 block = getattr(holder, name, None)
                 if isinstance(block, list) and branch in block:
                     for call in collectives(*block[block.index(branch) + 1 :]):
-                        fact = f"{name_of(call.func)} after `if {test}` made some ranks leave"
+                        fact = f"{name_of(call.func)} is skipped by ranks that leave at `if {test}`"
                         yield Hit(call.lineno, fact)
         # Each forward of DDP may broadcast the model's buffers.
         for call in forwards[0] or forwards[1] if not all(forwards) else ():
@@ -392,12 +397,12 @@ def some_ranks_only(script: Script) -> Iterator[Hit]:
             yield Hit(
                 call.lineno,
                 f"DDP's forward {name}(...) runs within `if {test}`: other ranks may wait for it",
-                f"call {name}.module(...) there, or call it on every rank",
+                f"call {name}.module(...) there, or call {name}(...) on every rank",
             )
 
 
 @TRAINING.rule("DATA-PARALLEL", "warning",
-               "its threads share one interpreter, and only one node is used",
+               "its threads share one Python interpreter, and it uses only one node",
                "use DistributedDataParallel with one process per GPU")  # fmt: skip
 def data_parallel(script: Script) -> Iterator[Hit]:
     for call in script.find("DataParallel"):
@@ -408,7 +413,7 @@ PORT = re.compile(r"tcp://[^:]+:[1-9][0-9]*")
 
 
 @TRAINING.rule("FIXED-PORT", "warning", "another job on the node may use this port",
-               "let torchrun choose the port, or derive it: 20000 + "
+               "let torchrun choose the port, or derive it from the job's id: 20000 + "
                "int(os.environ['SLURM_JOB_ID']) % 10000")  # fmt: skip
 def fixed_port(script: Script) -> Iterator[Hit]:
     for node in script.nodes:
@@ -440,20 +445,20 @@ def one_gpu_for_all(script: Script) -> Iterator[Hit]:
 
 
 @TRAINING.rule("NO-SEED", "note",
-               "no two runs are equal, and the ranks may start with different parameters",
+               "no two runs are alike, and ranks may start with different parameters",
                "call torch.manual_seed with the same seed on all ranks")  # fmt: skip
 def no_seed(script: Script) -> Iterator[Hit]:
     seeds = ("manual_seed", "manual_seed_all", "seed_everything", "set_seed", "seed_all", "seed")
     # DDP copies rank 0's parameters to all ranks, which replaces equal seeds.
     backwards = script.find("backward") if not script.find(*seeds, *WRAPS) else []
     if backwards:
-        yield Hit(backwards[0].lineno, "the training has no manual_seed")
+        yield Hit(backwards[0].lineno, "the training sets no seed")
 
 
 def load(path: str) -> Script:
     try:
         return Script(path, ast.parse(files.content(Path(path))))
     except SyntaxError as error:
-        raise ValueError(f"{path}:{error.lineno or 1}: not Python: {error.msg}") from None
+        raise ValueError(f"{path}:{error.lineno or 1}: this is not Python: {error.msg}") from None
     except (RecursionError, MemoryError):
-        raise ValueError(f"{path}: nested too deeply for Python's parser") from None
+        raise ValueError(f"{path} is nested too deeply for Python's parser") from None

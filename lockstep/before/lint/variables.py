@@ -37,7 +37,8 @@ def _ints(low: int, high: float = math.inf) -> Values:
         except ValueError:  # such as 08, which is not octal
             return False
 
-    return Values(f"a whole number from {low}" + f" to {high}" * math.isfinite(high), accept)
+    most = f" to {high}" if math.isfinite(high) else " upwards"
+    return Values(f"a whole number from {low}{most}", accept)
 
 
 def _words(*words: str, ignore_case: bool = False, integers: bool = False) -> Values:
@@ -45,7 +46,7 @@ def _words(*words: str, ignore_case: bool = False, integers: bool = False) -> Va
         is_integer = integers and re.fullmatch("[0-9]{1,9}", value, re.ASCII)
         return bool(is_integer) or (value.upper() if ignore_case else value) in words
 
-    return Values(", ".join(words) + " or a legacy integer" * integers, accept, words)
+    return Values(", ".join(words) + " or an integer, as in older NCCL" * integers, accept, words)
 
 
 def _list(*words: str, by_function: bool = False) -> Values:
@@ -55,7 +56,7 @@ def _list(*words: str, by_function: bool = False) -> Values:
     entries = f"({entry}(,{entry})*)?"
     pattern = f"([^;]*:)?{entries}(;([^;]*:)?{entries})*" if by_function else entries
     return Values(
-        f"words separated by commas, from: {', '.join(words)}; ^ before the list excludes them",
+        f"words, separated by commas, of {', '.join(words)}; ^ before the list excludes them",
         lambda value: re.fullmatch(pattern, value, re.IGNORECASE) is not None,
     )
 
@@ -173,7 +174,7 @@ OTHERS = re.compile(
 )
 _TO_DEBUG = "unset the variable, except to debug"
 _BLOCKING = ("the host waits for each kernel, so nothing overlaps", _TO_DEBUG)
-_SLOWER_PATH = "unset the variable, or name the fault of the machine that needs it in a comment"
+_SLOWER_PATH = "unset the variable, or write in a comment which fault of the machine needs it"
 _BY_HOST = (
     "GPUs of a node exchange data through the host's memory instead of NVLink", _SLOWER_PATH
 )  # fmt: skip
@@ -242,7 +243,11 @@ def _fault(
         return "name", f"{name} {fate}", action
     if not (known or OTHERS.fullmatch(name)) and name.startswith(("NCCL_", "TORCH_NCCL_")):
         near = difflib.get_close_matches(name[:80], [*KNOWN, *GONE], n=1, cutoff=0.8)
-        action = f"did you mean {near[0]}?" if near else "remove it, unless a plugin documents it"
+        action = (
+            f"did you mean {near[0]}?"
+            if near
+            else "unset the variable, unless a plugin documents it"
+        )
         if near or not name.startswith("TORCH_"):  # PyTorch documents only some of its variables
             return "name", f"{name} is not in NCCL's documentation", action
     if not value or "$" in value:
@@ -251,22 +256,23 @@ def _fault(
         # The beginning may be a valid word, as NVL in NVLINK.
         near = [word for word in known.words if level.startswith(word)]
         near = near or difflib.get_close_matches(level[:80], known.words, n=1)
-        action = f"set it to {near[0]}" if near else "set it to one of these, or unset it"
+        action = f"set it to {near[0]}" if near else "set an allowed value, or unset the variable"
         return "value", f"{setting} is not a valid value; allowed: {known.allowed}", action
     if name in INTERFACE_NAMES and interfaces is not None and _is_missing(name, value, interfaces):
         present = ", ".join(sorted(interfaces)) or "none"
         message = f"{setting} matches no interface of this machine, which has {present}"
-        return "interface", message, "name an interface that all nodes have: srun ip -brief link"
+        action = "name an interface that all nodes have; srun ip -brief link lists them"
+        return "interface", message, action
     pattern, effect, instead = COSTLY.get(name, ("", "", ""))
     if pattern and re.fullmatch(pattern, value):
         return "costly", f"{setting}: {effect}", instead
     if name == "TORCH_DISTRIBUTED_DEBUG" and level == "DETAIL":
         message = f"{setting} checks every collective among all ranks, which slows timed steps"
-        return "slow", message, "unset it in timed runs"
+        return "slow", message, "unset the variable in timed runs"
     if name == "NCCL_DEBUG" and level in ("INFO", "TRACE"):
         logged = (environ.get("NCCL_DEBUG_SUBSYS") or DEFAULT_SUBSYSTEMS).upper().split(",")
         if level == "TRACE" or not set(logged) <= STARTING:
-            action = "use WARN, or NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS=INIT,NET for the network"
+            action = "set it to WARN, or set it to INFO and NCCL_DEBUG_SUBSYS=INIT,NET"
             return "slow", f"{setting} writes a log during timed steps", action
     return None
 

@@ -36,24 +36,25 @@ FIRST_PORT, NUM_PORTS = 15_000, 15_000
 @click.option(
     "--ranks",
     type=click.IntRange(min=1),
-    help="Number of ranks to start here; by default one per GPU, two without GPUs. Under srun or "
-    "torchrun their tasks are the ranks.",
+    help="Number of ranks to start here; by default one per GPU, or two without GPUs. The tasks of "
+    "srun or torchrun are themselves the ranks.",
 )
 @click.option(
-    "--device", type=click.Choice(["cpu", "cuda"]), help="CUDA by default, if there is a GPU."
+    "--device", type=click.Choice(["cpu", "cuda"]), help="Device to screen; cuda if there is a GPU."
 )
 @click.option(
     "--repeats",
     type=click.IntRange(min=1),
-    help="How often each probe is timed, 40 by default; few repeats cannot show slowness.",
+    help="How often each probe is timed, 40 by default. Too few repeats cannot show a slow device.",
 )
 @click.option(
     "--floor-gb-per-s",
     type=click.FloatRange(min=0.0, min_open=True),
-    help="Least bus bandwidth of an all-reduce over all ranks (64 MiB on GPUs, 4 MiB on CPUs).",
+    help="Lowest allowed bus bandwidth of an all-reduce over all ranks (64 MiB on GPUs, 4 MiB on "
+    "CPUs).",
 )
 @click.option(
-    "--to", type=click.Path(dir_okay=False, path_type=Path), help="Also write all facts as JSON."
+    "--to", type=click.Path(dir_okay=False, path_type=Path), help="Also write all results as JSON."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each node.")
 def screen(
@@ -75,8 +76,8 @@ def screen(
     of this ratio is above 1.02. If nothing is slow, at most 1 % of screenings report something.
     Links between nodes are compared from three nodes on; one node compares its devices.
 
-    With --floor-gb-per-s an all-reduce over all ranks must have this bandwidth; below the floor the
-    slowest node is named, too.
+    With --floor-gb-per-s an all-reduce over all ranks must reach this bandwidth; if it does not,
+    the slowest node is named, too.
 
     Exit code: 0 if nothing is slow, 1 if something is slow, 2 for wrong input, 3 if the machine
     fails.
@@ -121,7 +122,7 @@ def find_rank(environ: Mapping[str, str]) -> dict[str, str] | None:
     if "SLURM_JOB_ID" in environ and int(environ.get("SLURM_NNODES", "1")) > 1:
         raise ValueError(
             f"this job has {environ['SLURM_NNODES']} nodes, but this is one process on one node; "
-            "start with srun --ntasks-per-node=1, or one task per GPU"
+            "start it with srun --ntasks-per-node=1, or with one task per GPU"
         )
     return None
 

@@ -41,13 +41,16 @@ SCHEMA = 1
 NOISY = 0.2
 # Most ranks to show, the slowest ones.
 MOST_SHOWN = 32
-# Probe -> its column, and the beginning of a sentence about its slowness.
+# Probe -> its column, and the end of a sentence about its slowness.
 PROBES: dict[Probe, tuple[str, str]] = {
-    "matmul": ("matrix product", "a matrix product takes"),
-    "memory": ("memory copy", "a copy in memory takes"),
-    "host_copy": ("copy from host", "a copy from the host takes"),
-    "node_all_reduce": ("within node", "an all-reduce among its ranks takes"),
-    "pair_all_reduce": ("with other nodes", "an all-reduce with any other node takes"),
+    "matmul": ("matrix product", "a matrix product takes {} on the others"),
+    "memory": ("memory copy", "a copy in memory takes {} on the others"),
+    "host_copy": ("copy from host", "a copy from the host takes {} on the others"),
+    "node_all_reduce": ("within node", "an all-reduce among its ranks takes {} on the others"),
+    "pair_all_reduce": (
+        "with other nodes",
+        "an all-reduce with any other node takes {} on the others",
+    ),
 }
 UNCOMPARED: dict[Probe, str] = {
     "node_all_reduce": "Links within nodes were not compared, because that needs the same number "
@@ -115,14 +118,18 @@ class Finding(findings.Finding):
 def _make_finding(kind: Kind, row: Row, seats: Sequence[Seat]) -> Finding:
     node, times = row.nodes[0], f"{row.text} times as long as"
     if len(row.nodes) == 2:
-        text = f"The link between {listed(row.nodes)} is slow: an all-reduce between them takes"
-        return Finding(kind, f"{text} {times} all-reduces of each with other nodes.", row=row)
+        text = (
+            f"The link between {listed(row.nodes)} is slow: an all-reduce between them takes "
+            f"{times} all-reduces of each with other nodes."
+        )
+        return Finding(kind, text, row=row)
     what = f"Node {node}"
     if kind == "slow-device" and row.rank is not None:
         what = f"Device {seats[row.rank].local_rank} of {node} (rank {row.rank})"
     elif kind == "slow-link":
-        what = f"The link {'within' if row.probe == 'node_all_reduce' else 'from others to'} {node}"
-    return Finding(kind, f"{what} is slow: {PROBES[row.probe][1]} {times} on the others.", row=row)
+        where = "within" if row.probe == "node_all_reduce" else "from other nodes to"
+        what = f"The link {where} {node}"
+    return Finding(kind, f"{what} is slow: {PROBES[row.probe][1].format(times)}.", row=row)
 
 
 @dataclass(frozen=True)
@@ -393,8 +400,9 @@ def describe_floor(screening: Screening) -> str | None:
     if reduced is None or not reduced.is_below:
         return None
     row, ranks = reduced.slowest, counted(len(screening.seats), "rank")
-    outlier = f", slowest {listed(row.nodes)} ({ratio(row.ratio)} times the others)" if row else ""
-    return f"all-reduce at {reduced.text}{outlier}, over {ranks} on {listed(screening.nodes)}"
+    of_all = f"an all-reduce over {ranks} on {listed(screening.nodes)} has {reduced.text}"
+    slowest = row and f"; {listed(row.nodes)} takes {ratio(row.ratio)} times as long as others"
+    return f"{of_all}{slowest or ''}"
 
 
 def page(screening: Screening) -> str:
@@ -404,11 +412,13 @@ def page(screening: Screening) -> str:
     if not screening.findings:
         # The slowness that would have been found even on the noisiest unit.
         unseen = max(max(SLOW / row.ratio, SHOWN / row.low) for row in screening.rows) - 1
-        text = (
-            f"Nothing is slow. A device or link that is {percent(unseen)} % slower would have been"
+        lines.append(
+            "Nothing is slow. The screening would have found a device or link that is "
+            f"{percent(unseen)} % slower."
         )
-        less = " This result is coarse; repeat it at a quieter time, or with more --repeats."
-        lines.append(f"{text} found.{less if unseen > NOISY else ''}")
+        if unseen > NOISY:
+            text = "This result is coarse; screen again at a quieter time, or with more --repeats."
+            lines.append(text)
     if reduced := screening.all_reduce:
         lines.append(
             f"An all-reduce of {reduced.num_bytes / 2**20:g} MiB over all ranks has {reduced.text}."

@@ -41,7 +41,7 @@ def _print_lines(lines: Iterable[str]) -> None:
               help="Also show jobs that ended within the last HOURS.")  # fmt: skip
 @as_json_option
 def jobs(user: str | None, ended: float | None, *, as_json: bool) -> None:
-    """Show your jobs, also those of other programs: why they wait, until when they run.
+    """Show all your jobs, whatever started them: why each waits, and how long each may still run.
 
     \b
     Examples:
@@ -92,7 +92,7 @@ def nodes(*, as_json: bool) -> None:
 @click.argument("job")
 @as_json_option
 def why(job: str, *, as_json: bool) -> None:
-    """Show why JOB waits and when it may start, its state, or how it ended.
+    """Show why JOB waits and when it may start, what state it is in, or how it ended.
 
     \b
     Examples:
@@ -141,11 +141,11 @@ def eff(job_ids: tuple[str, ...], *, as_json: bool) -> None:
 @click.option("--every", type=click.FloatRange(min=2, max=3600), metavar="SECONDS",
               help="Repeat every SECONDS until the job has ended.")  # fmt: skip
 @click.option("--csv", "table", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Also append a row per GPU to this table: use, memory, power, temperature."
+              help="Also append a row per GPU to this CSV file: use, memory, power, temperature."
               )  # fmt: skip
 @as_json_option
 def top(job: str, every: float | None, table: Path | None, *, as_json: bool) -> None:
-    """Show what the nodes of a running JOB do now: GPUs, CPUs, memory, your processes.
+    """Show how busy the nodes of a running JOB are now: GPUs, CPUs, memory, your processes.
 
     An extra step (srun --overlap) reads the nodes and takes no resources from the job. If this step
     cannot start, the numbers come from sstat.
@@ -158,7 +158,7 @@ def top(job: str, every: float | None, table: Path | None, *, as_json: bool) -> 
     queued = held.find_job(held.check_id(job))
     running = [each for each in queued if each.state.name == "RUNNING"]
     if not running:
-        state = f"it {queued[0].state.meaning}" if queued else "it is not in squeue"
+        state = held.job_line(queued[0]) if queued else "it is not in squeue"
         raise ValueError(
             f"job {job} is not running: {state}; lockstep slurm why {job} shows the reason"
         )
@@ -167,7 +167,9 @@ def top(job: str, every: float | None, table: Path | None, *, as_json: bool) -> 
         try:
             nodes = node_use.look(running[0].job_id, running[0].num_nodes or 1)
         except RuntimeError as error:
-            click.echo(f"Cannot read the nodes, so sstat is used: {error}", err=True)
+            click.echo(
+                f"The numbers come from sstat, because the nodes cannot be read: {error}", err=True
+            )
             steps = node_use.steps(running[0].job_id)
         if table is not None:
             node_use.add_to_table(table, time.strftime("%Y-%m-%dT%H:%M:%S%z"), nodes)
@@ -199,7 +201,7 @@ def shell(
     *,
     dry_run: bool,
 ) -> None:
-    """Open a shell in an allocation like that of a point of CAMPAIGN, in the site's image.
+    """Open a shell in the site's image, on as many nodes as a point of CAMPAIGN takes.
 
     \b
     Examples:

@@ -33,19 +33,19 @@ WAITS = {
 }
 # CODE:SIGNAL as sacct writes it -> the usual cause
 ENDS = {
-    "0:53": "its node could not open its output file, or the folder does not exist",
-    "0:125": "it needed more memory than it had",
-    "126:0": "a command was found, but is not executable",
-    "127:0": "a command was not found: a module, an environment or a path is missing",
+    "0:53": "the node could not open its output file, perhaps because the folder does not exist",
+    "0:125": "it needed more memory than it was given",
+    "126:0": "a command exists, but is not executable",
+    "127:0": "a command was not found, because a module, an environment or a path is missing",
 }
 # signal -> its usual cause
 SIGNALS: dict[int, str] = {
-    signal.SIGABRT: ", an abort of the program",
-    signal.SIGBUS: ", a bus error, often because /dev/shm is full",
-    signal.SIGKILL: ", often for lack of memory",
+    signal.SIGABRT: ", because the program aborted",
+    signal.SIGBUS: ", a bus error; often /dev/shm is full",
+    signal.SIGKILL: ", often because memory ran out",
     signal.SIGSEGV: ", a segmentation fault",
-    signal.SIGTERM: ", for example by scancel",
-    signal.SIGUSR1: ", for example by --signal without B:, which signals the ranks",
+    signal.SIGTERM: ", sent for example by scancel",
+    signal.SIGUSR1: ", sent for example by --signal without B:, which reaches the ranks",
 }
 MAX_STEPS = 5
 # A job that used less than AMPLE of a request could request less; above NEAR it may need more.
@@ -75,8 +75,8 @@ def check_id(job_id: str) -> str:
     """Return a job id unchanged; raise ValueError for another text."""
     if not is_id(job_id):
         raise ValueError(
-            f"{job_id[:80]!r} is not a job id; give one such as 4711, or for an array's element "
-            "4711_3; lockstep slurm jobs lists your jobs"
+            f"{job_id[:80]!r} is not a job id; give an id such as 4711, or 4711_3 for an array's "
+            "element; lockstep slurm jobs lists your jobs"
         )
     return job_id
 
@@ -232,7 +232,7 @@ def wait_lines(job: Queued, why: Mapping[str, Any]) -> Iterator[str]:
     if job.starts is not None:
         yield f"  expected to start: {moment(job.starts)}; earlier if other jobs end early"
     elif why["num_ahead"] is not None:
-        yield "  expected to start: not planned yet; Slurm plans only the first jobs of the queue"
+        yield "  expected to start: unknown, because Slurm plans only the first jobs of the queue"
     if why["factors"]:
         parts = ", ".join(f"{name} {part:,}" for name, part in why["factors"].items())
         yield f"  priority {job.priority or 0:,}: {parts}"
@@ -257,7 +257,7 @@ def end_lines(job_id: str, account: Mapping[str, Any]) -> list[str]:
         lines.append(f"  exit code {code}{f': {cause}' if is_new else ''}")
     lines += steps
     if state.name in ("NODE_FAIL", "BOOT_FAIL"):
-        return [*lines, "Next: lockstep slurm nodes  # shows which is down"]
+        return [*lines, "Next: lockstep slurm nodes  # shows which node is down"]
     return [*lines, f"Next: lockstep slurm eff {job_id}"]
 
 
@@ -299,7 +299,7 @@ def use_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
         part = DASH if share is None else f"{share:.0%}"
         yield f"  {'CPUs' if what == 'cpu' else what:7} {part:>5}   {used} of {total}"
     if account["gpu_hours"]:
-        use, busy = account["gpu_use"], "Slurm does not report how busy they were"
+        use, busy = account["gpu_use"], "Slurm does not report how busy the GPUs were"
         if use is not None:
             memory = use["memory_bytes"]
             memory = "" if memory is None else f", {_mebibytes(memory)} of memory"

@@ -249,8 +249,8 @@ def look_lines(
             yield f"  {own['pid']:>8} {own['name']:16} {'  '.join(use)}"
     for step in steps:
         yield (
-            f"step {step['step_id']}: {step['num_tasks'] or DASH} tasks, CPU time "
-            f"{in_words(step['cpu_s'])} each, largest task {size(step['rss_bytes'])} on "
+            f"step {step['step_id']}: {step['num_tasks'] or DASH} tasks of "
+            f"{in_words(step['cpu_s'])} CPU time; the largest has {size(step['rss_bytes'])} on "
             f"{step['node'] or DASH}"
         )
 
@@ -324,7 +324,7 @@ def prospect_lines(
     for row in full:
         yield (
             f"Partition {row['partition']}: {row['num_idle']:,} of {row['num_nodes']:,} nodes "
-            f"idle, {row['num_used']:,} in use, {row['num_other']:,} not in service; "
+            f"are idle, {row['num_used']:,} in use, {row['num_other']:,} not in service; "
             f"{row['num_waiting']:,} jobs are pending."
         )
     for start in starts:

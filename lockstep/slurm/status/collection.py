@@ -82,11 +82,11 @@ def _ask(results: Results, say: Say) -> list[Standing]:
         failure = board.failures.get("sacct")
         if not late and failure is None:
             break
-        problem = str(failure or f"sacct does not know yet how {listed(late, 8)} ended")
+        problem = str(failure or f"sacct does not know yet how these jobs ended: {listed(late, 8)}")
         if wait_s is None or (failure and accounting.is_absent(failure)):
             say(f"{otherwise}: {problem}")
             break
-        say(f"{problem}; next attempt in {wait_s} s")
+        say(f"{problem}; the next attempt is in {wait_s} s")
         time.sleep(wait_s)
     return standings
 

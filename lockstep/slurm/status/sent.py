@@ -62,7 +62,7 @@ class JobEvent:
 def parse_event(value: object, at: int) -> JobEvent:
     """Return the event of a JSON value; ValueError if a key is missing or has a wrong value."""
     if not isinstance(value, dict):
-        raise ValueError("not a JSON object; send job_id, status and exit_code")
+        raise ValueError("the event is not a JSON object; send job_id, status and exit_code")
     job_id, status, code = (value.get(name) for name in ("job_id", "status", "exit_code"))
     if not isinstance(job_id, str) or not re.fullmatch("[0-9]{1,18}(_[0-9]{1,9})?", job_id):
         raise ValueError("job_id is not an id of Slurm, such as 17 or 17_3")
@@ -174,7 +174,7 @@ class Results(Folder):
             is_whole = False
         if not is_whole:
             raise ValueError(
-                f"{self.scripts_file}: damaged; delete it, and lockstep submit writes a new one"
+                f"{self.scripts_file} is damaged; delete it, and lockstep submit writes a new one"
             )
         return scripts
 
@@ -269,7 +269,7 @@ def _check(entry: dict[str, Any], path: Path) -> None:
     )
     for name in (name for name, is_right in are_right.items() if not is_right):
         text = str(entry[name])[:80]
-        raise ValueError(f"{path}: a line has the {name} {text!r}, which no job has")
+        raise ValueError(f"{path}: a line has an invalid {name}, {text!r}")
 
 
 def writers(header: Mapping[str, Any]) -> Iterator[str]:

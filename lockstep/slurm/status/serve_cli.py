@@ -69,7 +69,8 @@ BEAT_S = 15.0
               help=f"File of the key, created if missing.  [default: {KEY_FILE} in FOLDER]",
               )  # fmt: skip
 @click.option("--every", "every_s", type=click.FloatRange(5, 86_400), default=EVERY_S,
-              show_default=True, metavar="SECONDS", help="Ask Slurm every SECONDS without events."
+              show_default=True, metavar="SECONDS",
+              help="Ask Slurm every SECONDS if no event arrives."
               )  # fmt: skip
 @click.option("--print-epilog", is_flag=True,
               help="Only print the script for Slurm's EpilogSlurmctld.")  # fmt: skip
@@ -85,7 +86,7 @@ def serve(
     expect: Path | None,
     floor: float | None,
 ) -> None:
-    """Serve the status page of a campaign's FOLDER, and receive events of its jobs' ends.
+    """Serve the status page of a campaign's FOLDER, and receive an event when one of its jobs ends.
 
     The page at / updates itself in open browsers. Slurm's controller posts events to /events,
     signed with the key. A forged, late or repeated event changes nothing; if an event is lost, the
@@ -110,7 +111,9 @@ def serve(
         server = Server((host, port), Inbox(results, key, page.event_came.set), page)
     except OSError as error:
         reason = error.strerror or error
-        raise RuntimeError(f"{host}, port {port}: {reason}; choose another by --port") from None
+        raise RuntimeError(
+            f"cannot listen on {host}, port {port}: {reason}; choose another --port"
+        ) from None
     threading.Thread(target=page.follow, args=(every_s,), daemon=True).start()
     click.echo(f"page: http://{host}:{server.server_port}/")
     click.echo(f"key: {key_path}")
@@ -127,7 +130,7 @@ def epilog(url: str, key_path: Path, installed: Path) -> str:
     key, own = (shlex.quote(str(path.absolute())) for path in (key_path, installed))
     url_line, key_line = f"url={shlex.quote(url)}", f"key_file={own}"
     if url.startswith(("http://127.", "http://localhost")):
-        url_line = f"# Only this machine reaches this address; for others give --host.\n{url_line}"
+        url_line = f"# Only this machine reaches this address; give --host for others.\n{url_line}"
     if own != key:
         install = f"install -o slurm -m 600 {key} {own}"
         key_line = f"# As root, for SlurmUser=slurm: {install}\n{key_line}"
@@ -152,9 +155,13 @@ def read_key(path: Path) -> bytes:
             file.write(f"{secrets.token_hex(32)}\n")
     key = files.content(path).strip()
     if len(key) < LEAST_KEY_BYTES:
-        raise ValueError(f"{path}: a key needs at least {LEAST_KEY_BYTES} characters; delete it")
+        raise ValueError(
+            f"{path}: the key has fewer than {LEAST_KEY_BYTES} characters; delete the file"
+        )
     if path.stat().st_mode & 0o077:
-        raise ValueError(f"{path}: others may read this key; delete it, and a new key is made")
+        raise ValueError(
+            f"{path}: other users may read this key; delete the file, and a new key is made"
+        )
     return key
 
 
@@ -181,7 +188,8 @@ class Inbox:
         """
         with self.lock:  # so that one event is judged and written at a time
             if not timestamp or not signature:
-                return 401, f"not signed; give {TIMESTAMP_HEADER} and {SIGNATURE_HEADER}"
+                headers = f"{TIMESTAMP_HEADER} and {SIGNATURE_HEADER}"
+                return 401, f"the message is not signed; send {headers}"
             # compare_digest accepts only ASCII.
             is_ours = (
                 re.fullmatch("[0-9]{1,12}", timestamp)
@@ -192,10 +200,10 @@ class Inbox:
                 return 401, "the signature was not made with this key"
             now = self.clock()
             if abs(now - int(timestamp)) > WINDOW_S:
-                return 401, "the timestamp is more than five minutes off"
+                return 401, "the timestamp is more than five minutes off this machine's clock"
             self.seen = {s: at for s, at in self.seen.items() if now - at <= WINDOW_S}
             if signature in self.seen:
-                return 409, "this message was sent before"
+                return 409, "this message was already received"
             try:
                 event = parse_event(files.parse(body), int(timestamp))
             except ValueError as error:
@@ -203,7 +211,7 @@ class Inbox:
             sent = self.results.jobs()
             known = {job.id for job in sent}
             if event.job_id not in known | set(ids_by_hand(self.results, sent, None)):
-                return 404, "no job of this campaign"
+                return 404, "this campaign has no such job"
             journal = Journal(self.results.events_file)
             try:
                 journal.append({"uuid": signature, **asdict(event)})
@@ -299,7 +307,7 @@ class Handler(BaseHTTPRequestHandler):
         elif not length.isdecimal():
             self._answer(411, "give Content-Length")
         elif len(length) > 9 or int(length) > MAX_BYTES:
-            self._answer(413, f"an event has {MAX_BYTES} bytes at most")
+            self._answer(413, f"an event may have {MAX_BYTES} bytes at most")
         else:
             body = self.rfile.read(int(length))
             timestamp, signature = map(self.headers.get, (TIMESTAMP_HEADER, SIGNATURE_HEADER))
@@ -323,7 +331,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _send_changes(self, page: StatusPage) -> None:
         if not self.server.watchers.acquire(blocking=False):
-            self._answer(503, "too many browser pages are open")
+            self._answer(503, "too many browser pages are open; close one")
             return
         try:
             self._head(200, "text/event-stream")

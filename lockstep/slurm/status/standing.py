@@ -305,13 +305,13 @@ def _infer_state(job: Job, answers: _Answers, last_sign: float | None, now: floa
         # A job script writes a record if it can, so a job without a record has not succeeded.
         if event.exit_code == 0 and event.status == "COMPLETED":
             if now - event.at > GRACE_S:
-                return State("LOST", "it has ended without a record, and sacct does not know how")
-            return State("unknown", "it has ended, but its record is not visible yet")
+                return State("LOST", "the job has ended without a record, even in sacct")
+            return State("unknown", "the job has ended, but its record is not visible yet")
         return State(event.status if event.status != "COMPLETED" else "FAILED")
     if not answers.all_answer:  # sacct's last answer is the best there is
         return State(account["state"]) if account and answers.queue is None else slurm.UNKNOWN
     if account is None and job.user not in (None, slurm.own_name()):
-        return State("unknown", f"it is a job of {job.user}, which Slurm does not show you")
+        return State("unknown", f"the job belongs to {job.user}, and Slurm does not show it to you")
     signs = [] if last_sign is None else [last_sign]
     with suppress(ValueError):  # a job submitted by hand has no time of submission
         signs.append(datetime.fromisoformat(job.sent).timestamp())
@@ -319,11 +319,11 @@ def _infer_state(job: Job, answers: _Answers, last_sign: float | None, now: floa
     if account is None:
         return State("LOST") if is_late else slurm.UNKNOWN
     if not is_late:
-        return State("unknown", "it has left squeue, and sacct does not know yet how it ended")
+        return State("unknown", "the job has left squeue, and sacct does not know yet how it ended")
     # slurmdbd missed the job's end; an administrator fixes such a job by `sacctmgr show runaway`.
     return State(
         "LOST",
-        "it has left squeue without a record of its end, but sacct does not list it as ended",
+        "the job has left squeue without a record, but sacct does not list it as ended",
     )
 
 
@@ -402,9 +402,10 @@ def find_cause(standing: Standing, results: Results) -> Cause:
     nodes = account.get("nodes")
     match standing.state.name:
         case "OUT_OF_MEMORY":
-            return Cause("memory", f"{_memory(account)}; raise mem, or lower the batch", "mem")
+            more = "raise mem in the site file, or lower the batch"
+            return Cause("memory", f"{_memory(account)}; {more}", "mem")
         case "TIMEOUT" | "DEADLINE":
-            more = "set a higher time in [jobs] of the campaign or in the site file for fewer jobs"
+            more = "to need fewer jobs, raise time in [jobs] of the campaign or in the site file"
             return Cause("time", more)
         case "NODE_FAIL" | "BOOT_FAIL":
             if silent := (standing.record or {}).get("lost"):
@@ -414,7 +415,7 @@ def find_cause(standing: Standing, results: Results) -> Cause:
                 if failed := read_end(path).failed_node:
                     return Cause("node_failed", f"{failed} failed")
             if nodes:
-                which = f"one of {nodes} failed; lockstep slurm nodes shows which, and why"
+                which = f"one of the nodes {nodes} failed; lockstep slurm nodes shows which"
                 return Cause("node_unknown", which)
         case "FAILED":
             return _find_failure(standing, results)
@@ -422,13 +423,13 @@ def find_cause(standing: Standing, results: Results) -> Cause:
             # If a prolog fails, Slurm cancels a job that may not be requeued (slurm.conf(5)).
             end = read_end(output)
             if end.prolog_failed:
-                what = f"{nodes or 'its nodes'} did not start it ({end.line})"
+                what = f"{nodes or 'its nodes'} did not start the job ({end.line})"
                 return Cause("not_started", f"{what}; sinfo -R lists the reasons")
             return _find_unmet_dependency(standing, results)
         case "LOST":
             if output.exists():
                 return Cause("lost", "see its log")
-            return Cause("never_began", "it never started; it may have been cancelled")
+            return Cause("never_began", "the job never started; it may have been cancelled")
     return Cause("unknown")
 
 
@@ -436,20 +437,19 @@ def _find_failure(standing: Standing, results: Results) -> Cause:
     account, record = standing.account or {}, standing.record or {}
     output, code = results.output(standing.job), account.get("exit_code")
     if record.get("stopped"):
-        return Cause("stopped", "it stopped cleanly before its time limit")
+        return Cause("stopped", "the job stopped cleanly before its time limit")
     if code in KILLED:
         used, requested = account.get("memory_bytes") or 0, account.get("requested_bytes") or 0
         is_near = requested > 0 and used >= NEAR * requested
-        what = "one of its processes was killed, by hand or for memory"
-        what += f"; without cgroups Slurm does not report which; {_memory(account)}"
-        action = "raise mem" if is_near else "read its log first"
+        what = "one of its processes was killed, by a user or for lack of memory"
+        what += f"; without cgroups Slurm cannot tell the two apart; {_memory(account)}"
+        action = "raise mem" if is_near else "read the job's log first"
         return Cause("killed", f"{what}; {action}", "mem" if is_near and record else None)
     key = _key_to_mend(standing, results) if record else None
     if code == NO_OUTPUT and not output.exists():
         what = f"exit code {code}: {account.get('nodes') or 'its nodes'} could not open {output}"
-        return Cause(
-            "no_output", f"{what}; give --to a folder on shared storage where you may write", key
-        )
+        action = "choose with --to a folder on shared storage that you may write to"
+        return Cause("no_output", f"{what}; {action}", key)
     log = _last_log(standing, results)
     line, name = read_end(log).line, log.relative_to(results.path)
     return Cause("log", f"{name}: {line}" if line else f"see {name}", key)
@@ -490,7 +490,7 @@ def _find_unmet_dependency(standing: Standing, results: Results) -> Cause:
     other = failed or "a job that it depended on"
     return Cause(
         "dependency",
-        f"Slurm cancelled it before it started, because {other} did not end as required "
+        f"Slurm cancelled the job before it started, because {other} did not end as required "
         f"({NEVER_SATISFIED})",
     )
 
@@ -544,28 +544,29 @@ def advise(
         if standing.job.element is not None:
             chosen += f" --point {standing.job.element}"
         return (
-            f"its last output is {minutes:.0f} min old: lockstep cancel {folder} {chosen}, then "
-            f"{when}lockstep resume {folder} measures the rest"
+            f"its last output is {minutes:.0f} min old; run lockstep cancel {folder} {chosen}, "
+            f"then {when}lockstep resume {folder} to measure the rest"
         )
     reason = standing.state.reason or ""
     if standing.state.name == "PENDING" and (reason in FOR_EVER or _PER_JOB.fullmatch(reason)):
         return (
-            f"lockstep cancel {folder}, correct the site file, then lockstep resume {folder} "
-            "--site SITE"
+            f"run lockstep cancel {folder}, correct the site file, then run lockstep resume "
+            f"{folder} --site SITE"
         )
     if not standing.is_bad:
         return None
-    cause, submit = find_cause(standing, results), f"{when}lockstep submit CAMPAIGN --site SITE"
+    cause = find_cause(standing, results)
+    submit = f"{when}run lockstep submit CAMPAIGN --site SITE"
     if cause.key is None:
         action = "" if is_continued else f"{when}lockstep resume {folder} measures the rest"
     elif not cause.key:
         action = (
-            "no launch began, and the same scripts would fail again: correct the cause in the "
+            "no launch began, and the same scripts would fail again; correct the cause in the "
             f"campaign or site file, then {submit}"
         )
     elif cause.key in OF_CAMPAIGN:
         action = f"correct {cause.key} in the campaign file, then {submit}"
     else:
-        resume = f"{when}lockstep resume {folder} --site SITE"
+        resume = f"{when}run lockstep resume {folder} --site SITE"
         action = f"correct {cause.key} in the site file, then {resume}"
     return "; ".join(filter(None, (cause.text, action))) or None

@@ -57,10 +57,10 @@ expectation_options = add_options(
     click.option("--expect", type=click.Path(path_type=Path, exists=True, dir_okay=False),
                  metavar="FILE",
                  help="Expected values: the record of lockstep predict --json, a targets file of "
-                 "lockstep check --targets, or a table as lockstep import reads it.  [default: "
+                 "lockstep check --targets, or a table that lockstep import reads.  [default: "
                  "expected.json, expected.targets.toml or expected.csv in the folder]"),
     click.option("--floor", type=click.FloatRange(0, 1),
-                 help="Least parallel efficiency for measuring larger world sizes.  "
+                 help="Lowest parallel efficiency at which larger world sizes are measured.  "
                  "[default: until_efficiency of the campaign]"),
 )  # fmt: skip
 
@@ -105,8 +105,8 @@ class Watching(OverSsh):
               )  # fmt: skip
 @click.option("--html", "page", type=click.Path(path_type=Path, dir_okay=False),
               metavar="[FILE.html]",
-              help=f"Write the HTML page, by default {IN_FOLDER} in the folder; with --watch, each "
-              "time.")  # fmt: skip
+              help=f"Write the HTML page, by default {IN_FOLDER} in the folder; with --watch, "
+              "write it each time.")  # fmt: skip
 @expectation_options
 @click.option("--cancel-below", is_flag=True,
               help="If a world size misses the floor, cancel the pending jobs of larger sizes and "
@@ -142,7 +142,7 @@ def status(
     """
     if collects:
         if watch is not None or page is not None or cancel_below or expect or floor is not None:
-            raise click.UsageError("--collect excludes every other option but --json")
+            raise click.UsageError("--collect excludes every other option except --json")
         _collect(folder, as_json=as_json)
         return 0
     if watch is not None and not (watch == BACKING_OFF or 1 <= watch <= MAX_WATCH_S):  # or is nan
@@ -292,7 +292,7 @@ def cancel(folder: str, *, name: str | None, point: int | None, dry_run: bool) -
     if name is None and point is None:
         click.echo(f"Next: lockstep resume {typed}  # measures what is missing")
     else:
-        then = "then lockstep resume, once the other jobs have ended"
+        then = "once the other jobs have ended, run lockstep resume"
         click.echo(f"Next: lockstep status {typed}  # {then}")
 
 
@@ -335,7 +335,7 @@ def _scancel(job_ids: Iterable[str], users: set[str], *, only_waiting: bool = Fa
         if not others:
             raise
         owners = " and ".join(others)
-        raise RuntimeError(f"{error}; these are jobs of {owners}: ask them to cancel") from None
+        raise RuntimeError(f"{error}; ask {owners}, whose jobs these are") from None
 
 
 def cancel_jobs(

@@ -17,14 +17,14 @@ from lockstep.slurm.status.status_record import PLACE, SOFTWARE
 
 # kind of a script -> when to submit it
 WHEN = {
-    "stage": "as its dependency says; it runs a command of your own before or after measuring",
-    "fallback": "if a job before it fails; it runs a command of your own",
-    "preflight": "first; in minutes it checks that nodes answer and ranks can communicate",
-    "ladder": "now; it measures one repeat of all world sizes on the same nodes",
-    "job": "in the order of the list; each measures one world size after the smaller sizes",
-    "array": "now; each element measures one case, and elements run side by side",
-    "profile": "to see where a step's time goes; it adds no results",
-    "collect": "last; once the other jobs have ended it gathers results and makes the report",
+    "stage": "when its dependency allows; it runs your own command before or after measuring",
+    "fallback": "if a job before it fails; it runs your own command",
+    "preflight": "first; it checks within minutes that nodes answer and ranks can communicate",
+    "ladder": "at once; it measures one repeat of all world sizes on the same nodes",
+    "job": "in the order of the list; each job measures one world size",
+    "array": "at once; each element measures one case, and elements run side by side",
+    "profile": "at any time; it shows where a step's time goes, and adds no results",
+    "collect": "last; when all others have ended, it gathers results and makes the report",
 }
 QUANTITIES = {
     "time_s": "time of a run",
@@ -35,7 +35,7 @@ QUANTITIES = {
 }
 AGES = {
     "slurm": "jobs, from squeue and sacct",
-    "events": "jobs, from events of their ends",
+    "events": "jobs, from events that Slurm sent",
     "results": "results, from the launches' journals",
     "accounting": "accounting, from lockstep status --collect",
     "inventory": "the cluster, from scontrol",
@@ -52,8 +52,8 @@ CONFIGURATION = {
 def _summarize(record: Mapping[str, Any]) -> str:
     launches = f"{record['num_complete']} of {record['num_planned']} launches complete."
     if not record["jobs"]:
-        ready = counted(len(record["prepared"]), "script")
-        what = f"No job is submitted; {ready} ready." if record["prepared"] else "No jobs."
+        ready = f"No job was submitted yet. Scripts ready to submit: {len(record['prepared'])}."
+        what = ready if record["prepared"] else "No jobs."
         return f"{what} {launches}"
     states = Counter[str]()
     for job in record["jobs"]:
@@ -77,7 +77,7 @@ def _warnings(record: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"At {counted(size['world_size'], 'rank')} the best parallel efficiency of any case is "
             f"{percent(size['parallel_efficiency'])} %, below the floor of "
-            f"{percent(size['floor'])} %. Find out why before a larger size: "
+            f"{percent(size['floor'])} %. Find out why before you measure larger sizes: "
             f"lockstep report {shlex.quote(record['folder'])}"
         )
 
@@ -97,8 +97,8 @@ def _sections(record: Mapping[str, Any]) -> list[Panel]:
         machine["memory_bytes"] = size_of(machine["memory_bytes"])
     what = ["What", "Value"]
     technology = [
-        *_table("Where its jobs go", what, _pairs(record["site"] or {}, PLACE), 2),
-        *_table("What the last launch ran on", what, _pairs(machine, SOFTWARE), 2),
+        *_table("Where the jobs run", what, _pairs(record["site"] or {}, PLACE), 2),
+        *_table("Hardware and software of the last launch", what, _pairs(machine, SOFTWARE), 2),
     ]
     parts = [
         panel("jobs", "Jobs", tables=_jobs(record),
@@ -155,8 +155,8 @@ def _prepared_tables(record: Mapping[str, Any]) -> list[Table]:
          str(len(script["launches"]) - script["num_complete"] or "")]
         for script in record["prepared"]
     ]  # fmt: skip
-    columns = ["Script", "When to use it", "Command", "Nodes", "Limit", "Launches left"]
-    return _table("Scripts that are written", columns, rows, 3)
+    columns = ["Script", "When to submit it", "Command", "Nodes", "Limit", "Launches left"]
+    return _table("Scripts that are ready to submit", columns, rows, 3)
 
 
 def _shape(script: Mapping[str, Any]) -> str:
@@ -188,7 +188,8 @@ def _expected_panel(record: Mapping[str, Any]) -> Panel:
     tables = []
     if rows:
         columns = ["Series", "Quantity", "Ranks", "Expected", "Measured", "Deviation (%)", ""]
-        note = f"Expected values of {measured['expectation']}; deviation = measured / expected - 1."
+        note = f"Expected values are from {measured['expectation']}. "
+        note += "The deviation is measured / expected - 1."
         tables.append(table("Expected beside measured", columns, rows, texts=2, note=note))
     for unit in dict.fromkeys(point["sample_unit"] for point in measured["points"]):
         points = [point for point in measured["points"] if point["sample_unit"] == unit]
@@ -275,7 +276,7 @@ const box = Object.assign(document.createElement("input"), {{
   type: "checkbox", id: "again", checked: true,
 }});
 const label = document.createElement("label");
-label.append(box, " Read it again every {every_s} s");
+label.append(box, " Reload this page every {every_s} s");
 document.querySelector("#as-of").append(" ", label);
 const again = () => {{ if (box.checked) location.reload(); }};
 setInterval(again, {every_s} * 1000);

@@ -245,7 +245,7 @@ def _monitor_commands(results: Results, typed: str, opened: Sequence[Standing]) 
     lines.append(" ".join(["squeue", *options, f"--jobs={','.join(ids)}"]))
     if all(standing.user in (None, slurm.own_name()) for standing in opened):
         # A shell comment, so that pasting all lines does not cancel the jobs.
-        lines.append(f"# to cancel them: lockstep cancel {typed}")
+        lines.append(f"# to cancel these jobs: lockstep cancel {typed}")
     return [*lines, f"lockstep status {typed} --watch"]
 
 
@@ -269,7 +269,7 @@ def _next_commands(
     if results.refusals():
         return ["lockstep submit CAMPAIGN --site SITE  # once the refused key is corrected"]
     if unsent:
-        return [*unsent, f"lockstep resume {typed}  # or submit all of them at once"]
+        return [*unsent, f"lockstep resume {typed}  # or submit all at once with this command"]
     is_left = campaign.num_complete < len(campaign.planned)
     if results.jobs_folder.exists() and is_left:
         return ["lockstep submit CAMPAIGN --site SITE"]
@@ -277,7 +277,7 @@ def _next_commands(
     claimed = results.read_claim() or {}
     tests, name = ",".join(claimed.get("tests") or ()), str(claimed.get("name"))
     measured = shlex.join(["--tests", tests, "--name", name]) if tests else "CAMPAIGN"
-    again = [f"lockstep run {measured}  # with the same options: it continues"] * is_left
+    again = [f"lockstep run {measured}  # with the same options, it continues"] * is_left
     return [*again, f"lockstep report {typed}"]
 
 
@@ -296,7 +296,7 @@ def _command_after_jobs(campaign: Campaign, results: Results, typed: str) -> str
     if keys & {"", *OF_CAMPAIGN}:
         return "lockstep submit CAMPAIGN --site SITE  # once the cause is corrected"
     if keys:
-        return f"lockstep resume {typed} --site SITE  # once that file is corrected"
+        return f"lockstep resume {typed} --site SITE  # once the site file is corrected"
     return f"lockstep resume {typed}"
 
 
@@ -367,8 +367,9 @@ def _job_lines(row: Mapping[str, Any]) -> Iterator[str]:
             yield f"  {row['meaning']}"
         bad = row["ended_badly"]
         for element in bad[:MAX_NAMED]:
-            problem = f"{element['state']}, {element['meaning']}; {element['advice']}"
-            yield f"  {element['id']} ({element['launch']}): {problem}"
+            problem = f"{element['state']}, {element['meaning']}"
+            advice = f"; {element['advice']}" if element["advice"] else ""
+            yield f"  {element['id']} ({element['launch']}): {problem}{advice}"
         if bad[MAX_NAMED:]:
             yield f"  and {len(bad) - MAX_NAMED} more elements; --json names them"
     elif row["advice"]:
@@ -562,7 +563,7 @@ def _read_prediction(record: Any, path: Path) -> Iterator[Expected]:
             yield Expected(int(ahead["at"]), "throughput", value, low, high, case)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{path}: not a prediction ({error!r}); make one with lockstep predict DIR --json"
+            f"{path} is not a prediction ({error!r}); make one with lockstep predict DIR --json"
         ) from None
 
 

@@ -96,7 +96,7 @@ campaign_options = add_options(
         type=click.Path(path_type=Path, file_okay=False),
         default="results",
         show_default=True,
-        help="Folder of results, seen by all nodes; the campaign's name is added.",
+        help="Folder of results, which all nodes must see; the campaign's name is added.",
     ),
     click.option("--partition", help="Use another partition of the site."),
     click.option(

@@ -105,8 +105,8 @@ class Maker:
             )
         if site.gpu_types and campaign.jobs.chain > 1:
             raise ValueError(
-                "chain may continue a launch on another of gpu_types; set chain = 1, or replace "
-                "gpu_types by a constraint with one type"
+                "chain may continue a launch on another type of GPU; set chain = 1 in the campaign "
+                "file, or in the site file replace gpu_types by a constraint"
             )
         self.campaign, self.site, self.folder = settle(campaign, site), site, folder
         self.share = share(self.campaign, site)
@@ -210,7 +210,7 @@ class Maker:
         if stage.time and most_s and time_s > most_s:
             raise ValueError(
                 f"stage {stage.name}: time {stage.time} exceeds the limit {clock(most_s)} of "
-                f"partition {self.site.partition}; lower it"
+                f"partition {self.site.partition}; lower the time of this stage"
             )
         cpus = stage.cpus_per_task or max(1, self.site.cpus_per_node // tasks)
         num_cpus, num_gpus = cpus * tasks, tasks * stage.gpus

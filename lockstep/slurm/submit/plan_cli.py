@@ -26,7 +26,7 @@ from lockstep.slurm.submit.submit_cli import job_facts, work_of
 
 # Rows of `node_use.occupancy` and rows of `node_use.starts`.
 Prospects = tuple[list[dict[str, Any]], list[dict[str, Any]]]
-TEXTS = ("job", "after", "cases of a launch")
+TEXTS = ("job", "after", "cases per launch")
 HOW = "first submit one repeat of the smallest world size"
 INDEPENDENT = {
     "ladder": "The repeats are independent: each has its own job.",
@@ -49,8 +49,8 @@ def plan(overhead: float, budget: Budget | None, *, as_json: bool, **options: An
     """Show the jobs that CAMPAIGN still needs on a site, and what they may cost.
 
     On a login node it also shows which jobs exceed a limit of QOS or account, how full the
-    partitions are and when the jobs would start. It shows the memory of each step that results in
-    the folder of --to have measured.
+    partitions are and when the jobs would start. It also shows the memory that
+    each step needed in earlier results in the folder of --to.
 
     \b
     Examples:
@@ -150,8 +150,8 @@ def _global_batch(campaign: Campaign) -> int | None:
 
 def _points(todo: Work) -> Table:
     campaign = todo.campaign
-    strong = ["batch a rank, strong"] if _global_batch(campaign) else []
-    table = _empty("ranks", "nodes", "ranks a node", "launches", *strong, "cases of a launch")
+    strong = ["strong batch per rank"] if _global_batch(campaign) else []
+    table = _empty("ranks", "nodes", "ranks per node", "launches", *strong, "cases per launch")
     counts = campaign.cases_of_studies()
     cases = ", ".join(f"{count} {study}" for study, count in counts.items())
     if campaign.jobs.allocation == "array":
@@ -186,10 +186,10 @@ def _summary(todo: Work, overhead: float, memory: "Sequence[Need]") -> list[str]
     campaign, size = todo.campaign, todo.campaign.measured_size()
     lines, batches = [todo.at_most], []
     if shared := _global_batch(campaign):
-        batches.append(f"Strong scaling shares a global batch of {shared:,}.")
+        batches.append(f"Strong scaling divides a global batch of {shared:,} among the ranks.")
     known = [study for study in campaign.studies if study in STUDIES]
     if any(rows(study, size)[0].get("local_batch") for study in known):
-        batches.append(f"Each rank has a batch of {size.local_batch:,} in the other studies.")
+        batches.append(f"In the other studies each rank has a batch of {size.local_batch:,}.")
     lines += [" ".join(batches)] if batches else []
     if campaign.repeats > 1 and campaign.jobs.share_job:
         lines.append("The repeats share their jobs (share_job), so they are not independent.")
@@ -209,7 +209,7 @@ def _memory_table(needs: "Sequence[Need]") -> Table:
     names = [name for name in settings[0] if len({str(own.get(name)) for own in settings}) > 1]
     names = [name for name in names if name != "world_size"]  # the column of ranks has it
     head = (name.replace("_", " ") for name in names)
-    table = _empty("ranks", *head, "batch a rank", "accumulation", "memory, GB")
+    table = _empty("ranks", *head, "batch per rank", "accumulation", "memory, GB")
     for need, own in zip(needs, settings, strict=True):
         table.add_row(
             ", ".join(map(str, need.step["world_sizes"])),
@@ -225,13 +225,15 @@ def _memory_lines(needs: "Sequence[Need]") -> list[str]:
     """Return sentences about the measured devices, and how to measure the other batches."""
     measured = [need for need in needs if need.peak_bytes]
     if needs and not measured:
-        return [f"No result in the folder of --to has this batch, so it may not fit; {HOW}."]
+        return [
+            f"No result in the folder of --to has this batch, so it may not fit in memory; {HOW}."
+        ]
     lines = []
     for name, total in dict.fromkeys((need.devices, need.total_bytes) for need in measured):
         has = f", which has {number(total / GIGA)} GB" if total else ""
         lines.append(f"Memory is the peak of a rank on {name or 'an unknown device'}{has}.")
     if len(measured) < len(needs):
-        lines.append(f"Batches without a measured memory may not fit; {HOW}.")
+        lines.append(f"Batches whose memory was not measured may not fit; {HOW}.")
     return lines
 
 

@@ -243,7 +243,7 @@ def _render_own(template: str, name: str, values: dict[str, Any]) -> str:
     try:
         source = files.content(Path(template)).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{template}: not UTF-8 text: {error}; change template") from error
+        raise ValueError(f"{template} is not UTF-8 text: {error}; save it as UTF-8") from error
     except ValueError as error:
         raise ValueError(f"{error}; change template") from error
     try:
@@ -276,4 +276,4 @@ def _check_syntax(text: str, origin: str) -> None:
         number = int(match[1])
         line = "".join(text.split("\n")[number - 1 : number]).strip()[:MAX_SHOWN_CHARACTERS]
         reason = f"{match[2]}, " + (f"in line {number}: {line}" if line else "after its last line")
-    raise ValueError(f"{origin} makes a script that bash does not read: {reason}")
+    raise ValueError(f"{origin} makes a script that bash cannot parse: {reason}")

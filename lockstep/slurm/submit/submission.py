@@ -156,7 +156,7 @@ def fit(
     if index == len(choices):
         raise ValueError(
             f"a budget of {budget:g} {unit} is too small: one repeat of world size {sizes[0]} "
-            f"takes {round_up(cost(reduce(*choices[-1])))}; raise --budget, or lower time"
+            f"takes {round_up(cost(reduce(*choices[-1])))}; raise --budget, or lower time in [jobs]"
         )
     repeats, kept = choices[index]
     if cost(reduce(most, kept)) == cost(reduce(repeats, kept)):
@@ -173,7 +173,9 @@ def read_stored(results: Results) -> tuple[Campaign, Site]:
     if campaign is None or not path.exists():
         # A failed submission also leaves a folder of jobs, so the record of submissions decides.
         ran_here = campaign is not None and not results.submissions_file.exists()
-        todo = "run lockstep run again" if ran_here else "lockstep submit CAMPAIGN --site SITE"
+        todo = (
+            "continue with lockstep run" if ran_here else "run lockstep submit CAMPAIGN --site SITE"
+        )
         raise ValueError(f"{results.path}: no jobs were submitted from here; {todo}")
     # Keys of campaign.json that a campaign file does not have; older folders have "on_end".
     others = ("launches", "left_out", "on_end")

@@ -111,7 +111,9 @@ def _command(spec: JobSpec) -> str:
 @script_options
 @dry_run_option
 @click.option("--by-hand", is_flag=True, help="Write the scripts, and submit nothing.")
-@click.option("--force", is_flag=True, help="With --by-hand: replace scripts with other contents.")
+@click.option(
+    "--force", is_flag=True, help="With --by-hand: replace scripts that have other contents."
+)
 @as_json_option
 def submit(
     budget: Budget | None,
@@ -141,8 +143,8 @@ def submit(
 
 @click.command(cls=OverSsh)
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True))
-@click.option("--site", "changed", help="Site file, if it has changed.")
-@click.option("--flagged", is_flag=True, help="Also measure launches with a flag again.")
+@click.option("--site", "changed", help="Site file to use, if it has changed.")
+@click.option("--flagged", is_flag=True, help="Also measure again all launches that have a flag.")
 @dry_run_option
 @as_json_option
 def resume(

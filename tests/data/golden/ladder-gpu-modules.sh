@@ -31,7 +31,7 @@ rm -r /scratch/me/data
 
 set +u # what a site loads is not written for it
 type module >/dev/null 2>&1 || . /etc/profile || :
-module purge || lockstep_say "module purge ended with $?; the modules are loaded all the same"
+module purge || lockstep_say "module purge ended with $?; the modules are loaded anyway"
 mend=shell_before
 ulimit -l unlimited
 mend=modules
