@@ -283,7 +283,8 @@ def test_the_guides_recommendations():
     assert recommend(guide(), parse("efficiency=0.8"))["world_size"] == 4
     assert recommend(guide(), parse("fastest"))["world_size"] == 8
     assert diminishing(guide()) == (
-        "diminishing returns from 4 to 8: each added rank gains 64 % of a baseline rank, under 70 %"
+        "diminishing returns from 4 to 8: each added rank gains only 64 % of a baseline rank, less "
+        "than 70 %"
     )
 
 

@@ -66,11 +66,11 @@ MAY_DIFFER: dict[str, tuple[str, ...]] = {
     ),
     "the fact describes the file format": ("schema", "case.schema"),
     # Options of a session; the record of a case has the settings of the measurement.
-    "the record of a case holds the part that matters": (
+    "the part of the fact that matters is in the record of a case, which is compared": (
         "measured_with", "studies", "provenance.dropped_environment",
         *_below(DETAILS, "ignored command.over command.metrics input"),
     ),
-    "the digest identifies the image": ("provenance.image_path",),
+    "the image's digest is compared instead of its path": ("provenance.image_path",),
     "the fact does not affect the timing": _below("provenance", "pytest pytest_benchmark"),
     "each job numbers its devices from 0, so equal numbers may be different devices": (
         "provenance.environment.CUDA_VISIBLE_DEVICES",
@@ -81,7 +81,7 @@ MAY_DIFFER: dict[str, tuple[str, ...]] = {
     "the fact depends on the placement of ranks": _below(
         "provenance.transport", "adapters transports links"
     ),
-    "DDP's settings and the order in which gradients are ready decide the fact": (
+    "the fact follows from DDP's settings and the order in which gradients are ready": (
         f"{DETAILS}.bucket_bytes",
     ),
     "the fact depends on the global batch": _below("case.training", "lr samples_per_epoch"),
@@ -133,9 +133,9 @@ def circumstances(evidence: Evidence) -> Iterator[Finding]:
         for name in dict.fromkeys(name for of_file in known for name in of_file):
             values = list(dict.fromkeys(each[name] for each in known if name in each))
             if len(values) > 1:
-                text = f"its files are not repeats: {name} varies: {joined(values)}"
-                action = ("compare two of them with lockstep compare A B, or give only those of "
-                          "one commit and host")  # fmt: skip
+                text = f"the point's files are not repeats, since {name} varies: {joined(values)}"
+                action = ("compare two of the files with lockstep compare A B, or give only "
+                          "files of one commit and host")  # fmt: skip
                 yield fact("history", text, point.world_size, at=series, action=action,
                            fact=name, found=values)  # fmt: skip
     yield from _far_from_others(evidence.launches)
@@ -185,7 +185,9 @@ def _odd_entries(entries: Sequence[Entry], known: Sequence[Facts]) -> Iterator[F
                 kind, where = "circumstances-differ", [*usual, *odd]
                 values["usual_sizes"] = sizes(usual)
                 text = f"the launches differ: {name} is {usually} at world size"
-                text = f"{text} {joined(sizes(usual))}, and {value} in as many at {at}"
+                text = (
+                    f"{text} {joined(sizes(usual))}, but {value} in equally many launches at {at}"
+                )
             # A fact of a launch holds for all of its cases.
             is_of_case = path.startswith("case.")
             yield Finding(
@@ -246,27 +248,37 @@ def _far_from_others(launches: Sequence[Launch]) -> Iterator[Finding]:
         own = sorted(hosts[size])
         others = sorted({host for other in sizes if other != size for host in hosts[other]})
         if own and others and not {*own} & {*others}:
-            text = f"the ranks ran on {joined(own)}, those of the other sizes on {joined(others)}"
+            text = (
+                f"the ranks ran on {joined(own)}, but those of the other sizes on {joined(others)}"
+            )
             yield fact("other-hosts", text, size, own=own, others=others)
     for size in chosen:
         theirs = [when for other in sizes if other != size for when in times[other]]
         gaps = [abs(own - when) for own in times[size] for when in theirs]
         if gaps and min(gaps) > FAR_APART:
             date, hours = str(min(times[size]).date()), min(gaps) / timedelta(hours=1)
-            text = f"this size was measured on {date}, {hours:.0f} hours from the nearest other"
+            text = (
+                f"this size was measured on {date}, {hours:.0f} hours before or after the nearest "
+                "other"
+            )
             yield fact("other-date", f"{text} size", size, hours=hours, date=date)
 
 
 @rule("idle-devices", "note", "idle devices wait for other ranks, for input or for kernel launches",
-      "see which cause the report names for this size: communication, input or a fixed cost",
+      "read in the report which cause it names: communication, input or a fixed cost",
       "measured")  # fmt: skip
 def idle_devices(series: Series) -> Iterator[Finding]:
     """GPUs are busy for less of the time at one size than at any other."""
     return _other_gauge(series, "gpu_utilisation")
 
 
-@rule("several-settings", "note", "each setting is a series of its own, with its own baseline",
-      "compare settings at one size, or measure all with one setting", "measured")  # fmt: skip
+@rule(
+    "several-settings",
+    "note",
+    "each setting is a series of its own, with its own baseline",
+    "compare the settings at one size, or measure all launches with one setting",
+    "measured",
+)
 def several_settings(series: Series) -> Iterator[Finding]:
     """Launches of a case differ in a setting that should be constant, such as threads."""
     if series.main and any(point is series.base for point in series.points):
@@ -275,9 +287,13 @@ def several_settings(series: Series) -> Iterator[Finding]:
         yield fact("other-setting", text, *sizes, setting=series.layout)
 
 
-@rule("shared-job", "warning",
-      "every repeat ran on the same nodes, so intervals do not cover other nodes",
-      "run each repeat in its own job (share_job = false)", doubts=False)  # fmt: skip
+@rule(
+    "shared-job",
+    "warning",
+    "every repeat ran on the same nodes, so intervals leave out the differences between nodes",
+    "run each repeat in its own job: set share_job = false under [jobs] in the campaign",
+    doubts=False,
+)
 def shared_job(evidence: Evidence) -> Iterator[Finding]:
     """Repeats of a world size ran in one Slurm job, on the same nodes."""
     jobs: dict[tuple[int, str], dict[str, str]] = {}
@@ -296,7 +312,7 @@ def _job(launch: Launch) -> Any:
 
 
 @rule("not-in-turn", "warning", "a drift of the machine would look like scaling",
-      "measure each repeat of all sizes before the next repeat, as lockstep run does")  # fmt: skip
+      "measure all sizes once before the next repeat begins, as lockstep run does")  # fmt: skip
 def not_in_turn(evidence: Evidence) -> Iterator[Finding]:
     """Nearly all launches of a size ran before, or after, those of the smallest size.
 

@@ -339,7 +339,7 @@ def _match(
 def ambiguity(points: Sequence[Mapping[str, Any]], sides: tuple[str, str] = ("A", "B")) -> str:
     """Return a sentence on points that could be paired in several ways."""
     return (
-        f"{formats.counted(len(points), 'point')} could be paired in several ways, such as "
+        f"{formats.counted(len(points), 'point')} can be paired in several ways, such as "
         f"{formats.listed(points[0]['a'], 3)} in {sides[0]} with "
         f"{formats.listed(points[0]['b'], 3)} in {sides[1]}; give sides that hold one of each"
     )
@@ -563,7 +563,7 @@ def document(comparison: Comparison, names: tuple[str, str]) -> dict[str, Any]:
         "schema": record.SCHEMA_VERSION,
         "a": names[0],
         "b": names[1],
-        "ratio": "rate of B over rate of A: above 1, B is faster",
+        "ratio": "rate of B divided by the rate of A; B is faster above 1",
         "margin": comparison.margin,
         "level": 1 - comparison.error,
         "look": comparison.look.to_dict(),

@@ -153,7 +153,7 @@ def difference(comparison: Comparison) -> str:
     if not main and every:
         return f"Other {listed([fact(name) for name in every], MOST_NAMED)}"
     if not main:
-        return "Without a known difference"
+        return "With no known difference between them"
     texts = [f"{fact(k)} {values(b)} instead of {values(a)}" for k, (a, b) in main.items()]
     more = len(every) - min(len(texts), MOST_NAMED)
     named = [*texts[:MOST_NAMED], *([counted(more, "other difference")] if more else [])]
@@ -173,7 +173,7 @@ def sentence(summary: Outcome, margin: float) -> str:
         "blocked": "no verdict",
         "unshown": "no difference is shown",
     }[summary.kind]
-    noise = "no change would have been detected"
+    noise = "even a large change could have gone undetected"
     if summary.seen:
         noise = f"a change of {summary.seen} or more would have been detected 9 times in 10"
     counts = {
@@ -202,7 +202,7 @@ def _claim(points: Sequence[JudgedPair], *, is_named: bool) -> str:
     if len(sizes) > 1:
         ranks = joined(sizes) if len(sizes) <= MOST_SIZES else f"{sizes[0]} to {sizes[-1]}"
         claim = f"{ranks} ranks are {judged.verdict}, by up to {much} {span}"
-        return f"{claim}, on {pair.world_size}{where}"
+        return f"{claim} on {counted(pair.world_size, 'rank')}{where}"
     verb = "is" if sizes == [1] else "are"
     return f"{counted(sizes[0], 'rank')} {verb} {much} {judged.verdict} {span}{where}"
 
@@ -222,8 +222,11 @@ def advice(comparison: Comparison) -> str:
         return f"Measure {b} again: launches that are on both sides cannot show a difference."
     unknown = {
         BARE: "Measure five launches per side: without repeats the noise is unknown.",
-        EQUAL: ("Give rates with more digits, not copied: equal rates show no noise."),
-        ONE_JOB: f"Measure the repeats of {a} and of {b} in several jobs (share_job = false).",
+        EQUAL: "Give each launch's own rate, with more digits: equal rates show no noise.",
+        ONE_JOB: (
+            f"Measure the repeats of {a} and of {b} in several jobs: set share_job = false in the "
+            "campaigns."
+        ),
     }
     for kind in filter(summary.counts.__getitem__, unknown):
         return unknown[kind]
@@ -237,7 +240,7 @@ def advice(comparison: Comparison) -> str:
         return f"Run lockstep report to see where the time of {b} goes."
     noisy = [judged.spread or 0.0 for _, judged in comparison.points if judged.verdict == UNKNOWN]
     if not noisy:
-        return "Nothing: all points are the same within the margin."
+        return "Nothing is left to do: all points are the same within the margin."
     # At the error rate of the next look at more launches.
     error = comparison.error * comparison.look.next_share / comparison.look.share
     needed = launches_needed(max(noisy), comparison.margin, error)
@@ -245,7 +248,7 @@ def advice(comparison: Comparison) -> str:
     if needed is None or needed > MOST_SENSIBLE:
         return (
             f"Find what disturbs the machine: launches vary by up to {percent(max(noisy))} %, so "
-            f"{needed or 'more than 1,000'} per side are needed to detect {goal}."
+            f"{needed or 'more than 1,000'} launches per side are needed to detect {goal}."
         )
     return f"Measure {needed} launches per side to detect {goal}."
 
@@ -348,12 +351,16 @@ def rule(comparisons: Sequence[Comparison]) -> list[str]:
     also = ", each also corrected for" if len(levels) > 1 else " and"
     beside = f"{also} {count} comparisons" if count > 1 else ""
     text = (
-        f"Intervals are at {drawn}{beside}. Same: the interval is within {1 / (1 + margin):.3f} to "
-        f"{1 + margin:.3f}; faster or slower: the interval goes beyond and excludes 1."
+        f"Intervals are at {drawn}{beside}. A point is the same if its interval is within "
+        f"{1 / (1 + margin):.3f} to {1 + margin:.3f}; it is faster or slower if the interval goes "
+        "beyond and excludes 1."
     )
     every = (judged for each in comparisons for _, judged in each.points)
     if any(interval(judged) == TOO_WIDE for judged in every):
-        text += " Too wide: so few launches differ so much that any change is possible."
+        text += (
+            " Too wide means that the launches are too few and differ too much to exclude any "
+            "change."
+        )
     return [text]
 
 
@@ -394,8 +401,8 @@ def asides(comparison: Comparison) -> list[Aside]:
         Aside(
             "Training time",
             ["Time", "Ranks", f"{a} (s)", f"{b} (s)", f"{b} / {a}", "95 % interval", "Case"], spent,
-            f"Medians over runs, without validation; below 1, {b} is faster. Not corrected for "
-            "the number of points.",
+            f"Times are medians over runs without validation; below 1, {b} is faster. The "
+            "intervals are not corrected for the number of points.",
         ),
     ]  # fmt: skip
     return [aside for aside in tables if aside.rows]
@@ -443,7 +450,7 @@ def text(comparison: Comparison, names: tuple[str, str], form: Form) -> list[str
         form.listed([
             f"{a}: {names[0]}", f"{b}: {names[1]}",
             f"ratio: rate of {b} / rate of {a}; {b} is faster above 1",
-            f"memory: peak of {b} / peak of {a}, of the rank that needs most; not judged",
+            f"memory: peak of {b} / peak of {a}, on the rank that needs most; no verdict uses it",
         ]),
         form.listed([f"{difference(comparison)}: {sentence(summary, comparison.margin)}"]),
         form.listed([*circumstances, *cautions]),

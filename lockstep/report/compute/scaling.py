@@ -205,7 +205,9 @@ def series_of(
     if baseline is not None:
         known = sorted({row.world_size for own in grouped.values() for row in own})
         if baseline not in known:
-            raise ValueError(f"no series has the baseline {baseline}; measured sizes are {known}")
+            raise ValueError(
+                f"no series has the baseline {baseline}; choose one of the measured sizes {known}"
+            )
     numbers: dict[str, int] = {}
     every: list[Series] = []
     for case in grouped.values():
