@@ -67,7 +67,7 @@ def test_the_document_of_an_optimisation_says_what_was_lost_tried_and_gained(mea
     assert ">B, bf16<" in svg
     numbers = json.loads((tmp_path / "made" / "numbers.json").read_text())
     assert {each["world_size"] for each in numbers["losses"]} == {2}
-    with pytest.raises(ValueError, match="--document is of two sides"):
+    with pytest.raises(ValueError, match="--document compares two sides"):
         run(*sides, sides[0], "--document", tmp_path / "more")
 
 

@@ -194,7 +194,7 @@ def test_too_few_sizes_after_a_cliff_are_not_enough_and_the_cliff_widens_the_int
 
 def test_an_interval_beyond_the_last_size_mentions_that_a_cliff_cannot_be_seen():
     known = ladder(amdahl(0.01, (1, 2, 4, 8)))
-    assert "between 8 and 16 would go unnoticed" in " ".join(predict(known, 16).warnings)
+    assert "between 8 and 16 would not be noticed" in " ".join(predict(known, 16).warnings)
     assert predict(known, 6).warnings == ()
 
 
@@ -283,7 +283,8 @@ def test_the_guides_recommendations():
     assert recommend(guide(), parse("efficiency=0.8"))["world_size"] == 4
     assert recommend(guide(), parse("fastest"))["world_size"] == 8
     assert diminishing(guide()) == (
-        "diminishing returns from 4 to 8: each added rank gains 64 % of a baseline rank, under 70 %"
+        "diminishing returns from 4 to 8: each added rank gains only 64 % of a baseline rank, less "
+        "than 70 %"
     )
 
 

@@ -160,8 +160,8 @@ H100 = "NVIDIA H100 80GB HBM3"
     [
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", ("", ""), "knows no datasheet with the peaks of"),
         ("H100 PCIe", ("", ""), "knows no datasheet with the peaks of H100 PCIe"),  # of memory
-        (H100, ("dram__bytes", "l2__bytes"), "for no kernel does kernels.csv give"),
-        (H100, ("path_tensor", "x"), "for no kernel does kernels.csv give"),
+        (H100, ("dram__bytes", "l2__bytes"), "kernels.csv has no kernel with both"),
+        (H100, ("path_tensor", "x"), "kernels.csv has no kernel with both"),
         (H100, ("display_name", "x"), "does not name its GPU"),
     ],
 )

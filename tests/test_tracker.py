@@ -274,7 +274,7 @@ def test_nobody_waits_for_a_tracker_that_never_answers(folder, capsys):
             began = time.monotonic()
             send_new()
             assert time.monotonic() - began < 2 * sending.LIVE_TIMEOUT_S
-    todo = f"cannot be reached (timed out); nothing is lost: lockstep export again {folder}"
+    todo = f"cannot be reached (timed out); no result is lost: lockstep export again {folder}"
     assert todo in capsys.readouterr().err
 
 
@@ -374,7 +374,7 @@ def test_mlflow_reads_back_what_was_exported(folder):
         ('uri = "http://me:secret@host"', "it must not contain a key"),
         ('kind = "http"', "needs uri"),
         ('kinds = "http"', "unknown key 'kinds'; did you mean 'kind'?"),
-        ('uri = "ftp://host"', "it begins with sqlite:///, http:// or https://"),
+        ('uri = "ftp://host"', "address begins with sqlite:///, http:// or https://"),
     ],
 )
 def test_a_table_that_says_what_it_may_not_is_refused(folder, table, said):

@@ -48,12 +48,12 @@ class Look:
     @property
     def sentence(self) -> str:
         """Return a sentence: number of the look, share of false claims, whether it is recorded."""
-        which = "before the planned launches are there" if self.next_share > self.share else (
+        which = "before all planned launches are there" if self.next_share > self.share else (
             "as planned" if self.planned else "after the planned judgement")  # fmt: skip
-        lost = f"; it is not recorded: {self.unrecorded}" if self.unrecorded else ""
+        lost = f". It is not recorded: {self.unrecorded}" if self.unrecorded else ""
         return (
-            f"Judgement {self.number} of these launches, {which}: of the risk of a false claim, "
-            f"which all judgements share, this one spends {100 * self.share:.3g} %{lost}."
+            f"This is judgement {self.number} of these launches, {which}. All judgements share one "
+            f"risk of a false claim, and this one spends {100 * self.share:.3g} % of it{lost}."
         )
 
 
@@ -92,7 +92,7 @@ class History:
             "command": self.command, "when": datetime.now(UTC).isoformat(timespec="microseconds"),
             "planned": look.planned, "share": look.share, "launches": [*map(sorted, look.launches)],
         }  # fmt: skip
-        reason = "the results were read from an archive; unpack it into a folder"
+        reason = "the results were read from an archive; unpack the archive into a folder"
         for folder in self.folders:
             try:
                 with (folder / FILE).open("a", encoding="utf-8") as file:
@@ -145,8 +145,8 @@ def _read(folder: Path) -> list[dict[str, Any]]:
         return [{**look, "planned": bool(look["planned"]), "when": look["when"]} for look in looks]
     except (ValueError, TypeError, KeyError):
         raise ValueError(
-            f"{path}: not a file of looks as Lockstep writes it; restore it, or delete it to "
-            "forget all earlier verdicts"
+            f"{path}: this file is not as Lockstep writes it; restore it, or delete it to forget "
+            "all earlier judgements"
         ) from None
 
 

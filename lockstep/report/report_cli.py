@@ -48,7 +48,7 @@ global_batch, local_batch, steps, samples, precision, model, nodes and note:
   metric   time, time_to_train, epoch_time, step_time or throughput
   unit     ms, s, min, h, d, or something per second: samples/s, images/s, tokens/s
            a rate of one device or node (tokens/s/GPU), or of steps (it/s beside a batch), is
-           converted to samples/s of all ranks, which a message says
+           converted to samples/s of all ranks; a message says so
   scaling  strong, weak or fixed-epochs
 In place of value, metric and unit, headings may name quantity and unit: Img/sec, step time (ms).
 Cells may be typed as usual: 2,470 or 938 img/s or 1:30:00 or 8x V100.
@@ -60,17 +60,20 @@ names what was varied at one size, such as strategy, splits the table by its val
 @click.command("report", epilog=REPORT_EXAMPLES + pack_cli.EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--output", type=click.Path(path_type=Path), help="Page to write [DIR/report.html].")
-@click.option("--csv", "as_csv", is_flag=True, help="Print the points as CSV; write no page.")
-@click.option("--json", "as_json", is_flag=True, help="Print the points as JSON; write no page.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print the points as CSV, and write no page.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the points as JSON, and write no page."
+)
 @click.option("--baseline", type=int, help="World size of the baseline.")
 @click.option(
     "--threshold", type=click.FloatRange(0, 1), default=GOOD_EFFICIENCY, show_default=True,
     help="Least parallel efficiency that is called good.",
 )  # fmt: skip
 @click.option(
-    "--cost-per-gpu-hour", type=click.FloatRange(min=0), help="Price of a GPU-hour; adds costs.",
+    "--cost-per-gpu-hour", type=click.FloatRange(min=0),
+    help="Price of a GPU-hour; adds costs to the report.",
 )  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace the file even if it is no Lockstep report.")
+@click.option("--force", is_flag=True, help="Overwrite the file even if it is no Lockstep report.")
 @click.option("--svg", is_flag=True, help="Write figures/ beside the page, as SVG.")
 @click.option("--pdf", is_flag=True, help="Write figures/ beside the page, as PDF.")
 @click.option("--png", is_flag=True, help="Write figures/ beside the page, as PNG.")
@@ -80,8 +83,8 @@ names what was varied at one size, such as strategy, splits the table by its val
     help="Write a pack for a compute-time proposal, paper or slides instead of a page.",
 )  # fmt: skip
 @click.option("--to", type=click.Path(path_type=Path), help="Folder of the pack [DIR-PROGRAMME].")
-@click.option("--work", help="What you apply for: a TOML file, or `example`.")
-@click.option("--despite", is_flag=True, help="Write a pack despite objections.")
+@click.option("--work", help="TOML file of what you apply for, or `example`.")
+@click.option("--despite", is_flag=True, help="Write the pack even if there are objections.")
 @opening.accept_bundles(opening.DATA)
 @collector_paused(is_last=True)
 def report(
@@ -93,9 +96,9 @@ def report(
 
     Each PATH is a campaign folder, a folder of pytest-benchmark files, one such file, a folder of
     trainings, one that `lockstep import` wrote, or an archive of `lockstep bundle`.
-    Launches that may not be pooled with most launches of their point are left out; the exit code is
+    Launches that may not be pooled with most launches of their point are left out. The exit code is
     then 1, or 2 if no point remains. If `lockstep check` finds an error about a point, the page and
-    the table have no ratio of it.
+    the table show no ratio of it.
     """
     import json
 
@@ -107,12 +110,13 @@ def report(
     from lockstep.report.load.redaction import Redactor
 
     if as_csv and as_json:
-        raise ValueError("--csv and --json both want stdout; choose one")
+        raise ValueError("--csv and --json both write to stdout; choose one")
     if math.isnan(threshold):
-        raise ValueError("--threshold nan is no efficiency; give one from 0 to 1")
+        raise ValueError("--threshold nan is not an efficiency; give a number from 0 to 1")
     if cost_per_gpu_hour is not None and not cost_per_gpu_hour <= MAX_RATE:  # rejects nan, too
         raise ValueError(
-            f"--cost-per-gpu-hour {cost_per_gpu_hour:g} is no price; give one from 0 to {MAX_RATE}"
+            f"--cost-per-gpu-hour {cost_per_gpu_hour:g} is not a price; give a number from 0 to "
+            f"{MAX_RATE}"
         )
     results = gather(paths)
     redacted: Callable[[Any], Any] = Redactor(results) if redact else lambda data: data
@@ -123,8 +127,8 @@ def report(
     others = [s.baseline for s in evaluation.series if baseline not in (None, s.baseline)]
     if others:
         click.echo(
-            f"{len(others)} series have no point at {baseline} and keep their smallest size "
-            f"{sorted(set(others))} as baseline",
+            f"{len(others)} series have no point at world size {baseline}, so they keep their "
+            f"smallest size {sorted(set(others))} as baseline",
             err=True,
         )
     if pack["proposal"]:
@@ -185,7 +189,7 @@ def _write_page(
     click.echo("\n".join(lines))
     render.write(page, target)
     click.echo("\n".join(console.verdict(page)))
-    where = "; the page and lockstep check name them" if evaluation.findings else ""
+    where = "; the page and lockstep check list them" if evaluation.findings else ""
     click.echo(f"check: {checker.counts(evaluation.findings)}{where}")
     click.echo(f"report: {click.format_filename(target)}")
     click.echo(f"open it in a browser: {target.resolve().as_uri()}")
@@ -201,13 +205,13 @@ def _write_page(
 @click.argument("tables", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--to", "folder", required=True, type=click.Path(path_type=Path, file_okay=False),
-    help="Folder to write imported.json to.",
+    help="Folder in which to write imported.json.",
 )  # fmt: skip
 @click.option(
     "--dataset-size", type=click.IntRange(min=1), default=50_000, show_default=True,
-    help="Samples in one epoch, for logs by epoch.",
+    help="Samples in one epoch, to read logs that have one line per epoch.",
 )  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace an imported.json that is there.")
+@click.option("--force", is_flag=True, help="Replace an existing imported.json.")
 @click.option("--dry-run", is_flag=True, help="Print how the tables are read, and write nothing.")
 def import_table(
     tables: tuple[Path, ...], folder: Path, dataset_size: int, force: bool, dry_run: bool
@@ -263,8 +267,8 @@ def demo(context: click.Context, folder: Path, recording: Path | None) -> int:
     shipped = recorded.list_shipped()
     if recording is None and not shipped:
         raise ValueError(
-            "no recorded campaign ships with this Lockstep; `lockstep run` measures one here, or "
-            "give --recording"
+            "no recorded campaign ships with this Lockstep; measure one with `lockstep run`, or "
+            "pass --recording FILE"
         )
     recorded.unpack(recording or next(iter(shipped.values())), folder)
     return int(context.invoke(report, paths=(folder,)))

@@ -20,8 +20,8 @@ Examples:
 The archive holds the results with scripts, logs and accounting, their page, the launches'
 environment and image hash, README.md, reproduce.md, an artefact description as the SC conferences
 require, RO-Crate metadata, and the checksum of every file. lockstep report first.tar.gz opens it:
-the same release makes the same page, byte for byte. Images are named by their hash, and not
-included.
+the same release makes the same page, byte for byte. The archive names images by their hash, and
+does not include them.
 """
 ENDING = ".tar.gz"
 # Endings of files that are left out: images, temporary files, pages, secret keys.
@@ -33,16 +33,18 @@ LEFT_OUT = (".sif", ".lock", ".part", ".tmp", ".html", ".key")
 @click.option("--to", "target", type=click.Path(path_type=Path, dir_okay=False),
               help="Archive to write [DIR.tar.gz].")  # fmt: skip
 @click.option(
-    "--point", metavar="CASE@SIZE", help=("Bundle a single point, under 1 MB, to report a bug.")
+    "--point",
+    metavar="CASE@SIZE",
+    help=("Bundle only one point (less than 1 MB), for a bug report."),
 )
-@click.option("--license", "licence", help="Licence of the data, for the metadata.")
+@click.option("--license", "licence", help="Licence of the data, written into the metadata.")
 @click.option("--force", is_flag=True, help="Replace an existing archive.")
 def bundle(
     folder: Path, target: Path | None, point: str | None, licence: str | None, force: bool
 ) -> None:
-    """Pack results, their page and how to reproduce them into one archive.
+    """Pack results, their page and instructions to reproduce them into one archive.
 
-    FOLDER is a campaign's folder of results, or another that lockstep report reads.
+    FOLDER is a campaign's folder of results, or another one that lockstep report reads.
     """
     from tempfile import TemporaryDirectory
 
@@ -52,7 +54,7 @@ def bundle(
     ending = f"-{point.rpartition('@')[2]}{ENDING}" if point else ENDING
     target = (target or source.with_name(f"{source.name}{ending}")).resolve()
     if not target.name.endswith(ENDING):
-        raise ValueError(f"{target}: the name must end in {ENDING}")
+        raise ValueError(f"{target}: the archive's name must end in {ENDING}")
     if target.exists() and not force:
         raise ValueError(f"{target} exists; choose another name with --to, or pass --force")
     name = target.name.removesuffix(ENDING)
@@ -65,7 +67,8 @@ def bundle(
     if point and size > describing.LARGEST_BYTES:
         target.unlink()
         raise ValueError(
-            f"--point {point} takes {size} bytes, more than the allowed {describing.LARGEST_BYTES}"
+            f"--point {point} takes {size} bytes, more than the {describing.LARGEST_BYTES} bytes "
+            "allowed"
         )
     click.echo(f"{click.format_filename(target)}: {len(files) + 1} files, {size / 1e6:.2f} MB")
     click.echo(f"next: lockstep report {shlex.quote(click.format_filename(target))}")

@@ -70,7 +70,7 @@ def describe(
         else "whose commit was not recorded",
         "software": {each: str(provenance.get(each) or DASH) for each in SOFTWARE},
         "image": str(
-            provenance.get("image_sha256") or "none; the launches ran outside a container"
+            provenance.get("image_sha256") or "none, since the launches ran outside a container"
         ),
         "seed": str(provenance.get("seed", DASH)),
         "devices": listed(provenance.get("device_names") or [DASH]),

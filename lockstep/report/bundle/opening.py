@@ -132,12 +132,14 @@ def open_archive(archive: Path) -> Iterator[Path]:
             _unpack(archive, Path(name))
         except (tarfile.TarError, EOFError, RecursionError, OSError, zlib.error) as error:
             text = one_line(str(error))[:200]
-            raise ValueError(f"{archive}: not a bundle, or truncated: {text}") from None
+            raise ValueError(
+                f"{archive}: this is not a bundle, or it is truncated: {text}"
+            ) from None
         tops = list(Path(name).iterdir())
         if len(tops) != 1 or not (tops[0] / SUMS).is_file():
             raise ValueError(
-                f"{archive}: not a bundle: its files are not in one folder with {SUMS}; make one "
-                "with lockstep bundle"
+                f"{archive}: this is not a bundle, since its files are not in one folder with "
+                f"{SUMS}; make one with lockstep bundle"
             )
         folder = tops[0]
         lines = (folder / SUMS).read_text("utf-8", "surrogateescape").splitlines()
@@ -146,11 +148,13 @@ def open_archive(archive: Path) -> Iterator[Path]:
             os.fspath(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()
         } - {SUMS}  # fmt: skip
         if odd := sorted(there ^ sums.keys()):
-            raise ValueError(f"{archive}: {one_line(odd[0][:80])!r} is missing, or not in {SUMS}")
+            raise ValueError(
+                f"{archive}: {one_line(odd[0][:80])!r} is missing, or is not listed in {SUMS}"
+            )
         for file, known in sums.items():
             if digest(folder / file) != known:
                 shown = one_line(file[:80])
-                raise ValueError(f"{archive}: {shown!r} is not the file that was packed")
+                raise ValueError(f"{archive}: {shown!r} was changed or damaged after it was packed")
         yield folder
 
 
@@ -162,14 +166,14 @@ def _unpack(archive: Path, folder: Path) -> None:
             total += member.size
             if len(names) >= MAX_FILES or total > MAX_BYTES:
                 raise ValueError(
-                    f"{archive}: more than {MAX_FILES} files or {MAX_BYTES // 2**30} GiB; if you "
-                    "trust it, unpack it yourself"
+                    f"{archive}: it holds more than {MAX_FILES} files or {MAX_BYTES // 2**30} "
+                    "GiB; if you trust it, unpack it yourself"
                 )
             is_plain = (member.isreg() and not member.issparse()) or member.isdir()
             if not is_plain or member.name in names or member.name.startswith("/"):
                 shown = one_line(member.name[:80])
                 raise ValueError(
-                    f"{archive}: {shown!r} is not a kind of file that a bundle may hold"
+                    f"{archive}: {shown!r} is not a plain file, or its path is repeated or absolute"
                 )
             names.add(member.name)
             tar.extract(member, folder, filter="data")

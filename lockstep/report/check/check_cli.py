@@ -9,7 +9,7 @@ from lockstep.report.bundle import opening
 from lockstep.report.compare.compare_cli import ALLOWABLE
 
 WIDTH = 100
-HEADER = ["verdict", "target", "wanted: value (interval); where"]
+HEADER = ["verdict", "target", "wanted value: measured value (95 % interval); place"]
 
 EXAMPLES = """
 \b
@@ -22,27 +22,27 @@ Examples:
 
 \b
 A PATH is what lockstep report reads: a campaign, pytest-benchmark files, or an imported table.
-Imported tables of times and of throughput for the same sizes are taken to be of one run, unless
-they state different models, precisions, scalings or sources.
-The text shows the first places and facts of each kind. --json prints all as {"findings": [...]};
-each has rule, level, kind, cases, world_sizes, launches, values, where, message and action.
+Imported tables of times and of throughput at the same sizes count as one run, unless they state
+different models, precisions, scalings or sources.
+The text shows the first places and facts of each kind. --json prints all: {"findings": [...]}.
+Each finding has rule, level, kind, cases, world_sizes, launches, values, where, message and action.
 
 \b
-A targets file; the built-in file proposal has all keys:
+This is a targets file; the built-in file `proposal` shows every key:
   schema = 1
   strong_efficiency = {2 = 0.90, 4 = 0.80, 8 = 0.70}
   weak_time_increase = 0.10
   speedup = {4 = [3.5, 3.8]}
   throughput_gain = -0.05  # with --against: at most 5 % less throughput
-A target is met if the whole 95 % interval reaches it, missed if none of the interval does, and
-otherwise not shown; it is blocked if the check finds an error in the results behind it. A single
-launch shows nothing. Repeats in one Slurm job show nothing either, unless is_machine = true under
-[jobs] says that only these nodes matter. Each judgement after more launches needs a wider
-interval; looks.jsonl records each judgement.
+A target is met if the whole 95 % interval reaches it, and missed if no part of the interval does.
+Otherwise it is not shown. It is blocked if the check finds an error in the results behind it.
+A single launch shows nothing. Repeats in one Slurm job show nothing either, unless the campaign has
+is_machine = true under [jobs], which says that only these nodes matter.
+Each judgement after more launches needs a wider interval. The file looks.jsonl records them.
 
 \b
-Exit code: 0 without errors (warnings are allowed), 1 with errors, 2 if a file cannot be read; with
---targets 0 if all targets are met, 1 if one is missed, not shown or blocked.
+Exit code: 0 without errors (warnings are allowed), 1 with errors, 2 if a file cannot be read.
+With --targets: 0 if all targets are met, 1 if one is missed, not shown or blocked.
 """
 
 
@@ -50,11 +50,13 @@ Exit code: 0 without errors (warnings are allowed), 1 with errors, 2 if a file c
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option("--rules", "lists_rules", is_flag=True, help="List the rules.")
-@click.option("--targets", help="Judge results by a targets file, or the built-in one: proposal.")
+@click.option(
+    "--targets", help="Judge the results by this targets file. The built-in one is `proposal`."
+)
 @click.option("--against", type=click.Path(path_type=Path),
-              help="With --targets: earlier results, for throughput_gain.")  # fmt: skip
+              help="With --targets: earlier results, to judge throughput_gain.")  # fmt: skip
 @click.option("--allow", "allowed", multiple=True, type=click.Choice(ALLOWABLE),
-              help="Fact that may differ from --against; repeatable.")  # fmt: skip
+              help="Fact that may differ from --against. Can be repeated.")  # fmt: skip
 @click.pass_context
 @opening.accept_bundles()
 def check(
@@ -74,7 +76,7 @@ def check(
         _print_rules(as_json)
         return
     if not paths:
-        raise click.UsageError("Missing argument 'PATHS...'; give results or --rules.")
+        raise click.UsageError("Missing argument 'PATHS...': give results, or pass --rules.")
     if targets is not None:
         ctx.exit(_judge(paths, targets, against, allowed, as_json=as_json))
     if against is not None or allowed:

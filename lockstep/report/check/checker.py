@@ -147,8 +147,10 @@ def say_errors(findings: Iterable[Finding], side: str = "") -> None:
         click.echo(_whole(f"{side}error {group.first.rule}: {group.where()}: {message}"), err=True)
     if groups:
         more = len(groups) - MAX_ERRORS
-        all_of = f"{counted(more, 'error')} more; " if more > 0 else ""
-        click.echo(f"{side}{all_of}run lockstep check for what to do about each\n", err=True)
+        all_of = f"{counted(more, 'more error')}; " if more > 0 else ""
+        click.echo(
+            f"{side}{all_of}run lockstep check to see what to do about each error\n", err=True
+        )
 
 
 def say_unread(results: Results) -> None:

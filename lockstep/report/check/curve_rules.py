@@ -53,8 +53,10 @@ LESS_ACCURATE = 0.01
 DIGITS = 4
 
 
-@rule("constant-work", "error", "the points do different work, so their ratios mean nothing",
-      "measure all sizes with one global batch (strong) or local batch (weak scaling)")  # fmt: skip
+@rule("constant-work", "error",
+      "the sizes do different work, so speed-up and efficiency mean nothing",
+      "measure all sizes with one global batch (strong scaling) or local batch (weak scaling)"
+      )  # fmt: skip
 def constant_work(evidence: Evidence) -> Iterator[Finding]:
     """The batch that strong or weak scaling fixes differs between sizes or repeats."""
     for conflict in evidence.results.conflicts:
@@ -62,7 +64,10 @@ def constant_work(evidence: Evidence) -> Iterator[Finding]:
             yield difference(conflict)
     for series, point, flag in evidence.flags("smaller-batch"):
         requested, measured = flag.values.get("asked"), flag.values.get("measured")
-        text = f"measured with {measured} samples per rank, since {requested} do not fit in memory"
+        text = (
+            f"the case was measured with {measured} samples per rank, since {requested} do not "
+            "fit in memory"
+        )
         yield fact(flag.kind, text, point.world_size, at=series, asked=requested, measured=measured)
     for series in evidence.ladders:
         scaling = series.row.scaling or ""
@@ -75,8 +80,9 @@ def constant_work(evidence: Evidence) -> Iterator[Finding]:
         base = series.baseline
         for size, factor in _samples_per_item(series):
             if not (abs(factor - 1) <= EXACT or _is_size(factor, size / base, EXACT)):
-                text = f"samples per step divided by global batch is {factor:.3g} times that at"
-                yield fact("uneven-steps", f"{text} world size {base}", size, at=series,
+                text = (f"samples per step / global batch is {factor:.3g} times its value at world "
+                        f"size {base}")  # fmt: skip
+                yield fact("uneven-steps", text, size, at=series,
                            factor=factor, baseline=base)  # fmt: skip
 
 
@@ -90,24 +96,33 @@ def _samples_per_item(series: Series) -> list[tuple[int, float]]:
     return [(size, share / known[0][1]) for size, share in known]
 
 
-@rule("fixed-epochs-as-strong", "error",
-      "the work per rank and step is constant, so more ranks take fewer steps, not shorter ones",
-      "call the scaling fixed-epochs, or measure with one global batch", "ladders")  # fmt: skip
+@rule(
+    "fixed-epochs-as-strong",
+    "error",
+    "the work per rank and step is constant, so more ranks take fewer steps, not shorter ones",
+    "name the scaling fixed-epochs, or measure all sizes with one global batch",
+    "ladders",
+)
 def fixed_epochs_as_strong(series: Series) -> Iterator[Finding]:
     """The local batch is fixed while the total time is compared as strong scaling."""
     is_time = series.base.time_s is not None and series.row.scaling is None
     if (series.row.scaling == "strong" or is_time) and _is_local_batch_fixed(series):
         batches, sizes = _batches(series, "global_batch"), _sizes(series)
-        kind, name = "called-strong", "called strong scaling"
+        kind, name = "called-strong", "this series is called strong scaling"
         if is_time:
-            kind, name = "compared-as-strong", "compared by its total time"
+            kind, name = "compared-as-strong", "this series is compared by its total time"
         text = f"{name}, but the global batch is {joined(batches)} at world size {joined(sizes)}"
         yield fact(kind, text, batches=batches, sizes=sizes)
 
 
-@rule("fixed-epochs", "warning",
-      "fixed epochs are neither strong nor weak scaling, and the training changes",
-      "quote total time, step time and accuracy", "ladders", doubts=False)  # fmt: skip
+@rule(
+    "fixed-epochs",
+    "warning",
+    "fixed epochs are neither strong nor weak scaling, and each size trains differently",
+    "quote the total time, the step time and the accuracy of each size",
+    "ladders",
+    doubts=False,
+)
 def fixed_epochs(series: Series) -> Iterator[Finding]:
     """Local batch and epochs are fixed: neither strong nor weak scaling of the step."""
     if series.row.scaling != "fixed-epochs":
@@ -123,13 +138,17 @@ def fixed_epochs(series: Series) -> Iterator[Finding]:
     text = "local batch and epochs are fixed"
     if batches:
         text += f", so the global batch is {joined(batches)} at world size {joined(sizes)}"
-    text += f"; the speed-up of the total time at {last.world_size} is {ratio(last.speedup)}"
+    text += (
+        f"; at world size {last.world_size} the total time has a speed-up of {ratio(last.speedup)}"
+    )
     if samples:
         text += f"; the runs train on {joined(samples)} samples"
     if steps_s:
         times_ms = joined(number(1e3 * step_s) for step_s in steps_s)
         shares = joined(f"{percent(share)} %" for share in kept)
-        text += f"; a step takes {times_ms} ms, so each rank has {shares} of the baseline's speed"
+        text += (
+            f"; a step takes {times_ms} ms, so each rank runs at {shares} of the baseline's speed"
+        )
     yield fact("fixed", text, batches=batches, sizes=sizes, last=last.world_size,
                speedup=last.speedup, samples=samples, steps_s=steps_s, kept=kept)  # fmt: skip
 
@@ -144,8 +163,8 @@ def _trained_samples(series: Series) -> list[int]:
 
 
 @rule("small-batch", "warning",
-      "fixed costs dominate a step: kernel launches and synchronisation of the ranks",
-      "increase the local batch; see whether the devices are idle", "ladders",
+      "fixed costs such as kernel launches and waits for other ranks dominate a step",
+      "increase the local batch, and see in the report whether the devices are idle", "ladders",
       doubts=False)  # fmt: skip
 def small_batch(series: Series) -> Iterator[Finding]:
     """Short steps of a fixed local batch get longer with more ranks, which then wait."""
@@ -165,7 +184,7 @@ def small_batch(series: Series) -> Iterator[Finding]:
 
 
 @rule("truncated-batch", "error", "a step trains on fewer samples than its label says",
-      "choose a global batch that every world size divides", "points")  # fmt: skip
+      "choose a global batch that is a multiple of every world size", "points")  # fmt: skip
 def truncated_batch(_series: Series, point: Point) -> Iterator[Finding]:
     """The global batch is not divisible by the ranks, so a step trains on fewer samples."""
     row, size = point.rows[0], point.world_size
@@ -173,21 +192,24 @@ def truncated_batch(_series: Series, point: Point) -> Iterator[Finding]:
     batch = (named if isinstance(named, int) else None) or row.global_batch or 0
     local = row.local_batch or batch // size
     if batch and batch != (trained := local * size):
-        text = f"a global batch of {batch} on {size} ranks gives {local} per rank, {trained} in"
-        yield fact("truncated", f"{text} total", asked=batch, size=size, local=local,
+        text = (f"a global batch of {batch} on {size} ranks gives {local} samples per rank, "
+                f"{trained} in total")  # fmt: skip
+        yield fact("truncated", text, asked=batch, size=size, local=local,
                    trained=trained)  # fmt: skip
 
 
 @rule("samples-time", "error",
       "throughput times time must equal the samples, so one of the three is wrong",
-      "rebuild the file from its journal, or measure again")  # fmt: skip
+      "delete result.json so that the journal is read instead, or measure again")  # fmt: skip
 def samples_time(evidence: Evidence) -> Iterator[Finding]:
     """Stored throughput times time differs from the samples, or from a table's speed-up."""
     for entry in evidence.entries:
         factor, rounds = _stored_factor(entry), entry.round_s
         # NaN is neither 1 nor the world size.
         if not (abs(factor - 1) <= EXACT or _is_size(factor, entry.block["world_size"], EXACT)):
-            text = f"stored throughput times time is {factor:.4g} times the samples"
+            text = (
+                f"the stored throughput times the time is {factor:.4g} times the number of samples"
+            )
             yield fact("stored-throughput", text, at=entry, factor=factor)
             continue
         for name, stored, true in (
@@ -208,11 +230,13 @@ def samples_time(evidence: Evidence) -> Iterator[Finding]:
         if apart:
             sizes = [point.world_size for point in apart]
             grown, speedups = [rates[size] for size in sizes], [point.speedup for point in apart]
-            text = f"throughput is {joined(map(ratio, grown))} times the baseline's and the "
-            text += f"speed-up is {joined(map(ratio, speedups))}, which should be equal; the "
-            text += f"samples are {joined(samples)}"
-            action = ("correct the samples or the scaling: strong scaling keeps the "
-                      "samples, weak scaling multiplies them by n")  # fmt: skip
+            text = (
+                f"throughput is {joined(map(ratio, grown))} times the baseline's, but the speed-up "
+                f"is {joined(map(ratio, speedups))}; the two should be equal, and the runs have "
+                f"{joined(samples)} samples"
+            )
+            action = ("correct the table's samples or scaling: strong scaling keeps the samples "
+                      "of a run, weak scaling multiplies them by n")  # fmt: skip
             yield fact("samples-of-table", text, *sizes, at=series, action=action,
                        samples=samples, grown=grown, speedups=speedups)  # fmt: skip
 
@@ -230,15 +254,18 @@ def _stored_factor(entry: Entry) -> float:
     return float(stored * sum(rounds) / samples) if isinstance(stored, int | float) else 1.0
 
 
-@rule("doubled-world-size", "error",
-      "the samples of all ranks are multiplied by the world size again, so more ranks look faster",
-      "divide by the world size: throughput is the samples of all ranks / time")  # fmt: skip
+@rule(
+    "doubled-world-size",
+    "error",
+    "the samples of all ranks are multiplied by the world size again, so more ranks look faster",
+    "divide throughput by the world size: it is the samples of all ranks divided by the time",
+)
 def doubled_world_size(evidence: Evidence) -> Iterator[Finding]:
     """The samples of all ranks were multiplied by the world size again."""
     for entry in evidence.entries:
         size = entry.block["world_size"]
         if _is_size(_stored_factor(entry), size, EXACT):
-            text = f"stored throughput is {size} times samples / time"
+            text = f"the stored throughput is {size} times the samples divided by the time"
             yield fact("stored-doubled", text, at=entry, size=size)
     for series in evidence.series:
         for size, factor in _samples_per_item(series):
@@ -248,14 +275,17 @@ def doubled_world_size(evidence: Evidence) -> Iterator[Finding]:
         for row in (row for point in series.points for row in point.rows):
             logged = row.details.get("logged_over_true")
             if isinstance(logged, float) and _is_size(logged, row.world_size, ROUNDED):
-                text = f"the logged rate is {logged:.3g} times the rate that the epoch times give"
+                text = (
+                    f"the logged rate is {logged:.3g} times the rate computed from the epoch times"
+                )
                 yield fact("logged-doubled", text, row.world_size, at=series,
                            launches=(row.launch,), factor=logged)  # fmt: skip
     for time, rate, factors in _twins(evidence):
         for size, (factor, grown) in factors.items():
             if _is_size(factor, grown, ROUNDED):
-                text = f"throughput times the time of table {time.case} is {factor:.3g} times"
-                yield fact("table-doubled", f"{text} the samples", size, at=rate,
+                text = (f"throughput times the time in table {time.case} is {factor:.3g} times the "
+                        "samples")  # fmt: skip
+                yield fact("table-doubled", text, size, at=rate,
                            time_table=time.case, factor=factor)  # fmt: skip
 
 
@@ -271,16 +301,19 @@ def contradiction(evidence: Evidence) -> Iterator[Finding]:
                 continue
             if _gives_throughput(time, rate):
                 stated, implied = rates[size], rates[size] / factor
-                text = f"the stated throughput is {stated:.4g}, but batch / time is {implied:.4g}"
+                text = (
+                    f"the stated throughput is {stated:.4g}, but samples divided by time are "
+                    f"{implied:.4g}"
+                )
                 yield Finding("rates-differ", text, values={"stated": stated, "given": implied},
                               cases=(rate.case, time.case), world_sizes=(size,),
                               is_table=True)  # fmt: skip
                 continue
             grown, time_grown = rates[size] / rates[base], of_time[size] / of_time[base]
-            text = f"throughput grows {ratio(grown)} times from {base} to {size} ranks, but the"
-            yield fact("speed-ups-differ", f"{text} times give {ratio(time_grown)}", size, at=rate,
-                       other_table=time.case, base=base, size=size, grown=grown,
-                       time_grown=time_grown)  # fmt: skip
+            text = (f"throughput grows {ratio(grown)} times from {base} to {size} ranks, but the "
+                    f"times give a speed-up of {ratio(time_grown)}")  # fmt: skip
+            yield fact("speed-ups-differ", text, size, at=rate, other_table=time.case, base=base,
+                       size=size, grown=grown, time_grown=time_grown)  # fmt: skip
 
 
 def _twins(
@@ -378,9 +411,13 @@ def _batches(series: Series, name: str) -> list[int]:
     return [n // size if other == "global_batch" else n * size for n, size in known]
 
 
-@rule("super-linear", "warning",
-      "a slow baseline, better use of caches or different work may exceed perfect scaling",
-      "measure the baseline again with this size, and state the cause", "ladders")  # fmt: skip
+@rule(
+    "super-linear",
+    "warning",
+    "a value above 100 % may come from a slow baseline, better use of caches or different work",
+    "measure the baseline and this size again in one campaign, and state the cause",
+    "ladders",
+)
 def super_linear(series: Series) -> Iterator[Finding]:
     """An efficiency's whole interval is above 1; without an interval, it is above 1.05."""
     for point in series.points:
@@ -413,8 +450,14 @@ def ladder_gap(evidence: Evidence) -> Iterator[Finding]:
                 yield fact("gap", text, small, large, at=series, small=small, large=large)
 
 
-@rule("no-baseline", "warning", "losses at smaller sizes do not show in any ratio",
-      "measure one rank, or name the baseline at each ratio", "ladders", doubts=False)  # fmt: skip
+@rule(
+    "no-baseline",
+    "warning",
+    "losses of efficiency below this size do not show in speed-up and efficiency",
+    "measure world size 1 as well, or name the baseline with each ratio",
+    "ladders",
+    doubts=False,
+)
 def no_baseline(series: Series) -> Iterator[Finding]:
     """The smallest size of a curve is above 1."""
     if (size := series.baseline) > 1:
@@ -439,8 +482,10 @@ def curve_breaks(series: Series) -> Iterator[Finding]:
         text, action, values = break_.text, "", dict(break_.values)
         if nodes[index] == 1 and all(nodes):
             kind = "within-node"
-            text = (f"within one node, {break_.factor:g} times the ranks give "
-                    f"{ratio(break_.growth)} times the throughput at {break_.below}")  # fmt: skip
+            text = (
+                f"within one node, {break_.factor:g} times the ranks give {ratio(break_.growth)} "
+                f"times the throughput of {counted(break_.below, 'rank')}"
+            )
             action = "check what the ranks of a node share: input workers, cores, memory, links"
             over = [
                 (count, point.rate / points[index].rate)
@@ -449,7 +494,7 @@ def curve_breaks(series: Series) -> Iterator[Finding]:
             ]
             if over and all(grown > (1 - NOTABLE_LOSS) * count for count, grown in over):
                 kind, (count, grown) = "node-shares", over[-1]
-                text = f"{text}, but {count} nodes give {ratio(grown)} times that of one node"
+                text = f"{text}, but {count} nodes give {ratio(grown)} times the throughput of one"
                 action = "check the input first: each node adds its own workers, cores and disks"
                 values |= {"nodes": count, "grown": grown}
         yield fact(kind, text, break_.world_size, action=action, **values)
@@ -462,7 +507,10 @@ def outlier(series: Series) -> Iterator[Finding]:
     for left, point, right in _dips(series):
         loss = 1 - point.rate / _rate_between(left, right, point.world_size)
         low, high = left.world_size, right.world_size
-        text = f"throughput is {percent(loss)} % below the line through {low} and {high} ranks"
+        text = (
+            f"throughput is {percent(loss)} % below the line through the points at {low} and "
+            f"{high} ranks"
+        )
         yield fact("odd-point", text, point.world_size, loss=loss, left=low, right=high)
 
 
@@ -497,8 +545,9 @@ def published_ratio(series: Series) -> Iterator[Finding]:
             computed = ratios[name == "efficiency"]
             own = column.get(size, computed) / column.get(base, 1.0)
             if size in column and abs(own / computed - 1) > ROUNDED:
-                text = f"the stated {name} over {base} is {ratio(own)}, but the values give"
-                yield fact("published-ratio", f"{text} {ratio(computed)}", size, ratio=name,
+                text = (f"the stated {name} over world size {base} is {ratio(own)}, but the values "
+                        f"give {ratio(computed)}")  # fmt: skip
+                yield fact("published-ratio", text, size, ratio=name,
                            published=own, computed=computed, baseline=base)  # fmt: skip
 
 
@@ -517,9 +566,12 @@ def _number(row: Row, names: str) -> float:
     return 0.0
 
 
-@rule("epoch-against-run", "warning",
-      "the run spends time outside its epochs, or its number of epochs differs by size",
-      "state whether a speed-up is of epochs or runs; find out where other time goes")  # fmt: skip
+@rule(
+    "epoch-against-run",
+    "warning",
+    "the run spends time outside its epochs, or its number of epochs differs by size",
+    "state whether a speed-up is that of an epoch or of the run, and find where other time goes",
+)
 def epoch_against_run(evidence: Evidence) -> Iterator[Finding]:
     """An epoch and the whole run of one import have different speed-ups."""
     for part, whole in permutations((s for s in evidence.ladders if s.row.origin == "cited"), 2):
@@ -533,15 +585,18 @@ def epoch_against_run(evidence: Evidence) -> Iterator[Finding]:
         for size, epoch in ((point.world_size, point.speedup) for point in part.points):
             run = runs.get(size)
             if run and abs(epoch / run - 1) > ROUNDED:
-                text = f"the speed-up of an epoch is {ratio(epoch)}, of the run {ratio(run)}"
+                text = (
+                    f"the speed-up of an epoch is {ratio(epoch)}, but that of the run is "
+                    f"{ratio(run)}"
+                )
                 yield fact("epoch-and-run", text, size, at=part, other_table=whole.case,
                            epoch=epoch, run=run)  # fmt: skip
 
 
-@rule("impossible-line", "error", "a number of this line is wrong or counts something else",
-      "correct the line, then import the table again")  # fmt: skip
+@rule("impossible-line", "error", "a number in this line is wrong, or counts something else",
+      "correct the line in the table, then import the table again")  # fmt: skip
 def impossible_lines(evidence: Evidence) -> Iterator[Finding]:
-    """A line of a table has more nodes than ranks, nodes as its ranks, or too large a batch."""
+    """A line of a table counts nodes as ranks, has more nodes than ranks, or too large a batch."""
     tables: dict[str, list[Row]] = {}
     for row in evidence.results.rows:
         if row.origin != "measured":
@@ -564,15 +619,22 @@ def impossible_lines(evidence: Evidence) -> Iterator[Finding]:
         ]  # fmt: skip
         if slower:
             many, fewer = slower[-1].world_size, slower[-1].num_nodes
-            text = f"{ranks} on {nodes} nodes are faster than {many} on {fewer}; n may count nodes"
+            text = (
+                f"{ranks} on {nodes} nodes are faster than {many} on {fewer}, so n may count nodes"
+            )
             yield fact("nodes-as-n", text, at=row, size=size, larger=many, fewer=fewer)
 
 
-@rule("less-accurate", "warning",
-      "more ranks train faster but learn less, so the speed-up compares different trainings",
-      "quote the accuracy, or compare times to one accuracy", "series", doubts=False)  # fmt: skip
+@rule(
+    "less-accurate",
+    "warning",
+    "more ranks train faster but learn less, so the speed-up compares different trainings",
+    "quote the accuracy of each size, or compare the times to one accuracy",
+    "series",
+    doubts=False,
+)
 def accuracy_falls(series: Series) -> Iterator[Finding]:
-    """The accuracy falls from the smallest size to the largest, of trainings beyond the seeds."""
+    """The accuracy falls from the smallest size to the largest, by more than seeds differ."""
     yield from _falls(series, is_shown=True)
     size = series.points[-1].world_size
     accuracies = {} if series.row.training else _column(series, ACCURACIES)
@@ -582,11 +644,15 @@ def accuracy_falls(series: Series) -> Iterator[Finding]:
         yield fact("less-accurate", text, size, first=first, last=last)
 
 
-@rule("accuracy-open", "note",
-      "whether more ranks learn less is not shown, since seeds may differ by as much",
-      "train each size with three seeds or more: seed = [0, 1, 2]", "series")  # fmt: skip
+@rule(
+    "accuracy-open",
+    "note",
+    "this does not show that more ranks learn less, since seeds may differ by as much",
+    "train each size with three seeds or more: set seed = [0, 1, 2] in the campaign",
+    "series",
+)
 def accuracy_may_fall(series: Series) -> Iterator[Finding]:
-    """The accuracy of trainings is lower at the largest size, but not beyond the seeds."""
+    """The accuracy of trainings is lower at the largest size, but seeds may differ as much."""
     return _falls(series, is_shown=False)
 
 

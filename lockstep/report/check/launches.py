@@ -38,8 +38,8 @@ UNEVEN = 2
 # What started the launches -> the command that measures missing cases.
 AGAIN = {
     "jobs": "run lockstep resume",
-    "run": "run lockstep run again",
-    "pytest": "give the same command again with --resume",
+    "run": "repeat the same lockstep run command",
+    "pytest": "repeat the same pytest command with --resume",
 }
 LONGEST_NOTE = 90
 # A loss that falls by less than this share of the least expected fall counts as flat. If labels are
@@ -66,9 +66,12 @@ NAMED = {"workload", "precision", "local_batch", "global_batch", "bucket_cap_mb"
 USUAL = {"accumulation": 1, "no_sync": True}
 
 
-@rule("mixed-provenance", "error",
-      "the difference may change the speed; reports leave these launches out",
-      "report the launches separately, or measure all with one image and kind of node")  # fmt: skip
+@rule(
+    "mixed-provenance",
+    "error",
+    "the difference may change the speed; reports leave these launches out",
+    "report these launches separately, or measure all with one image on one kind of node",
+)
 def mixed_provenance(evidence: Evidence) -> Iterator[Finding]:
     """Launches differ in torch, CUDA, NCCL, driver, image or device."""
     for conflict in evidence.results.conflicts:
@@ -76,8 +79,12 @@ def mixed_provenance(evidence: Evidence) -> Iterator[Finding]:
             yield difference(conflict)
 
 
-@rule("mixed-cases", "error", "one curve would mix different experiments",
-      "report the cases separately; until then reports leave them out")  # fmt: skip
+@rule(
+    "mixed-cases",
+    "error",
+    "one curve would mix different experiments",
+    "give the campaigns to lockstep report one by one; a common report leaves these cases out",
+)
 def mixed_cases(evidence: Evidence) -> Iterator[Finding]:
     """One case name means another workload, precision or scaling in other launches."""
     for conflict in evidence.results.conflicts:
@@ -85,17 +92,23 @@ def mixed_cases(evidence: Evidence) -> Iterator[Finding]:
             yield difference(conflict)
 
 
-@rule("oversubscription", "error",
-      "the ranks take turns on the cores, so scaling looks worse than it is",
-      "use fewer ranks per node or fewer threads per rank (threads_per_rank)")  # fmt: skip
+@rule(
+    "oversubscription",
+    "error",
+    "the ranks take turns on the cores, so scaling looks worse than it is",
+    "use fewer ranks per node, or fewer threads per rank (threads_per_rank in the campaign)",
+)
 def oversubscription(evidence: Evidence) -> Iterator[Finding]:
     """The ranks of a host run more threads than they have cores."""
     return _crowded(evidence, is_training=False)
 
 
-@rule("crowded-training", "note",
-      "the ranks take turns on the cores, which changes times and rates but not the accuracy",
-      "quote the accuracy; for a time, use fewer ranks per node or threads per rank")  # fmt: skip
+@rule(
+    "crowded-training",
+    "note",
+    "the ranks take turns on the cores, which changes times and rates but not the accuracy",
+    "quote only the accuracy; to quote a time, use fewer ranks per node or threads per rank",
+)
 def crowded_training(evidence: Evidence) -> Iterator[Finding]:
     """The ranks of a training run more threads than they have cores."""
     return _crowded(evidence, is_training=True)
@@ -133,17 +146,24 @@ def unequal_ranks(series: Series) -> Iterator[Finding]:
             yield fact("unequal-threads", threads_at_sizes(threads), threads=threads)
 
 
-@rule("no-repeat", "warning", "the noise between launches is unknown, so there is no interval",
-      "measure at least 3 launches per point: repeats = 3", "measured", doubts=False)  # fmt: skip
+@rule(
+    "no-repeat",
+    "warning",
+    "the noise between launches is unknown, so there is no interval",
+    "measure at least 3 launches per point: set repeats = 3 in the campaign",
+    "measured",
+    doubts=False,
+)
 def no_repeat(series: Series) -> Iterator[Finding]:
     """A measured point has one launch."""
     if sizes := [point.world_size for point in series.points if point.num_launches == 1]:
-        text = f"{counted(len(sizes), 'point')} with a single launch"
+        has = "has" if len(sizes) == 1 else "have"
+        text = f"{counted(len(sizes), 'point')} {has} only one launch"
         yield fact("one-launch", text, *sizes, count=len(sizes))
 
 
 @rule("uneven-repeats", "warning", "a point repeated until its result looks good is biased",
-      "measure all points equally often", "measured")  # fmt: skip
+      "measure all points with the same number of launches", "measured")  # fmt: skip
 def uneven_repeats(series: Series) -> Iterator[Finding]:
     """One point of a series has more than twice the launches of another."""
     low, high = (f(series.points, key=lambda point: point.num_launches) for f in (min, max))
@@ -178,10 +198,10 @@ def duplicates(evidence: Evidence) -> Iterator[Finding]:
                 yield fact("same-numbers", text, point.world_size, at=series, names=names)
 
 
-@rule("unit", "error", "no machine varies this much: one value, and its ratios, are wrong",
+@rule("unit", "error", "no machine varies this much, so one value is wrong, and its ratios are too",
       "check the units, then import or measure the wrong value again")  # fmt: skip
 def other_unit(evidence: Evidence) -> Iterator[Finding]:
-    """Launches of one point, or ranks of two sizes, differ as much as units do."""
+    """Launches of one point, or ranks of two sizes, differ by a factor of 100 or more."""
     ask = "one value may be in another unit, such as milliseconds instead of seconds"
     for series, point in evidence.points:
         slow, fast, factor = _extremes(point)
@@ -205,8 +225,13 @@ def _extremes(point: Point) -> tuple[str, str, float]:
     return rows[0].launch, rows[-1].launch, rows[-1].rate / rows[0].rate
 
 
-@rule("launches-apart", "warning", "the median of launches that differ so much says little",
-      "find out what differs, then measure the point again", "points")  # fmt: skip
+@rule(
+    "launches-apart",
+    "warning",
+    "the median of launches that differ so much says little",
+    "find out what differs between the launches, then measure the point again",
+    "points",
+)
 def launches_apart(_series: Series, point: Point) -> Iterator[Finding]:
     """Launches of one point differ by more than a quarter."""
     slow, fast, factor = _extremes(point)
@@ -232,8 +257,8 @@ def shared_gpu(launch: Launch) -> Iterator[Finding]:
             yield fact("shared-gpu", text, host=host, gpu=gpu, ranks=ranks)
 
 
-@rule("too-few-steps", "warning", "one slow step changes the result",
-      "measure more rounds (rounds in the campaign)", "measured", doubts=False)  # fmt: skip
+@rule("too-few-steps", "warning", "with so few steps, one slow step changes the result",
+      "measure more rounds: increase rounds in the campaign", "measured", doubts=False)  # fmt: skip
 def too_few_steps(series: Series) -> Iterator[Finding]:
     """A launch times fewer than ten steps."""
     few: dict[int, int] = {}
@@ -260,15 +285,21 @@ def unfinished_launches(evidence: Evidence) -> Iterator[Finding]:
         if not launch.complete and (cases or not launch.facts.get("failed")):
             expected = len(launch.facts.get("expected") or []) or len(launch.entries)
             held, size = expected - len(cases), launch.facts.get("world_size") if cases else None
-            text = f"the launch ended early, with {held} of {counted(expected, 'case')}"
+            text = f"the launch ended early, after {held} of {counted(expected, 'case')}"
             by, action = _again(results, launch.name, "{}; it continues where it stopped")
             yield Finding("early-end", text, values={"held": held, "expected": expected, "by": by},
                           cases=tuple(cases), world_sizes=(size,) if size else (), action=action,
                           launches=(launch.name,))  # fmt: skip
 
 
-@rule("journal-only", "warning", "the result file of the session was lost or changed",
-      "find out why; keep the journal, which has all cases", "launches", doubts=False)  # fmt: skip
+@rule(
+    "journal-only",
+    "warning",
+    "the session's file result.json was lost or changed",
+    "find out why, and keep journal.jsonl, which holds all cases",
+    "launches",
+    doubts=False,
+)
 def journal_only(launch: Launch) -> Iterator[Finding]:
     """A launch reached its end, but was read from its journal."""
     if launch.complete and not launch.contradictions and launch.path.name == JOURNAL:
@@ -276,13 +307,14 @@ def journal_only(launch: Launch) -> Iterator[Finding]:
         yield fact("from-journal", text)
 
 
-@rule("journal-contradicts", "error", "both files are of one measurement, so one file was changed",
+@rule("journal-contradicts", "error", "both files record one measurement, so one file was changed",
       "restore the file that was changed, or measure the launch again", "launches")  # fmt: skip
 def journal_contradicts(launch: Launch) -> Iterator[Finding]:
     """A launch's result.json holds other numbers or cases than its journal.jsonl."""
     for case, (result, journal) in list(launch.contradictions.items())[:1]:
-        text = f"{case or 'the launch'} has {result} in result.json, but {journal} in"
-        yield fact("contradicted", f"{text} journal.jsonl, which is used", case=case,
+        text = (f"{case or 'the launch'} has {result} in result.json, but {journal} in "
+                "journal.jsonl, which is used")  # fmt: skip
+        yield fact("contradicted", text, case=case,
                    result=result, journal=journal)  # fmt: skip
 
 
@@ -305,7 +337,7 @@ def unreadable_launches(evidence: Evidence) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-@rule("failed-case", "error", "the remaining cases may look better than all of them would",
+@rule("failed-case", "error", "the cases that remain may look better than all cases together would",
       "fix the cause, then start the launch again")  # fmt: skip
 def failed_cases(evidence: Evidence) -> Iterator[Finding]:
     """A case failed."""
@@ -314,8 +346,8 @@ def failed_cases(evidence: Evidence) -> Iterator[Finding]:
             yield _gap(gap, f"failed: {gap.reason}", "fix the cause, then {}", evidence.results)
 
 
-@rule("missing-case", "error", "points missing without a reason may be the bad ones",
-      "start the launch again, which measures what is missing")  # fmt: skip
+@rule("missing-case", "error", "points that are missing without a reason may be the bad ones",
+      "start the launch again to measure what is missing")  # fmt: skip
 def missing_cases(evidence: Evidence) -> Iterator[Finding]:
     """A case or a launch was planned, but has no result."""
     ended_early = {launch.name for launch in evidence.launches if not launch.complete}
@@ -324,7 +356,7 @@ def missing_cases(evidence: Evidence) -> Iterator[Finding]:
             text = "the case was expected, but the launch has no result for it"
             if gap.kind == "not-run":
                 text = "the launch was planned, but has no result"
-            yield _gap(gap, text, "{}, which measures what is missing", evidence.results)
+            yield _gap(gap, text, "{} to measure what is missing", evidence.results)
 
 
 def _gap(gap: gaps.Gap, text: str, action: str, results: Results) -> Finding:
@@ -352,8 +384,10 @@ def _again(results: Results, name: str, action: str) -> tuple[str, str]:
         plan = results.plans.get(sources.campaign_folder(launch.path), {}).get("launches") or []
         names = [entry.get("name") for entry in plan]
         if launch.name == name and names and launch.facts.get("launch", name) not in names:
-            action = f"delete {launch.path.parent}, which its campaign does not plan, or plan more"
-            return by, f"{action} repeats and run it again"
+            return by, (
+                f"delete {launch.path.parent}, which its campaign does not plan, or increase "
+                "repeats in the campaign and run it again"
+            )
     return by, action.format(AGAIN[by])
 
 
@@ -368,14 +402,15 @@ def precision_fallback(_series: Series, point: Point) -> Iterator[Finding]:
     used = row.checks.get("precision", row.precision)
     if used is not None and (requested not in (None, used) or used != row.precision):
         wanted = requested or row.precision
-        text = f"{wanted} was requested, but {used} was used"
+        text = f"precision {wanted} was requested, but {used} was used"
         yield fact("other-precision", text, asked=wanted, used=used)
     elif text := next((str(flag) for flag in point.flags if flag.kind == FELL_BACK), ""):
         yield fact("flag", text, flag=text)
 
 
-@rule("other-samples", "error", "throughput counts samples and is wrong by the same factor",
-      "pass samples=local batch (len() of a pair counts its parts), and measure again")  # fmt: skip
+@rule("other-samples", "error", "throughput counts these samples, so it is wrong by this factor",
+      "pass samples=N, the samples of one rank (len() of a pair counts its parts), and measure "
+      "again")  # fmt: skip
 def other_samples(evidence: Evidence) -> Iterator[Finding]:
     """A user's own step states another number of samples than its batch holds."""
     for series, point, flag in evidence.flags("other-samples"):
@@ -383,21 +418,26 @@ def other_samples(evidence: Evidence) -> Iterator[Finding]:
         yield fact("flag", text, point.world_size, at=series, flag=text, **flag.values)
 
 
-@rule("duplicate-buckets", "warning", "any difference between these settings is noise",
-      "keep one setting, or choose sizes below the model's gradients", doubts=False)  # fmt: skip
+@rule(
+    "duplicate-buckets",
+    "warning",
+    "any difference between these settings is noise",
+    "keep one of these settings, or choose sizes below that of the model's gradients",
+    doubts=False,
+)
 def same_buckets(evidence: Evidence) -> Iterator[Finding]:
     """Two bucket sizes gave DDP identical buckets."""
     curves = [curve for curve in evidence.measured if curve.row.study in BUCKETS]
     for workload, caps, sizes in equal_buckets(curves):
         yield Finding(
-            "equal-buckets", f"bucket_cap_mb {listed(caps)} gave the same buckets",
+            "equal-buckets", f"bucket_cap_mb = {listed(caps)} gave the same gradient buckets",
             values={"caps": listed(caps), "workload": workload}, world_sizes=tuple(sizes),
             cases=tuple(curve.case for curve in curves if curve.row.workload == workload),
         )  # fmt: skip
 
 
 @rule("above-peak", "error",
-      "no device exceeds its peak, so the operations, the time or the peak is wrong",
+      "no device exceeds its peak, so the count of operations, the time or the peak is wrong",
       "check the FLOP per sample, the device's name and the clock", "points")  # fmt: skip
 def above_peak(_series: Series, point: Point) -> Iterator[Finding]:
     """The FLOP rate is above the device's peak."""
@@ -442,9 +482,10 @@ def loss_stays(series: Series) -> Iterator[Finding]:
         # The rule `wrong-result` reports a loss that rises.
         if 0 <= first - last < STAYS * least:
             start, end, _ = known[other]
-            text = f"the loss goes from {first:.4g} to {last:.4g}, but at world size {other}"
-            yield fact("loss-stays", f"{text} from {start:.4g} to {end:.4g}", size, first=first,
-                       last=last, other=other, other_first=start, other_last=end)  # fmt: skip
+            text = (f"the loss goes from {first:.4g} to {last:.4g}, but at world size {other} from "
+                    f"{start:.4g} to {end:.4g}")  # fmt: skip
+            yield fact("loss-stays", text, size, first=first, last=last,
+                       other=other, other_first=start, other_last=end)  # fmt: skip
 
 
 def _losses(rows: list[Row]) -> tuple[float, float] | None:
@@ -471,7 +512,7 @@ def flagged_points(_series: Series, point: Point) -> Iterator[Finding]:
 
 
 @rule("not-measured", "error", "targets must not be mixed with measurements",
-      "keep targets in their own file, and measure")  # fmt: skip
+      "keep targets in a folder of their own, and report measurements here")  # fmt: skip
 def not_measured(evidence: Evidence) -> Iterator[Finding]:
     """A table holds expectations or targets."""
     for series in evidence.series:
@@ -481,14 +522,19 @@ def not_measured(evidence: Evidence) -> Iterator[Finding]:
             yield fact("targets", f"its numbers are targets{note}", at=series, note=note)
 
 
-@rule("ranks-missing", "error", "a round lasts as long as its slowest rank, which may be missing",
-      "rebuild the file from its journal, or measure again", "entries")  # fmt: skip
+@rule(
+    "ranks-missing",
+    "error",
+    "a round lasts as long as its slowest rank, which may be missing",
+    "delete result.json so that the journal is read instead, or measure again",
+    "entries",
+)
 def ranks_missing(entry: Entry) -> Iterator[Finding]:
     """A case has rounds of more or fewer ranks than it ran on."""
     held, size = len(entry.block["rank_round_s"]), entry.block["world_size"]
     # Runs of a program are timed from outside by one clock.
     if held != size and "command" not in entry.block.get("details", {}):
-        text = f"the case has rounds of {counted(held, 'rank')}, but ran on {size}"
+        text = f"the case has the rounds of {counted(held, 'rank')}, but ran on {size}"
         yield fact("ranks-missing", text, held=held, size=size)
 
 
@@ -503,13 +549,13 @@ def alone_longer(entry: Entry) -> Iterator[Finding]:
     alone = list(map(min, steps or [])) or details.get("alone_step_s")
     step_s = max(entry.round_s) / entry.block["steps_per_round"]
     if entry.block["world_size"] > 1 and alone and (alone_s := min(alone)) > LONGER * step_s:
-        text = f"the step without communication takes {number(1e3 * alone_s)} ms, but the longest"
-        text = f"{text} whole step takes {number(1e3 * step_s)} ms"
+        text = (f"the step without communication takes {number(1e3 * alone_s)} ms, but the longest "
+                f"whole step takes {number(1e3 * step_s)} ms")  # fmt: skip
         yield fact("alone-longer", text, alone_s=alone_s, step_s=step_s)
 
 
 @rule("launch-disagrees", "error", "the case or the launch belongs to another experiment",
-      "find out which of the two is right, and measure the other again")  # fmt: skip
+      "find out which of the two is right, and measure the other one again")  # fmt: skip
 def launch_disagrees(evidence: Evidence) -> Iterator[Finding]:
     """A case names another world size or number of hosts than its launch."""
     for entry in evidence.entries:
@@ -539,8 +585,13 @@ def _text(value: Any) -> str:
     return joined(value) if isinstance(value, list) else str(value)
 
 
-@rule("cold-start", "warning", "the mean and the cost include what happens only once",
-      "measure with more warm-up rounds (warmup_rounds in the campaign)", doubts=False)  # fmt: skip
+@rule(
+    "cold-start",
+    "warning",
+    "the mean and the cost include work that happens only once, such as start-up",
+    "measure more warm-up rounds: increase warmup_rounds in the campaign",
+    doubts=False,
+)
 def cold_start(evidence: Evidence) -> Iterator[Finding]:
     """The first round is the longest by far in every launch of a point."""
     points: dict[Place, list[list[float]]] = {}
@@ -555,8 +606,13 @@ def cold_start(evidence: Evidence) -> Iterator[Finding]:
                           world_sizes=(size,))  # fmt: skip
 
 
-@rule("identical-work", "warning", "the difference is not an effect of a setting",
-      "use more warm-up rounds; ignore smaller differences of cases", doubts=False)  # fmt: skip
+@rule(
+    "identical-work",
+    "warning",
+    "the difference is not an effect of a setting",
+    "measure more warm-up rounds, and ignore differences of cases that are smaller than this",
+    doubts=False,
+)
 def identical_work(evidence: Evidence) -> Iterator[Finding]:
     """Cases of the same launches do identical work, but one takes significantly longer.
 
@@ -591,8 +647,10 @@ def identical_work(evidence: Evidence) -> Iterator[Finding]:
                 slow, fast, factor, low, high = fast, slow, 1 / factor, 1 / high, 1 / low
             if low > 1 and factor > NOTABLE:
                 count = len(launches)
-                text = f"both do identical work, and {slow} takes {factor:.2f} times as long as"
-                text = f"{text} {fast} ({low:.2f} to {high:.2f}, over {counted(count, 'launch')})"
+                text = (
+                    f"both cases do identical work, but {slow} takes {factor:.2f} times as long as "
+                    f"{fast} ({low:.2f} to {high:.2f}, over {counted(count, 'launch')})"
+                )
                 values = {"slow": slow, "fast": fast, "factor": factor, "low": low, "high": high}
                 yield Finding("identical-work", text, values=values | {"count": count}, cases=pair,
                               world_sizes=(size,), launches=launches)  # fmt: skip

@@ -38,7 +38,7 @@ def _below(path: str, names: str) -> tuple[str, ...]:
 
 # Reason why facts are not compared here -> these facts.
 MAY_DIFFER: dict[str, tuple[str, ...]] = {
-    "another rule, or another part of this rule, compares the fact": (
+    "another rule, or another part of this rule, compares these facts": (
         "world_size", "num_nodes", "rounds", "expected", "failed", "complete", "in_flight",
         "left_behind", "sessions", "started",
         *(f"provenance.{name}" for name in (*POOLING_FACTS, "hostname", "threads_per_rank")),
@@ -52,7 +52,7 @@ MAY_DIFFER: dict[str, tuple[str, ...]] = {
         *_below(TELEMETRY, " ".join(CLOCKS)),
         *_below(TELEMETRY, "gpu_utilisation clocks_held_back throttled_s"),
     ),
-    "the fact names one launch or one process": (
+    "these facts name one launch or one process": (
         *("launch", "campaign", "repeat", "part", "skipped", "provenance.command"),
         *_below(RANKS, "rank local_rank pid device clock_offset_s"),
         *_below("provenance.slurm", "SLURM_JOB_ID SLURM_JOB_NAME SLURM_JOB_NODELIST SLURM_NNODES "
@@ -60,32 +60,32 @@ MAY_DIFFER: dict[str, tuple[str, ...]] = {
         *_below("provenance.environment", "NCCL_COMM_ID NCCL_HOSTID"),
         f"{DETAILS}.command.line", *_below("case.training", "checkpoints steps_file"),
     ),
-    "the fact is drawn anew for each launch, so that order and seed vary": (
+    "these facts are drawn anew for each launch, so that order and seed vary": (
         *("order_seed", "provenance.seed", f"{DETAILS}.order_seed"),
         *_below("case", "position training.seed factors.seed"),
     ),
-    "the fact describes the file format": ("schema", "case.schema"),
+    "these facts describe the file format": ("schema", "case.schema"),
     # Options of a session; the record of a case has the settings of the measurement.
-    "the record of a case holds the part that matters": (
+    "the record of a case, which is compared, holds the part of these facts that matters": (
         "measured_with", "studies", "provenance.dropped_environment",
         *_below(DETAILS, "ignored command.over command.metrics input"),
     ),
-    "the digest identifies the image": ("provenance.image_path",),
-    "the fact does not affect the timing": _below("provenance", "pytest pytest_benchmark"),
+    "the image's digest is compared instead of its path": ("provenance.image_path",),
+    "these facts do not affect the timing": _below("provenance", "pytest pytest_benchmark"),
     "each job numbers its devices from 0, so equal numbers may be different devices": (
         "provenance.environment.CUDA_VISIBLE_DEVICES",
     ),
     "a processor's clock depends on the number of busy cores": (
         f"{TELEMETRY}.cpu_frequency_mhz",
     ),
-    "the fact depends on the placement of ranks": _below(
+    "these facts depend on the placement of ranks": _below(
         "provenance.transport", "adapters transports links"
     ),
-    "DDP's settings and the order in which gradients are ready decide the fact": (
+    "these facts follow from DDP's settings and the order in which gradients are ready": (
         f"{DETAILS}.bucket_bytes",
     ),
-    "the fact depends on the global batch": _below("case.training", "lr samples_per_epoch"),
-    "the fact is a measurement": (
+    "these facts depend on the global batch": _below("case.training", "lr samples_per_epoch"),
+    "these facts are measurements": (
         *_below("case", "peak_memory_bytes peak_reserved_bytes training.rows "
                 "training.best_accuracy training.time_to_target_s"),
         *_below(DETAILS, "algbw_gb_per_s busbw_gb_per_s bucket_lead_s first_reduce_s loader_idle "
@@ -133,9 +133,9 @@ def circumstances(evidence: Evidence) -> Iterator[Finding]:
         for name in dict.fromkeys(name for of_file in known for name in of_file):
             values = list(dict.fromkeys(each[name] for each in known if name in each))
             if len(values) > 1:
-                text = f"its files are not repeats: {name} varies: {joined(values)}"
-                action = ("compare two of them with lockstep compare A B, or give only those of "
-                          "one commit and host")  # fmt: skip
+                text = f"the point's files are not repeats, since {name} varies: {joined(values)}"
+                action = ("compare two of the files with lockstep compare A B, or give only "
+                          "files of one commit and host")  # fmt: skip
                 yield fact("history", text, point.world_size, at=series, action=action,
                            fact=name, found=values)  # fmt: skip
     yield from _far_from_others(evidence.launches)
@@ -194,8 +194,10 @@ def _odd_entries(entries: Sequence[Entry], known: Sequence[Facts]) -> Iterator[F
             if len(usual) == len(odd):
                 kind, where = "circumstances-differ", [*usual, *odd]
                 values["usual_sizes"] = sizes(usual)
-                text = f"the launches differ: {name} is {usually} at world size"
-                text = f"{text} {joined(sizes(usual))}, and {value} in as many at {at}"
+                text = (
+                    f"the launches differ: {name} is {usually} at world size "
+                    f"{joined(sizes(usual))}, but {value} in equally many launches at {at}"
+                )
             # A fact of a launch holds for all of its cases.
             is_of_case = path.startswith("case.")
             yield Finding(
@@ -256,27 +258,37 @@ def _far_from_others(launches: Sequence[Launch]) -> Iterator[Finding]:
         own = sorted(hosts[size])
         others = sorted({host for other in sizes if other != size for host in hosts[other]})
         if own and others and not {*own} & {*others}:
-            text = f"the ranks ran on {joined(own)}, those of the other sizes on {joined(others)}"
+            text = (
+                f"the ranks ran on {joined(own)}, but those of the other sizes on {joined(others)}"
+            )
             yield fact("other-hosts", text, size, own=own, others=others)
     for size in chosen:
         theirs = [when for other in sizes if other != size for when in times[other]]
         gaps = [abs(own - when) for own in times[size] for when in theirs]
         if gaps and min(gaps) > FAR_APART:
             date, hours = str(min(times[size]).date()), min(gaps) / timedelta(hours=1)
-            text = f"this size was measured on {date}, {hours:.0f} hours from the nearest other"
-            yield fact("other-date", f"{text} size", size, hours=hours, date=date)
+            text = (
+                f"this size was measured on {date}, {hours:.0f} hours before or after the nearest "
+                "other size"
+            )
+            yield fact("other-date", text, size, hours=hours, date=date)
 
 
 @rule("idle-devices", "note", "idle devices wait for other ranks, for input or for kernel launches",
-      "see which cause the report names for this size: communication, input or a fixed cost",
+      "read in the report which cause it names: communication, input or a fixed cost",
       "measured")  # fmt: skip
 def idle_devices(series: Series) -> Iterator[Finding]:
     """GPUs are busy for less of the time at one size than at any other."""
     return _other_gauge(series, "gpu_utilisation")
 
 
-@rule("several-settings", "note", "each setting is a series of its own, with its own baseline",
-      "compare settings at one size, or measure all with one setting", "measured")  # fmt: skip
+@rule(
+    "several-settings",
+    "note",
+    "each setting is a series of its own, with its own baseline",
+    "compare the settings at one size, or measure all launches with one setting",
+    "measured",
+)
 def several_settings(series: Series) -> Iterator[Finding]:
     """Launches of a case differ in a setting that should be constant, such as threads."""
     if series.main and any(point is series.base for point in series.points):
@@ -285,9 +297,13 @@ def several_settings(series: Series) -> Iterator[Finding]:
         yield fact("other-setting", text, *sizes, setting=series.layout)
 
 
-@rule("shared-job", "warning",
-      "every repeat ran on the same nodes, so intervals do not cover other nodes",
-      "run each repeat in its own job (share_job = false)", doubts=False)  # fmt: skip
+@rule(
+    "shared-job",
+    "warning",
+    "every repeat ran on the same nodes, so intervals leave out the differences between nodes",
+    "run each repeat in its own job: set share_job = false under [jobs] in the campaign",
+    doubts=False,
+)
 def shared_job(evidence: Evidence) -> Iterator[Finding]:
     """Repeats of a world size ran in one Slurm job, on the same nodes."""
     jobs: dict[tuple[int, str], dict[str, str]] = {}
@@ -306,7 +322,7 @@ def _job(launch: Launch) -> Any:
 
 
 @rule("not-in-turn", "warning", "a drift of the machine would look like scaling",
-      "measure each repeat of all sizes before the next repeat, as lockstep run does")  # fmt: skip
+      "measure all sizes once before the next repeat begins, as lockstep run does")  # fmt: skip
 def not_in_turn(evidence: Evidence) -> Iterator[Finding]:
     """Nearly all launches of a size ran before, or after, those of the smallest size.
 
@@ -327,6 +343,6 @@ def not_in_turn(evidence: Evidence) -> Iterator[Finding]:
         if len(pairs) > max(len(times[base]), len(times[size])) and abs(lead(pairs)) > MOST_APART:
             sizes.append(size)
     if sizes:
-        text = f"nearly all launches at world size {joined(sizes)} ran before, or nearly all after,"
-        text = f"{text} those at {base}"
+        text = (f"nearly all launches at world size {joined(sizes)} ran before, or nearly all "
+                f"after, those at world size {base}")  # fmt: skip
         yield fact("not-in-turn", text, *sizes, sizes=sizes, base=base)

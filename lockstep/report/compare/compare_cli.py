@@ -27,14 +27,14 @@ Examples:
   lockstep compare results/before results/after results/b --allow batch --html three.html
 
 \b
-To rule out a drift of the machine, alternate A and B: A B B A. If launches vary by 2 %, five
-per side detect a point that is 5 % slower 9 times in 10.
---allow layout compares the same number of ranks on fewer and on more nodes: measure twice, the
+To rule out a drift of the machine, measure A and B in the order A B B A. If launches vary by 2 %,
+five launches per side detect, 9 times in 10, a point that is 5 % slower.
+--allow layout compares the same number of ranks on fewer and on more nodes. Measure twice, the
 second time with a lower max_ranks_per_node in the site file. Set threads_per_rank in the campaign;
-otherwise a rank alone on a node uses all of its CPUs.
+otherwise a rank that is alone on a node uses all of its CPUs.
 A point is blocked if lockstep check finds an error in the results of either side. For a point that
 is too noisy, the text gives the number of launches needed. Each comparison is recorded in
-looks.jsonl next to B's results: comparing again after more launches uses stricter intervals.
+looks.jsonl next to B's results, since comparing again after more launches needs wider intervals.
 Exit code: 0 if nothing is slower, 1 if a point is slower or blocked, 2 if the sides cannot be
 compared.
 """
@@ -50,14 +50,14 @@ ALLOWABLE = ("workload", "scaling", "precision", "batch", "unit", "origin", "lay
 @click.option("--margin", type=float, default=0.03, show_default=True,
               help="Largest relative difference that counts as the same.")  # fmt: skip
 @click.option("--allow", "allowed", multiple=True, type=click.Choice(ALLOWABLE),
-              help="Compare even if this differs; repeatable.")  # fmt: skip
-@click.option("--html", "page", metavar="FILE.html", help="Also write a page (HTML).",
+              help="Compare even if this fact differs. Can be repeated.")  # fmt: skip
+@click.option("--html", "page", metavar="FILE.html", help="Also write an HTML page.",
               type=click.Path(path_type=Path, dir_okay=False))  # fmt: skip
 @click.option("--document", "folder", metavar="FOLDER",
-              help="Also write what was lost, tried and gained, as Markdown and LaTeX.",
+              help="Also write a document of what was lost, tried and gained (Markdown, LaTeX).",
               type=click.Path(path_type=Path, file_okay=False))  # fmt: skip
 @click.option("--redact", is_flag=True, help="Leave out hosts, users, paths and environment.")
-@click.option("--force", is_flag=True, help="Replace what Lockstep did not write.")
+@click.option("--force", is_flag=True, help="Overwrite files that Lockstep did not write.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown tables.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @opening.accept_bundles()
@@ -94,7 +94,7 @@ def compare(
 
         optimisation.refuse_foreign(folder, force, "--document")
         if others:
-            raise ValueError("--document is of two sides: give A, before, and B, after")
+            raise ValueError("--document compares two sides only: give A (before) and B (after)")
     paths, letters = (a, b, *others), comparison.LETTERS
     if len(paths) > len(letters):
         raise ValueError(

@@ -30,19 +30,20 @@ MAX_CHANGES, MAX_CASES = 32, 6
 MOST_IN_FULL, MOST_WITH_MEMORY = 4, 2
 MAX_FACT = 90  # characters of a cell
 HOW = (
-    "Bar: interval; shaded: the margin; triangle: slower or faster; square: the same; hollow: too "
-    "noisy, or of unknown noise."
+    "A bar is the interval, the shaded band the margin. Triangles are slower or faster, squares "
+    "the same, hollow markers too noisy or of unknown noise."
 )
 BASELINE = (
-    "Efficiency: relative to the campaign's own throughput at the smallest common size of the case "
-    "(ranks: {})."
+    "Efficiency is relative to the campaign's own throughput at the smallest common size of the "
+    "case (ranks: {})."
 )
 MEANING = (
     "A point is a case at one world size. Its change compares the median rate over launches "
-    "(samples or other work per second) with that of the first campaign; positive is faster. The "
-    "interval is of geometric means over launches.",
-    "Could show: the smallest change that the launches of a point would detect 9 times in 10. Too "
-    "noisy: the interval contains both no change and a change beyond the margin.",
+    "(samples or other work per second) with that of the first campaign. A positive change is "
+    "faster. The interval is that of the geometric mean over launches.",
+    "The column Could show has the smallest change that the launches of a point would detect 9 "
+    "times in 10. Too noisy means that the interval contains both no change and a change beyond "
+    "the margin.",
 )
 Ladders = Mapping[str, Sequence[Series]]
 
@@ -133,7 +134,9 @@ def _differences(comparisons: Sequence[Comparison]) -> Panel:
         made["tables"] = [table("What differs", ["Fact", *letters], rows, len(letters) + 1)]
     else:
         made["lead"] = ["No recorded fact of software, machine or options differs."]
-    made["lead"] += [f"Equal wherever recorded: {listed(equal, 12)}."] if equal else []
+    made["lead"] += (
+        [f"These facts are equal wherever they are recorded: {listed(equal, 12)}."] if equal else []
+    )
     return made
 
 
@@ -176,7 +179,7 @@ def _study(
             "id": f"{key}-{index}-efficiency", "title": f"Parallel efficiency: {cases[case]}"
         })  # fmt: skip
     if (more := len(ladders) - MAX_CASES) > 0:
-        made["notes"] = [f"{counted(more, 'more case')} have no curves here."]
+        made["notes"] = [f"No curves are drawn here for {counted(more, 'more case')}."]
     cells = [cell for line in lines for cell in line.cells if cell]
     texts = method.basis_sentences([row for pair, _ in cells for row in (*pair.a, *pair.b)])
     for figure in made["figures"]:
@@ -272,7 +275,7 @@ def _change_figure(
         for i, side in enumerate(names)
     ]
     missing = len(lines) - len(drawn)
-    left = f" In the table only: {counted(missing, 'point')}." if missing else ""
+    left = f" The table has {counted(missing, 'more point')}." if missing else ""
     text = "; ".join(item["text"] for curve in series for item in curve["items"] if item)
     return {
         "kind": "change", "id": key, "title": title, "rows": [name for _, name in drawn],

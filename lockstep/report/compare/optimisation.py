@@ -26,7 +26,7 @@ from lockstep.report.words import verdict_card
 TEMPLATE = choices.FOLDER / "optimisation.toml"
 COLUMNS = ("Scaling", "Ranks", "Lost to", "Before (ms)", "95 % interval (ms)", "After (ms)",
            "95 % interval (ms)")  # fmt: skip
-LOST = "Time of a step beyond the ideal one, by cause, at the largest size of each ladder"
+LOST = "Time that a step takes beyond the ideal time, by cause, at the largest size of each ladder"
 
 
 def write(

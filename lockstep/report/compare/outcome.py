@@ -153,7 +153,8 @@ def difference(comparison: Comparison) -> str:
     if not main and every:
         return f"Other {listed([fact(name) for name in every], MOST_NAMED)}"
     if not main:
-        return "Without a known difference"
+        a, b = comparison.sides
+        return f"With no known difference between {a} and {b}"
     texts = [f"{fact(k)} {values(b)} instead of {values(a)}" for k, (a, b) in main.items()]
     more = len(every) - min(len(texts), MOST_NAMED)
     named = [*texts[:MOST_NAMED], *([counted(more, "other difference")] if more else [])]
@@ -173,7 +174,7 @@ def sentence(summary: Outcome, margin: float) -> str:
         "blocked": "no verdict",
         "unshown": "no difference is shown",
     }[summary.kind]
-    noise = "no change would have been detected"
+    noise = "even a large change could have gone undetected"
     if summary.seen:
         noise = f"a change of {summary.seen} or more would have been detected 9 times in 10"
     counts = {
@@ -201,8 +202,8 @@ def _claim(points: Sequence[JudgedPair], *, is_named: bool) -> str:
     where = f" in {pair.a[0].study} {pair.case_label}" if is_named else ""
     if len(sizes) > 1:
         ranks = joined(sizes) if len(sizes) <= MOST_SIZES else f"{sizes[0]} to {sizes[-1]}"
-        claim = f"{ranks} ranks are {judged.verdict}, by up to {much} {span}"
-        return f"{claim}, on {pair.world_size}{where}"
+        largest = counted(pair.world_size, "rank")
+        return f"{ranks} ranks are {judged.verdict}, by up to {much} {span} on {largest}{where}"
     verb = "is" if sizes == [1] else "are"
     return f"{counted(sizes[0], 'rank')} {verb} {much} {judged.verdict} {span}{where}"
 
@@ -222,8 +223,11 @@ def advice(comparison: Comparison) -> str:
         return f"Measure {b} again: launches that are on both sides cannot show a difference."
     unknown = {
         BARE: "Measure five launches per side: without repeats the noise is unknown.",
-        EQUAL: ("Give rates with more digits, not copied: equal rates show no noise."),
-        ONE_JOB: f"Measure the repeats of {a} and of {b} in several jobs (share_job = false).",
+        EQUAL: "Give each launch's own rate, with more digits: equal rates show no noise.",
+        ONE_JOB: (
+            f"Measure the repeats of {a} and of {b} in several jobs: set share_job = false in the "
+            "campaigns."
+        ),
     }
     for kind in filter(summary.counts.__getitem__, unknown):
         return unknown[kind]
@@ -233,11 +237,11 @@ def advice(comparison: Comparison) -> str:
             return f"Measure {turns}: the difference may be a drift of the machine."
         names = [fact(name) for name in main_differences(comparison)]
         if len(names) > 1:
-            return f"Change back one of {listed(names, 4)} and measure again to find the cause."
+            return f"Set one of {listed(names, 4)} back and measure again to find the cause."
         return f"Run lockstep report to see where the time of {b} goes."
     noisy = [judged.spread or 0.0 for _, judged in comparison.points if judged.verdict == UNKNOWN]
     if not noisy:
-        return "Nothing: all points are the same within the margin."
+        return "Nothing is left to do: all points are the same within the margin."
     # At the error rate of the next look at more launches.
     error = comparison.error * comparison.look.next_share / comparison.look.share
     needed = launches_needed(max(noisy), comparison.margin, error)
@@ -245,7 +249,7 @@ def advice(comparison: Comparison) -> str:
     if needed is None or needed > MOST_SENSIBLE:
         return (
             f"Find what disturbs the machine: launches vary by up to {percent(max(noisy))} %, so "
-            f"{needed or 'more than 1,000'} per side are needed to detect {goal}."
+            f"{needed or 'more than 1,000'} launches per side are needed to detect {goal}."
         )
     return f"Measure {needed} launches per side to detect {goal}."
 
@@ -345,15 +349,20 @@ def rule(comparisons: Sequence[Comparison]) -> list[str]:
     drawn = ", ".join(
         level if len(comparisons) == 1 else f"{level} ({side})" for side, level in levels.items()
     )
-    also = ", each also corrected for" if len(levels) > 1 else " and"
-    beside = f"{also} {count} comparisons" if count > 1 else ""
+    beside = f" and {count} comparisons" if count > 1 else ""
+    if beside and len(levels) > 1:
+        beside = f", each of them also corrected for {count} comparisons"
     text = (
-        f"Intervals are at {drawn}{beside}. Same: the interval is within {1 / (1 + margin):.3f} to "
-        f"{1 + margin:.3f}; faster or slower: the interval goes beyond and excludes 1."
+        f"Intervals are at {drawn}{beside}. A point is the same if its interval is within "
+        f"{1 / (1 + margin):.3f} to {1 + margin:.3f}; it is faster or slower if the interval goes "
+        "beyond and excludes 1."
     )
     every = (judged for each in comparisons for _, judged in each.points)
     if any(interval(judged) == TOO_WIDE for judged in every):
-        text += " Too wide: so few launches differ so much that any change is possible."
+        text += (
+            " Too wide means that the launches are too few and differ too much to exclude any "
+            "change."
+        )
     return [text]
 
 
@@ -394,8 +403,8 @@ def asides(comparison: Comparison) -> list[Aside]:
         Aside(
             "Training time",
             ["Time", "Ranks", f"{a} (s)", f"{b} (s)", f"{b} / {a}", "95 % interval", "Case"], spent,
-            f"Medians over runs, without validation; below 1, {b} is faster. Not corrected for "
-            "the number of points.",
+            f"Times are medians over runs without validation; below 1, {b} is faster. The "
+            "intervals are not corrected for the number of points.",
         ),
     ]  # fmt: skip
     return [aside for aside in tables if aside.rows]
@@ -428,7 +437,7 @@ def text(comparison: Comparison, names: tuple[str, str], form: Form) -> list[str
     if comparison.same_facts:
         circumstances.append(f"equal: {listed(comparison.same_facts, 8)}")
     elif not comparison.environment:
-        circumstances.append("environment: not recorded on either side")
+        circumstances.append("environment: it is not recorded on either side")
     cautions = [f"warning: {own.text}" for own in comparison.cautions]
     points = [["verdict", "ranks", "launches", "ratio", "interval", "memory", "case"]]
     for pair, judged in comparison.points:
@@ -443,7 +452,7 @@ def text(comparison: Comparison, names: tuple[str, str], form: Form) -> list[str
         form.listed([
             f"{a}: {names[0]}", f"{b}: {names[1]}",
             f"ratio: rate of {b} / rate of {a}; {b} is faster above 1",
-            f"memory: peak of {b} / peak of {a}, of the rank that needs most; not judged",
+            f"memory: peak of {b} / peak of {a}, on the rank that needs most; no verdict uses it",
         ]),
         form.listed([f"{difference(comparison)}: {sentence(summary, comparison.margin)}"]),
         form.listed([*circumstances, *cautions]),

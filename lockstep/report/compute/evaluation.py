@@ -39,9 +39,10 @@ class Evaluation:
             return ""
         names = list(dict.fromkeys(row.launch for row in self.left_out))
         points = len({row.point for row in self.left_out})
+        are = "is" if len(names) == 1 else "are"
         return (
-            f"{counted(len(names), 'launch')} left out of {counted(points, 'point')}, since they "
-            f"may not be pooled with the others: {listed(names)}"
+            f"{counted(len(names), 'launch')} {are} left out of {counted(points, 'point')}, since "
+            f"they may not be pooled with the others: {listed(names)}"
         )
 
 

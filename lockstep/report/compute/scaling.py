@@ -184,9 +184,9 @@ def no_interval(*points: Point) -> str:
     if points[0].rows[0].origin != "measured":
         return "no interval"
     if any(len(point.units) < 2 for point in points):
-        return "no interval: one launch"
+        return "no interval: there is only one launch"
     is_equal = any(len(set(point.units)) == 1 for point in points)
-    return f"no interval: launches {'are equal' if is_equal else 'differ too much'}"
+    return f"no interval: the launches {'are equal' if is_equal else 'differ too much'}"
 
 
 def series_of(
@@ -205,7 +205,9 @@ def series_of(
     if baseline is not None:
         known = sorted({row.world_size for own in grouped.values() for row in own})
         if baseline not in known:
-            raise ValueError(f"no series has the baseline {baseline}; measured sizes are {known}")
+            raise ValueError(
+                f"no series has the baseline {baseline}; choose one of the measured sizes {known}"
+            )
     numbers: dict[str, int] = {}
     every: list[Series] = []
     for case in grouped.values():

@@ -97,10 +97,13 @@ class Verdict:
         verdict, reasons = self._compare(value, interval)
         if interval is None:
             if min(point.num_launches for point in points) == 1:
-                reasons.append(_reason("no-repeat", "one launch, so there is no interval"))
+                reasons.append(
+                    _reason("no-repeat", "there is only one launch, so there is no interval")
+                )
             else:
-                text = "launches are equal to the last digit, so they are rounded or copied and"
-                reasons.append(_reason("no-spread", f"{text} show no noise"))
+                text = ("the launches are equal to the last digit, so they are rounded or copied "
+                        "and show no noise")  # fmt: skip
+                reasons.append(_reason("no-spread", text))
             verdict = NOT_SHOWN if row.origin == "measured" else verdict
         if verdict == MET and row.origin == "target":
             verdict, reasons = NOT_SHOWN, [EXPECTED]
@@ -214,8 +217,8 @@ def _ratios(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]:
             wanted = Verdict(f"{name} at {size}", least)
             if curves is strong and series and not strong:
                 kinds = sorted({curve.row.scaling or "unnamed" for curve in series})
-                text = f"no series has strong scaling (found: {listed(kinds, 4)});"
-                text = f"{text} parallel_efficiency accepts any scaling"
+                text = (f"no series has strong scaling (found: {listed(kinds, 4)}); the target "
+                        "parallel_efficiency accepts any scaling")  # fmt: skip
                 yield wanted.doubt("no-scaling", text, kinds=kinds)
             else:
                 yield from _at_size(wanted, curves, int(size), _efficiency)
@@ -268,8 +271,10 @@ def _ratio(wanted: Verdict, series: Series, point: Point, value: Value) -> Verdi
     verdict = wanted.judge([point, series.base], where, ratio, interval)
     if point.efficiency_interval is None or point.efficiency_interval[0] <= 1:
         return verdict
-    text = "the whole interval is above 100 % efficiency, more than perfect scaling; "
-    text = f"{text}measure the baseline again together with this size, and state the cause"
+    text = (
+        "the whole interval is above 100 % efficiency, which is more than perfect scaling; measure "
+        "the baseline and this size again in one campaign, and state the cause"
+    )
     return verdict.doubt("above-linear", text)
 
 
@@ -279,11 +284,11 @@ def _gains(targets: Targets, against: Comparison | None) -> Iterator[Verdict]:
         return
     wanted = Verdict("throughput_gain", targets.throughput_gain)
     if against is None:
-        yield wanted.doubt("no-base", "a gain needs earlier results; pass --against BASE")
+        yield wanted.doubt("no-base", "throughput_gain needs earlier results: pass --against PATH")
         return
     pairs = [pair for pair in against.points if pair[0].b[0].study not in WITHOUT_COST]
     if not pairs:
-        yield wanted.doubt("no-training", "no common point is a training step")
+        yield wanted.doubt("no-training", "the two sides have no training step in common")
     for pair, judged in pairs:
         flags = [flag for _, flag in pair.flags]
         sides = [
@@ -372,7 +377,9 @@ def _reference(
     ]
     if not named:
         known = [_name(*pair) for pair in points] or ["none"]
-        text = f"{case} at {size} has no result; measured: {listed(known, 4)}"
+        text = (
+            f"{case} at world size {size} has no result; these points have one: {listed(known, 4)}"
+        )
         yield wanted.doubt("no-case", text, case=case, size=size, known=known)
     for name, point in named:
         systems = _systems(point.rows, results)
@@ -439,7 +446,9 @@ def block(
             verdict = replace(verdict, warned_by=warned)
             is_ratio = verdict.target.partition(" ")[0] in RATIOS
             if is_ratio and (doubts := list_touching(doubting, rows)):
-                text = f"check warns: {listed(doubts, 4)}; fix this and measure again"
+                text = (
+                    f"lockstep check warns of {listed(doubts, 4)}; fix the cause and measure again"
+                )
                 verdict = verdict.doubt("warned", text, rules=doubts)
         judged.append(verdict)
     return judged
@@ -454,7 +463,7 @@ def doubt_one_job(verdict: Verdict) -> Verdict:
     if not verdict.in_one_job or verdict.target in NOT_OF_SPEED:
         return verdict
     job = verdict.rows[0].job
-    text = f"all repeats ran in job {job}, and other nodes may differ by more"
+    text = f"all repeats ran in job {job}, and jobs on other nodes may differ by more"
     return verdict.doubt("one-job", text, job=job)
 
 
@@ -490,7 +499,7 @@ def row(verdict: Verdict) -> list[str]:
     elif most == 0 and unit == "problems":
         text = "no problem wanted"
     elif least is not None and least < 0:
-        text = f">= {shown(least, unit)} wanted, at most {shown(-least, unit)} less"
+        text = f">= {shown(least, unit)} wanted, which is at most {shown(-least, unit)} less"
     else:
         text = f"{'>=' if most is None else '<='} {shown(least if most is None else most, unit)}"
         text = f"{text} wanted"
@@ -511,14 +520,16 @@ def notes(verdicts: Sequence[Verdict], warnings: Sequence[Finding] = ()) -> list
         message = group.message(checker.MAX_FACTS)
         texts.append(f"check warns, {group.first.rule}: {group.where()}: {message}")
     if alone := sum(verdict.in_one_job for verdict in verdicts):
+        comes = "comes" if alone == 1 else "come"
         texts.append(
-            f"{counted(alone, 'interval')} from one job: a job on other nodes may "
-            "differ by more; repeat in several jobs, or set is_machine = true under [jobs]"
+            f"{counted(alone, 'interval')} {comes} from one job, and jobs on other nodes may "
+            "differ by more; repeat in several jobs, or set is_machine = true under [jobs] in the "
+            "campaign"
         )
     groups = Counter((verdict.target, verdict.apart) for verdict in verdicts if verdict.apart)
     texts += [
         f"{target}: {counted(count, 'group')} of training runs differ in {listed(names)}, so each "
-        "is judged separately"
+        "group is judged separately"
         for (target, names), count in groups.items()
     ]
     failing = {

@@ -45,14 +45,18 @@ class Reference(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     case: Annotated[str, Field(min_length=1)] = Field(
-        description="name of the case, its label, or study and label as lockstep report prints them"
+        description="the case's name, its label, or its study and label as lockstep report "
+        "prints them"
     )
     world_size: Count = Field(description="ranks")
-    system: str = Field("*", description="host, partition or device for which it holds, or a "
-                        "table's column system; * and ? match any characters")  # fmt: skip
+    system: str = Field(
+        "*",
+        description="host, partition or device that the value is for, or a "
+        "table's column system; * and ? match any characters",
+    )
     value: Positive = Field(description="expected value")
-    unit: str = Field(description="unit of the value: SAMPLES/s, SAMPLES/s per rank, or ms, s, "
-                      "min, h for a step or run")  # fmt: skip
+    unit: str = Field(description="unit of the value, such as images/s or images/s per rank, or "
+                                  "ms, s, min, h for a step or a run")  # fmt: skip
     lower: Annotated[StrictFloat, Field(ge=-1, le=0), NoPerCent] | None = Field(
         default=None, description="lower tolerance as a fraction, such as -0.1; no limit by default"
     )
@@ -64,7 +68,8 @@ class Reference(BaseModel):
     def _with_a_limit(self) -> Self:
         if self.lower is None and self.upper is None:
             raise ValueError(
-                "lower and upper are both missing, so any value would pass; give one of them"
+                "lower and upper are both missing, so any value would pass; give at least one of "
+                "them"
             )
         return self
 
@@ -92,7 +97,8 @@ class Targets(BaseModel):
         "expected range of the speed-up, by world size"
     )
     throughput_gain: Gain | None = _target(
-        "minimum gain of throughput over --against, as a fraction; -0.05 allows 5 % less"
+        "minimum gain of throughput over the results of --against, as a fraction; -0.05 allows 5 "
+        "% less"
     )
     mfu: Fraction | None = _target("minimum fraction of peak FLOP/s")
     communication_share: Fraction | None = _target(
@@ -105,11 +111,13 @@ class Targets(BaseModel):
         "minimum share of the time in which a kernel runs on the GPUs"
     )
     loader_idle: Fraction | None = _target("maximum share of waiting for the data loader in a step")
-    num_nodes: Count | None = _target("minimum number of nodes measured on")
+    num_nodes: Count | None = _target("minimum number of nodes that were measured")
     clean_runs: Literal[True] | None = _target(
-        "true requires no flag, no failed case and no launch without a result"
+        "if true, there must be no flag, no failed case and no launch without a result"
     )
-    reference: tuple[Reference, ...] = Field(default=(), description="values of single cases")
+    reference: tuple[Reference, ...] = Field(
+        default=(), description="expected values of single cases"
+    )
 
     @field_validator("strong_efficiency", "parallel_efficiency", "speedup", mode="before")
     @classmethod
@@ -126,10 +134,13 @@ class Targets(BaseModel):
     @model_validator(mode="after")
     def _with_a_target(self) -> Self:
         if not self.model_dump(exclude={"schema_version"}, exclude_defaults=True):
-            raise ValueError("the file has no target; give at least one")
+            raise ValueError("the file has no target; give at least one target")
         for world_size, (low, high) in (self.speedup or {}).items():
             if low > high:
-                raise ValueError(f"speedup at {world_size} goes from {low} to {high}; swap the two")
+                raise ValueError(
+                    f"the range of speedup at {world_size} goes from {low} to "
+                    f"{high}; swap the two numbers"
+                )
         return self
 
 

@@ -44,25 +44,29 @@ class Run(_Table):
     """One line of the milestones."""
 
     type: Text = Field(description="purpose of the runs")
-    code: Text = Field("", description="code of these runs, if not the file's `code`")
+    code: Text = Field("", description="code of these runs; by default the file's `code`")
     runs: Count = Field(1, description="number of different runs")
     repeats: Count = Field(1, description="repeats of each run")
-    nodes: Count | None = Field(None, description="nodes of a run")
-    hours: Amount | None = Field(None, description="hours of a run")
+    nodes: Count | None = Field(None, description="number of nodes of a run")
+    hours: Amount | None = Field(None, description="hours that a run takes")
     steps: Count | None = Field(None, description="optimizer updates of a run")
     step_s: Amount | None = Field(
         None, description="seconds per step; by default the mean measured on this number of nodes"
     )
-    node_hours: Amount | None = Field(None, description="node-hours of the whole line, if given")
-    start_month: Month | None = Field(None, description="first month of the work, from 1")
+    node_hours: Amount | None = Field(
+        None, description="node-hours of all these runs, in place of hours or steps"
+    )
+    start_month: Month | None = Field(
+        None, description="month in which the work begins, counted from 1"
+    )
     months: Month = Field(1, description="duration in months")
 
     @model_validator(mode="after")
     def _one_way(self) -> "Run":
         if [self.hours, self.steps, self.node_hours].count(None) != 2:
-            raise ValueError(f"run {self.type!r}: give one of hours, steps and node_hours")
+            raise ValueError(f"run {self.type!r}: give exactly one of hours, steps and node_hours")
         if self.node_hours is None and self.nodes is None:
-            raise ValueError(f"run {self.type!r}: give the number of nodes")
+            raise ValueError(f"run {self.type!r}: set nodes to the number of nodes of a run")
         if self.step_s is not None and self.steps is None:
             raise ValueError(f"run {self.type!r}: step_s needs steps")
         return self
@@ -82,8 +86,12 @@ class Work(_Table):
     machine: Text = Field("", description="machine applied for")
     code: Text = Field("", description="the code's name")
     production: Production | None = None
-    overhead: Share = Field(0.0, description="restarts, set-up and contingency, as a fraction")
-    failed_share: Lost = Field(0.0, description="node-hours of failed jobs, as a fraction of all")
+    overhead: Share = Field(
+        0.0, description="extra share for restarts, set-up and contingency, as a fraction"
+    )
+    failed_share: Lost = Field(
+        0.0, description="node-hours of failed jobs, as a fraction of all node-hours"
+    )
     charge_factor: Amount = Field(1.0, description="price that the centre charges per node-hour")
     runs: tuple[Run, ...] = Field(default=(), description="run types")
     statements: dict[str, Text] = Field(
@@ -150,8 +158,8 @@ def choose(series: Sequence[Series], wanted: Production | None, threshold: float
     ladders = {study: [s for s in own if s.row.study == study] for study in LADDERS}
     if not any(ladders.values()):
         raise ValueError(
-            "these results hold no strong or weak scaling, which a proposal needs; measure the "
-            "studies strong and weak"
+            "these results hold neither strong nor weak scaling, which a proposal needs; measure "
+            "the studies strong and weak"
         )
     named = None
     if wanted:
@@ -160,7 +168,8 @@ def choose(series: Sequence[Series], wanted: Production | None, threshold: float
         if named is None:
             raise ValueError(
                 f"the production point, {wanted.study} at {wanted.world_size} ranks, was not "
-                f"measured; measured sizes are {sorted({p.world_size for _, p in points})}"
+                "measured; choose one of the measured sizes "
+                f"{sorted({p.world_size for _, p in points})}"
             )
     for ladder in ladders.values():
         if named and any(curve is named[0] for curve in ladder[MAX_SERIES:]):
@@ -283,9 +292,9 @@ def _measured_step(run: Run, series: Series, production: Point) -> tuple[float, 
             return step_s, point
     known = sorted({point.rows[0].num_nodes or 0 for point in points} - {0})
     raise ValueError(
-        f"run {run.type!r}: no step was measured on {run.nodes} nodes in the production series "
-        f"{series.case}, only on {known}; give step_s, name another production point, or measure "
-        "that size"
+        f"run {run.type!r}: the production series {series.case} has no step measured on "
+        f"{run.nodes} nodes, only on {known}; set step_s or another production point in the file "
+        "of --work, or measure that size"
     )
 
 
@@ -335,10 +344,15 @@ def objections(evaluation: Evaluation, chosen: Chosen, is_example: bool) -> Iter
     """Yield each reason not to submit the results."""
     results = evaluation.results
     if results.on_cpus:
-        text = "measured on CPUs, where ranks share cores and memory bandwidth: a functional test"
+        text = (
+            "the results are from CPUs, where ranks share cores and memory bandwidth: a "
+            "functional test"
+        )
         yield Objection("cpus", text)
     if recorded.KEY in results.campaign:
-        text = "a recorded campaign that ships with Lockstep, not a measurement of the applicant"
+        text = (
+            "the results are a recorded campaign that ships with Lockstep, not the applicant's own"
+        )
         yield Objection("recorded", text)
     for finding in errors(evaluation.findings):
         text = f"{finding.rule}: {finding.where}: {finding.message}"
@@ -352,9 +366,10 @@ def objections(evaluation: Evaluation, chosen: Chosen, is_example: bool) -> Iter
         )
         yield Objection("left-out", text, {"launches": names, "num_points": num_points})
     if alone := [p for p in chosen.points if not (p.step_interval or p.efficiency_interval)]:
+        has = "has" if len(alone) == 1 else "have"
         text = (
-            f"{counted(len(alone), 'point')} without an interval, so nobody knows how far "
-            "another launch would differ: measure 3 repeats or more"
+            f"{counted(len(alone), 'point')} {has} no interval, so nobody knows how far another "
+            "launch would differ: measure 3 repeats or more"
         )
         yield Objection("no-interval", text, {"num_points": len(alone)})
     if flagged := [point for point in chosen.points if point.flags]:
@@ -362,5 +377,5 @@ def objections(evaluation: Evaluation, chosen: Chosen, is_example: bool) -> Iter
         text = f"{counted(len(flagged), 'point')} flagged: {listed(kinds, MAX_NAMED)}"
         yield Objection("flagged", text, {"num_points": len(flagged), "flags": kinds})
     if is_example:
-        text = "the planned runs are those of the example that ships, not the applicant's"
+        text = "the planned runs are those of Lockstep's example, not the applicant's"
         yield Objection("example", text)

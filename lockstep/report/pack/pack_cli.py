@@ -21,10 +21,10 @@ EXAMPLES = """
 
 --proposal writes a folder that answers a programme's headings: two pages of text as Markdown and
 LaTeX, figures as SVG, PDF and PNG, and all numbers as JSON. The forms development, paper and slides
-fill a longer proposal, a paper and five slides. No pack is written (exit code 1) if the check finds
+make a longer proposal, a paper and five slides. No pack is written (exit code 1) if the check finds
 errors, if points are flagged or have one launch, if results come from CPUs or from the recorded
-demo, or if the plans are those of `example`; --despite writes the pack and lists these objections
-in its text. --work names your own TOML file of what you apply for; milestones follow from it:
+demo, or if the plans are those of `example`. With --despite, the pack is written and its text lists
+these objections. --work names your own TOML file of what you apply for, which gives the milestones:
 
 \b
   schema = 1
@@ -36,7 +36,7 @@ in its text. --work names your own TOML file of what you apply for; milestones f
   runs = 3
   repeats = 3
   nodes = 10
-  hours = 0.75                  # or steps, at the measured mean step or at step_s
+  hours = 0.75                  # or steps = N, timed by the measured step or by step_s
 """
 
 
@@ -60,8 +60,8 @@ def write(
         click.echo(f"objection: {objection.text}", err=True)
     if against and not pack["despite"]:
         click.echo(
-            "No pack was written. Fix what lockstep check reports and measure again; --despite "
-            "writes the pack anyway and states this in its text.",
+            "No pack was written. Fix these objections and measure again, or pass --despite to "
+            "write the pack with the objections in its text.",
             err=True,
         )
         return 1
@@ -99,5 +99,5 @@ def write(
     for path in texts.write(folder, *redact((text, specs, numbers))):
         click.echo(click.format_filename(path))
     if plan is None:
-        click.echo("no milestones: give your plans with --work (see --help)", err=True)
+        click.echo("the pack has no milestones: give your plans with --work (see --help)", err=True)
     return 0

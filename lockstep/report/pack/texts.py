@@ -65,7 +65,7 @@ def document(
         "work": work, "chosen": chosen, "production": production, "row": row, "plan": plan,
         "jobs": jobs, "noun": noun, "goal": f"{100 * threshold:.0f} %",
         "campaign": {"name": None} | results.campaign, "on_cpus": results.on_cpus,
-        "measured_on": f"Measured on {devices}, {days}, in "
+        "measured_on": f"The results were measured on {devices}, {days}, in "
         f"{counted(len(results.launches), 'launch')}",
         "software": [
             f"{title} {provenance[name]}".strip() for name, title in SOFTWARE.items()
@@ -81,7 +81,7 @@ def document(
             for each in chosen.agreements
         ],
         "stalls": [
-            f"{formats.ratio(point.mean_over_median)} times in {curve.row.study} scaling on "
+            f"{formats.ratio(point.mean_over_median)} in {curve.row.study} scaling on "
             f"{counted(point.world_size, noun)}"
             for curve in chosen.shown for point in curve.points
             if (point.mean_over_median or 1.0) > STALLS
@@ -168,7 +168,7 @@ def document(
     more = f"; and {len(against) - MAX_NAMED} more" if len(against) > MAX_NAMED else ""
     named = "; ".join(objection.text for objection in against[:MAX_NAMED])
     despite = (
-        "No proposal evidence. This text was written despite "
+        "This is no evidence for a proposal. The text was written despite "
         f"{counted(len(against), 'objection')}: {named}{more}."
     )
     return {
@@ -271,7 +271,7 @@ def _conditions(chosen: Chosen, basis: Basis) -> Block:
         ["Model", row.workload], ["Precision", str(row.precision)],
         ["Global batch", str(row.global_batch)],
         *([name, value] for name, value in known.items() if value),
-        ["Checkpoints", "none in a timed step"],
+        ["Checkpoints", "none is written in a timed step"],
     ]  # fmt: skip
     columns = ("Condition", "As measured")
     return table("Conditions of the measurement", columns, rows, texts=2)

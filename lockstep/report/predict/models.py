@@ -30,7 +30,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.core.formats import percent, ratio
+from lockstep.core.formats import counted, percent, ratio
 from lockstep.report.compute.statistics import CONFIDENCE, Interval, median_rate, t_quantile, welch
 
 Array = NDArray[np.float64]
@@ -191,13 +191,16 @@ class Break:
 
     @property
     def text(self) -> str:
+        below = counted(self.below, "rank")
         if self.kind == "falls":
-            return f"throughput falls by {percent(self.values['change'])} % from {self.below} ranks"
+            return f"throughput is {percent(self.values['change'])} % lower than on {below}"
         if self.kind == "saturation":
-            times = f"{self.factor:g} times the ranks give {ratio(self.growth)} times"
-            return f"saturation: {times} the throughput at {self.below}"
+            return (
+                f"saturation: {self.factor:g} times the ranks give {ratio(self.growth)} times the "
+                f"throughput of {below}"
+            )
         loss = percent(self.values["loss"])
-        return f"{self.kind.replace('-', ' ')}: each rank does {loss} % less than at {self.below}"
+        return f"{self.kind.replace('-', ' ')}: each rank does {loss} % less than on {below}"
 
 
 def breaks(

@@ -36,17 +36,19 @@ the series.
 @click.command("predict", epilog=PREDICT_EXAMPLES)
 @click.argument("path", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--at", type=click.IntRange(1, LARGEST_SIZE), help="World size to predict.")
-@click.option("--case", help="Series: its name, or a unique part of it.")
+@click.option("--case", help="Name of the series, or a part of it that no other name has.")
 @click.option("--rule", help=f"Rule for the recommended size, without --at.  [default: {RULE}]")
 @click.option(
     "--samples", type=click.FloatRange(0, min_open=True),
-    help="Samples of the whole run, for a deadline or budget from measured throughputs.",
+    help="Samples of the whole run, to compute a deadline or budget from throughput.",
 )  # fmt: skip
 @click.option(
     "--level", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.9,
     show_default=True, help="Confidence level of the interval.",
 )  # fmt: skip
-@click.option("--force", is_flag=True, help="With --at: predict despite a refusal.")
+@click.option(
+    "--force", is_flag=True, help="With --at: predict the size even if Lockstep refuses it."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @opening.accept_bundles()
 def predict(
@@ -88,7 +90,9 @@ def predict(
     elif wrong:
         rules = list(dict.fromkeys(finding.rule for finding in wrong))
         record = {"case": ladder.case, "recommendation": None, "blocked_by": rules}
-        texts = [f"{ladder.case}: no prediction and no recommendation, {blocked_text(rules)}"]
+        texts = [
+            f"{ladder.case}: there is no prediction and no recommendation, {blocked_text(rules)}"
+        ]
         code = 1
     else:
         is_enough = len(ladder.sizes) >= prediction.LEAST_SIZES
@@ -131,7 +135,9 @@ def _choose(results: "Results", case: str | None) -> "Series":
         raise ValueError(
             f"no series has {wanted!r} in its name; choose --case from: {listed(series)}"
         )
-    several = f"{len(matching)} series have {wanted!r} in their names" if case else "several series"
+    several = "there are several series"
+    if case:
+        several = f"{len(matching)} series have {wanted!r} in their names"
     raise ValueError(
-        f"{several}; choose one by --case and a unique part of its name: {listed(matching)}"
+        f"{several}; choose one with --case and a unique part of its name: {listed(matching)}"
     )

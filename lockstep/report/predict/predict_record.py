@@ -83,7 +83,9 @@ def parse(text: str) -> Criterion:
         value = math.nan
     if not 0 < value <= LIMITS[name]:
         allowed = "fraction above 0 and up to 1" if name == "efficiency" else "positive number"
-        raise ValueError(f"--rule {text}: {limit or 'nothing'} is not a {allowed}; give {RULES}")
+        raise ValueError(
+            f"--rule {text}: {limit or 'an empty limit'} is not a {allowed}; give {RULES}"
+        )
     return Criterion(name, value)
 
 
@@ -126,7 +128,7 @@ def recommend(series: Series, criterion: Criterion, samples: float | None = None
     hours = {size: size * time_s / SECONDS_PER_HOUR for size, time_s in times.items()}
     affordable = [size for size in times if hours[size] <= limit]
     if not affordable:
-        return pick(None, f"the cheapest costs {trimmed(min(hours.values()))} device-hours")
+        return pick(None, f"the cheapest size costs {trimmed(min(hours.values()))} device-hours")
     size = min(affordable, key=lambda size: (times[size], size))
     return pick(size, f"{trimmed(hours[size])} device-hours, {in_words(times[size])}")
 
@@ -170,8 +172,8 @@ def diminishing(series: Series) -> str | None:
     for below, size, gain in marginal_efficiencies(sizes, [p.rate for p in series.points]):
         if gain < WORTHWHILE:
             return (
-                f"diminishing returns from {below} to {size}: each added rank gains "
-                f"{100 * gain:.0f} % of a baseline rank, under {100 * WORTHWHILE:.0f} %"
+                f"diminishing returns from {below} to {size}: each added rank gains only "
+                f"{100 * gain:.0f} % of a baseline rank, less than {100 * WORTHWHILE:.0f} %"
             )
     return None
 
@@ -258,7 +260,7 @@ MEANINGS = {
     "halfway": "efficiency falls half as fast as between the last two sizes",
     "falling": "efficiency keeps falling as between the last two sizes",
     "amdahl": "part of the work is serial (Amdahl)",
-    "between": "on the line through the sizes on either side",
+    "between": "the value lies on the line through the sizes on either side",
 }
 
 
@@ -299,7 +301,7 @@ def _assumed(ladder: Ladder) -> list[str]:
     """Return the assumption on the fixed work, if neither scaling nor batches state it."""
     text = (
         "assumed: the total work is fixed, since the table has neither a column scaling (strong, "
-        "weak or fixed-epochs) nor a column global_batch; add one if this is wrong"
+        "weak or fixed-epochs) nor a column global_batch; add one of them if this is wrong"
     )
     return [text] if ladder.assumed else []
 
@@ -322,30 +324,35 @@ def text(
             percent(point["marginal_efficiency"]),
             percent(over / ladder.times_s[0] if over is not None else None),
         ])  # fmt: skip
-    lines += [*numbers(rows), "gain: speed-up per rank added since the previous size"]
+    lines += [*numbers(rows), "gain: speed-up gained per rank added since the previous size"]
     if ladder.fixed == "local":
         lines.append(
-            f"overhead: time of a {ladder.time_noun} above the baseline's "
+            f"overhead: time that a {ladder.time_noun} takes beyond the baseline's "
             f"{in_words(float(ladder.times_s[0]))}, at equal work per rank"
         )
     if ranked:
         held_out = listed(ranked[0].held_out)
-        tried = "on published curves, since no size of this curve could be held out"
-        tried = f"at {held_out}, each held out, and on published curves" if held_out else tried
-        lines += ["", f"rules to continue the curve; error: mean error one doubling ahead, {tried}"]
+        tried = "on published curves only, since no size of this curve could be held out"
+        tried = f"at {held_out} (each held out) and on published curves" if held_out else tried
+        lines.append("")
+        lines.append(
+            "these rules continue the curve; their error is the mean error one doubling ahead, "
+            f"{tried}"
+        )
         lines += [
             f"{'*' if c is ranked[0] else ' '} {c.rule:8} error {percent(c.error):>5} %   "
             f"{MEANINGS[c.rule]}"
             for c in ranked
         ]
-        lines.append(f"* smallest error, so chosen: {ranked[0].rule}")
+        lines.append(f"* this rule has the smallest error and is used: {ranked[0].rule}")
         peak = record["peak_world_size"]
         if peak is None:
             lines.append(
-                "no peak: these sizes do not determine beta of the Universal Scalability Law"
+                "no peak is given, since these sizes do not determine beta of the Universal "
+                "Scalability Law"
             )
         elif peak > FARTHEST * ladder.sizes[-1]:
-            lines.append(f"no peak up to {FARTHEST} times the largest measured size")
+            lines.append(f"there is no peak up to {FARTHEST} times the largest measured size")
         else:
             lines.append(f"peak by the Universal Scalability Law: {number(peak)} ranks")
     lines += ["", *(f"break at {b['world_size']}: {b['what']}" for b in record["breaks"])]
@@ -360,7 +367,7 @@ def text(
             f"{span((expected['low'], expected['high']))}{origin}"
         )
     advice = record["recommendation"]
-    size = "none" if advice["world_size"] is None else str(advice["world_size"])
+    size = "no size" if advice["world_size"] is None else str(advice["world_size"])
     lines.append(f"recommended: {size} ({advice['rule']}): {advice['why']}{origin}")
     tail = (record["diminishing_returns"], record["next_step"]["text"])
     return [*lines, *filter(None, tail)]

@@ -86,11 +86,13 @@ class Refusal:
             case "beyond":
                 fact = f"{_beyond(self.at, sizes)}, where no rule is reliable"
             case "break":
-                fact = f"the curve breaks at {sizes} ({self.fact}), so it cannot be continued to "
-                fact += str(self.at)
+                fact = (f"the curve breaks at {sizes} ({self.fact}), so it cannot be continued to "
+                        f"{self.at}")  # fmt: skip
             case "check":
-                fact = f"lockstep check finds {self.rule} at {sizes}: {self.fact}"
-        return f"{fact}; {do}, or use --force" if do else f"{fact}; use --force to see a value"
+                fact = f"lockstep check reports {self.rule} at world size {sizes}: {self.fact}"
+        return (
+            f"{fact}; {do}, or use --force" if do else f"{fact}; use --force to get a value anyway"
+        )
 
 
 def _beyond(at: int, largest: object) -> str:
@@ -461,8 +463,8 @@ def _warnings(ladder: Ladder, at: int) -> Iterator[str]:
         yield obstacle.fact
     if at > largest:
         yield (
-            f"a break of the curve between {largest} and {at} would go unnoticed, such as at the "
-            "first size on two nodes or on a saturated network"
+            f"a break of the curve between {largest} and {at} would not be noticed, such as at "
+            "the first size on two nodes or on a saturated network"
         )
     if at > largest and ladder.breaks:
         broken = f"the curve breaks at {ladder.breaks[-1].world_size}"

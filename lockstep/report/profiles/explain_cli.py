@@ -21,14 +21,20 @@ MILLI = 1e3
 ROWS = {
     "compute_s": "compute", "exposed_s": NAMES["exposed"],
     "copy_s": "copies to and from the device", "input_s": NAMES["input"],
-    "idle_s": "none of these ran",
+    "idle_s": "idle time",
 }  # fmt: skip
 # Field of Phases -> the bottleneck if it is the largest loss, and what to try.
 BOUNDS = {
-    "exposed_s": (KINDS["communication"], "a larger batch per rank, or another bucket_cap_mb"),
-    "copy_s": ("copies", "pin_memory=True and non_blocking=True, or keep the data on the device"),
-    "input_s": (KINDS["input"], "more workers: DataLoader(num_workers=N, persistent_workers=True)"),
-    "idle_s": ("idle time", "torch.compile or a CUDA graph; no .item() or print in a step"),
+    "exposed_s": (KINDS["communication"], "use a larger batch per rank, or another bucket_cap_mb"),
+    "copy_s": (
+        "copies",
+        "use pin_memory=True and non_blocking=True, or keep the data on the device",
+    ),
+    "input_s": (
+        KINDS["input"],
+        "use more workers: DataLoader(num_workers=N, persistent_workers=True)",
+    ),
+    "idle_s": ("idle time", "use torch.compile or a CUDA graph; avoid .item() and print in a step"),
 }
 MOST_KERNELS = MOST_BUCKETS = 8
 CARD = "lockstep.explain"
@@ -37,7 +43,7 @@ CARD = "lockstep.explain"
 @click.command()
 @click.argument("profiles", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--against", type=click.Path(path_type=Path),
-              help="Second profile, with which each phase is compared.")  # fmt: skip
+              help="Second profile, to compare each phase with the first.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def explain(*, profiles: tuple[Path, ...], against: Path | None, as_json: bool) -> int:
     """Print where the time of a profiled step goes, one column per rank.
@@ -57,7 +63,9 @@ def explain(*, profiles: tuple[Path, ...], against: Path | None, as_json: bool) 
     every = [_read(path) for path in [*profiles, *([against] if against else [])]]
     columns = [(_title(profile), profile.phases) for profile in every if profile.phases]
     if against and len(columns) != 2:
-        raise ValueError("--against compares two profiles of steps; give one file and --against")
+        raise ValueError(
+            "--against compares two profiles of steps; give one PROFILE and one after --against"
+        )
     if as_json:
         records = [_record(profile) for profile in every]
         click.echo(json.dumps({"schema": 1, "profiles": records}, indent=1))
@@ -69,15 +77,15 @@ def explain(*, profiles: tuple[Path, ...], against: Path | None, as_json: bool) 
     elif profiled:
         blocks.append(_verdict(profiled))
     elif columns:
-        blocks.append(["--against shows what changed between two cards."])
+        blocks.append(["Pass --against CARD to see what changed between two cards."])
     for profile in every:
         if whole := sum(profile.busy_s.values()):
             busy = profile.busy_s.items()
             shares = ", ".join(f"{name} {percent(seconds / whole)} %" for name, seconds in busy)
             blocks.append([
                 f"{profile.path.name}: the device was busy for {_ms(whole)}: {shares}.",
-                "nsys stats has only sums; nsys export --type sqlite has steps, overlap and idle "
-                "time.",
+                "nsys stats gives only sums; use nsys export --type sqlite for steps, overlap and "
+                "idle time.",
             ])  # fmt: skip
     for profile in every:
         blocks += [_kernels(profile)] if profile.kernels else []
@@ -95,7 +103,9 @@ def _read(path: Path) -> Profile:
         seconds = {share["cause"]: float(share["seconds"]) for share in bound["shares"]}
         step_s, compute_s = float(bound["step_s"]), float(bound["compute_s"])
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{path}: no record of lockstep.explain: {error} is missing") from error
+        raise ValueError(
+            f"{path}: this is no record of lockstep.explain: {error} is missing"
+        ) from error
     exposed_s, input_s = (max(seconds.pop(cause, 0.0), 0.0) for cause in ("exposed", "input"))
     compute_s += sum(max(seconds.pop(cause, 0.0), 0.0) for cause in ("fixed", "ddp"))
     idle_s = max(step_s - compute_s - exposed_s - input_s, 0.0)
@@ -157,15 +167,15 @@ def _verdict(columns: Sequence[tuple[str, Phases]]) -> list[str]:
     share = getattr(each, name) / each.step_s
     if share < LITTLE:
         kept = percent(each.compute_s / each.step_s)
-        return [f"Little is lost: {kept} % of a step of {_ms(each.step_s)} computes ({title})."]
+        return [f"Little is lost: {kept} % of a step of {_ms(each.step_s)} is compute ({title})."]
     kind, todo = BOUNDS[name]
     start = f"{kind.capitalize()}-bound" if share >= BOUND else f"Loses most to {kind}"
     steps = counted(each.num_steps, "step")
     return [
         f"{start}: {percent(share)} % of a step of {_ms(each.step_s)} is {ROWS[name]} ({title}).",
         f"next      {todo}",
-        f"trust     {steps} under a profiler, which slows them, without an interval; "
-        "lockstep.explain gives an interval",
+        f"trust     this is from {steps}, slowed by the profiler, and has no interval; "
+        "lockstep.explain gives one",
     ]
 
 
@@ -186,7 +196,8 @@ def _differences(first: Phases, second: Phases) -> list[str]:
                 f"  {title:<30}{_ms(before):>12} -> {_ms(after):>9}  "
                 f"{number((after - before) * MILLI):>8} ms  {change}"
             )
-    return [*lines, "One launch per side gives no interval; lockstep compare of two ladders does."]
+    end = "One launch per side gives no interval; use lockstep compare of two ladders to get one."
+    return [*lines, end]
 
 
 def _kernels(profile: Profile) -> list[str]:

@@ -100,7 +100,7 @@ def read(path: Path) -> Profile:
     """Read a profile by its content; ValueError if it is unreadable or of no known format."""
     if path.suffix == ".py":
         raise ValueError(
-            f"{path}: not a profile but a script: call lockstep.explain(step, model=ddp, "
+            f"{path}: this is a script, not a profile: call lockstep.explain(step, model=ddp, "
             "batches=loader) in the script, and run it under torchrun"
         )
     try:
@@ -116,9 +116,13 @@ def read(path: Path) -> Profile:
             return _from_trace(path, json.loads(content))
         return _from_csv(path, content.decode("utf-8", errors="replace"))
     except KeyError as error:
-        raise ValueError(f"{path}: damaged, or of another version: it has no {error}") from error
+        raise ValueError(
+            f"{path}: the profile is damaged, or of another version: it has no {error}"
+        ) from error
     except (TypeError, AttributeError, EOFError, OSError, sqlite3.Error) as error:
-        raise ValueError(f"{path}: damaged, or of another version: {error}") from error
+        raise ValueError(
+            f"{path}: the profile is damaged, or of another version: {error}"
+        ) from error
     except ValueError as error:
         text = str(error)
         raise ValueError(text if str(path) in text else f"{path}: {text}") from error
@@ -184,8 +188,8 @@ def _profile(
         spans += [span for span, _, _ in device] + phases.by_launch(launches, host)
     if not spans:
         raise ValueError(
-            f"{path}: the profile has no kernel, copy, collective or range of a step; record with "
-            "torch.profiler's schedule, or give nsys --trace=cuda,nvtx"
+            f"{path}: the profile has no kernel, copy, collective or range of a step; record it "
+            "with torch.profiler's schedule, or with nsys --trace=cuda,nvtx"
         )
     if not steps:
         steps = [(min(span.begin_s for span in spans), max(span.end_s for span in spans))]
@@ -271,8 +275,8 @@ def _from_csv(path: Path, text: str) -> Profile:
         return Profile(path, _rank(path), NCU, kernels=kernels, device=next(named, None))
     if not any(busy.values()):
         raise ValueError(
-            f"{path}: not a profile that Lockstep reads; give a trace of torch.profiler (.json, "
-            ".json.gz), nsys export --type sqlite, nsys stats --format csv, or ncu --csv"
+            f"{path}: Lockstep does not read this kind of profile; give a trace of torch.profiler "
+            "(.json, .json.gz), nsys export --type sqlite, nsys stats --format csv, or ncu --csv"
         )
     return Profile(path, _rank(path), "nsys stats", busy_s=busy, kernels=kernels)
 

@@ -58,7 +58,7 @@ def roofline(profile: Profile, device_name: str | None = None) -> Roofline:
     name, file = profile.device or device_name, profile.path.name
     if name is None:
         raise ValueError(
-            f"No roofline: {file} does not name its GPU; export it by ncu --csv --page raw."
+            f"No roofline: {file} does not name its GPU; export it with ncu --csv --page raw."
         )
     device = hardware.find(name)
     if device is None or device.memory_gb_per_s is None:
@@ -68,8 +68,8 @@ def roofline(profile: Profile, device_name: str | None = None) -> Roofline:
     places = [place for place in found if place]
     if not places:
         raise ValueError(
-            f"No roofline: for no kernel does {file} give both the bytes of device memory and the "
-            "FLOP of a precision with a known peak; record with ncu --set full, and export by "
+            f"No roofline: {file} has no kernel with both its bytes of device memory and its FLOP "
+            "in a precision with a known peak; record with ncu --set full, and export with "
             "--page raw."
         )
     note = f"Sources of the peaks: {device.source}; {device.board_source}."

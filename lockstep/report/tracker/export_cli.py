@@ -43,7 +43,7 @@ def mlflow(folder: Path, to: str | None) -> int:
 
 @export.command()
 @FOLDER
-@click.option("--to", metavar="URL", required=True, help="Address of the interface.")
+@click.option("--to", metavar="URL", required=True, help="Address of the HTTP interface.")
 def http(folder: Path, to: str) -> int:
     """Send the runs of FOLDER to a plain HTTP interface, each once.
 
@@ -117,7 +117,7 @@ def write_event_files(runs: "Iterable[Run]", folder: Path) -> Iterator[Path]:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise RuntimeError(f"{error}; pip install tensorboard beside torch") from None
+        raise RuntimeError(f"{error}; install it beside torch: pip install tensorboard") from None
     from lockstep.report.tracker.tracked import metric_name
 
     for run in runs:

@@ -89,7 +89,9 @@ class Sender:
             self._process.wait()
             return Sent(uri, "late")
         if code:
-            return Sent(uri, "broken", why=f"the process ended with exit {code}; see {self._log}")
+            return Sent(
+                uri, "broken", why=f"the process ended with exit code {code}; see {self._log}"
+            )
         return self._last_answer()[1] or Sent(uri, "late")
 
     def _request(self, until_s: float) -> None:

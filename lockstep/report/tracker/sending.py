@@ -141,7 +141,7 @@ def send(
     try:
         runs, sent.unread = read_runs(folder)
         if not runs:
-            raise ValueError(next(iter(sent.unread), f"{folder}: holds no launch of Lockstep"))
+            raise ValueError(next(iter(sent.unread), f"{folder} holds no launch of Lockstep"))
     except ValueError as error:
         sent.kind = "empty" if isinstance(error, EmptyError) else "unreadable"
         sent.why = str(error)
@@ -242,11 +242,11 @@ def lines(sent: Sent, folder: Path) -> list[str]:
             f"{sent.num_new} new or changed ({counted(sent.num_metrics, 'metric')}, "
             f"{counted(sent.num_artifacts, 'file')} sent)"
         )
-        runs = f"{counted(sent.num_runs, 'run')} there"
-        end = f"Tracker {sent.uri}: {runs}, {news if sent.num_new else 'nothing new'}."
+        runs = counted(sent.num_runs, "run")
+        end = f"Tracker {sent.uri} has {runs}, {news if sent.num_new else 'nothing new'}."
     else:
         refused = counted(sent.num_refused, "run") if sent.num_refused else "the results"
         why = SENTENCES[sent.kind].format(uri=sent.uri, why=sent.why, refused=refused)
         todo = f"lockstep export again {shlex.quote(str(folder))}"
-        end = f"{why[0].upper()}{why[1:]}; nothing is lost: {todo} sends the rest."
+        end = f"{why[0].upper()}{why[1:]}; no result is lost: {todo} sends the rest."
     return [*(f"Left out: {why}" for why in sent.unread), end]

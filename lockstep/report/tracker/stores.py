@@ -75,7 +75,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         address = rest[-1]
         raise NotSentError(
             "refused",
-            f"it redirects {req.get_method()} {req.full_url} to {address}; give the new address",
+            f"it redirects {req.get_method()} {req.full_url} to {address}; give that address",
         )
 
 
@@ -178,7 +178,9 @@ def prepare(key: str | None, timeout_s: float) -> None:
     try:
         import mlflow
     except ImportError as error:
-        why = f"{error}; pip install '/path/to/checkout[tracker]' where this command runs"
+        why = (
+            f"{error}; in the environment of this command, pip install '/path/to/checkout[tracker]'"
+        )
         raise NotSentError("refused", why) from None
     assert mlflow
     for name in NOISY:

@@ -131,10 +131,12 @@ def milliseconds(moment: str) -> int:
 
 def _address(text: str) -> str:
     if not text.isprintable() or " " in text:
-        raise ValueError("not the address of a tracker; write sqlite:///PATH or http://SERVER")
+        raise ValueError(
+            "this is not the address of a tracker; write sqlite:///PATH or http://SERVER"
+        )
     parts = urlsplit(text)
     if parts.scheme not in ("sqlite", "http", "https"):
-        raise ValueError("not a tracker's address: it begins with sqlite:///, http:// or https://")
+        raise ValueError("a tracker's address begins with sqlite:///, http:// or https://")
     if parts.username or parts.password or parts.query:
         raise ValueError(
             "the address is written to files, so it must not contain a key; put the key into an "
@@ -153,12 +155,14 @@ class Tracker(BaseModel):
     )
     uri: Annotated[str, AfterValidator(_address)] | None = Field(
         default=None,
-        description=f"sqlite:///PATH, or a server's address; {DATABASE} beside the results folder "
-        "by default",
+        description=f"sqlite:///PATH, or a server's address; by default {DATABASE} beside the "
+        "results folder",
     )
     key_variable: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] = Field(
         default=KEY_VARIABLE,
-        description=("environment variable with the server's key, if it needs one"),
+        description=(
+            "name of the environment variable with the server's key, if the server needs one"
+        ),
     )
 
     @property
