@@ -101,7 +101,7 @@ WHAT = {
     "precision": Column("text", "fp32, tf32, bf16 or fp16"),
     "local_batch": Column("count", "samples per rank and optimizer update"),
     "global_batch": Column("count", "samples of all ranks per optimizer update"),
-    "world_size": Column("count", "ranks"),
+    "world_size": Column("count", "number of ranks"),
     "num_nodes": Column("count", "number of hosts"),
     "ranks_per_node": Column("count", "largest number of ranks on one host"),
 }
@@ -111,7 +111,7 @@ _STEPS = {
     "mean_step_s": Column("s", "mean over rounds, from which costs are computed"),
     "stddev_step_s": Column("s", "standard deviation over rounds"),
     "time_s": Column("s", "time of a whole run, if a table gives it"),
-    "sample_unit": Column("text", "what a sample is"),
+    "sample_unit": Column("text", "name of a sample, such as images"),
     "samples_per_step": Column("count", "samples of all ranks per step"),
 }  # fmt: skip
 _IS_POOLED = Column(
@@ -244,7 +244,7 @@ _POINTS = {
         lambda place: (place.point.step_s, place.point.step_interval)),
     **_STEPS,
     "throughput_samples_per_s": _with_interval(
-        "samples/s", "samples of all ranks, counted once", _throughput),
+        "samples/s", "samples of all ranks per second", _throughput),
     "baseline_world_size": Column("count", "world size of the baseline of this row's ratios",
         lambda place: place.series.baseline if place.series.is_compared else None),
     "speedup": _with_interval("ratio", "throughput / throughput of the baseline",
@@ -305,7 +305,11 @@ POINTS = {
     own: each for name, column in _POINTS.items() for own, each in _with_ends(name, column).items()
 }
 # Additional column of `--csv` and `--json`.
-DETAILS = {"details": Column("object", "name -> distinct values over launches", _details)}
+DETAILS = {
+    "details": Column(
+        "object", "further facts by name, each with its distinct values over launches", _details
+    )
+}
 
 # One row per case and launch.
 LAUNCHES = {
@@ -320,7 +324,7 @@ LAUNCHES = {
     "step_s": Column(
         "s", "median round / steps per round; a round lasts as long as its slowest rank"),
     **_STEPS,
-    "throughput_samples_per_s": Column("samples/s", "samples of all ranks, counted once"),
+    "throughput_samples_per_s": Column("samples/s", "samples of all ranks per second"),
     "mfu": Column("ratio", "model FLOP/s / dense peak of the datasheet"),
     "communication_share": _share("communication_share", "exposed communication / step time"),
     "overlap": _share("overlap", "1 - exposed communication / all-reduce alone"),
@@ -365,7 +369,7 @@ _OF_RUNS = {
 EPOCHS = {
     **_OF_RUNS,
     "epoch": Column("count", "number of the epoch, from 1"),
-    "steps": Column("count", "updates"),
+    "steps": Column("count", "optimizer updates of the epoch"),
     "job": Column("text", "Slurm job of the launch"),
     "ended": Column("text", "end of the epoch, ISO 8601"),
     "time_s": Column("s", "from the entry barrier to the slowest rank's end"),
@@ -377,7 +381,7 @@ EPOCHS = {
         "s", "from a step's first all-reduce to the end of its last, hidden or not, summed over "
         "the epoch; unknown on GPUs, where reading it would stop the steps"),
     "elapsed_s": Column("s", "training time from the start of the run to the end of the epoch"),
-    "throughput_samples_per_s": Column("samples/s", "samples of all ranks, counted once"),
+    "throughput_samples_per_s": Column("samples/s", "samples of all ranks per second"),
     "parallel_efficiency": Column("ratio", "of the point: speed-up / ratio of world sizes"),
     "gpu_utilisation": _share("gpu_utilisation",
         "of the whole run: share of NVML's sample periods in which a kernel ran"),
