@@ -241,9 +241,9 @@ class Campaign(Table):
     until_efficiency: Annotated[StrictFloat, Field(gt=0, le=1)] | None = key(
         "measure world sizes in rising order, and stop after a size with a lower efficiency"
     )
-    command: Command | None = key('the program of studies = ["command"]: a table')
+    command: Command | None = key('table of the program that studies = ["command"] measures')
     factors: dict[str, tuple[Value, ...]] = key(
-        "values instead of a study's own: bucket_cap_mb = [1, 5, 10]", default={}
+        "values that replace a study's own: bucket_cap_mb = [1, 5, 10]", default={}
     )
     jobs: Jobs = key("how launches are divided into jobs of a cluster", default=Jobs())
     doi: str | None = key(

@@ -252,7 +252,7 @@ _POINTS = {
     "parallel_efficiency": _with_interval("ratio", "speed-up / ratio of world sizes",
         _ratio("parallel_efficiency", "efficiency_interval")),
     "time_ratio": Column(
-        "ratio", "step time of the baseline / step time; weak and fixed-epochs scaling",
+        "ratio", "step time of the baseline / step time; only for weak and fixed-epochs scaling",
         lambda place: place.ratio(place.point.time_ratio)),
     "device_hours": Column("h", "world size times hours at the mean step"),
     "device_hours_per": Column("text", "work that takes device_hours: a run, or 1e6 samples"),
@@ -352,7 +352,7 @@ _OF_ROUNDS = {"launch": Column("text", "name of the launch"), **WHAT, "is_pooled
 ROUNDS = {
     **_OF_ROUNDS,
     "rank": Column("count", "the rank, from 0"),
-    "host": Column("text", "its host"),
+    "host": Column("text", "host of the rank"),
     "round": Column("count", "the timed round, from 0"),
     "steps_per_round": Column("count", "steps of a round"),
     "round_s": Column("s", "duration of the round on this rank"),

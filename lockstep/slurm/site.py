@@ -247,7 +247,7 @@ class Site(Table):
     mem: Memory | None = None
     """memory of a node for a job, such as 480G; 0 is all of it"""
     time: Duration
-    """limit of one job, [days-]HH:MM:SS"""
+    """time limit of one job, [days-]HH:MM:SS"""
     max_ranks_per_node: Count | None = None
     """most ranks on a node; by default its number of GPUs, or of CPUs without GPUs"""
     container: Container | None = None
