@@ -144,11 +144,13 @@ class Jobs(Table):
     )
     max_running: Count | None = key("most array elements that run at once; all by default")
     chain: Annotated[StrictInt, Field(ge=1, le=MAX_CHAIN)] = key(
-        "jobs in a chain, each to continue the one before after a time limit or preemption",
+        "jobs in a chain; each continues the one before after a time limit or preemption",
         default=1,
     )
     time: Duration | None = key("time limit of one job, [days-]HH:MM:SS; the site's by default")
-    launch_time: Duration | None = key("time limit of one launch; a job requests the sum")
+    launch_time: Duration | None = key(
+        "time limit of one launch; a job requests the sum over its launches"
+    )
     preflight: StrictBool = key("check the nodes in a job before the other jobs", default=False)
     screen: StrictBool = key(
         "let preflight fail, and cancel all jobs, if a node, device or link is slow", default=False
@@ -200,9 +202,11 @@ class Campaign(Table):
     schema_version: inputs.SchemaVersion
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
-        description="name of its results folder: letters, digits and . _ -",
+        description="name of the results folder: letters, digits and . _ -",
     )
-    studies: tuple[StudyName, ...] = key('the studies; "command" for a program', default=())
+    studies: tuple[StudyName, ...] = key(
+        'the studies to measure; "command" measures a program', default=()
+    )
     tests: tuple[str, ...] = key(
         "instead of studies: files or folders of your own tests with the fixture lockstep",
         default=(),
@@ -237,9 +241,9 @@ class Campaign(Table):
     until_efficiency: Annotated[StrictFloat, Field(gt=0, le=1)] | None = key(
         "measure world sizes in rising order, and stop after a size with a lower efficiency"
     )
-    command: Command | None = key('the program of studies = ["command"]: a table')
+    command: Command | None = key('table of the program that studies = ["command"] measures')
     factors: dict[str, tuple[Value, ...]] = key(
-        "values instead of a study's own: bucket_cap_mb = [1, 5, 10]", default={}
+        "values that replace a study's own: bucket_cap_mb = [1, 5, 10]", default={}
     )
     jobs: Jobs = key("how launches are divided into jobs of a cluster", default=Jobs())
     doi: str | None = key(

@@ -102,7 +102,7 @@ WHAT = {
     "precision": Column("text", "fp32, tf32, bf16 or fp16"),
     "local_batch": Column("count", "samples per rank and optimizer update"),
     "global_batch": Column("count", "samples of all ranks per optimizer update"),
-    "world_size": Column("count", "ranks"),
+    "world_size": Column("count", "number of ranks"),
     "num_nodes": Column("count", "number of hosts"),
     "ranks_per_node": Column("count", "largest number of ranks on one host"),
 }
@@ -112,7 +112,7 @@ _STEPS = {
     "mean_step_s": Column("s", "mean over rounds, from which costs are computed"),
     "stddev_step_s": Column("s", "standard deviation over rounds"),
     "time_s": Column("s", "time of a whole run, if a table gives it"),
-    "sample_unit": Column("text", "what a sample is"),
+    "sample_unit": Column("text", "name of a sample, such as images"),
     "samples_per_step": Column("count", "samples of all ranks per step"),
 }  # fmt: skip
 _IS_POOLED = Column(
@@ -245,7 +245,7 @@ _POINTS = {
         lambda place: (place.point.step_s, place.point.step_interval)),
     **_STEPS,
     "throughput_samples_per_s": _with_interval(
-        "samples/s", "samples of all ranks, counted once", _throughput),
+        "samples/s", "samples of all ranks per second", _throughput),
     "baseline_world_size": Column("count", "world size of the baseline of this row's ratios",
         lambda place: place.series.baseline if place.series.is_compared else None),
     "speedup": _with_interval("ratio", "throughput / throughput of the baseline",
@@ -253,7 +253,7 @@ _POINTS = {
     "parallel_efficiency": _with_interval("ratio", "speed-up / ratio of world sizes",
         _ratio("parallel_efficiency", "efficiency_interval")),
     "time_ratio": Column(
-        "ratio", "step time of the baseline / step time; weak and fixed-epochs scaling",
+        "ratio", "step time of the baseline / step time; only for weak and fixed-epochs scaling",
         lambda place: place.ratio(place.point.time_ratio)),
     "device_hours": Column("h", "world size times hours at the mean step"),
     "device_hours_per": Column("text", "work that takes device_hours: a run, or 1e6 samples"),
@@ -306,7 +306,11 @@ POINTS = {
     own: each for name, column in _POINTS.items() for own, each in _with_ends(name, column).items()
 }
 # Additional column of `--csv` and `--json`.
-DETAILS = {"details": Column("object", "name -> distinct values over launches", _details)}
+DETAILS = {
+    "details": Column(
+        "object", "further facts by name, each with its distinct values over launches", _details
+    )
+}
 
 # One row per case and launch.
 LAUNCHES = {
@@ -321,7 +325,7 @@ LAUNCHES = {
     "step_s": Column(
         "s", "median round / steps per round; a round lasts as long as its slowest rank"),
     **_STEPS,
-    "throughput_samples_per_s": Column("samples/s", "samples of all ranks, counted once"),
+    "throughput_samples_per_s": Column("samples/s", "samples of all ranks per second"),
     "mfu": Column("ratio", "model FLOP/s / dense peak of the datasheet"),
     "communication_share": _share("communication_share", "exposed communication / step time"),
     "overlap": _share("overlap", "1 - exposed communication / all-reduce alone"),
@@ -349,7 +353,7 @@ _OF_ROUNDS = {"launch": Column("text", "name of the launch"), **WHAT, "is_pooled
 ROUNDS = {
     **_OF_ROUNDS,
     "rank": Column("count", "the rank, from 0"),
-    "host": Column("text", "its host"),
+    "host": Column("text", "host of the rank"),
     "round": Column("count", "the timed round, from 0"),
     "steps_per_round": Column("count", "steps of a round"),
     "round_s": Column("s", "duration of the round on this rank"),
@@ -366,7 +370,7 @@ _OF_RUNS = {
 EPOCHS = {
     **_OF_RUNS,
     "epoch": Column("count", "number of the epoch, from 1"),
-    "steps": Column("count", "updates"),
+    "steps": Column("count", "optimizer updates of the epoch"),
     "job": Column("text", "Slurm job of the launch"),
     "ended": Column("text", "end of the epoch, ISO 8601"),
     "time_s": Column("s", "from the entry barrier to the slowest rank's end"),
@@ -378,7 +382,7 @@ EPOCHS = {
         "s", "from a step's first all-reduce to the end of its last, hidden or not, summed over "
         "the epoch; unknown on GPUs, where reading it would stop the steps"),
     "elapsed_s": Column("s", "training time from the start of the run to the end of the epoch"),
-    "throughput_samples_per_s": Column("samples/s", "samples of all ranks, counted once"),
+    "throughput_samples_per_s": Column("samples/s", "samples of all ranks per second"),
     "parallel_efficiency": Column("ratio", "of the point: speed-up / ratio of world sizes"),
     "gpu_utilisation": _share("gpu_utilisation",
         "of the whole run: share of NVML's sample periods in which a kernel ran"),

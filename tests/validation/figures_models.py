@@ -22,8 +22,8 @@ from lockstep.report.predict.prediction import LEARNED, Learned
 # The source of most ladders, all on four nodes of eight V100.
 LARGEST = "Oneflow-Inc/DLPerf"
 HEADER = (
-    "| hidden and predicted | sizes | median error | worst | ruler: median | worst "
-    "| 90 % interval holds | its ends, in the median |",
+    "| predicted size | predictions | median error | worst error | `level`: median error "
+    "| worst error | 90 % intervals that hold | their median ends |",
     "|---|---|---|---|---|---|---|---|",
 )
 
@@ -40,9 +40,11 @@ def table() -> list[str]:
     answered = [case for case in published.cases() if not case.is_refused]
     last = [case for case in answered if case.is_last]
     rows = {
-        "the last size of a ladder, from four or more": [c for c in last if len(c.known.sizes) > 3],
-        "from three or more": last,
-        "every size within twice the first three or more": answered,
+        "the last size, from at least four smaller ones": [
+            c for c in last if len(c.known.sizes) > 3
+        ],
+        "the last size, from at least three smaller ones": last,
+        "any size up to twice the largest of at least three": answered,
     }
     return [*HEADER, *(line for name, own in rows.items() for line in _rows(name, own))]
 
@@ -51,7 +53,7 @@ def _rows(name: str, cases: Sequence[published.Case]) -> list[str]:
     """Return the row of these cases, and that of those from other sources than the largest."""
     others = [case for case in cases if case.source != LARGEST]
     ladders = len({case.table for case in cases if case.source == LARGEST})
-    apart = f"without the {ladders} ladders of {LARGEST.partition('/')[2]}"
+    apart = f"the same without the {ladders} ladders of {LARGEST.partition('/')[2]}"
     return [_row(name, cases), _row(apart, others)]
 
 
