@@ -20,7 +20,7 @@ from lockstep.core.formats import one_line
 GROUPS = {
     "Measure on this machine": {
         "demo": ("report.report_cli", "Show the page of a recorded campaign, in seconds."),
-        "run": ("campaign.run_cli", "Measure a campaign; or: run train, run verify, run data."),
+        "run": ("campaign.run_cli", "Measure a campaign; other commands: run train, verify, data."),
         "diagnose": ("campaign.run_cli",
             "Answer one question about scaling, in about five minutes."),
     },
@@ -29,7 +29,7 @@ GROUPS = {
             "Check whether this machine can measure, and describe it."),
         "screen": ("before.screen.screen_cli",
             "Find a slow node, device or link before a campaign."),
-        "init": ("before.init.init_cli", "Write a site and a campaign file for this place."),
+        "init": ("before.init.init_cli", "Write a site file and a campaign file for this machine."),
         "lint": ("before.lint.lint_cli", "Find errors in your own scripts."),
         "image": ("image.image_cli", "Build, inspect, verify or hash the image."),
     },
@@ -42,7 +42,7 @@ GROUPS = {
         "resume": ("slurm.submit.submit_cli",
             "Submit what a campaign's jobs have not measured yet."),
         "cancel": ("slurm.status.status_cli", "Cancel a campaign's jobs that have not ended."),
-        "slurm": ("cli", "Any job: jobs, nodes, why, eff, top, shell; serve a status page."),
+        "slurm": ("cli", "Show any Slurm job or node: jobs, nodes, why, eff, top, shell, serve."),
     },
     "Read results": {
         "report": ("report.report_cli", "Make the scaling report of measured or imported results."),
@@ -85,8 +85,8 @@ MEANT = {
     "measure": "call lockstep.measure(step, samples=N, ddp=ddp) in a test with the fixture "
     "lockstep; lockstep run --tests FOLDER runs such tests",
     "read": "call lockstep.read(FOLDER) in Python; lockstep report FOLDER --csv prints the same",
-    **{name: f"it is lockstep slurm {name}" for name in ANY_JOB},
-    **{two.partition(" ")[2]: f"it is lockstep {two}" for two in SECOND_WORDS},
+    **{name: f"use lockstep slurm {name}" for name in ANY_JOB},
+    **{two.partition(" ")[2]: f"use lockstep {two}" for two in SECOND_WORDS},
 }
 EXIT_INPUT = 2
 EXIT_MACHINE = 3
@@ -191,6 +191,6 @@ def main() -> None:
         if isinstance(error, OSError) and error.filename is not None and error.strerror:
             text = f"{error.filename}: {error.strerror}"
         elif isinstance(error, MemoryError):
-            text = "not enough memory; give less data, or free some memory"
+            text = "there is not enough memory; give less data, or free some memory"
         click.echo(f"Error: {one_line(text)}", err=True)
         sys.exit(EXIT_INPUT if isinstance(error, ValueError) else EXIT_MACHINE)

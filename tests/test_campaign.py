@@ -88,7 +88,7 @@ def test_a_file_is_read(file):
         ({"world_sizes": []}, "world_sizes"),
         *[({"world_sizes": [n]}, r"world_sizes\.0") for n in (0, -1, True, 1.5, 10**9)],
         ({"world_sizes": "two"}, "world_sizes"),
-        ({"world_sizes": [1, 3]}, "global_batch=64 does not divide by world_size=3"),
+        ({"world_sizes": [1, 3]}, "global_batch=64 is not divisible by world_size=3"),
         ({"studies": ["stron"]}, r"studies\.0"),
         ({"studies": []}, "either studies"),
         ({"tests": ["benchmarks"]}, "either studies"),

@@ -14,7 +14,7 @@ BAD_TOML = 'schema = 1\nname = "x"\nstudies = ["weak"]\nworld_size = [1]\nsize =
 # what is typed after `lockstep` -> what the one sentence says
 REFUSED = {
     "run key.toml": "key.toml: unknown key 'world_size'; did you mean 'world_sizes'?",
-    "run smoke --world-sizes 1,3": "global_batch=64 does not divide by world_size=3; ",
+    "run smoke --world-sizes 1,3": "global_batch=64 is not divisible by world_size=3; ",
     "run --studies nosuch": "Error: --studies: studies.0 = 'nosuch': input should be 'strong', ",
     "run smoke --repeats 0": "Error: --repeats: repeats = 0: input should be greater than or ",
     "run --frobnicate": "No such option '--frobnicate'",

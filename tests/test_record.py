@@ -78,8 +78,8 @@ def test_derived_numbers_are_those_computed_by_hand():
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"samples_per_step": 96.0}, "is 96.0, which is no whole number of 1 or more"),
-        ({"samples_per_step": -64}, "is -64, which is no whole number of 1 or more"),
+        ({"samples_per_step": 96.0}, "is 96.0, which is not a whole number of 1 or more"),
+        ({"samples_per_step": -64}, "is -64, which is not a whole number of 1 or more"),
         ({"sample_unit": None}, "sample_unit is None; give a text, such as 'images'"),
     ],
 )

@@ -180,7 +180,7 @@ def test_a_batch_that_three_ranks_cannot_share_is_refused_also_under_srun(run_ra
     arguments = [*SMOKE, "-m", "strong", "--global-batch", "64", "--journal", "journal.jsonl"]
     zero, *others = run_ranks([arguments] * 3, tmp_path, launcher="slurm")
     assert errors(zero) == [
-        "ERROR: global_batch=64 does not divide by world_size=3; choose 63 or 66, "
+        "ERROR: global_batch=64 is not divisible by world_size=3; choose 63 or 66, "
         "or leave that world size out"
     ]
     assert [rank.returncode for rank in (zero, *others)] == [4, 4, 4]

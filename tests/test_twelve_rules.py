@@ -30,7 +30,7 @@ def test_a_sound_campaign_holds_all_and_its_noise_is_checked(tmp_path):
     folder = measured(tmp_path, 7, (Case(changes=lambda n, r: peak),), sizes=(1, 2, 4))
     kept = listed(folder)
     assert set(states(kept).values()) == {"held"}
-    assert kept[4].evidence == "3 of 3 points with a 95 % interval over launches"
+    assert kept[4].evidence == "3 of 3 points had a 95 % interval over launches"
     assert "of 9 launches: Anderson-Darling 0." in kept[5].evidence
 
 

@@ -153,7 +153,7 @@ def test_a_single_process_joins_a_world_of_one():
     ("environ", "options", "sentence"),
     [
         ({}, {"device": "tpu"}, r"^device 'tpu' is not cpu or cuda$"),
-        ({}, {"threads_per_rank": 0}, r"^threads_per_rank=0 is not 1 or more$"),
+        ({}, {"threads_per_rank": 0}, r"^threads_per_rank=0 must be 1 or more$"),
         (TORCHRUN, {}, r"^world size 4 but MASTER_ADDR and MASTER_PORT not set; start with"),
         (TORCHRUN | {"MASTER_ADDR": "localhost"}, {}, r"^world size 4 but MASTER_PORT not set; "),
         (
@@ -223,8 +223,8 @@ def test_all_ranks_are_told_which_one_has_no_gpu(run_ranks, tmp_path):
     sentences = {rank.stdout for rank in ended}
     assert len(sentences) == 1
     assert re.match(
-        rf"rank {visible} on \S+: local rank {visible} needs GPU {visible}, but {visible} are "
-        "visible on this host; start one rank per GPU, or pass --device cpu$",
+        rf"rank {visible} on \S+: local rank {visible} needs GPU {visible}, but {visible} GPU.s. "
+        "are visible on this host; start one rank per GPU, or pass --device cpu$",
         sentences.pop(),
     )
 
@@ -235,7 +235,7 @@ def test_a_rank_that_does_not_come_is_named(run_ranks, tmp_path):
         [["-c", JOIN, "cpu", "4"], ["-c", JOIN, "cpu", "4"], ["-c", "pass"]], tmp_path
     )
     assert [rank.stdout for rank in ended] == [
-        "rank 2 of 3 did not join within 4 s; look whether its process and node run\n"
+        "rank 2 of 3 did not join within 4 s; check that its process and its node run\n"
     ] * 2 + [""]
 
 

@@ -460,7 +460,7 @@ def problem(case: CaseRecord) -> str:
         if (type(count) is int and count >= 1) or (count is None and name not in counts):
             continue
         return (
-            f"{name} is {count!r}, which is no whole number of 1 or more; give whole numbers of "
+            f"{name} is {count!r}, which is not a whole number of 1 or more; give whole numbers of "
             "items, and of samples in an item"
         )
     return _rounds_problem(case.rank_round_s)

@@ -210,7 +210,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not config.option.collectonly and not hasattr(config, "workerinput"):
             chosen = _begin(config, chosen)
     except ImportError as error:
-        todo = 'pip install "/path/to/checkout[bench]" installs what measuring needs'
+        todo = 'run pip install "/path/to/checkout[bench]" to install what measuring needs'
         end_session(RuntimeError(f"{error}; {todo}"), EXIT_MACHINE)
     except (ValueError, RuntimeError, OSError) as error:
         if launch := config.stash.get(SESSION, None):
@@ -329,7 +329,7 @@ def _settle(
         settled = launch.end_set_up(ended)
     elif report.when == "call":
         if ended.outcome == "passed" and launch.settings.journal_path and not launch.current.part:
-            ended = Ended.from_words("it recorded nothing; call lockstep.measure")
+            ended = Ended.from_words("the test recorded nothing; call lockstep.measure in it")
         settled = launch.end_call(ended, lambda: _entry(launch, item, benchmark))
     else:
         settled = launch.leave_case(ended, item.stash[NEXT])

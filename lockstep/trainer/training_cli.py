@@ -53,7 +53,7 @@ VERIFY: dict[str, Any] = {
 # Changes for a user's own model: few steps, since it may be large.
 OWN = {"data": "synthetic", "num_synthetic": 480, "epochs": 2, "lr": 0.01}
 SHIPPED = {
-    "digits": "ships: 1,797 handwritten digits of 8 x 8",
+    "digits": "included: 1,797 handwritten digits of 8 x 8",
     "synthetic": "made by the workload itself, of any size",
     sample.NAME: "made by lockstep run data make: 100 images in the files of CIFAR-10",
 }
@@ -117,7 +117,9 @@ Examples:
 @click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), help="CUDA by default if there is a GPU."
 )
-@click.option("--timeout-s", default=300.0, show_default=True, help="Longest wait for other ranks.")
+@click.option(
+    "--timeout-s", default=300.0, show_default=True, help="Longest time to wait for other ranks."
+)
 def train(
     world_size: int,
     *,
@@ -360,7 +362,7 @@ def _train_as_rank(run: Run, *, resume: bool) -> None:
         ladder.results.write_result(launch.name)
         outcome = ladder.outcome(launch)
         if not outcome.failed and not outcome.complete:
-            raise RuntimeError(f"training ended with exit code {code}; its output: {path}")
+            raise RuntimeError(f"training ended with exit code {code}; its output is in {path}")
         for row in block_of(ladder, launch, outcome)["training"]["rows"]:
             show_epoch(Epoch(**row))
 
@@ -446,7 +448,7 @@ def verify(world_sizes: str, workload: str | None, device: str | None, as_json: 
     if device is None and 0 < num_gpus < max(sizes):
         device = "cpu"
         click.echo(
-            f"Verifying on the CPU: {max(sizes)} ranks need as many GPUs; there are {num_gpus}.",
+            f"Verifying on the CPU: {max(sizes)} ranks need a GPU each; there are {num_gpus}.",
             err=True,
         )
     with tempfile.TemporaryDirectory(prefix="lockstep-verify-") as folder:
@@ -534,7 +536,7 @@ def list_(root: Path) -> None:
         click.echo(f"{name:<14} {text}")
     for name, text in KNOWN.items():
         missing = [archive for archive in SOURCES[name] if not (root / archive.path).exists()]
-        state = f"fetch it by lockstep run data fetch {name}" if missing else f"in {root}"
+        state = f"fetch it with lockstep run data fetch {name}" if missing else f"in {root}"
         click.echo(f"{name:<14} {text}; {state}")
 
 
@@ -573,6 +575,6 @@ def fetch(name: str, root: Path) -> None:
     """
     fetched = download.fetch(SOURCES[name], root)
     for archive in fetched:
-        click.echo(f"fetched {root / archive.path}, its checksum is right")
+        click.echo(f"fetched {root / archive.path}; its checksum is right")
     if not fetched:
-        click.echo(f"{name} is in {root} already, its checksums are right")
+        click.echo(f"{name} is in {root} already; its checksums are right")

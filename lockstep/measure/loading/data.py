@@ -142,8 +142,8 @@ def write_memmap(folder: Path, num_images: int, shape: tuple[int, int, int] = (3
     written = np.load(folder / "images.npy", mmap_mode="r").shape
     if written != (num_images, *shape):
         raise ValueError(
-            f"{folder} holds images of shape {written}, not {(num_images, *shape)}; "
-            "remove it or choose another folder"
+            f"{folder} holds images of shape {written}, not {(num_images, *shape)}; remove this "
+            "folder or choose another"
         )
     return folder
 

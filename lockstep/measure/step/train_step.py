@@ -266,7 +266,7 @@ def is_sharded(config: "StepConfig") -> bool:
 def find_unsuited(config: "StepConfig", own: Workload | None) -> str:
     """Return which settings do not go together, as a sentence; empty if all do."""
     if config.precision == "fp16" and config.fused is False:
-        return "fp16 needs fused=true, since only a fused optimizer does not wait for the host"
+        return "fp16 needs fused=true, because other optimizers wait for the host"
     settings = {
         "bucket_cap_mb": config.bucket_cap_mb is not None,
         "a workload with ddp=": bool(own and own.ddp),
@@ -278,7 +278,7 @@ def find_unsuited(config: "StepConfig", own: Workload | None) -> str:
     lacking = [name for name, is_set in settings.items() if is_set]
     if not (lacking and is_sharded(config)):
         return ""
-    return f"strategy=fsdp does not go with {' and '.join(lacking)}; measure that with strategy=ddp"
+    return f"strategy=fsdp cannot be used with {' and '.join(lacking)}; use strategy=ddp for that"
 
 
 def blocks(model: nn.Module, own: Workload | None = None) -> list[nn.Module]:

@@ -38,11 +38,11 @@ def timing(results: Results, points: Sequence[Point]) -> list[str]:
     order = ", interleaved over sizes in random order" if is_ordered else ""
     return [
         f"Timers around the main loop (Lockstep {version}): {warm}a round is an untimed barrier, "
-        f"then {steps} {_noun(steps, 'step')} running freely, one device synchronisation, and a "
-        "monotonic clock is read. Each rank keeps its own time, and a round lasts as long as its "
-        "slowest rank. Start-up, data generation and checks are outside.",
-        f"A launch, a new process group, has {rounds} timed {_noun(rounds, 'round')} of "
-        f"each case; a point has {launches} {_noun(launches, 'launch')}{order}. Step times are the "
+        f"then {steps} {_noun(steps, 'step')} that run freely and one device synchronisation, "
+        "read from a monotonic clock. Each rank keeps its own time, and a round lasts as long as "
+        "its slowest rank. Start-up, data generation and checks are not timed.",
+        f"A launch is a new process group and has {rounds} timed {_noun(rounds, 'round')} of each "
+        f"case; a point has {launches} {_noun(launches, 'launch')}{order}. Step times are the "
         "median over launches of a launch's median round.",
     ]
 
