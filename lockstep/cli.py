@@ -47,12 +47,13 @@ GROUPS = {
     "Read results": {
         "report": ("report.report_cli", "Make the scaling report of measured or imported results."),
         "check": ("report.check.check_cli",
-            "Check whether results are valid, and reach their targets."),
+            "Check whether results are valid and reach their targets."),
         "compare": ("report.compare.compare_cli",
-            "Show for each point whether B is faster than A."),
-        "predict": ("report.predict.predict_cli", "Predict a world size, or recommend one."),
+            "Show for each point whether results B are faster than A."),
+        "predict": ("report.predict.predict_cli", "Predict results at a world size, or recommend a "
+            "size."),
         "import": ("report.report_cli:import_table",
-            "Read a published or hand-made table into points."),
+            "Import a published or hand-made table as points."),
         "explain": ("report.profiles.explain_cli", "Show where the time of a profiled step goes."),
         "export": ("report.tracker.export_cli",
             "Export results to MLflow, TensorBoard or another program."),
@@ -74,9 +75,9 @@ ANY_JOB = {
         "Show why a job waits, when it may start, or how it ended."),
     "eff": ("slurm.any_job.any_job_cli", "Show how well a job used CPUs, memory and time."),
     "top": ("slurm.any_job.any_job_cli", "Show the current load of a running job's nodes."),
-    "shell": ("slurm.any_job.any_job_cli", "Open a shell in an allocation like a point's."),
+    "shell": ("slurm.any_job.any_job_cli", "Open a shell in an allocation like that of a point."),
     "serve": ("slurm.status.serve_cli",
-        "Serve a campaign's status page, and take events of its jobs."),
+        "Serve a campaign's status page, and receive events of its jobs."),
 }  # fmt: skip
 COMMANDS = {name: facts for group in GROUPS.values() for name, facts in group.items()}
 

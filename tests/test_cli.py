@@ -21,7 +21,7 @@ REFUSED = {
     "explain train.py": "call lockstep.explain(step, model=ddp, batches=loader) in the script",
     "reprot": "No such command 'reprot'; did you mean 'report'?",
     "run smoke --set bucket=1": "no factor 'bucket'; choose from workload, precision,",
-    "run --set num_workers=0 --set prefetch_factor=4": "no case of the study loader is left",
+    "run --set num_workers=0 --set prefetch_factor=4": " leaves no case of the study loader; ",
     "run --tests . --set precision=bf16": "--set changes studies",
     "run smoke --workload nosuchmodel": "no workload 'nosuchmodel': ",
     "run smoke --workload mlp:depth=0": "workload 'mlp:depth=0': mlp needs width >= 1 and depth ",

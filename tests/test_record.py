@@ -157,7 +157,7 @@ def test_a_reader_leaves_unknown_keys_aside_and_needs_no_key_with_a_default():
 
 @pytest.mark.parametrize("version", [None, 0, 2, "1"])
 def test_another_schema_version_is_refused(version):
-    with pytest.raises(ValueError, match=rf"^a\.json: lockstep schema {version!r} is not"):
+    with pytest.raises(ValueError, match=rf"^a\.json: the lockstep schema is {version!r}, but"):
         record.check_schema({"schema": version}, "a.json")
 
 

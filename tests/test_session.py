@@ -164,7 +164,7 @@ def test_ranks_that_collected_other_cases_are_refused_before_the_first(run_ranks
     )
     (sentence,) = errors(zero)
     assert re.search(
-        r"rank 1 collected other cases than rank 0 \(1 against 2\), first difference "
+        r"rank 1 collected other cases than rank 0 \(1 against 2\); the first difference is "
         r"\S*test_collectives\[collective=broadcast-message_bytes=65536\]; give every rank the "
         r"same files and options$",
         sentence,

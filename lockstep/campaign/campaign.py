@@ -183,7 +183,7 @@ class Jobs(Table):
         is_array = self.allocation == "array"
         has_floor = self.min_all_reduce_gb_per_s is not None
         _refuse({
-            "time and launch_time both set a job's limit; keep one":
+            "time and launch_time both set the time limit of a job; keep one of them":
                 None not in (self.time, self.launch_time),
             f'max_running is for allocation = "array", not {self.allocation!r}':
                 self.max_running is not None and not is_array,
@@ -219,7 +219,9 @@ class Campaign(Table):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
         description="name of the campaign and its results folder: letters, digits and . _ -",
     )
-    studies: tuple[StudyName, ...] = key('the studies; "command" for a program', default=())
+    studies: tuple[StudyName, ...] = key(
+        'studies to measure; "command" measures a program of your own', default=()
+    )
     tests: tuple[str, ...] = key(
         "files or folders of your own tests with the fixture lockstep, instead of studies",
         default=(),
@@ -245,9 +247,11 @@ class Campaign(Table):
     )
     global_batch: Count | None = key("samples of all ranks per update in the strong study")
     local_batch: Count | None = key("samples per rank and update in every study except strong")
-    rounds: Count | None = key("timed rounds of a case; by default the number of the chosen size")
-    warmup_rounds: Whole | None = key("untimed rounds before the timed rounds")
-    steps_per_round: Count | None = key("steps in a round")
+    rounds: Count | None = key(
+        "number of timed rounds of a case; by default the number of the chosen size"
+    )
+    warmup_rounds: Whole | None = key("number of untimed rounds before the timed rounds")
+    steps_per_round: Count | None = key("number of steps in a round")
     case_budget: Annotated[StrictFloat, Field(gt=0, le=MAX_COUNT)] | None = key(
         "seconds that a case may take, 900 by default"
     )
@@ -256,7 +260,8 @@ class Campaign(Table):
         f"studies {listed(STEPS)}"
     )
     until_efficiency: Annotated[StrictFloat, Field(gt=0, le=1)] | None = key(
-        "measure world sizes in rising order, and stop after a size with a lower efficiency"
+        "measure world sizes in rising order, and stop after a size whose efficiency is lower than "
+        "this value"
     )
     command: Command | None = key('table of the program that studies = ["command"] measures')
     factors: dict[str, tuple[Value, ...]] = key(

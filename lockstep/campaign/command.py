@@ -61,23 +61,29 @@ class Metric(Table):
         alias="json",
         min_length=1,
     )
-    file: str | None = key("file to read instead of the output", min_length=1)
+    file: str | None = key("file to read the number from, instead of the output", min_length=1)
     better: Literal["higher", "lower"] | None = key(
         "whether higher or lower is better; by default lower for a time, else higher"
     )
     primary: StrictBool = key("compute speed-ups from this metric", default=False)
-    curve: StrictBool = key("draw all matches of the regex, such as losses", default=False)
+    curve: StrictBool = key(
+        "draw all matches of the regex as a curve, such as losses", default=False
+    )
 
     @model_validator(mode="after")
     def _can_be_read(self) -> Self:
         if (self.regex is None) == (self.json_path is None):
-            raise ValueError(f"metric {self.name!r} needs either regex or json; give one of them")
+            raise ValueError(
+                f"metric {self.name!r} needs either regex or json; give exactly one of them"
+            )
         if self.regex is not None and not re.compile(self.regex).groups:
             raise ValueError(f"the regex of {self.name!r} has no group (...) around its number")
         if self.curve and self.regex is None:
             raise ValueError(f"metric {self.name!r}: curve = true needs a regex; give one")
         if self.name == WALL:
-            raise ValueError(f"{WALL!r} is the wall time of every run; choose another name")
+            raise ValueError(
+                f"the name {WALL!r} is the wall time of every run; choose another name"
+            )
         is_time, is_rate = self.unit in TIMES_S, self.unit.endswith(PER_SECOND)
         if self.primary and not (
             (is_time and self.is_lower_better) or (is_rate and not self.is_lower_better)

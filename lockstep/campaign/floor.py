@@ -81,7 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         smaller = find_missed(options.launches, options.world_size, options.floor)
     except ModuleNotFoundError as error:  # for the job's log; the ladder continues
-        sys.exit(f"cannot judge until_efficiency; install {error.name} where the ranks run")
+        sys.exit(
+            f"until_efficiency cannot be judged without {error.name}; install it where the "
+            "ranks run"
+        )
     if smaller:
         sys.stdout.write(f"{smaller}\n")
         sys.exit(EXIT_MISSED)

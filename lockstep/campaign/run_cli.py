@@ -99,7 +99,8 @@ def _key_options(*keys: str) -> Callable[[Function], Function]:
 @_replace
 @click.option(
     "--replace-launch", "replaced", multiple=True, metavar="LAUNCH",
-    help="Move a launch, such as w2-r0, aside and measure it again; may be repeated.",
+    help="Move a launch, such as w2-r0, aside and measure it again; give the option once per "
+        "launch.",
 )  # fmt: skip
 @_dry_run
 @click.option("--json", "as_json", is_flag=True, help="Print how each launch ended, as JSON.")
@@ -118,7 +119,7 @@ def run(
     """Measure CAMPAIGN, a TOML file or a built-in name, one torchrun launch at a time.
 
     The same command again measures only what is missing; with --replace it measures all again and
-    prints what is faster or slower than before. On GPUs, world sizes above their number are left
+    prints what is faster or slower than before. World sizes above the number of GPUs are left
     out. `run train` trains one model, `run verify` checks that DDP trains equally at two world
     sizes, `run data` fetches data sets; each has its own --help.
 
@@ -127,7 +128,7 @@ def run(
       lockstep run                                the built-in campaign `laptop`
       lockstep run campaign.toml --dry-run        print the launches, but start none
       lockstep run --world-sizes 1,2 --repeats 5  more repeats, or other world sizes
-      lockstep run --replace                      measure all again and compare with before
+      lockstep run --replace                      measure all again and compare
       lockstep run smoke --device cpu             on the CPU, even if there are GPUs
       lockstep run --set bucket_cap_mb=1,5,10     which value is best, with its interval
       lockstep run --set strategy=ddp,fsdp --studies weak  time and memory of both

@@ -63,7 +63,7 @@ def check(factors: Mapping[str, Sequence[Value]]) -> Factors:
     """Return the factors as a size keeps them; refuse an unknown factor or value."""
     for name, values in factors.items():
         if name not in KNOWN:
-            raise ValueError(f"no factor {name!r}; choose from {', '.join(KNOWN)}")
+            raise ValueError(f"there is no factor {name!r}; choose from {', '.join(KNOWN)}")
         allowed, is_allowed = KNOWN[name]
         for value in values:
             if not is_allowed(value):

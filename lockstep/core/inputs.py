@@ -29,9 +29,9 @@ DOI = r"^10\.[0-9]{4,9}/[A-Za-z0-9._;()/:-]{1,100}$"
 LIKENESS = 0.7
 # pydantic's type of error -> a sentence in TOML's words, as pydantic speaks of Python's types.
 WORDS = {
-    "tuple_type": "input should be a list",
-    "dict_type": "input should be a table",
-    "model_type": "input should be a table",
+    "tuple_type": "the value must be a list",
+    "dict_type": "the value must be a table",
+    "model_type": "the value must be a table",
     "too_short": "the list is empty; give at least 1 item",
     "string_too_short": "the text is empty; write a text, or leave the key out",
 }

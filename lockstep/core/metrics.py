@@ -51,7 +51,9 @@ def busbw_factor(collective: str, world_size: int) -> float | None:
         "reduce": 1.0,
     }
     if collective not in factors:
-        raise ValueError(f"no collective {collective!r}; choose from {', '.join(sorted(factors))}")
+        raise ValueError(
+            f"there is no collective {collective!r}; choose from {', '.join(sorted(factors))}"
+        )
     return factors[collective] if world_size > 1 else None
 
 

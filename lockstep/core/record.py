@@ -152,13 +152,13 @@ MAY_BE_UNKNOWN = ("launcher",)
 class CaseRecord:
     """One measured case at one world size in one launch; `About` says what each field holds."""
 
-    study: Annotated[Study, About("The question the case belongs to.")]
+    study: Annotated[Study, About("The study to which the case belongs.")]
     workload: Annotated[Text, About("Name of the model, data set or collective measured.")]
     scaling: Annotated[Scaling | None, About("What is fixed as ranks are added; null if unknown.")]
     world_size: Annotated[Count, About("Number of ranks.")]
     num_nodes: Annotated[Count, About("Number of hosts.")]
-    factors: Annotated[dict[str, Any], About("What the case varies, name to value, as in its id.")]
-    sample_unit: Annotated[Text, About("What one sample is: images, tokens, bytes.")]
+    factors: Annotated[dict[str, Any], About("Factors of the case, name to value, as in its id.")]
+    sample_unit: Annotated[Text, About("Unit of a sample: images, tokens, bytes.")]
     samples_per_step: Annotated[Count, About("Samples of all ranks in one step, counted once.")]
     steps_per_round: Annotated[Count, About("Steps in one timed round.")]
     rank_round_s: Annotated[
@@ -177,7 +177,7 @@ class CaseRecord:
     peak_reserved_bytes: list[Whole | None] = about_list(
         "Peak memory per rank that PyTorch's allocator held of the device; null on a CPU."
     )
-    checks: dict[str, Any] = about_dict("What was verified outside the timed region, by name.")
+    checks: dict[str, Any] = about_dict("Results of checks outside the timed region, by name.")
     details: dict[str, Any] = about_dict("Further values of this study, such as busbw in GB/s.")
     flags: list[str | dict[str, Any]] = about_list(
         "Reasons why the result is not evidence, each a kind and its facts; older files hold "
@@ -239,7 +239,7 @@ class RankFacts:
     local_rank: Whole | None = about("Number of the rank on its host.")
     host: str | None = about("Host name.")
     pid: Whole | None = about("Process id.")
-    device: str | None = about("cpu, or cuda with its index.")
+    device: str | None = about("Device: cpu, or cuda with its index.")
     device_name: str | None = about("Name of the GPU, or of the processor.")
     cpu_model: str | None = about("Processor of the rank's host.")
     gpu_uuid: str | None = about("UUID of the GPU.")
@@ -289,8 +289,8 @@ class Provenance:
     cudnn: str | None = about("cuDNN version; null where every rank ran on a CPU.")
     nccl: str | None = about("NCCL version; null where every rank ran on a CPU.")
     driver: str | None = about("NVIDIA drivers of the hosts; null if every rank ran on a CPU.")
-    gpu_topology: list[str] | None = about("Lines of nvidia-smi topo -m on rank 0's host.")
-    nvlink: list[str] | None = about("Lines of nvidia-smi nvlink -s on rank 0's host.")
+    gpu_topology: list[str] | None = about("Output lines of nvidia-smi topo -m on rank 0's host.")
+    nvlink: list[str] | None = about("Output lines of nvidia-smi nvlink -s on rank 0's host.")
     backend: str | None = about("Back end of torch.distributed.")
     wire_gb_per_s: Amount | None = about("Rate of the network ports that rank 0's host uses.")
     gpu_link_gb_per_s: Amount | None = about(
@@ -299,7 +299,7 @@ class Provenance:
     transport: Transport | None = about("NCCL's links; null without NCCL or its log.")
     threads_per_rank: Count | None = about("Threads of a rank.")
     launcher: str | None = about("Launcher of the ranks: slurm, torchrun, or null for none.")
-    image_path: str | None = about("Container image; null outside one.")
+    image_path: str | None = about("Path of the container image; null without one.")
     image_sha256: str | None = about("SHA-256 of the image; null without one, or if unreadable.")
     device_names: list[str] | None = about("Names of the devices of all ranks, each once.")
     slurm: dict[str, Any] | None = about(
@@ -372,7 +372,7 @@ class Unmeasured:
 
     case: str
     reason: str = ""
-    crashed: bool = about("Whether a rank or the launch ended with the case.", default=False)
+    crashed: bool = about("Whether a rank or the launch crashed during the case.", default=False)
     causes: list[FailureCause] = about_list("Failures of ranks, the rank at fault first.")
     failure: dict[str, Any] | None = about("A program's failure: its kind, run and facts.")
 
@@ -408,7 +408,7 @@ class LaunchBlock:
     repeat: int | str | None = about("Number of this repeat of the point.")
     size: str | None = about("Name of the size, such as laptop.")
     rounds: Count | None = about("Timed rounds of a case.")
-    warmup_rounds: Whole | None = about("Untimed rounds before them.")
+    warmup_rounds: Whole | None = about("Untimed rounds before the timed rounds.")
     order_seed: Whole | None = about("Seed of the random order in which the launch runs its cases.")
     part: list[Count] | None = about("[K, N] for the K-th of N parts of the cases, or null.")
     world_size: Count | None = about("Number of ranks.")
@@ -417,7 +417,7 @@ class LaunchBlock:
     provenance: Provenance | None = None
     expected: list[str] | None = about("Every case the launch was to measure.")
     skipped: list[Unmeasured] | None = about("Cases that do not apply here, and why.")
-    left_behind: list[LeftBehind] | None = about("What cases left changed in their processes.")
+    left_behind: list[LeftBehind] | None = about("Changes that cases left in their processes.")
     sessions: list[Session] | None = about("When and where each session of the launch ran.")
     in_flight: str | None = about("The case that had begun but not ended.")
     failed: list[Unmeasured] | None = about("Cases that failed, and why.")

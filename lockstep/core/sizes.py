@@ -86,7 +86,7 @@ CHANGES = (
 
 def find(name: str) -> Size:
     if name not in SIZES:
-        raise ValueError(f"no size {name!r}; choose from {', '.join(SIZES)}")
+        raise ValueError(f"there is no size {name!r}; choose from {', '.join(SIZES)}")
     return SIZES[name]
 
 

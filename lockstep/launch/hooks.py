@@ -110,7 +110,9 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for study in studies.NAMES:
         config.addinivalue_line("markers", f"{study}: cases of the {study} study")
-    config.addinivalue_line("markers", "cases(study): parametrize from the named size")
+    config.addinivalue_line(
+        "markers", "cases(study): parametrize the test with the cases of a study"
+    )
     if folder := getattr(config.option, "torch_trace", None):
         config.pluginmanager.register(Tracing(folder))
     elif NSYS in os.environ:

@@ -86,9 +86,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "strong"},
     "--set": {"action": "append", "default": [], "metavar": "FACTOR=VALUE,VALUE",
         "help": "values of a factor instead of the study's own, such as bucket_cap_mb=1,5,10"},
-    "--rounds": {"type": int, "help": "timed rounds of each case"},
-    "--warmup-rounds": {"type": int, "help": "untimed rounds before the timed rounds"},
-    "--steps-per-round": {"type": int, "help": "steps in a round"},
+    "--rounds": {"type": int, "help": "number of timed rounds of each case"},
+    "--warmup-rounds": {"type": int, "help": "number of untimed rounds before the timed rounds"},
+    "--steps-per-round": {"type": int, "help": "number of steps in a round"},
     "--seed": {"type": int, "default": 0, "help": "seed of parameters and data (default: 0)"},
     "--order-seed": {"type": int,
         "help": "seed of the order of cases (default: random, and recorded)"},
@@ -111,8 +111,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--no-causes": {"action": "store_true",
         "help": "leave out the timings that split a step into compute, communication and waits"},
     "--on-oom": {"choices": ["halve"],
-        "help": "if a rank runs out of memory, measure the step with half the batch, and flag it; "
-        f"for {listed(STEPS)}"},
+        "help": "if a rank runs out of memory, measure the step with half the batch, and flag the "
+        f"result; only in {listed(STEPS)}"},
     "--part": {"metavar": "K/N", "help": "measure only the K-th of N parts of the selected cases"},
     "--stop-file": {"type": Path, "metavar": "PATH",
         "help": "if this file exists, end with exit code 75 before the next case"},

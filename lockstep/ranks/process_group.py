@@ -72,7 +72,7 @@ def join(
     if "TORCHELASTIC_RUN_ID" in environ:  # torchrun's agent may be killed before its ranks
         die_with_parent()
     if device not in (None, "cpu", "cuda"):
-        raise ValueError(f"device {device!r} is not cpu or cuda")
+        raise ValueError(f"device {device!r} must be cpu or cuda")
     threads = _threads(threads_per_rank, place.ranks_per_node, environ)
     torch.set_num_threads(threads)
     control = Control(_store(place, timeout_s, environ), place.rank, place.world_size, timeout_s)
@@ -219,7 +219,9 @@ def _missing_interface(backend: str, environ: Mapping[str, str]) -> str:
     if is_here:
         return ""
     _record_mend(variable, environ)
-    return f"{variable}={named} names no interface of this host, which has {', '.join(here)}"
+    return (
+        f"{variable}={named} names no interface of this host; its interfaces are {', '.join(here)}"
+    )
 
 
 def _record_mend(key: str, environ: Mapping[str, str]) -> None:

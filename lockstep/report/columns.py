@@ -244,7 +244,7 @@ _POINTS = {
         lambda place: (place.point.step_s, place.point.step_interval)),
     **_STEPS,
     "throughput_samples_per_s": _with_interval(
-        "samples/s", "throughput: samples of all ranks, counted once", _throughput),
+        "samples/s", "samples of all ranks, counted once", _throughput),
     "baseline_world_size": Column("count", "world size of the baseline of this row's ratios",
         lambda place: place.series.baseline if place.series.is_compared else None),
     "speedup": _with_interval("ratio", "throughput / throughput of the baseline",
@@ -322,7 +322,7 @@ LAUNCHES = {
     "step_s": Column(
         "s", "median round time / steps per round; a round lasts as long as its slowest rank"),
     **_STEPS,
-    "throughput_samples_per_s": Column("samples/s", "throughput: samples of all ranks, counted once"),
+    "throughput_samples_per_s": Column("samples/s", "samples of all ranks, counted once"),
     "mfu": Column("ratio", "model FLOP/s / peak for dense operations in the datasheet"),
     "communication_share": _share("communication_share", "exposed communication / step time"),
     "overlap": _share("overlap", "1 - exposed communication / all-reduce alone"),
@@ -379,7 +379,7 @@ EPOCHS = {
         "s", "time from the first all-reduce of a step to the end of its last, hidden or not, "
         "summed over the epoch; unknown on GPUs, where measuring it would stop the steps"),
     "elapsed_s": Column("s", "training time from the start of the run to the end of the epoch"),
-    "throughput_samples_per_s": Column("samples/s", "throughput: samples of all ranks, counted once"),
+    "throughput_samples_per_s": Column("samples/s", "samples of all ranks, counted once"),
     "parallel_efficiency": Column("ratio", "of the point: speed-up / ratio of world sizes"),
     "gpu_utilisation": _share("gpu_utilisation",
         "share of NVML's sample periods of the whole run in which a kernel ran"),

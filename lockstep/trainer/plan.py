@@ -50,7 +50,7 @@ class TrainConfig:
     max_steps: Annotated[
         int | None, "Stop after this many updates; only whole epochs can be resumed."
     ] = None
-    checkpoint_every: Annotated[int | None, "Keep the parameters of every N-th epoch, too."] = None
+    checkpoint_every: Annotated[int | None, "Also keep the parameters of every N-th epoch."] = None
     target_accuracy: Annotated[float | None, "Record when validation reaches this accuracy."] = None
     data_root: Annotated[str, "Folder of downloaded data."] = "data"
     folder: str = "results"

@@ -132,7 +132,7 @@ def train(
     timeout_s: float,
     **options: Any,
 ) -> None:
-    """Train a model in data-parallel and record time, loss and accuracy of every epoch.
+    """Train a model with DDP and record time, loss and accuracy of every epoch.
 
     RESULTS/NAME becomes the folder of a campaign with one case of the study train, which `lockstep
     report` reads. It holds the case's record, the parameters of the last epoch (checkpoint.pt) and
@@ -140,7 +140,7 @@ def train(
     cluster, measure a campaign: lockstep run rates.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
-        raise ValueError(f"the name {name!r} is not made of letters, digits and . _ -")
+        raise ValueError(f"the name {name!r} may have only letters, digits and . _ -")
     config = TrainConfig(**options)
     if absent := launcher.missing_packages():
         raise RuntimeError(absent)
@@ -432,7 +432,7 @@ Examples:
 def verify(world_sizes: str, workload: str | None, device: str | None, as_json: bool) -> None:
     """Check that training computes the same at every world size, on real handwritten digits.
 
-    Trains the same model with the same global batches at each size; every size must reach the
+    It trains the same model with the same global batches at each size; every size must reach the
     accuracy, follow the loss curve of the smallest, and leave equal parameters on all ranks. A
     model of your own has no accuracy to reach. A model with batch normalisation always differs,
     since each rank normalises over its own samples.

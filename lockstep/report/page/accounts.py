@@ -49,7 +49,7 @@ def jobs(results: Results) -> Panel | None:
         measured_column: "Measured is the time in timed regions times their ranks. The other time "
         "went to starting, loading, warming up and checking.",
     }
-    made = table("Jobs as Slurm accounts for them", (*COLUMNS, measured_column), cells, 3, "",
+    made = table("Jobs in Slurm's accounting", (*COLUMNS, measured_column), cells, 3, "",
                  note=notes)  # fmt: skip
     return panel("jobs", "Jobs", lead=[*_lead(rows, known, results.hours)], tables=[made])
 

@@ -67,10 +67,10 @@ RATES = (
     "FLOP/s divided by the datasheet peak of all devices; it is absent if that peak is unknown."
 )
 MEANINGS = (
-    "Speed-up is the ratio of throughput to the baseline, the smallest world size of the "
-    "series unless another was requested; if only times are known, the ratio of work per "
-    "second. Parallel efficiency is speed-up divided by the ratio of world sizes. For weak "
-    "scaling it equals the baseline's step time over the point's, given as time ratio.",
+    "Speed-up is the ratio of throughput to the baseline, the smallest world size of the series "
+    "unless another was requested; if only times are known, the ratio of work per second. "
+    "Parallel efficiency is speed-up divided by the ratio of world sizes. For weak scaling it "
+    "equals the time ratio: the baseline's step time divided by the point's.",
     "Intervals are 95 % Student t intervals of the logarithm of one value per launch. Those of "
     "ratios are Welch's and contain the baseline's uncertainty. They are centred on the geometric "
     "mean of the launches. A point is the median of the launches, which may lie off the centre, "

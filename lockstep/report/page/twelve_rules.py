@@ -226,7 +226,7 @@ def _setup(results: Results, measured: Sequence[Point]) -> Verdict:
     trained = {row.launch for point in measured for row in point.rows if row.training}
     runs = trained - {launch.name for launch in launches}
     if not (launches or runs):
-        return False, "cited tables record no more of the setup than their source"
+        return False, "cited tables hold no more of the setup than their source does"
     full = sum(all(launch.provenance.get(name) for name in SETUP) for launch in launches)
     complete = (
         f"{full} of {counted(len(launches), 'launch')} recorded versions, devices, ranks and "

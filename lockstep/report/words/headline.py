@@ -67,7 +67,7 @@ class Headline:
         """How far the series scales."""
         base, point = counted(self.series.baseline, self.series.noun), self.point
         if self.kind == "alone":
-            return f"no size above the baseline, {parts.baseline_text(self.series)}"
+            return f"no size is above the baseline, {parts.baseline_text(self.series)}"
         size, interval = counted(point.world_size, self.series.noun), point.efficiency_interval
         named = " efficiency" if self.kind == "good" else ""
         span = percent_span(interval) if interval else no_interval(point, self.series.base)

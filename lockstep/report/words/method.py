@@ -10,7 +10,9 @@ from lockstep.core.studies import TRAINING
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.results import Results, Row
 
-NOT_RECORDED = "Basis: what a step read is not recorded, so the numbers may be an upper bound."
+NOT_RECORDED = (
+    "Basis: the data that a step read is not recorded, so the numbers may be an upper bound."
+)
 BOUND = (
     "Throughput and efficiency are an upper bound for production, which also reads and decodes "
     "data, writes checkpoints, and may have batches of unequal length."
@@ -82,7 +84,7 @@ def basis(bases: Sequence[Basis | None], precisions: Iterable[str | None] = ()) 
 
 def _contents(basis: Basis) -> str:
     if basis == Basis():
-        return "a step of the user's own, of which nothing else is recorded"
+        return "a step of the user's own; nothing else is recorded about it"
     timed = {None: "", True: "input timed", False: "input not timed"}[basis.times_input]
     optimizer = f"optimizer {basis.optimizer}" if basis.optimizer else ""
     data = f"{basis.data} data" if basis.data else "data that the workload generates"
