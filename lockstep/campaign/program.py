@@ -618,15 +618,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--world-size", type=int, required=True, help="number of ranks")
     parser.add_argument("--journal", type=Path, required=True, help="file of finished cases")
-    parser.add_argument(
-        "--under",
-        action="append",
-        default=[],
-        help="a word of the srun command that starts the ranks",
-    )
-    parser.add_argument(
-        "--inside", action="append", default=[], help="a word to put before the program"
-    )
+    parser.add_argument("--under", action="append", default=[], help="a word of srun's command")
+    parser.add_argument("--inside", action="append", default=[], help="a word before the program")
     parser.add_argument("--label", action="append", default=[], help="a fact to record, NAME=VALUE")
     parser.add_argument("--device", default="cpu", help="device that the program uses")
     parser.add_argument("--size", help="name of the size")
@@ -634,9 +627,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--order-seed", type=int, help="seed of the order of cases")
     parser.add_argument("--threads-per-rank", type=int, default=1)
     parser.add_argument("--part", help="K/N, the K-th of N parts of the cases")
-    parser.add_argument(
-        "--stop-file", type=Path, help="file that ends the session before the next case"
-    )
+    parser.add_argument("--stop-file", type=Path, help="end before the next case if this exists")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--skip-failed", action="store_true")
     parser.add_argument("--after", default="", help="why the previous session ended")

@@ -100,7 +100,7 @@ def _key_options(*keys: str) -> Callable[[Function], Function]:
 @click.option(
     "--replace-launch", "replaced", multiple=True, metavar="LAUNCH",
     help="Move a launch, such as w2-r0, aside and measure it again; give the option once per "
-        "launch.",
+    "launch.",
 )  # fmt: skip
 @_dry_run
 @click.option("--json", "as_json", is_flag=True, help="Print how each launch ended, as JSON.")

@@ -75,15 +75,15 @@ class PrecisionAction(argparse.Action):
 OPTIONS: dict[str, dict[str, Any]] = {
     "--size": {"choices": list(sizes.SIZES),
         "help": "how much to measure (default: node on GPUs, else laptop)"},
-    "--device": {"choices": ["cpu", "cuda"], "help": "device of the ranks (default: cuda if there "
-    "is a GPU)"},
+    "--device": {"choices": ["cpu", "cuda"],
+        "help": "device of the ranks (default: cuda if there is a GPU)"},
     "--workload": {"help": "model of every training study, e.g. resnet50 or mlp:width=512"},
     "--precision": {"action": PrecisionAction, "metavar": "{" + ",".join(sizes.PRECISIONS) + "}",
         "help": "precision of every study except precision; or N%%, such as 1%%, to repeat rounds "
         "until the mean's margin of error is at most N%% (--benchmark-precision)"},
     "--global-batch": {"type": int, "help": "samples of all ranks per update in the strong study"},
-    "--local-batch": {"type": int, "help": "samples per rank and update in every study except "
-    "strong"},
+    "--local-batch": {"type": int,
+        "help": "samples per rank and update in every study except strong"},
     "--set": {"action": "append", "default": [], "metavar": "FACTOR=VALUE,VALUE",
         "help": "values of a factor instead of the study's own, such as bucket_cap_mb=1,5,10"},
     "--rounds": {"type": int, "help": "number of timed rounds of each case"},
