@@ -68,7 +68,7 @@ SECOND_WORDS = {
     "run data": ("trainer.training_cli", "List, fetch or make data sets to train on."),
 }
 ANY_JOB = {
-    "jobs": ("slurm.any_job.any_job_cli", "Show all your jobs of Slurm."),
+    "jobs": ("slurm.any_job.any_job_cli", "Show all your Slurm jobs."),
     "nodes": ("slurm.any_job.any_job_cli",
         "Show each node's state and jobs, or why it is drained."),
     "why": ("slurm.any_job.any_job_cli",
@@ -145,7 +145,7 @@ class LazyGroup(click.Group):
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 slurm = LazyGroup(
     name="slurm",
-    help="Show any job of Slurm, also of other programs, or serve a status page.",
+    help="Show any Slurm job, also of other programs, or serve a status page.",
     groups={"Commands": ANY_JOB},
     context_settings=CONTEXT,
 )

@@ -51,7 +51,11 @@ def test_a_cited_table_keeps_few(tmp_path):
 @pytest.mark.parametrize(
     ("name", "number", "words"),
     [
-        ("a launch that never ran", 2, "1 gap without a reason, first: every case at world size"),
+        (
+            "a launch that never ran",
+            2,
+            "1 gap without a reason; the first is every case at world size",
+        ),
         ("one launch at 4", 5, "3 of 4 points"),
         ("one launch at 4", 7, "2 of 3 ratios"),
         ("nothing between 2 and 8", 12, "a line joins 2 and 8 ranks"),

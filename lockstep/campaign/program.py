@@ -60,7 +60,7 @@ _LACKS: dict[Lack, str] = {
     "no-key": "the JSON has no such key",
     "no-number": "the value is not a finite number",
     "no-file": "the file does not exist",
-    "old-file": "the file is older than the run, which did not write it",
+    "old-file": "the file is older than the run, so the run did not write it",
     "not-positive": "the value is not above 0, so it has no speed-up",
 }
 

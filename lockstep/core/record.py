@@ -65,7 +65,9 @@ class Epoch:
         "ranks; null on a GPU, where measuring it would stop the steps."
     )
     validation_loss: Annotated[Number, About("Mean loss over the whole validation set.")]
-    accuracy: Fraction | None = about("Share of validation samples predicted correctly; or null.")
+    accuracy: Fraction | None = about(
+        "Share of validation samples predicted right; null if unknown."
+    )
     train_accuracy: Fraction | None = about(
         "Share of samples predicted correctly, before each update."
     )

@@ -191,7 +191,7 @@ def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> N
 
 def pytest_internalerror(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
     """Print an error outside a case, for example of a signal handler, on any rank."""
-    say_own(f"failed outside a case: {excinfo.typename}: {excinfo.value}".rstrip(": "))
+    say_own(f"an error occurred outside a case: {excinfo.typename}: {excinfo.value}".rstrip(": "))
 
 
 @pytest.hookimpl(trylast=True)

@@ -187,8 +187,8 @@ def lines(bound: Bound, record: Mapping[str, Any], kept: str) -> list[str]:
     ]
     if "collectives" in kinds:
         text.append(
-            "No cause is shown: ranks wait for each other even where no gradient is synchronised. "
-            f"A step takes {number(bound.step_s * MILLI)} ms."
+            "No cause is shown, because ranks wait for each other even where no gradient is "
+            f"synchronised. A step takes {number(bound.step_s * MILLI)} ms."
         )
     else:
         text += card(bound, record["hosts"], NEXT)

@@ -33,10 +33,10 @@ MORE = "lockstep run --name tuning"
 NEXT: dict[Kind, str] = {
     "communication": f"{MORE} --studies bucket,accumulation  (or a larger batch per rank)",
     "imbalance": "lockstep screen  (names a slow node or device; then sbatch --exclude=NODE)",
-    "input": "lockstep diagnose loader  (what the loader delivers, and with how many workers)",
+    "input": "lockstep diagnose loader  (shows what the loader delivers with how many workers)",
     "launch": "try a larger batch per rank (--local-batch N), torch.compile or a CUDA graph",
     "contention": "use a quiet machine, own cores for each rank, or fewer ranks or threads a node",
-    "compute": f"{MORE} --studies precision  (a lower precision is quicker)",
+    "compute": f"{MORE} --studies precision  (a lower precision is faster)",
     "own": "use a batch that can be halved, or profile one rank; its fixed cost counts as compute",
     "open": "measure more launches: run the same command with a larger --repeats",
 }
@@ -49,7 +49,7 @@ NEXT_OWN: dict[Kind, str] = {
     "launch": "try a larger batch per rank, torch.compile, or fused=True for the optimizer",
     "contention": "use a quiet machine, or fewer ranks: other programs or ranks use its cores",
     "compute": "try autocast in bf16 or torch.compile; more ranks will scale",
-    "own": "profile one rank: the fixed cost of its step was not measured",
+    "own": "profile one rank, because the fixed cost of its step was not measured",
     "open": "measure more rounds (--rounds), or more launches (--repeats)",
 }
 
@@ -128,7 +128,7 @@ def _unsteady(bound: Bound) -> list[str]:
     if rare := bound.rare:
         share, event_ms = percent(rare.seconds / bound.step_s), _ms(rare.seconds * rare.every)
         text = f"in one of {number(rare.every)} steps all ranks work {event_ms} ms longer; this is "
-        lines.append(_row("in some", f"{text}{share} % of the mean step; no rank waits for it"))
+        lines.append(_row("in some", f"{text}{share} % of the mean step, and no rank waits for it"))
     if drift := bound.drift:
         step = "a rank's own step, without waits," if drift.is_own else "the step"
         text = f"{step} went from {_ms(drift.from_s)} to {_ms(drift.to_s)} ms after "
@@ -178,7 +178,7 @@ def late_text(late: LateInput, host: str) -> str:
     where = f" on {host}" if host else ""
     wait, others = _ms(late.wait_s), _ms(late.others_s)
     return (
-        f"rank {late.rank}{where} waits {wait} ms a step for its batch, but the median rank "
+        f"rank {late.rank}{where} waits {wait} ms a step for its batch, but the median rank waits "
         f"{others} ms"
     )
 
@@ -225,7 +225,7 @@ def _trust(bound: Bound) -> str:
     launches = "one launch" if is_single else counted(bound.num_launches, "launch")
     texts = [f"{turns} of each variant in {launches}"]
     if is_single and not _has_interval(bound):
-        texts.append("too few for intervals")
+        texts.append("these are too few for intervals")
     if abs(bound.beyond_rounds) >= NOTABLE and not bound.was_busy:
         than = "longer" if bound.beyond_rounds > 0 else "shorter"
         texts.append(f"turns took {percent(abs(bound.beyond_rounds))} % {than} than the rounds")
@@ -236,7 +236,7 @@ def _trust(bound: Bound) -> str:
         texts.append(f"{waited}, so {consequence} is named")
     if bound.excess >= NOTABLE:
         more = percent(bound.excess)
-        texts.append(f"the parts took {more} % more than the step, and are scaled to it")
+        texts.append(f"the parts took {more} % more time than the step, so they are scaled to it")
     return "; ".join(texts)
 
 

@@ -167,7 +167,7 @@ def _left_out(results: Results) -> Verdict:
     unexplained = facts.gaps(results, lambda gap: not gap.is_explained)
     lost = [*(what for what, _, _ in unexplained), *map(str, results.unread)]
     if lost:
-        return False, f"{counted(len(lost), 'gap')} without a reason, first: {lost[0]}"
+        return False, f"{counted(len(lost), 'gap')} without a reason; the first is {lost[0]}"
     if gaps := facts.gaps(results):
         return True, f"{counted(len(gaps), 'gap')}, each with its reason under Not measured"
     return True, "all that was planned was measured"
@@ -199,8 +199,8 @@ def _normality(series: Sequence[Series], is_measured: bool) -> Verdict:
     statistic = anderson_darling(values)
     sign = "below" if statistic < CRITICAL else "above"
     return statistic < CRITICAL, (
-        f"checked for the logarithms of rates of {count}: Anderson-Darling {statistic:.2f}, {sign} "
-        f"its 5 % point of {CRITICAL}"
+        f"checked for the logarithms of rates of {count}: Anderson-Darling {statistic:.2f} is "
+        f"{sign} its 5 % point of {CRITICAL}"
     )
 
 
