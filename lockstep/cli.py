@@ -20,7 +20,7 @@ from lockstep.core.formats import one_line
 GROUPS = {
     "Measure on this machine": {
         "demo": ("report.report_cli", "Show the page of a recorded campaign, in seconds."),
-        "run": ("campaign.run_cli", "Measure a campaign; or: run train, run verify, run data."),
+        "run": ("campaign.run_cli", "Measure a campaign; other commands: run train, verify, data."),
         "diagnose": ("campaign.run_cli",
             "Answer one question about scaling, in about five minutes."),
     },
@@ -29,7 +29,7 @@ GROUPS = {
             "Check whether this machine can measure, and describe it."),
         "screen": ("before.screen.screen_cli",
             "Find a slow node, device or link before a campaign."),
-        "init": ("before.init.init_cli", "Write a site and a campaign file for this place."),
+        "init": ("before.init.init_cli", "Write a site file and a campaign file for this machine."),
         "lint": ("before.lint.lint_cli", "Find errors in your own scripts."),
         "image": ("image.image_cli", "Build, inspect, verify or hash the image."),
     },
@@ -42,17 +42,18 @@ GROUPS = {
         "resume": ("slurm.submit.submit_cli",
             "Submit what a campaign's jobs have not measured yet."),
         "cancel": ("slurm.status.status_cli", "Cancel a campaign's jobs that have not ended."),
-        "slurm": ("cli", "Any job: jobs, nodes, why, eff, top, shell; serve a status page."),
+        "slurm": ("cli", "Show any Slurm job or node: jobs, nodes, why, eff, top, shell, serve."),
     },
     "Read results": {
         "report": ("report.report_cli", "Make the scaling report of measured or imported results."),
         "check": ("report.check.check_cli",
-            "Check whether results are valid, and reach their targets."),
+            "Check whether results are valid and reach their targets."),
         "compare": ("report.compare.compare_cli",
-            "Show for each point whether B is faster than A."),
-        "predict": ("report.predict.predict_cli", "Predict a world size, or recommend one."),
+            "Show for each point whether results B are faster than A."),
+        "predict": ("report.predict.predict_cli", "Predict results at a world size, or recommend a "
+            "size."),
         "import": ("report.report_cli:import_table",
-            "Read a published or hand-made table into points."),
+            "Import a published or hand-made table as points."),
         "explain": ("report.profiles.explain_cli", "Show where the time of a profiled step goes."),
         "export": ("report.tracker.export_cli",
             "Export results to MLflow, TensorBoard or another program."),
@@ -67,16 +68,16 @@ SECOND_WORDS = {
     "run data": ("trainer.training_cli", "List, fetch or make data sets to train on."),
 }
 ANY_JOB = {
-    "jobs": ("slurm.any_job.any_job_cli", "Show all your jobs of Slurm."),
+    "jobs": ("slurm.any_job.any_job_cli", "Show all your Slurm jobs."),
     "nodes": ("slurm.any_job.any_job_cli",
         "Show each node's state and jobs, or why it is drained."),
     "why": ("slurm.any_job.any_job_cli",
         "Show why a job waits, when it may start, or how it ended."),
     "eff": ("slurm.any_job.any_job_cli", "Show how well a job used CPUs, memory and time."),
     "top": ("slurm.any_job.any_job_cli", "Show the current load of a running job's nodes."),
-    "shell": ("slurm.any_job.any_job_cli", "Open a shell in an allocation like a point's."),
+    "shell": ("slurm.any_job.any_job_cli", "Open a shell in an allocation like that of a point."),
     "serve": ("slurm.status.serve_cli",
-        "Serve a campaign's status page, and take events of its jobs."),
+        "Serve a campaign's status page, and receive events of its jobs."),
 }  # fmt: skip
 COMMANDS = {name: facts for group in GROUPS.values() for name, facts in group.items()}
 
@@ -85,8 +86,8 @@ MEANT = {
     "measure": "call lockstep.measure(step, samples=N, ddp=ddp) in a test with the fixture "
     "lockstep; lockstep run --tests FOLDER runs such tests",
     "read": "call lockstep.read(FOLDER) in Python; lockstep report FOLDER --csv prints the same",
-    **{name: f"it is lockstep slurm {name}" for name in ANY_JOB},
-    **{two.partition(" ")[2]: f"it is lockstep {two}" for two in SECOND_WORDS},
+    **{name: f"use lockstep slurm {name}" for name in ANY_JOB},
+    **{two.partition(" ")[2]: f"use lockstep {two}" for two in SECOND_WORDS},
 }
 EXIT_INPUT = 2
 EXIT_MACHINE = 3
@@ -144,7 +145,7 @@ class LazyGroup(click.Group):
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 slurm = LazyGroup(
     name="slurm",
-    help="Show any job of Slurm, also of other programs, or serve a status page.",
+    help="Show any Slurm job, also of other programs, or serve a status page.",
     groups={"Commands": ANY_JOB},
     context_settings=CONTEXT,
 )
@@ -191,6 +192,6 @@ def main() -> None:
         if isinstance(error, OSError) and error.filename is not None and error.strerror:
             text = f"{error.filename}: {error.strerror}"
         elif isinstance(error, MemoryError):
-            text = "not enough memory; give less data, or free some memory"
+            text = "there is not enough memory; give less data, or free some memory"
         click.echo(f"Error: {one_line(text)}", err=True)
         sys.exit(EXIT_INPUT if isinstance(error, ValueError) else EXIT_MACHINE)

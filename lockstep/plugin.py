@@ -62,7 +62,7 @@ def pytest_terminal_summary(
     if folder:
         for line in _cards(folder):
             terminalreporter.write_line(line)
-        terminalreporter.write_line(f"lockstep: for a page: lockstep report {folder}")
+        terminalreporter.write_line(f"lockstep: to see the page, run lockstep report {folder}")
 
 
 def _cards(folder: Path) -> list[str]:

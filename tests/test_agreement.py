@@ -62,7 +62,10 @@ lockstep.world.control.settle_all("room", 1, len)""",
     limits = ["--comm-timeout=3", "--case-budget=200"]
     failed = the_failure(run_ranks, tmp_path, CASES + leaves + good, *limits)
     assert failed["reason"].startswith(f"rank {who} on ")
-    assert " skips, but not all ranks do: no bf16 here" in failed["reason"].splitlines()[0]
+    assert (
+        " skipped the case, but other ranks did not: no bf16 here"
+        in failed["reason"].splitlines()[0]
+    )
 
 
 @pytest.mark.chaos
@@ -141,7 +144,7 @@ def test_a_rank_that_refuses_alone_before_it_joins_says_so(run_ranks, tmp_path):
     )
     assert one.returncode == 4
     assert one.stderr.startswith("lockstep: rank 1 on ")
-    assert one.stderr.endswith(": rounds=0 is not 1 or more\n")
+    assert one.stderr.endswith(": rounds=0 must be 1 or more\n")
     assert zero.returncode == 78
 
 

@@ -14,14 +14,14 @@ BAD_TOML = 'schema = 1\nname = "x"\nstudies = ["weak"]\nworld_size = [1]\nsize =
 # what is typed after `lockstep` -> what the one sentence says
 REFUSED = {
     "run key.toml": "key.toml: unknown key 'world_size'; did you mean 'world_sizes'?",
-    "run smoke --world-sizes 1,3": "global_batch=64 does not divide by world_size=3; ",
+    "run smoke --world-sizes 1,3": "global_batch=64 is not divisible by world_size=3; ",
     "run --studies nosuch": "Error: --studies: studies.0 = 'nosuch': input should be 'strong', ",
     "run smoke --repeats 0": "Error: --repeats: repeats = 0: input should be greater than or ",
     "run --frobnicate": "No such option '--frobnicate'",
     "explain train.py": "call lockstep.explain(step, model=ddp, batches=loader) in the script",
     "reprot": "No such command 'reprot'; did you mean 'report'?",
     "run smoke --set bucket=1": "no factor 'bucket'; choose from workload, precision,",
-    "run --set num_workers=0 --set prefetch_factor=4": "no case of the study loader is left",
+    "run --set num_workers=0 --set prefetch_factor=4": " leaves no case of the study loader; ",
     "run --tests . --set precision=bf16": "--set changes studies",
     "run smoke --workload nosuchmodel": "no workload 'nosuchmodel': ",
     "run smoke --workload mlp:depth=0": "workload 'mlp:depth=0': mlp needs width >= 1 and depth ",

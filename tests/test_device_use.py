@@ -53,8 +53,8 @@ def test_what_is_near_its_limit_passes_and_the_rest_is_warned_of(tmp_path):
     ))  # fmt: skip
     assert {name: (row[0], row[2], row[3]) for name, row in found.items()} == {
         "GPU in use": ("pass", "from 90.0 %", "93.0 %"),
-        "power, of the board's limit": ("pass", "from 90.0 %", "92.5 %"),
-        "GPU memory in use, of all GPU memory": ("warn", "from 90.0 %", "10.0 %"),
+        "power, as a share of the board's limit": ("pass", "from 90.0 %", "92.5 %"),
+        "GPU memory in use, as a share of all GPU memory": ("warn", "from 90.0 %", "10.0 %"),
     }
 
 
@@ -89,7 +89,7 @@ def test_the_best_loader_setting_may_leave_a_step_waiting_for_less_than_5_per_ce
         write(tmp_path, document(f"w1-r{repeat}", 1, cases))
     ((name, row),) = health(gather([tmp_path])).items()
     assert (row[0], row[2]) == (verdict, "below 5.0 %")
-    assert name == "share of a step that waits for the best loader setting"
+    assert name == "share of a step spent waiting for the loader with its best setting"
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,9 @@ def few_rounds(_series: Series, point: Point) -> Iterator[Finding]:
     },
     "column": {
         "lockstep/report/columns.py": (
-            '    "num_far_out": Column(\n        "count", "rounds far outside the quartiles of',
+            '    "num_far_out": Column(\n        "count", "number of rounds far',
             '    "num_flags": Column("count", "flags", lambda place: len(place.point.flags)),\n'
-            '    "num_far_out": Column(\n        "count", "rounds far outside the quartiles of',
+            '    "num_far_out": Column(\n        "count", "number of rounds far',
         )
     },
     "rule of lint": {

@@ -81,8 +81,8 @@ def test_a_thread_that_outlives_a_launch_of_one_rank_costs_no_case_and_is_report
         (
             "internal",
             "1",
-            r"rank 1 on \S+: failed outside a case: RuntimeError: DataLoader worker \(pid 7\) is "
-            "killed by signal: Killed.$",
+            r"rank 1 on \S+: an error occurred outside a case: RuntimeError: DataLoader worker "
+            r"\(pid 7\) is killed by signal: Killed.$",
             [70, 3],
             0,
         ),

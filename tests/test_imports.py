@@ -59,7 +59,7 @@ def test_an_option_has_its_time_throughput_and_ratios_in_one_row(tmp_path):
         ["12.0", "40.0", "1.00"], ["6.50", "80.0", "1.85"], ["3.50", "160", "3.43"],
         ["2.00", "240", "6.00"],
     ]  # fmt: skip
-    assert "Throughput is of guide_throughput" in hours["note"]
+    assert "Throughput is that of guide_throughput" in hours["note"]
 
 
 @pytest.mark.parametrize(
@@ -268,15 +268,15 @@ def test_an_import_prints_how_it_reads_each_column(tmp_path):
     assert [re.split(r"\s{2,}", line) for line in ended.output.splitlines()[1:4]] == [
         ["setup", "n", "-", "2 nodes x 8 GPUs", "2 x 8"],
         ["Img/sec", "throughput", "Img/sec", "10.5k", "10500"],
-        ["acc", "no known column; kept as a detail", "-", "0.9", "0.9"],
+        ["acc", "unknown column, kept as a detail", "-", "0.9", "0.9"],
     ]
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(("text", "advice"), [
     ("gpus,throughput\n1,100\n", "'throughput .samples/s.'"), ("gpus,time\n1,9\n", "'time .s.'"),
-    ("p50,images/s\n8,9\n", "name it n, or gpus"),
-    ("speed,images/s\n1,100\n", "name it n, or gpus"), ("gpus,result\n1,100\n", "samples/s/GPU"),
+    ("p50,images/s\n8,9\n", "name one n, or gpus"),
+    ("speed,images/s\n1,100\n", "name one n, or gpus"), ("gpus,result\n1,100\n", "samples/s/GPU"),
     ("gpus,ranks,images/s\n1,2,100\n", "both give n"), ("gpus,time (h)\n1,12:30\n", "h:mm:ss"),
     ("gpus,nodes,gpus_per_node,img/s\n8,2,2,100\n", "2 nodes of 2"),
     ("GPUs;images/s\n1;1.352\n2;2.690\n", "may be 1352 or 1.352; write 1352 or 1.352"),
@@ -403,7 +403,7 @@ def test_a_logged_rate_that_counts_ranks_twice_is_flagged():
     imported = read(JOBS)
     flagged = {w.split(":")[1].strip(): w for w in imported.warnings}
     assert set(flagged) == {"job 2648", "job 2649"}
-    assert "2 times what the epoch times allow" in flagged["job 2648"]
+    assert "2 times the rate that the epoch times give" in flagged["job 2648"]
     (rows,) = [table["rows"] for table in imported.tables.values()]
     assert [len(row["flags"]) for row in rows] == [0, 1, 1]
 

@@ -73,7 +73,7 @@ def test_two_launches_never_write_into_one_journal(tmp_path, monkeypatch):
     path = write(tmp_path / "journal.jsonl", launch("a"))
     kept = Journal(path)
     kept._file.write(b'{"kind": "ca')  # a line on its way is not for another to cut
-    said = rf"another launch writes into {path}, or .* wait for its end"
+    said = rf"another launch writes into {path}, or .* wait until that launch has ended"
     with pytest.raises(BlockingIOError, match=said):
         Journal(path)
     assert path.read_text().endswith('{"kind": "ca')
@@ -349,7 +349,7 @@ def test_a_fresh_launch_hides_earlier_ones_and_a_resumed_one_goes_on(tmp_path):
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("y" * LIMIT, "0 MiB are too long for a line of the journal, which must stay below "),
+        ("y" * LIMIT, "a line of the journal has 0 MiB and must stay below "),
         (2**70, "the number 1180591620717411303424 is out of range"),
         (float("nan"), "not JSON compliant"),
         (-float("inf"), "not JSON compliant"),
@@ -373,7 +373,7 @@ def test_what_is_fixed_is_appended_to_the_last_byte(tmp_path, monkeypatch):
     kept.append(ended("fail", "a", ""))
     room = LIMIT - 1 - (kept.path.stat().st_size - before)
     kept.append(journal.copy_as_json(ended("fail", "a", "x" * room)))
-    with pytest.raises(ValueError, match="are too long for a line of the journal"):
+    with pytest.raises(ValueError, match="a line of the journal has"):
         journal.copy_as_json(ended("fail", "a", "x" * (room + 1)))
     kept.close()
     assert len(journal.read(kept.path)) == 3
@@ -383,7 +383,7 @@ def test_a_journal_grows_no_larger_than_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(journal, "LIMIT_BYTES", LIMIT)
     kept = Journal(tmp_path / "journal.jsonl")
     kept.append(launch(*"abcdef"))
-    with pytest.raises(OSError, match="no more than 0 MiB are read of one; go on in another fold"):
+    with pytest.raises(OSError, match="a journal must stay below 0 MiB; continue in another fold"):
         for name in "abcdef":
             kept.append(case(name) | {"more": "y" * (LIMIT // 4)})
     kept.close()
@@ -405,7 +405,10 @@ FOREIGN = [
 def test_a_file_that_is_no_journal_is_refused_and_stays_as_it_is(tmp_path, content):
     path = tmp_path / "mine"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"mine: no journal, for it begins with|mine:2: not a jou"):
+    with pytest.raises(
+        ValueError,
+        match=r"mine: the file is not a journal, because it begins with|mine:2: not a jou",
+    ):
         Journal(path)
     assert path.read_bytes() == content
 
@@ -435,7 +438,7 @@ def test_a_corrupt_line_in_the_middle_is_named(tmp_path, line):
 @pytest.mark.parametrize("read", [journal.outcomes, journal.rebuild])
 def test_another_schema_is_refused(tmp_path, header, read):
     path = write(tmp_path / "journal.jsonl", header, case("a"))
-    with pytest.raises(ValueError, match=rf"journal\.jsonl: lockstep schema {header['schema']} "):
+    with pytest.raises(ValueError, match=rf"jsonl: the lockstep schema is {header['schema']}, "):
         read(path)
 
 
@@ -446,7 +449,7 @@ def test_a_journal_without_a_launch_was_no_measurement(tmp_path):
         journal.rebuild(path)
     path.write_bytes(b'{"kind": "launch", "sch')
     assert journal.outcomes(path) == {}
-    with pytest.raises(ValueError, match="no launch in this journal"):
+    with pytest.raises(ValueError, match="the journal holds no launch"):
         journal.rebuild(path)
 
 

@@ -83,7 +83,10 @@ def test_stacks_of_this_session_are_named(tmp_path: Path) -> None:
     (tmp_path / "stacks" / "rank-1.txt").write_text("in test_c_hangs")
     (tmp_path / "stacks" / "rank-0.txt").write_text("")
     said = gather(tmp_path, before, WORDS).words
-    assert said == f"{WORDS}; the case took too long, stacks: {tmp_path}/stacks/rank-1.txt"
+    assert (
+        said
+        == f"{WORDS}; the case took too long, and its stacks are in {tmp_path}/stacks/rank-1.txt"
+    )
 
 
 def asked(folder: Path, *more: str) -> list[str]:
@@ -149,7 +152,10 @@ OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=30.0. Some of the 
         ("fine\n", ""),
         (ROOT_CAUSE.format(78), "rank 1 ended with exit code 78"),
         (EXIT + ROOT_CAUSE.format(78), "rank 0 on vm: no GPU"),
-        ("ERROR: rounds=0 is not 1 or more\n" + ROOT_CAUSE.format(4), "rounds=0 is not 1 or more"),
+        (
+            "ERROR: rounds=0 must be 1 or more\n" + ROOT_CAUSE.format(4),
+            "rounds=0 must be 1 or more",
+        ),
         ("ERROR: usage: x\n" + ROOT_CAUSE.format(4), "rank 1 ended with exit code 4"),
         (EXIT + ROOT_CAUSE.format(-9), "rank 1 ended with SIGKILL"),
         (ROOT_CAUSE.format(-9) + REFUSED, "rank 1 ended with SIGKILL"),

@@ -61,17 +61,15 @@ def test_the_demo_on_one_gpu_measures_what_it_can_and_makes_the_page(machine, tm
     demo = ["make", "-f", ROOT / "Makefile", "demo", "-o", ".venv/bench", "BIN=bin"]
     ended = machine(of_gpus(), *demo, NUM_GPUS="1")
     assert ended.returncode == 0, ended.stderr
-    assert (
-        "Left out: world size 2, which needs as many GPUs, but ranks see 1 on this" in ended.stderr
-    )
-    assert "Verifying on the CPU: 2 ranks need as many GPUs; there are 1." in ended.stderr
+    assert "World size 2 is left out: it needs a GPU per rank, but ranks see 1 on" in ended.stderr
+    assert "Verifying on the CPU: 2 ranks need a GPU each; there are 1." in ended.stderr
     folder = tmp_path / "results" / "laptop"
     assert [path.name for path in (folder / "launches").iterdir()] == ["w1-r0"]
     (left_out,) = json.loads((folder / "campaign.json").read_text())["left_out"]
     assert left_out == {"kind": "too_few_gpus", "world_size": 2, "num_gpus": 1}
     page = (folder / "report.html").read_text()
     assert "every case at world size 2" in page
-    assert "it needs 2 GPUs, and the machine has 1" in page
+    assert "it needs 2 GPUs, but the machine has 1" in page
 
 
 @pytest.mark.parametrize(("code", "ends", "commands"), [(1, 1, 3), (3, 3, 1), (130, 130, 1)])
@@ -91,7 +89,7 @@ def test_a_campaign_whose_sizes_all_need_more_gpus_is_refused_before_a_launch(ma
     ended = machine(of_gpus(), *again, NUM_GPUS="1")
     assert (ended.returncode, ended.stderr) == (
         3,
-        "Error: world size 2 needs as many GPUs, but ranks see 1 on this machine; give "
+        "Error: world size 2 needs a GPU per rank, but ranks see 1 on this machine; give "
         "smaller --world-sizes, or pass --device cpu\n",
     )
     assert not (tmp_path / "results").exists()
@@ -114,8 +112,8 @@ def test_without_torch_one_sentence_comes_before_anything_starts(machine, tmp_pa
     ended = machine(WITHOUT_TORCH)
     assert ended.returncode == 3
     assert re.fullmatch(
-        r"Error: no torch for this Python \(\S+\), so no rank can measure; "
-        r"pip install '/path/to/checkout\[bench\]'\n",
+        r"Error: this Python \(\S+\) has no torch, so no rank can measure; "
+        r"run pip install '/path/to/checkout\[bench\]'\n",
         ended.stderr,
     )
     assert not (tmp_path / "results").exists()

@@ -139,7 +139,7 @@ def test_plain_pytest_ends_with_a_card_and_names_an_option_for_the_cpu_that_it_t
     ended = run(sys.executable, repository, "pytest", "benchmarks", "-s", CUDA_VISIBLE_DEVICES="")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     *_, before, last = ended.stdout[: ended.stdout.rindex("2 passed")].rstrip("= \n").splitlines()
-    assert last.startswith("lockstep: for a page: lockstep report results/pytest/")
+    assert last.startswith("lockstep: to see the page, run lockstep report results/pytest/")
     assert before == ""
     card = ended.stdout[
         ended.stdout.index("test_my_step, dtype=torch.float32, layer=Linear on 1 rank:") :

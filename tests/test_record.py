@@ -78,8 +78,8 @@ def test_derived_numbers_are_those_computed_by_hand():
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"samples_per_step": 96.0}, "is 96.0, which is no whole number of 1 or more"),
-        ({"samples_per_step": -64}, "is -64, which is no whole number of 1 or more"),
+        ({"samples_per_step": 96.0}, "is 96.0, which is not a whole number of 1 or more"),
+        ({"samples_per_step": -64}, "is -64, which is not a whole number of 1 or more"),
         ({"sample_unit": None}, "sample_unit is None; give a text, such as 'images'"),
     ],
 )
@@ -157,7 +157,7 @@ def test_a_reader_leaves_unknown_keys_aside_and_needs_no_key_with_a_default():
 
 @pytest.mark.parametrize("version", [None, 0, 2, "1"])
 def test_another_schema_version_is_refused(version):
-    with pytest.raises(ValueError, match=rf"^a\.json: lockstep schema {version!r} is not"):
+    with pytest.raises(ValueError, match=rf"^a\.json: the lockstep schema is {version!r}, but"):
         record.check_schema({"schema": version}, "a.json")
 
 

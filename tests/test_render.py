@@ -113,8 +113,8 @@ def test_the_strong_table_by_hand(tmp_path):
 @pytest.mark.parametrize(
     ("steps", "note"),
     [
-        ({1: (0.1,), 2: (0.06,)}, "No interval: each size has one launch."),
-        ({1: (0.1, 0.1), 2: (0.06, 0.06)}, "equal to the last digit and show no spread."),
+        ({1: (0.1,), 2: (0.06,)}, "There is no interval, because each size has one launch."),
+        ({1: (0.1, 0.1), 2: (0.06, 0.06)}, "equal to the last digit."),
     ],
 )
 def test_why_an_interval_is_missing_is_said(tmp_path, steps, note):
@@ -293,12 +293,15 @@ def test_the_loader_names_its_knee_and_what_had_no_effect(tmp_path):
     write(tmp_path, document("w1-r0", 1, cases))
     part = section(data_of(tmp_path), "loader")
     assert part["lead"] == [
-        "Knee of memmap on 1 rank: num_workers=2 is the smallest within 5 % of the best "
-        "throughput, at 12\u202f300 images/s."
+        "Knee of memmap on 1 rank: num_workers=2 is the smallest number within 5 % of the "
+        "best throughput, at 12\u202f300 images/s."
     ]
-    for text in (f"1 of 4 settings, since {no_workers}: prefetch_factor.",
-                 f"2 of 4 settings, since {no_gpu}: pin_memory."):  # fmt: skip
-        assert f"Without effect in {text}" in part["tables"][0]["note"]
+    for settings, why in (
+        ("1 of 4 settings", f"{no_workers}: prefetch_factor."),
+        ("2 of 4 settings", f"{no_gpu}: pin_memory."),
+    ):
+        said = f"In {settings} some options have no effect, because {why}"
+        assert said in part["tables"][0]["note"]
 
 
 def test_main_effects_by_hand(full):

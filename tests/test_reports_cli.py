@@ -96,9 +96,9 @@ def test_epoch_logs_print_their_true_rate_and_warn(tmp_path):
     done = run(import_table, *jobs, "--to", tmp_path)
     for text in ("2644: 4507 images/s", "2648: 2226 images/s", "2649: 2505 images/s"):
         assert text in done.stdout
-    assert done.stderr.count("2 times what the epoch times allow") == 2
+    assert done.stderr.count("2 times the rate that the epoch times give") == 2
     run(report, tmp_path)
-    assert "2 times what the epoch times allow" in (tmp_path / "report.html").read_text()
+    assert "2 times the rate that the epoch times give" in (tmp_path / "report.html").read_text()
 
 
 def test_a_baseline_may_be_chosen(tmp_path):
@@ -121,7 +121,7 @@ def test_ranks_of_unequal_strength_are_warned_of(tmp_path):
     done = run(report, unequal_tree(tmp_path, {1: 8, 8: 1}))
     assert "error unequal-ranks: strong[64]: 8 threads at world size 1, 1 at 8" in done.stderr
     page = (tmp_path / "report.html").read_text()
-    assert "1 series with ranks of unequal strength" in page
+    assert "1 series whose ranks have different numbers of threads" in page
     assert "8 threads at world size 1, 1 at 8</td>" in page
 
 

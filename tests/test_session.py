@@ -164,7 +164,7 @@ def test_ranks_that_collected_other_cases_are_refused_before_the_first(run_ranks
     )
     (sentence,) = errors(zero)
     assert re.search(
-        r"rank 1 collected other cases than rank 0 \(1 against 2\), first difference "
+        r"rank 1 collected other cases than rank 0 \(1 against 2\); the first difference is "
         r"\S*test_collectives\[collective=broadcast-message_bytes=65536\]; give every rank the "
         r"same files and options$",
         sentence,
@@ -180,7 +180,7 @@ def test_a_batch_that_three_ranks_cannot_share_is_refused_also_under_srun(run_ra
     arguments = [*SMOKE, "-m", "strong", "--global-batch", "64", "--journal", "journal.jsonl"]
     zero, *others = run_ranks([arguments] * 3, tmp_path, launcher="slurm")
     assert errors(zero) == [
-        "ERROR: global_batch=64 does not divide by world_size=3; choose 63 or 66, "
+        "ERROR: global_batch=64 is not divisible by world_size=3; choose 63 or 66, "
         "or leave that world size out"
     ]
     assert [rank.returncode for rank in (zero, *others)] == [4, 4, 4]

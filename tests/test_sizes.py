@@ -59,7 +59,7 @@ def test_a_cache_is_asked_about_for_files_alone_and_its_values_are_cases_of_thei
     assert len({sizes.case_id(row) for row in rows}) == 2
     rows = loader_rows(cache=("cold",), dataset=("tensor", "files"))
     assert {row["dataset"] for row in rows} == {"files"}
-    with pytest.raises(ValueError, match=r"^no case of the study loader is left with .*=files"):
+    with pytest.raises(ValueError, match=r"=.* leaves no case of the study loader; .*=files"):
         loader_rows(dataset=("tensor",), cache=("cold",))
 
 
@@ -111,5 +111,5 @@ def test_a_workload_is_that_of_every_training_study():
     ],
 )
 def test_a_count_that_is_not_positive_is_refused(name, value, least):
-    with pytest.raises(ValueError, match=rf"^{name}={value} is not {least} or more$"):
+    with pytest.raises(ValueError, match=rf"^{name}={value} must be {least} or more$"):
         sizes.adapt(sizes.find("smoke"), **{name: value})

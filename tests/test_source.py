@@ -77,7 +77,7 @@ def journal_of(path, *lines):
 @pytest.mark.parametrize(("suite", "digests", "said"), [
     ("old", {CASE: "b" * 64}, "measured with another source of workload mlp "
      r"\(workload_sha256 a{12}, now b{12}\); undo the change, or measure"),
-    ("new", {}, "journal.jsonl was measured with suite_sha256 old, now suite_sha256 is new; "
+    ("new", {}, "journal.jsonl was measured with suite_sha256 old, but suite_sha256 is now new; "
      "such results are not pooled, so measure into another folder"),
 ])  # fmt: skip
 def test_a_resume_with_another_source_is_refused(tmp_path, suite, digests, said):

@@ -87,7 +87,7 @@ def test_a_launch_whose_result_was_cut_is_read_from_its_journal_or_left_out(tmp_
     why = str(*found.unread)
     assert why.startswith(f"{second}: not valid JSON, perhaps truncated: ")
     shown = str(page(evaluate(found), 0.7))
-    assert "Not in this report, since it cannot be read: " in shown
+    assert "A file is not in this report, because it cannot be read: " in shown
 
 
 def test_a_folder_of_which_nothing_can_be_read_is_refused(tmp_path):
@@ -110,7 +110,7 @@ def test_a_folder_of_campaigns_or_sessions_names_them(tmp_path):
     write_journal(tmp_path / "pytest" / "20261120T120000Z", one_launch())
     strong_tree(tmp_path / "first")
     for folder, name in ((tmp_path, "first"), (tmp_path / "pytest", "20261120T120000Z")):
-        with pytest.raises(ValueError, match=f"give one: {folder / name}$"):
+        with pytest.raises(ValueError, match=f"give one of them: {folder / name}$"):
             load([folder])
 
 

@@ -90,7 +90,7 @@ def test_what_ddp_alone_has_is_no_study_of_fsdp():
     size = sizes.adapt(sizes.find("smoke"), factors=(("strategy", ("ddp", "fsdp")),))
     assert [row["strategy"] for row in studies.rows("weak", size)] == ["ddp", "fsdp"]
     assert "strategy" not in studies.rows("bucket", size)[0]
-    with pytest.raises(ValueError, match="no study has all of bucket_cap_mb, strategy"):
+    with pytest.raises(ValueError, match="no study has all of the factors bucket_cap_mb, strategy"):
         factors.study_of(["bucket_cap_mb", "strategy"], [], size)
 
 

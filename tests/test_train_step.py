@@ -158,8 +158,8 @@ def test_bf16_computes_in_bf16_and_keeps_fp32_weights(one_rank):
     ("options", "says"),
     [
         ({"precision": "fp8"}, "choose from fp32, tf32, bf16, fp16"),
-        ({"accumulation": 0}, "at least 1, got 0"),
-        ({"bucket_cap_mb": 0.0}, "must be positive, got 0.0"),
+        ({"accumulation": 0}, "at least 1, but is 0"),
+        ({"bucket_cap_mb": 0.0}, "must be positive, but is 0.0"),
     ],
 )
 def test_settings_that_no_step_can_have_are_refused(one_rank, options, says):

@@ -30,7 +30,7 @@ def test_a_sound_campaign_holds_all_and_its_noise_is_checked(tmp_path):
     folder = measured(tmp_path, 7, (Case(changes=lambda n, r: peak),), sizes=(1, 2, 4))
     kept = listed(folder)
     assert set(states(kept).values()) == {"held"}
-    assert kept[4].evidence == "3 of 3 points with a 95 % interval over launches"
+    assert kept[4].evidence == "3 of 3 points had a 95 % interval over launches"
     assert "of 9 launches: Anderson-Darling 0." in kept[5].evidence
 
 
@@ -51,7 +51,11 @@ def test_a_cited_table_keeps_few(tmp_path):
 @pytest.mark.parametrize(
     ("name", "number", "words"),
     [
-        ("a launch that never ran", 2, "1 gap without a reason, first: every case at world size"),
+        (
+            "a launch that never ran",
+            2,
+            "1 gap without a reason; the first is every case at world size",
+        ),
         ("one launch at 4", 5, "3 of 4 points"),
         ("one launch at 4", 7, "2 of 3 ratios"),
         ("nothing between 2 and 8", 12, "a line joins 2 and 8 ranks"),

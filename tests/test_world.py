@@ -75,10 +75,10 @@ def test_a_place_comes_from_the_launchers_variables(environ, expected):
         (TORCHRUN | {"LOCAL_RANK": "2"}, r"^RANK=3, LOCAL_RANK=2, .* contradict each other; "),
         (TORCHRUN | {"LOCAL_WORLD_SIZE": "5"}, r"^RANK=3, .* and 5 ranks per node contradict"),
         (TORCHRUN | {"LOCAL_WORLD_SIZE": "0", "LOCAL_RANK": "0"}, r"0 ranks per node contradict"),
-        ({"RANK": "0"}, r"^WORLD_SIZE is not set although .*; start with torchrun, or unset"),
-        ({"WORLD_SIZE": "2"}, r"^RANK is not set although "),
-        ({"RANK": "0", "WORLD_SIZE": "1"}, r"^LOCAL_RANK is not set although "),
-        ({"LOCKSTEP_LAUNCHER": "slurm"}, r"^SLURM_NTASKS is not set although "),
+        ({"RANK": "0"}, r"^WORLD_SIZE is not set, although .*; start with torchrun, or unset"),
+        ({"WORLD_SIZE": "2"}, r"^RANK is not set, although "),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, r"^LOCAL_RANK is not set, although "),
+        ({"LOCKSTEP_LAUNCHER": "slurm"}, r"^SLURM_NTASKS is not set, although "),
         ({"LOCKSTEP_LAUNCHER": "mpirun"}, r"^LOCKSTEP_LAUNCHER='mpirun' is not one of torchrun, "),
     ],
 )
@@ -152,10 +152,10 @@ def test_a_single_process_joins_a_world_of_one():
 @pytest.mark.parametrize(
     ("environ", "options", "sentence"),
     [
-        ({}, {"device": "tpu"}, r"^device 'tpu' is not cpu or cuda$"),
-        ({}, {"threads_per_rank": 0}, r"^threads_per_rank=0 is not 1 or more$"),
-        (TORCHRUN, {}, r"^world size 4 but MASTER_ADDR and MASTER_PORT not set; start with"),
-        (TORCHRUN | {"MASTER_ADDR": "localhost"}, {}, r"^world size 4 but MASTER_PORT not set; "),
+        ({}, {"device": "tpu"}, r"^device 'tpu' must be cpu or cuda$"),
+        ({}, {"threads_per_rank": 0}, r"^threads_per_rank=0 must be 1 or more$"),
+        (TORCHRUN, {}, r"^world size 4 needs the variables MASTER_ADDR and MASTER_PORT; start"),
+        (TORCHRUN | {"MASTER_ADDR": "localhost"}, {}, r"^world size 4 needs .* MASTER_PORT; "),
         (
             TORCHRUN | {"MASTER_ADDR": "localhost", "MASTER_PORT": "x"}, {},
             r"^MASTER_PORT='x' is not a port from 1 to 65535; set it to a free one$",
@@ -179,7 +179,7 @@ def test_an_interface_that_is_not_here_is_refused_and_recorded_for_the_job(tmp_p
     record = tmp_path / "mend"
     environ = {"GLOO_SOCKET_IFNAME": "lo,nope0", "LOCKSTEP_MEND": str(record)}
     with pytest.raises(
-        RuntimeError, match=r"nope0 names no interface of this host, which has .*lo"
+        RuntimeError, match=r"nope0 names no interface of this host; its interfaces are .*lo"
     ):
         world.join(device="cpu", environ=environ)
     assert record.read_text() == "GLOO_SOCKET_IFNAME\n"
@@ -223,8 +223,8 @@ def test_all_ranks_are_told_which_one_has_no_gpu(run_ranks, tmp_path):
     sentences = {rank.stdout for rank in ended}
     assert len(sentences) == 1
     assert re.match(
-        rf"rank {visible} on \S+: local rank {visible} needs GPU {visible}, but {visible} are "
-        "visible on this host; start one rank per GPU, or pass --device cpu$",
+        rf"rank {visible} on \S+: local rank {visible} needs GPU {visible}, but {visible} GPU.s. "
+        "are visible on this host; start one rank per GPU, or pass --device cpu$",
         sentences.pop(),
     )
 
@@ -235,7 +235,7 @@ def test_a_rank_that_does_not_come_is_named(run_ranks, tmp_path):
         [["-c", JOIN, "cpu", "4"], ["-c", JOIN, "cpu", "4"], ["-c", "pass"]], tmp_path
     )
     assert [rank.stdout for rank in ended] == [
-        "rank 2 of 3 did not join within 4 s; look whether its process and node run\n"
+        "rank 2 of 3 did not join within 4 s; check that its process and its node run\n"
     ] * 2 + [""]
 
 
@@ -251,7 +251,7 @@ def test_a_wrong_address_is_named_with_the_way_there(run_ranks, tmp_path):
         LOCKSTEP_STORE_PREFIX="x",
     )
     assert re.match(
-        r"rank 1 on \S+ cannot reach the store at 127\.0\.0\.1:1, tried for 2 s "
+        r"rank 1 on \S+ cannot reach the store at 127\.0\.0\.1:1, after trying for 2 s "
         r"\(through lo, 127\.0\.0\.1; .*\); check this address, and that the nodes "
         "reach each other$",
         ended.stdout,

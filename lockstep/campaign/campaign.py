@@ -68,8 +68,8 @@ def _check_limit(duration: str) -> str:
     # Slurm counts limits in minutes, and 0 means no limit (sbatch(1), --time).
     limit_s = parse_limit(duration)
     _refuse({
-        "shorter than a minute, which Slurm cannot limit; give 00:01:00 or more": limit_s < 60,
-        "longer than a year; write [days-]HH:MM:SS": limit_s > 365 * 24 * 3600,
+        "the limit must be a minute or more, as Slurm requires; give 00:01:00": limit_s < 60,
+        "the limit is longer than a year; write [days-]HH:MM:SS": limit_s > 365 * 24 * 3600,
     })  # fmt: skip
     return duration
 
@@ -86,7 +86,7 @@ class Stage(Table):
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$",
-        description="name of the stage, whose job is called CAMPAIGN-NAME: letters, digits, . _ -",
+        description="name of the stage: letters, digits, . _ -; its job is called CAMPAIGN-NAME",
     )
     command: Annotated[str, Field(min_length=1), AfterValidator(_check_shell)] = Field(
         description="shell lines that each task runs, in the site's image or environment; "
@@ -96,16 +96,19 @@ class Stage(Table):
         "run the stage before or after the measuring jobs", default="before"
     )
     dependency: Literal["afterok", "afternotok", "afterany", "after", "singleton"] = key(
-        "afterok: the later job begins once the earlier job has succeeded; afterany: has ended; "
-        "after: has begun; afternotok: has failed; singleton: once no job of the same name is left",
+        "when the later job begins: afterok: the earlier job has succeeded; afterany: it has "
+        "ended; after: it has begun; afternotok: it has failed; singleton: no job of the same "
+        "name is left",
         default="afterok",
     )
-    time: Duration | None = key("time limit, [days-]HH:MM:SS; the site's by default")
+    time: Duration | None = key("time limit, [days-]HH:MM:SS; by default that of the site file")
     nodes: Count = key("number of nodes", default=1)
-    tasks_per_node: Count = key("how often each node runs the command", default=1)
+    tasks_per_node: Count = key("tasks on each node; each task runs the command", default=1)
     cpus_per_task: Count | None = key("CPUs of a task; by default an equal share of the node")
     gpus: StrictBool = key("give each task a GPU", default=False)
-    folder: str | None = key("folder to run in; by default the folder of lockstep submit")
+    folder: str | None = key(
+        "folder to run in; by default the folder in which lockstep submit is called"
+    )
 
     @model_validator(mode="after")
     def _can_begin(self) -> Self:
@@ -124,8 +127,10 @@ class Ncu(Table):
         "regular expression of kernels' names; all kernels by default"
     )
     # The first launches load libraries. ncu repeats each launch that it records many times.
-    launch_skip: Whole = key("launches of these kernels before the first one recorded", default=200)
-    launch_count: Count = key("launches that are recorded", default=20)
+    launch_skip: Whole = key(
+        "number of launches of these kernels to skip before the first recorded launch", default=200
+    )
+    launch_count: Count = key("number of launches to record", default=20)
 
 
 class Jobs(Table):
@@ -140,26 +145,36 @@ class Jobs(Table):
         "run all repeats in one job; repeats on the same nodes are not independent", default=False
     )
     is_machine: StrictBool = key(
-        "the nodes of the shared job are the whole machine to judge, not a sample", default=False
+        "treat the nodes of the shared job as the whole machine to judge, not as a sample",
+        default=False,
     )
-    max_running: Count | None = key("most array elements that run at once; all by default")
+    max_running: Count | None = key(
+        "largest number of array elements that run at once; by default all"
+    )
     chain: Annotated[StrictInt, Field(ge=1, le=MAX_CHAIN)] = key(
-        "jobs in a chain; each continues the one before after a time limit or preemption",
+        "number of jobs in a chain; each continues the previous job after a time limit or "
+        "preemption",
         default=1,
     )
-    time: Duration | None = key("time limit of one job, [days-]HH:MM:SS; the site's by default")
+    time: Duration | None = key(
+        "time limit of one job, [days-]HH:MM:SS; by default that of the site file"
+    )
     launch_time: Duration | None = key(
         "time limit of one launch; a job requests the sum over its launches"
     )
-    preflight: StrictBool = key("check the nodes in a job before the other jobs", default=False)
+    preflight: StrictBool = key(
+        "check the nodes in a job that runs before all other jobs", default=False
+    )
     screen: StrictBool = key(
         "let preflight fail, and cancel all jobs, if a node, device or link is slow", default=False
     )
     min_all_reduce_gb_per_s: Floor | None = key(
-        "least bus bandwidth of an all-reduce over all ranks of the largest size (64 MiB on GPUs, "
-        "4 MiB on CPUs); below it the screening fails"
+        "smallest allowed bus bandwidth of an all-reduce of the largest message (64 MiB on GPUs, 4 "
+        "MiB on CPUs) over all ranks; below it the screening fails"
     )
-    collect: StrictBool = key("collect and report in a job after the other jobs", default=False)
+    collect: StrictBool = key(
+        "collect the results and write the report in a job after all other jobs", default=False
+    )
     stage: tuple[Stage, ...] = key("jobs of your own, such as preprocess and evaluate", default=())
     ncu: Ncu = key("which kernels --profile ncu records", default=Ncu())
 
@@ -168,7 +183,7 @@ class Jobs(Table):
         is_array = self.allocation == "array"
         has_floor = self.min_all_reduce_gb_per_s is not None
         _refuse({
-            "time and launch_time both set a job's limit; keep one":
+            "time and launch_time both set the time limit of a job; keep one of them":
                 None not in (self.time, self.launch_time),
             f'max_running is for allocation = "array", not {self.allocation!r}':
                 self.max_running is not None and not is_array,
@@ -202,35 +217,41 @@ class Campaign(Table):
     schema_version: inputs.SchemaVersion
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
-        description="name of the results folder: letters, digits and . _ -",
+        description="name of the campaign and its results folder: letters, digits and . _ -",
     )
     studies: tuple[StudyName, ...] = key(
-        'the studies to measure; "command" measures a program', default=()
+        'studies to measure; "command" measures a program of your own', default=()
     )
     tests: tuple[str, ...] = key(
-        "instead of studies: files or folders of your own tests with the fixture lockstep",
+        "files or folders of your own tests with the fixture lockstep, instead of studies",
         default=(),
     )
-    world_sizes: tuple[Count, ...] = Field(min_length=1, description="numbers of ranks to measure")
-    repeats: Count = key("launches of each world size", default=3)
+    world_sizes: tuple[Count, ...] = Field(
+        min_length=1, description="world sizes to measure: numbers of ranks"
+    )
+    repeats: Count = key("number of launches of each world size", default=3)
     seed: Seed = key("seed of data, parameters and the order of launches", default=0)
     order_seed: Seed | None = key("seed of the order of cases; random for each launch by default")
     size: Literal["smoke", "laptop", "node", "cluster"] = Field(
         description="how much to measure: smoke, laptop, node, cluster"
     )
-    device: Literal["cpu", "cuda"] | None = key("device; by default cuda if there is a GPU")
+    device: Literal["cpu", "cuda"] | None = key(
+        "device of the ranks; by default cuda if there is a GPU"
+    )
     threads_per_rank: Count | None = key(
         "threads of a rank; by default the cores divided by the largest world size"
     )
     workload: str | None = key("model of every training study, such as mlp:width=512")
     precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = key(
-        "precision, except in the study precision; fp32 by default"
+        "precision of every study except the study precision; by default fp32"
     )
-    global_batch: Count | None = key("batch over all ranks in the strong study")
-    local_batch: Count | None = key("batch per rank, except in the strong study")
-    rounds: Count | None = key("timed rounds of a case; the size's number by default")
-    warmup_rounds: Whole | None = key("untimed rounds before the timed rounds")
-    steps_per_round: Count | None = key("steps in a round")
+    global_batch: Count | None = key("samples of all ranks per update in the strong study")
+    local_batch: Count | None = key("samples per rank and update in every study except strong")
+    rounds: Count | None = key(
+        "number of timed rounds of a case; by default the number of the chosen size"
+    )
+    warmup_rounds: Whole | None = key("number of untimed rounds before the timed rounds")
+    steps_per_round: Count | None = key("number of steps in a round")
     case_budget: Annotated[StrictFloat, Field(gt=0, le=MAX_COUNT)] | None = key(
         "seconds that a case may take, 900 by default"
     )
@@ -239,15 +260,16 @@ class Campaign(Table):
         f"studies {listed(STEPS)}"
     )
     until_efficiency: Annotated[StrictFloat, Field(gt=0, le=1)] | None = key(
-        "measure world sizes in rising order, and stop after a size with a lower efficiency"
+        "measure world sizes in rising order, and stop after a size whose efficiency is lower than "
+        "this value"
     )
     command: Command | None = key('table of the program that studies = ["command"] measures')
     factors: dict[str, tuple[Value, ...]] = key(
-        "values that replace a study's own: bucket_cap_mb = [1, 5, 10]", default={}
+        "values of factors instead of those of the study: bucket_cap_mb = [1, 5, 10]", default={}
     )
     jobs: Jobs = key("how launches are divided into jobs of a cluster", default=Jobs())
     doi: str | None = key(
-        "DOI reserved for the results, such as 10.5281/zenodo.1234567; it may follow later",
+        "DOI reserved for the results, such as 10.5281/zenodo.1234567; you may add it later",
         pattern=inputs.DOI,
     )
 
@@ -275,7 +297,7 @@ class Campaign(Table):
             f"on_oom halves the batch of {listed(STEPS)}; leave it out for other studies, a "
             "program and your own tests":
                 self.on_oom is not None and not {*STEPS} & {*self.studies},
-            'studies = ["command"] and a table [command] belong together':
+            'studies = ["command"] and the table [command] need each other; give both or neither':
                 ("command" in self.studies) != (self.command is not None),
         })  # fmt: skip
         return self
@@ -426,7 +448,7 @@ def load(source: str, **changes: Any) -> Campaign:
         file, colons, case = test.partition("::")
         if not Path(file).exists():
             raise ValueError(
-                f"{path}: tests: {file} does not exist; give a path from the current folder"
+                f"{path}: tests: {file} does not exist; give a path relative to the current folder"
             )
         tests.append(f"{Path(file).absolute()}{colons}{case}")
     command = campaign.command and campaign.command.resolve_folder(path)

@@ -57,33 +57,41 @@ class Metric(Table):
         "regular expression whose first group is the number; the last match counts"
     )
     json_path: str | None = key(
-        "dotted keys into the last line of output that is JSON", alias="json", min_length=1
+        "keys, joined by dots, of the number in the last output line that is JSON",
+        alias="json",
+        min_length=1,
     )
-    file: str | None = key("file to read instead of the output", min_length=1)
+    file: str | None = key("file to read the number from, instead of the output", min_length=1)
     better: Literal["higher", "lower"] | None = key(
-        "which value is better; by default lower for a time, else higher"
+        "whether higher or lower is better; by default lower for a time, else higher"
     )
     primary: StrictBool = key("compute speed-ups from this metric", default=False)
-    curve: StrictBool = key("draw all matches of the regex, such as losses", default=False)
+    curve: StrictBool = key(
+        "draw all matches of the regex as a curve, such as losses", default=False
+    )
 
     @model_validator(mode="after")
     def _can_be_read(self) -> Self:
         if (self.regex is None) == (self.json_path is None):
-            raise ValueError(f"metric {self.name!r} needs either regex or json; give one of them")
+            raise ValueError(
+                f"metric {self.name!r} needs either regex or json; give exactly one of them"
+            )
         if self.regex is not None and not re.compile(self.regex).groups:
             raise ValueError(f"the regex of {self.name!r} has no group (...) around its number")
         if self.curve and self.regex is None:
             raise ValueError(f"metric {self.name!r}: curve = true needs a regex; give one")
         if self.name == WALL:
-            raise ValueError(f"{WALL!r} is the wall time of every run; choose another name")
+            raise ValueError(
+                f"the name {WALL!r} is the wall time of every run; choose another name"
+            )
         is_time, is_rate = self.unit in TIMES_S, self.unit.endswith(PER_SECOND)
         if self.primary and not (
             (is_time and self.is_lower_better) or (is_rate and not self.is_lower_better)
         ):
             raise ValueError(
-                f"primary metric {self.name!r} in {self.unit}: speed-ups need a time "
-                f"({', '.join(TIMES_S)}) with lower as better, or a rate such as rows/s with "
-                "higher as better"
+                f"primary metric {self.name!r} has unit {self.unit}, but speed-ups need a time "
+                f"({', '.join(TIMES_S)}) where lower is better, or a rate such as rows/s where "
+                "higher is better"
             )
         return self
 
@@ -105,20 +113,23 @@ class Command(Table):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
     )
     launcher: Launcher | None = key(
-        "what starts the ranks: srun under Slurm; else mpirun if it is installed and the ladder "
-        "has two ranks or more; else alone: one process, which starts {ranks} ranks itself"
+        "program that starts the ranks; by default srun under Slurm, else mpirun if it is "
+        "installed and the ladder has two ranks or more, else alone: one process that starts "
+        "{ranks} ranks itself"
     )
     launcher_options: tuple[str, ...] = key(
         "further options of the launcher, such as --mpi=pmix", default=()
     )
     scaling: Literal["strong", "weak"] = key(
-        "weak if the work grows with the ranks", default="strong"
+        "weak if the work grows with the ranks, else strong", default="strong"
     )
     work: Annotated[StrictInt, Field(ge=1, le=10**15)] = key(
-        "units of work in a run; for weak scaling, of each rank", default=1
+        "units of work in a run; with weak scaling, units per rank", default=1
     )
     work_unit: str = key("name of a unit of work", default="runs", min_length=1)
-    metrics: tuple[Metric, ...] = key("numbers of a run besides its wall time", default=())
+    metrics: tuple[Metric, ...] = key(
+        "numbers to read from a run besides its wall time", default=()
+    )
     sanity: Pattern | None = key("regular expression that the output of every run must match")
     timeout: Timeout = key("seconds that one run may take", default=900.0)
     over: tuple[str, ...] = key("factors over which speed-ups are shown", default=("threads",))
@@ -163,7 +174,9 @@ class Command(Table):
             if name in GIVEN and name != "threads":
                 raise ValueError(f"factor {name!r} is a built-in name; choose another name")
             if not re.fullmatch(r"[A-Za-z_]\w*", name) or not values:
-                raise ValueError(f"factor {name!r} is not a name, or has no value")
+                raise ValueError(
+                    f"factor {name!r} needs a name of letters, digits and _, and at least one value"
+                )
             if name == "threads" and not all(type(value) is int and value > 0 for value in values):
                 raise ValueError(f"threads = {list(values)}: give whole numbers of 1 or more")
             if name != "threads" and name not in named:

@@ -74,12 +74,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="lockstep.campaign.floor", description=main.__doc__)
     parser.add_argument("launches", type=Path, help="folder of the campaign's launches")
     parser.add_argument("world_size", type=int, help="world size to measure next")
-    parser.add_argument("floor", type=float, help="least parallel efficiency, a fraction")
+    parser.add_argument(
+        "floor", type=float, help="smallest parallel efficiency allowed, as a fraction"
+    )
     options = parser.parse_args(arguments)
     try:
         smaller = find_missed(options.launches, options.world_size, options.floor)
     except ModuleNotFoundError as error:  # for the job's log; the ladder continues
-        sys.exit(f"cannot judge until_efficiency; install {error.name} where the ranks run")
+        sys.exit(
+            f"until_efficiency cannot be judged without {error.name}; install it where the "
+            "ranks run"
+        )
     if smaller:
         sys.stdout.write(f"{smaller}\n")
         sys.exit(EXIT_MISSED)

@@ -117,9 +117,9 @@ class Folder:
         for key, (then, now) in self.find_conflicts(campaign).items():
             before, here = ("unset" if value is None else value for value in (then, now))
             raise ValueError(
-                f"{self.path} holds results measured with {key} {before}, now {key} is {here}; "
-                "measure as before, give the campaign another name (lockstep run --name), or move "
-                "the old launches aside (lockstep run --replace)"
+                f"{self.path} holds results measured with {key} {before}, but {key} is now {here}; "
+                "restore the old value, give the campaign another name (lockstep run --name), or "
+                "move the old launches aside (lockstep run --replace)"
             )
         for name in (launch.name for launch in launches):
             if journal.lacks(self.journal(name), self.result(name)):

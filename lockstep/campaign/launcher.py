@@ -30,12 +30,14 @@ def missing_packages() -> str:
     specs = {name: find_spec(name) for name in NEEDED}
     if absent := [name for name, spec in specs.items() if spec is None]:
         return (
-            f"no {', '.join(absent)} for this Python ({sys.executable}), so no rank can measure; "
-            "pip install '/path/to/checkout[bench]'"
+            f"this Python ({sys.executable}) has no {', '.join(absent)}, so no rank can measure; "
+            "run pip install '/path/to/checkout[bench]'"
         )
     for name, spec in specs.items():  # the user's own torch.py, for example, hides torch
         if spec is not None and spec.submodule_search_locations is None:
-            return f"{spec.origin} hides the package {name}, so no rank can measure; rename it"
+            return (
+                f"{spec.origin} hides the package {name}, so no rank can measure; rename that file"
+            )
     return ""
 
 
@@ -47,8 +49,8 @@ def num_gpus() -> int:
         ended = processes.run([sys.executable, "-c", COUNT_GPUS], COUNT_TIMEOUT_S)
     except processes.CommandError:
         raise RuntimeError(
-            f"torch does not load within {COUNT_TIMEOUT_S:g} s; try {sys.executable} -c "
-            "'import torch'"
+            f"torch did not load within {COUNT_TIMEOUT_S:g} s; run {sys.executable} -c 'import "
+            "torch' to see why"
         ) from None
     answer = (ended.output.split() or ended.errors.splitlines() or ["it printed nothing"])[-1]
     if ended.code or not answer.isdecimal():
@@ -124,6 +126,9 @@ def trace(
             command, env=environ, preexec_fn=processes.die_with_parent, check=False
         )
         if ended.returncode:
-            say(f"not all cases were traced: torchrun ended with {ended.returncode}; see above")
+            say(
+                f"not all cases were traced: torchrun ended with exit code {ended.returncode}; see "
+                "its output above"
+            )
             failed = 1
     return failed

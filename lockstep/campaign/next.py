@@ -193,7 +193,7 @@ def gather(folder: Path, before: Mark, words: str, *, is_stop_asked: bool = Fals
         if file.stat().st_mtime >= before.time_s and file.stat().st_size
     ]
     if late:
-        words += f"; the case took too long, stacks: {', '.join(late)}"
+        words += f"; the case took too long, and its stacks are in {', '.join(late)}"
     facts = Facts(words, is_stop_asked=is_stop_asked)
     path = folder / "journal.jsonl"
     entries = journal.read(path) if path.exists() else []
@@ -225,8 +225,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print what follows a session under srun: lines with kind, words for people, and options."""
     parser = argparse.ArgumentParser(prog="lockstep.campaign.next", description=main.__doc__)
     parser.add_argument("folder", type=Path, help="folder of the launch")
-    parser.add_argument("--num-lines", type=int, required=True, help="lines in the old journal")
-    parser.add_argument("--num-log-bytes", type=int, required=True, help="size of the old log")
+    parser.add_argument("--num-lines", type=int, required=True, help="journal lines at the start")
+    parser.add_argument("--num-log-bytes", type=int, required=True, help="log bytes at the start")
     parser.add_argument("--began", type=int, required=True, help="time of the log at the start")
     parser.add_argument("--exit-code", type=int, required=True, help="exit code of srun")
     parser.add_argument("--stop-file", type=Path, required=True)

@@ -60,7 +60,7 @@ _LACKS: dict[Lack, str] = {
     "no-key": "the JSON has no such key",
     "no-number": "the value is not a finite number",
     "no-file": "the file does not exist",
-    "old-file": "the file is older than the run, which did not write it",
+    "old-file": "the file is older than the run, so the run did not write it",
     "not-positive": "the value is not above 0, so it has no speed-up",
 }
 
@@ -627,7 +627,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--order-seed", type=int, help="seed of the order of cases")
     parser.add_argument("--threads-per-rank", type=int, default=1)
     parser.add_argument("--part", help="K/N, the K-th of N parts of the cases")
-    parser.add_argument("--stop-file", type=Path, help="end before the next case if it exists")
+    parser.add_argument("--stop-file", type=Path, help="end before the next case if this exists")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--skip-failed", action="store_true")
     parser.add_argument("--after", default="", help="why the previous session ended")

@@ -94,12 +94,13 @@ def _key_options(*keys: str) -> Callable[[Function], Function]:
 )  # fmt: skip
 @click.option(
     "--torch-trace", "traces", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
-    help="Only trace three steps of each case by torch.profiler, into FOLDER.",
+    help="Only trace three steps of each case with torch.profiler, into FOLDER.",
 )  # fmt: skip
 @_replace
 @click.option(
     "--replace-launch", "replaced", multiple=True, metavar="LAUNCH",
-    help="Move a launch, such as w2-r0, aside and measure it again; may be repeated.",
+    help="Move a launch, such as w2-r0, aside and measure it again; give the option once per "
+    "launch.",
 )  # fmt: skip
 @_dry_run
 @click.option("--json", "as_json", is_flag=True, help="Print how each launch ended, as JSON.")
@@ -118,7 +119,7 @@ def run(
     """Measure CAMPAIGN, a TOML file or a built-in name, one torchrun launch at a time.
 
     The same command again measures only what is missing; with --replace it measures all again and
-    prints what is faster or slower than before. On GPUs, world sizes above their number are left
+    prints what is faster or slower than before. World sizes above the number of GPUs are left
     out. `run train` trains one model, `run verify` checks that DDP trains equally at two world
     sizes, `run data` fetches data sets; each has its own --help.
 
@@ -127,7 +128,7 @@ def run(
       lockstep run                                the built-in campaign `laptop`
       lockstep run campaign.toml --dry-run        print the launches, but start none
       lockstep run --world-sizes 1,2 --repeats 5  more repeats, or other world sizes
-      lockstep run --replace                      measure all again and compare with before
+      lockstep run --replace                      measure all again and compare
       lockstep run smoke --device cpu             on the CPU, even if there are GPUs
       lockstep run --set bucket_cap_mb=1,5,10     which value is best, with its interval
       lockstep run --set strategy=ddp,fsdp --studies weak  time and memory of both
@@ -183,8 +184,8 @@ def diagnose(
     """
     if question == "nodes":
         raise ValueError(
-            "nodes compares one node with two and needs Slurm; run lockstep submit nodes --site "
-            "site.toml and, once its jobs have ended, lockstep report results/nodes"
+            "the question nodes compares one node with two and needs Slurm; run lockstep submit "
+            "nodes --site site.toml, and lockstep report results/nodes once its jobs have ended"
         )
     num_gpus = 0 if device == "cpu" or launcher.missing_packages() else launcher.num_gpus()
     campaign = campaigns.campaign_of(
@@ -266,14 +267,14 @@ def fit_local_gpus(campaign: Campaign) -> tuple[Campaign, list[LeftOut]]:
     kept = tuple(size for size in campaign.world_sizes if size <= seen)
     if not kept:
         raise RuntimeError(
-            f"world size {min(campaign.world_sizes)} needs as many GPUs, but ranks see {seen} "
-            "on this machine; give smaller --world-sizes, or pass --device cpu"
+            f"world size {min(campaign.world_sizes)} needs a GPU per rank, but ranks see {seen} on "
+            "this machine; give smaller --world-sizes, or pass --device cpu"
         )
     left_out = [LeftOut(size, seen) for size in campaign.world_sizes if size > seen]
     for size in left_out:
         _say(
-            f"Left out: world size {size.world_size}, which needs as many GPUs, but ranks see "
-            f"{seen} on this machine; --device cpu measures this size on the CPU."
+            f"World size {size.world_size} is left out: it needs a GPU per rank, but ranks see "
+            f"{seen} on this machine. Pass --device cpu to measure it on the CPU."
         )
     return campaign.model_copy(update={"world_sizes": kept}), left_out
 
@@ -340,12 +341,12 @@ def _make_launches(
             now_s, num_left = time.monotonic(), counted(len(missing) - len(outcomes), "launch")
             if missed := ladder.find_missed(launch):
                 ladder.leave_out({each.world_size for each in missing[len(outcomes) :]})
-                return outcomes, f"The ladder stops here, {num_left} left out: {missed}.", True
+                return outcomes, f"The ladder stops here and leaves out {num_left}: {missed}.", True
             if now_s - begun_s + longest_s > limit_s:
-                return outcomes, f"The time is up; {num_left} not started.", False
+                return outcomes, f"The time is up; {num_left} did not start.", False
             failures = [_failure(outcome) for outcome in outcomes]
             if len(failures) == 2 and failures[0] and failures[0] == failures[1]:
-                alike = f"The first two launches failed in the same way; {num_left} not started"
+                alike = f"The first two launches failed in the same way; {num_left} did not start"
                 return outcomes, f"{alike}. Correct the cause, then run the same command.", False
             view.begin(launch)
             outcomes.append(ladder.run(launch, advance))
@@ -423,7 +424,7 @@ def _explain(ladder: Ladder, outcome: Outcome) -> None:
     if outcome.complete:
         if ended and ended.exit_code:
             why = f"complete, but ended with an error: {words}"
-            _say(f"{outcome.name} is {why}; its output: {log}")
+            _say(f"{outcome.name} is {why}; its output is in {log}")
         return
     for failed in outcome.failed:
         gist = record.failure_gist(failed)
@@ -431,4 +432,4 @@ def _explain(ladder: Ladder, outcome: Outcome) -> None:
     # If all cases have ended, their own reasons are enough.
     is_cut = outcome.remaining or not outcome.failed
     why = f": {words}" if ended and is_cut else ""
-    _say(f"{outcome.name} is not complete{why}; its output: {log}")
+    _say(f"{outcome.name} is not complete{why}; its output is in {log}")

@@ -32,7 +32,8 @@ class Stages:
         if name := next(beside, None):
             raise ValueError(
                 f'stage {name}: dependency = "after" runs beside the launches, but lockstep run '
-                'starts one after the other; use lockstep submit, or "afterok" or "afterany"'
+                'starts them one after the other; use lockstep submit, or choose "afterok" or '
+                '"afterany"'
             )
 
     def select(self, when: str) -> list[Stage]:
@@ -55,7 +56,7 @@ class Stages:
             if self.is_done(stage):
                 continue
             if not goes_on:
-                self.say(f"stage {stage.name}: not run, because the stage before it failed")
+                self.say(f"stage {stage.name} did not run, because the stage before it failed")
                 return False
             goes_on = self._run(stage) or stage.dependency == "afterany"
         return goes_on
@@ -74,13 +75,13 @@ class Stages:
             if begins.get(stage.dependency, True):
                 all_well &= self._run(stage)
             elif stage.dependency == "afterok":
-                self.say(f"stage {stage.name}: not run, because an earlier step failed")
+                self.say(f"stage {stage.name} did not run, because an earlier step failed")
         return all_well
 
     def _run(self, stage: Stage) -> bool:
         log = self.log(stage)
         log.parent.mkdir(parents=True, exist_ok=True)
-        self.say(f"stage {stage.name}: started, output in {log}")
+        self.say(f"stage {stage.name} has started; its output is in {log}")
         environ = os.environ | {"LOCKSTEP_RESULTS": str(self.folder.path.resolve())}
         with log.open("ab") as output:
             tasks: list[subprocess.Popen[bytes]] = []
@@ -96,7 +97,7 @@ class Stages:
         files.write_atomically(log.with_name("end.json"), json.dumps(end))
         if code:
             late = f" at its limit of {stage.time}" if code == TIMED_OUT else ""
-            self.say(f"stage {stage.name}: ended with exit code {code}{late}; see {log}")
+            self.say(f"stage {stage.name} ended with exit code {code}{late}; see {log}")
         return code == 0
 
 

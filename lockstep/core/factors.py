@@ -44,17 +44,17 @@ KNOWN: dict[str, _Rule] = {
     "optimizer": _one_of(*sizes.OPTIMIZERS),
     "lr_scale": _one_of(*sizes.LR_SCALES),
     "scheduler": _one_of(*sizes.SCHEDULERS),
-    "target_accuracy": ("above 0 and at most 1", lambda v: _number(v) and float(v) <= 1),
+    "target_accuracy": ("a number above 0 and at most 1", lambda v: _number(v) and float(v) <= 1),
 } | {
     **dict.fromkeys(_COUNTS, (f"a whole number from 1 to {sizes.MAX_COUNT}", _count)),
     **dict.fromkeys(_SWITCHES, ("true or false", lambda value: isinstance(value, bool))),
     **dict.fromkeys(("bucket_cap_mb", "lr"), ("a number above 0", _number)),
     **dict.fromkeys(
-        ("weight_decay", "momentum"), ("a number from 0", lambda v: v == 0 or _number(v))
+        ("weight_decay", "momentum"), ("a number of 0 or more", lambda v: v == 0 or _number(v))
     ),
     **dict.fromkeys(
         ("num_workers", "warmup_epochs", "seed"),
-        ("a whole number from 0", lambda v: v == 0 or _count(v)),
+        ("a whole number of 0 or more", lambda v: v == 0 or _count(v)),
     ),
 }
 
@@ -63,13 +63,15 @@ def check(factors: Mapping[str, Sequence[Value]]) -> Factors:
     """Return the factors as a size keeps them; refuse an unknown factor or value."""
     for name, values in factors.items():
         if name not in KNOWN:
-            raise ValueError(f"no factor {name!r}; choose from {', '.join(KNOWN)}")
+            raise ValueError(f"there is no factor {name!r}; choose from {', '.join(KNOWN)}")
         allowed, is_allowed = KNOWN[name]
         for value in values:
             if not is_allowed(value):
                 raise ValueError(f"{name}={value} is not {allowed}")
         if not values or len(set(values)) < len(values):
-            raise ValueError(f"{name}={_joined(values)} has no value, or the same value twice")
+            raise ValueError(
+                f"{name}={_joined(values)} needs at least one value, and each value only once"
+            )
     return tuple((name, tuple(values)) for name, values in factors.items())
 
 
@@ -102,7 +104,7 @@ def study_of(names: Sequence[str], offered: Sequence[str], size: Size) -> str:
 
     having = [study for study in studies.NAMES if has_factors(study, names, size)]
     if not having:
-        raise ValueError(f"no study has all of {', '.join(names)}; set fewer of them")
+        raise ValueError(f"no study has all of the factors {', '.join(names)}; set fewer of them")
     asking = [study for study in having if {*names} <= {*studies.rows(study, size)[0]}]
     return min(asking or having, key=merit)
 

@@ -21,7 +21,7 @@ _DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
 # A number out of range has one of these in its document, after `_DIGITS`: few documents do, and
 # only these are read by the slower parser.
 _LONG_NUMBERS = (b"0" * len(str(LARGEST)), b"e000")
-_TOO_LARGE = "larger than the limit of {} MiB; give a smaller one"
+_TOO_LARGE = "the file is larger than the limit of {} MiB; give a smaller file"
 
 
 @contextmanager

@@ -7,74 +7,77 @@ from typing import Any
 # kind -> its sentence over the flag's values; a list is shown with commas
 WORDS = {
     # flags of a launch
-    "oversubscribed": "oversubscribed: {threads} threads of ranks on {cores} cores",
-    "mixed-devices": "mixed devices: {devices}",
-    "debug-detail": "TORCH_DISTRIBUTED_DEBUG=DETAIL checks every collective, which takes time",
-    "nccl-log": "{settings} logs every collective, which takes time",
-    "dropped-environment": "the image did not get {names}; set it in the site's [env]",
-    "sockets-beside-infiniband": "NCCL sends {links} links through sockets although the nodes "
-    "have {devices}{environment}; see NCCL_IB_HCA, the image's libibverbs or its plugin for "
-    "libfabric",
-    "no-gpu-direct": "NCCL copies {links} links between nodes through host memory ({transports}): "
-    "GPU-direct is not used{environment}; see NCCL_NET_GDR_LEVEL and the module nvidia_peermem",
+    "oversubscribed": "oversubscribed: the ranks run {threads} threads on {cores} cores",
+    "mixed-devices": "mixed devices: the ranks run on {devices}",
+    "debug-detail": "TORCH_DISTRIBUTED_DEBUG=DETAIL checks every collective and slows the steps; "
+    "unset it",
+    "nccl-log": "{settings} logs every collective and slows the steps; unset it",
+    "dropped-environment": "the job sets {names}, but the image did not get it; set it under [env] "
+    "in the site file",
+    "sockets-beside-infiniband": "NCCL uses sockets for {links} links although the nodes have "
+    "{devices}{environment}; check NCCL_IB_HCA, and libibverbs or the plugin for libfabric in "
+    "the image",
+    "no-gpu-direct": "NCCL does not use GPU-direct: it copies data of {links} links between nodes "
+    "through host memory ({transports}){environment}; check NCCL_NET_GDR_LEVEL and the kernel "
+    "module nvidia_peermem",
     "no-peer-to-peer": "ranks {ranks} on {host} exchange data by {transport}, not from GPU to "
-    "GPU{environment}; see NCCL_P2P_LEVEL and nvidia-smi topo -m",
-    "clock-off": "the clock of {host} is {offset_s:.0f} s off rank 0's",
+    "GPU{environment}; check NCCL_P2P_LEVEL and the output of nvidia-smi topo -m",
+    "clock-off": "the clock of {host} differs by {offset_s:.0f} s from the clock of rank 0's host",
     "git-dirty": "the suite's checkout holds changes that are not committed",
     "moved": "the launch was resumed on other hosts: its cases ran on {hosts}",
-    "unequal-threads": "ranks of unequal strength: {threads}",
+    "unequal-threads": "ranks have different numbers of threads: {threads}",
     # flags of a case
-    "loader-oversubscribed": "oversubscribed: {workers} loader workers on {cores} cores",
+    "loader-oversubscribed": "oversubscribed: {workers} loader workers run on {cores} cores",
     "bf16-emulated": "bf16 is emulated: this CPU has neither avx512_bf16 nor amx_bf16",
-    "parameter-dtypes": "the parameters are {dtypes}, where precision {precision} keeps them in "
-    "torch.float32",
-    "left-behind": "left behind on rank {rank}: {what} was {before} before the case and {after} "
-    "after it; Lockstep restored it",
-    "left-in-place": "left behind on rank {rank}: {what} was {before} before the case and {after} "
-    "after it; the next cases are measured with it",
-    "ran-beside": "{what} of {case} still ran on rank {rank} and took {cores} cores; end it in "
-    "that case",
-    "ran-under": "{what} on rank {rank} was still as {case} left it: {before} before that case, "
-    "{after} after it; restore it in that case",
-    "smaller-batch": "measured at {measured} samples per rank, since rank {rank} on {host} had no "
-    "memory for {asked}; the point is compared with no other",
+    "parameter-dtypes": "the parameters are {dtypes}, but precision {precision} keeps parameters "
+    "in torch.float32",
+    "left-behind": "left behind on rank {rank}: the case changed {what} from {before} to {after}; "
+    "Lockstep restored it",
+    "left-in-place": "left behind on rank {rank}: the case changed {what} from {before} to "
+    "{after}; the next cases are measured with the new value",
+    "ran-beside": "{what} of {case} still ran on rank {rank} and used {cores} cores; end it at the "
+    "end of that case",
+    "ran-under": "this case was measured with {what} as {case} left it on rank {rank}: {after} "
+    "instead of {before}; restore it at the end of that case",
+    "smaller-batch": "measured at {measured} samples per rank, because rank {rank} on {host} had "
+    "no memory for {asked}; this point is not compared with others",
     "other-samples": "samples={samples} was given, but the tensors of a batch hold {items} items "
     "each",
-    "wide-margin": "the margin of error is {margin:.2%} after {rounds} rounds, not the {goal:.2%} "
-    "asked for",
-    "no-margin": "one round has no margin of error; {goal:.2%} was asked for",
-    "throttled": "throttled: the device of rank {rank} on {host} held its clocks back ({reasons})",
-    "cpu-quota": "a CPU quota held processes of rank {rank} on {host} back for {held_s:.2g} s "
-    "while its rounds were timed; ask for as many cores as the ranks have threads",
+    "wide-margin": "the margin of error is still {margin:.2%} after {rounds} rounds; the goal was "
+    "{goal:.2%}",
+    "no-margin": "one round has no margin of error, so the goal of {goal:.2%} was not checked",
+    "throttled": "throttled: the device of rank {rank} on {host} lowered its clocks ({reasons})",
+    "cpu-quota": "a CPU quota stopped processes of rank {rank} on {host} for {held_s:.2g} s during "
+    "the timed rounds; request as many cores as the ranks have threads",
     "straggler": "straggler: rank {rank} on {host} takes {ratio:.2f} times as long as the other "
     "ranks for its own part of a step",
     "late-input": "late input: rank {rank} on {host} waits {wait_s:.2g} s a step for its batch, "
-    "the median of the others {others_s:.2g} s; look at its node's file system and cores, and at "
-    "its share of the data",
-    "own-waits": "ranks wait for each other in {collectives} collectives that no_sync() leaves in "
-    "a step, so neither its causes nor slow ranks are known; measure a step without them, and use "
-    "no_sync() instead of setting require_backward_grad_sync",
+    "while the median of the other ranks is {others_s:.2g} s; check the file system and the "
+    "cores of its node, and its share of the data",
+    "own-waits": "{collectives} collectives of a step run even under no_sync() and make ranks wait "
+    "for each other, so causes and slow ranks are unknown; measure a step without them, and "
+    "use no_sync() instead of setting require_backward_grad_sync",
     # flags of a case's rounds
-    "long-round": "long round: the longest takes {longest_s:.3g} s, the median {median_s:.3g} s, "
-    "and {share:.0%} of the time is beyond the median; this shifts device-hours and rates, which "
-    "use the mean, so measure this launch again",
-    "two-modes": "two modes: rounds fall into two groups {apart:.0%} apart; measure again on idle "
-    "nodes with --rounds {rounds} to see whether both stay",
-    "warm-up-drift": "warm-up drift: rounds get {change:.0%} shorter from the first third to the "
-    "last; measure again with --warmup-rounds {rounds}, or warmup_rounds = {rounds} in the "
-    "campaign file",
-    "slows-down": "slows down: rounds get {change:.0%} longer from the first third to the last, "
-    "as by throttling or another load; measure again with --rounds {rounds}, and watch clocks and "
-    "load meanwhile",
+    "long-round": "long round: the longest round takes {longest_s:.3g} s, the median round "
+    "{median_s:.3g} s. Time beyond the median is {share:.0%} of the total and shifts "
+    "device-hours and rates, which use the mean; measure this launch again",
+    "two-modes": "two modes: the rounds form two groups that differ by {apart:.0%}; measure again "
+    "on idle nodes with --rounds {rounds} to see whether both groups remain",
+    "warm-up-drift": "warm-up drift: the last third of the rounds is {change:.0%} shorter than the "
+    "first third; measure again with --warmup-rounds {rounds}, or warmup_rounds = {rounds} in "
+    "the campaign file",
+    "slows-down": "slows down: the last third of the rounds is {change:.0%} longer than the first "
+    "third, perhaps through throttling or another load; measure again with --rounds {rounds}, "
+    "and watch clocks and load meanwhile",
     # flags of a point's launches
-    "outlier": "outlier: launch {launch} is {change} than the point's median, and counts; measure "
-    "it again, on the same nodes and on others, before you leave it out",
+    "outlier": "outlier: launch {launch} is {change} than the point's median and is not left out; "
+    "measure it again, on the same nodes and on others, before you leave it out",
     "trend": "trend: throughput changes by {change:+.0%} from the first third of the launches to "
     "the last; measure again with more repeats, which lockstep run interleaves",
     # flags of an imported line
     "warm-up-only": "its only epoch is the warm-up",
-    "logged-rate": "logged images_per_sec is {factor:.3g} times what the epoch times allow, so "
-    "throughput is taken as {images} images / epoch time",
+    "logged-rate": "logged images_per_sec is {factor:.3g} times the rate that the epoch times "
+    "give, so throughput is computed as {images} images / epoch time",
     "note": "{text}",
 }
 # Kinds that shift all launches of a point alike: no interval over launches shows the shift.

@@ -101,7 +101,7 @@ def parse_limit(text: str) -> int:
     """Return the seconds of a time limit, `[days-]HH:MM:SS`."""
     seconds = parse_duration(text)
     if seconds is None:
-        raise ValueError(f"{text!r} is no time limit; write [days-]HH:MM:SS")
+        raise ValueError(f"{text!r} is not a time limit; write [days-]HH:MM:SS")
     return int(seconds)
 
 

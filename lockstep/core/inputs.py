@@ -29,11 +29,11 @@ DOI = r"^10\.[0-9]{4,9}/[A-Za-z0-9._;()/:-]{1,100}$"
 LIKENESS = 0.7
 # pydantic's type of error -> a sentence in TOML's words, as pydantic speaks of Python's types.
 WORDS = {
-    "tuple_type": "input should be a list",
-    "dict_type": "input should be a table",
-    "model_type": "input should be a table",
+    "tuple_type": "the value must be a list",
+    "dict_type": "the value must be a table",
+    "model_type": "the value must be a table",
     "too_short": "the list is empty; give at least 1 item",
-    "string_too_short": "the text is empty; write one, or leave the key out",
+    "string_too_short": "the text is empty; write a text, or leave the key out",
 }
 
 
@@ -47,7 +47,7 @@ def _whole(value: Any) -> Any:
 SchemaVersion = Annotated[
     Literal[1],
     BeforeValidator(_whole),
-    Field(alias="schema", description="version of this format: 1"),
+    Field(alias="schema", description="version of this file format: 1"),
 ]
 
 
@@ -69,7 +69,7 @@ def load(source: str, model: type[Model], built_in: Mapping[str, Path], **change
     """
     path = built_in.get(source, Path(source))
     kind = model.__name__
-    keys = _read(path, f"give a {kind.lower()} file, or a built-in one", built_in)
+    keys = _read(path, f"give a {kind.lower()} file, or the name of a built-in one", built_in)
     if MARKS.get(kind) not in (None, *keys):
         others = (other.lower() for other, key in MARKS.items() if key in keys)
         if other := next(others, ""):
@@ -101,7 +101,7 @@ def _read(path: Path, todo: str, built_in: Mapping[str, Path]) -> dict[str, Any]
     with files.open_file(path) as file:
         content = file.read(LIMIT_BYTES + 1)
     if len(content) > LIMIT_BYTES:
-        raise ValueError(f"{path}: larger than the limit of 1 MiB; {todo}")
+        raise ValueError(f"{path}: the file is larger than the limit of 1 MiB; {todo}")
     try:
         return tomllib.loads(content.decode("utf-8-sig"))  # some editors begin with a mark
     except UnicodeDecodeError as error:

@@ -108,8 +108,8 @@ class Journal:
         self.restore()
         content = _line(entry, self._attempt)
         if self._size_bytes + len(content) > LIMIT_BYTES:
-            limit = f"no more than {LIMIT_BYTES // files.MIB} MiB are read of one"
-            raise OSError(errno.EFBIG, f"{limit}; go on in another folder")
+            limit = f"a journal must stay below {LIMIT_BYTES // files.MIB} MiB"
+            raise OSError(errno.EFBIG, f"{limit}; continue in another folder")
         self._put(content)
         self._content += content
 
@@ -136,8 +136,8 @@ def _line(entry: Mapping[str, Any], attempt: str) -> bytes:
         raise ValueError("nested too deep") from None
     if len(line) >= files.LIMIT_BYTES:
         raise ValueError(
-            f"{len(line) // files.MIB} MiB are too long for a line of the journal, which must stay "
-            f"below {files.LIMIT_BYTES // files.MIB} MiB; keep less of a case, or measure fewer "
+            f"a line of the journal has {len(line) // files.MIB} MiB and must stay below "
+            f"{files.LIMIT_BYTES // files.MIB} MiB; keep less data per case, or measure fewer "
             "rounds"
         )
     files.parse(line)
@@ -160,8 +160,8 @@ def _open(path: Path) -> FileIO:
     if not is_free:
         file.close()
         raise BlockingIOError(
-            f"another launch writes into {path}, or a lost node still holds its lock; wait for its "
-            "end"
+            f"another launch writes into {path}, or a lost node still holds its lock; wait until "
+            "that launch has ended"
         )
     return file
 
@@ -170,7 +170,9 @@ def _cut_torn_tail(path: Path) -> None:
     with files.open_file(path, LIMIT_BYTES) as file:
         content = file.read()
     if not any(content.startswith(head) or head.startswith(content) for head in _HEADS):
-        raise ValueError(f"{path}: no journal, for it begins with {content[:16]!r}")
+        raise ValueError(
+            f"{path}: the file is not a journal, because it begins with {content[:16]!r}"
+        )
     whole = content.rfind(b"\n") + 1
     if whole < len(content):
         read(path)  # refuses a file that is no journal, before the cut
@@ -195,13 +197,15 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def _entry(line: bytes, where: str) -> dict[str, Any]:
     # Do not advise to delete the file: the cases of its other lines would be lost.
-    todo = "put back a whole copy of the file, or move its folder away to start anew"
+    todo = "restore a complete copy of the file, or move its folder away to start again"
     try:
         entry = files.parse(line)
     except ValueError as error:
         raise ValueError(f"{where}: not a journal line: {error}; {todo}") from error
     if not isinstance(entry, dict):
-        raise ValueError(f"{where}: not a journal line: {str(entry)[:80]!r} is no object; {todo}")
+        raise ValueError(
+            f"{where}: not a journal line: {str(entry)[:80]!r} is not a JSON object; {todo}"
+        )
     return entry
 
 
@@ -238,7 +242,9 @@ def _current_of(path: Path) -> list[dict[str, Any]]:
                     f"must be {noun}; the journal is corrupt"
                 )
         if kind == "launch" and not files.are_texts(entry["expected"]):
-            raise ValueError(f"{path}: a launch line expects no cases; the journal is corrupt")
+            raise ValueError(
+                f"{path}: a launch line does not list its expected cases; the journal is corrupt"
+            )
     return entries
 
 
@@ -282,7 +288,7 @@ def rebuild(path: Path) -> dict[str, Any]:
     """Return the pytest-benchmark document of a journal, its cases in the order of the suite."""
     entries = _current_of(path)
     if not entries:
-        raise ValueError(f"{path}: no launch in this journal, so nothing was measured")
+        raise ValueError(f"{path}: the journal holds no launch, so nothing was measured")
     headers = [entry for entry in entries if _is_header(entry)]
     expected = headers[-1]["expected"]
     place = {case: number for number, case in enumerate(expected)}

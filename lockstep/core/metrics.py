@@ -18,7 +18,9 @@ def slowest_rank(rank_round_s: Sequence[Sequence[float]]) -> list[float]:
     """Return the slowest rank's seconds of each round, of shape (num_ranks, num_rounds)."""
     lengths = {len(rounds) for rounds in rank_round_s}
     if len(lengths) != 1 or 0 in lengths:
-        raise ValueError(f"every rank must hold the same number of rounds, found {sorted(lengths)}")
+        raise ValueError(
+            f"every rank must hold the same number of rounds, but they hold {sorted(lengths)}"
+        )
     return list(rank_round_s[0]) if len(rank_round_s) == 1 else list(map(max, *rank_round_s))
 
 
@@ -49,7 +51,9 @@ def busbw_factor(collective: str, world_size: int) -> float | None:
         "reduce": 1.0,
     }
     if collective not in factors:
-        raise ValueError(f"no collective {collective!r}; choose from {', '.join(sorted(factors))}")
+        raise ValueError(
+            f"there is no collective {collective!r}; choose from {', '.join(sorted(factors))}"
+        )
     return factors[collective] if world_size > 1 else None
 
 

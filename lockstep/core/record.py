@@ -54,24 +54,30 @@ class Epoch:
     epoch: Annotated[Count, About("Number of the epoch, from 1.")]
     steps: Annotated[Count, About("Optimizer updates in the epoch.")]
     time_s: Annotated[Amount, About("Seconds from the entry barrier to the slowest rank's end.")]
-    samples_per_s: Annotated[Amount, About("Samples of all ranks, counted once, over time_s.")]
+    samples_per_s: Annotated[Amount, About("Samples of all ranks per second, counted once.")]
     lr: Annotated[Amount, About("Learning rate of the last update.")]
-    loss: Annotated[Number, About("Mean over updates and ranks, each before its update.")]
-    data_s: Amount | None = about("Seconds of time_s in which steps wait for batches, rank mean.")
+    loss: Annotated[Number, About("Mean training loss over updates and ranks, before each update.")]
+    data_s: Amount | None = about("Seconds that steps wait for batches, mean over ranks.")
     forward_s: Amount | None = about("Seconds of the forward passes, mean over ranks.")
     backward_s: Amount | None = about("Seconds of the backward passes, mean over ranks.")
     communication_s: Amount | None = about(
         "Seconds from a step's first all-reduce to the end of its last, hidden or not, mean over "
-        "ranks; null on a GPU, where reading them would stop the steps."
+        "ranks; null on a GPU, where measuring it would stop the steps."
     )
-    validation_loss: Annotated[Number, About("Mean over the whole validation set.")]
-    accuracy: Fraction | None = about("Share of validation samples predicted right; or null.")
-    train_accuracy: Fraction | None = about("Share predicted right, each before its update.")
-    validation_s: Annotated[Amount, About("Seconds of validation, slowest rank.")]
+    validation_loss: Annotated[Number, About("Mean loss over the whole validation set.")]
+    accuracy: Fraction | None = about(
+        "Share of validation samples predicted right; null if unknown."
+    )
+    train_accuracy: Fraction | None = about(
+        "Share of samples predicted correctly, before each update."
+    )
+    validation_s: Annotated[Amount, About("Seconds of validation on the slowest rank.")]
     checkpoint_s: Amount | None = about("Seconds to write the checkpoint; null if unknown.")
-    peak_memory_bytes: Whole | None = about("Most of a rank, of its GPU or resident on a CPU.")
-    is_warmup: bool = about("Whether it is the first epoch of its process.", default=False)
-    ended: str = about("When the epoch ended, UTC, ISO 8601.", default="")
+    peak_memory_bytes: Whole | None = about(
+        "Largest memory of any rank: GPU memory, or resident on a CPU."
+    )
+    is_warmup: bool = about("Whether this is the first epoch of its process.", default=False)
+    ended: str = about("Time at which the epoch ended, UTC, ISO 8601.", default="")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,19 +98,21 @@ class Training:
     epochs: Annotated[Count, About("Epochs to train.")]
     optimizer: Annotated[str, About("sgd, adam or adamw; or the class of a workload's optimizer.")]
     lr: Annotated[Amount, About("Learning rate after warm-up, scaled to the global batch.")]
-    schedule: Annotated[str, About("How the rate falls over the epochs; none where it does not.")]
-    warmup_epochs: Whole = about("Epochs over which the rate rises to lr.", default=0)
+    schedule: Annotated[str, About("How the learning rate falls over the epochs; or none.")]
+    warmup_epochs: Whole = about("Epochs over which the learning rate rises to lr.", default=0)
     weight_decay: Amount = about("Weight decay of the optimizer.", default=0.0)
-    accumulation: Count = about("Micro-batches of an update.", default=1)
+    accumulation: Count = about("Number of micro-batches per update.", default=1)
     augment: bool = about("Whether training images are cropped and mirrored.", default=False)
     seed: Whole = about("Seed of parameters, order and augmentation.", default=0)
     device_name: str = about("Device of rank 0.", default="")
     rows: list[Epoch] = about_list("The epochs, oldest first.")
-    best_accuracy: Fraction | None = about("Largest accuracy of an epoch.")
+    best_accuracy: Fraction | None = about("Highest accuracy of any epoch.")
     target_accuracy: Fraction | None = about("Accuracy to reach; null without a target.")
-    time_to_target_s: Amount | None = about("Seconds of training to the target's epoch, or null.")
-    checkpoints: Checkpoints = about("Where its parameters are.", default_factory=Checkpoints)
-    steps_file: str | None = about("JSON lines of each step's loss and rate, beside the journal.")
+    time_to_target_s: Amount | None = about(
+        "Seconds of training until the target was reached, or null."
+    )
+    checkpoints: Checkpoints = about("Files of its parameters.", default_factory=Checkpoints)
+    steps_file: str | None = about("File beside the journal: loss and rate of each step as JSON.")
 
 
 def time_to(target: float | None, rows: Sequence[Epoch]) -> float | None:
@@ -146,13 +154,13 @@ MAY_BE_UNKNOWN = ("launcher",)
 class CaseRecord:
     """One measured case at one world size in one launch; `About` says what each field holds."""
 
-    study: Annotated[Study, About("The question the case belongs to.")]
+    study: Annotated[Study, About("The study to which the case belongs.")]
     workload: Annotated[Text, About("Name of the model, data set or collective measured.")]
-    scaling: Annotated[Scaling | None, About("What stays fixed as ranks are added, or null.")]
+    scaling: Annotated[Scaling | None, About("What is fixed as ranks are added; null if unknown.")]
     world_size: Annotated[Count, About("Number of ranks.")]
     num_nodes: Annotated[Count, About("Number of hosts.")]
-    factors: Annotated[dict[str, Any], About("What the case varies, name to value, as in its id.")]
-    sample_unit: Annotated[Text, About("What one sample is: images, tokens, bytes.")]
+    factors: Annotated[dict[str, Any], About("Factors of the case, name to value, as in its id.")]
+    sample_unit: Annotated[Text, About("Unit of a sample: images, tokens, bytes.")]
     samples_per_step: Annotated[Count, About("Samples of all ranks in one step, counted once.")]
     steps_per_round: Annotated[Count, About("Steps in one timed round.")]
     rank_round_s: Annotated[
@@ -162,22 +170,25 @@ class CaseRecord:
     local_batch: Count | None = about("Samples per rank and optimizer update.")
     global_batch: Count | None = about("Samples over all ranks per optimizer update.")
     flop_per_sample: Amount | None = about("Model FLOP, forward and backward; null if unknown.")
-    peak_flop_per_s: Amount | None = about("Dense datasheet peak of a rank's device, or null.")
+    peak_flop_per_s: Amount | None = about(
+        "Peak of a rank's device by its datasheet, dense; or null."
+    )
     peak_memory_bytes: list[Whole | None] = about_list(
         "Peak memory per rank: of tensors on the device, or resident on a CPU."
     )
     peak_reserved_bytes: list[Whole | None] = about_list(
         "Peak memory per rank that PyTorch's allocator held of the device; null on a CPU."
     )
-    checks: dict[str, Any] = about_dict("What was verified outside the timed region, by name.")
-    details: dict[str, Any] = about_dict("What one study adds, such as busbw in GB/s.")
+    checks: dict[str, Any] = about_dict("Results of checks outside the timed region, by name.")
+    details: dict[str, Any] = about_dict("Further values of this study, such as busbw in GB/s.")
     flags: list[str | dict[str, Any]] = about_list(
-        "Reasons against the result as evidence: a kind and its facts; sentences in older files."
+        "Reasons why the result is not evidence, each a kind and its facts; older files hold "
+        "sentences."
     )
     rank_hosts: list[str] = about_list("Host of each rank; absent in older files.")
-    workload_sha256: str | None = about("Digest of a workload or own test; null for the suite's.")
-    position: Whole | None = about("Place in the order in which the launch runs its cases, from 0.")
-    training: Training | None = about("How a training went; null where the case trains nothing.")
+    workload_sha256: str | None = about("Digest of the user's own workload or test, or null.")
+    position: Whole | None = about("Position of the case in the order of the launch, from 0.")
+    training: Training | None = about("Course of a training run; null if the case trains nothing.")
 
     @property
     def round_s(self) -> list[float]:
@@ -230,13 +241,13 @@ class RankFacts:
     local_rank: Whole | None = about("Number of the rank on its host.")
     host: str | None = about("Host name.")
     pid: Whole | None = about("Process id.")
-    device: str | None = about("cpu, or cuda with its index.")
+    device: str | None = about("Device: cpu, or cuda with its index.")
     device_name: str | None = about("Name of the GPU, or of the processor.")
     cpu_model: str | None = about("Processor of the rank's host.")
     gpu_uuid: str | None = about("UUID of the GPU.")
     driver: str | None = about("NVIDIA driver of the host.")
     cores: Cores | None = None
-    num_threads: Count | None = about("Threads torch computes with.")
+    num_threads: Count | None = about("Threads with which torch computes.")
 
 
 @dataclass(frozen=True)
@@ -246,7 +257,9 @@ class Transport:
     nccl_log: str | None = about("Version of NCCL that wrote the log.")
     networks: list[str] = about_list("Networks between nodes, such as IB.")
     adapters: list[str] = about_list("InfiniBand ports, or providers of libfabric.")
-    transports: dict[str, Count] = about_dict("Transport, such as NET/IB/GDRDMA -> its links.")
+    transports: dict[str, Count] = about_dict(
+        "Transport, such as NET/IB/GDRDMA -> number of links."
+    )
     links: list[list[Any]] = about_list("[sending rank, receiving rank, transport] of each link.")
 
 
@@ -277,21 +290,29 @@ class Provenance:
     cuda: str | None = about("CUDA version of the torch build; null where every rank ran on a CPU.")
     cudnn: str | None = about("cuDNN version; null where every rank ran on a CPU.")
     nccl: str | None = about("NCCL version; null where every rank ran on a CPU.")
-    driver: str | None = about("NVIDIA driver, all if hosts differ; null if all ranks ran on CPUs.")
-    gpu_topology: list[str] | None = about("Lines of nvidia-smi topo -m on rank 0's host.")
-    nvlink: list[str] | None = about("Lines of nvidia-smi nvlink -s on rank 0's host.")
+    driver: str | None = about("NVIDIA drivers of the hosts; null if every rank ran on a CPU.")
+    gpu_topology: list[str] | None = about("Output lines of nvidia-smi topo -m on rank 0's host.")
+    nvlink: list[str] | None = about("Output lines of nvidia-smi nvlink -s on rank 0's host.")
     backend: str | None = about("Back end of torch.distributed.")
-    wire_gb_per_s: Amount | None = about("Rate of the ports of rank 0's host that ranks use.")
-    gpu_link_gb_per_s: Amount | None = about("One direction of NVLink or PCIe by the GPU's sheet.")
+    wire_gb_per_s: Amount | None = about("Rate of the network ports that rank 0's host uses.")
+    gpu_link_gb_per_s: Amount | None = about(
+        "Rate of NVLink or PCIe one way, by the GPU's datasheet."
+    )
     transport: Transport | None = about("NCCL's links; null without NCCL or its log.")
     threads_per_rank: Count | None = about("Threads of a rank.")
-    launcher: str | None = about("What started the ranks, slurm or torchrun; null for one alone.")
-    image_path: str | None = about("Container image; null outside one.")
+    launcher: str | None = about("Launcher of the ranks: slurm, torchrun, or null for none.")
+    image_path: str | None = about("Path of the container image; null without one.")
     image_sha256: str | None = about("SHA-256 of the image; null without one, or if unreadable.")
     device_names: list[str] | None = about("Names of the devices of all ranks, each once.")
-    slurm: dict[str, Any] | None = about("Variables of the Slurm job and step; empty outside one.")
-    environment: dict[str, str] | None = about("Variables that steer torch and its communication.")
-    dropped_environment: list[str] | None = about("Variables of the job that the image lacks.")
+    slurm: dict[str, Any] | None = about(
+        "Variables of the Slurm job and step; empty outside a job."
+    )
+    environment: dict[str, str] | None = about(
+        "Variables that control torch and its communication."
+    )
+    dropped_environment: list[str] | None = about(
+        "Variables of the job that the image did not get."
+    )
     ranks: list[RankFacts] | None = about("Host, device and cores of each rank, in rank order.")
 
 
@@ -315,8 +336,10 @@ class FailureCause:
     rank: Whole
     host: str
     device: str
-    kind: Annotated[CauseKind, About("Own fault, own skip, no answer, or another rank's fault.")]
-    error: str = about("The error without its traceback; empty for no answer.", default="")
+    kind: Annotated[
+        CauseKind, About("Own failure, own skip, no answer, or another rank's failure.")
+    ]
+    error: str = about("The error without its traceback; empty without an answer.", default="")
 
     def sentence(self, reason: str | None = None, stacks: str = "") -> str:
         """Return the failure in a sentence: the first line of its error, or the given `reason`.
@@ -329,7 +352,7 @@ class FailureCause:
         if reason is None:
             reason = next(iter(self.error.strip().splitlines()), "it gave no reason")
         if self.kind == "skip":
-            return f"{who} skips, but not all ranks do: {reason}"
+            return f"{who} skipped the case, but other ranks did not: {reason}"
         if not are_apart(self.error):
             return f"{who}: {reason}"
         cure = "model and batch are on different devices; move both to one with .to(device)"
@@ -351,7 +374,7 @@ class Unmeasured:
 
     case: str
     reason: str = ""
-    crashed: bool = about("Whether a rank or the launch ended with the case.", default=False)
+    crashed: bool = about("Whether a rank or the launch crashed during the case.", default=False)
     causes: list[FailureCause] = about_list("Failures of ranks, the rank at fault first.")
     failure: dict[str, Any] | None = about("A program's failure: its kind, run and facts.")
 
@@ -384,10 +407,10 @@ class LaunchBlock:
     complete: bool | None = about("Whether every expected case was measured or skipped.")
     launch: str | None = about("Name of the launch in its campaign.")
     campaign: str | None = about("Name of the campaign.")
-    repeat: int | str | None = about("Which of the point's repeats this is.")
-    size: str | None = about("Name of the size measured.")
+    repeat: int | str | None = about("Number of this repeat of the point.")
+    size: str | None = about("Name of the size, such as laptop.")
     rounds: Count | None = about("Timed rounds of a case.")
-    warmup_rounds: Whole | None = about("Untimed rounds before them.")
+    warmup_rounds: Whole | None = about("Untimed rounds before the timed rounds.")
     order_seed: Whole | None = about("Seed of the random order in which the launch runs its cases.")
     part: list[Count] | None = about("[K, N] for the K-th of N parts of the cases, or null.")
     world_size: Count | None = about("Number of ranks.")
@@ -396,9 +419,9 @@ class LaunchBlock:
     provenance: Provenance | None = None
     expected: list[str] | None = about("Every case the launch was to measure.")
     skipped: list[Unmeasured] | None = about("Cases that do not apply here, and why.")
-    left_behind: list[LeftBehind] | None = about("What cases left changed in their processes.")
+    left_behind: list[LeftBehind] | None = about("Changes that cases left in their processes.")
     sessions: list[Session] | None = about("When and where each session of the launch ran.")
-    in_flight: str | None = about("The case that had begun and not ended.")
+    in_flight: str | None = about("The case that had begun but not ended.")
     failed: list[Unmeasured] | None = about("Cases that failed, and why.")
 
 
@@ -439,7 +462,7 @@ def problem(case: CaseRecord) -> str:
         if (type(count) is int and count >= 1) or (count is None and name not in counts):
             continue
         return (
-            f"{name} is {count!r}, which is no whole number of 1 or more; give whole numbers of "
+            f"{name} is {count!r}, which is not a whole number of 1 or more; give whole numbers of "
             "items, and of samples in an item"
         )
     return _rounds_problem(case.rank_round_s)
@@ -450,8 +473,8 @@ def _rounds_problem(rank_round_s: Any) -> str:
     lengths = {len(rounds) if isinstance(rounds, list) else 0 for rounds in ranks}
     if len(lengths) != 1 or 0 in lengths:
         return (
-            f"every rank must hold the same number of rounds, found {sorted(lengths)}; record what "
-            "lockstep.time returned"
+            f"every rank must hold the same number of rounds, but they hold {sorted(lengths)}; "
+            "record the result of lockstep.time"
         )
     for rank, rounds in enumerate(ranks):
         for number, seconds in enumerate(rounds):
@@ -468,8 +491,8 @@ def check_schema(block: Mapping[str, Any], where: str) -> None:
     version = block.get("schema")
     if version != SCHEMA_VERSION:
         raise ValueError(
-            f"{where}: lockstep schema {repr(version)[:80]} is not the schema {SCHEMA_VERSION} "
-            "this version reads; use the Lockstep release that wrote the file, or measure again"
+            f"{where}: the lockstep schema is {repr(version)[:80]}, but this version reads schema "
+            f"{SCHEMA_VERSION}; use the Lockstep release that wrote the file, or measure again"
         )
 
 

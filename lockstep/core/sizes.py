@@ -86,7 +86,7 @@ CHANGES = (
 
 def find(name: str) -> Size:
     if name not in SIZES:
-        raise ValueError(f"no size {name!r}; choose from {', '.join(SIZES)}")
+        raise ValueError(f"there is no size {name!r}; choose from {', '.join(SIZES)}")
     return SIZES[name]
 
 
@@ -96,9 +96,9 @@ def adapt(size: Size, **changes: Any) -> Size:
     for name, value in values.items():
         least = 0 if name == "warmup_rounds" else 1
         if isinstance(value, int) and value < least:
-            raise ValueError(f"{name}={value} is not {least} or more")
+            raise ValueError(f"{name}={value} must be {least} or more")
         if isinstance(value, int) and value > MAX_COUNT:
-            raise ValueError(f"{name}={value} is not {MAX_COUNT} or less")
+            raise ValueError(f"{name}={value} must be {MAX_COUNT} or less")
     if "workload" in values:
         models = ("bucket_workload", "sensitivity_workload", "train_workload")
         values |= dict.fromkeys(models, values["workload"])
@@ -140,7 +140,7 @@ def local_batch_of(global_batch: int, world_size: int) -> int:
         lower = global_batch - global_batch % world_size
         nearest = [n for n in (lower, lower + world_size) if n]
         raise ValueError(
-            f"global_batch={global_batch} does not divide by world_size={world_size}; choose "
+            f"global_batch={global_batch} is not divisible by world_size={world_size}; choose "
             f"{' or '.join(map(str, nearest))}, or leave that world size out"
         )
     return global_batch // world_size

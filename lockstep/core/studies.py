@@ -174,8 +174,9 @@ def rows(study: str, size: Size) -> list[Row]:
             if not cases:
                 shown = ",".join(map(str, values))
                 raise ValueError(
-                    f"no case of the study {study} is left with {name}={shown}; cache needs "
-                    "dataset=files, prefetch_factor and persistent_workers need workers"
+                    f"{name}={shown} leaves no case of the study {study}; cache needs "
+                    "dataset=files, and prefetch_factor and persistent_workers need num_workers of "
+                    "1 or more"
                 )
     return cases
 

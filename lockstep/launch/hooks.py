@@ -110,7 +110,9 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for study in studies.NAMES:
         config.addinivalue_line("markers", f"{study}: cases of the {study} study")
-    config.addinivalue_line("markers", "cases(study): parametrize from the named size")
+    config.addinivalue_line(
+        "markers", "cases(study): parametrize the test with the cases of a study"
+    )
     if folder := getattr(config.option, "torch_trace", None):
         config.pluginmanager.register(Tracing(folder))
     elif NSYS in os.environ:
@@ -189,7 +191,7 @@ def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> N
 
 def pytest_internalerror(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
     """Print an error outside a case, for example of a signal handler, on any rank."""
-    say_own(f"failed outside a case: {excinfo.typename}: {excinfo.value}".rstrip(": "))
+    say_own(f"an error occurred outside a case: {excinfo.typename}: {excinfo.value}".rstrip(": "))
 
 
 @pytest.hookimpl(trylast=True)
@@ -210,7 +212,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not config.option.collectonly and not hasattr(config, "workerinput"):
             chosen = _begin(config, chosen)
     except ImportError as error:
-        todo = 'pip install "/path/to/checkout[bench]" installs what measuring needs'
+        todo = 'run pip install "/path/to/checkout[bench]" to install what measuring needs'
         end_session(RuntimeError(f"{error}; {todo}"), EXIT_MACHINE)
     except (ValueError, RuntimeError, OSError) as error:
         if launch := config.stash.get(SESSION, None):
@@ -329,7 +331,7 @@ def _settle(
         settled = launch.end_set_up(ended)
     elif report.when == "call":
         if ended.outcome == "passed" and launch.settings.journal_path and not launch.current.part:
-            ended = Ended.from_words("it recorded nothing; call lockstep.measure")
+            ended = Ended.from_words("the test recorded nothing; call lockstep.measure in it")
         settled = launch.end_call(ended, lambda: _entry(launch, item, benchmark))
     else:
         settled = launch.leave_case(ended, item.stash[NEXT])

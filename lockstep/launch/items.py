@@ -81,7 +81,7 @@ def select_part(items: list[pytest.Item], part: tuple[int, int] | None) -> list[
     number, num_parts = part
     if number > len(items):
         raise ValueError(
-            f"--part {number}/{num_parts} has no case, because only {len(items)} are selected; "
-            f"choose a part from 1 to {len(items)}"
+            f"--part {number}/{num_parts} has no case, because only {len(items)} cases are "
+            f"selected; choose a part from 1 to {len(items)}"
         )
     return items[number - 1 :: num_parts]

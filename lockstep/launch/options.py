@@ -75,18 +75,20 @@ class PrecisionAction(argparse.Action):
 OPTIONS: dict[str, dict[str, Any]] = {
     "--size": {"choices": list(sizes.SIZES),
         "help": "how much to measure (default: node on GPUs, else laptop)"},
-    "--device": {"choices": ["cpu", "cuda"], "help": "device (default: cuda if there is a GPU)"},
+    "--device": {"choices": ["cpu", "cuda"],
+        "help": "device of the ranks (default: cuda if there is a GPU)"},
     "--workload": {"help": "model of every training study, e.g. resnet50 or mlp:width=512"},
     "--precision": {"action": PrecisionAction, "metavar": "{" + ",".join(sizes.PRECISIONS) + "}",
-        "help": "precision, except in the study precision; with N%%, such as 1%%, repeat rounds "
+        "help": "precision of every study except precision; or N%%, such as 1%%, to repeat rounds "
         "until the mean's margin of error is at most N%% (--benchmark-precision)"},
-    "--global-batch": {"type": int, "help": "batch over all ranks in the strong study"},
-    "--local-batch": {"type": int, "help": "batch per rank, except in the strong study"},
+    "--global-batch": {"type": int, "help": "samples of all ranks per update in the strong study"},
+    "--local-batch": {"type": int,
+        "help": "samples per rank and update in every study except strong"},
     "--set": {"action": "append", "default": [], "metavar": "FACTOR=VALUE,VALUE",
-        "help": "values instead of a study's own, such as bucket_cap_mb=1,5,10"},
-    "--rounds": {"type": int, "help": "timed rounds of each case"},
-    "--warmup-rounds": {"type": int, "help": "untimed rounds before the timed rounds"},
-    "--steps-per-round": {"type": int, "help": "steps in a round"},
+        "help": "values of a factor instead of the study's own, such as bucket_cap_mb=1,5,10"},
+    "--rounds": {"type": int, "help": "number of timed rounds of each case"},
+    "--warmup-rounds": {"type": int, "help": "number of untimed rounds before the timed rounds"},
+    "--steps-per-round": {"type": int, "help": "number of steps in a round"},
     "--seed": {"type": int, "default": 0, "help": "seed of parameters and data (default: 0)"},
     "--order-seed": {"type": int,
         "help": "seed of the order of cases (default: random, and recorded)"},
@@ -94,21 +96,23 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "how long a collective waits for a missing rank (default: 300, or a third of "
         "--case-budget)"},
     "--case-budget": {"type": float, "metavar": "SECONDS",
-        "help": "limit of a case with set-up and teardown (default: 900, or 3 x --comm-timeout)"},
+        "help": "time limit of a case, including set-up and teardown (default: 900, or 3 x "
+        "--comm-timeout)"},
     "--threads-per-rank": {"type": int,
         "help": "threads of a rank (default: OMP_NUM_THREADS, or a share of the cores)"},
     "--journal": {"type": Path,
-        "help": "file of finished cases (default: beside --benchmark-json)"},
+        "help": "file that keeps finished cases (default: beside --benchmark-json)"},
     "--resume": {"action": "store_true", "help": "leave out cases that the journal already has"},
     "--skip-failed": {"action": "store_true",
         "help": "with --resume: also leave out cases that have just failed"},
     "--after": {"default": "", "metavar": "TEXT",
-        "help": "with --skip-failed: why the previous session ended, the reason of its last case"},
+        "help": "with --skip-failed: why the previous session ended, as the reason why its last "
+        "case failed"},
     "--no-causes": {"action": "store_true",
-        "help": "leave out the timings that split a step into compute, communication, waits"},
+        "help": "leave out the timings that split a step into compute, communication and waits"},
     "--on-oom": {"choices": ["halve"],
-        "help": "if a rank runs out of memory, measure the step with half the batch, and flag it; "
-        f"for {listed(STEPS)}"},
+        "help": "if a rank runs out of memory, measure the step with half the batch, and flag the "
+        f"result; only in {listed(STEPS)}"},
     "--part": {"metavar": "K/N", "help": "measure only the K-th of N parts of the selected cases"},
     "--stop-file": {"type": Path, "metavar": "PATH",
         "help": "if this file exists, end with exit code 75 before the next case"},
@@ -116,8 +120,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--no-telemetry": {"action": "store_true",
         "help": "do not sample utilisation, clocks, power and memory while rounds are timed"},
     "--torch-trace": {"type": Path, "metavar": "FOLDER",
-        "help": "trace three steps of each case by torch.profiler into this folder, and print the "
-        "shares of forward, backward, communication and data, also as JSON; keeps no result"},
+        "help": "trace three steps of each case with torch.profiler into this folder, print the "
+        "shares of forward, backward, communication and data, and write them as JSON; no "
+        "result is kept"},
     "--label": {"action": "append", "default": [], "metavar": "NAME=VALUE",
         "help": "a fact to record with the results"},
 }  # fmt: skip
@@ -172,7 +177,7 @@ def check(option: Any) -> None:
     _limits(option)
     for name, seed in (("--seed", option.seed), ("--order-seed", option.order_seed)):
         if seed is not None and not 0 <= seed < MAX_SEED:
-            raise ValueError(f"{name} {seed} is not from 0 to {MAX_SEED - 1}")
+            raise ValueError(f"{name} {seed} must be from 0 to {MAX_SEED - 1}")
     # A session that measures nothing may lack pytest-benchmark.
     path, result = option.journal, getattr(option, "benchmark_json", None)
     if option.torch_trace and (path or result):
@@ -213,7 +218,9 @@ def _labels(option: Any) -> dict[str, str]:
             raise ValueError(f"--label {label!r} is not NAME=VALUE")
         name = label.partition("=")[0]
         if provenance.names_a_secret(name):
-            raise ValueError(f"--label {name}=... looks like a secret, but results keep labels")
+            raise ValueError(
+                f"--label {name}=... looks like a secret, but results keep labels; leave it out"
+            )
     return dict(label.split("=", 1) for label in option.label)
 
 
@@ -228,9 +235,9 @@ def part(option: Any) -> tuple[int, int] | None:
     return number, num_parts
 
 
-WORKERS = "each rank's workers would join as that rank; start more ranks"
-OWN_LIST = "each rank keeps its own list of failures; give --resume"
-DEBUGGER = "a rank in a debugger keeps the other ranks waiting; measure one rank"
+WORKERS = "each rank's workers would join the launch as that rank; start more ranks"
+OWN_LIST = "each rank keeps its own list of failures; give --resume instead"
+DEBUGGER = "a rank in a debugger keeps the other ranks waiting; measure with one rank"
 # Option of pytest or a plugin -> its name, and why several ranks cannot use it
 REFUSED_OPTIONS = {
     "numprocesses": ("-n", WORKERS), "tx": ("--tx", WORKERS),  # -n sets --tx, too
@@ -242,7 +249,9 @@ IGNORED = (
     "min_time", "max_time", "min_rounds", "calibration_precision", "warmup", "warmup_iterations",
     "timer", "cprofile", "cprofile_loops", "cprofile_top", "cprofile_dump",
 )  # fmt: skip
-IN_A_WORKER = "-n would measure several cases at once, which slow each other down; leave it out"
+IN_A_WORKER = (
+    "-n would measure several cases at once, which would slow each other down; leave out -n"
+)
 
 
 def refuse_options(config: pytest.Config) -> None:
@@ -274,7 +283,7 @@ def refuse_selection(
         keyword = config.getoption("keyword")
         by = f"-k {keyword!r} leaves" if keyword else "--deselect or a plugin leaves"
         raise ValueError(
-            f"{by} out {counted(len(left_out), 'case')} of this campaign's launch, first "
+            f"{by} out {counted(len(left_out), 'case')} of this campaign's launch, for example "
             f"{left_out[0].nodeid}; unset the option in PYTEST_ADDOPTS, or name fewer studies"
         )
     if "studies" in labels and config.getoption("benchmark_skip", False):

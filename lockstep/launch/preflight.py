@@ -48,8 +48,8 @@ def compare(control: Control, case_ids: Sequence[str], settings: "Settings") -> 
         theirs, of_rank_0 = answer["software"], answers[0]["software"]
         for name in (name for name in of_rank_0 if theirs.get(name) != of_rank_0[name]):
             raise RankError(
-                f"rank {rank} runs with {name} {theirs.get(name)}, rank 0 with {of_rank_0[name]}; "
-                "start every rank from the same image and checkout",
+                f"rank {rank} runs with {name} {theirs.get(name)}, but rank 0 runs with "
+                f"{of_rank_0[name]}; start every rank from the same image and checkout",
                 rank,
             )
     if all(answer["digest"] == answers[0]["digest"] for answer in answers):
@@ -61,14 +61,15 @@ def compare(control: Control, case_ids: Sequence[str], settings: "Settings") -> 
         if ids != ids_0:
             differing = sorted(set(ids) ^ set(ids_0)) or ["the order of cases"]
             raise AgreedError(
-                f"rank {rank} collected other cases than rank 0 ({len(ids)} against {len(ids_0)}), "
-                f"first difference {differing[0]}; give every rank the same files and options",
+                f"rank {rank} collected other cases than rank 0 ({len(ids)} against {len(ids_0)}); "
+                f"the first difference is {differing[0]}; give every rank the same files and "
+                "options",
                 rank,
             )
         for name in (name for name in options_0 if options[name] != options_0[name]):
             raise AgreedError(
-                f"rank {rank} has {name} {options[name]}, rank 0 has {options_0[name]}; "
-                "give every rank the same options",
+                f"rank {rank} has {name} {options[name]}, but rank 0 has {options_0[name]}; give "
+                "every rank the same options",
                 rank,
             )
 
@@ -218,7 +219,7 @@ def resumable(
         if name in MAY_BE_UNKNOWN and None in (kept.get(name), wanted[name]):
             continue
         raise ValueError(
-            f"{path} was measured with {name} {kept.get(name)}, now {name} is {wanted[name]}; "
+            f"{path} was measured with {name} {kept.get(name)}, but {name} is now {wanted[name]}; "
             "such results are not pooled, so measure into another folder"
         )
     for case, entry in journal.measured(path).items():

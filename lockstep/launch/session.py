@@ -347,7 +347,7 @@ class LaunchSession:
                 lost = f"{self.name_rank(0)} lost its device in a failed case ({reason})"
                 self.end(EXIT_FAILED, f"{lost}; run again with --resume")
         elif self.world.backend != "gloo":
-            self.end(EXIT_FAILED, "a case failed: the ranks may be out of step")
+            self.end(EXIT_FAILED, "a case failed, so the ranks may be out of step")
         else:
             ended = Ended()
             try:

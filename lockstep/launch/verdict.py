@@ -89,7 +89,7 @@ class Facts:
         """Return a phrase with the file of a silent rank's stacks; empty without a journal."""
         if self.journal_path is None:
             return ""
-        return f"; its stacks, if it could write them: {stacks_file(self.journal_path, rank)}"
+        return f"; if it could write its stacks, they are in {stacks_file(self.journal_path, rank)}"
 
     def find_uneven(self, ends: Ends) -> str:
         """Return a sentence about a rank that called more or fewer collectives; else an empty text.
@@ -103,8 +103,9 @@ class Facts:
             return ""
         return (
             f"{self.name(odd)} called {counts[odd]} collectives since the ranks last joined, but "
-            f"{self.name(first)} {counts[first]}; every rank must call the same collectives (gloo "
-            "also counts sends and receives, unless they use a group of their own from new_group)"
+            f"{self.name(first)} called {counts[first]}; every rank must call the same collectives "
+            "(gloo also counts sends and receives, unless they use a group of their own from "
+            "new_group)"
         )
 
     def find_astray(self, ends: Ends, at: Literal["case", "next"]) -> str:
@@ -209,8 +210,8 @@ class Verdict:
             more = f" and {len(silent) - 1} more" if len(silent) > 1 else ""
             case = next(end["next"] for end in ends if end is not None)
             absent = (
-                f"{facts.name(silent[0])}{more} did not come to {case} within "
-                f"{facts.timeout_s:g} s; see its log"
+                f"{facts.name(silent[0])}{more} did not reach {case} within {facts.timeout_s:g} s; "
+                "see its log"
             )
             verdict = cls("failed", absent, EXIT_LOST, absent)
         if astray := facts.find_astray(ends, "next"):

@@ -67,7 +67,7 @@ def measure_collective(harness: Harness, *, collective: str, message_bytes: int)
     chosen = table[collective]
     n = harness.world.world_size
     if n == 1:
-        pytest.skip("a collective needs two ranks; at one nothing crosses a link")
+        pytest.skip("a collective needs two ranks, because one rank sends nothing over a link")
     size = harness.size
     harness = replace(harness, size=replace(size, steps_per_round=size.collective_steps_per_round))
     # A whole number of elements per rank, as nccl-tests does; the size used is recorded.

@@ -102,8 +102,8 @@ def _control() -> Control:
 
 SCHEMA = 1
 NEXT: dict[Kind, str] = NEXT_OWN | {
-    "own": "batches=loader, to see its fixed cost and its input as well; or profile one rank",
-    "open": "explain(..., seconds=300), and batches=loader to see the input as well",
+    "own": "pass batches=loader to see its fixed cost and input as well, or profile one rank",
+    "open": "call explain(..., seconds=300), and pass batches=loader to see the input too",
 }
 
 
@@ -187,8 +187,8 @@ def lines(bound: Bound, record: Mapping[str, Any], kept: str) -> list[str]:
     ]
     if "collectives" in kinds:
         text.append(
-            "No cause is shown: ranks wait for each other even where no gradient is synchronised. "
-            f"A step takes {number(bound.step_s * MILLI)} ms."
+            "No cause is shown, because ranks wait for each other even where no gradient is "
+            f"synchronised. A step takes {number(bound.step_s * MILLI)} ms."
         )
     else:
         text += card(bound, record["hosts"], NEXT)
@@ -197,10 +197,11 @@ def lines(bound: Bound, record: Mapping[str, Any], kept: str) -> list[str]:
             "alone": "one rank has no communication; start more ranks with torchrun or srun to "
             "measure it",
             "drawn": f"the step may have advanced {listed(note['names'])}, which cannot be "
-            "restored; give a step that keeps one batch, or batches=loader",
+            "restored; use a step that keeps one batch, or pass batches=loader",
             "collectives": f"a step calls {counted(note['count'], 'collective')} besides those of "
-            "its gradients, as SyncBatchNorm or an all_reduce of the loss do: explain a step "
-            "without them, and use no_sync() instead of setting require_backward_grad_sync",
+            "its gradients, such as those of SyncBatchNorm or an all_reduce of the loss; "
+            "explain a step without them, and use no_sync() instead of setting "
+            "require_backward_grad_sync",
         }[note["kind"]]
         text.append(f"note      {sentence}")
     return text + ([f"record    {kept}"] if kept else [])
@@ -262,8 +263,8 @@ def explain(
             if snapshot.left and not problem:
                 named = [f"{name} ({size / MIB:.0f} MiB)" for name, size in snapshot.left.items()]
                 problem = (
-                    f"the step refers to {', '.join(named)}, too large to copy and restore; draw "
-                    "batches outside of step, and give the loader as batches="
+                    f"the step refers to {', '.join(named)}, which is too large to copy and "
+                    "restore; draw batches outside of step, and pass the loader as batches="
                 )
             world, hosts = meet(device, problem)
             part = _measure(world, loop, seconds, lambda: _reset(snapshot, reached))
@@ -308,15 +309,17 @@ def _problem(loop: Loop, seconds: Any, samples: Any, out: str | Path | None) -> 
         return f"samples={samples!r} is not a whole number of 1 or more; give the local batch"
     if not is_alone and not loop.models:
         return (
-            "no model in DistributedDataParallel is reached from step; give it as model=, or "
-            "wrap it: other strategies cannot be explained yet"
+            "step reaches no model in DistributedDataParallel; pass the model as model=, or wrap "
+            "it, because other strategies cannot be explained yet"
         )
     # The first step with static_graph=True records the graph, which no snapshot can undo.
     if any(
         ddp.static_graph and not ddp._static_graph_delay_allreduce_enqueued  # noqa: SLF001
         for ddp in loop.models
     ):
-        return "a model with static_graph=True has run no step; run one before explain"
+        return (
+            "a model with static_graph=True has run no step; run one step before lockstep.explain"
+        )
     if out is not None and not Path(out).absolute().parent.is_dir():
         return f"the folder of out={str(out)!r} does not exist; create it, or choose another file"
     problem = loop.problem()

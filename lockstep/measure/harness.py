@@ -263,7 +263,7 @@ class Measurement:
     def problem(self, world_size: int) -> str:
         """Return why this rank cannot measure the step; empty if it can."""
         if self.scaling not in ("weak", "strong"):
-            return f"scaling={self.scaling!r} is not weak or strong"
+            return f"scaling={self.scaling!r} must be 'weak' or 'strong'"
         if type(self.samples) is not int or self.samples < 1:
             return (
                 f"samples={reprlib.repr(self.samples)} is not a whole number of 1 or more; give "
@@ -285,7 +285,9 @@ class Measurement:
         """Check the step after its rounds; return values for rank 0."""
         answer = None if self.check is None else self.check()
         if answer is not None and not answer:  # NumPy and torch have a False of their own
-            raise RuntimeError(f"the check of the measured step returned {answer}")
+            raise RuntimeError(
+                f"the check of the measured step failed, because it returned {answer}"
+            )
 
     def time_variants(
         self, harness: "Harness", step_s: float

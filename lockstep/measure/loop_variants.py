@@ -73,7 +73,7 @@ class Loop:
         try:
             self.first = tuple(islice(self.stream, 1))
         except Exception as error:  # noqa: BLE001, sent to the other ranks
-            return f"batches cannot be drawn from: {type(error).__name__}: {error}"
+            return f"no batch can be drawn from batches: {type(error).__name__}: {error}"
         self._kept.extend(self.first)
         return "" if self.first else "batches is empty; give a loader with at least one batch"
 

@@ -131,7 +131,9 @@ class Control:
         settled = self.settle(name, value, lambda all_: None if None in all_ else judge(all_))
         if self._silent:
             silent = sorted(self._silent)
-            raise OtherRankError(f"rank {listed(silent)} did not answer in {name!r}", *silent)
+            raise OtherRankError(
+                f"rank {listed(silent)} did not answer in exchange {name!r}", *silent
+            )
         return settled
 
     def exchange(self, name: str, value: Any) -> list[Any]:
@@ -221,7 +223,7 @@ class Control:
             yield
         except DistNetworkError as error:
             reason = str(error).partition("\n")[0]
-            lost = f"rank {self.rank} on {hostname()} lost the store ({reason})"
+            lost = f"rank {self.rank} on {hostname()} lost its connection to the store ({reason})"
             raise LostError(lost) from error
 
 

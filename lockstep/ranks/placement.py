@@ -117,7 +117,7 @@ def _ranks_per_node(environ: Mapping[str, str], name: str, size: int) -> int:
 def integer(environ: Mapping[str, str], name: str) -> int:
     value = environ.get(name)
     if value is None:
-        fact = f"{name} is not set although a launcher's other variables are"
+        fact = f"{name} is not set, although other variables of a launcher are set"
         raise _wrong(environ, fact, ", or unset them for world size 1")
     try:
         return int(value)

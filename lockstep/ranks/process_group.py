@@ -72,7 +72,7 @@ def join(
     if "TORCHELASTIC_RUN_ID" in environ:  # torchrun's agent may be killed before its ranks
         die_with_parent()
     if device not in (None, "cpu", "cuda"):
-        raise ValueError(f"device {device!r} is not cpu or cuda")
+        raise ValueError(f"device {device!r} must be cpu or cuda")
     threads = _threads(threads_per_rank, place.ranks_per_node, environ)
     torch.set_num_threads(threads)
     control = Control(_store(place, timeout_s, environ), place.rank, place.world_size, timeout_s)
@@ -143,7 +143,7 @@ def leave() -> None:
 
 def _threads(wanted: int | None, ranks_per_node: int, environ: Mapping[str, str]) -> int:
     if wanted is not None and wanted < 1:
-        raise ValueError(f"threads_per_rank={wanted} is not 1 or more")
+        raise ValueError(f"threads_per_rank={wanted} must be 1 or more")
     if wanted:
         return wanted
     # If a node has several ranks, torchrun sets OMP_NUM_THREADS to 1 unless a user has set it.
@@ -172,20 +172,20 @@ def _device(
     problem = ""
     if wanted != "cpu" and local_rank >= num_visible and (wanted or num_visible):
         problem = (
-            f"local rank {local_rank} needs GPU {local_rank}, but {num_visible} are visible on "
-            "this host; start one rank per GPU, or pass --device cpu"
+            f"local rank {local_rank} needs GPU {local_rank}, but {num_visible} GPU(s) are visible "
+            "on this host; start one rank per GPU, or pass --device cpu"
         )
     elif not is_built[backend]():
         instead = "" if is_cpu else ", or pass --device cpu"
         missing = f"torch {torch.__version__} is built without {backend}"
-        problem = f"{missing}; install one with it{instead}"
+        problem = f"{missing}; install a torch with it{instead}"
     if problem and wanted == "cuda":
         _record_mend("device", environ)
     problem = problem or _missing_interface(backend, environ)
     answers = control.exchange("join", {"host": hostname(), "problem": problem})
     try:
         refuse_silent(
-            answers, f"did not join within {timeout_s:g} s; look whether its process and node run"
+            answers, f"did not join within {timeout_s:g} s; check that its process and its node run"
         )
         for rank, answer in enumerate(answers):
             if answer["problem"]:
@@ -219,7 +219,9 @@ def _missing_interface(backend: str, environ: Mapping[str, str]) -> str:
     if is_here:
         return ""
     _record_mend(variable, environ)
-    return f"{variable}={named} names no interface of this host, which has {', '.join(here)}"
+    return (
+        f"{variable}={named} names no interface of this host; its interfaces are {', '.join(here)}"
+    )
 
 
 def _record_mend(key: str, environ: Mapping[str, str]) -> None:
@@ -237,7 +239,7 @@ def _store(place: Placement, timeout_s: float, environ: Mapping[str, str]) -> "S
     if not distributed.is_available():
         raise RankError(
             f"rank {place.rank} on {hostname()}: torch {torch.__version__} is built without "
-            "torch.distributed; install one with it",
+            "torch.distributed; install a torch with it",
             place.rank,
         )
     if place.world_size == 1:
@@ -261,8 +263,8 @@ def _store(place: Placement, timeout_s: float, environ: Mapping[str, str]) -> "S
                 else "set them to rank 0's host and a free port"
             )
             raise ValueError(
-                f"world size {place.world_size} but {' and '.join(missing)} not set; {todo}, or "
-                "unset the launcher's variables"
+                f"world size {place.world_size} needs the variables {' and '.join(missing)}; "
+                f"{todo}, or unset the launcher's variables"
             )
         host, text = environ["MASTER_ADDR"], environ["MASTER_PORT"]
         port = int(text) if text.isdecimal() else 0
@@ -296,9 +298,9 @@ def _connect(rank: int, host: str, port: int, timeout_s: float, *, serves: bool)
         reason = str(error).partition("\n")[0]
         act = "serve" if serves else "reach"
         raise RankError(
-            f"rank {rank} on {hostname()} cannot {act} the store at {host}:{port}, tried for "
-            f"{time.monotonic() - began:.0f} s ({_way_to(host)}; {reason}); check "
-            "this address, and that the nodes reach each other",
+            f"rank {rank} on {hostname()} cannot {act} the store at {host}:{port}, after trying "
+            f"for {time.monotonic() - began:.0f} s ({_way_to(host)}; {reason}); check this "
+            "address, and that the nodes reach each other",
             rank,
         ) from error
 

@@ -109,20 +109,20 @@ WHAT = {
 _STEPS = {
     "min_step_s": Column("s", "step time of the shortest round"),
     "max_step_s": Column("s", "step time of the longest round"),
-    "mean_step_s": Column("s", "mean over rounds, from which costs are computed"),
-    "stddev_step_s": Column("s", "standard deviation over rounds"),
-    "time_s": Column("s", "time of a whole run, if a table gives it"),
-    "sample_unit": Column("text", "name of a sample, such as images"),
+    "mean_step_s": Column("s", "mean step time over rounds, from which costs are computed"),
+    "stddev_step_s": Column("s", "standard deviation of the step time over rounds"),
+    "time_s": Column("s", "time of a whole run, if an imported table gives it"),
+    "sample_unit": Column("text", "unit of a sample, such as images"),
     "samples_per_step": Column("count", "samples of all ranks per step"),
 }  # fmt: skip
 _IS_POOLED = Column(
     "truth", "whether the point contains this launch; false if a fact that must not vary differs"
 )
 _OF_DEVICES = {
-    "peak_memory_bytes": Column("bytes", "peak memory of the rank that needs most"),
+    "peak_memory_bytes": Column("bytes", "peak memory of the rank that uses most memory"),
     "peak_reserved_bytes": Column(
-        "bytes", "peak memory reserved by PyTorch on the GPU, on the rank with most"),
-    "joules_per_sample": Column("J", "energy: mean power of all ranks' boards / throughput"),
+        "bytes", "largest GPU memory of any rank that PyTorch's allocator reserved"),
+    "joules_per_sample": Column("J", "energy per sample: mean power of all boards / throughput"),
 }  # fmt: skip
 
 
@@ -212,36 +212,36 @@ def _trained(value: Callable[[Row], float | None]) -> Callable[[Row], float | No
 
 OF_TRAININGS = {
     "num_seeds": Column(
-        "count", "different seeds of training runs, over which accuracies are averaged",
+        "count", "number of different seeds, over which accuracies are averaged",
         _learned(lambda learned: learned.num_seeds)),
-    "epoch_s": _with_interval("s", "median training time of an epoch, without validation; of a "
-        "step: samples of its workload's data set / throughput", _epoch),
-    "validation_accuracy": _with_interval("ratio", "mean over runs, after the last epoch",
+    "epoch_s": _with_interval("s", "median training time of an epoch, without validation; for "
+        "other studies: samples of the workload's data set / throughput", _epoch),
+    "validation_accuracy": _with_interval("ratio", "mean accuracy over runs, after the last epoch",
         _pooled("accuracy")),
-    "best_accuracy": _with_interval("ratio", "mean over runs of the best epoch's accuracy",
+    "best_accuracy": _with_interval("ratio", "mean over runs of the accuracy of the best epoch",
         _pooled("best")),
     "target_accuracy": Column(
         "ratio", "accuracy to reach: as requested, or the highest that all runs reach",
         _learned(lambda learned: learned.target)),
-    "num_reached": Column("count", "runs that reach target_accuracy",
+    "num_reached": Column("count", "number of runs that reach target_accuracy",
         _learned(lambda learned: None if learned.target is None else learned.num_reached)),
     "time_to_target_s": _with_interval(
         "s", "training time to target_accuracy, if all runs reach it",
         _pooled("reached_s")),
 }  # fmt: skip
 _POINTS = {
-    "series": Column("text", "label of the curve: the facts that vary between curves",
+    "series": Column("text", "label of the curve: the facts that differ between curves",
         lambda place: place.series.label),
     **WHAT,
-    "layout": Column("text", "how the layout differs from the main one of the series",
+    "layout": Column("text", "how the layout of ranks differs from the main layout of the series",
         lambda place: place.series.layout),
-    "num_launches": Column("count", "repeats, over which intervals are computed"),
-    "num_jobs": Column("count", "Slurm jobs of the launches"),
+    "num_launches": Column("count", "number of repeats, over which intervals are computed"),
+    "num_jobs": Column("count", "number of Slurm jobs of the launches"),
     "interval_over": Column(
-        "text", "unit of the intervals: launches, jobs, or launches of one job", _interval_over),
-    "rounds": Column("count", "timed rounds of all launches",
+        "text", "intervals are over launches, jobs, or launches of one job", _interval_over),
+    "rounds": Column("count", "number of timed rounds of all launches",
         lambda place: sum(row.rounds or 0 for row in place.point.rows)),
-    "step_s": _with_interval("s", "median over launches of a launch's median step",
+    "step_s": _with_interval("s", "median over launches of the median step time of a launch",
         lambda place: (place.point.step_s, place.point.step_interval)),
     **_STEPS,
     "throughput_samples_per_s": _with_interval(
@@ -255,40 +255,40 @@ _POINTS = {
     "time_ratio": Column(
         "ratio", "step time of the baseline / step time; only for weak and fixed-epochs scaling",
         lambda place: place.ratio(place.point.time_ratio)),
-    "device_hours": Column("h", "world size times hours at the mean step"),
-    "device_hours_per": Column("text", "work that takes device_hours: a run, or 1e6 samples"),
+    "device_hours": Column("h", "world size x hours, computed from the mean step time"),
+    "device_hours_per": Column("text", "work to which device_hours refers: a run, or 1e6 samples"),
     "cost": Column("currency", "device_hours x price of a device-hour"),
     "extra_device_hours": Column("ratio", "device_hours / device_hours of the baseline - 1",
         lambda place: place.ratio(place.point.extra_device_hours)),
-    "mfu": Column("ratio", "model FLOP/s / dense peak of the datasheet"),
+    "mfu": Column("ratio", "model FLOP/s / peak for dense operations in the datasheet"),
     **_OF_DEVICES,
     "joules_per_sample": _OF_DEVICES["joules_per_sample"]._replace(
         value=lambda place: quantities.median_joules(place.point.rows)
     ),
-    "data_s": Column("s", "time a step waits for its batch, if it loads one",
+    "data_s": Column("s", "time that a step waits for its batch, if it loads one",
         lambda place: place.parts.get("input", quantities.UNKNOWN)[0]),
     "forward_s": Column(
-        "s", "forward pass of a step, including the loss", _phase("forward")),
-    "backward_s": Column("s", "backward pass of a step, including exposed communication",
+        "s", "time of the forward pass of a step, including the loss", _phase("forward")),
+    "backward_s": Column("s", "time of the backward pass, including exposed communication",
         _phase("backward")),
     "optimizer_s": Column(
-        "s", "optimizer update of a step", _phase("optimizer")),
+        "s", "time of the optimizer update of a step", _phase("optimizer")),
     "exposed_communication_s": _with_interval("s",
-        "time a step waits for its all-reduce, including DDP's own work",
+        "time that a step waits for its all-reduce, including DDP's own work",
         _part("exposed")),
-    "all_reduce_s": _with_interval("s", "all-reduce of the gradients with no other work",
+    "all_reduce_s": _with_interval("s", "time of the gradients' all-reduce with no other work",
         _part("reduce")),
     "overlap": _with_interval("ratio", "1 - exposed communication / all-reduce alone", _overlap),
     "first_reduce_s": Column(
-        "s", "from the start of the backward pass until DDP's first bucket is ready",
+        "s", "time from the start of the backward pass until DDP's first bucket is ready",
         _median("first_reduce_s")),
     **OF_TRAININGS,
     "flags": Column("text", "kinds of the flags; a flagged result is not proposal evidence",
         lambda place: flags.to_dicts(place.point.flags)),
     "num_far_out": Column(
-        "count", "rounds far outside the quartiles of their launch; none is dropped",
+        "count", "number of rounds far outside the quartiles of their launch; none is left out",
         lambda place: sum(known) if (known := place.known_values("num_far_out")) else None),
-    "blocked_by": Column("text", "rules of lockstep check that block the ratios"),
+    "blocked_by": Column("text", "rules of lockstep check whose errors block the ratios"),
 }  # fmt: skip
 
 
@@ -307,9 +307,7 @@ POINTS = {
 }
 # Additional column of `--csv` and `--json`.
 DETAILS = {
-    "details": Column(
-        "object", "further facts by name, each with its distinct values over launches", _details
-    )
+    "details": Column("object", "name of a detail -> its distinct values over launches", _details)
 }
 
 # One row per case and launch.
@@ -321,12 +319,12 @@ LAUNCHES = {
     "is_pooled": _IS_POOLED,
     "position": Column("count", "position of the case in its launch"),
     "rounds": Column("count", "timed rounds"),
-    "steps_per_round": Column("count", "steps of a round"),
+    "steps_per_round": Column("count", "number of steps in a round"),
     "step_s": Column(
-        "s", "median round / steps per round; a round lasts as long as its slowest rank"),
+        "s", "median round time / steps per round; a round lasts as long as its slowest rank"),
     **_STEPS,
-    "throughput_samples_per_s": Column("samples/s", "samples of all ranks per second"),
-    "mfu": Column("ratio", "model FLOP/s / dense peak of the datasheet"),
+    "throughput_samples_per_s": Column("samples/s", "samples of all ranks, counted once"),
+    "mfu": Column("ratio", "model FLOP/s / peak for dense operations in the datasheet"),
     "communication_share": _share("communication_share", "exposed communication / step time"),
     "overlap": _share("overlap", "1 - exposed communication / all-reduce alone"),
     "gpu_utilisation": _share(
@@ -343,7 +341,7 @@ LAUNCHES = {
         _trained(learning.final_accuracy)),
     "best_accuracy": Column("ratio", "accuracy of a training run after its best epoch",
         _trained(learning.best_accuracy)),
-    "num_far_out": Column("count", "rounds far outside the quartiles; none is dropped"),
+    "num_far_out": Column("count", "number of rounds far outside the quartiles; none is left out"),
     "flags": Column("text", "kinds of the flags; a flagged result is not proposal evidence",
         lambda row: _kinds(row.flags)),
 }  # fmt: skip
@@ -355,7 +353,7 @@ ROUNDS = {
     "rank": Column("count", "the rank, from 0"),
     "host": Column("text", "host of the rank"),
     "round": Column("count", "the timed round, from 0"),
-    "steps_per_round": Column("count", "steps of a round"),
+    "steps_per_round": Column("count", "number of steps in a round"),
     "round_s": Column("s", "duration of the round on this rank"),
     "step_s": Column("s", "round_s / steps_per_round"),
 }  # fmt: skip
@@ -373,19 +371,19 @@ EPOCHS = {
     "steps": Column("count", "optimizer updates of the epoch"),
     "job": Column("text", "Slurm job of the launch"),
     "ended": Column("text", "end of the epoch, ISO 8601"),
-    "time_s": Column("s", "from the entry barrier to the slowest rank's end"),
-    "data_s": Column("s", "part of time_s that steps wait for their batches, mean over ranks"),
-    "forward_s": Column("s", "forward passes of the epoch, including the loss, mean over ranks"),
+    "time_s": Column("s", "time from the entry barrier to the end of the slowest rank"),
+    "data_s": Column("s", "part of time_s in which steps wait for batches, mean over ranks"),
+    "forward_s": Column("s", "time of the forward passes, with the loss, mean over ranks"),
     "backward_s": Column(
-        "s", "backward passes of the epoch, including exposed communication, mean over ranks"),
+        "s", "time of the backward passes, with exposed communication, mean over ranks"),
     "communication_s": Column(
-        "s", "from a step's first all-reduce to the end of its last, hidden or not, summed over "
-        "the epoch; unknown on GPUs, where reading it would stop the steps"),
+        "s", "time from the first all-reduce of a step to the end of its last, hidden or not, "
+        "summed over the epoch; unknown on GPUs, where measuring it would stop the steps"),
     "elapsed_s": Column("s", "training time from the start of the run to the end of the epoch"),
     "throughput_samples_per_s": Column("samples/s", "samples of all ranks per second"),
     "parallel_efficiency": Column("ratio", "of the point: speed-up / ratio of world sizes"),
     "gpu_utilisation": _share("gpu_utilisation",
-        "of the whole run: share of NVML's sample periods in which a kernel ran"),
+        "share of NVML's sample periods of the whole run in which a kernel ran"),
     "lr": Column("ratio", "learning rate of the last update"),
     "loss": Column("ratio", "mean loss over updates and ranks, before each update"),
     "validation_loss": Column("ratio", "mean loss over the validation set"),
@@ -394,7 +392,7 @@ EPOCHS = {
         "ratio", "share of the samples predicted correctly, before each update"),
     "validation_s": Column("s", "time of validation on the slowest rank"),
     "checkpoint_s": Column("s", "time until the checkpoint was on disk"),
-    "peak_memory_bytes": Column("bytes", "peak memory of the rank that needs most"),
+    "peak_memory_bytes": Column("bytes", "peak memory of the rank that uses most memory"),
     "is_warmup": Column("truth", "whether this is the first epoch of its process"),
 }  # fmt: skip
 

@@ -28,14 +28,14 @@ class TrainConfig:
     """
 
     workload: Annotated[str, "Model, as in `resnet18` or `mlp:width=64`."]
-    data: Annotated[str, "digits, synthetic, mnist, cifar10 or tiny_cifar10."]
-    num_synthetic: Annotated[int, "Synthetic items."] = 1024
+    data: Annotated[str, "Data set: digits, synthetic, mnist, cifar10 or tiny_cifar10."]
+    num_synthetic: Annotated[int, "Number of synthetic samples."] = 1024
     epochs: Annotated[int, "Passes over the training set."] = 1
-    global_batch: Annotated[int | None, "Samples per update over all ranks."] = None
+    global_batch: Annotated[int | None, "Samples per update of all ranks."] = None
     local_batch: Annotated[int | None, "Samples per update and rank."] = None
     optimizer: str = "sgd"
     lr: Annotated[float, "Learning rate at --base-batch."] = 0.01
-    lr_scale: Annotated[str, "How the rate follows the global batch."] = "none"
+    lr_scale: Annotated[str, "How the learning rate follows the global batch."] = "none"
     base_batch: Annotated[int, "Global batch for which --lr holds."] = 256
     momentum: Annotated[float, "Momentum of SGD."] = 0.9
     weight_decay: Annotated[float, "L2 penalty; decoupled from the gradient in AdamW."] = 0.0
@@ -50,15 +50,15 @@ class TrainConfig:
     max_steps: Annotated[
         int | None, "Stop after this many updates; only whole epochs can be resumed."
     ] = None
-    checkpoint_every: Annotated[int | None, "Keep the parameters of every N-th epoch, too."] = None
-    target_accuracy: Annotated[float | None, "Record when validation reaches this."] = None
+    checkpoint_every: Annotated[int | None, "Also keep the parameters of every N-th epoch."] = None
+    target_accuracy: Annotated[float | None, "Record when validation reaches this accuracy."] = None
     data_root: Annotated[str, "Folder of downloaded data."] = "data"
     folder: str = "results"
 
     def __post_init__(self) -> None:
         """Refuse contradictory values; `core.factors` checks each value by itself."""
         if (self.global_batch is None) == (self.local_batch is None):
-            raise ValueError("give either the global batch or the local batch, not both or none")
+            raise ValueError("give exactly one of the global batch and the local batch")
         if 0 < self.epochs <= self.warmup_epochs:
             raise ValueError(
                 f"warmup_epochs={self.warmup_epochs} leaves none of {self.epochs} epochs; warm up "

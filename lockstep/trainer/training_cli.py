@@ -53,7 +53,7 @@ VERIFY: dict[str, Any] = {
 # Changes for a user's own model: few steps, since it may be large.
 OWN = {"data": "synthetic", "num_synthetic": 480, "epochs": 2, "lr": 0.01}
 SHIPPED = {
-    "digits": "ships: 1,797 handwritten digits of 8 x 8",
+    "digits": "included: 1,797 handwritten digits of 8 x 8",
     "synthetic": "made by the workload itself, of any size",
     sample.NAME: "made by lockstep run data make: 100 images in the files of CIFAR-10",
 }
@@ -117,7 +117,9 @@ Examples:
 @click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), help="CUDA by default if there is a GPU."
 )
-@click.option("--timeout-s", default=300.0, show_default=True, help="Longest wait for other ranks.")
+@click.option(
+    "--timeout-s", default=300.0, show_default=True, help="Longest time to wait for other ranks."
+)
 def train(
     world_size: int,
     *,
@@ -130,7 +132,7 @@ def train(
     timeout_s: float,
     **options: Any,
 ) -> None:
-    """Train a model in data-parallel and record time, loss and accuracy of every epoch.
+    """Train a model with DDP and record time, loss and accuracy of every epoch.
 
     RESULTS/NAME becomes the folder of a campaign with one case of the study train, which `lockstep
     report` reads. It holds the case's record, the parameters of the last epoch (checkpoint.pt) and
@@ -138,7 +140,7 @@ def train(
     cluster, measure a campaign: lockstep run rates.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
-        raise ValueError(f"the name {name!r} is not made of letters, digits and . _ -")
+        raise ValueError(f"the name {name!r} may have only letters, digits and . _ -")
     config = TrainConfig(**options)
     if absent := launcher.missing_packages():
         raise RuntimeError(absent)
@@ -360,7 +362,7 @@ def _train_as_rank(run: Run, *, resume: bool) -> None:
         ladder.results.write_result(launch.name)
         outcome = ladder.outcome(launch)
         if not outcome.failed and not outcome.complete:
-            raise RuntimeError(f"training ended with exit code {code}; its output: {path}")
+            raise RuntimeError(f"training ended with exit code {code}; its output is in {path}")
         for row in block_of(ladder, launch, outcome)["training"]["rows"]:
             show_epoch(Epoch(**row))
 
@@ -430,7 +432,7 @@ Examples:
 def verify(world_sizes: str, workload: str | None, device: str | None, as_json: bool) -> None:
     """Check that training computes the same at every world size, on real handwritten digits.
 
-    Trains the same model with the same global batches at each size; every size must reach the
+    It trains the same model with the same global batches at each size; every size must reach the
     accuracy, follow the loss curve of the smallest, and leave equal parameters on all ranks. A
     model of your own has no accuracy to reach. A model with batch normalisation always differs,
     since each rank normalises over its own samples.
@@ -446,7 +448,7 @@ def verify(world_sizes: str, workload: str | None, device: str | None, as_json: 
     if device is None and 0 < num_gpus < max(sizes):
         device = "cpu"
         click.echo(
-            f"Verifying on the CPU: {max(sizes)} ranks need as many GPUs; there are {num_gpus}.",
+            f"Verifying on the CPU: {max(sizes)} ranks need a GPU each; there are {num_gpus}.",
             err=True,
         )
     with tempfile.TemporaryDirectory(prefix="lockstep-verify-") as folder:
@@ -534,7 +536,7 @@ def list_(root: Path) -> None:
         click.echo(f"{name:<14} {text}")
     for name, text in KNOWN.items():
         missing = [archive for archive in SOURCES[name] if not (root / archive.path).exists()]
-        state = f"fetch it by lockstep run data fetch {name}" if missing else f"in {root}"
+        state = f"fetch it with lockstep run data fetch {name}" if missing else f"in {root}"
         click.echo(f"{name:<14} {text}; {state}")
 
 
@@ -573,6 +575,6 @@ def fetch(name: str, root: Path) -> None:
     """
     fetched = download.fetch(SOURCES[name], root)
     for archive in fetched:
-        click.echo(f"fetched {root / archive.path}, its checksum is right")
+        click.echo(f"fetched {root / archive.path}; its checksum is right")
     if not fetched:
-        click.echo(f"{name} is in {root} already, its checksums are right")
+        click.echo(f"{name} is in {root} already; its checksums are right")

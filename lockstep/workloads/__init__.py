@@ -165,8 +165,8 @@ def unknown(name: str, others: list[str]) -> ValueError:
     near = difflib.get_close_matches(name, names, n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"choose from {', '.join(TABLE)}"
     return ValueError(
-        f"no workload {name!r}: {hint} (also any torchvision classification model, "
-        "or package.module:callable)"
+        f"there is no workload {name!r}: {hint} (also any torchvision classification model, or "
+        "package.module:callable)"
     )
 
 

@@ -31,7 +31,9 @@ def image_workload(
         ValueError: The image has no pixel, or there is no class.
     """
     if image < 1 or num_classes < 1:
-        raise ValueError(f"{name} needs image >= 1 and classes >= 1, got {image} and {num_classes}")
+        raise ValueError(
+            f"{name} needs image >= 1 and classes >= 1, but got {image} and {num_classes}"
+        )
 
     def make_batch(
         num_items: int, device: torch.device, generator: torch.Generator | None

@@ -61,7 +61,7 @@ def num_items(tree: Any) -> int:
     if len(sizes) != 1:
         raise ValueError(
             f"a batch's tensors have {sizes or 'no'} items along their first dimension; give each "
-            "the number that make_batch received"
+            "tensor as many items as make_batch was asked for"
         )
     return sizes[0]
 

@@ -26,31 +26,31 @@ CHANGES: dict[Change, tuple[str, LostCause]] = {
     "link twice as fast": ("links twice as fast", "exposed"),
     "perfect overlap": ("communication wholly hidden", "exposed"),
     "captured step": ("no fixed cost (at best, as with CUDA graphs)", "fixed"),
-    "input in time": ("every batch there in time", "input"),
+    "input in time": ("every batch ready in time", "input"),
 }
 # A campaign in another folder, since that of the current campaign refuses other factors.
 MORE = "lockstep run --name tuning"
 NEXT: dict[Kind, str] = {
     "communication": f"{MORE} --studies bucket,accumulation  (or a larger batch per rank)",
     "imbalance": "lockstep screen  (names a slow node or device; then sbatch --exclude=NODE)",
-    "input": "lockstep diagnose loader  (what the loader delivers, and with how many workers)",
-    "launch": "a larger batch per rank (lockstep run --local-batch N), torch.compile, a CUDA graph",
-    "contention": "a quiet machine; cores of its own for each rank; fewer ranks or threads a node",
-    "compute": f"{MORE} --studies precision  (a lower precision is quicker)",
-    "own": "use a batch that can be halved, or profile one rank: its fixed cost counts as compute",
-    "open": "measure in more launches: the same command with a larger --repeats",
+    "input": "lockstep diagnose loader  (shows what the loader delivers with how many workers)",
+    "launch": "try a larger batch per rank (--local-batch N), torch.compile or a CUDA graph",
+    "contention": "use a quiet machine, own cores for each rank, or fewer ranks or threads a node",
+    "compute": f"{MORE} --studies precision  (a lower precision is faster)",
+    "own": "use a batch that can be halved, or profile one rank; its fixed cost counts as compute",
+    "open": "measure more launches: run the same command with a larger --repeats",
 }
 LATE_NEXT = "that rank's node, its file system and cores, and its share of the data"
 # Bottleneck -> advice about a user's own step.
 NEXT_OWN: dict[Kind, str] = {
-    "communication": "a larger batch per rank, no_sync over several steps, another bucket_cap_mb",
-    "imbalance": "equal work for all ranks; lockstep screen names a slow node or device",
-    "input": "more workers: DataLoader(num_workers=N, persistent_workers=True); cheaper decoding",
-    "launch": "a larger batch per rank, torch.compile, fused=True for the optimizer",
-    "contention": "a quiet machine: other programs or ranks use its cores; or fewer ranks on it",
-    "compute": "autocast in bf16, torch.compile; more ranks will scale",
-    "own": "profile one rank: the fixed cost of its step was not measured",
-    "open": "more rounds (--rounds), or more launches (--repeats)",
+    "communication": "try a larger batch per rank, no_sync over steps, or another bucket_cap_mb",
+    "imbalance": "give all ranks equal work; lockstep screen names a slow node or device",
+    "input": "use more workers (num_workers=N, persistent_workers=True) or cheaper decoding",
+    "launch": "try a larger batch per rank, torch.compile, or fused=True for the optimizer",
+    "contention": "use a quiet machine, or fewer ranks: other programs or ranks use its cores",
+    "compute": "try autocast in bf16 or torch.compile; more ranks will scale",
+    "own": "profile one rank, because the fixed cost of its step was not measured",
+    "open": "measure more rounds (--rounds), or more launches (--repeats)",
 }
 
 
@@ -112,10 +112,13 @@ def headline(bound: Bound) -> str:
         return f"Little is lost: {step}, and a rank's own work is nearly all of it."
     name = KINDS[bound.kind]
     bound_by = "Bound by a fixed cost" if bound.kind == "launch" else f"{name.capitalize()}-bound"
-    start = bound_by if named[0].seconds >= BOUND * bound.step_s else f"Loses most to {name}"
+    start = bound_by if named[0].seconds >= BOUND * bound.step_s else f"Most time is lost to {name}"
     text = f"{step}; reduce {NAMES[named[0].cause]} first"
     if larger := bound.larger_unshown:
-        return f"Loses to {name}: {text}; {NAMES[larger.cause]} may take more, which is not shown."
+        return (
+            f"Time is lost to {name}: {text}. More may be lost to {NAMES[larger.cause]}, which is "
+            "not shown."
+        )
     return f"{start}: {text}."
 
 
@@ -124,12 +127,15 @@ def _unsteady(bound: Bound) -> list[str]:
     lines = []
     if rare := bound.rare:
         share, event_ms = percent(rare.seconds / bound.step_s), _ms(rare.seconds * rare.every)
-        text = f"in one of {number(rare.every)} steps all ranks work {event_ms} ms longer, "
-        lines.append(_row("in some", f"{text}{share} % of the mean step; no rank waits for it"))
+        text = f"in one of {number(rare.every)} steps all ranks work {event_ms} ms longer; this is "
+        lines.append(_row("in some", f"{text}{share} % of the mean step, and no rank waits for it"))
     if drift := bound.drift:
         step = "a rank's own step, without waits," if drift.is_own else "the step"
         text = f"{step} went from {_ms(drift.from_s)} to {_ms(drift.to_s)} ms after "
-        text += f"{percent(drift.share)} % of the turns; causes are from those {drift.judged} that"
+        text += (
+            f"{percent(drift.share)} % of the turns; causes are computed from the turns "
+            f"{drift.judged} that"
+        )
         lines.append(_row("drift", text))
     return lines
 
@@ -172,7 +178,8 @@ def late_text(late: LateInput, host: str) -> str:
     where = f" on {host}" if host else ""
     wait, others = _ms(late.wait_s), _ms(late.others_s)
     return (
-        f"rank {late.rank}{where} waits {wait} ms a step for its batch, the median rank {others} ms"
+        f"rank {late.rank}{where} waits {wait} ms a step for its batch, but the median rank waits "
+        f"{others} ms"
     )
 
 
@@ -183,7 +190,7 @@ def _buckets(bound: Bound) -> list[str]:
         return []
     behind = [number for number, seconds in enumerate(exposed, 1) if seconds > 0]
     which = listed(behind, 4)
-    text = f"{counted(len(behind), 'bucket')} of {len(exposed)} not hidden by the backward"
+    text = f"{counted(len(behind), 'bucket')} of {len(exposed)} not hidden by the backward pass"
     return [_row("buckets", f"{text} (number {which}), as modelled")]
 
 
@@ -218,7 +225,7 @@ def _trust(bound: Bound) -> str:
     launches = "one launch" if is_single else counted(bound.num_launches, "launch")
     texts = [f"{turns} of each variant in {launches}"]
     if is_single and not _has_interval(bound):
-        texts.append("too few for intervals")
+        texts.append("these are too few for intervals")
     if abs(bound.beyond_rounds) >= NOTABLE and not bound.was_busy:
         than = "longer" if bound.beyond_rounds > 0 else "shorter"
         texts.append(f"turns took {percent(abs(bound.beyond_rounds))} % {than} than the rounds")
@@ -229,7 +236,7 @@ def _trust(bound: Bound) -> str:
         texts.append(f"{waited}, so {consequence} is named")
     if bound.excess >= NOTABLE:
         more = percent(bound.excess)
-        texts.append(f"the parts took {more} % more than the step, and are scaled to it")
+        texts.append(f"the parts took {more} % more time than the step, so they are scaled to it")
     return "; ".join(texts)
 
 

@@ -142,8 +142,8 @@ def write_memmap(folder: Path, num_images: int, shape: tuple[int, int, int] = (3
     written = np.load(folder / "images.npy", mmap_mode="r").shape
     if written != (num_images, *shape):
         raise ValueError(
-            f"{folder} holds images of shape {written}, not {(num_images, *shape)}; "
-            "remove it or choose another folder"
+            f"{folder} holds images of shape {written}, not {(num_images, *shape)}; remove this "
+            "folder or choose another"
         )
     return folder
 
@@ -177,7 +177,7 @@ def load(name: str, root: Path, workload: Workload, augment: bool, num_synthetic
         RuntimeError: It is missing and cannot be downloaded, or its checksum is wrong.
     """
     if name not in DATA:
-        raise ValueError(f"no data set {name!r}; choose from {', '.join(DATA)}")
+        raise ValueError(f"there is no data set {name!r}; choose from {', '.join(DATA)}")
     if name == "synthetic":
         return _synthetic(workload, num_synthetic)
     inputs, _ = workload.make_batch(1, torch.device("cpu"), None)

@@ -96,7 +96,7 @@ def image_files(harness: Harness, cache: str) -> Iterator[data.ImageDataset]:
 def _problem(folder: Path) -> str:
     """Return why no read below a folder can be cold; empty if it can."""
     kind = network.file_system(folder)
-    text = f"{folder} is on {kind}, which is memory: no read is cold; give --data-root a disk"
+    text = f"{folder} is on {kind}, which is memory, so no read is cold; give --data-root a disk"
     return text if kind in IN_MEMORY else ""
 
 

@@ -74,7 +74,10 @@ def build_step(
 
     asked = {name: value for name, value in harness.factors.items() if name in ON_REQUEST}
     if model.optimizer and (named := [name for name in ("optimizer", "fused") if name in asked]):
-        pytest.skip(f"workload {model.name} brings its optimizer; leave {' and '.join(named)} out")
+        pytest.skip(
+            f"workload {model.name} has its own optimizer; leave out the factors "
+            f"{' and '.join(named)}"
+        )
     rate = LEARNING_RATES[asked.get("optimizer", "sgd")]
     config = StepConfig(**{"lr": rate} | settings | asked)
     skip_unless_supported(harness, config.precision)
@@ -271,7 +274,7 @@ class WorkloadMeasurement(Measurement):
             )
         if harness.measures and last >= first:
             raise RuntimeError(
-                f"the loss did not fall: {first:.4f} at the first step, {last:.4f} last"
+                f"the loss did not fall: {first:.4f} at the first step, {last:.4f} at the last"
             )
         checksum = ranks[0]["parameters"]
         if other := [rank for rank, own in enumerate(ranks) if own["parameters"] != checksum]:
@@ -394,16 +397,18 @@ def add_advice(local_batch: int, config: "StepConfig", *, is_strong: bool) -> It
             raise
         kind = ValueError if isinstance(error, ValueError) else RuntimeError
         batch = "global" if is_strong else "local"
-        halving = "" if isinstance(error, memory.ExhaustedError) else "--on-oom halve, flagged, or "
+        halving = (
+            "" if isinstance(error, memory.ExhaustedError) else "--on-oom halve, with a flag, or "
+        )
         recipes = [
-            f"a smaller batch, by {halving}--{batch}-batch",
-            f"the batch in parts, by --set accumulation={2 * config.accumulation}",
+            f"a smaller batch ({halving}--{batch}-batch)",
+            f"the batch in parts (--set accumulation={2 * config.accumulation})",
         ]
         if not config.activation_checkpointing:
-            recipes.append("fewer activations, by --set activation_checkpointing=true")
+            recipes.append("fewer activations (--set activation_checkpointing=true)")
         raise kind(
             f"{_first_line(error)}; {local_batch // config.accumulation} samples at once need more "
-            f"memory than there is: try {'; '.join(recipes)}"
+            f"memory than there is; try one of: {'; '.join(recipes)}"
         ) from error
 
 

@@ -66,14 +66,16 @@ class StepConfig:
         """Refuse an unknown precision or strategy, and numbers out of range."""
         if self.precision not in PRECISIONS:
             raise ValueError(
-                f"no precision {self.precision!r}; choose from {', '.join(PRECISIONS)}"
+                f"there is no precision {self.precision!r}; choose from {', '.join(PRECISIONS)}"
             )
         if self.strategy not in STRATEGIES:
-            raise ValueError(f"no strategy {self.strategy!r}; choose from {', '.join(STRATEGIES)}")
+            raise ValueError(
+                f"there is no strategy {self.strategy!r}; choose from {', '.join(STRATEGIES)}"
+            )
         if self.accumulation < 1:
-            raise ValueError(f"accumulation must be at least 1, got {self.accumulation}")
+            raise ValueError(f"accumulation must be at least 1, but is {self.accumulation}")
         if self.bucket_cap_mb is not None and self.bucket_cap_mb <= 0:
-            raise ValueError(f"bucket_cap_mb must be positive, got {self.bucket_cap_mb}")
+            raise ValueError(f"bucket_cap_mb must be positive, but is {self.bucket_cap_mb}")
 
 
 class TrainStep:
@@ -117,8 +119,8 @@ class TrainStep:
         self._own_step = own.step if own else None
         if self._own_step and config.accumulation > 1:
             raise ValueError(
-                "this workload has a step of its own, which accumulates by itself or not at all; "
-                "leave the accumulation study out"
+                "this workload has its own step, in which Lockstep cannot accumulate; leave out "
+                "the study accumulation"
             )
         self._is_scaled = config.precision == "fp16"
         self.scaler = torch.amp.GradScaler(device.type, enabled=self._is_scaled)
@@ -266,7 +268,7 @@ def is_sharded(config: "StepConfig") -> bool:
 def find_unsuited(config: "StepConfig", own: Workload | None) -> str:
     """Return which settings do not go together, as a sentence; empty if all do."""
     if config.precision == "fp16" and config.fused is False:
-        return "fp16 needs fused=true, since only a fused optimizer does not wait for the host"
+        return "fp16 needs fused=true, because other optimizers wait for the host"
     settings = {
         "bucket_cap_mb": config.bucket_cap_mb is not None,
         "a workload with ddp=": bool(own and own.ddp),
@@ -278,7 +280,7 @@ def find_unsuited(config: "StepConfig", own: Workload | None) -> str:
     lacking = [name for name, is_set in settings.items() if is_set]
     if not (lacking and is_sharded(config)):
         return ""
-    return f"strategy=fsdp does not go with {' and '.join(lacking)}; measure that with strategy=ddp"
+    return f"strategy=fsdp cannot be used with {' and '.join(lacking)}; use strategy=ddp for that"
 
 
 def blocks(model: nn.Module, own: Workload | None = None) -> list[nn.Module]:

@@ -74,7 +74,9 @@ class Imported:
                 break
         if (mine := facts.get("conversion")) != (other := table.get("conversion")):
             text = " and ".join(str(each or "not converted") for each in (other, mine))
-            raise ValueError(f"values of table {name} are {text}; write all of them in one unit")
+            raise ValueError(
+                f"table {name} mixes units: its values are {text}; write all of them in one unit"
+            )
         table["rows"].append(row | {"case": name})
         if note and note not in table["notes"]:
             table["notes"].append(note)
@@ -283,13 +285,15 @@ def _from_rate(row: Record, cells: dict[str, str]) -> tuple[Record, Record]:
         if not (row["local_batch"] or (row["global_batch"] and not whose)):
             needed = "local_batch" if whose else "global_batch, or local_batch"
             raise ValueError(
-                f"unit {unit!r} counts steps; add a column {needed}: samples of a step"
+                f"unit {unit!r} counts steps; add a column {needed} with the samples of a step"
             )
         step_s = value * TIME_UNITS[parsed.time] if parsed.time else 1 / (value * parsed.factor)
         facts = {"unit": "samples/s", "conversion": f"{unit} times the batch of all ranks"}
         return _from_step(step_s, row), {"metric": "throughput"} | facts
     if parsed.time:
-        raise ValueError(f"unit {unit!r} is a time; a throughput is in samples/s")
+        raise ValueError(
+            f"unit {unit!r} is a time, but a throughput needs a unit such as samples/s"
+        )
     facts, rate = {"metric": "throughput", "unit": unit}, f"{parsed.counted}/s"
     if parsed.factor != 1:
         value *= parsed.factor

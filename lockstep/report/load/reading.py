@@ -82,7 +82,7 @@ def _read_imported(path: Path, document: dict[str, Any], results: Results) -> No
     record.check_schema(document, str(path))
     tables = document.get("tables")
     if not isinstance(tables, dict):
-        raise ValueError(f"{path}: holds no tables; import them again")
+        raise ValueError(f"{path}: the file holds no tables; import them again")
     for name, table in tables.items():
         if name in results.tables:
             raise ValueError(f"{path}: table {name} is given twice; import it under another name")
@@ -97,7 +97,8 @@ def _read_imported(path: Path, document: dict[str, Any], results: Results) -> No
             check_value(Details, row.details, where)
             if row.origin not in ORIGINS[1:]:
                 raise ValueError(
-                    f"{where}: the origin is {row.origin}, but imports are cited or target"
+                    f"{where}: the origin is {row.origin}, but that of an imported row must be "
+                    "cited or target"
                 )
             if not isinstance(recorded, list):
                 raise ValueError(
@@ -121,7 +122,9 @@ def _read_launch(
     check_value(LaunchBlock, facts, str(path))
     part = facts.get("part")
     if part and not (len(part) == 2 and part[0] in range(1, part[1] + 1)):
-        raise ValueError(f"{path}: part is {part}, not [K, N] with K from 1 to N; measure it again")
+        raise ValueError(
+            f"{path}: part is {part}, not [K, N] with K from 1 to N; measure this launch again"
+        )
     plain = path.parent.name if path.name in (RESULT, JOURNAL) else path.stem
     name = str(facts.get("launch") or sources.printable(plain))
     if copy := conflicts.find_copy(path, name, facts, results.launches):

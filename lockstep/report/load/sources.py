@@ -58,7 +58,10 @@ def find_files(path: Path) -> list[Path]:
             raise ValueError(f"{path}: no such file or folder")
         return [path]
     if below := _results_below(path):
-        raise ValueError(f"{path}: holds several folders of results; give one: {listed(below)}")
+        raise ValueError(
+            f"{path}: the folder holds several folders of results; give one of them: "
+            f"{listed(below)}"
+        )
     launches = (folder for folder in sorted(path.glob(f"{LAUNCHES}/*")) if folder.is_dir())
     files = []
     for folder in (path, *launches):
@@ -75,7 +78,9 @@ def find_files(path: Path) -> list[Path]:
     if not files and has_jobs:
         raise ValueError(f"{path}: its jobs have no results yet; see lockstep status {path}")
     if not files:
-        raise ValueError(f"{path}: holds no launch, no pytest-benchmark file and no {IMPORTED}")
+        raise ValueError(
+            f"{path}: the folder holds no launch, no pytest-benchmark file and no {IMPORTED}"
+        )
     return files
 
 

@@ -410,7 +410,7 @@ def values(table: Table) -> tuple[list[tuple[str, ...]], Lines]:
             made.append((number, cells))
     understood: list[tuple[str, ...]] = []
     for column in columns:
-        meaning = column.name if column.name in COLUMNS else "no known column; kept as a detail"
+        meaning = column.name if column.name in COLUMNS else "unknown column, kept as a detail"
         if re.search(r"(?i)speed.?up|efficiency", column.name):
             meaning += ", which lockstep check compares with the values"
         unit, cell = column.unit or column.units[0], column.cells[0]
@@ -479,12 +479,12 @@ def _refuse_open(table: Table, columns: Sequence[Column]) -> None:
     values = [column for column in columns if column.metric is not None]
     heads = {column.heading: column.heading for column in columns}
     advice = "'throughput (samples/s)', or 'throughput (samples/s/GPU)' if it is of one GPU"
-    needed = [] if values else [f"no column of values; name it {advice}, or 'step time (ms)'"]
+    needed = [] if values else [f"no column gives values; name one {advice}, or 'step time (ms)'"]
     others = [column.heading for column in columns if column.name == column.heading]
     if not values and others:
         heads[others[0]] = "throughput (samples/s)"
     if "n" not in names and not {"nodes", "ranks_per_node"} <= names:
-        needed.append("no column n for the number of ranks; name it n, or gpus")
+        needed.append("no column gives the number of ranks; name one n, or gpus")
         heads = {"": "n"} | heads
     for column in values:
         heading, is_time = column.heading, "time" in (column.metric or "")

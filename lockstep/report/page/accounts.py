@@ -44,12 +44,12 @@ def jobs(results: Results) -> Panel | None:
         "allocated, as in seff.",
         "Queue wait": "Queue wait lasts from submission, or from eligibility after a "
         "dependency, to the start.",
-        "Node-hours": "Hours are those allocated, by Slurm's count of CPUs.",
+        "Node-hours": "Hours are the allocated hours, by Slurm's count of CPUs.",
         "TRES billing (hours)": "TRES billing is Slurm's own, before a QOS's usage factor.",
-        measured_column: "Measured is the time in timed regions times their ranks; the remaining "
-        "time went to starting, loading, warming up and checking.",
+        measured_column: "Measured is the time in timed regions times their ranks. The other time "
+        "went to starting, loading, warming up and checking.",
     }
-    made = table("Jobs as Slurm accounts for them", (*COLUMNS, measured_column), cells, 3, "",
+    made = table("Jobs in Slurm's accounting", (*COLUMNS, measured_column), cells, 3, "",
                  note=notes)  # fmt: skip
     return panel("jobs", "Jobs", lead=[*_lead(rows, known, results.hours)], tables=[made])
 
@@ -93,7 +93,7 @@ def _lead(rows: Sequence[Row], known: Sequence[Row], hours: str) -> Iterator[str
         yield f"{trimmed(sum(_numbers(known, HELD)))} {hours} were in timed regions."
     if staged := _numbers(rows, "stage_in_s"):
         into, back = in_words(sum(staged)), in_words(sum(_numbers(rows, "stage_out_s")))
-        yield f"Staging took {into} in and {back} out, in {counted(len(staged), 'job')}."
+        yield f"Staging in took {into} and staging out {back}, in {counted(len(staged), 'job')}."
     hits, misses = (int(sum(_numbers(rows, name))) for name in ("cache_hits", "cache_misses"))
     if hits or misses:
         yield f"An earlier job had left the files on {hits} of {counted(hits + misses, 'node')}."

@@ -94,16 +94,17 @@ def imported_panel(
 ) -> Panel:  # fmt: skip
     """Return the panel of the tables of one origin, cited or target."""
     lead = {
-        "cited": "Published or logged by others and not measured by Lockstep; "
-        "ratios are computed here from the absolute numbers.",
-        "target": "Expected by their authors and measured by nobody: targets, not results.",
+        "cited": "These numbers were published or logged by others and not measured by Lockstep. "
+        "Ratios are computed here from the absolute numbers.",
+        "target": "These numbers are expected by their authors and were measured by nobody. They "
+        "are targets, not results.",
     }[origin]
     drawn, figures = parts.drawn(series, origin), []
     if sound := parts.sound(drawn):
         figure = curves.efficiency(origin, sound, threshold, predicted)
         figures = [figure | {"xlabel": "Devices"}]
     beside = rates_of_times(Evidence(results, series))
-    num = f"The figure has {MAX_CURVES} of {len(drawn)} tables of three sizes or more."
+    num = f"The figure shows {MAX_CURVES} of the {len(drawn)} tables with three sizes or more."
     return panel(
         origin, parts.ORIGINS[origin], origin, figures=figures,
         lead=[lead, *[num] * (len(drawn) > MAX_CURVES)], notes=parts.left_out(series, drawn),
@@ -118,9 +119,9 @@ def imported_panel(
 SCALING = {
     "strong": "Strong scaling: the total work is fixed.",
     "weak": "Weak scaling: the work of each device is fixed.",
-    "fixed-epochs": "Local batch and epochs fixed, so the global batch grows and the "
-    "number of steps falls: neither strong nor weak scaling. Speed-up and efficiency are of the "
-    "total time.",
+    "fixed-epochs": "Local batch and epochs are fixed, so the global batch grows and the number of "
+    "steps falls. This is neither strong nor weak scaling. Speed-up and efficiency refer to "
+    "the total time.",
 }
 
 
@@ -150,14 +151,16 @@ def _imported_table(
         ("Extra GPU-hours (%)", lambda p: ratio_cell(p, percent(p.extra_device_hours))),
         (cost.replace("GPU-hours", "Cost"), lambda p: number(p.cost)), parts.FLAGS,
     )  # fmt: skip
-    text = "Scaling not stated: total work taken as fixed."
+    text = "The scaling is not stated, so the total work is taken as fixed."
     if stated := facts.get("scaling_text"):
         text = f"Scaling as stated: {stated}."
     if series.row.scaling in SCALING:
-        view = " The weak view compares step times." if series.base.time_ratio else ""
+        view = " Time ratios compare step times." if series.base.time_ratio else ""
         text = SCALING[series.row.scaling] + view
     texts = [text, f"Ratios are relative to {parts.baseline_text(series)}."]
-    texts += [f"Throughput is of {twin.label}; ratios are of the times."] if twin else []
+    texts += (
+        [f"Throughput is that of {twin.label}; ratios are computed from the times."] if twin else []
+    )
     texts += [parts.repeat_text(series).strip()] if len(series.points) > 1 else []
     texts += [f"Its values are {facts['conversion']}."] if facts.get("conversion") else []
     texts += [f"Source: {facts['source']}."] if facts.get("source") else []
@@ -175,7 +178,7 @@ def programs_panels(series: Sequence[Series]) -> list[Panel]:
         factors.setdefault(ladder.factor, []).append(ladder)
     made = [_over(factor, own) for factor, own in factors.items()]
     if metrics := _metrics(series):
-        lead = "What the program printed: of each launch the median over its runs."
+        lead = "These values were printed by the program. A launch has the median over its runs."
         made.append(panel(
             "metrics", "Metrics of programs", lead=[lead], tables=metrics, figures=_curves(series)
         ))  # fmt: skip
@@ -316,9 +319,9 @@ def _paces(rows: Sequence[Row]) -> list[Panel]:
         "kind": "category", "id": "pace-strip", "title": title, "items": items,
         "xlabel": "Longer than the others (%)", "ylabel": noun.capitalize(),
         "line": 0.0, "is_relative": True, "desc": f"Step time by {noun}. {described}.",
-        "note": "Time of a step without gradient synchronisation over the median of the others: "
-        f"geometric mean over launches with its 95 % interval, the slowest {noun} first. "
-        f"Faint dots: each {'rank of the host' if is_hosts else 'launch'}.",
+        "note": "Time of a step without gradient synchronisation, divided by the median of the "
+        "others. It is the geometric mean over launches with its 95 % interval; the slowest "
+        f"{noun} is first. Faint dots: each {'rank of the host' if is_hosts else 'launch'}.",
     }  # fmt: skip
     return [panel("pace", "Hosts and ranks", figures=[figure])]
 

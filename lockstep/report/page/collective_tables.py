@@ -39,8 +39,8 @@ def collective_panel(study: str, series: Sequence[Series], wires: Wires) -> Pane
         names = formats.listed(list(drawn)[:MAX_CURVES], MAX_CURVES)
         notes = [f"The figure shows {names} at the largest world size, {largest}."]
     lead = (
-        "algbw is message size over time; busbw multiplies it by the factor nccl-tests defines, "
-        "so that it compares with the speed of a link. At one rank nothing crosses a bus."
+        "algbw is message size / time. busbw is algbw times the factor that nccl-tests defines, so "
+        "that it can be compared with the speed of a link. With one rank nothing crosses a bus."
     )
     return parts.panel(
         study, TITLES[study], lead=[lead], notes=notes,
@@ -200,9 +200,9 @@ EVERY: parts.Columns = (
 )
 HEALTH: dict[Kind, str] = {
     "use": "GPU in use",
-    "memory": "GPU memory in use, of all GPU memory",
-    "power": "power, of the board's limit",
-    "loader": "share of a step that waits for the best loader setting",
+    "memory": "GPU memory in use, as a share of all GPU memory",
+    "power": "power, as a share of the board's limit",
+    "loader": "share of a step spent waiting for the loader with its best setting",
     "network": "all_reduce between nodes, busbw",
 }
 LEAD = (

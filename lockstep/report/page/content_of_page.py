@@ -31,8 +31,8 @@ from lockstep.report.words.headline import Headline
 from lockstep.report.words.lines import signs
 
 CPU_BAND = (
-    "Measured on CPUs, where ranks share cores and memory bandwidth: a test that the suite works, "
-    "and no evidence for a proposal."
+    "Measured on CPUs, where ranks share cores and memory bandwidth. This shows that the suite "
+    "works, and is no evidence for a proposal."
 )
 KINDS = {name: TITLES[name] for name in LADDERS} | {"cited": "Cited", "target": "Target"}
 # Most curves of the small figure beside the headlines.
@@ -225,8 +225,8 @@ def _verdicts(ladders: Headlines) -> list[str]:
         noisy += [each.series.label for each in sound if each.why and each.why.kind == "open"]
     if noisy:
         sentences.append(
-            f"Noise hides which cause takes the lost time in {listed(noisy, 4)}: measure each "
-            f"size in more launches, at least {next_step.WANTED_LAUNCHES}."
+            f"Noise hides which cause takes the lost time in {listed(noisy, 4)}. Measure each size "
+            f"in more launches, at least {next_step.WANTED_LAUNCHES}."
         )
     return sentences
 
@@ -310,7 +310,7 @@ def _warnings(evaluation: Evaluation) -> list[str]:
     texts = [
         (len(evaluation.left_out), evaluation.not_pooled),
         (flagged, f"{flagged} of {counted(len(points), 'point')} flagged"),
-        (unequal, f"{unequal} series with ranks of unequal strength"),
+        (unequal, f"{unequal} series whose ranks have different numbers of threads"),
         (single, f"{counted(single, 'point')} without repeat"),
         (wide, f"{noisy}{counted(wide, 'interval')} wider than a factor of {next_step.WIDE:g}"),
         (skewed, f"{counted(skewed, 'point')} {off}"),

@@ -102,7 +102,7 @@ def _throughput(series: Sequence[Series]) -> list[Figure]:
         made.append(curve_figure(key, title, label, curves, ylog=True, ideal=IDEAL))
     if len(units) > MAX_UNITS:
         left_out = formats.listed(f"{unit}/s" for unit in units[MAX_UNITS:])
-        made[-1]["note"] = f"Not drawn: series in {left_out}; the figure of speed-up has them."
+        made[-1]["note"] = f"Series in {left_out} are not drawn; the figure of speed-up has them."
     return made
 
 
@@ -232,7 +232,7 @@ def _causes(study: str, series: Sequence[Series]) -> tuple[list[Figure], list[st
             "desc": f"Step time in ms by cause against ranks. {described}.",
             "note": "Below: how much longer a step takes than the ideal step.",
         })  # fmt: skip
-    note = f"Where a step's time goes is drawn for {MAX_SPLIT} of {len(divided)} series."
+    note = f"The figures show where a step's time goes for {MAX_SPLIT} of {len(divided)} series."
     return made, [note] * (len(divided) > MAX_SPLIT)
 
 
@@ -347,12 +347,13 @@ def _cost_table(series: Series, hours: str) -> parts.Table:
 # Tables that a reader opens together.
 GROUP = "Where a step's time goes"
 LOSS_NOTE = (
-    "The whole step is the step time of every table, a median of timed rounds. Its parts are "
-    "those of the card, scaled to it. They are means over turns of the step, of the step without "
-    "gradient synchronisation, and of the latter on half of the batch. Compute is the time of a "
-    "rank that never waits, less the other parts. A loss is a part's time less its share of the "
-    "baseline's, at least 0. A baseline of one rank separates DDP's own work from communication. "
-    "DDP's own work and the fixed cost count only as far as more ranks do not share them."
+    "The whole step is the step time of every table, a median of timed rounds. Its parts are those "
+    "of the card, scaled to it. They are means over turns of three kinds: the step, the step "
+    "without gradient synchronisation, and the latter on half of the batch. Compute is the time of "
+    "a rank that never waits, minus the other parts. A loss is a part's time minus its share of "
+    "the baseline's time, at least 0. A baseline of one rank separates DDP's own work from "
+    "communication. DDP's own work and the fixed cost count only as far as more ranks do not share "
+    "them."
 )
 PHASE_COLUMNS = (
     "Ranks", "Data (ms)", "Forward (ms)", "Backward (ms)", "Optimizer (ms)",
@@ -360,8 +361,8 @@ PHASE_COLUMNS = (
 )  # fmt: skip
 PHASE_NOTE = {
     "Data (ms)": "Data is the mean wait of the slowest rank for its batch.",
-    "Forward (ms)": "Forward, backward and optimizer are means over ranks, medians over turns of "
-    "the whole step and over launches.",
+    "Forward (ms)": "Forward, backward and optimizer are means over ranks, and medians over "
+    "launches and over turns of the whole step.",
     "Backward (ms)": "Backward includes the communication that it does not hide.",
     "Overlap (%)": "Overlap is 1 - exposed communication / the time of the all-reduce alone: 100 % "
     "if the backward pass hides all of it. At least this share is hidden, since exposed "
@@ -375,7 +376,7 @@ def _loss_table(series: Series) -> parts.Table | None:
     if not rows:
         return None
     columns = (
-        "Ranks", "Of a step", "Time (ms)", "95 % interval (ms)", "Lost to the baseline (ms)",
+        "Ranks", "Of a step", "Time (ms)", "95 % interval (ms)", "Loss against the baseline (ms)",
         "95 % interval (ms)",
     )  # fmt: skip
     point = series.points[-1]

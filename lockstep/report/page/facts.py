@@ -61,21 +61,21 @@ TRAINING = (
 
 
 RATES = (
-    "Throughput is the samples of all ranks in a step, counted once, over the step time, so "
-    "throughput times time is samples. Imbalance is how much longer the slowest rank of a step "
+    "Throughput is the samples of all ranks in a step, counted once, divided by the step time. "
+    "Throughput times time is samples. Imbalance is how much longer the slowest rank of a step "
     "takes than a usual rank, in milliseconds; peak memory is the largest rank's. MFU is model "
-    "FLOP/s over the datasheet peak of all devices, and absent if that peak is unknown."
+    "FLOP/s divided by the datasheet peak of all devices; it is absent if that peak is unknown."
 )
 MEANINGS = (
-    "Speed-up is the ratio of throughput to the baseline, the smallest world size of the "
-    "series unless another was requested; if only times are known, the ratio of work per "
-    "second. Parallel efficiency is speed-up divided by the ratio of world sizes. For weak "
-    "scaling it equals the baseline's step time over the point's, given as time ratio.",
-    "Intervals are 95 % Student t on the logarithm of one value per launch; those of ratios "
-    "are Welch's and contain the baseline's uncertainty. They are centred on the geometric "
-    "mean of the launches, while a point is their median, which may lie off the centre, or "
-    "outside, if the launches are skewed. The baseline's own ratio is 1 by definition and has no "
-    "interval, and a point with one launch has none.",
+    "Speed-up is the ratio of throughput to the baseline, the smallest world size of the series "
+    "unless another was requested; if only times are known, the ratio of work per second. "
+    "Parallel efficiency is speed-up divided by the ratio of world sizes. For weak scaling it "
+    "equals the time ratio: the baseline's step time divided by the point's.",
+    "Intervals are 95 % Student t intervals of the logarithm of one value per launch. Those of "
+    "ratios are Welch's and contain the baseline's uncertainty. They are centred on the geometric "
+    "mean of the launches. A point is the median of the launches, which may lie off the centre, "
+    "or outside, if the launches are skewed. The baseline's own ratio is 1 by definition and has "
+    "no interval, and a point with one launch has none.",
 )
 
 
@@ -123,19 +123,21 @@ def _reason(gap: Gap) -> str:
         case "failed" | "skipped":
             return f"{gap.kind}: {gap.reason}"
         case "too-few-gpus":
-            return f"skipped: it needs {gap.world_size} GPUs, and the machine has {gap.num_gpus}"
+            return f"skipped: it needs {gap.world_size} GPUs, but the machine has {gap.num_gpus}"
         case "below-floor":
             return "left out: a smaller size missed until_efficiency"
         case "not-run":
             return "the launch was planned but has no result"
-    return "expected, but the launch holds no result"
+    return "the case was expected, but the launch holds no result of it"
 
 
 def gaps_panel(results: Results) -> Panel | None:
     """Return the gaps as a panel; None if all that was planned was measured."""
     lines = gaps(results)
     broken = [launch.name for launch in results.launches if not launch.complete]
-    lead = [f"Not in this report, since it cannot be read: {why}." for why in results.unread]
+    lead = [
+        f"A file is not in this report, because it cannot be read: {why}." for why in results.unread
+    ]
     if broken:
         text = f"{counted(len(broken), 'launch')} incomplete: {listed(broken)}."
         lead.append(f"{text} Their finished cases are in this report.")
@@ -156,8 +158,9 @@ def method(results: Results, series: Sequence[Series], threshold: float) -> Pane
     lead += [
         *MEANINGS,
         f"An efficiency of {100 * threshold:.0f} % or more is called good. Device-hours are world "
-        "size times hours: of one run in tables of times, else of a million samples. They use the "
-        "mean step, since costs add up; all other values use the median, the steady state.",
+        "size times hours. They refer to one run in tables of times, and else to a million "
+        "samples. They use the mean step, since costs add up; all other values use the median, "
+        "the steady state.",
     ]
     rows = [row for curve in series for point in curve.points for row in point.rows]
     count = sum(row.num_far_out or 0 for row in rows)

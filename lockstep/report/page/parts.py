@@ -127,7 +127,7 @@ def cost_note(hours: str, points: Sequence[Point]) -> str:
     """Return a note that costs use the mean step, and which points' mean is unsure."""
     long = [p for p in points if any(flag.kind == "long-round" for flag in p.flags)]
     places = listed(list(dict.fromkeys(f"{p.rows[0].case} at {p.world_size}" for p in long)), 3)
-    unsure = f" A long round dominates those of {places}: measure again." if long else ""
+    unsure = f" A long round dominates the hours of {places}; measure again." if long else ""
     medians = "; step times are medians" if any(p.rows[0].rounds for p in points) else ""
     return f"{hours} use the mean step, since costs add up{medians}.{unsure}"
 
@@ -157,17 +157,17 @@ def repeat_text(series: Series) -> str:
     text = ""
     bare = [p for p in series.points if p.num_launches > 1 and p.rate_interval is None]
     if all(point.num_launches == 1 for point in series.points):
-        text = " No interval: each size has one launch."
+        text = " There is no interval, because each size has one launch."
     elif series.base.num_launches == 1:
-        text = " No interval of ratios: the baseline has one launch."
+        text = " Ratios have no interval, because the baseline has one launch."
     elif any(len(set(point.rates)) == 1 for point in bare):
-        text = " No interval where launches are equal to the last digit and show no spread."
+        text = " There is no interval where launches are equal to the last digit."
     elif bare:
-        text = " No interval where few launches differ widely: measure more launches."
+        text = " There is no interval where few launches differ widely; measure more launches."
     if sizes := [point.world_size for point in series.points if point.in_one_job]:
         text += (
-            f" Intervals at {listed(sizes)} are over launches of one job: another job may "
-            "get other nodes and differ by more; repeat in several jobs."
+            f" Intervals at {listed(sizes)} are over launches of one job. Another job may get "
+            "other nodes and differ by more; repeat in several jobs."
         )
     return text
 

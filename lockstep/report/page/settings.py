@@ -125,7 +125,10 @@ def _category_table(study: str, members: Sequence[Member], world_size: int) -> T
         for own, base in members
         for curve, point in own
     ]  # fmt: skip
-    note = "No ratio: the setting that others are compared with was not measured at this size."
+    note = (
+        "There is no ratio, because the setting that others are compared with was not measured at "
+        "this size."
+    )
     if base := members[0][1]:
         beside = " of the same workload" if several else f", {absolute(base[1])},"
         note = f"Ratio of throughput to {_setting(base[0], names)}{beside} at the same world size."
@@ -174,8 +177,8 @@ def _without_effect(cases: Cases) -> str:
             options.setdefault(str(why), {})[str(name)] = None
             settings.setdefault(str(why), set()).add(index)
     return "".join(
-        f" Without effect in {len(settings[why])} of {counted(len(cases), 'setting')}, since "
-        f"{why}: {formats.listed(names)}."
+        f" In {len(settings[why])} of {counted(len(cases), 'setting')} some options have no "
+        f"effect, because {why}: {formats.listed(names)}."
         for why, names in options.items()
     )
 
@@ -220,8 +223,8 @@ def _knees(groups: Sequence[Group]) -> list[str]:
         top = max(point.rate for point in best.values())
         knee = min(n for n, point in best.items() if point.rate >= (1 - KNEE) * top)
         sentences.append(
-            f"Knee of {_place(cases[0][0], world_size)}: num_workers={knee} is the "
-            f"smallest within {100 * KNEE:.0f} % of the best throughput, at {absolute(best[knee])}."
+            f"Knee of {_place(cases[0][0], world_size)}: num_workers={knee} is the smallest number "
+            f"within {100 * KNEE:.0f} % of the best throughput, at {absolute(best[knee])}."
         )
     return sentences
 
@@ -291,8 +294,8 @@ def _grid(study: str, index: int, grid: Grid) -> Figure:
         for row, each in zip(rows, cells, strict=True)
     )
     note = (
-        f"Throughput over that of {reference} at the same size. Bold: the 95 % interval leaves "
-        "out 1. Blue: quicker, orange: slower."
+        f"Throughput divided by that of {reference} at the same size. Bold: the 95 % interval "
+        "excludes 1. Blue: faster, orange: slower."
     )
     num_rows, num_sizes = len(grid.cells) - len(rows), len(grid.sizes) - len(sizes)
     if num_rows or num_sizes:

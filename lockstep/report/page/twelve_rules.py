@@ -65,8 +65,8 @@ def checklist(results: Results, series: Sequence[Series]) -> list[Checked]:
     base: Verdict = True, f"{relative}; the base runs the same parallel program"
     if cited := [curve for curve in compared if curve.row.origin != "measured"]:
         base = False, (
-            f"{relative}; {counted(len(cited), 'cited table')} without saying whether the base "
-            "is the serial program or one rank of the parallel program"
+            f"{relative}; {counted(len(cited), 'cited table')} did not say whether the base is the "
+            "serial program or one rank of the parallel program"
         )  # fmt: skip
     known = sum(map(bool, ratios))
     means = (
@@ -88,22 +88,22 @@ def checklist(results: Results, series: Sequence[Series]) -> list[Checked]:
         ),
         (
             "Give an interval for each value that varies",
-            _share(measured, lambda p: p.rate_interval, "{} with a 95 % interval over launches",
+            _share(measured, lambda p: p.rate_interval, "{} had a 95 % interval over launches",
                    "nothing was measured here"),
         ),
         ("Check that noise is normal before assuming it", _normality(series, bool(measured))),
         (
             "Compare by intervals or tests, not bare numbers",
-            (known == len(ratios), f"{known} of {num_ratios} with an interval that includes the "
-             "baseline's uncertainty") if ratios else (None, "nothing is compared"),
+            (known == len(ratios), f"{known} of {num_ratios} had an interval that includes the "
+                "baseline's uncertainty") if ratios else (None, "nothing is compared"),
         ),
         (
             "Choose mean, median or percentile for a reason",
             _share(
                 [point for point in measured if point.mean_over_median is not None],
                 lambda p: abs((p.mean_over_median or 1) - 1) <= NOTABLE,
-                f"the mean step lies within {100 * NOTABLE:.0f} % of the median at {{}}; least and "
-                "largest step are kept, too", "no steps were timed here",
+                f"the mean step lies within {100 * NOTABLE:.0f} % of the median at {{}}; the "
+                "shortest and the longest step are kept, too", "no steps were timed here",
             ),
         ),
         ("Record all factors and the whole setup", _setup(results, measured)),
@@ -167,7 +167,7 @@ def _left_out(results: Results) -> Verdict:
     unexplained = facts.gaps(results, lambda gap: not gap.is_explained)
     lost = [*(what for what, _, _ in unexplained), *map(str, results.unread)]
     if lost:
-        return False, f"{counted(len(lost), 'gap')} without a reason, first: {lost[0]}"
+        return False, f"{counted(len(lost), 'gap')} without a reason; the first is {lost[0]}"
     if gaps := facts.gaps(results):
         return True, f"{counted(len(gaps), 'gap')}, each with its reason under Not measured"
     return True, "all that was planned was measured"
@@ -193,13 +193,14 @@ def _normality(series: Sequence[Series], is_measured: bool) -> Verdict:
     count = counted(len(values), "launch")
     if len(values) < FEWEST_VALUES:
         return False, (
-            f"assumed of the logarithms of rates: {count} at points of 3 or more, too few to check"
+            f"assumed for the logarithms of rates: {count} at points of 3 or more are too few to "
+            "check"
         )
     statistic = anderson_darling(values)
     sign = "below" if statistic < CRITICAL else "above"
     return statistic < CRITICAL, (
-        f"checked for the logarithms of rates of {count}: Anderson-Darling {statistic:.2f}, {sign} "
-        f"its 5 % point of {CRITICAL}"
+        f"checked for the logarithms of rates of {count}: Anderson-Darling {statistic:.2f} is "
+        f"{sign} its 5 % point of {CRITICAL}"
     )
 
 
@@ -225,14 +226,14 @@ def _setup(results: Results, measured: Sequence[Point]) -> Verdict:
     trained = {row.launch for point in measured for row in point.rows if row.training}
     runs = trained - {launch.name for launch in launches}
     if not (launches or runs):
-        return False, "cited tables record no more of the setup than their source"
+        return False, "cited tables hold no more of the setup than their source does"
     full = sum(all(launch.provenance.get(name) for name in SETUP) for launch in launches)
     complete = (
-        f"{full} of {counted(len(launches), 'launch')} with versions, devices, ranks and "
+        f"{full} of {counted(len(launches), 'launch')} recorded versions, devices, ranks and "
         "environment; each case's name has its factors"
     )
     partial = (
-        f"{counted(len(runs), 'training run')} with options and device, and neither versions "
+        f"{counted(len(runs), 'training run')} recorded options and device, but neither versions "
         "nor environment"
     )
     text = "; ".join([*[complete] * bool(launches), *[partial] * bool(runs)])
@@ -250,11 +251,14 @@ def _timing(measured: Sequence[Point]) -> Verdict:
     if timed:
         units = dict.fromkeys("epoch" if row.training else "round" for row in timed)
         texts.append(
-            f"{share} timed by {' or '.join(units)} after a barrier, with one device "
+            f"Lockstep timed {share} by {' or '.join(units)} after a barrier, with one device "
             "synchronisation; the slowest rank counts"
         )
     if count := sum(bool(row.program) for row in rows):
-        texts.append(f"{counted(count, 'point')} of programs timed by their output, or as a whole")
+        texts.append(
+            f"{counted(count, 'point')} of programs got the time from the output, or from "
+            "the whole run"
+        )
     return len(timed) == len(rows), "; ".join(texts) or f"{share} timed here"
 
 

@@ -169,7 +169,7 @@ def _verdict(columns: Sequence[tuple[str, Phases]]) -> list[str]:
         kept = percent(each.compute_s / each.step_s)
         return [f"Little is lost: {kept} % of a step of {_ms(each.step_s)} is compute ({title})."]
     kind, todo = BOUNDS[name]
-    start = f"{kind.capitalize()}-bound" if share >= BOUND else f"Loses most to {kind}"
+    start = f"{kind.capitalize()}-bound" if share >= BOUND else f"Most time is lost to {kind}"
     steps = counted(each.num_steps, "step")
     return [
         f"{start}: {percent(share)} % of a step of {_ms(each.step_s)} is {ROWS[name]} ({title}).",

@@ -19,12 +19,12 @@ Kind = Literal["good", "below", "open", "alone", "blocked"]
 TIMES = "\u00d7"
 # How a headline continues after the milliseconds that are lost to a cause.
 PHRASES: dict[Cause, str] = {
-    "exposed": "wait for communication",
-    "imbalance": "wait for slow ranks",
-    "input": "wait for input",
+    "exposed": "are spent waiting for communication",
+    "imbalance": "are spent waiting for slow ranks",
+    "input": "are spent waiting for input",
     "fixed": "are a fixed cost of each step",
-    "contention": "go to ranks that share a machine",
-    "own": "are own work that more ranks do not shorten",
+    "contention": "are lost because ranks share a machine",
+    "own": "are work that more ranks do not shorten",
     "ddp": "are DDP's own work",
 }
 
@@ -67,7 +67,7 @@ class Headline:
         """How far the series scales."""
         base, point = counted(self.series.baseline, self.series.noun), self.point
         if self.kind == "alone":
-            return f"no size above the baseline, {parts.baseline_text(self.series)}"
+            return f"no size is above the baseline, {parts.baseline_text(self.series)}"
         size, interval = counted(point.world_size, self.series.noun), point.efficiency_interval
         named = " efficiency" if self.kind == "good" else ""
         span = percent_span(interval) if interval else no_interval(point, self.series.base)
@@ -93,7 +93,7 @@ class Headline:
             interval = parts.ms_span(part.interval) if part.interval else "no interval"
             step_ms = parts.ms(why.loss.step_s)
             lost = f"{parts.ms(part.seconds)} ms ({interval}) of a {step_ms} ms step "
-            lost += self.cause if why.kind == "named" else "are lost, no cause shown"
+            lost += self.cause if why.kind == "named" else "are lost, and no cause is shown"
             if why.kind == "little":
                 lost = "little is lost"
             elif why.kind == "open" and why.loss.seconds <= 0:
@@ -160,7 +160,7 @@ def entry(
 def verdict(series: Series, threshold: float) -> str:
     """Return how far a series scales, or that an error of the check forbids a verdict."""
     if any(point.blocked_by for point in series.points):
-        return "an error of the check forbids a verdict"
+        return "an error of lockstep check blocks the verdict"
     return judge(series, threshold).gives
 
 
@@ -213,7 +213,7 @@ def choices(series: Series, threshold: float) -> list[Choice]:
     slower = {point.world_size: _is_slower(point, fast) for point in points if point is not fast}
     equal = next(point for point in points if not slower.get(point.world_size))
     is_known = None not in slower.values()
-    beside = "" if equal is fast else f"{fast.world_size} not shown to be faster"
+    beside = "" if equal is fast else f"{fast.world_size} is not shown to be faster"
     return [
         Choice(
             "fewest device-hours", cheap.world_size,

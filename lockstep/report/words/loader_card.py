@@ -15,19 +15,23 @@ from lockstep.report.words.names import factors_text
 Kind = Literal["keeps-up", "waits", "open"]
 
 # Data set of the loader study -> where its images lie.
-PLACES = {"tensor": "images in memory", "memmap": "images in a file", "files": "a file an image"}
+PLACES = {
+    "tensor": "images in memory",
+    "memmap": "all images in one file",
+    "files": "one file per image",
+}
 
 # Factors of the study that are no options of a DataLoader.
 NOT_OPTIONS = ("dataset", "cache")
 VERDICTS: dict[Kind, str] = {
     "keeps-up": "The loader keeps up:",
     "waits": "Input-bound: the loader is too slow; at best",
-    "open": "Not shown whether the loader keeps up; at best",
+    "open": "It is not shown whether the loader keeps up; at best",
 }
 # Kind -> the next action; empty for the best setting.
 NEXT: dict[Kind, str] = {
     "keeps-up": "",
-    "waits": "more cores and workers per rank, cheaper decoding, or data stored as it is used",
+    "waits": "use more cores and workers per rank, cheaper decoding, or data stored as it is used",
     "open": "measure more launches: lockstep run --name loader --studies loader --repeats 5",
 }
 
@@ -102,8 +106,8 @@ def card(series: Sequence[Series]) -> list[str]:
     ranks = counted(best.point.world_size, "rank")
     return [
         f"{VERDICTS[loading.kind]} {waits}.", *rows, f"next      {todo}",
-        f"trust     a small model's step, {ranks} loading at once; a larger model may need fewer "
-        "images per second",
+        f"trust     measured with a small model's step and {ranks} loading at once; a larger model "
+        "may need fewer images per second",
     ]  # fmt: skip
 
 

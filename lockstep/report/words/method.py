@@ -10,7 +10,9 @@ from lockstep.core.studies import TRAINING
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.results import Results, Row
 
-NOT_RECORDED = "Basis: what a step read is not recorded, so the numbers may be an upper bound."
+NOT_RECORDED = (
+    "Basis: the data that a step read is not recorded, so the numbers may be an upper bound."
+)
 BOUND = (
     "Throughput and efficiency are an upper bound for production, which also reads and decodes "
     "data, writes checkpoints, and may have batches of unequal length."
@@ -38,11 +40,11 @@ def timing(results: Results, points: Sequence[Point]) -> list[str]:
     order = ", interleaved over sizes in random order" if is_ordered else ""
     return [
         f"Timers around the main loop (Lockstep {version}): {warm}a round is an untimed barrier, "
-        f"then {steps} {_noun(steps, 'step')} running freely, one device synchronisation, and a "
-        "monotonic clock is read. Each rank keeps its own time, and a round lasts as long as its "
-        "slowest rank. Start-up, data generation and checks are outside.",
-        f"A launch, a new process group, has {rounds} timed {_noun(rounds, 'round')} of "
-        f"each case; a point has {launches} {_noun(launches, 'launch')}{order}. Step times are the "
+        f"then {steps} {_noun(steps, 'step')} that run freely and one device synchronisation, "
+        "read from a monotonic clock. Each rank keeps its own time, and a round lasts as long as "
+        "its slowest rank. Start-up, data generation and checks are not timed.",
+        f"A launch is a new process group and has {rounds} timed {_noun(rounds, 'round')} of each "
+        f"case; a point has {launches} {_noun(launches, 'launch')}{order}. Step times are the "
         "median over launches of a launch's median round.",
     ]
 
@@ -82,7 +84,7 @@ def basis(bases: Sequence[Basis | None], precisions: Iterable[str | None] = ()) 
 
 def _contents(basis: Basis) -> str:
     if basis == Basis():
-        return "a step of the user's own, of which nothing else is recorded"
+        return "a step of the user's own; nothing else is recorded about it"
     timed = {None: "", True: "input timed", False: "input not timed"}[basis.times_input]
     optimizer = f"optimizer {basis.optimizer}" if basis.optimizer else ""
     data = f"{basis.data} data" if basis.data else "data that the workload generates"

@@ -15,9 +15,9 @@ from lockstep.report.words.names import name_of
 from lockstep.report.words.verdict_card import Judged
 
 WANTED_LAUNCHES = 3
-UNMEASURED = "Fix why no case has a result (see Not measured), and run again."
+UNMEASURED = "No case has a result: fix the reasons listed under Not measured, and run again."
 CITED_ALONE = "Measure the same points on the machine you will use; cited numbers are no evidence."
-RECORDED_ALONE = "Measure your own machine: lockstep run, which needs the extra [bench] (torch)."
+RECORDED_ALONE = "Measure your own machine with lockstep run; it needs the extra [bench] (torch)."
 ON_GPUS = "Run the same campaign on the GPUs you will use: the suite works on this machine."
 OWN_ON_GPUS = "Then measure the test on the GPUs you will use."
 THEN_ON_GPUS = "Then run the same campaign on the GPUs you will use."
@@ -29,7 +29,7 @@ MORE_SEEDS = (
     f"Train every setting with at least {WANTED_LAUNCHES} seeds: without them the accuracy has no "
     "interval, or a wide one."
 )
-TRAINED = "Train with what you would change, and compare it with these runs: lockstep compare."
+TRAINED = "Change a setting, train again, and compare the runs with these: lockstep compare."
 # The ratio of an interval's ends beyond which a point says little.
 WIDE = 1.5
 
@@ -56,7 +56,10 @@ def next_step(
         seeds = min(len({learning.seed(row) for row in point.rows}) for point in points)
         return MORE_SEEDS if seeds < WANTED_LAUNCHES else TRAINED
     if flagged := next((p.flags[0] for p in points if p.flags), None):
-        return f"Remove the cause of the flags and measure those points again, first: {flagged}."
+        return (
+            "Remove the causes of the flags and measure those points again. The first flag: "
+            f"{flagged}."
+        )
     if first := _more_launches(measured) or _of_own_tests(measured, threshold, judged):
         return first
     if not drop_laddered(measured):

@@ -15,7 +15,7 @@ from lockstep.report.words.headline import TIMES, entry
 from lockstep.report.words.lines import numbers
 from lockstep.report.words.names import factors_text
 
-BLOCKED = "no verdict, blocked by the check"
+BLOCKED = "there is no verdict, because an error of lockstep check blocks it"
 # Studies that measure settings of one step.
 STUDIES = [name for name in NAMES if name not in (*LADDERS, *WITHOUT_RANKING)]
 # Settings that are named in a sentence.
@@ -56,7 +56,7 @@ def rate_headlines(series: Sequence[Series], threshold: float) -> list[dict[str,
         kind = "good"
         if not good:
             kind = "open" if any(point.reaches(threshold) is None for point in above) else "below"
-            sure = "not shown whether any" if kind == "open" else "no"
+            sure = "it is not shown that any" if kind == "open" else "no"
             text = f"{sure} value reaches {100 * threshold:.0f} % efficiency; at best {text}"
         if ladder.is_blocked:
             kind, text = "blocked", BLOCKED
@@ -102,7 +102,7 @@ def headlines(series: Sequence[Series]) -> list[dict[str, Any]]:
     made = []
     for ranking in rankings:
         is_study, text = ranking.study in STUDIES, _headline(ranking)
-        flagged = f"{ranking.num_flagged or 'none'} of the {len(ranking.places)} flagged"
+        flagged = f"{ranking.num_flagged or 'none'} of the {len(ranking.places)} settings flagged"
         launches = counted(ranking.num_launches, "launch")
         trust = f"trust: each setting has at least {launches}; {flagged}"
         made.append(entry(
@@ -131,7 +131,7 @@ def lines(ranking: Ranking) -> list[str]:
         rows.append(f"  {factors_text(place.factors):<32}{rate}{memory} {beside}".rstrip())
     trust = counted(ranking.num_launches, "launch")
     tied = _of_kind(ranking, "not_shown_slower")
-    hint = "; more --repeats tell closer settings apart" if tied else ""
+    hint = "; use more --repeats to tell closer settings apart" if tied else ""
     return [
         _headline(ranking),
         *rows,
@@ -155,15 +155,15 @@ def _headline(ranking: Ranking) -> str:
     where = f"on {counted(ranking.world_size, 'rank')}"
     tied = [place.factors for place in _of_kind(ranking, "not_shown_slower")]
     if ranking.is_one:
-        return f"Nothing to choose {where}: all settings made the same buckets."
-    text = f"Nothing to rank {where}."
+        return f"There is nothing to choose {where}, because all settings made the same buckets."
+    text = f"There is nothing to rank {where}."
     if ranking.places:
         first = ranking.places[0]
         best = "Fastest as measured" if tied else "Best"
         if ranking.study not in STUDIES:  # a user's values may change the work of a step
-            best = "Quickest, if all do the same work,"
+            best = "Fastest, if all do the same work,"
         if first.kind != "best":
-            best = "No best setting, since only one was measured,"
+            best = "Only one setting was measured"
         rate = f"{number(first.rate)} {ranking.unit}/s"
         rate += f" ({span(first.interval)})" if first.interval else ""
         text = f"{best} {where}: {factors_text(first.factors)}, {rate}."

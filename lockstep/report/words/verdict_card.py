@@ -30,7 +30,7 @@ ADVICE: dict[Cause, str] = {
     "input": "try more loader workers, pinned memory and prefetching",
     "fixed": "a fixed cost does not shrink with the batch: try a larger batch per rank, "
     "torch.compile or a CUDA graph",
-    "contention": "ranks wait for cores, or compute longer than a rank of the baseline does: they "
+    "contention": "ranks wait for cores, or compute longer than a rank of the baseline does. They "
     "share cores, caches, memory bandwidth or power with each other or with other processes",
     "own": "each rank computes longer than its share of the baseline: its batch is too small to "
     "fill the device, or ranks share cores and memory bandwidth",
@@ -59,7 +59,7 @@ class Judged:
         slow_rank, todo = slow_text(slowest) if slowest else "", self._next() if has_next else {}
         lines = card(self.bound, hosts if same else (), todo, slow_rank, self._latest())
         if self.bound.kind == "open" and any(line.startswith(" ") for line in lines):
-            noisy = "  too noisy to show what a step loses to which cause"
+            noisy = "  the noise hides which cause takes the lost time"
             return [lines[0], noisy, *(line for line in lines[1:] if not line.startswith(" "))]
         return lines
 
