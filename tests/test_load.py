@@ -14,6 +14,7 @@ from data.report_samples import (
     strong_tree,
     write,
 )
+from planted import ranks
 
 from lockstep.core.record import KEY, case_name
 from lockstep.report.check.checker import check
@@ -214,7 +215,9 @@ def test_equal_names_of_other_campaigns_are_told_apart(tmp_path):
 
 @pytest.mark.slow
 def test_one_wrong_value_anywhere_is_read_or_refused_by_name(tmp_path):
-    case = record("collective", 2, details={"algbw_gb_per_s": 1.0, "bucket_bytes": [1]})
-    content = document("w2-r0", 2, {CASE: case}, skipped=[{"case": "z", "reason": "r"}])
+    case = record("collective", 2, details={"algbw_gb_per_s": 1.0, "bucket_bytes": [1]},
+                  checks={"precision": "fp32"})  # fmt: skip
+    lost = {"skipped": [{"case": "z", "reason": "r"}], "failed": [{"case": "y", "reason": "r"}]}
+    content = document("w2-r0", 2, {CASE: case}, provenance=ranks(2), **lost)
     for results in read_or_refused(tmp_path / "fuzzed.json", content, load):
         assert json.dumps(page(evaluate(results), 0.7), allow_nan=False)
