@@ -61,7 +61,6 @@ def judged(results, **keys):
 
 
 def kinds(*verdicts):
-    """Return each verdict with the kinds of its reasons."""
     return [(one.verdict, *(reason.kind for reason in one.reasons)) for one in verdicts]
 
 
