@@ -13,12 +13,6 @@ from lockstep.report.load.reading import gather, load
 from lockstep.report.page.content_of_page import page
 
 
-def test_a_folder_of_benchmark_files_is_read(tmp_path):
-    (tmp_path / "0001_a.json").write_text(json.dumps(one_launch()))
-    (tmp_path / "0002_b.json").write_text(json.dumps(document("w1-r1", 1, {CASE: record()})))
-    assert len(load([tmp_path]).launches) == 2
-
-
 def write_journal(folder, content, **header):
     """Write the journal of a launch that was killed before its last case."""
     own = content[KEY]
